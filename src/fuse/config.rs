@@ -1,0 +1,81 @@
+//! What is asked of the kernel, and why.
+//!
+//! Owns capabilities, time-outs and the number of event loops; leaves mounting to `lifecycle`.
+//! Invariant: each capability is asked for on its own, so an old kernel lacks only what it lacks.
+
+use std::time::Duration;
+
+use fuser::{InitFlags, KernelConfig};
+
+/// How long the kernel may keep names, attributes and the absence of names: for ever, since an
+/// archive never changes. Seconds; the kernel caps it far below overflow.
+pub(super) const TTL: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// Requests that the kernel may have under way for readahead. fuser's 16 leaves a 64-core node idle.
+const MAX_BACKGROUND: u16 = 128;
+
+/// Capabilities, each with what is lost without it.
+const WANTED: [(InitFlags, &str); 9] = [
+    // Lookups and listings of one directory run side by side; without it they queue on its lock.
+    (
+        InitFlags::FUSE_PARALLEL_DIROPS,
+        "parallel directory operations",
+    ),
+    // A listing brings the attributes along, so a walk needs no LOOKUP and no GETATTR...
+    (InitFlags::FUSE_DO_READDIRPLUS, "readdirplus"),
+    // ...but only where somebody stats what was listed: a bare `ls` stays cheap in kernel memory.
+    (InitFlags::FUSE_READDIRPLUS_AUTO, "adaptive readdirplus"),
+    // A link is read once.
+    (InitFlags::FUSE_CACHE_SYMLINKS, "symlink cache"),
+    // No OPEN and no OPENDIR after the first of each, and the page cache stays on open.
+    (InitFlags::FUSE_NO_OPEN_SUPPORT, "open without a request"),
+    (
+        InitFlags::FUSE_NO_OPENDIR_SUPPORT,
+        "opendir without a request",
+    ),
+    // Several readahead requests of one file may be under way.
+    (InitFlags::FUSE_ASYNC_READ, "asynchronous reads"),
+    // Reads of direct I/O are sent side by side too.
+    (InitFlags::FUSE_ASYNC_DIO, "asynchronous direct I/O"),
+    // Requests of more than 128 KiB.
+    (InitFlags::FUSE_MAX_PAGES, "large requests"),
+];
+
+/// Asks the kernel for what this file lists, at the start of a session.
+pub(super) fn negotiate(config: &mut KernelConfig) {
+    for (flag, what) in WANTED {
+        if config.add_capabilities(flag).is_err() {
+            log::info!("this kernel has no {what}; going on without");
+        }
+    }
+    // A kernel that takes less says so by what it would take; that is then used.
+    if let Err(most) = config.set_max_background(MAX_BACKGROUND) {
+        let _ = config.set_max_background(most);
+    }
+    let _ = config.set_congestion_threshold(MAX_BACKGROUND);
+    // 1 MiB is what a request may carry by default (fs.fuse.max_pages_limit); readahead is capped
+    // by the kernel itself at what the administrator allows, 128 KiB unless raised.
+    if let Err(most) = config.set_max_readahead(1 << 20) {
+        let _ = config.set_max_readahead(most);
+    }
+    let _ = config.set_max_write(1 << 20);
+}
+
+/// How many event loops serve a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionShape {
+    /// Threads that take requests.
+    pub threads: usize,
+}
+
+/// The shape for `processors`, or `threads` if a person chose.
+///
+/// More threads than processors, because a thread waits while a slow parallel file system answers;
+/// at least 8, so that a small node still keeps several reads in flight; at most 256, since each
+/// costs a stack and a request buffer.
+pub fn session_shape(processors: usize, threads: Option<usize>) -> SessionShape {
+    let usual = (processors.saturating_mul(2)).clamp(8, 256);
+    SessionShape {
+        threads: threads.unwrap_or(usual).max(1),
+    }
+}

@@ -1,0 +1,476 @@
+//! The adapter from FUSE requests to a `Tree`: each operation decodes, calls the tree once, replies.
+//!
+//! Owns nothing but that translation; the words of the protocol are in `reply`, what is asked of the
+//! kernel and why is in `config`. Invariant: no handler panics, and every request gets one reply.
+//!
+//! What the kernel does for us, once it is told that nothing ever changes: names, attributes, pages,
+//! directory listings and links stay in its caches without limit, OPEN, OPENDIR, FLUSH and RELEASE
+//! are never sent again after their first ENOSYS, so a warm epoch makes no request at all.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem,
+    INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+
+use crate::sync::Arc;
+use crate::vfs::{Cookie, FileKind, Ino, Name, Scratch, SeekTarget, Tree};
+
+mod config;
+mod reply;
+
+pub use config::{SessionShape, session_shape};
+
+use config::TTL;
+use reply::{GENERATION, NO_PARENT, errno, file_attr, file_type, negative_attr, unknown_attr};
+
+thread_local! {
+    /// Memory for the answers of this event loop, so that a read allocates nothing.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// A tree, as fuser calls it.
+pub struct ArchiveFilesystem {
+    tree: Arc<dyn Tree>,
+}
+
+impl ArchiveFilesystem {
+    /// Serves `tree`.
+    pub fn new(tree: Arc<dyn Tree>) -> Self {
+        Self { tree }
+    }
+}
+
+/// The inode a request is about; the kernel never sends 0, and a reply of ESTALE is right if it did.
+macro_rules! ino_or_reply {
+    ($number:expr, $reply:expr) => {
+        match Ino::new($number.0) {
+            Some(ino) => ino,
+            None => return $reply.error(Errno::ESTALE),
+        }
+    };
+}
+
+impl Filesystem for ArchiveFilesystem {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        config::negotiate(config);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let parent = ino_or_reply!(parent, reply);
+        let Some(name) = Name::parse(name.as_bytes()) else {
+            return reply.error(Errno::ENAMETOOLONG);
+        };
+        match self.tree.lookup(parent, name) {
+            Ok(Some(attr)) => reply.entry(&TTL, &file_attr(&attr), GENERATION),
+            Ok(None) => reply.entry(&TTL, &negative_attr(), GENERATION),
+            Err(error) => reply.error(errno("lookup", parent, &error)),
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let ino = ino_or_reply!(ino, reply);
+        match self.tree.attr(ino) {
+            Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
+            Err(error) => reply.error(errno("getattr", ino, &error)),
+        }
+    }
+
+    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        let ino = ino_or_reply!(ino, reply);
+        match self.tree.read_link(ino) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(errno("readlink", ino, &error)),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let ino = ino_or_reply!(ino, reply);
+        SCRATCH.with_borrow_mut(|scratch| match self.tree.read(ino, offset, size, scratch) {
+            Ok(bytes) => reply.data(bytes.as_slice()),
+            Err(error) => reply.error(errno("read", ino, &error)),
+        });
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let ino = ino_or_reply!(ino, reply);
+        let (dots, cookie) = dots(ino, Cookie(offset));
+        for (number, name, next) in dots {
+            if reply.add(
+                number,
+                next.0,
+                fuser::FileType::Directory,
+                OsStr::from_bytes(name),
+            ) {
+                return reply.ok();
+            }
+        }
+        let outcome = self.tree.read_dir(ino, cookie, &mut |entry| {
+            let number = INodeNo(entry.ino.number());
+            let name = OsStr::from_bytes(entry.name.as_bytes());
+            full(reply.add(number, entry.next.0, file_type(entry.kind), name))
+        });
+        match outcome {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno("readdir", ino, &error)),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let ino = ino_or_reply!(ino, reply);
+        let (dots, cookie) = dots(ino, Cookie(offset));
+        for (number, name, next) in dots {
+            // The kernel takes no attributes from these two, only the name, number and kind.
+            let attr = FileAttr {
+                ino: number,
+                ..unknown_attr(ino, FileKind::Directory)
+            };
+            if reply.add(
+                number,
+                next.0,
+                OsStr::from_bytes(name),
+                &TTL,
+                &attr,
+                GENERATION,
+            ) {
+                return reply.ok();
+            }
+        }
+        let outcome = self.tree.read_dir(ino, cookie, &mut |entry| {
+            // One bad inode must not hide its neighbours: it is listed with a time-out of nothing,
+            // so that whoever asks for it gets the error.
+            let (attr, ttl) = match self.tree.attr(entry.ino) {
+                Ok(attr) => (file_attr(&attr), TTL),
+                Err(error) => {
+                    errno("readdirplus", entry.ino, &error);
+                    (unknown_attr(entry.ino, entry.kind), Duration::ZERO)
+                }
+            };
+            let name = OsStr::from_bytes(entry.name.as_bytes());
+            full(reply.add(attr.ino, entry.next.0, name, &ttl, &attr, GENERATION))
+        });
+        match outcome {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno("readdirplus", ino, &error)),
+        }
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let ino = ino_or_reply!(ino, reply);
+        let target = match whence {
+            libc::SEEK_DATA => SeekTarget::Data,
+            libc::SEEK_HOLE => SeekTarget::Hole,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let Ok(offset) = u64::try_from(offset) else {
+            return reply.error(Errno::ENXIO);
+        };
+        match self.tree.seek(ino, offset, target) {
+            Ok(found) => reply.offset(i64::try_from(found).unwrap_or(i64::MAX)),
+            Err(error) => reply.error(errno("lseek", ino, &error)),
+        }
+    }
+
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let ino = ino_or_reply!(ino, reply);
+        if !self.tree.has_xattrs() {
+            // The kernel remembers this one and asks no more.
+            return reply.error(Errno::ENOSYS);
+        }
+        match self.tree.xattr(ino, name.as_bytes()) {
+            Ok(value) => reply::xattr(reply, size, &value),
+            Err(error) => reply.error(errno("getxattr", ino, &error)),
+        }
+    }
+
+    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let ino = ino_or_reply!(ino, reply);
+        if !self.tree.has_xattrs() {
+            return reply.error(Errno::ENOSYS);
+        }
+        match self.tree.list_xattrs(ino) {
+            Ok(names) => reply::xattr(reply, size, &names),
+            Err(error) => reply.error(errno("listxattr", ino, &error)),
+        }
+    }
+
+    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        let totals = self.tree.totals();
+        let unit = totals.block_size.max(1);
+        let blocks = totals.bytes.div_ceil(u64::from(unit));
+        let longest = u32::try_from(Name::MAX).unwrap_or(u32::MAX);
+        reply.statfs(blocks, 0, 0, totals.inodes, 0, unit, longest, unit);
+    }
+
+    // ENOSYS to these four means "not needed": the kernel succeeds for the caller and never asks again.
+
+    fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn access(&self, _: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    // There is nothing to write back; saying so at once keeps fsync(2) on a read-only file quiet.
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    /// Python before 3.14 asks every file it opens whether it is a terminal, and the kernel does not
+    /// remember an ENOSYS here, so the answer is the cheapest there is.
+    fn ioctl(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _flags: IoctlFlags,
+        _command: u32,
+        _input: &[u8],
+        _output_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    // The mount is read-only, so the kernel refuses these itself; a caller that reaches us anyway
+    // (a mount that somebody made writable) gets the same answer.
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        _size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<std::time::SystemTime>,
+        _handle: Option<FileHandle>,
+        _crtime: Option<std::time::SystemTime>,
+        _chgtime: Option<std::time::SystemTime>,
+        _bkuptime: Option<std::time::SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn mknod(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _device: u32,
+        reply: ReplyEntry,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn mkdir(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn unlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn rmdir(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn symlink(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _target: &std::path::Path,
+        reply: ReplyEntry,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _new_parent: INodeNo,
+        _new_name: &OsStr,
+        _flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn link(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _parent: INodeNo,
+        _name: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn create(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _offset: u64,
+        _data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn setxattr(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _name: &OsStr,
+        _value: &[u8],
+        _flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn removexattr(&self, _request: &Request, _ino: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _offset: u64,
+        _length: u64,
+        _mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn copy_file_range(
+        &self,
+        _request: &Request,
+        _ino_in: INodeNo,
+        _handle_in: FileHandle,
+        _offset_in: u64,
+        _ino_out: INodeNo,
+        _handle_out: FileHandle,
+        _offset_out: u64,
+        _length: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+}
+
+/// The entries `.` and `..` still due at `cookie`, and where the tree's own entries go on.
+fn dots(ino: Ino, cookie: Cookie) -> (Vec<(INodeNo, &'static [u8], Cookie)>, Cookie) {
+    let own = INodeNo(ino.number());
+    let parent = if ino == Ino::ROOT { own } else { NO_PARENT };
+    let dot = (own, &b"."[..], Cookie::AFTER_DOT);
+    let dot_dot = (parent, &b".."[..], Cookie::START);
+    match cookie {
+        Cookie::BEFORE_DOT => (vec![dot, dot_dot], Cookie::START),
+        Cookie::AFTER_DOT => (vec![dot_dot], Cookie::START),
+        other => (Vec::new(), other),
+    }
+}
+
+fn full(buffer_full: bool) -> ControlFlow<()> {
+    if buffer_full {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
+    }
+}

@@ -1,0 +1,11 @@
+//! archfs mounts archives read-only through FUSE, fast and in parallel, for as long as a job runs.
+//!
+//! The folders are layers, and imports go only downwards:
+//! `cli -> lifecycle -> fuse -> vfs <- formats -> { cache, codecs, storage }`, every layer on top of
+//! `error`, `units`, `sync` and `log`. docs/ARCHITECTURE.md tells why.
+
+pub mod error;
+pub mod formats;
+pub mod fuse;
+pub mod sync;
+pub mod vfs;

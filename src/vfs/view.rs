@@ -1,0 +1,140 @@
+//! A tree seen through mount options: from a folder of it, with other owners.
+//!
+//! Owns `--subdir`, `uid=` and `gid=`; leaves everything else to the tree inside.
+//! Invariant: the folder is `Ino::ROOT` of the view, and no number above or outside it changes meaning.
+
+use std::ops::ControlFlow;
+
+use super::{
+    Attr, Cookie, DirEntry, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Totals, Tree,
+    resolve,
+};
+use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
+
+/// How a tree is shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ViewOptions {
+    /// The folder that becomes the root, as bytes of a path in the tree.
+    pub subdir: Option<Vec<u8>>,
+    /// The owner shown for every file.
+    pub uid: Option<u32>,
+    /// The group shown for every file.
+    pub gid: Option<u32>,
+}
+
+/// A tree with another root or other owners.
+pub struct View {
+    tree: Arc<dyn Tree>,
+    root: Ino,
+    uid: Option<u32>,
+    gid: Option<u32>,
+}
+
+impl View {
+    /// `tree` as `options` show it; the tree itself where they ask for nothing.
+    ///
+    /// # Errors
+    /// `NotFound` or `NotADirectory` for the folder; what the tree reports on the way to it.
+    pub fn apply(tree: Arc<dyn Tree>, options: &ViewOptions) -> Result<Arc<dyn Tree>> {
+        let ViewOptions { subdir, uid, gid } = options.clone();
+        if subdir.is_none() && uid.is_none() && gid.is_none() {
+            return Ok(tree);
+        }
+        let root = match subdir {
+            None => Ino::ROOT,
+            Some(path) => {
+                let attr = resolve(tree.as_ref(), &path)?.attr;
+                if attr.kind != FileKind::Directory {
+                    let path = String::from_utf8_lossy(&path).into_owned();
+                    return Err(Error::new(
+                        Kind::NotADirectory,
+                        format!("{path}: not a directory of the archive"),
+                    ));
+                }
+                attr.ino
+            }
+        };
+        Ok(Arc::new(Self {
+            tree,
+            root,
+            uid,
+            gid,
+        }))
+    }
+
+    /// The number of the view as the tree knows it.
+    fn inner(&self, ino: Ino) -> Ino {
+        if ino == Ino::ROOT { self.root } else { ino }
+    }
+
+    /// The number of the tree as the view shows it.
+    fn outer(&self, ino: Ino) -> Ino {
+        if ino == self.root { Ino::ROOT } else { ino }
+    }
+
+    fn show(&self, mut attr: Attr) -> Attr {
+        attr.ino = self.outer(attr.ino);
+        attr.uid = self.uid.unwrap_or(attr.uid);
+        attr.gid = self.gid.unwrap_or(attr.gid);
+        attr
+    }
+}
+
+impl Tree for View {
+    fn attr(&self, ino: Ino) -> Result<Attr> {
+        self.tree.attr(self.inner(ino)).map(|attr| self.show(attr))
+    }
+
+    fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
+        let found = self.tree.lookup(self.inner(parent), name)?;
+        Ok(found.map(|attr| self.show(attr)))
+    }
+
+    fn read_dir(
+        &self,
+        ino: Ino,
+        cookie: Cookie,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.tree
+            .read_dir(self.inner(ino), cookie, &mut |mut entry| {
+                entry.ino = self.outer(entry.ino);
+                visit(entry)
+            })
+    }
+
+    fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.tree.read_link(self.inner(ino))
+    }
+
+    fn read<'s>(
+        &self,
+        ino: Ino,
+        offset: u64,
+        size: u32,
+        scratch: &'s mut Scratch,
+    ) -> Result<ReadBytes<'s>> {
+        self.tree.read(self.inner(ino), offset, size, scratch)
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
+        self.tree.seek(self.inner(ino), offset, target)
+    }
+
+    fn has_xattrs(&self) -> bool {
+        self.tree.has_xattrs()
+    }
+
+    fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.tree.list_xattrs(self.inner(ino))
+    }
+
+    fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.tree.xattr(self.inner(ino), name)
+    }
+
+    fn totals(&self) -> Totals {
+        self.tree.totals()
+    }
+}
