@@ -4,8 +4,11 @@
 //! `cli -> lifecycle -> fuse -> vfs <- formats -> { cache, codecs, storage }`, every layer on top of
 //! `error`, `units`, `sync` and `log`. docs/ARCHITECTURE.md tells why.
 
+pub mod cache;
+pub mod codecs;
 pub mod error;
 pub mod formats;
 pub mod fuse;
+pub mod storage;
 pub mod sync;
 pub mod vfs;

@@ -15,14 +15,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem,
-    INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
+    Filesystem, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use crate::sync::Arc;
-use crate::vfs::{Cookie, FileKind, Ino, Name, Scratch, SeekTarget, Tree};
+use crate::vfs::{Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots};
 
 mod config;
 mod reply;
@@ -120,14 +120,10 @@ impl Filesystem for ArchiveFilesystem {
         mut reply: ReplyDirectory,
     ) {
         let ino = ino_or_reply!(ino, reply);
-        let (dots, cookie) = dots(ino, Cookie(offset));
-        for (number, name, next) in dots {
-            if reply.add(
-                number,
-                next.0,
-                fuser::FileType::Directory,
-                OsStr::from_bytes(name),
-            ) {
+        let (dots, cookie) = dots(Cookie(offset));
+        for dot in dots {
+            let name = OsStr::from_bytes(dot.name);
+            if reply.add(dot_number(ino, dot), dot.next.0, FileType::Directory, name) {
                 return reply.ok();
             }
         }
@@ -151,21 +147,16 @@ impl Filesystem for ArchiveFilesystem {
         mut reply: ReplyDirectoryPlus,
     ) {
         let ino = ino_or_reply!(ino, reply);
-        let (dots, cookie) = dots(ino, Cookie(offset));
-        for (number, name, next) in dots {
+        let (dots, cookie) = dots(Cookie(offset));
+        for dot in dots {
             // The kernel takes no attributes from these two, only the name, number and kind.
+            let number = dot_number(ino, dot);
             let attr = FileAttr {
                 ino: number,
                 ..unknown_attr(ino, FileKind::Directory)
             };
-            if reply.add(
-                number,
-                next.0,
-                OsStr::from_bytes(name),
-                &TTL,
-                &attr,
-                GENERATION,
-            ) {
+            let name = OsStr::from_bytes(dot.name);
+            if reply.add(number, dot.next.0, name, &TTL, &attr, GENERATION) {
                 return reply.ok();
             }
         }
@@ -454,16 +445,11 @@ impl Filesystem for ArchiveFilesystem {
     }
 }
 
-/// The entries `.` and `..` still due at `cookie`, and where the tree's own entries go on.
-fn dots(ino: Ino, cookie: Cookie) -> (Vec<(INodeNo, &'static [u8], Cookie)>, Cookie) {
-    let own = INodeNo(ino.number());
-    let parent = if ino == Ino::ROOT { own } else { NO_PARENT };
-    let dot = (own, &b"."[..], Cookie::AFTER_DOT);
-    let dot_dot = (parent, &b".."[..], Cookie::START);
-    match cookie {
-        Cookie::BEFORE_DOT => (vec![dot, dot_dot], Cookie::START),
-        Cookie::AFTER_DOT => (vec![dot_dot], Cookie::START),
-        other => (Vec::new(), other),
+/// The number listed for `.` or `..` of the directory `ino`.
+fn dot_number(ino: Ino, dot: &Dot) -> INodeNo {
+    match dot.next {
+        Cookie::START if ino != Ino::ROOT => NO_PARENT,
+        _ => INodeNo(ino.number()),
     }
 }
 

@@ -30,3 +30,51 @@ pub struct DirEntry<'a> {
     /// The place behind it.
     pub next: Cookie,
 }
+
+/// `.` or `..`, which belong to every listing and to no archive.
+#[derive(Clone, Copy, Debug)]
+pub struct Dot {
+    /// Its name.
+    pub name: &'static [u8],
+    /// The place behind it.
+    pub next: Cookie,
+}
+
+const DOT: Dot = Dot {
+    name: b".",
+    next: Cookie::AFTER_DOT,
+};
+const DOT_DOT: Dot = Dot {
+    name: b"..",
+    next: Cookie::START,
+};
+
+/// The dots still due at `cookie`, and the cookie at which a format's own entries go on.
+pub fn dots(cookie: Cookie) -> (&'static [Dot], Cookie) {
+    match cookie {
+        Cookie::BEFORE_DOT => (&[DOT, DOT_DOT], Cookie::START),
+        Cookie::AFTER_DOT => (&[DOT_DOT], Cookie::START),
+        other => (&[], other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dots_come_first_and_once() {
+        let names = |cookie| {
+            dots(cookie)
+                .0
+                .iter()
+                .map(|dot| dot.name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(names(Cookie::BEFORE_DOT), [&b"."[..], b".."]);
+        assert_eq!(names(Cookie::AFTER_DOT), [b".."]);
+        assert!(names(Cookie::START).is_empty());
+        assert_eq!(dots(Cookie::AFTER_DOT).1, Cookie::START);
+        assert_eq!(dots(Cookie(77)).1, Cookie(77));
+    }
+}

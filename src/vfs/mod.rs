@@ -18,7 +18,7 @@ mod path;
 mod view;
 
 pub use attr::{Attr, FileKind, Ino, Timestamp};
-pub use dir::{Cookie, DirEntry};
+pub use dir::{Cookie, DirEntry, Dot, dots};
 pub use name::Name;
 pub use path::{Resolved, resolve};
 pub use view::{View, ViewOptions};

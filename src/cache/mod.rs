@@ -1,0 +1,287 @@
+//! A parallel-safe cache of decoded blocks: sharded, bounded in bytes, one load per block.
+//!
+//! Owns which blocks stay and who loads a missing one; leaves what a block is to its user, who gives
+//! the key, the loader and the weight.
+//! Invariant: no lock is held while a block is loaded, waited for or freed, and no error is kept.
+//!
+//! Single flight, the hard part. A block that several readers miss at once must be decoded once, and
+//! a reader that waits must not wait for ever. The first to miss becomes the leader: under the
+//! shard's lock it leaves a `Flight` in the shard, then it loads with no lock held. Whoever misses
+//! meanwhile finds the flight and waits on it. The leader lands it: under the shard's lock the block
+//! goes in and the flight out, then the waiters are handed the block itself, so that it reaches them
+//! even if it is evicted at once. A leader that fails (or unwinds) abandons the flight in its drop;
+//! each waiter then starts over, and one of them leads. The cost is one small allocation a miss.
+
+use std::hash::{BuildHasher, Hash, RandomState};
+
+use crate::error::Result;
+use crate::sync::{Arc, Mutex};
+
+mod budget;
+mod inflight;
+mod shard;
+
+pub use budget::default_bytes;
+
+use inflight::Flight;
+use shard::Shard;
+
+/// A value that a cache can hold: cheap to clone, with a weight in bytes.
+pub trait Cached: Clone {
+    /// The memory it takes, bytes.
+    fn weight(&self) -> u64;
+}
+
+impl Cached for Arc<[u8]> {
+    fn weight(&self) -> u64 {
+        u64::try_from(self.len()).unwrap_or(u64::MAX)
+    }
+}
+
+/// What a cache did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Lookups that found their block.
+    pub hits: u64,
+    /// Lookups that loaded it.
+    pub loads: u64,
+    /// Lookups that waited for somebody else's load.
+    pub waits: u64,
+}
+
+/// A cache from `K` to `V`.
+pub struct Cache<K, V> {
+    hasher: RandomState,
+    /// Each lock guards one shard, is the only one held at a time, and only while the shard's maps
+    /// are touched.
+    shards: Box<[Mutex<Shard<K, V>>]>,
+}
+
+/// What a lookup that found nothing has to do.
+enum Turn<V> {
+    Lead(Arc<Flight<V>>),
+    Wait(Arc<Flight<V>>),
+}
+
+impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
+    /// A cache of at most `capacity` bytes of values that weigh at most `heaviest` bytes each.
+    ///
+    /// Enough shards that threads rarely meet (four a processor), but each with room for eight of
+    /// the heaviest values, lest a small budget be all fragments.
+    pub fn new(capacity: u64, heaviest: u64) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let wanted = u64::try_from(processors).unwrap_or(1).saturating_mul(4);
+        let roomy = capacity / heaviest.max(1).saturating_mul(8);
+        let count = wanted.min(roomy).clamp(1, 1024);
+        let shards = (0..count)
+            .map(|_| Mutex::new(Shard::new(capacity / count)))
+            .collect();
+        Self {
+            hasher: RandomState::new(),
+            shards,
+        }
+    }
+
+    /// The value of `key`, from the cache or from `load`, which runs at most once at a time for a key.
+    ///
+    /// # Errors
+    /// What `load` reports; nothing is kept then, and the next lookup loads again.
+    pub fn get_or_load(&self, key: K, load: impl Fn() -> Result<V>) -> Result<V> {
+        let shard = self.shard(&key);
+        loop {
+            let turn = {
+                let mut shard = shard.lock();
+                if let Some(value) = shard.get(&key) {
+                    return Ok(value);
+                }
+                shard.board(key)
+            };
+            match turn {
+                Turn::Lead(flight) => {
+                    let leader = Leader {
+                        shard,
+                        key,
+                        flight,
+                        landed: false,
+                    };
+                    return load().map(|value| leader.land(value));
+                }
+                Turn::Wait(flight) => {
+                    if let Some(value) = flight.wait() {
+                        return Ok(value);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the cache did so far.
+    pub fn counters(&self) -> Counters {
+        self.shards.iter().fold(Counters::default(), |sum, shard| {
+            let one = shard.lock().counters();
+            Counters {
+                hits: sum.hits + one.hits,
+                loads: sum.loads + one.loads,
+                waits: sum.waits + one.waits,
+            }
+        })
+    }
+
+    fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
+        let hash = usize::try_from(self.hasher.hash_one(key) >> 32).unwrap_or(0);
+        &self.shards[hash % self.shards.len()]
+    }
+}
+
+/// The one that loads; abandons its flight when dropped before landing.
+struct Leader<'c, K: Copy + Eq + Hash, V: Cached> {
+    shard: &'c Mutex<Shard<K, V>>,
+    key: K,
+    flight: Arc<Flight<V>>,
+    landed: bool,
+}
+
+impl<K: Copy + Eq + Hash, V: Cached> Leader<'_, K, V> {
+    fn land(mut self, value: V) -> V {
+        self.landed = true;
+        let evicted = self.shard.lock().land(self.key, value.clone());
+        // Freed here, outside the lock.
+        drop(evicted);
+        self.flight.land(value.clone());
+        value
+    }
+}
+
+impl<K: Copy + Eq + Hash, V: Cached> Drop for Leader<'_, K, V> {
+    fn drop(&mut self) {
+        if !self.landed {
+            self.shard.lock().abandon(&self.key);
+            self.flight.abandon();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+    use crate::error::Error;
+    use crate::sync::{AtomicU64, Ordering};
+
+    fn block(byte: u8, len: usize) -> Arc<[u8]> {
+        vec![byte; len].into()
+    }
+
+    #[test]
+    fn loads_a_block_once_however_many_readers_wait() {
+        const READERS: usize = 32;
+        let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
+        let loads = AtomicU64::new(0);
+        let start = Barrier::new(READERS);
+        thread::scope(|scope| {
+            for _ in 0..READERS {
+                scope.spawn(|| {
+                    start.wait();
+                    for key in 0..64 {
+                        let value = cache.get_or_load(key, || {
+                            loads.fetch_add(1, Ordering::Relaxed);
+                            thread::yield_now();
+                            Ok(block(key as u8, 100))
+                        });
+                        assert_eq!(value.unwrap()[..], [key as u8; 100]);
+                    }
+                });
+            }
+        });
+        assert_eq!(loads.into_inner(), 64);
+        let counters = cache.counters();
+        assert_eq!(counters.loads, 64);
+        assert_eq!(
+            counters.hits + counters.loads + counters.waits,
+            64 * READERS as u64
+        );
+    }
+
+    #[test]
+    fn keeps_no_error() {
+        let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
+        assert!(
+            cache
+                .get_or_load(1, || Err(Error::corrupt("first")))
+                .is_err()
+        );
+        assert_eq!(cache.get_or_load(1, || Ok(block(7, 1))).unwrap()[..], [7]);
+    }
+
+    #[test]
+    fn wakes_the_waiters_of_a_leader_that_fails_or_unwinds() {
+        for unwinds in [false, true] {
+            let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
+            let tries = AtomicU64::new(0);
+            let leading = Barrier::new(2);
+            thread::scope(|scope| {
+                let first = scope.spawn(|| {
+                    cache.get_or_load(1, || {
+                        leading.wait();
+                        // Until the other has boarded the flight.
+                        while cache.counters().waits == 0 {
+                            thread::yield_now();
+                        }
+                        assert!(!unwinds, "the leader unwinds");
+                        Err(Error::corrupt("the leader fails"))
+                    })
+                });
+                let second = scope.spawn(|| {
+                    leading.wait();
+                    cache.get_or_load(1, || {
+                        tries.fetch_add(1, Ordering::Relaxed);
+                        Ok(block(9, 1))
+                    })
+                });
+                assert!(first.join().map_or(true, |outcome| outcome.is_err()));
+                assert_eq!(second.join().unwrap().unwrap()[..], [9]);
+            });
+            assert_eq!(tries.into_inner(), 1);
+        }
+    }
+
+    #[test]
+    fn stays_within_its_budget_and_drops_the_least_recently_used_first() {
+        // One shard: capacity for eight of the heaviest.
+        let cache: Cache<u64, Arc<[u8]>> = Cache::new(8 * 1024, 1024);
+        let load = |key: u64| cache.get_or_load(key, || Ok(block(key as u8, 1024 - 128)));
+        for key in 0..8 {
+            load(key).unwrap();
+        }
+        load(0).unwrap();
+        load(100).unwrap();
+        assert_eq!(
+            cache.counters(),
+            Counters {
+                hits: 1,
+                loads: 9,
+                waits: 0
+            }
+        );
+        load(0).unwrap();
+        assert_eq!(cache.counters().hits, 2, "0 was used after 1 and stays");
+        load(1).unwrap();
+        assert_eq!(cache.counters().loads, 10, "1 was the least recently used");
+    }
+
+    #[test]
+    fn hands_out_a_value_too_heavy_to_keep() {
+        let cache: Cache<u64, Arc<[u8]>> = Cache::new(100, 100);
+        assert_eq!(
+            cache.get_or_load(1, || Ok(block(1, 1000))).unwrap().len(),
+            1000
+        );
+        assert_eq!(
+            cache.get_or_load(1, || Ok(block(1, 1000))).unwrap().len(),
+            1000
+        );
+        assert_eq!(cache.counters().loads, 2);
+    }
+}

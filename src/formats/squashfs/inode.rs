@@ -1,0 +1,344 @@
+//! Inodes: the fourteen records that an inode reference can lead to.
+//!
+//! Owns their layouts (basic and extended forms of seven kinds; squashfs_fs.h) and inode identity.
+//! Leaves contents to `directory`, `data` and `xattr`.
+//! Invariant: a parsed inode holds no sentinel; what is absent is `None`.
+//!
+//! Identity. A directory names an inode by its reference: where its record starts, 32 bits of block
+//! and 16 of offset. The number that the record also stores leads back to the reference only where
+//! the image has an export table. So the numbers shown to the kernel are made of references, which
+//! need no table, no memory, and are equal for all hard links. 0 can not be shown and 1 must be the
+//! root, so a reference is shown as itself plus two. The root's own is shown as 1 alone.
+
+use super::metadata::{Cursor, Metadata, Position};
+use crate::error::{Error, Result};
+use crate::formats::bytes::Reader;
+use crate::formats::limits::{FILE_SIZE_MAX, SYMLINK_MAX};
+use crate::vfs::{FileKind, Ino};
+
+/// What a field holds where there is no fragment, and where there are no extended attributes.
+const NONE: u32 = u32::MAX;
+
+/// Where an inode's record starts, as directories name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct InodeRef(u64);
+
+impl InodeRef {
+    /// The reference of 64 bits as the superblock stores it, or `None` where more than 48 are set.
+    pub(super) fn parse(bits: u64) -> Option<Self> {
+        (bits >> 48 == 0).then_some(Self(bits))
+    }
+
+    /// The record at `offset` of the metadata block that starts `block` bytes into the inode table.
+    pub(super) fn new(block: u32, offset: u16) -> Self {
+        Self((u64::from(block) << 16) | u64::from(offset))
+    }
+
+    /// The inode that is shown as `ino` in an image with that root.
+    pub(super) fn from_ino(ino: Ino, root: Self) -> Option<Self> {
+        match ino {
+            Ino::ROOT => Some(root),
+            ino => ino.number().checked_sub(2).and_then(Self::parse),
+        }
+    }
+
+    /// The number it is shown as in an image with that root.
+    pub(super) fn ino(self, root: Self) -> Ino {
+        if self == root {
+            return Ino::ROOT;
+        }
+        Ino::new(self.0.saturating_add(2)).unwrap_or(Ino::ROOT)
+    }
+
+    fn position(self, inode_table: u64) -> Position {
+        let [low, high, ..] = self.0.to_le_bytes();
+        let block = inode_table.saturating_add(self.0 >> 16);
+        Position {
+            block,
+            offset: u16::from_le_bytes([low, high]),
+        }
+    }
+}
+
+/// An inode, parsed.
+#[derive(Clone, Debug)]
+pub(super) struct Inode {
+    pub(super) permissions: u16,
+    /// Indices into the id table.
+    pub(super) uid: u16,
+    pub(super) gid: u16,
+    /// Seconds since 1970.
+    pub(super) modified: u32,
+    pub(super) nlink: u32,
+    /// Index into the table of extended attributes.
+    pub(super) xattr: Option<u32>,
+    pub(super) body: Body,
+}
+
+/// What only one kind of inode has.
+#[derive(Clone, Debug)]
+pub(super) enum Body {
+    Directory(DirectoryBody),
+    Regular(RegularBody),
+    /// Its target is the next `len` bytes of the cursor.
+    Symlink {
+        len: u32,
+    },
+    Device {
+        kind: FileKind,
+        /// In the kernel's encoding of 32 bits.
+        number: u32,
+    },
+    Fifo,
+    Socket,
+}
+
+/// Where the listing of a directory lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DirectoryBody {
+    /// Start of its first metadata block, bytes into the directory table.
+    pub(super) block: u32,
+    /// Bytes into that block.
+    pub(super) offset: u16,
+    /// The size that is shown: three more than the listing has, for the entries it does not store.
+    pub(super) size: u32,
+    /// Entries of the index that follows the record.
+    pub(super) index_count: u16,
+}
+
+impl DirectoryBody {
+    /// Bytes of the listing.
+    pub(super) fn listing_len(&self) -> u32 {
+        self.size.saturating_sub(3)
+    }
+}
+
+/// Where the contents of a file lie. Its block list is what follows the record.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RegularBody {
+    /// Start of the first data block, bytes into the image.
+    pub(super) start: u64,
+    pub(super) size: u64,
+    /// Bytes of `size` that are holes.
+    pub(super) sparse: u64,
+    pub(super) tail: Option<Tail>,
+}
+
+/// The end of a file, in a block that it shares with the ends of others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tail {
+    /// Index into the fragment table.
+    pub(super) fragment: u32,
+    /// Bytes into the decoded fragment block.
+    pub(super) offset: u32,
+}
+
+impl Inode {
+    /// Reads the inode at `reference`; the cursor is left behind its fixed part.
+    ///
+    /// # Errors
+    /// `Corrupt` where there is no inode or it contradicts itself; `Io`.
+    pub(super) fn read(
+        metadata: &Metadata,
+        inode_table: u64,
+        reference: InodeRef,
+    ) -> Result<(Self, Cursor<'_>)> {
+        let position = reference.position(inode_table);
+        let mut cursor = metadata.cursor(position)?;
+        let inode = Self::parse(&mut cursor).map_err(|error| {
+            error.within(format_args!(
+                "squashfs inode at {:#x}, byte {}",
+                position.block, position.offset
+            ))
+        })?;
+        Ok((inode, cursor))
+    }
+
+    /// The kind.
+    pub(super) fn kind(&self) -> FileKind {
+        match self.body {
+            Body::Directory(_) => FileKind::Directory,
+            Body::Regular(_) => FileKind::Regular,
+            Body::Symlink { .. } => FileKind::Symlink,
+            Body::Device { kind, .. } => kind,
+            Body::Fifo => FileKind::Fifo,
+            Body::Socket => FileKind::Socket,
+        }
+    }
+
+    fn parse(cursor: &mut Cursor<'_>) -> Result<Self> {
+        let header: [u8; 16] = cursor.array()?;
+        let mut reader = Reader::new("header", &header);
+        let kind = reader.u16()?;
+        let mode = reader.u16()?;
+        let uid = reader.u16()?;
+        let gid = reader.u16()?;
+        let modified = reader.u32()?;
+        if reader.u32()? == 0 {
+            return Err(Error::corrupt("inode number 0"));
+        }
+        let (nlink, xattr, body) = parse_body(kind, cursor)?;
+        let xattr = Some(xattr).filter(|&xattr| xattr != NONE);
+        Ok(Self {
+            permissions: mode & 0o7777,
+            uid,
+            gid,
+            modified,
+            nlink,
+            xattr,
+            body,
+        })
+    }
+}
+
+/// The part behind the common header: link count, xattr index (`NONE` in basic inodes), the rest.
+fn parse_body(kind: u16, cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
+    match kind {
+        1 => basic_directory(cursor),
+        2 => basic_file(cursor),
+        3 => symlink(cursor, NONE),
+        4 => device(FileKind::BlockDevice, cursor, NONE),
+        5 => device(FileKind::CharDevice, cursor, NONE),
+        6 => ipc(Body::Fifo, cursor, NONE),
+        7 => ipc(Body::Socket, cursor, NONE),
+        8 => extended_directory(cursor),
+        9 => extended_file(cursor),
+        10 => extended_symlink(cursor),
+        11 => with_xattr(cursor, |cursor| device(FileKind::BlockDevice, cursor, NONE)),
+        12 => with_xattr(cursor, |cursor| device(FileKind::CharDevice, cursor, NONE)),
+        13 => with_xattr(cursor, |cursor| ipc(Body::Fifo, cursor, NONE)),
+        14 => with_xattr(cursor, |cursor| ipc(Body::Socket, cursor, NONE)),
+        other => Err(Error::corrupt(format!(
+            "inode type {other}, can be 1 to 14"
+        ))),
+    }
+}
+
+/// The extended forms of devices, fifos and sockets are the basic ones with an xattr index behind.
+fn with_xattr(
+    cursor: &mut Cursor<'_>,
+    basic: impl Fn(&mut Cursor<'_>) -> Result<(u32, u32, Body)>,
+) -> Result<(u32, u32, Body)> {
+    let (nlink, _, body) = basic(cursor)?;
+    let xattr = u32::from_le_bytes(cursor.array()?);
+    Ok((nlink, xattr, body))
+}
+
+fn basic_directory(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
+    let bytes: [u8; 16] = cursor.array()?;
+    let mut reader = Reader::new("directory", &bytes);
+    let block = reader.u32()?;
+    let nlink = reader.u32()?;
+    let size = u32::from(reader.u16()?);
+    let offset = reader.u16()?;
+    let body = DirectoryBody {
+        block,
+        offset,
+        size,
+        index_count: 0,
+    };
+    Ok((nlink, NONE, Body::Directory(body)))
+}
+
+fn extended_directory(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
+    let bytes: [u8; 24] = cursor.array()?;
+    let mut reader = Reader::new("directory", &bytes);
+    let nlink = reader.u32()?;
+    let size = reader.u32()?;
+    let block = reader.u32()?;
+    let _parent = reader.u32()?;
+    let index_count = reader.u16()?;
+    let offset = reader.u16()?;
+    let xattr = reader.u32()?;
+    let body = DirectoryBody {
+        block,
+        offset,
+        size,
+        index_count,
+    };
+    Ok((nlink, xattr, Body::Directory(body)))
+}
+
+fn basic_file(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
+    let bytes: [u8; 16] = cursor.array()?;
+    let mut reader = Reader::new("file", &bytes);
+    let start = u64::from(reader.u32()?);
+    let tail = tail(reader.u32()?, reader.u32()?);
+    let size = u64::from(reader.u32()?);
+    Ok((
+        1,
+        NONE,
+        Body::Regular(RegularBody {
+            start,
+            size,
+            sparse: 0,
+            tail,
+        }),
+    ))
+}
+
+fn extended_file(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
+    let bytes: [u8; 40] = cursor.array()?;
+    let mut reader = Reader::new("file", &bytes);
+    let start = reader.u64()?;
+    let size = reader.u64()?;
+    let sparse = reader.u64()?;
+    let nlink = reader.u32()?;
+    let tail = tail(reader.u32()?, reader.u32()?);
+    let xattr = reader.u32()?;
+    if size > FILE_SIZE_MAX {
+        return Err(Error::corrupt(format!(
+            "file of {size} bytes, at most {FILE_SIZE_MAX} can be"
+        )));
+    }
+    Ok((
+        nlink,
+        xattr,
+        Body::Regular(RegularBody {
+            start,
+            size,
+            sparse,
+            tail,
+        }),
+    ))
+}
+
+fn tail(fragment: u32, offset: u32) -> Option<Tail> {
+    (fragment != NONE).then_some(Tail { fragment, offset })
+}
+
+fn symlink(cursor: &mut Cursor<'_>, xattr: u32) -> Result<(u32, u32, Body)> {
+    let bytes: [u8; 8] = cursor.array()?;
+    let mut reader = Reader::new("symbolic link", &bytes);
+    let nlink = reader.u32()?;
+    let len = reader.u32()?;
+    if len > SYMLINK_MAX {
+        return Err(Error::corrupt(format!(
+            "symbolic link to {len} bytes, at most {SYMLINK_MAX} can be"
+        )));
+    }
+    Ok((nlink, xattr, Body::Symlink { len }))
+}
+
+/// Its xattr index lies behind the target, so a second cursor goes there.
+fn extended_symlink(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
+    let (nlink, _, body) = symlink(cursor, NONE)?;
+    let mut behind = cursor.clone();
+    if let Body::Symlink { len } = body {
+        behind.skip(u64::from(len))?;
+    }
+    Ok((nlink, u32::from_le_bytes(behind.array()?), body))
+}
+
+fn device(kind: FileKind, cursor: &mut Cursor<'_>, xattr: u32) -> Result<(u32, u32, Body)> {
+    let bytes: [u8; 8] = cursor.array()?;
+    let mut reader = Reader::new("device", &bytes);
+    let nlink = reader.u32()?;
+    let number = reader.u32()?;
+    Ok((nlink, xattr, Body::Device { kind, number }))
+}
+
+fn ipc(body: Body, cursor: &mut Cursor<'_>, xattr: u32) -> Result<(u32, u32, Body)> {
+    let nlink = u32::from_le_bytes(cursor.array()?);
+    Ok((nlink, xattr, body))
+}

@@ -1,0 +1,319 @@
+//! Metadata blocks: everything but file contents lies in chains of compressed blocks of 8 KiB.
+//!
+//! Owns loading one block through the cache, and the cursor that reads across their borders; leaves
+//! what is read to the tables, inodes and directories.
+//! Invariant: a cursor never hands out bytes that its block did not decode to.
+//!
+//! On disk (kernel: squashfs_read_data) a block is a 16-bit word, bit 15 set where it is stored plain,
+//! the rest its length on disk, then that many bytes. The next block of a chain follows at once, so
+//! the place of a byte is found only by going along the chain; references name block and offset.
+
+use crate::cache::{Cache, Cached};
+use crate::codecs::Codec;
+use crate::error::{Error, Result};
+use crate::formats::bytes::{index, length};
+use crate::formats::limits::SQUASHFS_METADATA_MAX;
+use crate::storage::Storage;
+use crate::sync::Arc;
+
+/// The word in front of each block, bytes.
+const HEADER: usize = 2;
+
+/// Set in that word where the block is stored plain.
+const PLAIN: u16 = 1 << 15;
+
+/// Loads metadata blocks and keeps them.
+pub(super) struct Metadata {
+    storage: Arc<dyn Storage>,
+    codec: Codec,
+    cache: Cache<u64, Block>,
+}
+
+/// One decoded block.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    bytes: Arc<[u8]>,
+    /// Where the block after it starts, bytes from the start of the image.
+    next: u64,
+}
+
+impl Cached for Block {
+    fn weight(&self) -> u64 {
+        length(self.bytes.len())
+    }
+}
+
+/// A byte of a chain: the block it lies in, and where in the decoded block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Position {
+    /// Where the block starts, bytes from the start of the image.
+    pub(super) block: u64,
+    /// Bytes from the start of the decoded block.
+    pub(super) offset: u16,
+}
+
+impl Metadata {
+    /// Metadata of the image in `storage`, cached in at most `capacity` bytes.
+    pub(super) fn new(storage: Arc<dyn Storage>, codec: Codec, capacity: u64) -> Self {
+        let cache = Cache::new(capacity, length(SQUASHFS_METADATA_MAX));
+        Self {
+            storage,
+            codec,
+            cache,
+        }
+    }
+
+    /// A cursor at `position`.
+    ///
+    /// # Errors
+    /// `Corrupt` where there is no such block or it is shorter than the offset; `Io`.
+    pub(super) fn cursor(&self, position: Position) -> Result<Cursor<'_>> {
+        let block = self.block(position.block)?;
+        let at = usize::from(position.offset);
+        // At the very end of a block the next byte is the first of the next block.
+        if at > block.bytes.len() {
+            return Err(Error::corrupt(format!(
+                "squashfs metadata block at {:#x} has {} bytes, byte {at} was referred to",
+                position.block,
+                block.bytes.len()
+            )));
+        }
+        Ok(Cursor {
+            metadata: self,
+            start: position.block,
+            block,
+            at,
+        })
+    }
+
+    fn block(&self, start: u64) -> Result<Block> {
+        self.cache.get_or_load(start, || self.load(start))
+    }
+
+    /// Reads the block at `start` with one read, since most are near the largest length there is.
+    fn load(&self, start: u64) -> Result<Block> {
+        const LONGEST: usize = HEADER + SQUASHFS_METADATA_MAX;
+        let corrupt =
+            |what: String| Error::corrupt(format!("squashfs metadata block at {start:#x}: {what}"));
+        let left = self.storage.len().saturating_sub(start);
+        let mut stored = [0; LONGEST];
+        let stored = stored
+            .get_mut(..index(left).min(LONGEST))
+            .unwrap_or_default();
+        self.storage.read_exact_at(stored, start)?;
+        let Some((header, stored)) = stored.split_first_chunk::<HEADER>() else {
+            return Err(corrupt("lies past the end of the image".into()));
+        };
+        let word = u16::from_le_bytes(*header);
+        let claimed = usize::from(word & !PLAIN);
+        if claimed == 0 || claimed > SQUASHFS_METADATA_MAX {
+            return Err(corrupt(format!(
+                "claims {claimed} bytes, can have 1 to {SQUASHFS_METADATA_MAX}"
+            )));
+        }
+        let stored = stored.get(..claimed).ok_or_else(|| {
+            corrupt(format!(
+                "claims {claimed} bytes, the image ends before that"
+            ))
+        })?;
+        let next = start
+            .saturating_add(length(HEADER))
+            .saturating_add(length(claimed));
+        if word & PLAIN != 0 {
+            return Ok(Block {
+                bytes: stored.into(),
+                next,
+            });
+        }
+        let mut decoded = [0; SQUASHFS_METADATA_MAX];
+        let len = self
+            .codec
+            .decode(stored, &mut decoded)
+            .map_err(|error| error.within(format_args!("squashfs metadata block at {start:#x}")))?;
+        match decoded.get(..len) {
+            Some(bytes) if !bytes.is_empty() => Ok(Block {
+                bytes: bytes.into(),
+                next,
+            }),
+            _ => Err(corrupt("decodes to nothing".into())),
+        }
+    }
+}
+
+/// Reads along a chain of metadata blocks.
+#[derive(Clone)]
+pub(super) struct Cursor<'m> {
+    metadata: &'m Metadata,
+    start: u64,
+    block: Block,
+    at: usize,
+}
+
+impl Cursor<'_> {
+    /// Where the cursor is.
+    pub(super) fn position(&self) -> Position {
+        Position {
+            block: self.start,
+            offset: u16::try_from(self.at).unwrap_or(u16::MAX),
+        }
+    }
+
+    /// The bytes from here to the end of the block, at least one.
+    ///
+    /// # Errors
+    /// As `Metadata::cursor`, for the next block.
+    pub(super) fn rest(&mut self) -> Result<&[u8]> {
+        if self.at >= self.block.bytes.len() {
+            self.start = self.block.next;
+            self.block = self.metadata.block(self.start)?;
+            self.at = 0;
+        }
+        Ok(self.block.bytes.get(self.at..).unwrap_or_default())
+    }
+
+    /// The next `N` bytes.
+    ///
+    /// # Errors
+    /// As `rest`.
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut array = [0; N];
+        self.fill(&mut array)?;
+        Ok(array)
+    }
+
+    /// Fills `buffer` with the next bytes.
+    ///
+    /// # Errors
+    /// As `rest`.
+    pub(super) fn fill(&mut self, mut buffer: &mut [u8]) -> Result<()> {
+        while !buffer.is_empty() {
+            let rest = self.rest()?;
+            let count = rest.len().min(buffer.len());
+            let (target, left) = buffer.split_at_mut(count);
+            target.copy_from_slice(rest.get(..count).unwrap_or_default());
+            self.at = self.at.saturating_add(count);
+            buffer = left;
+        }
+        Ok(())
+    }
+
+    /// Passes over the next `count` bytes.
+    ///
+    /// # Errors
+    /// As `rest`.
+    pub(super) fn skip(&mut self, mut count: u64) -> Result<()> {
+        while count > 0 {
+            let rest = length(self.rest()?.len());
+            let step = rest.min(count);
+            self.at = self.at.saturating_add(index(step));
+            count = count.saturating_sub(step);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::MemStorage;
+
+    fn plain(bytes: &[u8]) -> Vec<u8> {
+        let word = u16::try_from(bytes.len()).unwrap() | PLAIN;
+        [&word.to_le_bytes()[..], bytes].concat()
+    }
+
+    fn metadata(image: Vec<u8>) -> Metadata {
+        Metadata::new(Arc::new(MemStorage::new(image)), Codec::Zstd, 1 << 20)
+    }
+
+    const START: Position = Position {
+        block: 0,
+        offset: 0,
+    };
+
+    #[test]
+    fn reads_across_blocks() {
+        let metadata = metadata([plain(b"abc"), plain(b"d"), plain(b"efgh")].concat());
+        let mut cursor = metadata.cursor(START).unwrap();
+        assert_eq!(&cursor.array::<2>().unwrap(), b"ab");
+        assert_eq!(&cursor.array::<3>().unwrap(), b"cde");
+        cursor.skip(1).unwrap();
+        assert_eq!(cursor.rest().unwrap(), b"gh");
+        let mut again = metadata.cursor(cursor.position()).unwrap();
+        assert_eq!(&again.array::<2>().unwrap(), b"gh");
+        assert!(again.array::<1>().is_err(), "nothing follows");
+    }
+
+    #[test]
+    fn refuses_a_reference_past_its_block_but_not_to_its_end() {
+        let metadata = metadata([plain(b"abc"), plain(b"d")].concat());
+        let mut cursor = metadata
+            .cursor(Position {
+                block: 0,
+                offset: 3,
+            })
+            .unwrap();
+        assert_eq!(&cursor.array::<1>().unwrap(), b"d");
+        let error = metadata
+            .cursor(Position {
+                block: 0,
+                offset: 4,
+            })
+            .err()
+            .unwrap();
+        assert!(
+            error.to_string().contains("at 0x0 has 3 bytes, byte 4"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn refuses_lengths_beyond_the_limit_and_takes_the_limit() {
+        let largest = SQUASHFS_METADATA_MAX;
+        assert!(metadata(plain(&vec![7; largest])).cursor(START).is_ok());
+        let error = metadata(plain(&vec![7; largest + 1]))
+            .cursor(START)
+            .err()
+            .unwrap();
+        assert!(error.to_string().contains("claims 8193 bytes"), "{error}");
+        assert!(metadata(plain(&[])).cursor(START).is_err());
+    }
+
+    #[test]
+    fn refuses_blocks_past_the_end_of_the_image() {
+        let mut image = plain(b"abc");
+        image.pop();
+        let error = metadata(image).cursor(START).err().unwrap();
+        assert!(error.to_string().contains("ends before that"), "{error}");
+        assert!(metadata(vec![0]).cursor(START).is_err());
+        assert!(
+            metadata(vec![])
+                .cursor(Position {
+                    block: u64::MAX,
+                    offset: 0
+                })
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn refuses_a_bomb() {
+        let bomb = zstd::bulk::compress(&vec![0; 1 << 20], 3).unwrap();
+        let word = u16::try_from(bomb.len()).unwrap();
+        let image = [&word.to_le_bytes()[..], &bomb].concat();
+        let error = metadata(image).cursor(START).err().unwrap();
+        assert!(
+            error.to_string().contains("metadata block at 0x0: zstd"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn forgets_an_error_of_the_storage() {
+        let storage = Arc::new(MemStorage::new(plain(b"abc")));
+        let metadata = Metadata::new(storage.clone(), Codec::Gzip, 1 << 20);
+        storage.fail_next(1);
+        assert!(metadata.cursor(START).is_err());
+        assert!(metadata.cursor(START).is_ok());
+    }
+}

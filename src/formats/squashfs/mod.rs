@@ -1,0 +1,300 @@
+//! SquashFS 4.0, read in parallel: an image as a `Tree`.
+//!
+//! Owns the composition of the parts below and the translation into the words of `vfs`:
+//! `superblock` says where things are, `metadata` reads the compressed chains they lie in, `table`
+//! finds records, `inode` and `directory` are the tree, `blocklist` and `data` the contents.
+//! Invariant: opening reads the superblock and the lists of tables, never the inodes, so a mount
+//! costs the same for ten files and for ten million; nothing of the tree is kept but cached blocks.
+
+use std::ops::ControlFlow;
+
+use crate::error::{Error, Kind, Result};
+use crate::storage::Storage;
+use crate::sync::Arc;
+use crate::vfs::{
+    Attr, Cookie, DirEntry, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp, Totals,
+    Tree,
+};
+
+mod blocklist;
+mod data;
+mod directory;
+mod inode;
+mod metadata;
+mod superblock;
+mod table;
+mod xattr;
+
+use data::{Data, FileRef};
+use directory::Directory;
+use inode::{Body, Inode, InodeRef};
+use metadata::{Cursor, Metadata};
+use superblock::Superblock;
+use table::Table;
+use xattr::Xattrs;
+
+/// The least that st_blksize says, bytes: Python takes it as its buffer, so one read takes an image.
+const PREFERRED_READ: u32 = 128 << 10;
+
+/// An image.
+pub(crate) struct SquashFs {
+    /// The archive's name, for errors.
+    name: String,
+    superblock: Superblock,
+    root: InodeRef,
+    metadata: Metadata,
+    data: Data,
+    /// The owners that inodes name by index: at most 65,536, so all are kept.
+    ids: Box<[u32]>,
+    xattrs: Option<Xattrs>,
+}
+
+impl SquashFs {
+    /// Whether these first bytes of a file look like an image.
+    pub(crate) fn recognises(bytes: &[u8]) -> bool {
+        Superblock::recognises(bytes)
+    }
+
+    /// Opens the image in `storage`; `name` is for errors, `capacity` bytes are for decoded blocks.
+    ///
+    /// # Errors
+    /// What `Superblock::parse` reports; `Corrupt` where a table or the root can not be read; `Io`.
+    pub(crate) fn open(name: &str, storage: Arc<dyn Storage>, capacity: u64) -> Result<Self> {
+        let opened = Self::open_unnamed(name, storage, capacity);
+        opened.map_err(|error| error.within(name))
+    }
+
+    fn open_unnamed(name: &str, storage: Arc<dyn Storage>, capacity: u64) -> Result<Self> {
+        let mut bytes = [0; superblock::SIZE];
+        storage.read_exact_at(&mut bytes, 0)?;
+        let superblock = Superblock::parse(&bytes, storage.len())?;
+        let end = superblock.bytes_used;
+        let root = InodeRef::parse(superblock.root).ok_or_else(|| {
+            Error::corrupt(format!("superblock: root inode at {:#x}", superblock.root))
+        })?;
+        // Metadata gets a quarter: it is small, and a scan of file contents must not drive it out.
+        let metadata_share = capacity / 4;
+        let codec = superblock.codec;
+        let metadata = Metadata::new(Arc::clone(&storage), codec, metadata_share);
+        let fragments = match superblock.fragment_table {
+            None => None,
+            Some(start) => {
+                let count = superblock.fragment_count;
+                Some(Table::read(&*storage, "fragment", start, count, end)?)
+            }
+        };
+        let id_count = u32::from(superblock.id_count);
+        let ids = Table::<4>::read(&*storage, "id", superblock.id_table, id_count, end)?;
+        let ids = (0..id_count)
+            .map(|number| ids.record(&metadata, number).map(u32::from_le_bytes))
+            .collect::<Result<_>>()?;
+        let xattrs = match superblock.xattr_table {
+            None => None,
+            Some(table) => Xattrs::read(&*storage, table, end)?,
+        };
+        let data_share = capacity.saturating_sub(metadata_share);
+        let data = Data::new(storage, codec, superblock.block_size, fragments, data_share);
+        let name = name.to_owned();
+        let image = Self {
+            name,
+            superblock,
+            root,
+            metadata,
+            data,
+            ids,
+            xattrs,
+        };
+        let (inode, _) = image.inode(root)?;
+        match inode.kind() {
+            FileKind::Directory => Ok(image),
+            other => Err(Error::corrupt(format!(
+                "the root is no directory but {other:?}"
+            ))),
+        }
+    }
+
+    fn reference(&self, ino: Ino) -> Result<InodeRef> {
+        InodeRef::from_ino(ino, self.root).ok_or_else(|| {
+            Error::new(
+                Kind::NotFound,
+                format!("{} is no inode of this image", ino.number()),
+            )
+        })
+    }
+
+    fn inode(&self, reference: InodeRef) -> Result<(Inode, Cursor<'_>)> {
+        Inode::read(&self.metadata, self.superblock.inode_table, reference)
+    }
+
+    fn attr_of(&self, reference: InodeRef) -> Result<Attr> {
+        let (inode, _) = self.inode(reference)?;
+        let (size, allocated, device) = match inode.body {
+            Body::Regular(body) => (body.size, body.size.saturating_sub(body.sparse), 0),
+            Body::Directory(body) => (u64::from(body.size), u64::from(body.size), 0),
+            Body::Symlink { len } => (u64::from(len), 0, 0),
+            Body::Device { number, .. } => (0, 0, number),
+            Body::Fifo | Body::Socket => (0, 0, 0),
+        };
+        Ok(Attr {
+            ino: reference.ino(self.root),
+            kind: inode.kind(),
+            permissions: inode.permissions,
+            nlink: inode.nlink,
+            uid: self.owner(inode.uid)?,
+            gid: self.owner(inode.gid)?,
+            size,
+            allocated,
+            device,
+            modified: Timestamp {
+                seconds: i64::from(inode.modified),
+                nanoseconds: 0,
+            },
+            block_size: self.superblock.block_size.max(PREFERRED_READ),
+        })
+    }
+
+    fn owner(&self, number: u16) -> Result<u32> {
+        self.ids.get(usize::from(number)).copied().ok_or_else(|| {
+            let count = self.ids.len();
+            Error::corrupt(format!(
+                "squashfs id {number} was referred to, there are {count}"
+            ))
+        })
+    }
+
+    fn directory(&self, ino: Ino) -> Result<Directory<'_>> {
+        let (inode, index) = self.inode(self.reference(ino)?)?;
+        match inode.body {
+            Body::Directory(body) => {
+                let table = self.superblock.directory_table;
+                Ok(Directory::new(&self.metadata, table, body, index))
+            }
+            _ => Err(Error::new(Kind::NotADirectory, "not a directory")),
+        }
+    }
+
+    fn file(&self, ino: Ino) -> Result<FileRef<'_>> {
+        let reference = self.reference(ino)?;
+        let (inode, list) = self.inode(reference)?;
+        match inode.body {
+            Body::Regular(body) => Ok(FileRef {
+                inode: reference,
+                body,
+                list,
+            }),
+            Body::Directory(_) => Err(Error::new(Kind::IsADirectory, "is a directory")),
+            _ => Err(Error::new(Kind::InvalidInput, "not a regular file")),
+        }
+    }
+
+    /// The target of a symbolic link.
+    fn target(&self, ino: Ino) -> Result<Vec<u8>> {
+        let (inode, mut cursor) = self.inode(self.reference(ino)?)?;
+        let Body::Symlink { len } = inode.body else {
+            return Err(Error::new(Kind::InvalidInput, "not a symbolic link"));
+        };
+        let mut target = vec![0; super::bytes::index(len)];
+        cursor.fill(&mut target)?;
+        Ok(target)
+    }
+
+    /// The table of attributes and the index of `ino` in it, where it has any.
+    fn xattrs_of(&self, ino: Ino) -> Result<Option<(&Xattrs, u32)>> {
+        let Some(xattrs) = &self.xattrs else {
+            return Ok(None);
+        };
+        let (inode, _) = self.inode(self.reference(ino)?)?;
+        Ok(inode.xattr.map(|id| (xattrs, id)))
+    }
+
+    /// Puts the archive's name in front of an error.
+    fn named(&self) -> impl Fn(Error) -> Error + '_ {
+        |error| error.within(&self.name)
+    }
+}
+
+impl Tree for SquashFs {
+    fn attr(&self, ino: Ino) -> Result<Attr> {
+        self.reference(ino)
+            .and_then(|reference| self.attr_of(reference))
+            .map_err(self.named())
+    }
+
+    fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
+        self.directory(parent)
+            .and_then(|directory| directory.find(name))
+            .and_then(|found| found.map(|reference| self.attr_of(reference)).transpose())
+            .map_err(self.named())
+    }
+
+    fn read_dir(
+        &self,
+        ino: Ino,
+        cookie: Cookie,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let root = self.root;
+        self.directory(ino)
+            .and_then(|directory| {
+                directory.visit(cookie, |entry| {
+                    visit(DirEntry {
+                        ino: entry.reference.ino(root),
+                        kind: entry.kind,
+                        name: entry.name,
+                        next: entry.next,
+                    })
+                })
+            })
+            .map_err(self.named())
+    }
+
+    fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.target(ino).map_err(self.named())
+    }
+
+    fn read<'s>(
+        &self,
+        ino: Ino,
+        offset: u64,
+        size: u32,
+        scratch: &'s mut Scratch,
+    ) -> Result<ReadBytes<'s>> {
+        self.file(ino)
+            .and_then(|file| self.data.read(&self.metadata, file, offset, size, scratch))
+            .map_err(self.named())
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
+        self.file(ino)
+            .and_then(|file| self.data.seek(&self.metadata, file, offset, target))
+            .map_err(self.named())
+    }
+
+    fn has_xattrs(&self) -> bool {
+        self.xattrs.is_some()
+    }
+
+    fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
+        let listed = self.xattrs_of(ino).and_then(|found| match found {
+            Some((xattrs, id)) => xattrs.list(&self.metadata, id),
+            None => Ok(Vec::new()),
+        });
+        listed.map_err(self.named())
+    }
+
+    fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let value = self.xattrs_of(ino).and_then(|found| match found {
+            Some((xattrs, id)) => xattrs.value(&self.metadata, id, name),
+            None => Err(Error::new(Kind::NoAttribute, "no such attribute")),
+        });
+        value.map_err(self.named())
+    }
+
+    fn totals(&self) -> Totals {
+        Totals {
+            bytes: self.superblock.bytes_used,
+            inodes: u64::from(self.superblock.inode_count),
+            block_size: self.superblock.block_size,
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Lookup tables: fixed-size records in metadata blocks, found through a list of block positions.
+//!
+//! Owns the two steps from an index to a record (fragments, owners, extended attributes alike);
+//! leaves the record's fields to their users.
+//! Invariant: the list of positions is read whole at mount, so a lookup costs one metadata block.
+
+use super::metadata::{Metadata, Position};
+use crate::error::{Error, Result};
+use crate::formats::bytes::{Reader, index, length};
+use crate::formats::limits::SQUASHFS_METADATA_MAX;
+use crate::storage::Storage;
+
+/// One position in the list, bytes.
+const POSITION: u64 = 8;
+
+/// A table of records of `RECORD` bytes each.
+pub(super) struct Table<const RECORD: usize> {
+    name: &'static str,
+    count: u32,
+    /// Where each metadata block of the table starts, bytes from the start of the image.
+    blocks: Box<[u64]>,
+}
+
+impl<const RECORD: usize> Table<RECORD> {
+    /// Reads the list at `start` of a table of `count` records, which ends before `end`.
+    ///
+    /// # Errors
+    /// `Corrupt` where the list would not fit before `end`; `Io`.
+    pub(super) fn read(
+        storage: &dyn Storage,
+        name: &'static str,
+        start: u64,
+        count: u32,
+        end: u64,
+    ) -> Result<Self> {
+        let per_block = length(Self::records_per_block());
+        let blocks = u64::from(count).div_ceil(per_block.max(1));
+        let size = blocks.saturating_mul(POSITION);
+        // Checked before the memory is taken: the count is the archive's word alone.
+        if start
+            .checked_add(size)
+            .is_none_or(|list_end| list_end > end)
+        {
+            return Err(Error::corrupt(format!(
+                "squashfs {name} table at {start:#x}: {count} records need {size} bytes of \
+                 positions, the image ends at {end:#x}"
+            )));
+        }
+        let mut bytes = vec![0; index(size)];
+        storage.read_exact_at(&mut bytes, start)?;
+        let mut reader = Reader::new("squashfs table", &bytes);
+        let blocks = (0..blocks).map(|_| reader.u64()).collect::<Result<_>>()?;
+        Ok(Self {
+            name,
+            count,
+            blocks,
+        })
+    }
+
+    /// The record `number`.
+    ///
+    /// # Errors
+    /// `Corrupt` where there are not that many; what reading its metadata block reports.
+    pub(super) fn record(&self, metadata: &Metadata, number: u32) -> Result<[u8; RECORD]> {
+        let per_block = Self::records_per_block();
+        let within = index(number)
+            .checked_rem(per_block)
+            .unwrap_or(0)
+            .saturating_mul(RECORD);
+        let block = index(number)
+            .checked_div(per_block)
+            .and_then(|nth| self.blocks.get(nth));
+        match (block, u16::try_from(within)) {
+            (Some(&block), Ok(offset)) if number < self.count => {
+                metadata.cursor(Position { block, offset })?.array()
+            }
+            _ => Err(Error::corrupt(format!(
+                "squashfs {} {number} was referred to, there are {}",
+                self.name, self.count
+            ))),
+        }
+    }
+
+    fn records_per_block() -> usize {
+        SQUASHFS_METADATA_MAX.checked_div(RECORD).unwrap_or(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codecs::Codec;
+    use crate::storage::MemStorage;
+    use crate::sync::Arc;
+
+    /// 2049 records of 4 bytes, each its own number: one full block, one of a single record, the list.
+    fn image() -> (Arc<MemStorage>, u64) {
+        let records: Vec<u8> = (0_u32..2049).flat_map(u32::to_le_bytes).collect();
+        let mut bytes = Vec::new();
+        for block in records.chunks(SQUASHFS_METADATA_MAX) {
+            let word = u16::try_from(block.len()).unwrap() | 0x8000;
+            bytes.extend(word.to_le_bytes());
+            bytes.extend(block);
+        }
+        let list = length(bytes.len());
+        bytes.extend(0_u64.to_le_bytes());
+        bytes.extend(length(2 + SQUASHFS_METADATA_MAX).to_le_bytes());
+        (Arc::new(MemStorage::new(bytes)), list)
+    }
+
+    #[test]
+    fn finds_records_in_each_block_and_none_past_the_last() {
+        let (storage, list) = image();
+        let table = Table::<4>::read(&*storage, "id", list, 2049, storage.len()).unwrap();
+        let metadata = Metadata::new(storage, Codec::Gzip, 1 << 20);
+        for number in [0, 1, 2047, 2048] {
+            assert_eq!(
+                table.record(&metadata, number).unwrap(),
+                number.to_le_bytes()
+            );
+        }
+        let error = table.record(&metadata, 2049).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "squashfs id 2049 was referred to, there are 2049"
+        );
+        assert!(table.record(&metadata, u32::MAX).is_err());
+    }
+
+    #[test]
+    fn refuses_a_list_past_the_end_before_taking_memory() {
+        let (storage, list) = image();
+        assert!(Table::<4>::read(&*storage, "id", list, 4096, storage.len()).is_ok());
+        assert!(Table::<4>::read(&*storage, "id", list, 4097, storage.len()).is_err());
+        assert!(Table::<16>::read(&*storage, "id", list, u32::MAX, storage.len()).is_err());
+        assert!(Table::<4>::read(&*storage, "id", u64::MAX, 1, storage.len()).is_err());
+    }
+}

@@ -1,0 +1,169 @@
+//! Extended attributes: names and values of an inode.
+//!
+//! Owns the layout of the xattr tables; leaves who may see an attribute to the kernel.
+//! Invariant: only the prefixes user, trusted and security exist, as the format has no other.
+//!
+//! An inode holds an index into the xattr id table; its record says where the pairs of that inode
+//! start, how many there are, and how large they are for listxattr(2). A value that several inodes
+//! share is stored once, and the others hold a reference to it ("out of line").
+
+use super::metadata::{Cursor, Metadata, Position};
+use super::table::Table;
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::{Reader, index};
+use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
+use crate::storage::Storage;
+
+/// A record of the id table: reference (8 bytes), count (4), size (4).
+const ID_RECORD: usize = 16;
+
+/// Set in the type of a pair whose value is elsewhere.
+const OUT_OF_LINE: u16 = 0x100;
+
+/// The attributes of an image.
+pub(super) struct Xattrs {
+    ids: Table<ID_RECORD>,
+    /// Where the pairs start, bytes into the image.
+    start: u64,
+}
+
+impl Xattrs {
+    /// Reads the header of the table at `table`; `None` where it is empty.
+    ///
+    /// # Errors
+    /// `Corrupt` where the table does not fit before `end`; `Io`.
+    pub(super) fn read(storage: &dyn Storage, table: u64, end: u64) -> Result<Option<Self>> {
+        let mut header = [0; 16];
+        storage.read_exact_at(&mut header, table)?;
+        let mut reader = Reader::new("xattr table", &header);
+        let start = reader.u64()?;
+        let count = reader.u32()?;
+        if count == 0 {
+            return Ok(None);
+        }
+        if start >= end {
+            return Err(Error::corrupt(format!(
+                "squashfs xattr table: pairs at {start:#x}, the image ends at {end:#x}"
+            )));
+        }
+        let ids = Table::read(storage, "xattr id", table.saturating_add(16), count, end)?;
+        Ok(Some(Self { ids, start }))
+    }
+
+    /// The names of the attributes of xattr index `id`, each with a NUL behind it.
+    pub(super) fn list(&self, metadata: &Metadata, id: u32) -> Result<Vec<u8>> {
+        let mut names = Vec::new();
+        self.visit(metadata, id, |name, _| {
+            names.extend_from_slice(name);
+            names.push(0);
+            match names.len() > XATTR_LIST_MAX {
+                true => Err(Error::corrupt(format!(
+                    "squashfs xattr id {id}: names of more than {XATTR_LIST_MAX} bytes"
+                ))),
+                false => Ok(None::<()>),
+            }
+        })?;
+        Ok(names)
+    }
+
+    /// The value of attribute `wanted` of xattr index `id`.
+    pub(super) fn value(&self, metadata: &Metadata, id: u32, wanted: &[u8]) -> Result<Vec<u8>> {
+        let value = self.visit(metadata, id, |name, value| match name == wanted {
+            true => value.read().map(Some),
+            false => Ok(None),
+        })?;
+        value.ok_or_else(|| Error::new(Kind::NoAttribute, "no such attribute"))
+    }
+
+    /// Visits the pairs of `id` until `visit` returns something.
+    fn visit<T>(
+        &self,
+        metadata: &Metadata,
+        id: u32,
+        mut visit: impl FnMut(&[u8], Value<'_>) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let record = self.ids.record(metadata, id)?;
+        let mut reader = Reader::new("xattr id", &record);
+        let reference = reader.u64()?;
+        let count = reader.u32()?;
+        let mut cursor = metadata.cursor(self.position(reference))?;
+        let mut name = Vec::new();
+        for _ in 0..count {
+            let kind = u16::from_le_bytes(cursor.array()?);
+            let name_len = u16::from_le_bytes(cursor.array()?);
+            name.clear();
+            name.extend_from_slice(prefix(kind)?);
+            let before = name.len();
+            name.resize(before.saturating_add(usize::from(name_len)), 0);
+            cursor.fill(name.get_mut(before..).unwrap_or_default())?;
+            let value = Value {
+                xattrs: self,
+                metadata,
+                kind,
+                cursor: cursor.clone(),
+            };
+            if let Some(found) = visit(&name, value)? {
+                return Ok(Some(found));
+            }
+            let stored = u32::from_le_bytes(cursor.array()?);
+            cursor.skip(u64::from(checked_len(stored)?))?;
+        }
+        Ok(None)
+    }
+
+    fn position(&self, reference: u64) -> Position {
+        let [low, high, ..] = reference.to_le_bytes();
+        let block = self.start.saturating_add(reference >> 16);
+        Position {
+            block,
+            offset: u16::from_le_bytes([low, high]),
+        }
+    }
+}
+
+/// A value not read yet; the cursor is at its length.
+struct Value<'m> {
+    xattrs: &'m Xattrs,
+    metadata: &'m Metadata,
+    kind: u16,
+    cursor: Cursor<'m>,
+}
+
+impl Value<'_> {
+    fn read(mut self) -> Result<Vec<u8>> {
+        if self.kind & OUT_OF_LINE != 0 {
+            let size = u32::from_le_bytes(self.cursor.array()?);
+            if size != 8 {
+                return Err(Error::corrupt(format!(
+                    "squashfs xattr: a reference to a value has {size} bytes, must have 8"
+                )));
+            }
+            let reference = u64::from_le_bytes(self.cursor.array()?);
+            self.cursor = self.metadata.cursor(self.xattrs.position(reference))?;
+        }
+        let len = checked_len(u32::from_le_bytes(self.cursor.array()?))?;
+        let mut value = vec![0; index(len)];
+        self.cursor.fill(&mut value)?;
+        Ok(value)
+    }
+}
+
+fn checked_len(len: u32) -> Result<u32> {
+    if len > XATTR_VALUE_MAX {
+        return Err(Error::corrupt(format!(
+            "squashfs xattr: value of {len} bytes, at most {XATTR_VALUE_MAX} can be"
+        )));
+    }
+    Ok(len)
+}
+
+fn prefix(kind: u16) -> Result<&'static [u8]> {
+    match kind & !OUT_OF_LINE {
+        0 => Ok(b"user."),
+        1 => Ok(b"trusted."),
+        2 => Ok(b"security."),
+        other => Err(Error::corrupt(format!(
+            "squashfs xattr of type {other}, can be 0 to 2"
+        ))),
+    }
+}

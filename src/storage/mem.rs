@@ -1,0 +1,55 @@
+//! Bytes in memory, for tests: counts reads and fails on demand.
+//!
+//! Owns injected faults; is not part of the program.
+
+use super::Storage;
+use crate::error::{Error, Result};
+use crate::sync::{AtomicU64, Ordering};
+
+/// Bytes in memory.
+#[derive(Debug, Default)]
+pub struct MemStorage {
+    bytes: Vec<u8>,
+    /// Reads that are still to fail with an I/O error.
+    failing: AtomicU64,
+}
+
+impl MemStorage {
+    /// Storage that holds `bytes`.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self {
+            bytes,
+            failing: AtomicU64::new(0),
+        }
+    }
+
+    /// Lets the next `count` reads fail.
+    pub fn fail_next(&self, count: u64) {
+        self.failing.store(count, Ordering::Relaxed);
+    }
+}
+
+impl Storage for MemStorage {
+    fn len(&self) -> u64 {
+        self.bytes.len().try_into().unwrap_or(u64::MAX)
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let less = |left: u64| left.checked_sub(1);
+        if self
+            .failing
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+            .is_ok()
+        {
+            return Err(Error::io(
+                "injected fault",
+                std::io::Error::other("no reason"),
+            ));
+        }
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let end = start.saturating_add(buffer.len());
+        let bytes = self.bytes.get(start..end);
+        buffer.copy_from_slice(bytes.ok_or_else(|| Error::corrupt("past the end"))?);
+        Ok(())
+    }
+}

@@ -1,0 +1,34 @@
+//! Where the bytes of an archive come from.
+//!
+//! Owns reading at an offset and the names of files in errors; leaves caching to `cache` and the
+//! meaning of the bytes to `formats`. Invariant: a read fills the whole buffer or fails, and may run
+//! from any number of threads at once.
+
+use crate::error::Result;
+
+mod file;
+#[cfg(test)]
+mod mem;
+mod window;
+
+pub use file::FileStorage;
+#[cfg(test)]
+pub use mem::MemStorage;
+pub use window::Window;
+
+/// Bytes that can be read at any offset.
+pub trait Storage: Send + Sync {
+    /// Number of bytes.
+    fn len(&self) -> u64;
+
+    /// Fills `buffer` with the bytes from `offset`.
+    ///
+    /// # Errors
+    /// `Corrupt` where the bytes end before the buffer is full; `Io` where the system refuses.
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
+
+    /// Whether there are no bytes at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
