@@ -234,14 +234,12 @@ impl Listing<'_> {
                 )));
             }
             for turn in 0..count {
+                at = at.saturating_add(ENTRY_HEADER);
+                within(at, len)?;
                 let (offset, kind, name_len) = entry_header(cursor.array()?)?;
+                at = at.saturating_add(name_len);
+                within(at, len)?;
                 let name = names.read(&mut cursor, name_len)?;
-                at = at.saturating_add(ENTRY_HEADER).saturating_add(name_len);
-                if at > len {
-                    return Err(Error::corrupt(
-                        "squashfs directory: an entry past the listing's end",
-                    ));
-                }
                 if turn < skip {
                     continue;
                 }
@@ -265,6 +263,16 @@ impl Listing<'_> {
         }
         Ok(())
     }
+}
+
+/// Checks that an entry that ends at `at` lies within a listing of `len` bytes.
+fn within(at: u32, len: u32) -> Result<()> {
+    if at > len {
+        return Err(Error::corrupt(
+            "squashfs directory: an entry past the listing's end",
+        ));
+    }
+    Ok(())
 }
 
 /// Offset of the inode in its block, kind and length of the name.

@@ -95,15 +95,16 @@ impl Metadata {
         const LONGEST: usize = HEADER + SQUASHFS_METADATA_MAX;
         let corrupt =
             |what: String| Error::corrupt(format!("squashfs metadata block at {start:#x}: {what}"));
-        let left = self.storage.len().saturating_sub(start);
-        let mut stored = [0; LONGEST];
-        let stored = stored
-            .get_mut(..index(left).min(LONGEST))
-            .unwrap_or_default();
-        self.storage.read_exact_at(stored, start)?;
-        let Some((header, stored)) = stored.split_first_chunk::<HEADER>() else {
+        let left = index(self.storage.len().saturating_sub(start));
+        if left < HEADER {
             return Err(corrupt("lies past the end of the image".into()));
-        };
+        }
+        let mut stored = [0; LONGEST];
+        let stored = stored.get_mut(..left.min(LONGEST)).unwrap_or_default();
+        self.storage.read_exact_at(stored, start)?;
+        let (header, stored) = stored
+            .split_first_chunk::<HEADER>()
+            .unwrap_or((&[0; HEADER], &[]));
         let word = u16::from_le_bytes(*header);
         let claimed = usize::from(word & !PLAIN);
         if claimed == 0 || claimed > SQUASHFS_METADATA_MAX {

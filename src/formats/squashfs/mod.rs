@@ -19,10 +19,14 @@ use crate::vfs::{
 mod blocklist;
 mod data;
 mod directory;
+#[cfg(test)]
+mod image;
 mod inode;
 mod metadata;
 mod superblock;
 mod table;
+#[cfg(test)]
+mod tests;
 mod xattr;
 
 use data::{Data, FileRef};
