@@ -5,10 +5,14 @@
 //! `error`, `units`, `sync` and `log`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
+pub mod cli;
 pub mod codecs;
 pub mod error;
 pub mod formats;
 pub mod fuse;
+pub mod lifecycle;
+pub mod log;
 pub mod storage;
 pub mod sync;
+pub mod units;
 pub mod vfs;

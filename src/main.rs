@@ -1,3 +1,7 @@
 //! The `archfs` program; all of it is in the library.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    archfs::cli::main(std::env::args_os())
+}

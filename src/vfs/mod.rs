@@ -20,7 +20,7 @@ mod view;
 pub use attr::{Attr, FileKind, Ino, Timestamp};
 pub use dir::{Cookie, DirEntry, Dot, dots};
 pub use name::Name;
-pub use path::{Resolved, resolve};
+pub use path::{resolve, resolve_through};
 pub use view::{View, ViewOptions};
 
 /// A read-only tree of files. All methods may be called from any number of threads at once.

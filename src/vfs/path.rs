@@ -1,7 +1,7 @@
 //! Paths inside a tree.
 //!
 //! Owns the walk from the root along names, used where no kernel does it (`ls`, `cat`, `--subdir`).
-//! Invariant: `..` goes up lexically and never above the root; the last symbolic link is not followed.
+//! Invariant: neither `..` nor a symbolic link, absolute ones included, leads out of the tree.
 
 use super::{Attr, FileKind, Ino, Name, Tree};
 use crate::error::{Error, Kind, Result};
@@ -9,46 +9,51 @@ use crate::error::{Error, Kind, Result};
 /// Links followed in one walk before it is taken for a loop (Linux: MAXSYMLINKS).
 const MAX_LINKS: u32 = 40;
 
-/// Where a path led.
-#[derive(Clone, Copy, Debug)]
-pub struct Resolved {
-    /// The attributes of what it names.
-    pub attr: Attr,
-}
-
-/// Walks `path`, taken from the root of `tree`, and follows symbolic links on the way but not at its end.
+/// The attributes of what `path` names, taken from the root; a symbolic link at its end is not followed.
 ///
 /// # Errors
 /// `NotFound`, `NotADirectory`; `InvalidInput` for a loop of links; what the tree reports.
-pub fn resolve(tree: &dyn Tree, path: &[u8]) -> Result<Resolved> {
+pub fn resolve(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
+    walk(tree, path, LastLink::Keep)
+}
+
+/// The same, with a symbolic link at the end followed, inside the tree.
+///
+/// # Errors
+/// As `resolve`.
+pub fn resolve_through(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
+    walk(tree, path, LastLink::Follow)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LastLink {
+    Keep,
+    Follow,
+}
+
+fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
+    let error =
+        |kind, why: &str| Error::new(kind, format!("{}: {why}", String::from_utf8_lossy(path)));
     let mut links = 0;
-    // Directories from the root to the present one; `..` pops.
-    let mut trail = vec![Ino::ROOT];
-    let mut attr = tree.attr(Ino::ROOT)?;
+    // Folders from the root to the present one; `..` pops, and the root stays.
+    let mut trail = vec![tree.attr(Ino::ROOT)?];
     // Names still to walk, the next one last.
-    let mut rest: Vec<Vec<u8>> = split(path);
+    let mut rest = split(path);
     while let Some(component) = rest.pop() {
         if component == b".." {
-            if trail.len() > 1 {
-                trail.pop();
-            }
-            attr = tree.attr(trail.last().copied().unwrap_or(Ino::ROOT))?;
+            trail.truncate(trail.len().saturating_sub(1).max(1));
             continue;
         }
-        let here = trail.last().copied().unwrap_or(Ino::ROOT);
-        let show = || String::from_utf8_lossy(path).into_owned();
-        let name = Name::parse(&component)
-            .ok_or_else(|| Error::new(Kind::NotFound, format!("{}: no such path", show())))?;
-        attr = tree
-            .lookup(here, name)?
-            .ok_or_else(|| Error::new(Kind::NotFound, format!("{}: no such path", show())))?;
+        let here = trail.last().map_or(Ino::ROOT, |folder| folder.ino);
+        let missing = || error(Kind::NotFound, "no such path in the archive");
+        let name = Name::parse(&component).ok_or_else(missing)?;
+        let attr = tree.lookup(here, name)?.ok_or_else(missing)?;
         match attr.kind {
-            FileKind::Directory => trail.push(attr.ino),
-            FileKind::Symlink if !rest.is_empty() => {
+            FileKind::Directory => trail.push(attr),
+            FileKind::Symlink if last == LastLink::Follow || !rest.is_empty() => {
                 links += 1;
                 if links > MAX_LINKS {
-                    let context = format!("{}: too many symbolic links", show());
-                    return Err(Error::new(Kind::InvalidInput, context));
+                    return Err(error(Kind::InvalidInput, "too many symbolic links"));
                 }
                 let target = tree.read_link(attr.ino)?;
                 if target.first() == Some(&b'/') {
@@ -56,16 +61,13 @@ pub fn resolve(tree: &dyn Tree, path: &[u8]) -> Result<Resolved> {
                 }
                 rest.extend(split(&target));
             }
-            _ if !rest.is_empty() => {
-                return Err(Error::new(
-                    Kind::NotADirectory,
-                    format!("{}: not a directory on the way", show()),
-                ));
-            }
-            _ => {}
+            _ if rest.is_empty() => return Ok(attr),
+            _ => return Err(error(Kind::NotADirectory, "not a directory on the way")),
         }
     }
-    Ok(Resolved { attr })
+    trail
+        .pop()
+        .ok_or_else(|| error(Kind::NotFound, "no such path in the archive"))
 }
 
 /// The components of `path` without empty ones and `.`, last first.

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use super::{
     Attr, Cookie, DirEntry, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Totals, Tree,
-    resolve,
+    resolve_through,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -44,7 +44,7 @@ impl View {
         let root = match subdir {
             None => Ino::ROOT,
             Some(path) => {
-                let attr = resolve(tree.as_ref(), &path)?.attr;
+                let attr = resolve_through(tree.as_ref(), &path)?;
                 if attr.kind != FileKind::Directory {
                     let path = String::from_utf8_lossy(&path).into_owned();
                     return Err(Error::new(

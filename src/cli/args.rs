@@ -1,0 +1,243 @@
+//! Arguments that `mount` and `run` share, and how they become a plan and a plan becomes arguments.
+//!
+//! Owns both directions: the daemon is this program again, started with a plan as arguments.
+//! Invariant: a plan rendered and parsed again is the same plan (a test shows it).
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use super::options::MountOptions;
+use crate::error::{Error, Kind, Result};
+use crate::formats::{self, OpenOptions};
+use crate::lifecycle::{Access, MountPlan};
+use crate::log::Verbosity;
+use crate::sync::Arc;
+use crate::units::parse_size;
+use crate::vfs::{Tree, ViewOptions};
+
+/// What to mount, where and how.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct MountArgs {
+    /// The archive, and behind it the folder to show it in; made (and removed again) if missing
+    #[arg(value_names = ["ARCHIVE", "MOUNTPOINT"], num_args = 2.., required = true)]
+    pub(super) paths: Vec<PathBuf>,
+
+    /// Options as in fstab: offset=, subdir=, uid=, gid=, allow_other, ro, nosuid, nodev
+    #[arg(short = 'o', value_name = "OPTS")]
+    options: Vec<String>,
+
+    /// Show only this folder of the archive
+    #[arg(long, value_name = "PATH", env = "ARCHFS_SUBDIR")]
+    subdir: Option<OsString>,
+
+    /// The image starts N bytes into the file (K, M, G work)
+    #[arg(long, value_name = "N", value_parser = size, env = "ARCHFS_OFFSET")]
+    offset: Option<u64>,
+
+    /// Memory for decoded blocks [default: a quarter of what the job may use, 64M to 16G]
+    #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
+    cache: Option<u64>,
+
+    /// Threads that answer requests [default: two a processor, at least 8]
+    #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
+    threads: Option<usize>,
+
+    /// Append what the daemon has to say to this file
+    #[arg(long, value_name = "FILE", env = "ARCHFS_LOG_FILE")]
+    log_file: Option<PathBuf>,
+
+    /// Say what is done, too
+    #[arg(short, long, conflicts_with = "quiet")]
+    verbose: bool,
+
+    /// Say only what went wrong
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+}
+
+impl MountArgs {
+    /// The plan they describe.
+    ///
+    /// # Errors
+    /// `Usage` where they contradict each other; `Io` where there is no working directory.
+    pub(super) fn plan(&self) -> Result<MountPlan> {
+        let [archive, mountpoint] = self.paths.as_slice() else {
+            let context = "several archives at one mount point are not supported yet";
+            return Err(Error::new(Kind::Usage, context)
+                .with_hint("mount them one by one, or make one image of them all"));
+        };
+        let options = MountOptions::parse(&self.options)?;
+        let subdir = self.subdir.clone().or(options.subdir.map(OsString::from));
+        Ok(MountPlan {
+            archive: absolute(archive)?,
+            mountpoint: absolute(mountpoint)?,
+            offset: self.offset.or(options.offset).unwrap_or(0),
+            view: ViewOptions {
+                subdir: subdir.map(OsStringExt::into_vec),
+                uid: options.uid,
+                gid: options.gid,
+            },
+            access: options.access,
+            cache_bytes: self.cache,
+            threads: self.threads,
+            log_file: self.log_file.as_ref().map(absolute).transpose()?,
+            verbosity: match (self.quiet, self.verbose) {
+                (true, _) => Verbosity::Quiet,
+                (false, true) => Verbosity::Verbose,
+                (false, false) => Verbosity::Usual,
+            },
+        })
+    }
+}
+
+/// Which archive to look into without mounting it.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct OpenArgs {
+    /// The archive
+    pub(super) archive: PathBuf,
+
+    /// The image starts N bytes into the file (K, M, G work)
+    #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
+    offset: u64,
+}
+
+impl OpenArgs {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// What `formats::open` reports.
+    pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
+        let options = OpenOptions {
+            offset: self.offset,
+            cache_bytes: crate::cache::default_bytes(),
+        };
+        formats::open(&self.archive, &options)
+    }
+}
+
+/// The arguments that parse to `plan`. Every field is named, so that a new one can not be forgotten.
+pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
+    let MountPlan {
+        archive,
+        mountpoint,
+        offset,
+        view: ViewOptions { subdir, uid, gid },
+        access,
+        cache_bytes,
+        threads,
+        log_file,
+        verbosity,
+    } = plan;
+    let mut arguments = Vec::new();
+    let mut add = |name: &str, value: Option<OsString>| {
+        if let Some(value) = value {
+            let text = [name.as_bytes(), value.as_bytes()].concat();
+            arguments.push(OsString::from_vec(text));
+        }
+    };
+    add("--offset=", Some(offset.to_string().into()));
+    add("--subdir=", subdir.clone().map(OsString::from_vec));
+    add("-ouid=", uid.map(|uid| uid.to_string().into()));
+    add("-ogid=", gid.map(|gid| gid.to_string().into()));
+    add(
+        "--cache=",
+        cache_bytes.map(|bytes| bytes.to_string().into()),
+    );
+    add(
+        "--threads=",
+        threads.map(|threads| threads.to_string().into()),
+    );
+    add("--log-file=", log_file.clone().map(OsString::from));
+    match access {
+        Access::Owner => {}
+        Access::Everybody => arguments.push("-oallow_other".into()),
+    }
+    match verbosity {
+        Verbosity::Quiet => arguments.push("--quiet".into()),
+        Verbosity::Usual => {}
+        Verbosity::Verbose => arguments.push("--verbose".into()),
+    }
+    arguments.push("--".into());
+    arguments.push(archive.into());
+    arguments.push(mountpoint.into());
+    arguments
+}
+
+fn absolute(path: &PathBuf) -> Result<PathBuf> {
+    std::path::absolute(path)
+        .map_err(|error| Error::io(format!("{}: can not be used", path.display()), error))
+}
+
+fn size(text: &str) -> std::result::Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+fn threads(text: &str) -> std::result::Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=1024) => Ok(count),
+        _ => Err("1 to 1024 threads can be".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        mount: MountArgs,
+    }
+
+    fn parse(arguments: Vec<OsString>) -> MountPlan {
+        let line = [vec!["archfs".into()], arguments].concat();
+        Line::try_parse_from(line).unwrap().mount.plan().unwrap()
+    }
+
+    #[test]
+    fn a_plan_rendered_and_parsed_is_the_same_plan() {
+        let least = MountPlan {
+            archive: "/a b,c/-x=\n.sqfs".into(),
+            mountpoint: OsString::from_vec(b"/m\xff\\".to_vec()).into(),
+            offset: 0,
+            view: ViewOptions::default(),
+            access: Access::Owner,
+            cache_bytes: None,
+            threads: None,
+            log_file: None,
+            verbosity: Verbosity::Usual,
+        };
+        let most = MountPlan {
+            offset: u64::MAX,
+            view: ViewOptions {
+                subdir: Some(b"-a,b=\xfe".to_vec()),
+                uid: Some(0),
+                gid: Some(u32::MAX),
+            },
+            access: Access::Everybody,
+            cache_bytes: Some(1),
+            threads: Some(1024),
+            log_file: Some("/l,o g".into()),
+            verbosity: Verbosity::Verbose,
+            ..least.clone()
+        };
+        let quiet = MountPlan {
+            verbosity: Verbosity::Quiet,
+            ..least.clone()
+        };
+        for plan in [least, most, quiet] {
+            assert_eq!(parse(render(&plan)), plan);
+        }
+    }
+
+    #[test]
+    fn an_option_of_its_own_wins_over_the_same_in_o() {
+        let words = ["-ooffset=1,subdir=x", "--offset=2K", "--subdir=y", "a", "b"];
+        let plan = parse(words.map(OsString::from).to_vec());
+        assert_eq!((plan.offset, plan.view.subdir), (2048, Some(b"y".to_vec())));
+        assert!(plan.archive.is_absolute() && plan.mountpoint.is_absolute());
+    }
+}

@@ -1,0 +1,67 @@
+//! `archfs cat`: files of an archive to standard output, without mounting it.
+
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::args::OpenArgs;
+use super::term::written;
+use crate::error::{Error, Kind, Result};
+use crate::vfs::{self, FileKind, Scratch, Tree};
+
+/// Write files of an archive to standard output without mounting it
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  archfs cat data.sqfs train/classes.txt")]
+pub(super) struct Args {
+    #[command(flatten)]
+    open: OpenArgs,
+
+    /// The files in it; symbolic links are followed inside the archive
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+}
+
+/// Bytes asked for at once.
+const STEP: u32 = 1 << 20;
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    let tree = args.open.open()?;
+    for path in &args.paths {
+        cat(tree.as_ref(), path).map_err(|error| error.within(args.open.archive.display()))?;
+    }
+    Ok(0)
+}
+
+fn cat(tree: &dyn Tree, path: &Path) -> Result<()> {
+    let shown = path.display();
+    let attr = vfs::resolve_through(tree, path.as_os_str().as_bytes())?;
+    match attr.kind {
+        FileKind::Regular => {}
+        FileKind::Directory => {
+            let context = format!("{shown}: is a directory");
+            return Err(Error::new(Kind::IsADirectory, context).with_hint("archfs ls lists it"));
+        }
+        _ => {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("{shown}: not a regular file"),
+            ));
+        }
+    }
+    let mut scratch = Scratch::default();
+    let mut out = std::io::stdout().lock();
+    let mut offset = 0;
+    while offset < attr.size {
+        let bytes = tree.read(attr.ino, offset, STEP, &mut scratch)?;
+        let bytes = bytes.as_slice();
+        if bytes.is_empty() {
+            return Err(Error::corrupt(format!("{shown}: ends before its size")));
+        }
+        match out.write_all(bytes) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+            result => written(result)?,
+        }
+        offset += bytes.len() as u64;
+    }
+    written(out.flush())
+}

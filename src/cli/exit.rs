@@ -1,0 +1,75 @@
+//! Exit status: the one table from kinds of error to numbers.
+//!
+//! Owns the numbers that job scripts are written against (docs/CLI.md).
+//! Invariant: `run` adds 120 to its own failures, so that they can not be taken for the command's.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use super::term;
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::Outcome;
+
+/// What `run` adds to the status of its own failures.
+const RUN_OFFSET: u8 = 120;
+
+/// The status of wrong use.
+const USAGE: u8 = 2;
+
+/// The status of a subcommand that ends with a number of its own, or with an error, which is shown.
+pub(super) fn status(result: Result<u8>) -> ExitCode {
+    ExitCode::from(result.unwrap_or_else(|error| {
+        term::show_error(&error);
+        of(&error)
+    }))
+}
+
+/// The status of `run`.
+pub(super) fn status_of_run(result: Result<Outcome>) -> ExitCode {
+    let number = match result {
+        Ok(Outcome::Exited(code)) => low_byte(code),
+        Ok(Outcome::Killed(signal)) => 128_u8.saturating_add(low_byte(signal)),
+        Ok(Outcome::NotFound) => 127,
+        Ok(Outcome::NotExecutable) => 126,
+        Ok(Outcome::NotMounted(status)) => RUN_OFFSET.saturating_add(low_byte(status)),
+        Err(error) => {
+            term::show_error(&error);
+            RUN_OFFSET.saturating_add(of(&error))
+        }
+    };
+    ExitCode::from(number)
+}
+
+/// The status of arguments that clap refused, or answered with help.
+pub(super) fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    let is_run = arguments.get(1).is_some_and(|word| word == "run");
+    match (error.use_stderr(), is_run) {
+        (false, _) => ExitCode::SUCCESS,
+        (true, true) => ExitCode::from(RUN_OFFSET + USAGE),
+        (true, false) => ExitCode::from(USAGE),
+    }
+}
+
+/// The status for an error.
+pub(super) fn of(error: &Error) -> u8 {
+    match error.kind() {
+        Kind::NotFound
+        | Kind::NotADirectory
+        | Kind::IsADirectory
+        | Kind::InvalidInput
+        | Kind::PastEnd
+        | Kind::NoAttribute
+        | Kind::Io
+        | Kind::Busy => 1,
+        Kind::Usage => USAGE,
+        Kind::Corrupt | Kind::UnknownFormat | Kind::Unsupported => 3,
+        Kind::CannotMount => 4,
+        Kind::NotMounted => 5,
+        Kind::TimedOut => 6,
+    }
+}
+
+/// A status as the system passes it on: its low eight bits.
+fn low_byte(number: i32) -> u8 {
+    number.to_le_bytes()[0]
+}

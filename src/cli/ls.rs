@@ -1,0 +1,174 @@
+//! `archfs ls`: look into an archive without mounting it.
+
+use std::io::{BufWriter, Write};
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use super::args::OpenArgs;
+use super::term::{name_for_output, written};
+use crate::error::Result;
+use crate::vfs::{self, Attr, Cookie, FileKind, Ino, Tree};
+
+/// List a folder of an archive without mounting it
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  archfs ls data.sqfs train\n  archfs ls -lR data.sqfs")]
+pub(super) struct Args {
+    #[command(flatten)]
+    open: OpenArgs,
+
+    /// The folder or file in it
+    #[arg(default_value = "/")]
+    path: PathBuf,
+
+    /// Mode, links, owner, group, size and time, too (times in seconds since 1970)
+    #[arg(short, long)]
+    long: bool,
+
+    /// Folders in the folder, too: one path a line
+    #[arg(short = 'R', long)]
+    recursive: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    let tree = args.open.open()?;
+    let path = args.path.as_os_str().as_bytes();
+    let attr = vfs::resolve(tree.as_ref(), path)
+        .map_err(|error| error.within(args.open.archive.display()))?;
+    let mut listing = Listing {
+        tree: tree.as_ref(),
+        args,
+        out: BufWriter::new(std::io::stdout()),
+    };
+    if attr.kind == FileKind::Directory {
+        listing.folder(attr.ino, &[], &mut vec![attr.ino])?;
+    } else {
+        listing.line(&attr, path)?;
+    }
+    written(listing.out.flush())?;
+    Ok(0)
+}
+
+struct Listing<'t> {
+    tree: &'t dyn Tree,
+    args: &'t Args,
+    out: BufWriter<std::io::Stdout>,
+}
+
+impl Listing<'_> {
+    /// Lists the folder `ino`, shown with `prefix`; `above` are the folders on the way to it.
+    fn folder(&mut self, ino: Ino, prefix: &[u8], above: &mut Vec<Ino>) -> Result<()> {
+        let mut entries = Vec::new();
+        self.tree.read_dir(ino, Cookie::START, &mut |entry| {
+            entries.push((entry.ino, entry.kind, entry.name.as_bytes().to_vec()));
+            ControlFlow::Continue(())
+        })?;
+        for (ino, kind, name) in entries {
+            let path = [prefix, &name].concat();
+            if self.args.long {
+                let attr = self.tree.attr(ino)?;
+                self.line(&attr, &path)?;
+            } else {
+                let shown = name_for_output(&path);
+                written(self.out.write_all(&[&shown[..], b"\n"].concat()))?;
+            }
+            // A damaged archive may hold a folder within itself.
+            if self.args.recursive && kind == FileKind::Directory && !above.contains(&ino) {
+                above.push(ino);
+                self.folder(ino, &[&path[..], b"/"].concat(), above)?;
+                above.pop();
+            }
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, attr: &Attr, path: &[u8]) -> Result<()> {
+        let mut line = Vec::new();
+        if self.args.long {
+            let mode = mode(attr);
+            let Attr {
+                nlink,
+                uid,
+                gid,
+                size,
+                ..
+            } = attr;
+            let seconds = attr.modified.seconds;
+            line.extend(
+                format!("{mode} {nlink:3} {uid:5} {gid:5} {size:12} {seconds:10} ").bytes(),
+            );
+        }
+        line.extend(name_for_output(path));
+        if self.args.long && attr.kind == FileKind::Symlink {
+            line.extend(b" -> ");
+            line.extend(name_for_output(&self.tree.read_link(attr.ino)?));
+        }
+        line.push(b'\n');
+        written(self.out.write_all(&line))
+    }
+}
+
+/// Kind and permissions as ls(1) shows them.
+fn mode(attr: &Attr) -> String {
+    let kind = match attr.kind {
+        FileKind::Regular => '-',
+        FileKind::Directory => 'd',
+        FileKind::Symlink => 'l',
+        FileKind::BlockDevice => 'b',
+        FileKind::CharDevice => 'c',
+        FileKind::Fifo => 'p',
+        FileKind::Socket => 's',
+    };
+    let has = |bit: u16| attr.permissions & bit != 0;
+    let execute = |bit: u16, special: u16, letter: char| match (has(bit), has(special)) {
+        (false, false) => '-',
+        (true, false) => 'x',
+        (true, true) => letter,
+        (false, true) => letter.to_ascii_uppercase(),
+    };
+    let class = |shift: u16, special: u16, letter: char| {
+        let read = if has(0o4 << shift) { 'r' } else { '-' };
+        let write = if has(0o2 << shift) { 'w' } else { '-' };
+        [read, write, execute(1 << shift, special, letter)]
+    };
+    let classes = [
+        class(6, 0o4000, 's'),
+        class(3, 0o2000, 's'),
+        class(0, 0o1000, 't'),
+    ];
+    std::iter::once(kind).chain(classes.concat()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vfs::Timestamp;
+
+    #[test]
+    fn shows_modes_as_ls_does() {
+        for (kind, permissions, shown) in [
+            (FileKind::Regular, 0o644, "-rw-r--r--"),
+            (FileKind::Directory, 0o1777, "drwxrwxrwt"),
+            (FileKind::Regular, 0o6755, "-rwsr-sr-x"),
+            (FileKind::Fifo, 0o7000, "p--S--S--T"),
+        ] {
+            let attr = Attr {
+                ino: Ino::ROOT,
+                kind,
+                permissions,
+                nlink: 1,
+                uid: 0,
+                gid: 0,
+                size: 0,
+                allocated: 0,
+                device: 0,
+                modified: Timestamp {
+                    seconds: 0,
+                    nanoseconds: 0,
+                },
+                block_size: 0,
+            };
+            assert_eq!(mode(&attr), shown);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The command line: arguments in, exit status out.
+//!
+//! Owns the subcommands and how errors are shown; leaves what they do to the layers below.
+//! Invariants: nothing below this layer sees arguments; standard output is data, standard error talk.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod args;
+mod cat;
+mod exit;
+mod ls;
+mod mount;
+mod options;
+mod run;
+mod term;
+mod unmount;
+
+/// Show SquashFS archives as folders, for as long as a job runs.
+#[derive(Debug, Parser)]
+#[command(name = "archfs", version, max_term_width = 100, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  archfs run data.sqfs /dev/shm/data -- python train.py /dev/shm/data
+  archfs mount data.sqfs /dev/shm/data    (in a job script: unmounted when the script ends)
+  archfs ls data.sqfs train               (without mounting)";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Mount(mount::Args),
+    Run(run::Args),
+    #[command(visible_alias = "umount")]
+    Unmount(unmount::Args),
+    Ls(ls::Args),
+    Cat(cat::Args),
+}
+
+/// Runs `archfs` with `arguments`, the program's own name first.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and the version come this way, too, as errors of status 0.
+            let _ = error.print();
+            return exit::usage(&error, &arguments);
+        }
+    };
+    match cli.command {
+        Command::Mount(args) => exit::status(mount::run(&args)),
+        Command::Run(args) => exit::status_of_run(run::run(&args)),
+        Command::Unmount(args) => exit::status(unmount::run(&args)),
+        Command::Ls(args) => exit::status(ls::run(&args)),
+        Command::Cat(args) => exit::status(cat::run(&args)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

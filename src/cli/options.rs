@@ -1,0 +1,125 @@
+//! `-o`: the options that fstab and users of other FUSE programs write.
+//!
+//! Owns their names. Invariant: an unknown option is an error, never ignored.
+
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::Access;
+use crate::units::parse_size;
+
+/// What `-o` said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct MountOptions {
+    pub(super) offset: Option<u64>,
+    pub(super) subdir: Option<String>,
+    pub(super) uid: Option<u32>,
+    pub(super) gid: Option<u32>,
+    pub(super) access: Access,
+}
+
+impl MountOptions {
+    /// Parses the texts of all `-o`, each a list with commas.
+    ///
+    /// # Errors
+    /// `Usage` for an unknown option, a bad value, or one that a read-only mount can not honour.
+    pub(super) fn parse(texts: &[String]) -> Result<Self> {
+        let mut options = Self::default();
+        for option in texts
+            .iter()
+            .flat_map(|text| text.split(','))
+            .filter(|one| !one.is_empty())
+        {
+            options.take(option)?;
+        }
+        Ok(options)
+    }
+
+    fn take(&mut self, option: &str) -> Result<()> {
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option, None),
+        };
+        match (name, value) {
+            ("offset", Some(value)) => self.offset = Some(parse_size(value)?),
+            ("subdir", Some(value)) => self.subdir = Some(value.to_owned()),
+            ("uid", Some(value)) => self.uid = Some(number(option, value)?),
+            ("gid", Some(value)) => self.gid = Some(number(option, value)?),
+            ("allow_other", None) => self.access = Access::Everybody,
+            // True of every mount here.
+            ("ro" | "nosuid" | "nodev", None) => {}
+            // For fstab and mount(8), which act on them before we are called.
+            (
+                "defaults"
+                | "auto"
+                | "noauto"
+                | "user"
+                | "users"
+                | "nouser"
+                | "nofail"
+                | "_netdev"
+                | "noatime"
+                | "nodiratime"
+                | "relatime"
+                | "async"
+                | "exec"
+                | "default_permissions",
+                None,
+            ) => {}
+            ("rw" | "suid" | "dev", None) => {
+                let context = format!("-o {name}: a mount of an archive is ro,nosuid,nodev");
+                return Err(Error::new(Kind::Usage, context));
+            }
+            _ => {
+                return Err(
+                    Error::new(Kind::Usage, format!("-o {option}: no such option"))
+                        .with_hint("offset=, subdir=, uid=, gid=, allow_other, ro, nosuid, nodev"),
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+fn number(option: &str, value: &str) -> Result<u32> {
+    value
+        .parse()
+        .map_err(|_| Error::new(Kind::Usage, format!("-o {option}: not a number")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<MountOptions> {
+        MountOptions::parse(&[text.to_owned()])
+    }
+
+    #[test]
+    fn takes_what_other_programs_take() {
+        let options = parse("ro,offset=4K,subdir=a/b,uid=7,gid=8,allow_other,noauto,").unwrap();
+        let expected = MountOptions {
+            offset: Some(4096),
+            subdir: Some("a/b".into()),
+            uid: Some(7),
+            gid: Some(8),
+            access: Access::Everybody,
+        };
+        assert_eq!(options, expected);
+        assert_eq!(parse("").unwrap(), MountOptions::default());
+    }
+
+    #[test]
+    fn refuses_what_it_does_not_know_or_can_not_do() {
+        for text in [
+            "rw",
+            "suid",
+            "dev",
+            "big_writes",
+            "offset",
+            "offset=x",
+            "uid=-1",
+            "ro=1",
+        ] {
+            assert_eq!(parse(text).unwrap_err().kind(), Kind::Usage, "{text}");
+        }
+    }
+}

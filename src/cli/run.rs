@@ -1,0 +1,34 @@
+//! `archfs run`: mount, run a command, unmount.
+
+use std::ffi::OsString;
+
+use super::{args, mount};
+use crate::error::Result;
+use crate::lifecycle::{self, Holder, Outcome, ProcessId};
+
+/// Mount an archive, run COMMAND, unmount; exits with COMMAND's status
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "archfs run [OPTIONS] ARCHIVE MOUNTPOINT -- COMMAND [ARG]...", after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    mount: args::MountArgs,
+
+    /// The command, which finds the mount point in ARCHFS_MOUNTPOINT too
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Example:
+  archfs run data.sqfs /dev/shm/data -- python train.py /dev/shm/data
+
+Exit status: COMMAND's own, or 128 + N where signal N ended it; 127 and 126 where it is not found or
+not executable; 120 + the status of `archfs mount` where that failed.";
+
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let plan = args.mount.plan()?;
+    crate::log::start(plan.verbosity, None)?;
+    let own = Holder::Process(ProcessId::own()?);
+    let daemon = mount::daemon_arguments(&plan, own);
+    lifecycle::run(&daemon, &plan.mountpoint, &args.command)
+}

@@ -1,0 +1,38 @@
+//! `archfs unmount`: end a mount, alive or dead.
+
+use std::path::PathBuf;
+
+use super::{exit, term};
+use crate::error::Result;
+use crate::lifecycle::{self, Detach};
+use crate::log::Verbosity;
+
+/// Unmount; also clears a mount whose daemon is dead
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  archfs unmount /dev/shm/data")]
+pub(super) struct Args {
+    /// Where it is mounted
+    #[arg(required = true, value_name = "MOUNTPOINT")]
+    mountpoints: Vec<PathBuf>,
+
+    /// Also when it is in use: the name goes at once, open files go on until they are closed
+    #[arg(long, short = 'z')]
+    lazy: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    crate::log::start(Verbosity::Usual, None)?;
+    let how = if args.lazy {
+        Detach::Lazily
+    } else {
+        Detach::IfIdle
+    };
+    let mut status = 0;
+    for mountpoint in &args.mountpoints {
+        if let Err(error) = lifecycle::unmount(mountpoint, how) {
+            term::show_error(&error);
+            status = status.max(exit::of(&error));
+        }
+    }
+    Ok(status)
+}

@@ -1,0 +1,160 @@
+//! Attaching a FUSE connection to a directory, and detaching it.
+//!
+//! Owns the two ways there are: mount(2) as root, fusermount as anybody else; and the check that what
+//! is detached is what was attached. Leaves serving the connection to `session`.
+//! Invariant: a mount that somebody made later at the same place is never touched.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::{getegid, geteuid};
+
+use super::mountinfo::{self, MountEntry, TYPE};
+use super::{Access, fusermount};
+use crate::error::{Error, Kind, Result};
+
+/// How hard to detach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detach {
+    /// Only if nobody uses it.
+    IfIdle,
+    /// From the tree of directories at once; files still open go on working.
+    Lazily,
+}
+
+/// A mount of this process. Dropping it detaches it, lazily if need be.
+#[derive(Debug)]
+pub(super) struct Attached {
+    place: PathBuf,
+    entry: MountEntry,
+}
+
+impl Attached {
+    /// Attaches a new connection to `place`, shown as `source`; returns the daemon's end of it.
+    ///
+    /// # Errors
+    /// `CannotMount` where the node, the user or the place does not allow it; `Io`.
+    pub(super) fn new(place: &Path, source: &Path, access: Access) -> Result<(Self, OwnedFd)> {
+        let connection = if geteuid().is_root() {
+            mount_as_root(place, source, access)?
+        } else {
+            fusermount::mount(place, source, access)?
+        };
+        match mountinfo::topmost(place)? {
+            Some(entry) if entry.is_ours() => Ok((
+                Self {
+                    place: place.to_owned(),
+                    entry,
+                },
+                connection,
+            )),
+            _ => Err(Error::new(
+                Kind::CannotMount,
+                format!("{}: mounted, but not to be seen there", place.display()),
+            )),
+        }
+    }
+
+    /// The line of mountinfo.
+    pub(super) fn entry(&self) -> &MountEntry {
+        &self.entry
+    }
+
+    /// Detaches it if it is still there.
+    ///
+    /// # Errors
+    /// `Busy` where `how` is `IfIdle` and somebody uses it; `Io`.
+    pub(super) fn detach(&self, how: Detach) -> Result<()> {
+        match mountinfo::topmost(&self.place)? {
+            Some(now) if now.id == self.entry.id && now.device == self.entry.device => {
+                detach(&self.place, how)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let done = self
+            .detach(Detach::IfIdle)
+            .or_else(|_| self.detach(Detach::Lazily));
+        if let Err(error) = done {
+            log::error!("{}: can not unmount: {error}", self.place.display());
+        }
+    }
+}
+
+/// Detaches what is seen at `place`, whoever mounted it.
+///
+/// # Errors
+/// `Busy` where `how` is `IfIdle` and somebody uses it; `Io`.
+pub(super) fn detach(place: &Path, how: Detach) -> Result<()> {
+    if !geteuid().is_root() {
+        return fusermount::unmount(place, how);
+    }
+    let flags = match how {
+        Detach::IfIdle => UnmountFlags::NOFOLLOW,
+        Detach::Lazily => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
+    };
+    match unmount(place, flags) {
+        Ok(()) => Ok(()),
+        Err(Errno::BUSY) => Err(busy(place)),
+        Err(error) => Err(Error::io(
+            format!("{}: can not unmount", place.display()),
+            error.into(),
+        )),
+    }
+}
+
+/// The error for a mount in use.
+pub(super) fn busy(place: &Path) -> Error {
+    Error::new(Kind::Busy, format!("{}: in use", place.display())).with_hint(
+        "close the files and leave the folders below it (fuser -vm tells who), or use --lazy",
+    )
+}
+
+fn mount_as_root(place: &Path, source: &Path, access: Access) -> Result<OwnedFd> {
+    let device = open_device()?;
+    let mut options = format!(
+        "fd={},rootmode=40000,user_id={},group_id={}",
+        device.as_raw_fd(),
+        geteuid().as_raw(),
+        getegid().as_raw()
+    );
+    if access == Access::Everybody {
+        options.push_str(",allow_other,default_permissions");
+    }
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    let options = std::ffi::CString::new(options).unwrap_or_default();
+    match mount(source, place, TYPE, flags, Some(options.as_c_str())) {
+        Ok(()) => Ok(device),
+        Err(error @ (Errno::PERM | Errno::NODEV)) => Err(Error::new(
+            Kind::CannotMount,
+            format!(
+                "{}: the kernel does not let this process mount: {error}",
+                place.display()
+            ),
+        )
+        .with_hint("in a container it needs --device /dev/fuse and the capability SYS_ADMIN")),
+        Err(error) => Err(Error::io(
+            format!("{}: can not mount", place.display()),
+            error.into(),
+        )),
+    }
+}
+
+fn open_device() -> Result<OwnedFd> {
+    match File::options().read(true).write(true).open("/dev/fuse") {
+        Ok(file) => Ok(file.into()),
+        Err(error) => {
+            let context = format!("/dev/fuse can not be opened: {error}");
+            Err(Error::new(Kind::CannotMount, context).with_hint(
+                "load the kernel module (modprobe fuse); in a container, add --device /dev/fuse",
+            ))
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The daemon: mounts, serves until the mount has no more reason to be, unmounts.
+//!
+//! Owns the order of things at both ends, and starting in the background (the program runs itself
+//! again, since a process with threads can not fork). Leaves who it lives for to `holder`.
+//! Invariants: "ready" is said only of a mount that answers; on any event unmounting is the first
+//! thing done, for a batch system may kill everything milliseconds later.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::{fs, io};
+
+use super::attach::{Attached, Detach};
+use super::mountpoint::Mountpoint;
+use super::process::ProcessId;
+use super::registry::{Record, Registered};
+use super::{MountPlan, session, signals};
+use crate::cache;
+use crate::error::{Error, Kind, Result};
+use crate::formats::{self, OpenOptions};
+use crate::fuse::session_shape;
+use crate::sync::{Arc, Mutex};
+use crate::vfs::{Tree, View};
+
+/// What a daemon waits for.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// Somebody asked it to end.
+    Signal,
+    /// The process it lives for has ended.
+    HolderEnded,
+    /// The mount is gone and its last file closed, or the connection broke.
+    SessionEnded(io::Result<()>),
+}
+
+/// Where to say that files can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// Nowhere: somebody watches the process itself.
+    Silent,
+    /// A line to that descriptor, which was inherited.
+    Descriptor(u32),
+    /// A line to standard output, after which the process lets go of its terminal: it was started
+    /// in the background by `start`.
+    Launcher,
+}
+
+/// Mounts as `plan` says and serves until a signal, the end of `holder`, or an unmount from outside.
+///
+/// # Errors
+/// What opening and mounting report; `Io` where the connection to the kernel broke.
+pub fn serve(plan: &MountPlan, holder: Option<ProcessId>, ready: Ready) -> Result<()> {
+    crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
+    if ready == Ready::Launcher {
+        // A session of its own, so that Ctrl-C in the terminal reaches the job and not the daemon.
+        let _ = rustix::process::setsid();
+    }
+    let tree = open(plan)?;
+    let source = fs::canonicalize(&plan.archive).unwrap_or_else(|_| plan.archive.clone());
+    let mountpoint = Mountpoint::prepare(&plan.mountpoint)?;
+    let (sender, events) = channel();
+    signals::watch(sender.clone())?;
+    let (attached, connection) = Attached::new(mountpoint.place(), &source, plan.access)?;
+    let mount = Mount::new(attached, mountpoint);
+    unmount_on_panic(Arc::clone(&mount));
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let shape = session_shape(processors, plan.threads);
+    session::start(tree, connection, shape, sender.clone())?;
+    if let Some(holder) = holder {
+        thread::Builder::new()
+            .name("holder".into())
+            .spawn(move || {
+                if let Err(error) = holder.wait_for_end(None) {
+                    log::error!("{error}; staying mounted until `archfs unmount`");
+                    return;
+                }
+                let _ = sender.send(Event::HolderEnded);
+            })
+            .map_err(|error| Error::io("can not start a thread", error))?;
+    }
+    mount.check_that_it_answers()?;
+    // The working directory may lie on a file system that somebody wants to unmount.
+    let _ = std::env::set_current_dir("/");
+    announce(ready)?;
+    mount.hold(&events)
+}
+
+/// Starts `archfs ARGUMENTS` in the background; returns when its mount can be read.
+///
+/// # Errors
+/// `Io` where it can not be started. Where it fails by itself it has said why on standard error, and
+/// its exit status is returned in `Ok(Err(status))`.
+pub fn start(arguments: &[OsString]) -> Result<std::result::Result<(), i32>> {
+    let failed = |error| Error::io("can not start archfs in the background", error);
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("archfs")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        // Ends with the line, or without one when the process does.
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .map_err(failed)?;
+    }
+    if line == "ready\n" {
+        return Ok(Ok(()));
+    }
+    let status = child.wait().map_err(failed)?;
+    Ok(Err(status.code().filter(|&code| code != 0).unwrap_or(1)))
+}
+
+fn open(plan: &MountPlan) -> Result<Arc<dyn Tree>> {
+    let cache_bytes = plan.cache_bytes.unwrap_or_else(cache::default_bytes);
+    let options = OpenOptions {
+        offset: plan.offset,
+        cache_bytes,
+    };
+    let tree = formats::open(&plan.archive, &options)?;
+    View::apply(tree, &plan.view).map_err(|error| error.within(plan.archive.display()))
+}
+
+/// A mount that is served, and everything that was made for it.
+struct Mount {
+    place: PathBuf,
+    /// Guards what is left to undo; held while unmounting, so that it is done once. Taken first.
+    parts: Mutex<Option<Parts>>,
+}
+
+struct Parts {
+    attached: Attached,
+    mountpoint: Mountpoint,
+    _registered: Option<Registered>,
+}
+
+impl Mount {
+    fn new(attached: Attached, mountpoint: Mountpoint) -> Arc<Self> {
+        let place = mountpoint.place().to_owned();
+        let made = mountpoint.made();
+        let registered = ProcessId::own()
+            .and_then(|daemon| {
+                Record {
+                    daemon,
+                    made,
+                    place: place.clone(),
+                }
+                .write(attached.entry())
+            })
+            .inspect_err(|error| log::warn!("{error}; `archfs unmount` will know less"))
+            .ok();
+        let parts = Parts {
+            attached,
+            mountpoint,
+            _registered: registered,
+        };
+        Arc::new(Self {
+            place,
+            parts: Mutex::new(Some(parts)),
+        })
+    }
+
+    /// Asks for the root of the mount, which takes the whole way through the kernel and back.
+    fn check_that_it_answers(&self) -> Result<()> {
+        fs::symlink_metadata(&self.place)
+            .map(|_| ())
+            .map_err(|error| {
+                Error::io(
+                    format!("{}: mounted, but does not answer", self.place.display()),
+                    error,
+                )
+            })
+    }
+
+    /// Serves until there is a reason to end, and unmounts then.
+    fn hold(&self, events: &Receiver<Event>) -> Result<()> {
+        let mut result = Ok(());
+        loop {
+            // The session holds a sender until it ends, so an error here means that it did.
+            match events.recv().unwrap_or(Event::SessionEnded(Ok(()))) {
+                Event::Signal | Event::HolderEnded => {
+                    let still_mounted = self.unmount();
+                    if !still_mounted {
+                        // A second signal ends it at once, files open or not.
+                        return result;
+                    }
+                }
+                Event::SessionEnded(outcome) => {
+                    if let Err(error) = outcome {
+                        let context = format!("{}: connection lost", self.place.display());
+                        result = Err(Error::io(context, error));
+                    }
+                    self.unmount();
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// Unmounts, lazily if it is in use, and removes what was made; tells whether it was mounted.
+    fn unmount(&self) -> bool {
+        let Some(Parts {
+            attached,
+            mut mountpoint,
+            _registered,
+        }) = self.parts.lock().take()
+        else {
+            return false;
+        };
+        // First of all: the rest of this process may not get to run.
+        let idle = attached.detach(Detach::IfIdle);
+        if idle.as_ref().is_err_and(|error| error.kind() == Kind::Busy) {
+            log::warn!("{}: in use, unmounting lazily", self.place.display());
+        }
+        // Detaches lazily what is still there.
+        drop(attached);
+        mountpoint.remove();
+        true
+    }
+}
+
+/// A panic in one event loop would leave a mount that answers less and less; end it loudly instead.
+fn unmount_on_panic(mount: Arc<Mount>) {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        usual(panic);
+        log::error!(
+            "{}: a fault in archfs itself, unmounting",
+            mount.place.display()
+        );
+        // Whoever panicked may hold the lock; waiting for it would hang instead.
+        if let Some(parts) = mount.parts.try_lock().and_then(|mut parts| parts.take()) {
+            let _ = parts.attached.detach(Detach::Lazily);
+            drop(parts);
+        }
+        std::process::exit(101);
+    }));
+}
+
+/// Says that files can be read, and lets go of the terminal where a launcher waited for that.
+///
+/// # Errors
+/// `Io` where nobody reads it.
+pub fn announce(ready: Ready) -> Result<()> {
+    let failed = |error: io::Error| Error::io("nobody waits for this mount any more", error);
+    match ready {
+        Ready::Silent => Ok(()),
+        Ready::Descriptor(number) => {
+            let path = format!("/proc/self/fd/{number}");
+            let opened = File::options().write(true).open(&path);
+            let mut file = opened
+                .map_err(|error| Error::io(format!("--ready-fd {number}: can not write"), error))?;
+            file.write_all(b"ready\n").map_err(failed)
+        }
+        Ready::Launcher => {
+            let mut stdout = io::stdout();
+            stdout
+                .write_all(b"ready\n")
+                .and_then(|()| stdout.flush())
+                .map_err(failed)?;
+            detach_from_terminal().map_err(failed)
+        }
+    }
+}
+
+/// Whoever reads the output of the launcher must see its end, so the daemon can not keep it open.
+/// A file, such as the output of a batch job, is kept for what the daemon still has to say.
+fn detach_from_terminal() -> io::Result<()> {
+    let null = File::options()
+        .read(true)
+        .write(true)
+        .open(Path::new("/dev/null"))?;
+    rustix::stdio::dup2_stdout(&null)?;
+    let stderr = rustix::fs::fstat(rustix::stdio::stderr())?;
+    if !rustix::fs::FileType::from_raw_mode(stderr.st_mode).is_file() {
+        rustix::stdio::dup2_stderr(&null)?;
+    }
+    Ok(())
+}

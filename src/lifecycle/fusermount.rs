@@ -1,0 +1,217 @@
+//! Mounting as an ordinary user, through the set-uid helper fusermount3 or fusermount.
+//!
+//! Owns the helper's protocol (libfuse, lib/mount.c): it mounts, and sends the descriptor of the
+//! connection over the socket whose number stands in _FUSE_COMMFD.
+//! Invariant: the helper gets no descriptor but that socket, and what it says becomes the error.
+
+use std::ffi::OsString;
+use std::io::{IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+    recvmsg, socketpair,
+};
+
+use super::Access;
+use super::attach::{Detach, busy};
+use crate::error::{Error, Kind, Result};
+
+/// Names of the helper, the newer first.
+const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
+
+/// Where the helper is looked for besides PATH; batch jobs often start with a short one.
+const FOLDERS: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"];
+
+/// Lets the helper mount at `place`; returns the daemon's end of the connection.
+///
+/// # Errors
+/// `CannotMount` with what the helper said.
+pub(super) fn mount(place: &Path, source: &Path, access: Access) -> Result<OwnedFd> {
+    check_device()?;
+    let helper = find()?;
+    let failed = |error: Errno| Error::io("can not talk to fusermount", error.into());
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(failed)?;
+    // The helper must inherit this one end.
+    fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed)?;
+    let mut child = Command::new(&helper)
+        .arg("-o")
+        .arg(options(source, access))
+        .arg("--")
+        .arg(place)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| Error::io(format!("{}: can not be run", helper.display()), error))?;
+    drop(theirs);
+    let connection = receive(&ours);
+    let mut said = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        let _ = stderr.read_to_string(&mut said);
+    }
+    let _ = child.wait();
+    match connection {
+        Ok(Some(connection)) => Ok(connection),
+        Ok(None) => Err(refused(place, &said)),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Lets the helper unmount `place`.
+///
+/// # Errors
+/// `Busy`; `Io` with what the helper said.
+pub(super) fn unmount(place: &Path, how: Detach) -> Result<()> {
+    let helper = find()?;
+    let mut command = Command::new(&helper);
+    command.arg("-u").arg("-q");
+    if how == Detach::Lazily {
+        command.arg("-z");
+    }
+    // Quiet hides the reason, so a failure is asked for again in words.
+    let done = |command: &mut Command| {
+        command
+            .arg("--")
+            .arg(place)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| Error::io(format!("{}: can not be run", helper.display()), error))
+    };
+    if done(&mut command)?.status.success() {
+        return Ok(());
+    }
+    let mut again = Command::new(&helper);
+    again.arg("-u");
+    if how == Detach::Lazily {
+        again.arg("-z");
+    }
+    let output = done(&mut again)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if said.contains("busy") {
+        return Err(busy(place));
+    }
+    Err(Error::new(
+        Kind::Io,
+        format!("{}: can not unmount: {said}", place.display()),
+    ))
+}
+
+/// Options for the helper; in names, it takes a comma or backslash with a backslash before it.
+fn options(source: &Path, access: Access) -> OsString {
+    let mut bytes = b"ro,nosuid,nodev,subtype=archfs".to_vec();
+    if access == Access::Everybody {
+        bytes.extend(b",allow_other,default_permissions");
+    }
+    bytes.extend(b",fsname=");
+    for &byte in source.as_os_str().as_bytes() {
+        if matches!(byte, b',' | b'\\') {
+            bytes.push(b'\\');
+        }
+        bytes.push(byte);
+    }
+    OsString::from_vec(bytes)
+}
+
+/// The descriptor that comes over `socket`; `None` where the helper closes it without sending one.
+fn receive(socket: &OwnedFd) -> std::result::Result<Option<OwnedFd>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    loop {
+        let mut buffers = [IoSliceMut::new(&mut byte)];
+        match recvmsg(
+            socket,
+            &mut buffers,
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Ok(_) => break,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(descriptor)
+}
+
+fn find() -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders: Vec<PathBuf> = std::env::split_paths(&path)
+        .chain(FOLDERS.map(PathBuf::from))
+        .collect();
+    HELPERS
+        .iter()
+        .flat_map(|name| folders.iter().map(move |folder| folder.join(name)))
+        .find(|helper| helper.is_absolute() && helper.is_file())
+        .ok_or_else(|| {
+            Error::new(Kind::CannotMount, "neither fusermount3 nor fusermount is on this node")
+                .with_hint("ask for the package fuse3 on the compute nodes; `archfs ls` and `archfs cat` work without")
+        })
+}
+
+/// The helper's own message about the device is terse, so it is looked at first.
+fn check_device() -> Result<()> {
+    match rustix::fs::access(
+        "/dev/fuse",
+        rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK,
+    ) {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            let context = format!("/dev/fuse can not be opened: {error}");
+            Err(Error::new(Kind::CannotMount, context).with_hint(
+                "its mode must be 0666, as distributions set it; ask the administrator of the node",
+            ))
+        }
+    }
+}
+
+fn refused(place: &Path, said: &str) -> Error {
+    let said = said
+        .lines()
+        .next()
+        .unwrap_or("fusermount gave no reason")
+        .trim();
+    let said = said.split_once(": ").map_or(said, |(_, reason)| reason);
+    let context = format!("{}: can not mount: {said}", place.display());
+    let error = Error::new(Kind::CannotMount, context);
+    if said.contains("user_allow_other") {
+        error.with_hint("leave out allow_other, or ask for user_allow_other in /etc/fuse.conf")
+    } else if said.contains("mounting over filesystem type") {
+        error.with_hint("mount under /dev/shm or /tmp instead")
+    } else {
+        error.with_hint("the mount point must be a directory of yours, such as one under /dev/shm")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_what_would_start_another_option() {
+        let options = options(Path::new("/a,b\\c d.sqfs"), Access::Owner);
+        assert_eq!(
+            options,
+            "ro,nosuid,nodev,subtype=archfs,fsname=/a\\,b\\\\c d.sqfs"
+        );
+    }
+}

@@ -1,0 +1,64 @@
+//! The life of a mount: from a plan to a directory that shows the archive, to nothing left behind.
+//!
+//! Owns mounting and unmounting, the daemon and whom it lives for; the one place where a format is
+//! opened and handed to FUSE. Leaves arguments and exit status to `cli`.
+//! Invariant: whatever fails half way, nothing stays mounted and no directory made here remains.
+
+use std::path::PathBuf;
+
+use crate::log::Verbosity;
+use crate::vfs::ViewOptions;
+
+mod attach;
+mod child;
+mod clone;
+mod daemon;
+mod fusermount;
+mod holder;
+mod mountinfo;
+mod mountpoint;
+mod process;
+mod registry;
+mod session;
+mod signals;
+mod unmount;
+
+pub use attach::Detach;
+pub use child::{Outcome, run};
+pub use daemon::{Ready, announce, serve, start};
+pub use holder::{Holder, Wish, choose as choose_holder};
+pub use process::ProcessId;
+pub use unmount::unmount;
+
+/// What to mount, where and how: validated, with nothing left to look up but the file itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountPlan {
+    /// The archive.
+    pub archive: PathBuf,
+    /// Where its tree shall appear.
+    pub mountpoint: PathBuf,
+    /// Where in the file the archive starts, bytes.
+    pub offset: u64,
+    /// Folder and owners shown.
+    pub view: ViewOptions,
+    /// Whether other users may enter.
+    pub access: Access,
+    /// Memory for decoded blocks, bytes; `None` for the default.
+    pub cache_bytes: Option<u64>,
+    /// Threads that answer requests; `None` for the default.
+    pub threads: Option<usize>,
+    /// Where the daemon writes what it has to say; `None` for standard error.
+    pub log_file: Option<PathBuf>,
+    /// How much it says.
+    pub verbosity: Verbosity,
+}
+
+/// Who may enter a mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Its owner alone; modes are shown, not enforced.
+    #[default]
+    Owner,
+    /// Everybody, as the modes in the archive allow.
+    Everybody,
+}

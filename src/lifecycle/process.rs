@@ -1,0 +1,230 @@
+//! Which process is meant, and waiting for its end.
+//!
+//! Owns identity (a process id may be used again, id and start time together are not) and the watch.
+//! Invariant: a watch ends when, and only when, that very process has ended.
+
+use std::fs;
+use std::str::FromStr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::error::{Error, Kind, Result};
+
+/// How often a kernel without process descriptors (before 5.3) is asked.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+
+/// A process, for ever: also after its number was given to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessId {
+    pid: i32,
+    /// In clock ticks since boot, as /proc/PID/stat has it.
+    start_time: u64,
+}
+
+impl ProcessId {
+    /// The process that has the number `pid` now.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none, or only the remains of one.
+    pub fn of(pid: i32) -> Result<Self> {
+        match stat(pid) {
+            Some(Stat {
+                start_time, state, ..
+            }) if !matches!(state, b'Z' | b'X') => Ok(Self { pid, start_time }),
+            _ => Err(Error::new(Kind::NotFound, format!("no process {pid}"))),
+        }
+    }
+
+    /// This process.
+    ///
+    /// # Errors
+    /// `NotFound` where /proc is not mounted.
+    pub fn own() -> Result<Self> {
+        Self::of(rustix::process::getpid().as_raw_nonzero().get())
+    }
+
+    /// Its number.
+    pub fn pid(self) -> i32 {
+        self.pid
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(self) -> bool {
+        Self::of(self.pid).is_ok_and(|now| now == self)
+    }
+
+    /// What it is called: the script's name where it is a shell running one, else the program's.
+    pub fn name(self) -> String {
+        let command = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        let words: Vec<_> = command
+            .split(|&byte| byte == 0)
+            .filter(|w| !w.is_empty())
+            .collect();
+        let base = |word: &[u8]| {
+            let name = word.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+            String::from_utf8_lossy(name).into_owned()
+        };
+        let program = words.first().map(|word| base(word)).unwrap_or_default();
+        let is_shell = matches!(
+            program.trim_start_matches('-'),
+            "sh" | "bash" | "dash" | "zsh" | "ksh" | "csh" | "tcsh" | "fish"
+        );
+        match words.iter().skip(1).find(|word| !word.starts_with(b"-")) {
+            Some(script) if is_shell && !words.iter().any(|word| *word == b"-c") => base(script),
+            _ => program,
+        }
+    }
+
+    /// Whether it is what a person sits in front of: the leader of a session with a terminal.
+    pub(super) fn is_session_leader_with_terminal(self) -> bool {
+        stat(self.pid).is_some_and(|stat| stat.session == self.pid && stat.terminal != 0)
+    }
+
+    /// Waits for its end, at most `limit`; tells whether it has ended.
+    ///
+    /// # Errors
+    /// `Io` where the system refuses to watch.
+    pub fn wait_for_end(self, limit: Option<Duration>) -> Result<bool> {
+        match self.open()? {
+            Watch::Ended => Ok(true),
+            Watch::Descriptor(descriptor) => wait_readable(&descriptor, limit),
+            Watch::AskAgain => Ok(self.ask_until_it_ends(limit)),
+        }
+    }
+
+    fn open(self) -> Result<Watch> {
+        let Some(pid) = Pid::from_raw(self.pid) else {
+            return Ok(Watch::Ended);
+        };
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            // The number may have been given away between the two.
+            Ok(descriptor) if self.is_alive() => Ok(Watch::Descriptor(descriptor)),
+            Ok(_) | Err(Errno::SRCH) => Ok(Watch::Ended),
+            Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => Ok(Watch::AskAgain),
+            Err(error) => Err(Error::io(
+                format!("can not watch process {}", self.pid),
+                error.into(),
+            )),
+        }
+    }
+
+    fn ask_until_it_ends(self, limit: Option<Duration>) -> bool {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        while self.is_alive() {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return false;
+            }
+            thread::sleep(ASK_AGAIN);
+        }
+        true
+    }
+}
+
+impl FromStr for ProcessId {
+    type Err = Error;
+
+    /// Reads what `Display` writes: `PID:STARTTIME`.
+    fn from_str(text: &str) -> Result<Self> {
+        let parts = text.split_once(':');
+        let parsed = parts.and_then(|(pid, start)| Some((pid.parse().ok()?, start.parse().ok()?)));
+        let (pid, start_time) = parsed
+            .ok_or_else(|| Error::new(Kind::Usage, format!("{text:?} is no process identity")))?;
+        Ok(Self { pid, start_time })
+    }
+}
+
+impl std::fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.pid, self.start_time)
+    }
+}
+
+enum Watch {
+    Ended,
+    /// A process descriptor, readable when the process has ended.
+    Descriptor(OwnedFd),
+    AskAgain,
+}
+
+/// Waits until `descriptor` is readable; tells whether it is.
+fn wait_readable(descriptor: &OwnedFd, limit: Option<Duration>) -> Result<bool> {
+    let deadline = limit.map(|limit| Instant::now() + limit);
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.map(|left| Timespec {
+            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], left.as_ref()) {
+            Ok(0) => return Ok(false),
+            Ok(_) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(Error::io("can not watch a process", error.into())),
+        }
+    }
+}
+
+/// What is used of /proc/PID/stat.
+struct Stat {
+    state: u8,
+    session: i32,
+    terminal: i32,
+    start_time: u64,
+}
+
+fn stat(pid: i32) -> Option<Stat> {
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the name in brackets and may hold anything, brackets and spaces included.
+    let behind = text.iter().rposition(|&byte| byte == b')')?;
+    let rest = std::str::from_utf8(text.get(behind + 1..)?).ok()?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // proc(5) counts from 1 and the first here is its third.
+    let field = |number: usize| fields.get(number - 3).copied();
+    Some(Stat {
+        state: *field(3)?.as_bytes().first()?,
+        session: field(6)?.parse().ok()?,
+        terminal: field(7)?.parse().ok()?,
+        start_time: field(22)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn tells_a_process_from_the_next_one_with_its_number() {
+        let own = ProcessId::own().unwrap();
+        assert!(own.is_alive());
+        let earlier = ProcessId {
+            start_time: own.start_time - 1,
+            ..own
+        };
+        assert!(!earlier.is_alive());
+        assert!(earlier.wait_for_end(None).unwrap());
+        assert_eq!(own.to_string().parse::<ProcessId>().unwrap(), own);
+        assert!("12".parse::<ProcessId>().is_err());
+    }
+
+    #[test]
+    fn sees_the_end_of_a_process_also_before_it_is_reaped() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let id = ProcessId::of(child.id().try_into().unwrap()).unwrap();
+        assert_eq!(id.name(), "cat");
+        assert!(!id.wait_for_end(Some(Duration::ZERO)).unwrap());
+        drop(child.stdin.take());
+        assert!(id.wait_for_end(None).unwrap());
+        assert!(
+            id.ask_until_it_ends(None),
+            "without process descriptors, too"
+        );
+        child.wait().unwrap();
+    }
+}

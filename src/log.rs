@@ -1,0 +1,164 @@
+//! What the daemon says while it serves: to standard error or to a file.
+//!
+//! Owns the one logger behind the `log` macros; leaves errors that end a command to `cli`.
+//! Invariant: a fault that repeats does not fill the disk. Nothing is ever written to syslog.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use log::{LevelFilter, Log, Metadata, Record};
+
+use crate::error::{Error, Result};
+use crate::sync::Mutex;
+
+/// How often one and the same message is written; a corrupt block may be read a million times.
+const REPEATS: u32 = 3;
+
+/// Different messages remembered for that, after which all are forgotten and may be written again.
+const REMEMBERED: usize = 1024;
+
+/// How much is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verbosity {
+    /// Errors only.
+    Quiet,
+    /// Errors and warnings.
+    #[default]
+    Usual,
+    /// What is done, too.
+    Verbose,
+}
+
+/// Sends everything logged from now on to `file`, or to standard error.
+///
+/// # Errors
+/// `Io` where the file can not be opened for appending.
+pub fn start(verbosity: Verbosity, file: Option<&Path>) -> Result<()> {
+    let open = |path: &Path| {
+        OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(|error| Error::io(format!("{}: can not write the log", path.display()), error))
+    };
+    let sink = file.map(open).transpose()?;
+    log::set_max_level(match verbosity {
+        Verbosity::Quiet => LevelFilter::Error,
+        Verbosity::Usual => LevelFilter::Warn,
+        Verbosity::Verbose => LevelFilter::Info,
+    });
+    let state = Mutex::new(State {
+        sink,
+        repeats: HashMap::new(),
+    });
+    // A second logger in one process is no harm: the first goes on.
+    let _ = log::set_boxed_logger(Box::new(Logger { state }));
+    Ok(())
+}
+
+struct Logger {
+    /// Guards the file and the memory of messages, so that lines do not mix; taken last.
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Standard error where there is none.
+    sink: Option<File>,
+    repeats: HashMap<String, u32>,
+}
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        // fuser tells of each request and each capability; only its errors concern a user.
+        !metadata.target().starts_with("fuser") || metadata.level() <= log::Level::Error
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        let message = record.args().to_string();
+        let mut state = self.state.lock();
+        let Some(note) = state.note(&message) else {
+            return;
+        };
+        let line = format!("archfs: {}{note}\n", printable(&message));
+        // There is nowhere to report that a log can not be written.
+        let _ = match &mut state.sink {
+            Some(file) => file.write_all(line.as_bytes()),
+            None => std::io::stderr().write_all(line.as_bytes()),
+        };
+    }
+
+    fn flush(&self) {}
+}
+
+impl State {
+    /// What to write behind `message`, or `None` where it was written often enough.
+    fn note(&mut self, message: &str) -> Option<&'static str> {
+        if self.repeats.len() >= REMEMBERED {
+            self.repeats.clear();
+        }
+        let times = self.repeats.entry(message.to_owned()).or_insert(0);
+        *times = times.saturating_add(1);
+        match *times {
+            times if times < REPEATS => Some(""),
+            REPEATS => Some(" (not told again)"),
+            _ => None,
+        }
+    }
+}
+
+/// `text` on one line: names in an archive may hold control characters that a terminal would obey.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| {
+            if c.is_control() {
+                c.escape_default().to_string()
+            } else {
+                c.to_string()
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_a_repeated_fault_three_times() {
+        let mut state = State {
+            sink: None,
+            repeats: HashMap::new(),
+        };
+        let notes: Vec<_> = (0..5).map(|_| state.note("bad block")).collect();
+        assert_eq!(
+            notes,
+            [Some(""), Some(""), Some(" (not told again)"), None, None]
+        );
+        assert_eq!(state.note("another"), Some(""));
+    }
+
+    #[test]
+    fn forgets_old_messages_before_they_fill_memory() {
+        let mut state = State {
+            sink: None,
+            repeats: HashMap::new(),
+        };
+        for number in 0..10 * REMEMBERED {
+            state.note(&number.to_string());
+            assert!(state.repeats.len() <= REMEMBERED);
+        }
+    }
+
+    #[test]
+    fn disarms_control_characters() {
+        assert_eq!(printable("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
+        assert_eq!(printable("caf\u{e9}"), "caf\u{e9}");
+    }
+}
