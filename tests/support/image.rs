@@ -1,0 +1,34 @@
+//! Images, made by mksquashfs.
+//!
+//! Owns calling it; the options are the tests' own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::run;
+
+/// The six compressors of the format.
+pub const COMPRESSORS: [&str; 6] = ["gzip", "lzma", "lzo", "xz", "lz4", "zstd"];
+
+/// Makes the image `name` of `source` in `folder`.
+pub fn make(folder: &Path, name: &str, source: &Path, options: &[&str]) -> PathBuf {
+    let image = folder.join(name);
+    let _ = std::fs::remove_file(&image);
+    let mut command = Command::new("mksquashfs");
+    command
+        .arg(source)
+        .arg(&image)
+        .args(["-quiet", "-no-progress"])
+        .args(options);
+    run(&mut command);
+    image
+}
+
+/// An image of a few small files, for tests that care for the mount and not for the contents.
+pub fn small(folder: &Path) -> PathBuf {
+    let source = folder.join("small-source");
+    std::fs::create_dir_all(source.join("folder")).unwrap();
+    std::fs::write(source.join("hello"), "hello, world\n").unwrap();
+    std::fs::write(source.join("folder/data"), super::source::noise(1, 300_000)).unwrap();
+    make(folder, "small.sqfs", &source, &["-comp", "zstd"])
+}

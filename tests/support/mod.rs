@@ -1,0 +1,74 @@
+//! What all tests share: source trees, images of them, mounts that always go, snapshots of both.
+//!
+//! Owns the rule on skipping: a test that can not mount says so, and fails where CI is set.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test program uses its own part of this"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+pub mod image;
+pub mod mount;
+pub mod snapshot;
+pub mod source;
+
+/// The program under test.
+pub fn archfs() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_archfs"))
+}
+
+/// Where trees that take long to make are kept from run to run.
+pub fn cache_folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+}
+
+/// A folder of this test alone, removed at its end.
+pub fn work_folder() -> tempfile::TempDir {
+    tempfile::Builder::new()
+        .prefix("archfs-test-")
+        .tempdir()
+        .expect("a temporary folder")
+}
+
+/// Whether this machine lets tests mount as root. Where it does not, that is loud, or fatal in CI.
+pub fn can_mount() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    let has_device = Path::new("/dev/fuse").exists();
+    if is_root && has_device {
+        return true;
+    }
+    assert!(
+        std::env::var_os("CI").is_none(),
+        "CI must mount: needs root and /dev/fuse"
+    );
+    eprintln!("SKIPPED: this test mounts; it needs root and /dev/fuse");
+    false
+}
+
+/// Runs `command`, which must succeed.
+pub fn run(command: &mut Command) -> Output {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+/// Waits until `condition` holds, at most ten seconds.
+pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited ten seconds until {what}");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,117 @@
+//! Mounts that go when the test ends, however it ends.
+//!
+//! Owns archfs mounts, the kernel's own, and the look at /proc/self/mountinfo.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::{archfs, run};
+
+/// Something mounted; dropping it unmounts it.
+pub struct Mounted {
+    place: PathBuf,
+    how: How,
+}
+
+enum How {
+    Archfs,
+    Kernel,
+}
+
+impl Mounted {
+    /// `archfs mount --keep OPTIONS image place`.
+    pub fn archfs(image: &Path, place: &Path, options: &[&str]) -> Self {
+        run(archfs()
+            .args(["mount", "--keep", "--quiet"])
+            .args(options)
+            .arg(image)
+            .arg(place));
+        Self {
+            place: place.to_owned(),
+            how: How::Archfs,
+        }
+    }
+
+    /// The kernel's own SquashFS on a loop device; says why where it can not.
+    pub fn kernel(image: &Path, place: &Path) -> Result<Self, String> {
+        fs::create_dir_all(place).unwrap();
+        let mut command = Command::new("mount");
+        command
+            .args(["-t", "squashfs", "-o", "loop,ro"])
+            .arg(image)
+            .arg(place);
+        let output = command.output().unwrap();
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        Ok(Self {
+            place: place.to_owned(),
+            how: How::Kernel,
+        })
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.place
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let quiet = |command: &mut Command| {
+            command
+                .arg(&self.place)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()
+                .unwrap()
+        };
+        let done = match self.how {
+            How::Archfs => quiet(archfs().arg("unmount")).success(),
+            How::Kernel => quiet(&mut Command::new("umount")).success(),
+        };
+        if !done && is_mounted(&self.place) {
+            // A failing test may still have files open.
+            quiet(Command::new("umount").arg("-l"));
+        }
+    }
+}
+
+/// Unmounts `place`, if anything is mounted there, when dropped: for tests of mounting itself.
+pub struct CleanUp(pub PathBuf);
+
+impl Drop for CleanUp {
+    fn drop(&mut self) {
+        while is_mounted(&self.0) {
+            let done = Command::new("umount").arg("-l").arg(&self.0).status();
+            if !done.is_ok_and(|status| status.success()) {
+                break;
+            }
+        }
+    }
+}
+
+/// Whether anything is mounted at `place`, also if it is dead.
+pub fn is_mounted(place: &Path) -> bool {
+    kind_of_mount(place).is_some()
+}
+
+/// The type of what is mounted at `place`. Only for paths that mountinfo does not escape.
+pub fn kind_of_mount(place: &Path) -> Option<String> {
+    let parent = place
+        .parent()
+        .and_then(|parent| fs::canonicalize(parent).ok())?;
+    let place = parent.join(place.file_name()?);
+    let text = fs::read("/proc/self/mountinfo").unwrap();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    text.lines()
+        .filter(|line| {
+            line.split(' ')
+                .nth(4)
+                .is_some_and(|found| Path::new(found) == place)
+        })
+        .filter_map(|line| line.split(" - ").nth(1)?.split(' ').next())
+        .next_back()
+        .map(str::to_owned)
+}
