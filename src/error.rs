@@ -58,12 +58,7 @@ pub struct Error {
 impl Error {
     /// An error of `kind`; `context` says what and why, such as `data.sqfs: not an archive`.
     pub fn new(kind: Kind, context: impl Into<String>) -> Self {
-        Self {
-            kind,
-            context: context.into(),
-            hint: None,
-            source: None,
-        }
+        Self { kind, context: context.into(), hint: None, source: None }
     }
 
     /// The archive contradicts itself; `context` names the structure and where it lies.
@@ -122,9 +117,7 @@ impl fmt::Display for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source
-            .as_deref()
-            .map(|source| source as &(dyn StdError + 'static))
+        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
 }
 
@@ -134,16 +127,10 @@ mod tests {
 
     #[test]
     fn shows_the_outer_place_first_and_the_source_last() {
-        let error = Error::io(
-            "can not read 96 bytes at 0x0",
-            io::Error::other("disk on fire"),
-        )
-        .within("data.sqfs")
-        .with_hint("buy a new disk");
-        assert_eq!(
-            error.to_string(),
-            "data.sqfs: can not read 96 bytes at 0x0: disk on fire"
-        );
+        let error = Error::io("can not read 96 bytes at 0x0", io::Error::other("disk on fire"))
+            .within("data.sqfs")
+            .with_hint("buy a new disk");
+        assert_eq!(error.to_string(), "data.sqfs: can not read 96 bytes at 0x0: disk on fire");
         assert_eq!(error.hint(), Some("buy a new disk"));
         assert_eq!(error.kind(), Kind::Io);
     }

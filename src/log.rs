@@ -37,24 +37,19 @@ pub enum Verbosity {
 /// # Errors
 /// `Io` where the file can not be opened for appending.
 pub fn start(verbosity: Verbosity, file: Option<&Path>) -> Result<()> {
-    let open = |path: &Path| {
-        OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(|error| Error::io(format!("{}: can not write the log", path.display()), error))
-    };
+    let open =
+        |path: &Path| {
+            OpenOptions::new().append(true).create(true).mode(0o600).open(path).map_err(|error| {
+                Error::io(format!("{}: can not write the log", path.display()), error)
+            })
+        };
     let sink = file.map(open).transpose()?;
     log::set_max_level(match verbosity {
         Verbosity::Quiet => LevelFilter::Error,
         Verbosity::Usual => LevelFilter::Warn,
         Verbosity::Verbose => LevelFilter::Info,
     });
-    let state = Mutex::new(State {
-        sink,
-        repeats: HashMap::new(),
-    });
+    let state = Mutex::new(State { sink, repeats: HashMap::new() });
     // A second logger in one process is no harm: the first goes on.
     let _ = log::set_boxed_logger(Box::new(Logger { state }));
     Ok(())
@@ -116,13 +111,7 @@ impl State {
 /// `text` on one line: names in an archive may hold control characters that a terminal would obey.
 pub fn printable(text: &str) -> String {
     text.chars()
-        .map(|c| {
-            if c.is_control() {
-                c.escape_default().to_string()
-            } else {
-                c.to_string()
-            }
-        })
+        .map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() })
         .collect()
 }
 
@@ -132,24 +121,15 @@ mod tests {
 
     #[test]
     fn tells_a_repeated_fault_three_times() {
-        let mut state = State {
-            sink: None,
-            repeats: HashMap::new(),
-        };
+        let mut state = State { sink: None, repeats: HashMap::new() };
         let notes: Vec<_> = (0..5).map(|_| state.note("bad block")).collect();
-        assert_eq!(
-            notes,
-            [Some(""), Some(""), Some(" (not told again)"), None, None]
-        );
+        assert_eq!(notes, [Some(""), Some(""), Some(" (not told again)"), None, None]);
         assert_eq!(state.note("another"), Some(""));
     }
 
     #[test]
     fn forgets_old_messages_before_they_fill_memory() {
-        let mut state = State {
-            sink: None,
-            repeats: HashMap::new(),
-        };
+        let mut state = State { sink: None, repeats: HashMap::new() };
         for number in 0..10 * REMEMBERED {
             state.note(&number.to_string());
             assert!(state.repeats.len() <= REMEMBERED);

@@ -15,10 +15,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
             .with_hint("a whole number of bytes, or one with K, M, G or T behind it: 512M")
     };
     let upper = text.trim().to_ascii_uppercase();
-    let upper = upper
-        .strip_suffix("IB")
-        .or(upper.strip_suffix('B'))
-        .unwrap_or(&upper);
+    let upper = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
     let (digits, shift) = match upper.char_indices().last() {
         Some((at, 'K')) => (&upper[..at], 10),
         Some((at, 'M')) => (&upper[..at], 20),
@@ -55,18 +52,9 @@ mod tests {
 
     #[test]
     fn refuses_what_is_no_size_or_too_large() {
-        for text in [
-            "",
-            "K",
-            "-1",
-            "+1",
-            "1.5G",
-            "1 G",
-            "G1",
-            "1X",
-            "16777216T",
-            "99999999999999999999",
-        ] {
+        for text in
+            ["", "K", "-1", "+1", "1.5G", "1 G", "G1", "1X", "16777216T", "99999999999999999999"]
+        {
             assert_eq!(parse_size(text).unwrap_err().kind(), Kind::Usage, "{text}");
         }
     }

@@ -125,11 +125,7 @@ fn the_kernel_shows_the_same_of_the_same_image() {
         };
         let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
         let expected = take(kernel.path(), Depth::Everything);
-        assert_same(
-            compressor,
-            &expected,
-            &take(mounted.path(), Depth::Everything),
-        );
+        assert_same(compressor, &expected, &take(mounted.path(), Depth::Everything));
         // Sizes and links of folders are the image's own, so they can only be compared here.
         for (path, node) in &expected {
             if node.mode & 0o170_000 == 0o040_000 {
@@ -153,10 +149,7 @@ fn a_folder_of_a_hundred_thousand_names_is_listed_whole_and_searched() {
     let tree = source::large();
     let folder = "hundred-thousand";
     let names = |root: &Path| -> Vec<_> {
-        fs::read_dir(root.join(folder))
-            .unwrap()
-            .map(|e| e.unwrap().file_name())
-            .collect()
+        fs::read_dir(root.join(folder)).unwrap().map(|e| e.unwrap().file_name()).collect()
     };
     let expected: BTreeSet<_> = names(&tree).into_iter().collect();
     let work = work_folder();
@@ -165,16 +158,10 @@ fn a_folder_of_a_hundred_thousand_names_is_listed_whole_and_searched() {
         let image = image::make(work.path(), "image.sqfs", &tree.join(folder), &options);
         let place = work.path().join("mount");
         let mounted = Mounted::archfs(&image, &place, &[]);
-        let listed: Vec<_> = fs::read_dir(mounted.path())
-            .unwrap()
-            .map(|e| e.unwrap().file_name())
-            .collect();
+        let listed: Vec<_> =
+            fs::read_dir(mounted.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(listed.len(), 100_000, "{compressor}: each name once");
-        assert_eq!(
-            listed.into_iter().collect::<BTreeSet<_>>(),
-            expected,
-            "{compressor}"
-        );
+        assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), expected, "{compressor}");
         // On a fresh mount every name is looked up by itself, through the directory index.
         drop(mounted);
         let mounted = Mounted::archfs(&image, &place, &[]);
@@ -184,10 +171,7 @@ fn a_folder_of_a_hundred_thousand_names_is_listed_whole_and_searched() {
         }
         for missing in ["", "0", "00000", "50000-", "50000-65", "99999-9", "zzz"] {
             let path = mounted.path().join(format!("{missing}x"));
-            assert!(
-                fs::symlink_metadata(path).is_err(),
-                "{compressor}: {missing}"
-            );
+            assert!(fs::symlink_metadata(path).is_err(), "{compressor}: {missing}");
         }
     }
 }
@@ -200,14 +184,7 @@ fn a_sparse_file_of_5_gib_has_its_bytes_and_its_holes() {
     let tree = source::large();
     let work = work_folder();
     for (nth, compressor) in image::COMPRESSORS.into_iter().enumerate() {
-        let options = [
-            "-comp",
-            compressor,
-            "-b",
-            BLOCKS[nth % 3],
-            "-e",
-            "hundred-thousand",
-        ];
+        let options = ["-comp", compressor, "-b", BLOCKS[nth % 3], "-e", "hundred-thousand"];
         let image = image::make(work.path(), "image.sqfs", &tree, &options);
         let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
         let [ours, theirs] =
@@ -219,25 +196,14 @@ fn a_sparse_file_of_5_gib_has_its_bytes_and_its_holes() {
         let mut at = 0;
         while let Ok(start) = seek(&ours, SeekFrom::Data(at)) {
             let end = seek(&ours, SeekFrom::Hole(start)).unwrap();
-            assert!(
-                start >= at && end > start && end <= 5 << 30,
-                "{at} {start} {end}"
-            );
+            assert!(start >= at && end > start && end <= 5 << 30, "{at} {start} {end}");
             data += end - start;
             at = end;
         }
         assert!((1..=6 << 20).contains(&data), "{data} bytes of data");
         let mut buffers = [vec![0; 1 << 20], vec![0; 1 << 20]];
         let mib = 1_u64 << 20;
-        let around = [
-            0,
-            1,
-            3 << 30,
-            (3 << 30) - 5,
-            (4 << 30) - mib / 2,
-            (5 << 30) - mib,
-            2 << 30,
-        ];
+        let around = [0, 1, 3 << 30, (3 << 30) - 5, (4 << 30) - mib / 2, (5 << 30) - mib, 2 << 30];
         for offset in around {
             let [a, b] = &mut buffers;
             ours.read_exact_at(a, offset).unwrap();
@@ -255,18 +221,11 @@ fn an_image_inside_another_file_is_found_at_its_offset() {
     let work = work_folder();
     let image = image::small(work.path());
     let bytes = fs::read(&image).unwrap();
-    for (offset, option) in [
-        (1, "--offset=1"),
-        (4096, "--offset=4K"),
-        (70_000, "-ooffset=70000"),
-    ] {
+    for (offset, option) in [(1, "--offset=1"), (4096, "--offset=4K"), (70_000, "-ooffset=70000")] {
         let inside = work.path().join("inside");
         fs::write(&inside, [vec![b'x'; offset], bytes.clone()].concat()).unwrap();
         let mounted = Mounted::archfs(&inside, &work.path().join("mount"), &[option]);
-        assert_eq!(
-            fs::read(mounted.path().join("hello")).unwrap(),
-            b"hello, world\n"
-        );
+        assert_eq!(fs::read(mounted.path().join("hello")).unwrap(), b"hello, world\n");
     }
 }
 

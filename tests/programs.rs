@@ -56,8 +56,7 @@ fn find_prints_the_same_of_both() {
         let find = |root: &Path| {
             let format = "%P|%y|%m|%U|%G|%s|%TY-%Tm-%Td %TH:%TM|%n|%l\\0";
             let mut find = Command::new("find");
-            find.current_dir(root)
-                .args([".", "-not", "-type", "d", "-printf", format]);
+            find.current_dir(root).args([".", "-not", "-type", "d", "-printf", format]);
             let output = run(&mut find).stdout;
             let mut lines: Vec<Vec<u8>> = output.split(|b| *b == 0).map(<[u8]>::to_vec).collect();
             lines.sort();
@@ -83,20 +82,14 @@ fn tar_and_cp_copy_what_was_packed() {
         fs::create_dir(&copy).unwrap();
         let tar = |folder: &Path| {
             let mut tar = Command::new("tar");
-            tar.current_dir(folder)
-                .args(["--xattrs", "--xattrs-include=*", "--sparse"]);
+            tar.current_dir(folder).args(["--xattrs", "--xattrs-include=*", "--sparse"]);
             tar
         };
         let mut pack = tar(mount);
-        let pack = pack
-            .args(["-cf", "-", "."])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
+        let pack = pack.args(["-cf", "-", "."]).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut pack = pack.spawn().unwrap();
         let mut unpack = tar(&copy);
-        run(unpack
-            .args(["-xpf", "-", "--numeric-owner"])
-            .stdin(pack.stdout.take().unwrap()));
+        run(unpack.args(["-xpf", "-", "--numeric-owner"]).stdin(pack.stdout.take().unwrap()));
         assert!(pack.wait().unwrap().success());
         let (mut expected, mut found) = (expected, snapshot(&copy));
         for snapshot in [&mut expected, &mut found] {
@@ -114,10 +107,8 @@ fn sixteen_processes_in_shuffled_order_read_what_was_packed() {
     with_mount(|mount, tree, work| {
         let mut files = Vec::new();
         list_files(tree, tree, &mut files);
-        let sums: BTreeMap<&PathBuf, u64> = files
-            .iter()
-            .map(|file| (file, support::snapshot::content(&tree.join(file))))
-            .collect();
+        let sums: BTreeMap<&PathBuf, u64> =
+            files.iter().map(|file| (file, support::snapshot::content(&tree.join(file)))).collect();
         // The shuffled lists are read by processes of their own: cmp against the source.
         let script = "cd \"$1\" && xargs -0 -I{} cmp -- \"$2\"/{} {} < \"$3\"";
         let readers: Vec<_> = (0..16)
@@ -134,25 +125,14 @@ fn sixteen_processes_in_shuffled_order_read_what_was_packed() {
                     .collect();
                 fs::write(&list, text).unwrap();
                 let mut reader = Command::new("sh");
-                reader
-                    .args(["-c", script, "sh"])
-                    .arg(mount)
-                    .arg(tree)
-                    .arg(list);
-                reader
-                    .stdout(Stdio::piped())
-                    .stderr(Stdio::piped())
-                    .spawn()
-                    .unwrap()
+                reader.args(["-c", script, "sh"]).arg(mount).arg(tree).arg(list);
+                reader.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
             })
             .collect();
         for reader in readers {
             let output = reader.wait_with_output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
-            assert!(
-                output.status.success() && output.stdout.is_empty(),
-                "{said}"
-            );
+            assert!(output.status.success() && output.stdout.is_empty(), "{said}");
         }
         // And once more by threads of one process, with the kernel's pages of the mount dropped.
         let _ = fs::write("/proc/sys/vm/drop_caches", "1");
@@ -194,23 +174,11 @@ fn an_image_folder_loader_reads_two_epochs_under_run() {
     let place = work.path().join("mount");
     let _clean_up = support::mount::CleanUp(place.clone());
     let mut mounted = support::archfs();
-    mounted
-        .arg("run")
-        .arg(&image)
-        .arg(&place)
-        .args(["--", "python3"])
-        .arg(&loader)
-        .arg(&place);
+    mounted.arg("run").arg(&image).arg(&place).args(["--", "python3"]).arg(&loader).arg(&place);
     let found = run(&mut mounted).stdout;
     assert!(String::from_utf8_lossy(&expected).contains("400 files"));
-    assert_eq!(
-        String::from_utf8_lossy(&found),
-        String::from_utf8_lossy(&expected)
-    );
-    assert!(
-        !place.exists(),
-        "the mount point was made by run and is gone"
-    );
+    assert_eq!(String::from_utf8_lossy(&found), String::from_utf8_lossy(&expected));
+    assert!(!place.exists(), "the mount point was made by run and is gone");
 }
 
 fn list_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) {
@@ -221,13 +189,7 @@ fn list_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) {
         let path = entry.path();
         if kind.is_dir() {
             list_files(root, &path, files);
-        } else if kind.is_file()
-            && entry
-                .file_name()
-                .as_bytes()
-                .iter()
-                .all(u8::is_ascii_graphic)
-        {
+        } else if kind.is_file() && entry.file_name().as_bytes().iter().all(u8::is_ascii_graphic) {
             let relative = path.strip_prefix(root).unwrap();
             if !relative.starts_with("-rf") && !relative.as_os_str().as_bytes().contains(&b'\\') {
                 files.push(relative.to_owned());

@@ -23,12 +23,7 @@ fn with_mount(test: impl Fn(&Path, &Path)) {
     }
     let tree = source::varied();
     let work = work_folder();
-    let image = image::make(
-        work.path(),
-        "image.sqfs",
-        &tree,
-        &["-comp", "zstd", "-b", "16K"],
-    );
+    let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd", "-b", "16K"]);
     let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
     test(mounted.path(), &tree);
 }
@@ -36,13 +31,7 @@ fn with_mount(test: impl Fn(&Path, &Path)) {
 #[test]
 fn any_range_read_is_the_range_of_the_source() {
     with_mount(|mount, tree| {
-        for name in [
-            "text-2560000",
-            "noise-2560000",
-            "sparse",
-            "twin",
-            "text-8192",
-        ] {
+        for name in ["text-2560000", "noise-2560000", "sparse", "twin", "text-8192"] {
             let [ours, theirs] = [mount, tree].map(|root| File::open(root.join(name)).unwrap());
             let len = theirs.metadata().unwrap().len();
             let random = source::noise(7, 16 * 200);
@@ -51,10 +40,7 @@ fn any_range_read_is_the_range_of_the_source() {
                 let (offset, size) = (number(0) % (len + 10), number(8) % 300_000);
                 let mut buffers = [vec![0; size as usize], vec![0; size as usize]];
                 let [a, b] = &mut buffers;
-                let counts = [
-                    ours.read_at(a, offset).unwrap(),
-                    theirs.read_at(b, offset).unwrap(),
-                ];
+                let counts = [ours.read_at(a, offset).unwrap(), theirs.read_at(b, offset).unwrap()];
                 assert_eq!(counts[0], counts[1], "{name} {offset} {size}");
                 assert!(a == b, "{name} {offset} {size}");
             }
@@ -70,22 +56,14 @@ fn direct_io_and_mmap_give_the_same_bytes() {
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_DIRECT);
         let mut read = Vec::new();
-        options
-            .open(mount.join(name))
-            .unwrap()
-            .read_to_end(&mut read)
-            .unwrap();
+        options.open(mount.join(name)).unwrap().read_to_end(&mut read).unwrap();
         assert!(read == expected, "O_DIRECT");
         let script = "import mmap,sys,hashlib\n\
             f=open(sys.argv[1],'rb')\n\
             m=mmap.mmap(f.fileno(),0,prot=mmap.PROT_READ)\n\
             print(hashlib.md5(m[:]).hexdigest(), hashlib.md5(open(sys.argv[2],'rb').read()).hexdigest())";
         let mut python = std::process::Command::new("python3");
-        python
-            .arg("-c")
-            .arg(script)
-            .arg(mount.join(name))
-            .arg(tree.join(name));
+        python.arg("-c").arg(script).arg(mount.join(name)).arg(tree.join(name));
         let output = String::from_utf8(support::run(&mut python).stdout).unwrap();
         let (a, b) = output.trim().split_once(' ').unwrap();
         assert_eq!(a, b, "mmap");
@@ -97,30 +75,17 @@ fn every_change_is_refused_as_on_a_read_only_file_system() {
     with_mount(|mount, _| {
         let file = mount.join("text-10");
         let refused = |what: &str, result: std::io::Result<()>| {
-            assert_eq!(
-                result.unwrap_err().kind(),
-                ErrorKind::ReadOnlyFilesystem,
-                "{what}"
-            );
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::ReadOnlyFilesystem, "{what}");
         };
-        refused(
-            "write",
-            OpenOptions::new().write(true).open(&file).map(|_| ()),
-        );
+        refused("write", OpenOptions::new().write(true).open(&file).map(|_| ()));
         refused("create", File::create(mount.join("new")).map(|_| ()));
         refused("mkdir", fs::create_dir(mount.join("new")));
         refused("unlink", fs::remove_file(&file));
         refused("rmdir", fs::remove_dir(mount.join("empty")));
         refused("rename", fs::rename(&file, mount.join("new")));
         refused("link", fs::hard_link(&file, mount.join("new")));
-        refused(
-            "symlink",
-            std::os::unix::fs::symlink("a", mount.join("new")),
-        );
-        refused(
-            "chmod",
-            fs::set_permissions(&file, fs::metadata(&file).unwrap().permissions()),
-        );
+        refused("symlink", std::os::unix::fs::symlink("a", mount.join("new")));
+        refused("chmod", fs::set_permissions(&file, fs::metadata(&file).unwrap().permissions()));
         refused("chown", std::os::unix::fs::chown(&file, Some(1), None));
         let set = rustix::fs::setxattr(&file, "user.new", b"x", XattrFlags::empty());
         assert_eq!(set, Err(Errno::ROFS));
@@ -210,10 +175,7 @@ fn holes_are_found_and_the_end_is_one() {
 fn names_that_are_not_there_are_not_found() {
     with_mount(|mount, _| {
         let long = "n".repeat(256);
-        assert_eq!(
-            fs::metadata(mount.join("nothing")).unwrap_err().kind(),
-            ErrorKind::NotFound
-        );
+        assert_eq!(fs::metadata(mount.join("nothing")).unwrap_err().kind(), ErrorKind::NotFound);
         let error = fs::metadata(mount.join(long)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENAMETOOLONG));
         let error = fs::metadata(mount.join("text-10/x")).unwrap_err();
@@ -242,10 +204,7 @@ fn device_nodes_and_set_uid_bits_are_inert() {
         let error = File::open(mount.join("char")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        let line = mounts
-            .lines()
-            .find(|line| line.contains(mount.to_str().unwrap()))
-            .unwrap();
+        let line = mounts.lines().find(|line| line.contains(mount.to_str().unwrap())).unwrap();
         assert!(line.contains("ro,nosuid,nodev"), "{line}");
     });
 }

@@ -14,10 +14,7 @@ const RANGE: (u64, u64) = (64 << 20, 16 << 30);
 
 /// The default budget, bytes.
 pub fn default_bytes() -> u64 {
-    let available = [cgroup_limit(), available_memory()]
-        .into_iter()
-        .flatten()
-        .min();
+    let available = [cgroup_limit(), available_memory()].into_iter().flatten().min();
     share(available)
 }
 
@@ -28,15 +25,8 @@ fn share(available: Option<u64>) -> u64 {
 /// MemAvailable of /proc/meminfo, bytes.
 fn available_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim()
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(1024)
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// The smallest memory limit of this process's control groups, bytes.
@@ -55,15 +45,8 @@ fn group_folder(line: &str) -> Option<(PathBuf, PathBuf, &'static str)> {
     let group = PathBuf::from(group.trim_start_matches('/'));
     if controllers.is_empty() {
         Some((PathBuf::from("/sys/fs/cgroup"), group, "memory.max"))
-    } else if controllers
-        .split(',')
-        .any(|controller| controller == "memory")
-    {
-        Some((
-            PathBuf::from("/sys/fs/cgroup/memory"),
-            group,
-            "memory.limit_in_bytes",
-        ))
+    } else if controllers.split(',').any(|controller| controller == "memory") {
+        Some((PathBuf::from("/sys/fs/cgroup/memory"), group, "memory.limit_in_bytes"))
     } else {
         None
     }
@@ -72,11 +55,7 @@ fn group_folder(line: &str) -> Option<(PathBuf, PathBuf, &'static str)> {
 fn smallest_on_the_way_up(root: &Path, group: &Path, file: &str) -> Option<u64> {
     // "max" is no number, and v1 writes about 2^63 for no limit, which the minimum ignores.
     let limit = |group: &Path| -> Option<u64> {
-        fs::read_to_string(root.join(group).join(file))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
+        fs::read_to_string(root.join(group).join(file)).ok()?.trim().parse().ok()
     };
     group.ancestors().filter_map(limit).min()
 }

@@ -19,10 +19,7 @@ enum Outcome<V> {
 
 impl<V: Clone> Flight<V> {
     pub(super) fn new() -> Self {
-        Self {
-            outcome: Mutex::new(Outcome::Pending),
-            ended: Condvar::new(),
-        }
+        Self { outcome: Mutex::new(Outcome::Pending), ended: Condvar::new() }
     }
 
     /// The value, once it is there; `None` where the leader gave up.

@@ -73,13 +73,8 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
         let wanted = u64::try_from(processors).unwrap_or(1).saturating_mul(4);
         let roomy = capacity / heaviest.max(1).saturating_mul(8);
         let count = wanted.min(roomy).clamp(1, 1024);
-        let shards = (0..count)
-            .map(|_| Mutex::new(Shard::new(capacity / count)))
-            .collect();
-        Self {
-            hasher: RandomState::new(),
-            shards,
-        }
+        let shards = (0..count).map(|_| Mutex::new(Shard::new(capacity / count))).collect();
+        Self { hasher: RandomState::new(), shards }
     }
 
     /// The value of `key`, from the cache or from `load`, which runs at most once at a time for a key.
@@ -98,12 +93,7 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
             };
             match turn {
                 Turn::Lead(flight) => {
-                    let leader = Leader {
-                        shard,
-                        key,
-                        flight,
-                        landed: false,
-                    };
+                    let leader = Leader { shard, key, flight, landed: false };
                     return load().map(|value| leader.land(value));
                 }
                 Turn::Wait(flight) => {
@@ -198,20 +188,13 @@ mod tests {
         assert_eq!(loads.into_inner(), 64);
         let counters = cache.counters();
         assert_eq!(counters.loads, 64);
-        assert_eq!(
-            counters.hits + counters.loads + counters.waits,
-            64 * READERS as u64
-        );
+        assert_eq!(counters.hits + counters.loads + counters.waits, 64 * READERS as u64);
     }
 
     #[test]
     fn keeps_no_error() {
         let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
-        assert!(
-            cache
-                .get_or_load(1, || Err(Error::corrupt("first")))
-                .is_err()
-        );
+        assert!(cache.get_or_load(1, || Err(Error::corrupt("first"))).is_err());
         assert_eq!(cache.get_or_load(1, || Ok(block(7, 1))).unwrap()[..], [7]);
     }
 
@@ -257,14 +240,7 @@ mod tests {
         }
         load(0).unwrap();
         load(100).unwrap();
-        assert_eq!(
-            cache.counters(),
-            Counters {
-                hits: 1,
-                loads: 9,
-                waits: 0
-            }
-        );
+        assert_eq!(cache.counters(), Counters { hits: 1, loads: 9, waits: 0 });
         load(0).unwrap();
         assert_eq!(cache.counters().hits, 2, "0 was used after 1 and stays");
         load(1).unwrap();
@@ -274,14 +250,8 @@ mod tests {
     #[test]
     fn hands_out_a_value_too_heavy_to_keep() {
         let cache: Cache<u64, Arc<[u8]>> = Cache::new(100, 100);
-        assert_eq!(
-            cache.get_or_load(1, || Ok(block(1, 1000))).unwrap().len(),
-            1000
-        );
-        assert_eq!(
-            cache.get_or_load(1, || Ok(block(1, 1000))).unwrap().len(),
-            1000
-        );
+        assert_eq!(cache.get_or_load(1, || Ok(block(1, 1000))).unwrap().len(), 1000);
+        assert_eq!(cache.get_or_load(1, || Ok(block(1, 1000))).unwrap().len(), 1000);
         assert_eq!(cache.counters().loads, 2);
     }
 }

@@ -108,10 +108,8 @@ impl OpenArgs {
     /// # Errors
     /// What `formats::open` reports.
     pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
-        let options = OpenOptions {
-            offset: self.offset,
-            cache_bytes: crate::cache::default_bytes(),
-        };
+        let options =
+            OpenOptions { offset: self.offset, cache_bytes: crate::cache::default_bytes() };
         formats::open(&self.archive, &options)
     }
 }
@@ -140,14 +138,8 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--subdir=", subdir.clone().map(OsString::from_vec));
     add("-ouid=", uid.map(|uid| uid.to_string().into()));
     add("-ogid=", gid.map(|gid| gid.to_string().into()));
-    add(
-        "--cache=",
-        cache_bytes.map(|bytes| bytes.to_string().into()),
-    );
-    add(
-        "--threads=",
-        threads.map(|threads| threads.to_string().into()),
-    );
+    add("--cache=", cache_bytes.map(|bytes| bytes.to_string().into()));
+    add("--threads=", threads.map(|threads| threads.to_string().into()));
     add("--log-file=", log_file.clone().map(OsString::from));
     match access {
         Access::Owner => {}
@@ -224,10 +216,7 @@ mod tests {
             verbosity: Verbosity::Verbose,
             ..least.clone()
         };
-        let quiet = MountPlan {
-            verbosity: Verbosity::Quiet,
-            ..least.clone()
-        };
+        let quiet = MountPlan { verbosity: Verbosity::Quiet, ..least.clone() };
         for plan in [least, most, quiet] {
             assert_eq!(parse(render(&plan)), plan);
         }

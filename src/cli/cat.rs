@@ -42,10 +42,7 @@ fn cat(tree: &dyn Tree, path: &Path) -> Result<()> {
             return Err(Error::new(Kind::IsADirectory, context).with_hint("archfs ls lists it"));
         }
         _ => {
-            return Err(Error::new(
-                Kind::InvalidInput,
-                format!("{shown}: not a regular file"),
-            ));
+            return Err(Error::new(Kind::InvalidInput, format!("{shown}: not a regular file")));
         }
     }
     let mut scratch = Scratch::default();

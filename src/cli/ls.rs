@@ -35,11 +35,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let path = args.path.as_os_str().as_bytes();
     let attr = vfs::resolve(tree.as_ref(), path)
         .map_err(|error| error.within(args.open.archive.display()))?;
-    let mut listing = Listing {
-        tree: tree.as_ref(),
-        args,
-        out: BufWriter::new(std::io::stdout()),
-    };
+    let mut listing = Listing { tree: tree.as_ref(), args, out: BufWriter::new(std::io::stdout()) };
     if attr.kind == FileKind::Directory {
         listing.folder(attr.ino, &[], &mut vec![attr.ino])?;
     } else {
@@ -86,13 +82,7 @@ impl Listing<'_> {
         let mut line = Vec::new();
         if self.args.long {
             let mode = mode(attr);
-            let Attr {
-                nlink,
-                uid,
-                gid,
-                size,
-                ..
-            } = attr;
+            let Attr { nlink, uid, gid, size, .. } = attr;
             let seconds = attr.modified.seconds;
             line.extend(
                 format!("{mode} {nlink:3} {uid:5} {gid:5} {size:12} {seconds:10} ").bytes(),
@@ -131,11 +121,7 @@ fn mode(attr: &Attr) -> String {
         let write = if has(0o2 << shift) { 'w' } else { '-' };
         [read, write, execute(1 << shift, special, letter)]
     };
-    let classes = [
-        class(6, 0o4000, 's'),
-        class(3, 0o2000, 's'),
-        class(0, 0o1000, 't'),
-    ];
+    let classes = [class(6, 0o4000, 's'), class(3, 0o2000, 's'), class(0, 0o1000, 't')];
     std::iter::once(kind).chain(classes.concat()).collect()
 }
 
@@ -162,10 +148,7 @@ mod tests {
                 size: 0,
                 allocated: 0,
                 device: 0,
-                modified: Timestamp {
-                    seconds: 0,
-                    nanoseconds: 0,
-                },
+                modified: Timestamp { seconds: 0, nanoseconds: 0 },
                 block_size: 0,
             };
             assert_eq!(mode(&attr), shown);

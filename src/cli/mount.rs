@@ -30,12 +30,7 @@ pub(super) struct Args {
     ready_fd: Option<u32>,
 
     /// This is the daemon that a launcher waits for, and that lives for the process PID:STARTTIME
-    #[arg(
-        long,
-        hide = true,
-        value_name = "PID:STARTTIME|nobody",
-        requires = "foreground"
-    )]
+    #[arg(long, hide = true, value_name = "PID:STARTTIME|nobody", requires = "foreground")]
     holder: Option<String>,
 }
 
@@ -93,11 +88,8 @@ pub(super) fn daemon_arguments(plan: &lifecycle::MountPlan, holder: Holder) -> V
         Holder::Process(process) => process.to_string(),
         Holder::Nobody(_) => NOBODY.to_owned(),
     };
-    let mut arguments = vec![
-        "mount".into(),
-        "--foreground".into(),
-        format!("--holder={holder}").into(),
-    ];
+    let mut arguments =
+        vec!["mount".into(), "--foreground".into(), format!("--holder={holder}").into()];
     arguments.extend(args::render(plan));
     arguments
 }

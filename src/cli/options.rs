@@ -23,11 +23,7 @@ impl MountOptions {
     /// `Usage` for an unknown option, a bad value, or one that a read-only mount can not honour.
     pub(super) fn parse(texts: &[String]) -> Result<Self> {
         let mut options = Self::default();
-        for option in texts
-            .iter()
-            .flat_map(|text| text.split(','))
-            .filter(|one| !one.is_empty())
-        {
+        for option in texts.iter().flat_map(|text| text.split(',')).filter(|one| !one.is_empty()) {
             options.take(option)?;
         }
         Ok(options)
@@ -69,10 +65,8 @@ impl MountOptions {
                 return Err(Error::new(Kind::Usage, context));
             }
             _ => {
-                return Err(
-                    Error::new(Kind::Usage, format!("-o {option}: no such option"))
-                        .with_hint("offset=, subdir=, uid=, gid=, allow_other, ro, nosuid, nodev"),
-                );
+                return Err(Error::new(Kind::Usage, format!("-o {option}: no such option"))
+                    .with_hint("offset=, subdir=, uid=, gid=, allow_other, ro, nosuid, nodev"));
             }
         }
         Ok(())
@@ -80,9 +74,7 @@ impl MountOptions {
 }
 
 fn number(option: &str, value: &str) -> Result<u32> {
-    value
-        .parse()
-        .map_err(|_| Error::new(Kind::Usage, format!("-o {option}: not a number")))
+    value.parse().map_err(|_| Error::new(Kind::Usage, format!("-o {option}: not a number")))
 }
 
 #[cfg(test)]
@@ -109,16 +101,7 @@ mod tests {
 
     #[test]
     fn refuses_what_it_does_not_know_or_can_not_do() {
-        for text in [
-            "rw",
-            "suid",
-            "dev",
-            "big_writes",
-            "offset",
-            "offset=x",
-            "uid=-1",
-            "ro=1",
-        ] {
+        for text in ["rw", "suid", "dev", "big_writes", "offset", "offset=x", "uid=-1", "ro=1"] {
             assert_eq!(parse(text).unwrap_err().kind(), Kind::Usage, "{text}");
         }
     }

@@ -11,11 +11,7 @@ use crate::log::printable;
 /// Shows an error on standard error.
 pub(super) fn show_error(error: &Error) {
     // When nobody can read it, there is nobody to tell.
-    let _ = writeln!(
-        std::io::stderr(),
-        "archfs: {}",
-        printable(&error.to_string())
-    );
+    let _ = writeln!(std::io::stderr(), "archfs: {}", printable(&error.to_string()));
     if let Some(hint) = error.hint() {
         let _ = writeln!(std::io::stderr(), "hint: {}", printable(hint));
     }

@@ -22,11 +22,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(Verbosity::Usual, None)?;
-    let how = if args.lazy {
-        Detach::Lazily
-    } else {
-        Detach::IfIdle
-    };
+    let how = if args.lazy { Detach::Lazily } else { Detach::IfIdle };
     let mut status = 0;
     for mountpoint in &args.mountpoints {
         if let Err(error) = lifecycle::unmount(mountpoint, how) {

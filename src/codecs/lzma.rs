@@ -7,10 +7,5 @@ use super::xz::{MEMORY_LIMIT, run};
 use crate::error::Result;
 
 pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
-    run(
-        Codec::Lzma,
-        Stream::new_lzma_decoder(MEMORY_LIMIT),
-        source,
-        target,
-    )
+    run(Codec::Lzma, Stream::new_lzma_decoder(MEMORY_LIMIT), source, target)
 }

@@ -17,8 +17,6 @@ pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
             Some(decoder) => decoder,
             None => slot.insert(Decompressor::new().map_err(|e| damaged(Codec::Zstd, e))?),
         };
-        decoder
-            .decompress_to_buffer(source, target)
-            .map_err(|error| damaged(Codec::Zstd, error))
+        decoder.decompress_to_buffer(source, target).map_err(|error| damaged(Codec::Zstd, error))
     })
 }

@@ -15,10 +15,7 @@ pub(crate) struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Reads `bytes`, which are a `structure` (its name in errors).
     pub(crate) fn new(structure: &'static str, bytes: &'a [u8]) -> Self {
-        Self {
-            structure,
-            rest: bytes,
-        }
+        Self { structure, rest: bytes }
     }
 
     /// The next `N` bytes.
@@ -48,10 +45,7 @@ impl<'a> Reader<'a> {
 
     fn short(&self, wanted: usize) -> Error {
         let has = self.rest.len();
-        Error::corrupt(format!(
-            "{} ends early: {wanted} bytes wanted, {has} left",
-            self.structure
-        ))
+        Error::corrupt(format!("{} ends early: {wanted} bytes wanted, {has} left", self.structure))
     }
 }
 
@@ -83,10 +77,7 @@ mod tests {
     #[test]
     fn names_the_structure_that_ends_early() {
         let error = Reader::new("superblock", &[0; 3]).u32().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "superblock ends early: 4 bytes wanted, 3 left"
-        );
+        assert_eq!(error.to_string(), "superblock ends early: 4 bytes wanted, 3 left");
         assert_eq!(index(u64::MAX), usize::MAX);
     }
 }

@@ -56,11 +56,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Arc<dyn Tree>> {
     let head = head.get_mut(..len).unwrap_or_default();
     storage.read_exact_at(head, 0)?;
     if SquashFs::recognises(head) {
-        return Ok(Arc::new(SquashFs::open(
-            &name,
-            storage,
-            options.cache_bytes,
-        )?));
+        return Ok(Arc::new(SquashFs::open(&name, storage, options.cache_bytes)?));
     }
     Err(unknown(&name, head, options.offset))
 }
@@ -70,20 +66,15 @@ fn unknown(name: &str, head: &[u8], offset: u64) -> Error {
     let (what, hint) = match head {
         [] if offset == 0 => ("is empty", "was it copied whole?"),
         [] => ("has nothing at that offset", "check --offset"),
-        [b'P', b'K', 3 | 5, 4 | 6, ..] => (
-            "a zip archive",
-            "unpack it, then: mksquashfs DIRECTORY data.sqfs -comp zstd",
-        ),
-        [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
-            (
-                "a compressed file",
-                "unpack it, then: mksquashfs DIRECTORY data.sqfs -comp zstd",
-            )
+        [b'P', b'K', 3 | 5, 4 | 6, ..] => {
+            ("a zip archive", "unpack it, then: mksquashfs DIRECTORY data.sqfs -comp zstd")
         }
-        _ => (
-            "not a squashfs image",
-            "if it starts further into the file, say where with --offset",
-        ),
+        [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
+            ("a compressed file", "unpack it, then: mksquashfs DIRECTORY data.sqfs -comp zstd")
+        }
+        _ => {
+            ("not a squashfs image", "if it starts further into the file, say where with --offset")
+        }
     };
     Error::new(Kind::UnknownFormat, format!("{name}: {what}")).with_hint(hint)
 }

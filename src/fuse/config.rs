@@ -17,10 +17,7 @@ const MAX_BACKGROUND: u16 = 128;
 /// Capabilities, each with what is lost without it.
 const WANTED: [(InitFlags, &str); 9] = [
     // Lookups and listings of one directory run side by side; without it they queue on its lock.
-    (
-        InitFlags::FUSE_PARALLEL_DIROPS,
-        "parallel directory operations",
-    ),
+    (InitFlags::FUSE_PARALLEL_DIROPS, "parallel directory operations"),
     // A listing brings the attributes along, so a walk needs no LOOKUP and no GETATTR...
     (InitFlags::FUSE_DO_READDIRPLUS, "readdirplus"),
     // ...but only where somebody stats what was listed: a bare `ls` stays cheap in kernel memory.
@@ -29,10 +26,7 @@ const WANTED: [(InitFlags, &str); 9] = [
     (InitFlags::FUSE_CACHE_SYMLINKS, "symlink cache"),
     // No OPEN and no OPENDIR after the first of each, and the page cache stays on open.
     (InitFlags::FUSE_NO_OPEN_SUPPORT, "open without a request"),
-    (
-        InitFlags::FUSE_NO_OPENDIR_SUPPORT,
-        "opendir without a request",
-    ),
+    (InitFlags::FUSE_NO_OPENDIR_SUPPORT, "opendir without a request"),
     // Several readahead requests of one file may be under way.
     (InitFlags::FUSE_ASYNC_READ, "asynchronous reads"),
     // Reads of direct I/O are sent side by side too.
@@ -75,7 +69,5 @@ pub struct SessionShape {
 /// costs a stack and a request buffer.
 pub fn session_shape(processors: usize, threads: Option<usize>) -> SessionShape {
     let usual = (processors.saturating_mul(2)).clamp(8, 256);
-    SessionShape {
-        threads: threads.unwrap_or(usual).max(1),
-    }
+    SessionShape { threads: threads.unwrap_or(usual).max(1) }
 }

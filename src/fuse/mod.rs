@@ -161,10 +161,7 @@ impl Filesystem for ArchiveFilesystem {
         for dot in dots {
             // The kernel takes no attributes from these two, only the name, number and kind.
             let number = dot_number(ino, dot);
-            let attr = FileAttr {
-                ino: number,
-                ..unknown_attr(ino, FileKind::Directory)
-            };
+            let attr = FileAttr { ino: number, ..unknown_attr(ino, FileKind::Directory) };
             let name = OsStr::from_bytes(dot.name);
             if reply.add(number, dot.next.0, name, &TTL, &attr, GENERATION) {
                 return reply.ok();
@@ -325,9 +322,5 @@ fn dot_number(ino: Ino, dot: &Dot) -> INodeNo {
 }
 
 fn full(buffer_full: bool) -> ControlFlow<()> {
-    if buffer_full {
-        ControlFlow::Break(())
-    } else {
-        ControlFlow::Continue(())
-    }
+    if buffer_full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }

@@ -66,10 +66,7 @@ pub(super) fn file_attr(attr: &Attr) -> FileAttr {
 
 /// The attributes of nothing: with inode number 0 the kernel remembers that the name does not exist.
 pub(super) fn negative_attr() -> FileAttr {
-    FileAttr {
-        ino: INodeNo(0),
-        ..unknown_attr(Ino::ROOT, FileKind::Regular)
-    }
+    FileAttr { ino: INodeNo(0), ..unknown_attr(Ino::ROOT, FileKind::Regular) }
 }
 
 /// What is known of an inode that can not be read: its number and the kind its directory claims.
@@ -122,7 +119,5 @@ fn system_time(time: Timestamp) -> SystemTime {
     } else {
         UNIX_EPOCH.checked_add(whole)
     };
-    start
-        .and_then(|start| start.checked_add(fraction))
-        .unwrap_or(UNIX_EPOCH)
+    start.and_then(|start| start.checked_add(fraction)).unwrap_or(UNIX_EPOCH)
 }

@@ -44,13 +44,9 @@ impl Attached {
             fusermount::mount(place, source, access)?
         };
         match mountinfo::topmost(place)? {
-            Some(entry) if entry.is_ours() => Ok((
-                Self {
-                    place: place.to_owned(),
-                    entry,
-                },
-                connection,
-            )),
+            Some(entry) if entry.is_ours() => {
+                Ok((Self { place: place.to_owned(), entry }, connection))
+            }
             _ => Err(Error::new(
                 Kind::CannotMount,
                 format!("{}: mounted, but not to be seen there", place.display()),
@@ -79,9 +75,7 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        let done = self
-            .detach(Detach::IfIdle)
-            .or_else(|_| self.detach(Detach::Lazily));
+        let done = self.detach(Detach::IfIdle).or_else(|_| self.detach(Detach::Lazily));
         if let Err(error) = done {
             log::error!("{}: can not unmount: {error}", self.place.display());
         }
@@ -103,10 +97,7 @@ pub(super) fn detach(place: &Path, how: Detach) -> Result<()> {
     match unmount(place, flags) {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(busy(place)),
-        Err(error) => Err(Error::io(
-            format!("{}: can not unmount", place.display()),
-            error.into(),
-        )),
+        Err(error) => Err(Error::io(format!("{}: can not unmount", place.display()), error.into())),
     }
 }
 
@@ -134,16 +125,16 @@ fn mount_as_root(place: &Path, source: &Path, access: Access) -> Result<OwnedFd>
         Ok(()) => Ok(device),
         Err(error @ (Errno::PERM | Errno::NODEV)) => Err(Error::new(
             Kind::CannotMount,
-            format!(
-                "{}: the kernel does not let this process mount: {error}",
-                place.display()
-            ),
+            format!("{}: the kernel does not let this process mount: {error}", place.display()),
         )
         .with_hint("in a container it needs --device /dev/fuse and the capability SYS_ADMIN")),
-        Err(error) => Err(Error::io(
-            format!("{}: can not mount", place.display()),
-            error.into(),
-        )),
+        // The options are ours and sound, so it is the descriptor that the kernel does not like.
+        Err(Errno::INVAL) => Err(Error::new(
+            Kind::CannotMount,
+            format!("{}: can not mount: /dev/fuse is not the FUSE device here", place.display()),
+        )
+        .with_hint("in a container, add --device /dev/fuse")),
+        Err(error) => Err(Error::io(format!("{}: can not mount", place.display()), error.into())),
     }
 }
 

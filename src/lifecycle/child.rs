@@ -73,10 +73,7 @@ fn execute(
         return Ok(Outcome::NotFound);
     };
     let shown = Path::new(program).display();
-    let spawned = Command::new(program)
-        .args(arguments)
-        .env("ARCHFS_MOUNTPOINT", place)
-        .spawn();
+    let spawned = Command::new(program).args(arguments).env("ARCHFS_MOUNTPOINT", place).spawn();
     let mut child = match spawned {
         Ok(child) => child,
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -106,9 +103,7 @@ fn execute(
         handle.close();
         status
     });
-    watching
-        .map(outcome)
-        .map_err(|error| Error::io("can not wait for the command", error))
+    watching.map(outcome).map_err(|error| Error::io("can not wait for the command", error))
 }
 
 fn outcome(status: ExitStatus) -> Outcome {

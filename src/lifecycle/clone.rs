@@ -2,10 +2,7 @@
 //!
 //! Owns one probe, the only unsafe code of the crate: fuser fails as a whole where the kernel refuses
 //! to clone a descriptor, so it is asked before.
-#![expect(
-    unsafe_code,
-    reason = "no crate offers FUSE_DEV_IOC_CLONE as a safe call"
-)]
+#![expect(unsafe_code, reason = "no crate offers FUSE_DEV_IOC_CLONE as a safe call")]
 
 use std::fs::File;
 

@@ -107,9 +107,7 @@ pub fn start(arguments: &[OsString]) -> Result<std::result::Result<(), i32>> {
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         // Ends with the line, or without one when the process does.
-        BufReader::new(stdout)
-            .read_line(&mut line)
-            .map_err(failed)?;
+        BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
     }
     if line == "ready\n" {
         return Ok(Ok(()));
@@ -120,10 +118,7 @@ pub fn start(arguments: &[OsString]) -> Result<std::result::Result<(), i32>> {
 
 fn open(plan: &MountPlan) -> Result<Arc<dyn Tree>> {
     let cache_bytes = plan.cache_bytes.unwrap_or_else(cache::default_bytes);
-    let options = OpenOptions {
-        offset: plan.offset,
-        cache_bytes,
-    };
+    let options = OpenOptions { offset: plan.offset, cache_bytes };
     let tree = formats::open(&plan.archive, &options)?;
     View::apply(tree, &plan.view).map_err(|error| error.within(plan.archive.display()))
 }
@@ -147,36 +142,19 @@ impl Mount {
         let made = mountpoint.made();
         let registered = ProcessId::own()
             .and_then(|daemon| {
-                Record {
-                    daemon,
-                    made,
-                    place: place.clone(),
-                }
-                .write(attached.entry())
+                Record { daemon, made, place: place.clone() }.write(attached.entry())
             })
             .inspect_err(|error| log::warn!("{error}; `archfs unmount` will know less"))
             .ok();
-        let parts = Parts {
-            attached,
-            mountpoint,
-            _registered: registered,
-        };
-        Arc::new(Self {
-            place,
-            parts: Mutex::new(Some(parts)),
-        })
+        let parts = Parts { attached, mountpoint, _registered: registered };
+        Arc::new(Self { place, parts: Mutex::new(Some(parts)) })
     }
 
     /// Asks for the root of the mount, which takes the whole way through the kernel and back.
     fn check_that_it_answers(&self) -> Result<()> {
-        fs::symlink_metadata(&self.place)
-            .map(|_| ())
-            .map_err(|error| {
-                Error::io(
-                    format!("{}: mounted, but does not answer", self.place.display()),
-                    error,
-                )
-            })
+        fs::symlink_metadata(&self.place).map(|_| ()).map_err(|error| {
+            Error::io(format!("{}: mounted, but does not answer", self.place.display()), error)
+        })
     }
 
     /// Serves until there is a reason to end, and unmounts then.
@@ -206,12 +184,7 @@ impl Mount {
 
     /// Unmounts, lazily if it is in use, and removes what was made; tells whether it was mounted.
     fn unmount(&self) -> bool {
-        let Some(Parts {
-            attached,
-            mut mountpoint,
-            _registered,
-        }) = self.parts.lock().take()
-        else {
+        let Some(Parts { attached, mut mountpoint, _registered }) = self.parts.lock().take() else {
             return false;
         };
         // First of all: the rest of this process may not get to run.
@@ -231,10 +204,7 @@ fn unmount_on_panic(mount: Arc<Mount>) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         usual(panic);
-        log::error!(
-            "{}: a fault in archfs itself, unmounting",
-            mount.place.display()
-        );
+        log::error!("{}: a fault in archfs itself, unmounting", mount.place.display());
         // Whoever panicked may hold the lock; waiting for it would hang instead.
         if let Some(parts) = mount.parts.try_lock().and_then(|mut parts| parts.take()) {
             let _ = parts.attached.detach(Detach::Lazily);
@@ -261,10 +231,7 @@ pub fn announce(ready: Ready) -> Result<()> {
         }
         Ready::Launcher => {
             let mut stdout = io::stdout();
-            stdout
-                .write_all(b"ready\n")
-                .and_then(|()| stdout.flush())
-                .map_err(failed)?;
+            stdout.write_all(b"ready\n").and_then(|()| stdout.flush()).map_err(failed)?;
             detach_from_terminal().map_err(failed)
         }
     }
@@ -273,10 +240,7 @@ pub fn announce(ready: Ready) -> Result<()> {
 /// Whoever reads the output of the launcher must see its end, so the daemon can not keep it open.
 /// A file, such as the output of a batch job, is kept for what the daemon still has to say.
 fn detach_from_terminal() -> io::Result<()> {
-    let null = File::options()
-        .read(true)
-        .write(true)
-        .open(Path::new("/dev/null"))?;
+    let null = File::options().read(true).write(true).open(Path::new("/dev/null"))?;
     rustix::stdio::dup2_stdout(&null)?;
     let stderr = rustix::fs::fstat(rustix::stdio::stderr())?;
     if !rustix::fs::FileType::from_raw_mode(stderr.st_mode).is_file() {

@@ -36,13 +36,9 @@ pub(super) fn mount(place: &Path, source: &Path, access: Access) -> Result<Owned
     check_device()?;
     let helper = find()?;
     let failed = |error: Errno| Error::io("can not talk to fusermount", error.into());
-    let (ours, theirs) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .map_err(failed)?;
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(failed)?;
     // The helper must inherit this one end.
     fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed)?;
     let mut child = Command::new(&helper)
@@ -106,10 +102,7 @@ pub(super) fn unmount(place: &Path, how: Detach) -> Result<()> {
     if said.contains("busy") {
         return Err(busy(place));
     }
-    Err(Error::new(
-        Kind::Io,
-        format!("{}: can not unmount: {said}", place.display()),
-    ))
+    Err(Error::new(Kind::Io, format!("{}: can not unmount: {said}", place.display())))
 }
 
 /// Options for the helper; in names, it takes a comma or backslash with a backslash before it.
@@ -135,12 +128,7 @@ fn receive(socket: &OwnedFd) -> std::result::Result<Option<OwnedFd>, Errno> {
     let mut byte = [0];
     loop {
         let mut buffers = [IoSliceMut::new(&mut byte)];
-        match recvmsg(
-            socket,
-            &mut buffers,
-            &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC,
-        ) {
+        match recvmsg(socket, &mut buffers, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
             Ok(_) => break,
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),
@@ -155,9 +143,8 @@ fn receive(socket: &OwnedFd) -> std::result::Result<Option<OwnedFd>, Errno> {
 
 fn find() -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<PathBuf> = std::env::split_paths(&path)
-        .chain(FOLDERS.map(PathBuf::from))
-        .collect();
+    let folders: Vec<PathBuf> =
+        std::env::split_paths(&path).chain(FOLDERS.map(PathBuf::from)).collect();
     HELPERS
         .iter()
         .flat_map(|name| folders.iter().map(move |folder| folder.join(name)))
@@ -185,11 +172,7 @@ fn check_device() -> Result<()> {
 }
 
 fn refused(place: &Path, said: &str) -> Error {
-    let said = said
-        .lines()
-        .next()
-        .unwrap_or("fusermount gave no reason")
-        .trim();
+    let said = said.lines().next().unwrap_or("fusermount gave no reason").trim();
     let said = said.split_once(": ").map_or(said, |(_, reason)| reason);
     let context = format!("{}: can not mount: {said}", place.display());
     let error = Error::new(Kind::CannotMount, context);
@@ -209,9 +192,6 @@ mod tests {
     #[test]
     fn escapes_what_would_start_another_option() {
         let options = options(Path::new("/a,b\\c d.sqfs"), Access::Owner);
-        assert_eq!(
-            options,
-            "ro,nosuid,nodev,subtype=archfs,fsname=/a\\,b\\\\c d.sqfs"
-        );
+        assert_eq!(options, "ro,nosuid,nodev,subtype=archfs,fsname=/a\\,b\\\\c d.sqfs");
     }
 }

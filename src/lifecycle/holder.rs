@@ -81,10 +81,7 @@ impl fmt::Display for Holder {
         match self {
             Self::Process(process) => {
                 let (pid, name) = (process.pid(), process.name());
-                write!(
-                    f,
-                    "until process {pid} ({name}) ends; --keep to hold until unmount"
-                )
+                write!(f, "until process {pid} ({name}) ends; --keep to hold until unmount")
             }
             Self::Nobody(Reason::Asked) => f.write_str("until unmount"),
             Self::Nobody(Reason::Interactive) => {

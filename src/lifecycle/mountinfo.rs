@@ -36,10 +36,7 @@ impl MountEntry {
 
     /// The user who mounted it, where it is a FUSE mount.
     pub(super) fn owner(&self) -> Option<u32> {
-        let user = self
-            .options
-            .split(',')
-            .find_map(|option| option.strip_prefix("user_id="));
+        let user = self.options.split(',').find_map(|option| option.strip_prefix("user_id="));
         user?.parse().ok()
     }
 
@@ -76,14 +73,7 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     let kind = text(fields.next()?);
     let source = unescape(fields.next()?);
     let options = text(fields.next()?);
-    Some(MountEntry {
-        id,
-        device,
-        place,
-        kind,
-        source,
-        options,
-    })
+    Some(MountEntry { id, device, place, kind, source, options })
 }
 
 /// Undoes `\040` for a space, and the like for tab, newline and backslash.

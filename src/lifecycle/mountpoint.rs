@@ -80,10 +80,7 @@ impl Drop for Mountpoint {
 pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     let shown = path.display();
     if path == Path::new("/") {
-        return Err(Error::new(
-            Kind::Usage,
-            "/: can not mount over the root directory",
-        ));
+        return Err(Error::new(Kind::Usage, "/: can not mount over the root directory"));
     }
     // Without empty components and a `.` at the end, which would hide a symbolic link.
     let path: PathBuf = path.components().collect();
@@ -97,11 +94,10 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
         _ => Path::new("."),
     };
     let parent = fs::canonicalize(parent).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => Error::new(
-            Kind::NotFound,
-            format!("{}: no such directory", parent.display()),
-        )
-        .with_hint("archfs makes the last folder of a mount point, not those above it"),
+        ErrorKind::NotFound => {
+            Error::new(Kind::NotFound, format!("{}: no such directory", parent.display()))
+                .with_hint("archfs makes the last folder of a mount point, not those above it")
+        }
         _ => Error::io(format!("{}: can not be entered", parent.display()), error),
     })?;
     Ok(parent.join(path.file_name().unwrap_or_default()))
@@ -111,19 +107,13 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
 pub(super) fn remove(place: &Path, made: Made) {
     let is_ours = fs::symlink_metadata(place).is_ok_and(|found| Made::of(&found) == made);
     if is_ours && let Err(error) = fs::remove_dir(place) {
-        log::warn!(
-            "{}: made by archfs, can not be removed: {error}",
-            place.display()
-        );
+        log::warn!("{}: made by archfs, can not be removed: {error}", place.display());
     }
 }
 
 impl Made {
     fn of(found: &Metadata) -> Self {
-        Self {
-            device: found.dev(),
-            inode: found.ino(),
-        }
+        Self { device: found.dev(), inode: found.ino() }
     }
 }
 
@@ -137,27 +127,17 @@ fn clear_dead(place: &Path, entry: &MountEntry) -> Result<bool> {
     if !unmount::may_touch(entry) || !registry::is_dead(entry, place) {
         return Ok(false);
     }
-    log::warn!(
-        "{}: clearing a dead mount of {}",
-        place.display(),
-        entry.describe()
-    );
+    log::warn!("{}: clearing a dead mount of {}", place.display(), entry.describe());
     unmount::clear(place, entry)?;
     Ok(true)
 }
 
 /// Makes the directory; `None` where it is there already.
 fn make(place: &Path) -> Result<Option<Made>> {
-    let failed = |error| {
-        Error::io(
-            format!("{}: can not make the mount point", place.display()),
-            error,
-        )
-    };
+    let failed =
+        |error| Error::io(format!("{}: can not make the mount point", place.display()), error);
     match DirBuilder::new().mode(0o700).create(place) {
-        Ok(()) => fs::symlink_metadata(place)
-            .map(|found| Some(Made::of(&found)))
-            .map_err(failed),
+        Ok(()) => fs::symlink_metadata(place).map(|found| Some(Made::of(&found))).map_err(failed),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),
         Err(error) => Err(failed(error)),
     }
@@ -167,16 +147,12 @@ fn check_existing(place: &Path) -> Result<()> {
     let shown = place.display();
     let failed = |error| Error::io(format!("{shown}: can not be the mount point"), error);
     if !fs::metadata(place).map_err(failed)?.is_dir() {
-        return Err(
-            Error::new(Kind::NotADirectory, format!("{shown}: not a directory"))
-                .with_hint("the mount point is a directory, or a name that archfs can make one at"),
-        );
+        return Err(Error::new(Kind::NotADirectory, format!("{shown}: not a directory"))
+            .with_hint("the mount point is a directory, or a name that archfs can make one at"));
     }
     if fs::read_dir(place).map_err(failed)?.next().is_some() {
-        return Err(
-            Error::new(Kind::Busy, format!("{shown}: the directory is not empty"))
-                .with_hint("mount on an empty directory, or at a name that does not exist yet"),
-        );
+        return Err(Error::new(Kind::Busy, format!("{shown}: the directory is not empty"))
+            .with_hint("mount on an empty directory, or at a name that does not exist yet"));
     }
     Ok(())
 }
@@ -230,10 +206,7 @@ mod tests {
         fs::create_dir(&real).unwrap();
         std::os::unix::fs::symlink(&real, folder.path().join("link")).unwrap();
         assert_eq!(locate(&folder.path().join("link")).unwrap(), real);
-        assert_eq!(
-            locate(&folder.path().join("link/new")).unwrap(),
-            real.join("new")
-        );
+        assert_eq!(locate(&folder.path().join("link/new")).unwrap(), real.join("new"));
         assert_eq!(locate(&folder.path().join("real/")).unwrap(), real);
         assert_eq!(locate(&folder.path().join("link/.")).unwrap(), real);
     }

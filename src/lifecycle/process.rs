@@ -33,9 +33,9 @@ impl ProcessId {
     /// `NotFound` where there is none, or only the remains of one.
     pub fn of(pid: i32) -> Result<Self> {
         match stat(pid) {
-            Some(Stat {
-                start_time, state, ..
-            }) if !matches!(state, b'Z' | b'X') => Ok(Self { pid, start_time }),
+            Some(Stat { start_time, state, .. }) if !matches!(state, b'Z' | b'X') => {
+                Ok(Self { pid, start_time })
+            }
             _ => Err(Error::new(Kind::NotFound, format!("no process {pid}"))),
         }
     }
@@ -61,10 +61,7 @@ impl ProcessId {
     /// What it is called: the script's name where it is a shell running one, else the program's.
     pub fn name(self) -> String {
         let command = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
-        let words: Vec<_> = command
-            .split(|&byte| byte == 0)
-            .filter(|w| !w.is_empty())
-            .collect();
+        let words: Vec<_> = command.split(|&byte| byte == 0).filter(|w| !w.is_empty()).collect();
         let base = |word: &[u8]| {
             let name = word.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
             String::from_utf8_lossy(name).into_owned()
@@ -106,10 +103,9 @@ impl ProcessId {
             Ok(descriptor) if self.is_alive() => Ok(Watch::Descriptor(descriptor)),
             Ok(_) | Err(Errno::SRCH) => Ok(Watch::Ended),
             Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => Ok(Watch::AskAgain),
-            Err(error) => Err(Error::io(
-                format!("can not watch process {}", self.pid),
-                error.into(),
-            )),
+            Err(error) => {
+                Err(Error::io(format!("can not watch process {}", self.pid), error.into()))
+            }
         }
     }
 
@@ -203,10 +199,7 @@ mod tests {
     fn tells_a_process_from_the_next_one_with_its_number() {
         let own = ProcessId::own().unwrap();
         assert!(own.is_alive());
-        let earlier = ProcessId {
-            start_time: own.start_time - 1,
-            ..own
-        };
+        let earlier = ProcessId { start_time: own.start_time - 1, ..own };
         assert!(!earlier.is_alive());
         assert!(earlier.wait_for_end(None).unwrap());
         assert_eq!(own.to_string().parse::<ProcessId>().unwrap(), own);
@@ -221,10 +214,7 @@ mod tests {
         assert!(!id.wait_for_end(Some(Duration::ZERO)).unwrap());
         drop(child.stdin.take());
         assert!(id.wait_for_end(None).unwrap());
-        assert!(
-            id.ask_until_it_ends(None),
-            "without process descriptors, too"
-        );
+        assert!(id.ask_until_it_ends(None), "without process descriptors, too");
         child.wait().unwrap();
     }
 }

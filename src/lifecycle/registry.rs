@@ -10,6 +10,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::mountinfo::MountEntry;
@@ -41,12 +42,8 @@ impl Record {
         // Gone and made anew, lest a link or a reader of an old one be written through.
         let _ = fs::remove_file(&file);
         let mut options = File::options();
-        let mut opened = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&file)
-            .map_err(failed)?;
+        let mut opened =
+            options.write(true).create_new(true).mode(0o600).open(&file).map_err(failed)?;
         opened.write_all(&self.encode()).map_err(failed)?;
         Ok(Registered(file))
     }
@@ -73,23 +70,14 @@ impl Record {
         let start = bytes.windows(7).position(|window| window == b"\nplace ")?;
         let (head, place) = bytes.split_at_checked(start.checked_add(7)?)?;
         let head = std::str::from_utf8(head).ok()?;
-        let value = |word: &str| {
-            head.lines()
-                .find_map(|line| line.strip_prefix(word)?.strip_prefix(' '))
-        };
+        let value =
+            |word: &str| head.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
         let made = value("made").and_then(|made| {
             let (device, inode) = made.split_once(':')?;
-            Some(Made {
-                device: device.parse().ok()?,
-                inode: inode.parse().ok()?,
-            })
+            Some(Made { device: device.parse().ok()?, inode: inode.parse().ok()? })
         });
         let place = PathBuf::from(OsString::from_vec(place.to_vec()));
-        Some(Self {
-            daemon: value("daemon")?.parse().ok()?,
-            made,
-            place,
-        })
+        Some(Self { daemon: value("daemon")?.parse().ok()?, made, place })
     }
 }
 
@@ -111,8 +99,8 @@ pub(super) fn forget(entry: &MountEntry) {
 pub(super) fn is_dead(entry: &MountEntry, place: &Path) -> bool {
     match Record::read(entry, place) {
         Some(record) => !record.daemon.is_alive(),
-        None => fs::symlink_metadata(place)
-            .is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN)),
+        // The kernel answers stat(2) from its cache, also for the dead; statfs(2) it has to ask for.
+        None => rustix::fs::statfs(place).is_err_and(|error| error == Errno::NOTCONN),
     }
 }
 
@@ -133,10 +121,7 @@ fn folder() -> Result<PathBuf> {
     }
     let found = fs::symlink_metadata(&folder).map_err(failed)?;
     if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
-        let context = format!(
-            "{}: not a directory of yours alone (0700)",
-            folder.display()
-        );
+        let context = format!("{}: not a directory of yours alone (0700)", folder.display());
         return Err(Error::new(Kind::Busy, context));
     }
     Ok(folder)
@@ -149,19 +134,9 @@ mod tests {
     #[test]
     fn keeps_any_place() {
         for place in ["/a", "/a b\nplace c", "/x\ndaemon 1:1\nmade 1:1"] {
-            for made in [
-                None,
-                Some(Made {
-                    device: 3,
-                    inode: u64::MAX,
-                }),
-            ] {
+            for made in [None, Some(Made { device: 3, inode: u64::MAX })] {
                 let daemon = "12:34".parse().unwrap();
-                let record = Record {
-                    daemon,
-                    made,
-                    place: place.into(),
-                };
+                let record = Record { daemon, made, place: place.into() };
                 assert_eq!(Record::decode(&record.encode()), Some(record));
             }
         }

@@ -25,16 +25,11 @@ pub fn unmount(path: &Path, how: Detach) -> Result<()> {
     let place = mountpoint::locate(path)?;
     let shown = place.display();
     let Some(entry) = mountinfo::topmost(&place)? else {
-        return Err(Error::new(
-            Kind::NotMounted,
-            format!("{shown}: nothing is mounted here"),
-        ));
+        return Err(Error::new(Kind::NotMounted, format!("{shown}: nothing is mounted here")));
     };
     if !may_touch(&entry) {
-        let context = format!(
-            "{shown}: {} is mounted here, not by archfs for you",
-            entry.describe()
-        );
+        let context =
+            format!("{shown}: {} is mounted here, not by archfs for you", entry.describe());
         return Err(Error::new(Kind::NotMounted, context));
     }
     if registry::is_dead(&entry, &place) {
@@ -50,10 +45,7 @@ pub fn unmount(path: &Path, how: Detach) -> Result<()> {
     }
     // A daemon whose files are still open goes on serving them; there is nothing to wait for.
     if how == Detach::IfIdle && !record.daemon.wait_for_end(Some(DAEMON_END))? {
-        log::warn!(
-            "process {} goes on without its mount {shown}",
-            record.daemon.pid()
-        );
+        log::warn!("process {} goes on without its mount {shown}", record.daemon.pid());
     }
     Ok(())
 }

@@ -45,11 +45,7 @@ impl FileStorage {
         let mut file = File::open(path).map_err(failed)?;
         // The metadata of a block device has no size, its end has.
         let len = file.seek(SeekFrom::End(0)).map_err(failed)?;
-        Ok(Self {
-            file,
-            path: path.to_owned(),
-            len,
-        })
+        Ok(Self { file, path: path.to_owned(), len })
     }
 }
 
@@ -60,11 +56,8 @@ impl Storage for FileStorage {
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.file.read_exact_at(buffer, offset).map_err(|error| {
-            let context = format!(
-                "{}: reading {} bytes at {offset:#x}",
-                self.path.display(),
-                buffer.len()
-            );
+            let context =
+                format!("{}: reading {} bytes at {offset:#x}", self.path.display(), buffer.len());
             match error.kind() {
                 ErrorKind::UnexpectedEof => {
                     Error::corrupt(format!("{context}: the file ends before that"))

@@ -17,10 +17,7 @@ pub struct MemStorage {
 impl MemStorage {
     /// Storage that holds `bytes`.
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self {
-            bytes,
-            failing: AtomicU64::new(0),
-        }
+        Self { bytes, failing: AtomicU64::new(0) }
     }
 
     /// Lets the next `count` reads fail.
@@ -36,15 +33,8 @@ impl Storage for MemStorage {
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let less = |left: u64| left.checked_sub(1);
-        if self
-            .failing
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
-            .is_ok()
-        {
-            return Err(Error::io(
-                "injected fault",
-                std::io::Error::other("no reason"),
-            ));
+        if self.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+            return Err(Error::io("injected fault", std::io::Error::other("no reason")));
         }
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let end = start.saturating_add(buffer.len());

@@ -40,14 +40,8 @@ pub struct Dot {
     pub next: Cookie,
 }
 
-const DOT: Dot = Dot {
-    name: b".",
-    next: Cookie::AFTER_DOT,
-};
-const DOT_DOT: Dot = Dot {
-    name: b"..",
-    next: Cookie::START,
-};
+const DOT: Dot = Dot { name: b".", next: Cookie::AFTER_DOT };
+const DOT_DOT: Dot = Dot { name: b"..", next: Cookie::START };
 
 /// The dots still due at `cookie`, and the cookie at which a format's own entries go on.
 pub fn dots(cookie: Cookie) -> (&'static [Dot], Cookie) {
@@ -64,13 +58,7 @@ mod tests {
 
     #[test]
     fn dots_come_first_and_once() {
-        let names = |cookie| {
-            dots(cookie)
-                .0
-                .iter()
-                .map(|dot| dot.name)
-                .collect::<Vec<_>>()
-        };
+        let names = |cookie| dots(cookie).0.iter().map(|dot| dot.name).collect::<Vec<_>>();
         assert_eq!(names(Cookie::BEFORE_DOT), [&b"."[..], b".."]);
         assert_eq!(names(Cookie::AFTER_DOT), [b".."]);
         assert!(names(Cookie::START).is_empty());

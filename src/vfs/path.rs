@@ -65,9 +65,7 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
             _ => return Err(error(Kind::NotADirectory, "not a directory on the way")),
         }
     }
-    trail
-        .pop()
-        .ok_or_else(|| error(Kind::NotFound, "no such path in the archive"))
+    trail.pop().ok_or_else(|| error(Kind::NotFound, "no such path in the archive"))
 }
 
 /// The components of `path` without empty ones and `.`, last first.

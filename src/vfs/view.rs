@@ -55,12 +55,7 @@ impl View {
                 attr.ino
             }
         };
-        Ok(Arc::new(Self {
-            tree,
-            root,
-            uid,
-            gid,
-        }))
+        Ok(Arc::new(Self { tree, root, uid, gid }))
     }
 
     /// The number of the view as the tree knows it.
@@ -97,11 +92,10 @@ impl Tree for View {
         cookie: Cookie,
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        self.tree
-            .read_dir(self.inner(ino), cookie, &mut |mut entry| {
-                entry.ino = self.outer(entry.ino);
-                visit(entry)
-            })
+        self.tree.read_dir(self.inner(ino), cookie, &mut |mut entry| {
+            entry.ino = self.outer(entry.ino);
+            visit(entry)
+        })
     }
 
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {

@@ -15,11 +15,7 @@ pub fn make(folder: &Path, name: &str, source: &Path, options: &[&str]) -> PathB
     let image = folder.join(name);
     let _ = std::fs::remove_file(&image);
     let mut command = Command::new("mksquashfs");
-    command
-        .arg(source)
-        .arg(&image)
-        .args(["-quiet", "-no-progress"])
-        .args(options);
+    command.arg(source).arg(&image).args(["-quiet", "-no-progress"]).args(options);
     run(&mut command);
     image
 }

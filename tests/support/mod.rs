@@ -1,11 +1,7 @@
 //! What all tests share: source trees, images of them, mounts that always go, snapshots of both.
 //!
 //! Owns the rule on skipping: a test that can not mount says so, and fails where CI is set.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test program uses its own part of this"
-)]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -28,10 +24,7 @@ pub fn cache_folder() -> PathBuf {
 
 /// A folder of this test alone, removed at its end.
 pub fn work_folder() -> tempfile::TempDir {
-    tempfile::Builder::new()
-        .prefix("archfs-test-")
-        .tempdir()
-        .expect("a temporary folder")
+    tempfile::Builder::new().prefix("archfs-test-").tempdir().expect("a temporary folder")
 }
 
 /// Whether this machine lets tests mount as root. Where it does not, that is loud, or fatal in CI.
@@ -41,19 +34,14 @@ pub fn can_mount() -> bool {
     if is_root && has_device {
         return true;
     }
-    assert!(
-        std::env::var_os("CI").is_none(),
-        "CI must mount: needs root and /dev/fuse"
-    );
+    assert!(std::env::var_os("CI").is_none(), "CI must mount: needs root and /dev/fuse");
     eprintln!("SKIPPED: this test mounts; it needs root and /dev/fuse");
     false
 }
 
 /// Runs `command`, which must succeed.
 pub fn run(command: &mut Command) -> Output {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(
         output.status.success(),
         "{command:?}: {}\n{}{}",

@@ -22,33 +22,20 @@ enum How {
 impl Mounted {
     /// `archfs mount --keep OPTIONS image place`.
     pub fn archfs(image: &Path, place: &Path, options: &[&str]) -> Self {
-        run(archfs()
-            .args(["mount", "--keep", "--quiet"])
-            .args(options)
-            .arg(image)
-            .arg(place));
-        Self {
-            place: place.to_owned(),
-            how: How::Archfs,
-        }
+        run(archfs().args(["mount", "--keep", "--quiet"]).args(options).arg(image).arg(place));
+        Self { place: place.to_owned(), how: How::Archfs }
     }
 
     /// The kernel's own SquashFS on a loop device; says why where it can not.
     pub fn kernel(image: &Path, place: &Path) -> Result<Self, String> {
         fs::create_dir_all(place).unwrap();
         let mut command = Command::new("mount");
-        command
-            .args(["-t", "squashfs", "-o", "loop,ro"])
-            .arg(image)
-            .arg(place);
+        command.args(["-t", "squashfs", "-o", "loop,ro"]).arg(image).arg(place);
         let output = command.output().unwrap();
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());
         }
-        Ok(Self {
-            place: place.to_owned(),
-            how: How::Kernel,
-        })
+        Ok(Self { place: place.to_owned(), how: How::Kernel })
     }
 
     /// Where it is mounted.
@@ -60,12 +47,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let quiet = |command: &mut Command| {
-            command
-                .arg(&self.place)
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status()
-                .unwrap()
+            command.arg(&self.place).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap()
         };
         let done = match self.how {
             How::Archfs => quiet(archfs().arg("unmount")).success(),
@@ -99,18 +81,12 @@ pub fn is_mounted(place: &Path) -> bool {
 
 /// The type of what is mounted at `place`. Only for paths that mountinfo does not escape.
 pub fn kind_of_mount(place: &Path) -> Option<String> {
-    let parent = place
-        .parent()
-        .and_then(|parent| fs::canonicalize(parent).ok())?;
+    let parent = place.parent().and_then(|parent| fs::canonicalize(parent).ok())?;
     let place = parent.join(place.file_name()?);
     let text = fs::read("/proc/self/mountinfo").unwrap();
     let text = String::from_utf8_lossy(&text).into_owned();
     text.lines()
-        .filter(|line| {
-            line.split(' ')
-                .nth(4)
-                .is_some_and(|found| Path::new(found) == place)
-        })
+        .filter(|line| line.split(' ').nth(4).is_some_and(|found| Path::new(found) == place))
         .filter_map(|line| line.split(" - ").nth(1)?.split(' ').next())
         .next_back()
         .map(str::to_owned)

@@ -75,12 +75,7 @@ pub fn assert_same(what: &str, expected: &Snapshot, found: &Snapshot) {
         })
         .collect();
     let first: Vec<_> = differences.iter().take(5).map(String::as_str).collect();
-    assert!(
-        first.is_empty(),
-        "{what}: {} differ\n{}",
-        differences.len(),
-        first.join("\n")
-    );
+    assert!(first.is_empty(), "{what}: {} differ\n{}", differences.len(), first.join("\n"));
 }
 
 /// The hash of a file's bytes.

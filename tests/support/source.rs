@@ -75,10 +75,7 @@ fn make_varied(root: &Path) {
     let kib = 1024;
     let borders = [4 * kib, 128 * kib, 1024 * kib];
     let sizes = borders.iter().flat_map(|size| [size - 1, *size, size + 1]);
-    for size in [0, 1, 10, 8 * kib, 300 * kib, 2500 * kib]
-        .into_iter()
-        .chain(sizes)
-    {
+    for size in [0, 1, 10, 8 * kib, 300 * kib, 2500 * kib].into_iter().chain(sizes) {
         fs::write(at(&format!("text-{size}")), text(size)).unwrap();
         fs::write(at(&format!("noise-{size}")), noise(size as u64 + 1, size)).unwrap();
     }
@@ -90,21 +87,11 @@ fn make_varied(root: &Path) {
         let name = format!("many/{number:06}-{}", "x".repeat(number % 200));
         fs::write(at(&name), format!("{number} ").repeat(number % 300)).unwrap();
     }
-    sparse(
-        &at("sparse"),
-        30 << 20,
-        &[(5_000_000, b"middle"), (20_000_000, b"end")],
-    );
+    sparse(&at("sparse"), 30 << 20, &[(5_000_000, b"middle"), (20_000_000, b"end")]);
     sparse(&at("all-hole"), 1 << 20, &[]);
 
     fs::write(at(&"n".repeat(255)), "the longest name").unwrap();
-    for name in [
-        &b"\xff\xfe not utf-8"[..],
-        b"new\nline",
-        b" ",
-        b"-rf",
-        b"a\\b\"c'd\t",
-    ] {
+    for name in [&b"\xff\xfe not utf-8"[..], b"new\nline", b" ", b"-rf", b"a\\b\"c'd\t"] {
         fs::write(root.join(std::ffi::OsStr::from_bytes(name)), name).unwrap();
     }
     fs::create_dir_all(at(&["deep"; 40].join("/"))).unwrap();
@@ -119,22 +106,8 @@ fn make_varied(root: &Path) {
 
     let mode = Mode::from_raw_mode;
     mknodat(CWD, at("fifo"), FileType::Fifo, mode(0o640), 0).unwrap();
-    mknodat(
-        CWD,
-        at("block"),
-        FileType::BlockDevice,
-        mode(0o660),
-        makedev(7, 300),
-    )
-    .unwrap();
-    mknodat(
-        CWD,
-        at("char"),
-        FileType::CharacterDevice,
-        mode(0o600),
-        makedev(4095, 77),
-    )
-    .unwrap();
+    mknodat(CWD, at("block"), FileType::BlockDevice, mode(0o660), makedev(7, 300)).unwrap();
+    mknodat(CWD, at("char"), FileType::CharacterDevice, mode(0o600), makedev(4095, 77)).unwrap();
     // The path of a socket has at most 107 bytes, so it is made where it is short and moved.
     let short = tempfile::tempdir().unwrap();
     drop(UnixListener::bind(short.path().join("s")).unwrap());
@@ -142,39 +115,18 @@ fn make_varied(root: &Path) {
     super::run(mv.arg(short.path().join("s")).arg(at("socket")));
     fs::hard_link(at("fifo"), at("hard-fifo")).unwrap();
 
-    for (name, bits) in [
-        ("text-1", 0o4755),
-        ("text-8192", 0o2711),
-        ("empty", 0o1777),
-        ("twin", 0),
-    ] {
+    for (name, bits) in [("text-1", 0o4755), ("text-8192", 0o2711), ("empty", 0o1777), ("twin", 0)]
+    {
         fs::set_permissions(at(name), fs::Permissions::from_mode(bits)).unwrap();
     }
     for (name, uid, gid) in [("text-0", 65_534, 65_533), ("link-long", 4_000_000_000, 7)] {
         let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-        chownat(
-            CWD,
-            at(name),
-            Some(uid),
-            Some(gid),
-            AtFlags::SYMLINK_NOFOLLOW,
-        )
-        .unwrap();
+        chownat(CWD, at(name), Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).unwrap();
     }
     make_xattrs(root);
-    for (name, seconds) in [
-        ("text-10", 1),
-        ("text-1", 4_294_967_295),
-        ("fifo", 2_147_483_648),
-    ] {
-        let time = Timespec {
-            tv_sec: seconds,
-            tv_nsec: 0,
-        };
-        let times = Timestamps {
-            last_access: time,
-            last_modification: time,
-        };
+    for (name, seconds) in [("text-10", 1), ("text-1", 4_294_967_295), ("fifo", 2_147_483_648)] {
+        let time = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        let times = Timestamps { last_access: time, last_modification: time };
         utimensat(CWD, at(name), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
     }
 }
@@ -201,12 +153,8 @@ fn make_large(root: &Path) {
     for number in 0..100_000 {
         File::create(folder.join(format!("{number:05}-{}", number % 7))).unwrap();
     }
-    let far: [(u64, &[u8]); 4] = [
-        (0, b"start"),
-        (3 << 30, b"three"),
-        ((4 << 30) - 2, b"border"),
-        ((5 << 30) - 3, b"end"),
-    ];
+    let far: [(u64, &[u8]); 4] =
+        [(0, b"start"), (3 << 30, b"three"), ((4 << 30) - 2, b"border"), ((5 << 30) - 3, b"end")];
     sparse(&root.join("sparse-5g"), 5 << 30, &far);
 }
 

@@ -73,10 +73,7 @@ impl BlockLists {
     /// The lists of an image with blocks of `block_size` bytes; `capacity` bytes for checkpoints.
     pub(super) fn new(block_size: u32, capacity: u64) -> Self {
         // A list of 2^30 words has 2^19 checkpoints; such files are rare, so few shards do.
-        Self {
-            block_size,
-            checkpoints: Cache::new(capacity, capacity / 8),
-        }
+        Self { block_size, checkpoints: Cache::new(capacity, capacity / 8) }
     }
 
     /// Number of blocks of a file; its tail in a fragment is none of them.
@@ -111,16 +108,10 @@ impl BlockLists {
         first: u64,
     ) -> Result<Extents<'m>> {
         let count = self.count(body)?;
-        let mut extents = Extents {
-            words: list,
-            start: body.start,
-            left: count,
-        };
+        let mut extents = Extents { words: list, start: body.start, left: count };
         if first >= STRIDE {
             let nth = first.checked_div(STRIDE).unwrap_or(0);
-            let all = self
-                .checkpoints
-                .get_or_load(inode, || extents.clone().checkpoints())?;
+            let all = self.checkpoints.get_or_load(inode, || extents.clone().checkpoints())?;
             if let Some(checkpoint) = all.0.get(index(nth)) {
                 let passed = nth.saturating_mul(STRIDE);
                 extents.words = metadata.cursor(checkpoint.word)?;
@@ -175,10 +166,7 @@ impl Extents<'_> {
             }
             let (words, _) = rest.as_chunks::<4>();
             let passed = words.get(..index(whole)).unwrap_or_default();
-            let sum: u64 = passed
-                .iter()
-                .map(|word| stored_len(u32::from_le_bytes(*word)))
-                .sum();
+            let sum: u64 = passed.iter().map(|word| stored_len(u32::from_le_bytes(*word))).sum();
             self.start = self.start.saturating_add(sum);
             self.words.skip(whole.saturating_mul(4))?;
             due = due.saturating_sub(whole);
@@ -189,10 +177,7 @@ impl Extents<'_> {
     fn checkpoints(mut self) -> Result<Checkpoints> {
         let mut checkpoints = Vec::new();
         while self.left > 0 {
-            checkpoints.push(Checkpoint {
-                word: self.words.position(),
-                start: self.start,
-            });
+            checkpoints.push(Checkpoint { word: self.words.position(), start: self.start });
             self.pass(STRIDE)?;
         }
         Ok(Checkpoints(checkpoints.into()))
@@ -226,12 +211,7 @@ mod tests {
 
     fn body(blocks: usize) -> RegularBody {
         let size = length(blocks) * u64::from(BLOCK);
-        RegularBody {
-            start: 1000,
-            size,
-            sparse: 0,
-            tail: None,
-        }
+        RegularBody { start: 1000, size, sparse: 0, tail: None }
     }
 
     #[test]
@@ -253,30 +233,16 @@ mod tests {
         for lead in [0, 2, 17] {
             let metadata = list(&words, lead);
             let lists = BlockLists::new(BLOCK, 1 << 20);
-            let at = Position {
-                block: 0,
-                offset: u16::try_from(lead).unwrap(),
-            };
+            let at = Position { block: 0, offset: u16::try_from(lead).unwrap() };
             let open = |first| {
                 let cursor = metadata.cursor(at).unwrap();
                 let inode = InodeRef::new(0, 0);
-                lists
-                    .extents(&metadata, inode, &body(words.len()), cursor, first)
-                    .unwrap()
+                lists.extents(&metadata, inode, &body(words.len()), cursor, first).unwrap()
             };
-            for first in [
-                0, 1, 2046, 2047, 2048, 2049, 4096, 6000, 8191, 8192, 9998, 9999,
-            ] {
+            for first in [0, 1, 2046, 2047, 2048, 2049, 4096, 6000, 8191, 8192, 9998, 9999] {
                 let mut extents = open(first);
-                assert_eq!(
-                    extents.next().unwrap(),
-                    Some(expected[index(first)]),
-                    "{first}"
-                );
-                assert_eq!(
-                    extents.next().unwrap(),
-                    expected.get(index(first) + 1).copied()
-                );
+                assert_eq!(extents.next().unwrap(), Some(expected[index(first)]), "{first}");
+                assert_eq!(extents.next().unwrap(), expected.get(index(first) + 1).copied());
             }
             assert_eq!(open(10_000).next().unwrap(), None);
             let mut whole = open(0);
@@ -289,17 +255,9 @@ mod tests {
     #[test]
     fn counts_the_tail_only_where_it_is_no_fragment() {
         let lists = BlockLists::new(BLOCK, 1 << 20);
-        let tail = Some(super::super::inode::Tail {
-            fragment: 0,
-            offset: 0,
-        });
+        let tail = Some(super::super::inode::Tail { fragment: 0, offset: 0 });
         for (size, alone, shared) in [(0, 0, 0), (1, 1, 0), (4096, 1, 1), (4097, 2, 1)] {
-            let body = RegularBody {
-                start: 0,
-                size,
-                sparse: 0,
-                tail: None,
-            };
+            let body = RegularBody { start: 0, size, sparse: 0, tail: None };
             assert_eq!(lists.count(&body).unwrap(), alone);
             assert_eq!(lists.count(&RegularBody { tail, ..body }).unwrap(), shared);
         }
@@ -309,21 +267,9 @@ mod tests {
     fn refuses_one_block_more_than_the_limit() {
         let lists = BlockLists::new(BLOCK, 1 << 20);
         let size = SQUASHFS_FILE_BLOCKS_MAX * u64::from(BLOCK);
-        let body = RegularBody {
-            start: 0,
-            size,
-            sparse: 0,
-            tail: None,
-        };
+        let body = RegularBody { start: 0, size, sparse: 0, tail: None };
         assert!(lists.count(&body).is_ok());
-        assert!(
-            lists
-                .count(&RegularBody {
-                    size: size + 1,
-                    ..body
-                })
-                .is_err()
-        );
+        assert!(lists.count(&RegularBody { size: size + 1, ..body }).is_err());
     }
 
     #[test]
@@ -331,12 +277,7 @@ mod tests {
         let metadata = list(&[5; 10], 0);
         let lists = BlockLists::new(BLOCK, 1 << 20);
         for (blocks, first) in [(11, 10), (5000, 4000)] {
-            let cursor = metadata
-                .cursor(Position {
-                    block: 0,
-                    offset: 0,
-                })
-                .unwrap();
+            let cursor = metadata.cursor(Position { block: 0, offset: 0 }).unwrap();
             let opened =
                 lists.extents(&metadata, InodeRef::new(0, 0), &body(blocks), cursor, first);
             assert!(opened.and_then(|mut extents| extents.next()).is_err());

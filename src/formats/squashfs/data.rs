@@ -147,15 +147,7 @@ impl Data {
             true => Some(self.lists.extents(metadata, inode, &body, list, first)?),
             false => None,
         };
-        Ok(Pieces {
-            data: self,
-            metadata,
-            body,
-            extents,
-            block: first,
-            offset,
-            end,
-        })
+        Ok(Pieces { data: self, metadata, body, extents, block: first, offset, end })
     }
 
     /// The block of a piece, if it is one that is shared through the cache.
@@ -186,9 +178,7 @@ impl Data {
 
     /// The decoded block of a compressed piece, which holds at least the bytes of the piece.
     fn block(&self, piece: &Piece) -> Result<SharedBytes> {
-        let block = self
-            .cache
-            .get_or_load(piece.extent, || self.load(piece.extent))?;
+        let block = self.cache.get_or_load(piece.extent, || self.load(piece.extent))?;
         piece.check(block.len())?;
         Ok(block)
     }
@@ -308,9 +298,7 @@ impl Pieces<'_, '_> {
                 }
             }
             (None, None) => {
-                return Err(Error::corrupt(
-                    "squashfs file: its blocks end before its size",
-                ));
+                return Err(Error::corrupt("squashfs file: its blocks end before its size"));
             }
         };
         self.offset = block_start.saturating_add(to);

@@ -55,12 +55,7 @@ impl<'m> Directory<'m> {
         body: DirectoryBody,
         index: Cursor<'m>,
     ) -> Self {
-        Self {
-            metadata,
-            table,
-            body,
-            index,
-        }
+        Self { metadata, table, body, index }
     }
 
     /// Visits the entries after `cookie` until `visit` breaks.
@@ -112,9 +107,7 @@ impl<'m> Directory<'m> {
             let (listing, block) = (reader.u32()?, reader.u32()?);
             let len = index(reader.u32()?).saturating_add(1);
             let Some(name) = buffer.get_mut(..len) else {
-                return Err(Error::corrupt(format!(
-                    "directory index: name of {len} bytes"
-                )));
+                return Err(Error::corrupt(format!("directory index: name of {len} bytes")));
             };
             cursor.fill(name)?;
             if !wanted(listing, name) {
@@ -128,20 +121,12 @@ impl<'m> Directory<'m> {
     /// The listing from the run at `run`, which lies at or behind the place of `nearest`.
     fn open(&self, nearest: Option<NearIndex>, run: u32) -> Result<Listing<'m>> {
         let start = match nearest {
-            None => Position {
-                block: self.block(self.body.block),
-                offset: self.body.offset,
-            },
+            None => Position { block: self.block(self.body.block), offset: self.body.offset },
             Some(near) => {
                 let within = u64::from(self.body.offset).saturating_add(u64::from(near.listing));
-                let within = within
-                    .checked_rem(length(SQUASHFS_METADATA_MAX))
-                    .unwrap_or(0);
+                let within = within.checked_rem(length(SQUASHFS_METADATA_MAX)).unwrap_or(0);
                 let offset = u16::try_from(within).unwrap_or(u16::MAX);
-                Position {
-                    block: self.block(near.block),
-                    offset,
-                }
+                Position { block: self.block(near.block), offset }
             }
         };
         let before = run.saturating_sub(nearest.map_or(0, |near| near.listing));
@@ -155,11 +140,7 @@ impl<'m> Directory<'m> {
             }
             false => None,
         };
-        Ok(Listing {
-            cursor,
-            at: run,
-            len,
-        })
+        Ok(Listing { cursor, at: run, len })
     }
 
     fn block(&self, relative: u32) -> u64 {
@@ -192,10 +173,7 @@ impl Place {
     fn decode(cookie: Cookie) -> Option<Self> {
         let bits = cookie.0.checked_sub(Cookie::START.0)?;
         let [turn, ..] = bits.to_le_bytes();
-        Some(Self {
-            run: u32::try_from(bits >> 8).ok()?,
-            turn,
-        })
+        Some(Self { run: u32::try_from(bits >> 8).ok()?, turn })
     }
 }
 
@@ -210,12 +188,7 @@ struct Listing<'m> {
 impl Listing<'_> {
     /// Visits the entries from turn `skip` of the first run on.
     fn visit(self, skip: u8, mut visit: impl FnMut(Entry<'_>) -> ControlFlow<()>) -> Result<()> {
-        let Self {
-            cursor: Some(mut cursor),
-            mut at,
-            len,
-        } = self
-        else {
+        let Self { cursor: Some(mut cursor), mut at, len } = self else {
             return Ok(());
         };
         let mut skip = u32::from(skip);
@@ -249,12 +222,7 @@ impl Listing<'_> {
                     _ => Place { run: at, turn: 0 },
                 };
                 let reference = InodeRef::new(block, offset);
-                let entry = Entry {
-                    reference,
-                    kind,
-                    name,
-                    next: next.encode(),
-                };
+                let entry = Entry { reference, kind, name, next: next.encode() };
                 if visit(entry).is_break() {
                     return Ok(());
                 }
@@ -268,9 +236,7 @@ impl Listing<'_> {
 /// Checks that an entry that ends at `at` lies within a listing of `len` bytes.
 fn within(at: u32, len: u32) -> Result<()> {
     if at > len {
-        return Err(Error::corrupt(
-            "squashfs directory: an entry past the listing's end",
-        ));
+        return Err(Error::corrupt("squashfs directory: an entry past the listing's end"));
     }
     Ok(())
 }
@@ -315,31 +281,20 @@ struct Names {
 
 impl Default for Names {
     fn default() -> Self {
-        Self {
-            buffers: [[0; Name::MAX]; 2],
-            previous: 0,
-            turn: false,
-        }
+        Self { buffers: [[0; Name::MAX]; 2], previous: 0, turn: false }
     }
 }
 
 impl Names {
     fn read(&mut self, cursor: &mut Cursor<'_>, len: u32) -> Result<Name<'_>> {
         let [first, second] = &mut self.buffers;
-        let (previous, current) = if self.turn {
-            (second, first)
-        } else {
-            (first, second)
-        };
+        let (previous, current) = if self.turn { (second, first) } else { (first, second) };
         let previous = previous.get(..self.previous).unwrap_or_default();
         let current = current.get_mut(..index(len)).unwrap_or_default();
         cursor.fill(current)?;
         let current = &*current;
         let name = Name::parse(current).ok_or_else(|| {
-            Error::corrupt(format!(
-                "squashfs directory entry named {}",
-                current.escape_ascii()
-            ))
+            Error::corrupt(format!("squashfs directory entry named {}", current.escape_ascii()))
         })?;
         if current <= previous {
             return Err(Error::corrupt(format!(
@@ -370,12 +325,7 @@ mod tests {
         assert_eq!(Place::decode(Cookie::BEFORE_DOT), None);
         assert_eq!(Place::decode(Cookie::AFTER_DOT), None);
         assert_eq!(Place::decode(Cookie(u64::MAX)), None);
-        let largest = Place {
-            run: u32::MAX,
-            turn: 255,
-        }
-        .encode()
-        .0;
+        let largest = Place { run: u32::MAX, turn: 255 }.encode().0;
         assert!(i64::try_from(largest).is_ok(), "off_t is signed");
     }
 }

@@ -46,20 +46,8 @@ impl Image {
         };
         inodes.extend(header(9, 0o644, 1));
         let size = u64::from(BLOCK) * 3 + 10;
-        inodes.extend(fields(&[
-            &DATA,
-            &size,
-            &u64::from(BLOCK),
-            &1_u32,
-            &0_u32,
-            &12_u32,
-            &0_u32,
-        ]));
-        inodes.extend(fields(&[
-            &(BLOCK | 1 << 24),
-            &0_u32,
-            &(packed.len() as u32),
-        ]));
+        inodes.extend(fields(&[&DATA, &size, &u64::from(BLOCK), &1_u32, &0_u32, &12_u32, &0_u32]));
+        inodes.extend(fields(&[&(BLOCK | 1 << 24), &0_u32, &(packed.len() as u32)]));
         inodes.resize(LINK.into(), 0);
         inodes.extend(header(3, 0o777, 2));
         inodes.extend(fields(&[&1_u32, &6_u32]));

@@ -53,10 +53,7 @@ impl InodeRef {
     fn position(self, inode_table: u64) -> Position {
         let [low, high, ..] = self.0.to_le_bytes();
         let block = inode_table.saturating_add(self.0 >> 16);
-        Position {
-            block,
-            offset: u16::from_le_bytes([low, high]),
-        }
+        Position { block, offset: u16::from_le_bytes([low, high]) }
     }
 }
 
@@ -179,15 +176,7 @@ impl Inode {
         }
         let (nlink, xattr, body) = parse_body(kind, cursor)?;
         let xattr = Some(xattr).filter(|&xattr| xattr != NONE);
-        Ok(Self {
-            permissions: mode & 0o7777,
-            uid,
-            gid,
-            modified,
-            nlink,
-            xattr,
-            body,
-        })
+        Ok(Self { permissions: mode & 0o7777, uid, gid, modified, nlink, xattr, body })
     }
 }
 
@@ -208,9 +197,7 @@ fn parse_body(kind: u16, cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
         12 => with_xattr(cursor, |cursor| device(FileKind::CharDevice, cursor, NONE)),
         13 => with_xattr(cursor, |cursor| ipc(Body::Fifo, cursor, NONE)),
         14 => with_xattr(cursor, |cursor| ipc(Body::Socket, cursor, NONE)),
-        other => Err(Error::corrupt(format!(
-            "inode type {other}, can be 1 to 14"
-        ))),
+        other => Err(Error::corrupt(format!("inode type {other}, can be 1 to 14"))),
     }
 }
 
@@ -231,12 +218,7 @@ fn basic_directory(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let nlink = reader.u32()?;
     let size = u32::from(reader.u16()?);
     let offset = reader.u16()?;
-    let body = DirectoryBody {
-        block,
-        offset,
-        size,
-        index_count: 0,
-    };
+    let body = DirectoryBody { block, offset, size, index_count: 0 };
     Ok((nlink, NONE, Body::Directory(body)))
 }
 
@@ -250,12 +232,7 @@ fn extended_directory(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let index_count = reader.u16()?;
     let offset = reader.u16()?;
     let xattr = reader.u32()?;
-    let body = DirectoryBody {
-        block,
-        offset,
-        size,
-        index_count,
-    };
+    let body = DirectoryBody { block, offset, size, index_count };
     Ok((nlink, xattr, Body::Directory(body)))
 }
 
@@ -265,16 +242,7 @@ fn basic_file(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let start = u64::from(reader.u32()?);
     let tail = tail(reader.u32()?, reader.u32()?);
     let size = u64::from(reader.u32()?);
-    Ok((
-        1,
-        NONE,
-        Body::Regular(RegularBody {
-            start,
-            size,
-            sparse: 0,
-            tail,
-        }),
-    ))
+    Ok((1, NONE, Body::Regular(RegularBody { start, size, sparse: 0, tail })))
 }
 
 fn extended_file(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
@@ -291,16 +259,7 @@ fn extended_file(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
             "file of {size} bytes, at most {FILE_SIZE_MAX} can be"
         )));
     }
-    Ok((
-        nlink,
-        xattr,
-        Body::Regular(RegularBody {
-            start,
-            size,
-            sparse,
-            tail,
-        }),
-    ))
+    Ok((nlink, xattr, Body::Regular(RegularBody { start, size, sparse, tail })))
 }
 
 fn tail(fragment: u32, offset: u32) -> Option<Tail> {

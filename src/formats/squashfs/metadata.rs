@@ -56,11 +56,7 @@ impl Metadata {
     /// Metadata of the image in `storage`, cached in at most `capacity` bytes.
     pub(super) fn new(storage: Arc<dyn Storage>, codec: Codec, capacity: u64) -> Self {
         let cache = Cache::new(capacity, length(SQUASHFS_METADATA_MAX));
-        Self {
-            storage,
-            codec,
-            cache,
-        }
+        Self { storage, codec, cache }
     }
 
     /// A cursor at `position`.
@@ -78,12 +74,7 @@ impl Metadata {
                 block.bytes.len()
             )));
         }
-        Ok(Cursor {
-            metadata: self,
-            start: position.block,
-            block,
-            at,
-        })
+        Ok(Cursor { metadata: self, start: position.block, block, at })
     }
 
     fn block(&self, start: u64) -> Result<Block> {
@@ -102,9 +93,7 @@ impl Metadata {
         let mut stored = [0; LONGEST];
         let stored = stored.get_mut(..left.min(LONGEST)).unwrap_or_default();
         self.storage.read_exact_at(stored, start)?;
-        let (header, stored) = stored
-            .split_first_chunk::<HEADER>()
-            .unwrap_or((&[0; HEADER], &[]));
+        let (header, stored) = stored.split_first_chunk::<HEADER>().unwrap_or((&[0; HEADER], &[]));
         let word = u16::from_le_bytes(*header);
         let claimed = usize::from(word & !PLAIN);
         if claimed == 0 || claimed > SQUASHFS_METADATA_MAX {
@@ -113,18 +102,11 @@ impl Metadata {
             )));
         }
         let stored = stored.get(..claimed).ok_or_else(|| {
-            corrupt(format!(
-                "claims {claimed} bytes, the image ends before that"
-            ))
+            corrupt(format!("claims {claimed} bytes, the image ends before that"))
         })?;
-        let next = start
-            .saturating_add(length(HEADER))
-            .saturating_add(length(claimed));
+        let next = start.saturating_add(length(HEADER)).saturating_add(length(claimed));
         if word & PLAIN != 0 {
-            return Ok(Block {
-                bytes: stored.into(),
-                next,
-            });
+            return Ok(Block { bytes: stored.into(), next });
         }
         let mut decoded = [0; SQUASHFS_METADATA_MAX];
         let len = self
@@ -132,10 +114,7 @@ impl Metadata {
             .decode(stored, &mut decoded)
             .map_err(|error| error.within(format_args!("squashfs metadata block at {start:#x}")))?;
         match decoded.get(..len) {
-            Some(bytes) if !bytes.is_empty() => Ok(Block {
-                bytes: bytes.into(),
-                next,
-            }),
+            Some(bytes) if !bytes.is_empty() => Ok(Block { bytes: bytes.into(), next }),
             _ => Err(corrupt("decodes to nothing".into())),
         }
     }
@@ -153,10 +132,7 @@ pub(super) struct Cursor<'m> {
 impl Cursor<'_> {
     /// Where the cursor is.
     pub(super) fn position(&self) -> Position {
-        Position {
-            block: self.start,
-            offset: u16::try_from(self.at).unwrap_or(u16::MAX),
-        }
+        Position { block: self.start, offset: u16::try_from(self.at).unwrap_or(u16::MAX) }
     }
 
     /// The bytes from here to the end of the block, at least one.
@@ -227,10 +203,7 @@ mod tests {
         Metadata::new(Arc::new(MemStorage::new(image)), Codec::Zstd, 1 << 20)
     }
 
-    const START: Position = Position {
-        block: 0,
-        offset: 0,
-    };
+    const START: Position = Position { block: 0, offset: 0 };
 
     #[test]
     fn reads_across_blocks() {
@@ -248,34 +221,17 @@ mod tests {
     #[test]
     fn refuses_a_reference_past_its_block_but_not_to_its_end() {
         let metadata = metadata([plain(b"abc"), plain(b"d")].concat());
-        let mut cursor = metadata
-            .cursor(Position {
-                block: 0,
-                offset: 3,
-            })
-            .unwrap();
+        let mut cursor = metadata.cursor(Position { block: 0, offset: 3 }).unwrap();
         assert_eq!(&cursor.array::<1>().unwrap(), b"d");
-        let error = metadata
-            .cursor(Position {
-                block: 0,
-                offset: 4,
-            })
-            .err()
-            .unwrap();
-        assert!(
-            error.to_string().contains("at 0x0 has 3 bytes, byte 4"),
-            "{error}"
-        );
+        let error = metadata.cursor(Position { block: 0, offset: 4 }).err().unwrap();
+        assert!(error.to_string().contains("at 0x0 has 3 bytes, byte 4"), "{error}");
     }
 
     #[test]
     fn refuses_lengths_beyond_the_limit_and_takes_the_limit() {
         let largest = SQUASHFS_METADATA_MAX;
         assert!(metadata(plain(&vec![7; largest])).cursor(START).is_ok());
-        let error = metadata(plain(&vec![7; largest + 1]))
-            .cursor(START)
-            .err()
-            .unwrap();
+        let error = metadata(plain(&vec![7; largest + 1])).cursor(START).err().unwrap();
         assert!(error.to_string().contains("claims 8193 bytes"), "{error}");
         assert!(metadata(plain(&[])).cursor(START).is_err());
     }
@@ -287,14 +243,7 @@ mod tests {
         let error = metadata(image).cursor(START).err().unwrap();
         assert!(error.to_string().contains("ends before that"), "{error}");
         assert!(metadata(vec![0]).cursor(START).is_err());
-        assert!(
-            metadata(vec![])
-                .cursor(Position {
-                    block: u64::MAX,
-                    offset: 0
-                })
-                .is_err()
-        );
+        assert!(metadata(vec![]).cursor(Position { block: u64::MAX, offset: 0 }).is_err());
     }
 
     #[test]
@@ -303,10 +252,7 @@ mod tests {
         let word = u16::try_from(bomb.len()).unwrap();
         let image = [&word.to_le_bytes()[..], &bomb].concat();
         let error = metadata(image).cursor(START).err().unwrap();
-        assert!(
-            error.to_string().contains("metadata block at 0x0: zstd"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("metadata block at 0x0: zstd"), "{error}");
     }
 
     #[test]

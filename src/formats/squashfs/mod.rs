@@ -99,30 +99,17 @@ impl SquashFs {
         let data_share = capacity.saturating_sub(metadata_share);
         let data = Data::new(storage, codec, superblock.block_size, fragments, data_share);
         let name = name.to_owned();
-        let image = Self {
-            name,
-            superblock,
-            root,
-            metadata,
-            data,
-            ids,
-            xattrs,
-        };
+        let image = Self { name, superblock, root, metadata, data, ids, xattrs };
         let (inode, _) = image.inode(root)?;
         match inode.kind() {
             FileKind::Directory => Ok(image),
-            other => Err(Error::corrupt(format!(
-                "the root is no directory but {other:?}"
-            ))),
+            other => Err(Error::corrupt(format!("the root is no directory but {other:?}"))),
         }
     }
 
     fn reference(&self, ino: Ino) -> Result<InodeRef> {
         InodeRef::from_ino(ino, self.root).ok_or_else(|| {
-            Error::new(
-                Kind::NotFound,
-                format!("{} is no inode of this image", ino.number()),
-            )
+            Error::new(Kind::NotFound, format!("{} is no inode of this image", ino.number()))
         })
     }
 
@@ -149,10 +136,7 @@ impl SquashFs {
             size,
             allocated,
             device,
-            modified: Timestamp {
-                seconds: i64::from(inode.modified),
-                nanoseconds: 0,
-            },
+            modified: Timestamp { seconds: i64::from(inode.modified), nanoseconds: 0 },
             block_size: self.superblock.block_size.max(PREFERRED_READ),
         })
     }
@@ -160,9 +144,7 @@ impl SquashFs {
     fn owner(&self, number: u16) -> Result<u32> {
         self.ids.get(usize::from(number)).copied().ok_or_else(|| {
             let count = self.ids.len();
-            Error::corrupt(format!(
-                "squashfs id {number} was referred to, there are {count}"
-            ))
+            Error::corrupt(format!("squashfs id {number} was referred to, there are {count}"))
         })
     }
 
@@ -181,11 +163,7 @@ impl SquashFs {
         let reference = self.reference(ino)?;
         let (inode, list) = self.inode(reference)?;
         match inode.body {
-            Body::Regular(body) => Ok(FileRef {
-                inode: reference,
-                body,
-                list,
-            }),
+            Body::Regular(body) => Ok(FileRef { inode: reference, body, list }),
             Body::Directory(_) => Err(Error::new(Kind::IsADirectory, "is a directory")),
             _ => Err(Error::new(Kind::InvalidInput, "not a regular file")),
         }
@@ -219,9 +197,7 @@ impl SquashFs {
 
 impl Tree for SquashFs {
     fn attr(&self, ino: Ino) -> Result<Attr> {
-        self.reference(ino)
-            .and_then(|reference| self.attr_of(reference))
-            .map_err(self.named())
+        self.reference(ino).and_then(|reference| self.attr_of(reference)).map_err(self.named())
     }
 
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {

@@ -191,13 +191,7 @@ mod tests {
         put(26, &1_u16.to_le_bytes());
         put(28, &4_u16.to_le_bytes());
         put(40, &FILE_LEN.to_le_bytes());
-        for (at, table) in [
-            (48, 600_u64),
-            (56, NO_TABLE),
-            (64, 200),
-            (72, 300),
-            (80, 400),
-        ] {
+        for (at, table) in [(48, 600_u64), (56, NO_TABLE), (64, 200), (72, 300), (80, 400)] {
             put(at, &table.to_le_bytes());
         }
         put(88, &NO_TABLE.to_le_bytes());
@@ -222,33 +216,18 @@ mod tests {
     #[test]
     fn refuses_each_lie_with_its_kind() {
         let cases: [(usize, &[u8], Kind, &str); 12] = [
-            (
-                0,
-                b"PK\x03\x04",
-                Kind::UnknownFormat,
-                "not a squashfs image",
-            ),
+            (0, b"PK\x03\x04", Kind::UnknownFormat, "not a squashfs image"),
             (0, b"sqsh", Kind::Unsupported, "big-endian"),
             (28, &[3, 0], Kind::Unsupported, "version 3.0"),
             (30, &[1, 0], Kind::Unsupported, "version 4.1"),
             (20, &[0, 0], Kind::Unsupported, "compressor number 0"),
             (20, &[7, 0], Kind::Unsupported, "compressor number 7"),
             (12, &[0, 0, 0, 0], Kind::Corrupt, "block size 0"),
-            (
-                12,
-                &(2_u32 << 20).to_le_bytes(),
-                Kind::Corrupt,
-                "block size 2097152",
-            ),
+            (12, &(2_u32 << 20).to_le_bytes(), Kind::Corrupt, "block size 2097152"),
             (22, &[16, 0], Kind::Corrupt, "logarithm 16"),
             (22, &[77, 0], Kind::Corrupt, "logarithm 77"),
             (26, &[0, 0], Kind::Corrupt, "id count 0"),
-            (
-                64,
-                &300_u64.to_le_bytes(),
-                Kind::Corrupt,
-                "behind the directory table",
-            ),
+            (64, &300_u64.to_le_bytes(), Kind::Corrupt, "behind the directory table"),
         ];
         for (at, field, kind, text) in cases {
             let error = with(at, field).unwrap_err();
@@ -259,10 +238,7 @@ mod tests {
 
     #[test]
     fn keeps_the_limits_of_sizes_and_tables() {
-        assert!(
-            with(12, &[0, 16, 0, 0]).is_err(),
-            "4096 against a logarithm of 17"
-        );
+        assert!(with(12, &[0, 16, 0, 0]).is_err(), "4096 against a logarithm of 17");
         let mut bytes = sound();
         bytes[12..16].copy_from_slice(&4096_u32.to_le_bytes());
         bytes[22] = 12;
@@ -270,19 +246,10 @@ mod tests {
         bytes[12..16].copy_from_slice(&2048_u32.to_le_bytes());
         bytes[22] = 11;
         assert!(Superblock::parse(&bytes, FILE_LEN).is_err());
-        assert!(
-            Superblock::parse(&sound(), FILE_LEN - 1).is_err(),
-            "one byte is missing"
-        );
-        assert!(
-            with(48, &95_u64.to_le_bytes()).is_err(),
-            "a table inside the superblock"
-        );
+        assert!(Superblock::parse(&sound(), FILE_LEN - 1).is_err(), "one byte is missing");
+        assert!(with(48, &95_u64.to_le_bytes()).is_err(), "a table inside the superblock");
         assert!(with(48, &96_u64.to_le_bytes()).is_ok());
         assert!(with(48, &4095_u64.to_le_bytes()).is_ok());
-        assert!(
-            with(48, &4096_u64.to_le_bytes()).is_err(),
-            "a table past the end"
-        );
+        assert!(with(48, &4096_u64.to_le_bytes()).is_err(), "a table past the end");
     }
 }

@@ -37,10 +37,7 @@ impl<const RECORD: usize> Table<RECORD> {
         let blocks = u64::from(count).div_ceil(per_block.max(1));
         let size = blocks.saturating_mul(POSITION);
         // Checked before the memory is taken: the count is the archive's word alone.
-        if start
-            .checked_add(size)
-            .is_none_or(|list_end| list_end > end)
-        {
+        if start.checked_add(size).is_none_or(|list_end| list_end > end) {
             return Err(Error::corrupt(format!(
                 "squashfs {name} table at {start:#x}: {count} records need {size} bytes of \
                  positions, the image ends at {end:#x}"
@@ -50,11 +47,7 @@ impl<const RECORD: usize> Table<RECORD> {
         storage.read_exact_at(&mut bytes, start)?;
         let mut reader = Reader::new("squashfs table", &bytes);
         let blocks = (0..blocks).map(|_| reader.u64()).collect::<Result<_>>()?;
-        Ok(Self {
-            name,
-            count,
-            blocks,
-        })
+        Ok(Self { name, count, blocks })
     }
 
     /// The record `number`.
@@ -63,13 +56,8 @@ impl<const RECORD: usize> Table<RECORD> {
     /// `Corrupt` where there are not that many; what reading its metadata block reports.
     pub(super) fn record(&self, metadata: &Metadata, number: u32) -> Result<[u8; RECORD]> {
         let per_block = Self::records_per_block();
-        let within = index(number)
-            .checked_rem(per_block)
-            .unwrap_or(0)
-            .saturating_mul(RECORD);
-        let block = index(number)
-            .checked_div(per_block)
-            .and_then(|nth| self.blocks.get(nth));
+        let within = index(number).checked_rem(per_block).unwrap_or(0).saturating_mul(RECORD);
+        let block = index(number).checked_div(per_block).and_then(|nth| self.blocks.get(nth));
         match (block, u16::try_from(within)) {
             (Some(&block), Ok(offset)) if number < self.count => {
                 metadata.cursor(Position { block, offset })?.array()
@@ -114,16 +102,10 @@ mod tests {
         let table = Table::<4>::read(&*storage, "id", list, 2049, storage.len()).unwrap();
         let metadata = Metadata::new(storage, Codec::Gzip, 1 << 20);
         for number in [0, 1, 2047, 2048] {
-            assert_eq!(
-                table.record(&metadata, number).unwrap(),
-                number.to_le_bytes()
-            );
+            assert_eq!(table.record(&metadata, number).unwrap(), number.to_le_bytes());
         }
         let error = table.record(&metadata, 2049).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "squashfs id 2049 was referred to, there are 2049"
-        );
+        assert_eq!(error.to_string(), "squashfs id 2049 was referred to, there are 2049");
         assert!(table.record(&metadata, u32::MAX).is_err());
     }
 

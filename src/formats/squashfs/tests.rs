@@ -10,27 +10,18 @@ use crate::storage::MemStorage;
 const SIZE: u64 = 3 * BLOCK as u64 + 10;
 
 fn open(image: &Image) -> Result<SquashFs> {
-    SquashFs::open(
-        "test.sqfs",
-        Arc::new(MemStorage::new(image.bytes())),
-        1 << 20,
-    )
+    SquashFs::open("test.sqfs", Arc::new(MemStorage::new(image.bytes())), 1 << 20)
 }
 
 fn lookup(image: &SquashFs, name: &str) -> Result<Attr> {
     let name = Name::parse(name.as_bytes()).unwrap();
-    image
-        .lookup(Ino::ROOT, name)
-        .map(|found| found.expect("no such name"))
+    image.lookup(Ino::ROOT, name).map(|found| found.expect("no such name"))
 }
 
 fn names(image: &SquashFs, from: Cookie) -> Result<Vec<(String, Cookie)>> {
     let mut names = Vec::new();
     image.read_dir(Ino::ROOT, from, &mut |entry| {
-        names.push((
-            String::from_utf8_lossy(entry.name.as_bytes()).into_owned(),
-            entry.next,
-        ));
+        names.push((String::from_utf8_lossy(entry.name.as_bytes()).into_owned(), entry.next));
         ControlFlow::Continue(())
     })?;
     Ok(names)
@@ -39,17 +30,12 @@ fn names(image: &SquashFs, from: Cookie) -> Result<Vec<(String, Cookie)>> {
 fn read(image: &SquashFs, offset: u64, size: u32) -> Result<Vec<u8>> {
     let file = lookup(image, "f")?;
     let mut scratch = Scratch::default();
-    Ok(image
-        .read(file.ino, offset, size, &mut scratch)?
-        .as_slice()
-        .to_vec())
+    Ok(image.read(file.ino, offset, size, &mut scratch)?.as_slice().to_vec())
 }
 
 /// The error of reading the whole file of `image`, as text.
 fn read_error(image: &Image) -> String {
-    let error = open(image)
-        .and_then(|image| read(&image, 0, u32::MAX))
-        .unwrap_err();
+    let error = open(image).and_then(|image| read(&image, 0, u32::MAX)).unwrap_err();
     assert_eq!(error.kind(), Kind::Corrupt, "{error}");
     error.to_string()
 }
@@ -62,66 +48,31 @@ fn with(mut image: Image, part: fn(&mut Image) -> &mut Vec<u8>, at: usize, f: &d
 #[test]
 fn shows_what_a_sound_image_holds() {
     let image = open(&Image::sound()).unwrap();
-    let names: Vec<String> = names(&image, Cookie::START)
-        .unwrap()
-        .into_iter()
-        .map(|n| n.0)
-        .collect();
+    let names: Vec<String> =
+        names(&image, Cookie::START).unwrap().into_iter().map(|n| n.0).collect();
     assert_eq!(names, ["f", "l", "p"]);
     let file = lookup(&image, "f").unwrap();
-    assert_eq!(
-        (file.size, file.allocated, file.uid),
-        (SIZE, SIZE - u64::from(BLOCK), 1000)
-    );
-    assert_eq!(
-        image.read_link(lookup(&image, "l").unwrap().ino).unwrap(),
-        b"target"
-    );
+    assert_eq!((file.size, file.allocated, file.uid), (SIZE, SIZE - u64::from(BLOCK), 1000));
+    assert_eq!(image.read_link(lookup(&image, "l").unwrap().ino).unwrap(), b"target");
     assert_eq!(lookup(&image, "p").unwrap().kind, FileKind::Fifo);
     assert_eq!(image.list_xattrs(file.ino).unwrap(), b"user.a\0trusted.b\0");
     assert_eq!(image.xattr(file.ino, b"user.a").unwrap(), b"value");
     assert_eq!(image.xattr(file.ino, b"trusted.b").unwrap(), b"value");
-    assert_eq!(
-        image.xattr(file.ino, b"user.c").unwrap_err().kind(),
-        Kind::NoAttribute
-    );
-    assert!(
-        image
-            .lookup(Ino::ROOT, Name::parse(b"g").unwrap())
-            .unwrap()
-            .is_none()
-    );
+    assert_eq!(image.xattr(file.ino, b"user.c").unwrap_err().kind(), Kind::NoAttribute);
+    assert!(image.lookup(Ino::ROOT, Name::parse(b"g").unwrap()).unwrap().is_none());
 }
 
 #[test]
 fn reads_any_range_over_plain_hole_compressed_and_tail() {
     let image = open(&Image::sound()).unwrap();
     let block = BLOCK as usize;
-    let whole = [
-        &vec![b'1'; block][..],
-        &vec![0; block],
-        &vec![b'3'; block],
-        b"0123456789",
-    ]
-    .concat();
-    for offset in [
-        0,
-        1,
-        BLOCK - 1,
-        BLOCK,
-        2 * BLOCK - 1,
-        3 * BLOCK - 1,
-        3 * BLOCK,
-        3 * BLOCK + 9,
-    ] {
+    let whole =
+        [&vec![b'1'; block][..], &vec![0; block], &vec![b'3'; block], b"0123456789"].concat();
+    for offset in [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 9] {
         for size in [1, 2, 10, BLOCK, BLOCK + 1, 2 * BLOCK, u32::MAX] {
             let end = (u64::from(offset) + u64::from(size)).min(SIZE) as usize;
             let expected = &whole[offset as usize..end];
-            assert_eq!(
-                read(&image, offset.into(), size).unwrap(),
-                expected,
-                "{offset} {size}"
-            );
+            assert_eq!(read(&image, offset.into(), size).unwrap(), expected, "{offset} {size}");
         }
     }
     for offset in [SIZE, SIZE + 1, u64::MAX] {
@@ -142,21 +93,10 @@ fn seeks_data_and_holes() {
         (2 * block, 2 * block, SIZE),
         (SIZE - 1, SIZE - 1, SIZE),
     ] {
-        assert_eq!(
-            image.seek(file, offset, SeekTarget::Data).unwrap(),
-            data,
-            "{offset}"
-        );
-        assert_eq!(
-            image.seek(file, offset, SeekTarget::Hole).unwrap(),
-            hole,
-            "{offset}"
-        );
+        assert_eq!(image.seek(file, offset, SeekTarget::Data).unwrap(), data, "{offset}");
+        assert_eq!(image.seek(file, offset, SeekTarget::Hole).unwrap(), hole, "{offset}");
     }
-    assert_eq!(
-        image.seek(file, SIZE, SeekTarget::Hole).unwrap_err().kind(),
-        Kind::PastEnd
-    );
+    assert_eq!(image.seek(file, SIZE, SeekTarget::Hole).unwrap_err().kind(), Kind::PastEnd);
 }
 
 #[test]
@@ -177,23 +117,11 @@ fn answers_the_wrong_kind_of_inode_with_the_right_kind_of_error() {
     let mut scratch = Scratch::default();
     let kind = |error: Error| error.kind();
     let name = Name::parse(b"x").unwrap();
-    assert_eq!(
-        image.lookup(link, name).map_err(kind),
-        Err(Kind::NotADirectory)
-    );
-    assert_eq!(
-        image.read_link(Ino::ROOT).map_err(kind),
-        Err(Kind::InvalidInput)
-    );
-    let read = image
-        .read(Ino::ROOT, 0, 1, &mut scratch)
-        .map(|_| ())
-        .map_err(kind);
+    assert_eq!(image.lookup(link, name).map_err(kind), Err(Kind::NotADirectory));
+    assert_eq!(image.read_link(Ino::ROOT).map_err(kind), Err(Kind::InvalidInput));
+    let read = image.read(Ino::ROOT, 0, 1, &mut scratch).map(|_| ()).map_err(kind);
     assert_eq!(read, Err(Kind::IsADirectory));
-    assert_eq!(
-        image.attr(Ino::new(u64::MAX).unwrap()).map_err(kind),
-        Err(Kind::NotFound)
-    );
+    assert_eq!(image.attr(Ino::new(u64::MAX).unwrap()).map_err(kind), Err(Kind::NotFound));
 }
 
 #[test]
@@ -205,43 +133,20 @@ fn refuses_roots_that_are_none() {
         (1 << 40, "past the end of the image"),
         (8192, "squashfs inode at"),
     ] {
-        let error = open(&Image {
-            root,
-            ..Image::sound()
-        })
-        .err()
-        .expect("opened")
-        .to_string();
-        assert!(
-            error.starts_with("test.sqfs: ") && error.contains(text),
-            "{error}"
-        );
+        let error = open(&Image { root, ..Image::sound() }).err().expect("opened").to_string();
+        assert!(error.starts_with("test.sqfs: ") && error.contains(text), "{error}");
     }
 }
 
 #[test]
 fn refuses_inodes_that_lie() {
-    for (kind, sound) in [
-        (0_u16, false),
-        (1, true),
-        (14, true),
-        (15, false),
-        (u16::MAX, false),
-    ] {
+    for (kind, sound) in [(0_u16, false), (1, true), (14, true), (15, false), (u16::MAX, false)] {
         let image = Image::sound().inode(PIPE, &kind);
-        assert_eq!(
-            open(&image).and_then(|image| lookup(&image, "p")).is_ok(),
-            sound,
-            "{kind}"
-        );
+        assert_eq!(open(&image).and_then(|image| lookup(&image, "p")).is_ok(), sound, "{kind}");
     }
     for (at, field, text) in [
         (FILE + 12, &0_u32 as &dyn Field, "inode number 0"),
-        (
-            FILE + 16 + 8,
-            &(1_u64 << 63),
-            "file of 9223372036854775808 bytes",
-        ),
+        (FILE + 16 + 8, &(1_u64 << 63), "file of 9223372036854775808 bytes"),
         (FILE + 4, &1_u16, "id 1 was referred to, there are 1"),
     ] {
         let image = open(&Image::sound().inode(at, field)).unwrap();
@@ -254,62 +159,33 @@ fn refuses_inodes_that_lie() {
 fn limits_the_target_of_a_link() {
     let target = |len: u32| {
         let image = open(&Image::sound().inode(LINK + 20, &len)).unwrap();
-        lookup(&image, "l")
-            .map(|attr| attr.size)
-            .map_err(|error| error.to_string())
+        lookup(&image, "l").map(|attr| attr.size).map_err(|error| error.to_string())
     };
     assert_eq!(target(65_536), Ok(65_536));
-    assert!(
-        target(65_537)
-            .unwrap_err()
-            .contains("symbolic link to 65537 bytes")
-    );
+    assert!(target(65_537).unwrap_err().contains("symbolic link to 65537 bytes"));
 }
 
 #[test]
 fn refuses_listings_that_lie() {
     let entry = 12;
     let refused = |image: &Image, text: &str| {
-        let error = open(image)
-            .and_then(|image| names(&image, Cookie::START))
-            .unwrap_err();
+        let error = open(image).and_then(|image| names(&image, Cookie::START)).unwrap_err();
         assert!(error.to_string().contains(text), "{error}, not {text}");
     };
     let sound = Image::sound;
     refused(&sound().directory(0, &256_u32), "257 entries");
     refused(&sound().directory(0, &u32::MAX), "entries, at most 256");
-    refused(
-        &sound().directory(0, &3_u32),
-        "an entry past the listing's end",
-    );
+    refused(&sound().directory(0, &3_u32), "an entry past the listing's end");
     refused(&sound().directory(entry + 4, &0_u16), "of type 0");
     refused(&sound().directory(entry + 4, &8_u16), "of type 8");
-    refused(
-        &sound().directory(entry + 6, &255_u16),
-        "a name of 256 bytes",
-    );
+    refused(&sound().directory(entry + 6, &255_u16), "a name of 256 bytes");
     refused(&sound().directory(entry + 8, &b'/'), "named /");
     refused(&sound().directory(entry + 8, &0_u8), "named \\x00");
-    refused(
-        &sound().directory(entry + 8, &b'l'),
-        "l stands behind l, names must ascend",
-    );
-    refused(
-        &sound().directory(entry + 8, &b'z'),
-        "l stands behind z, names must ascend",
-    );
-    refused(
-        &sound().inode(ROOT + 24, &20_u16),
-        "an entry past the listing's end",
-    );
-    refused(
-        &sound().inode(ROOT + 26, &9000_u16),
-        "byte 9000 was referred to",
-    );
-    refused(
-        &sound().inode(ROOT + 16, &(1_u32 << 30)),
-        "past the end of the image",
-    );
+    refused(&sound().directory(entry + 8, &b'l'), "l stands behind l, names must ascend");
+    refused(&sound().directory(entry + 8, &b'z'), "l stands behind z, names must ascend");
+    refused(&sound().inode(ROOT + 24, &20_u16), "an entry past the listing's end");
+    refused(&sound().inode(ROOT + 26, &9000_u16), "byte 9000 was referred to");
+    refused(&sound().inode(ROOT + 16, &(1_u32 << 30)), "past the end of the image");
 }
 
 #[test]
@@ -346,21 +222,14 @@ fn refuses_contents_that_lie() {
         let error = read_error(&image);
         assert!(error.contains(text), "{error}, not {text}");
     };
-    check(
-        sound().inode(words + 8, &(BLOCK + 1)),
-        "claims 4097 bytes, at most 4096 can be",
-    );
-    check(
-        sound().inode(words, &(10_u32 | 1 << 24)),
-        "has 10 bytes, the file needs 4096",
-    );
+    check(sound().inode(words + 8, &(BLOCK + 1)), "claims 4097 bytes, at most 4096 can be");
+    check(sound().inode(words, &(10_u32 | 1 << 24)), "has 10 bytes, the file needs 4096");
     check(sound().inode(words + 8, &3_u32), "zstd can not decode");
     check(sound().inode(FILE + 16, &(1_u64 << 40)), "past the end");
     check(sound().inode(FILE + 16, &u64::MAX), "");
     // The compressed block decodes to 4096 bytes, one more than the file has in it.
-    let short = sound()
-        .inode(FILE + 16 + 8, &(3 * u64::from(BLOCK) - 1))
-        .inode(FILE + 44, &u32::MAX);
+    let short =
+        sound().inode(FILE + 16 + 8, &(3 * u64::from(BLOCK) - 1)).inode(FILE + 44, &u32::MAX);
     check(short, "has 4096 bytes, the file needs 4095");
     // A file far larger than its blocks runs into what is behind its list.
     check(sound().inode(FILE + 16 + 8, &(1_u64 << 30)), "");
@@ -374,45 +243,18 @@ fn refuses_fragments_that_lie() {
         let error = read_error(&image);
         assert!(error.contains(text), "{error}, not {text}");
     };
-    check(
-        sound().inode(number, &1_u32),
-        "fragment 1 was referred to, there are 1",
-    );
-    check(
-        Image {
-            fragment_count: 0,
-            ..sound()
-        },
-        "fragment 0 was referred to, there are none",
-    );
+    check(sound().inode(number, &1_u32), "fragment 1 was referred to, there are 1");
+    check(Image { fragment_count: 0, ..sound() }, "fragment 0 was referred to, there are none");
     // The fragment has 31 bytes: a tail of 10 may start at 21 and no later.
     assert!(read(&open(&sound().inode(offset, &21_u32)).unwrap(), 0, u32::MAX).is_ok());
-    check(
-        sound().inode(offset, &22_u32),
-        "has 31 bytes, the file needs 32",
-    );
-    check(
-        sound().inode(offset, &u32::MAX),
-        "the file needs 4294967305",
-    );
+    check(sound().inode(offset, &22_u32), "has 31 bytes, the file needs 32");
+    check(sound().inode(offset, &u32::MAX), "the file needs 4294967305");
     let fragments: fn(&mut Image) -> &mut Vec<u8> = |image| &mut image.fragments;
     check(with(sound(), fragments, 8, &0_u32), "a block of 0 bytes");
-    check(
-        with(sound(), fragments, 8, &(BLOCK + 1)),
-        "claims 4097 bytes",
-    );
+    check(with(sound(), fragments, 8, &(BLOCK + 1)), "claims 4097 bytes");
     check(with(sound(), fragments, 0, &(1_u64 << 50)), "past the end");
-    let many = Image {
-        fragment_count: u32::MAX,
-        ..sound()
-    };
-    assert!(
-        open(&many)
-            .err()
-            .unwrap()
-            .to_string()
-            .contains("fragment table at")
-    );
+    let many = Image { fragment_count: u32::MAX, ..sound() };
+    assert!(open(&many).err().unwrap().to_string().contains("fragment table at"));
 }
 
 #[test]
@@ -420,14 +262,8 @@ fn never_hands_out_bytes_of_another_block() {
     // Two files may name one place with different lengths: each must get what its own words say.
     let words = FILE + 16 + 40;
     let image = open(&Image::sound().inode(words, &BLOCK)).unwrap();
-    assert!(
-        read(&image, 0, 10).is_err(),
-        "plain bytes taken for compressed"
-    );
-    assert_eq!(
-        read(&image, 3 * u64::from(BLOCK), 10).unwrap(),
-        b"0123456789"
-    );
+    assert!(read(&image, 0, 10).is_err(), "plain bytes taken for compressed");
+    assert_eq!(read(&image, 3 * u64::from(BLOCK), 10).unwrap(), b"0123456789");
     assert_eq!(DATA, 96);
 }
 
@@ -443,38 +279,14 @@ fn refuses_attributes_that_lie() {
     };
     let sound = Image::sound;
     check(with(sound(), pairs, 0, &3_u16), b"user.a", "of type 3");
-    check(
-        with(sound(), pairs, 5, &65_537_u32),
-        b"user.a",
-        "value of 65537 bytes",
-    );
-    check(
-        with(sound(), pairs, 5, &65_536_u32),
-        b"user.a",
-        "squashfs metadata block at",
-    );
-    check(
-        with(sound(), pairs, 19, &7_u32),
-        b"trusted.b",
-        "has 7 bytes, must have 8",
-    );
-    check(
-        with(sound(), pairs, 23, &9000_u64),
-        b"trusted.b",
-        "byte 9000 was referred to",
-    );
+    check(with(sound(), pairs, 5, &65_537_u32), b"user.a", "value of 65537 bytes");
+    check(with(sound(), pairs, 5, &65_536_u32), b"user.a", "squashfs metadata block at");
+    check(with(sound(), pairs, 19, &7_u32), b"trusted.b", "has 7 bytes, must have 8");
+    check(with(sound(), pairs, 23, &9000_u64), b"trusted.b", "byte 9000 was referred to");
     check(with(sound(), pairs, 23, &u64::MAX), b"trusted.b", "");
-    check(
-        with(sound(), ids, 0, &9000_u64),
-        b"user.a",
-        "byte 9000 was referred to",
-    );
+    check(with(sound(), ids, 0, &9000_u64), b"user.a", "byte 9000 was referred to");
     check(with(sound(), ids, 8, &u32::MAX), b"user.c", "");
-    check(
-        sound().inode(FILE + 52, &1_u32),
-        b"user.a",
-        "xattr id 1 was referred to, there are 1",
-    );
+    check(sound().inode(FILE + 52, &1_u32), b"user.a", "xattr id 1 was referred to, there are 1");
     let endless = open(&with(sound(), ids, 8, &u32::MAX)).unwrap();
     let file = lookup(&endless, "f").unwrap().ino;
     assert!(endless.list_xattrs(file).is_err());

@@ -96,12 +96,7 @@ impl Xattrs {
             let before = name.len();
             name.resize(before.saturating_add(usize::from(name_len)), 0);
             cursor.fill(name.get_mut(before..).unwrap_or_default())?;
-            let value = Value {
-                xattrs: self,
-                metadata,
-                kind,
-                cursor: cursor.clone(),
-            };
+            let value = Value { xattrs: self, metadata, kind, cursor: cursor.clone() };
             if let Some(found) = visit(&name, value)? {
                 return Ok(Some(found));
             }
@@ -114,10 +109,7 @@ impl Xattrs {
     fn position(&self, reference: u64) -> Position {
         let [low, high, ..] = reference.to_le_bytes();
         let block = self.start.saturating_add(reference >> 16);
-        Position {
-            block,
-            offset: u16::from_le_bytes([low, high]),
-        }
+        Position { block, offset: u16::from_le_bytes([low, high]) }
     }
 }
 
@@ -162,8 +154,6 @@ fn prefix(kind: u16) -> Result<&'static [u8]> {
         0 => Ok(b"user."),
         1 => Ok(b"trusted."),
         2 => Ok(b"security."),
-        other => Err(Error::corrupt(format!(
-            "squashfs xattr of type {other}, can be 0 to 2"
-        ))),
+        other => Err(Error::corrupt(format!("squashfs xattr of type {other}, can be 0 to 2"))),
     }
 }

@@ -1,0 +1,186 @@
+//! What is no archive, or a damaged one, at the command line: one line that says what and why, the
+//! right exit status, nothing mounted. Also `ls` and `cat`, which need no mount.
+//!
+//! Owns the messages and numbers of docs/CLI.md; lies inside an image are tested beside the reader.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+mod support;
+
+use support::mount::CleanUp;
+use support::{archfs, can_mount, image, work_folder};
+
+fn mount(image: &Path, place: &Path) -> Output {
+    archfs().args(["mount", "--keep"]).arg(image).arg(place).output().unwrap()
+}
+
+/// Checks that a mount fails with that status and text, on one line and perhaps a hint.
+fn refuses(image: &Path, place: &Path, status: i32, text: &str) {
+    let output = mount(image, place);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{said}");
+    assert!(said.contains(text), "{said}, not {text}");
+    let mut lines = said.lines();
+    assert!(lines.next().unwrap().starts_with("archfs: "), "{said}");
+    assert!(lines.next().is_none_or(|line| line.starts_with("hint: ")), "{said}");
+    assert!(lines.next().is_none(), "{said}");
+    assert!(!support::mount::is_mounted(place), "{said}");
+}
+
+#[test]
+fn what_is_no_archive_is_refused_with_status_3() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let place = work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
+    let file = |name: &str, bytes: &[u8]| -> PathBuf {
+        let path = work.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    refuses(&file("empty", b""), &place, 3, "empty: is empty");
+    refuses(&file("text", b"hello"), &place, 3, "not a squashfs image");
+    refuses(&file("zip", b"PK\x03\x04rest of it"), &place, 3, "a zip archive");
+    refuses(&file("gz", b"\x1f\x8b\x08rest"), &place, 3, "a compressed file");
+    refuses(&work.path().join("missing"), &place, 1, "missing: no such file");
+    refuses(work.path(), &place, 1, "is a directory, not an archive");
+    refuses(Path::new("/dev/null"), &place, 3, "neither a file nor a block device");
+    assert!(!place.exists(), "no mount point was left");
+}
+
+#[test]
+fn a_damaged_superblock_is_refused_with_status_3() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let place = work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
+    let sound = fs::read(image::small(work.path())).unwrap();
+    let with = |at: usize, bytes: &[u8]| -> PathBuf {
+        let mut image = sound.clone();
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+        let path = work.path().join("damaged.sqfs");
+        fs::write(&path, image).unwrap();
+        path
+    };
+    refuses(&with(20, &[9]), &place, 3, "compressor number 9");
+    refuses(&with(28, &[3]), &place, 3, "squashfs version 3.0");
+    refuses(&with(12, &[0; 4]), &place, 3, "block size 0");
+    refuses(&with(64, &[0xff; 8]), &place, 3, "the inode table lies at");
+    refuses(&with(32, &[0xff; 8]), &place, 3, "root inode");
+    refuses(&with(40, &[0xff; 8]), &place, 3, "truncated");
+}
+
+#[test]
+fn a_truncated_image_is_refused_with_status_3() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let place = work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
+    let sound = fs::read(image::small(work.path())).unwrap();
+    let used = u64::from_le_bytes(sound[40..48].try_into().unwrap()) as usize;
+    let path = work.path().join("truncated.sqfs");
+    for len in [5, 95, 96, 97, 4096, used / 2, used - 1] {
+        fs::write(&path, &sound[..len]).unwrap();
+        refuses(&path, &place, 3, "truncated.sqfs: ");
+    }
+    // The padding behind it may be missing.
+    fs::write(&path, &sound[..used]).unwrap();
+    assert!(mount(&path, &place).status.success());
+    support::run(archfs().arg("unmount").arg(&place));
+}
+
+#[test]
+fn a_bad_mount_point_is_refused_with_status_1() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    refuses(&image, work.path(), 1, "the directory is not empty");
+    refuses(&image, &image, 1, "not a directory");
+    refuses(&image, &work.path().join("no/such"), 1, "no such directory");
+    let place = work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
+    assert!(mount(&image, &place).status.success());
+    let output = mount(&image, &place);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("small.sqfs (fuse.archfs) is mounted here"), "{said}");
+    assert!(place.join("hello").exists(), "the mount that was there still works");
+    support::run(archfs().arg("unmount").arg(&place));
+}
+
+#[test]
+fn wrong_use_has_status_2() {
+    let status = |arguments: &[&str]| archfs().args(arguments).output().unwrap().status.code();
+    assert_eq!(status(&[]), Some(2));
+    assert_eq!(status(&["fly"]), Some(2));
+    assert_eq!(status(&["mount", "only-one"]), Some(2));
+    assert_eq!(status(&["mount", "-o", "rw", "a", "b"]), Some(2));
+    assert_eq!(status(&["mount", "--cache", "lots", "a", "b"]), Some(2));
+    assert_eq!(status(&["mount", "--threads", "0", "a", "b"]), Some(2));
+    assert_eq!(status(&["mount", "--keep", "--until-pid", "1", "a", "b"]), Some(2));
+    assert_eq!(status(&["mount", "a", "b", "c"]), Some(2));
+    assert_eq!(status(&["--help"]), Some(0));
+    assert_eq!(status(&["mount", "--help"]), Some(0));
+    assert_eq!(status(&["--version"]), Some(0));
+}
+
+#[test]
+fn ls_and_cat_look_inside_without_mounting() {
+    let work = work_folder();
+    let source = work.path().join("source");
+    fs::create_dir_all(source.join("folder/inner")).unwrap();
+    fs::write(source.join("folder/file"), "contents\n").unwrap();
+    fs::write(source.join("evil\x1b[2J"), "").unwrap();
+    std::os::unix::fs::symlink("folder/file", source.join("link")).unwrap();
+    std::os::unix::fs::symlink("../../../etc/passwd", source.join("out")).unwrap();
+    let image = image::make(work.path(), "data.sqfs", &source, &["-comp", "zstd"]);
+    let call = |arguments: &[&str]| {
+        let mut command = archfs();
+        command.arg(arguments[0]).arg(&image).args(&arguments[1..]).output().unwrap()
+    };
+    let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text(&call(&["ls"])), "evil\x1b[2J\nfolder\nlink\nout\n");
+    assert_eq!(text(&call(&["ls", "folder"])), "file\ninner\n");
+    assert_eq!(text(&call(&["ls", "-R", "folder/"])), "file\ninner\n");
+    let long = text(&call(&["ls", "-l", "link"]));
+    assert!(
+        long.starts_with("lrwxrwxrwx   1 ") && long.ends_with(" link -> folder/file\n"),
+        "{long}"
+    );
+    assert_eq!(text(&call(&["cat", "folder/file", "/link"])), "contents\ncontents\n");
+    for (arguments, status) in [
+        (&["cat", "missing"][..], 1),
+        (&["cat", "folder"], 1),
+        (&["cat", "out"], 1),
+        (&["ls", "folder/file/x"], 1),
+    ] {
+        assert_eq!(call(arguments).status.code(), Some(status), "{arguments:?}");
+    }
+    let not_one = archfs().args(["ls", "/etc/passwd"]).output().unwrap();
+    assert_eq!(not_one.status.code(), Some(3));
+
+    // A reader that has seen enough is no error.
+    let big = source.join("big");
+    fs::write(&big, vec![b'x'; 4 << 20]).unwrap();
+    let image = image::make(work.path(), "big.sqfs", &source, &["-comp", "zstd"]);
+    let mut cat = archfs();
+    cat.arg("cat").arg(&image).arg("big").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut cat = cat.spawn().unwrap();
+    let mut head = Command::new("head");
+    head.args(["-c", "10"]).stdin(cat.stdout.take().unwrap());
+    assert_eq!(support::run(&mut head).stdout, b"xxxxxxxxxx");
+    // It holds the reading end, too.
+    drop(head);
+    let output = cat.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty());
+}

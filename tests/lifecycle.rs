@@ -1,0 +1,499 @@
+//! The life of a mount, as job scripts see it.
+//!
+//! Owns when a mount comes and goes: with a script, a command, a signal, an unmount, a dead daemon;
+//! exit status; ordinary users. Whatever fails, nothing stays mounted.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+
+mod support;
+
+use support::mount::{CleanUp, is_mounted, kind_of_mount};
+use support::{archfs, can_mount, image, run, wait_until, work_folder};
+
+/// A small image and a place for its mount, in a folder of their own.
+struct Stage {
+    image: PathBuf,
+    place: PathBuf,
+    // In this order: unmounted first, then removed.
+    _clean_up: CleanUp,
+    work: tempfile::TempDir,
+}
+
+fn stage() -> Option<Stage> {
+    if !can_mount() {
+        return None;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let place = work.path().join("mount");
+    Some(Stage { image, _clean_up: CleanUp(place.clone()), place, work })
+}
+
+impl Stage {
+    fn mount(&self, options: &[&str]) -> Output {
+        let mut command = archfs();
+        command.arg("mount").args(options).arg(&self.image).arg(&self.place).output().unwrap()
+    }
+
+    fn run(&self, command: &[&str]) -> Output {
+        let mut archfs = archfs();
+        archfs.arg("run").arg(&self.image).arg(&self.place).arg("--").args(command);
+        archfs.output().unwrap()
+    }
+
+    fn is_gone(&self) -> bool {
+        !is_mounted(&self.place) && fs::symlink_metadata(&self.place).is_err()
+    }
+
+    fn assert_readable(&self) {
+        assert_eq!(fs::read_to_string(self.place.join("hello")).unwrap(), "hello, world\n");
+    }
+
+    /// The daemon of the mount, as its record says.
+    fn daemon(&self) -> Pid {
+        let folder = format!("/tmp/archfs-{}", rustix::process::geteuid().as_raw());
+        let place = fs::canonicalize(self.place.parent().unwrap()).unwrap().join("mount");
+        let pid = fs::read_dir(folder).unwrap().find_map(|entry| {
+            let text = fs::read_to_string(entry.unwrap().path()).ok()?;
+            let daemon = text.strip_prefix("daemon ")?.split(':').next()?.parse().ok()?;
+            text.ends_with(&format!("place {}", place.display())).then_some(daemon)
+        });
+        Pid::from_raw(pid.expect("a record of the mount")).unwrap()
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A shell that runs what is written to it, like a job script that goes on.
+fn shell(work: &Path) -> Child {
+    let mut shell = Command::new("bash");
+    shell.current_dir(work).stdin(Stdio::piped()).stdout(Stdio::piped());
+    shell.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env_remove("SLURM_TASK_PID");
+    shell.spawn().unwrap()
+}
+
+/// Lets the shell run a line, and returns what it prints last.
+fn tell(shell: &mut Child, line: &str) -> String {
+    writeln!(shell.stdin.as_mut().unwrap(), "{line}; echo done $?").unwrap();
+    let mut answer = String::new();
+    let stdout = shell.stdout.as_mut().unwrap();
+    let mut byte = [0];
+    while !answer.ends_with('\n') {
+        stdout.read_exact(&mut byte).unwrap();
+        answer.push(byte[0].into());
+    }
+    answer
+}
+
+#[test]
+fn a_mount_in_a_script_goes_when_the_script_ends() {
+    let Some(stage) = stage() else { return };
+    let mut script = shell(stage.work.path());
+    assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+    stage.assert_readable();
+    drop(script.stdin.take());
+    script.wait().unwrap();
+    wait_until("the mount and its folder are gone", || stage.is_gone());
+}
+
+#[test]
+fn a_mount_in_a_script_goes_when_the_script_is_killed() {
+    let Some(stage) = stage() else { return };
+    let mut script = shell(stage.work.path());
+    assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+    script.kill().unwrap();
+    script.wait().unwrap();
+    wait_until("the mount and its folder are gone", || stage.is_gone());
+}
+
+#[test]
+fn the_task_of_a_batch_job_holds_a_mount_when_the_caller_has_ended() {
+    let Some(stage) = stage() else { return };
+    let mut task = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let mut mount = archfs();
+    mount.arg("mount").arg(&stage.image).arg(&stage.place);
+    let output = mount.env("SLURM_TASK_PID", task.id().to_string()).output().unwrap();
+    assert!(output.status.success());
+    let line = said(&output);
+    let expected = format!("until process {} (cat) ends; --keep to hold until unmount", task.id());
+    assert!(line.starts_with("archfs: mounted ") && line.trim_end().ends_with(&expected), "{line}");
+    stage.assert_readable();
+    drop(task.stdin.take());
+    task.wait().unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+#[test]
+fn until_pid_and_keep_say_how_long_a_mount_holds() {
+    let Some(stage) = stage() else { return };
+    let mut other = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let pid = other.id().to_string();
+    assert!(stage.mount(&["--until-pid", &pid]).status.success());
+    stage.assert_readable();
+    drop(other.stdin.take());
+    other.wait().unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+
+    let gone = stage.mount(&["--until-pid", &pid]);
+    assert_eq!(gone.status.code(), Some(1), "{}", said(&gone));
+
+    let mut script = shell(stage.work.path());
+    assert_eq!(tell(&mut script, "$ARCHFS mount -q --keep small.sqfs mount"), "done 0\n");
+    drop(script.stdin.take());
+    script.wait().unwrap();
+    stage.assert_readable();
+    run(archfs().arg("umount").arg(&stage.place));
+    assert!(stage.is_gone(), "unmount returns when all is gone");
+}
+
+#[test]
+fn a_folder_that_was_there_stays_and_its_contents_come_back() {
+    let Some(stage) = stage() else { return };
+    fs::create_dir(&stage.place).unwrap();
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    stage.assert_readable();
+    run(archfs().arg("unmount").arg(&stage.place));
+    assert!(!is_mounted(&stage.place) && stage.place.is_dir());
+}
+
+#[test]
+fn run_gives_the_status_of_its_command_and_leaves_nothing() {
+    let Some(stage) = stage() else { return };
+    for (command, status) in [
+        (&["true"][..], 0),
+        (&["sh", "-c", "exit 7"], 7),
+        (&["sh", "-c", "kill -TERM $$"], 143),
+        (&["sh", "-c", "kill -KILL $$"], 137),
+        (&["archfs-no-such-command"], 127),
+        (&["/etc/passwd"], 126),
+    ] {
+        let output = stage.run(command);
+        assert_eq!(output.status.code(), Some(status), "{command:?}: {}", said(&output));
+        assert!(stage.is_gone(), "{command:?}");
+    }
+    let output = stage.run(&["sh", "-c", "cat \"$ARCHFS_MOUNTPOINT\"/hello"]);
+    assert_eq!(output.stdout, b"hello, world\n");
+}
+
+#[test]
+fn run_tells_its_own_failures_from_those_of_the_command() {
+    let Some(stage) = stage() else { return };
+    let status = |arguments: &[&str]| {
+        let output = archfs().arg("run").args(arguments).output().unwrap();
+        output.status.code().unwrap()
+    };
+    let (image, place) = (stage.image.to_str().unwrap(), stage.place.to_str().unwrap());
+    assert_eq!(status(&["/no/such/file", place, "--", "true"]), 121);
+    assert_eq!(status(&["/etc/passwd", place, "--", "true"]), 123);
+    assert_eq!(status(&[image, place]), 122, "no command");
+    assert_eq!(status(&["--no-such-option", image, place, "--", "true"]), 122);
+    assert_eq!(status(&["-obig_writes", image, place, "--", "true"]), 122);
+    assert_eq!(status(&[image, "/no/such/folder/mount", "--", "true"]), 121);
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn run_passes_signals_on_and_unmounts() {
+    let Some(stage) = stage() else { return };
+    let mut archfs = archfs();
+    // The command answers SIGTERM in its own way, which must be what comes back.
+    let script = "trap 'echo got it; exit 9' TERM; echo started; while :; do sleep 0.01; done";
+    archfs.arg("run").arg(&stage.image).arg(&stage.place).args(["--", "sh", "-c", script]);
+    let mut run = archfs.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "started");
+    stage.assert_readable();
+    kill_process(Pid::from_child(&run), Signal::TERM).unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "got it");
+    assert_eq!(run.wait().unwrap().code(), Some(9));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn run_killed_leaves_no_mount() {
+    let Some(stage) = stage() else { return };
+    let mut archfs = archfs();
+    archfs.arg("run").arg(&stage.image).arg(&stage.place).args([
+        "--",
+        "sh",
+        "-c",
+        "echo started; read x",
+    ]);
+    let mut run = archfs.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "started");
+    run.kill().unwrap();
+    run.wait().unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+#[test]
+fn each_signal_to_the_daemon_unmounts() {
+    let Some(stage) = stage() else { return };
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        assert!(stage.mount(&["--keep", "-q"]).status.success());
+        stage.assert_readable();
+        kill_process(stage.daemon(), signal).unwrap();
+        wait_until("the mount is gone", || stage.is_gone());
+    }
+}
+
+#[test]
+fn a_busy_mount_goes_lazily_and_its_open_files_stay_readable() {
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let mut file = File::open(stage.place.join("folder/data")).unwrap();
+    let busy = archfs().arg("unmount").arg(&stage.place).output().unwrap();
+    assert_eq!(busy.status.code(), Some(1));
+    assert!(said(&busy).contains("in use") && said(&busy).contains("hint: "), "{}", said(&busy));
+    let daemon = stage.daemon();
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).unwrap();
+    assert!(bytes == support::source::noise(1, 300_000));
+    drop(file);
+    wait_until("the daemon has ended", || {
+        !Path::new(&format!("/proc/{}", daemon.as_raw_nonzero())).exists()
+    });
+
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let file = File::open(stage.place.join("folder/data")).unwrap();
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    assert!(stage.is_gone());
+    drop(file);
+}
+
+#[test]
+fn a_second_signal_ends_a_daemon_whose_files_are_open() {
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let file = File::open(stage.place.join("folder/data")).unwrap();
+    let daemon = stage.daemon();
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_until("the daemon has ended", || {
+        !Path::new(&format!("/proc/{}", daemon.as_raw_nonzero())).exists()
+    });
+    drop(file);
+}
+
+#[test]
+fn a_dead_mount_is_cleared_by_unmount_and_by_the_next_mount() {
+    let Some(stage) = stage() else { return };
+    for clear in ["unmount", "mount", "run"] {
+        assert!(stage.mount(&["--keep", "-q"]).status.success());
+        kill_process(stage.daemon(), Signal::KILL).unwrap();
+        wait_until("the mount is dead", || {
+            // stat would be answered from the kernel's cache.
+            rustix::fs::statvfs(&stage.place).is_err_and(|error| error == Errno::NOTCONN)
+        });
+        match clear {
+            "unmount" => {
+                run(archfs().arg("unmount").arg(&stage.place));
+            }
+            "mount" => {
+                let output = stage.mount(&["--keep"]);
+                assert!(output.status.success(), "{}", said(&output));
+                assert!(said(&output).contains("clearing a dead mount"), "{}", said(&output));
+                stage.assert_readable();
+                run(archfs().arg("unmount").arg(&stage.place));
+            }
+            _ => assert!(stage.run(&["true"]).status.success()),
+        }
+        assert!(stage.is_gone(), "{clear}");
+    }
+}
+
+#[test]
+fn an_old_daemon_leaves_a_new_mount_at_its_place_alone() {
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let file = File::open(stage.place.join("folder/data")).unwrap();
+    let old = stage.daemon();
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    // The old one still serves its open file; a signal and its end must not touch the new mount.
+    kill_process(old, Signal::TERM).unwrap();
+    drop(file);
+    wait_until("the old daemon has ended", || {
+        !Path::new(&format!("/proc/{}", old.as_raw_nonzero())).exists()
+    });
+    stage.assert_readable();
+    run(archfs().arg("unmount").arg(&stage.place));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn unmount_touches_only_mounts_of_archfs() {
+    let Some(stage) = stage() else { return };
+    let status = |path: &Path| {
+        let output = archfs().arg("unmount").arg(path).output().unwrap();
+        (output.status.code(), said(&output))
+    };
+    let (code, text) = status(&stage.place);
+    assert_eq!(code, Some(5), "{text}");
+    fs::create_dir(&stage.place).unwrap();
+    run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&stage.place));
+    let (code, text) = status(&stage.place);
+    assert_eq!(code, Some(5));
+    assert!(text.contains("none (tmpfs) is mounted here"), "{text}");
+    assert_eq!(kind_of_mount(&stage.place).as_deref(), Some("tmpfs"));
+}
+
+#[test]
+fn an_unmount_by_others_ends_the_daemon_and_removes_the_folder() {
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    run(Command::new("umount").arg(&stage.place));
+    wait_until("the folder is gone", || stage.is_gone());
+}
+
+#[test]
+fn any_path_can_be_a_place() {
+    use std::os::unix::ffi::OsStrExt;
+    let Some(stage) = stage() else { return };
+    for name in [&b"a b"[..], b"a,b\\c", b"new\nline", b"\xff\xfe", b"-x", b"tab\there#1"] {
+        let place = stage.work.path().join(std::ffi::OsStr::from_bytes(name));
+        let _clean_up = CleanUp(place.clone());
+        let image =
+            stage.work.path().join(std::ffi::OsStr::from_bytes(name)).with_extension("sqfs");
+        fs::copy(&stage.image, &image).unwrap();
+        run(archfs().args(["mount", "--keep", "-q", "--"]).arg(&image).arg(&place));
+        assert!(place.join("hello").exists(), "{name:?}");
+        run(archfs().arg("unmount").arg("--").arg(&place));
+        assert!(!place.exists(), "{name:?}");
+    }
+}
+
+#[test]
+fn the_foreground_says_when_it_is_ready_and_ends_on_a_signal() {
+    let Some(stage) = stage() else { return };
+    let mut archfs = archfs();
+    archfs.args(["mount", "--foreground", "--ready-fd", "1"]).arg(&stage.image).arg(&stage.place);
+    let mut daemon = archfs.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    stage.assert_readable();
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn the_output_of_mount_ends_although_the_daemon_goes_on() {
+    let Some(stage) = stage() else { return };
+    // `output` waits for the end of both pipes, which a daemon that kept them would never give.
+    let output = stage.mount(&["--keep"]);
+    assert!(output.status.success() && output.stdout.is_empty());
+    stage.assert_readable();
+}
+
+#[test]
+fn what_goes_wrong_later_is_written_to_the_log() {
+    let Some(stage) = stage() else { return };
+    let source = stage.work.path().join("text");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("file"), "words that compress ".repeat(10_000)).unwrap();
+    let options = ["-comp", "zstd", "-no-fragments", "-b", "1M"];
+    let image = image::make(stage.work.path(), "text.sqfs", &source, &options);
+    // The first data block lies behind the superblock and the options of the compressor, if any.
+    let mut bytes = fs::read(&image).unwrap();
+    bytes[110..140].fill(0xaa);
+    fs::write(&image, bytes).unwrap();
+    let log = stage.work.path().join("log");
+    let mut mount = archfs();
+    mount.args(["mount", "--keep", "-q", "--log-file"]).args([&log, &image, &stage.place]);
+    run(&mut mount);
+    let error = fs::read(stage.place.join("file")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(text.contains("text.sqfs: squashfs data block at 0x"), "{text}");
+    assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+/// An ordinary user mounts through fusermount. /dev/fuse is given the mode that every distribution
+/// gives it, and its old one back.
+#[test]
+fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
+    let Some(stage) = stage() else { return };
+    let device = fs::metadata("/dev/fuse").unwrap().permissions();
+    fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
+    let _restore = Restore(device);
+    let home = stage.work.path().join("home");
+    fs::create_dir(&home).unwrap();
+    for folder in [stage.work.path(), &home] {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    // The program itself may lie where only root can go.
+    let program = home.join("archfs");
+    fs::copy(env!("CARGO_BIN_EXE_archfs"), &program).unwrap();
+    let place = home.join("mount");
+    let _clean_up = CleanUp(place.clone());
+    let as_user = |arguments: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).args(arguments);
+        command.current_dir(&home).output().unwrap()
+    };
+    let image = stage.image.to_str().unwrap();
+    let mounted = as_user(&["./archfs", "mount", "--keep", image, "mount"]);
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    assert_eq!(as_user(&["cat", "mount/hello"]).stdout, b"hello, world\n");
+    assert!(fs::read(place.join("hello")).is_err(), "not even root");
+    assert_eq!(kind_of_mount(&place).as_deref(), Some("fuse.archfs"));
+    let unmounted = as_user(&["./archfs", "unmount", "mount"]);
+    assert!(unmounted.status.success(), "{}", said(&unmounted));
+    assert!(!place.exists());
+
+    let ran = as_user(&["./archfs", "run", image, "mount", "--", "cat", "mount/hello"]);
+    assert_eq!(ran.stdout, b"hello, world\n", "{}", said(&ran));
+    assert!(!place.exists());
+
+    // A place in a folder of somebody else is refused by fusermount, with a reason.
+    fs::create_dir(stage.work.path().join("roots")).unwrap();
+    let refused = as_user(&["./archfs", "mount", "--keep", image, "../roots"]);
+    assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
+    assert!(said(&refused).contains("hint: "), "{}", said(&refused));
+
+    // Not one of theirs: root's mount stays.
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let foreign = as_user(&["./archfs", "unmount", stage.place.to_str().unwrap()]);
+    assert_eq!(foreign.status.code(), Some(5), "{}", said(&foreign));
+    stage.assert_readable();
+}
+
+#[test]
+fn without_the_device_it_says_what_to_do() {
+    let Some(stage) = stage() else { return };
+    for (hide, code) in [
+        ("mount --bind /dev/null /dev/fuse", 4),
+        ("mount -t tmpfs none /dev && mknod /dev/null c 1 3", 4),
+    ] {
+        let script = format!("{hide} && exec \"$0\" \"$@\"");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script, env!("CARGO_BIN_EXE_archfs"), "mount"]);
+        let output = command.arg("--keep").args([&stage.image, &stage.place]).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{hide}: {}", said(&output));
+        assert!(said(&output).contains("hint: "), "{}", said(&output));
+        assert!(stage.is_gone(), "{hide}");
+    }
+}
+
+struct Restore(fs::Permissions);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        let _ = fs::set_permissions("/dev/fuse", self.0.clone());
+    }
+}
