@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -37,20 +37,27 @@ impl Record {
     /// # Errors
     /// `Io` or `Busy` where the user's folder can not be made or belongs to somebody else.
     pub(super) fn write(&self, entry: &MountEntry) -> Result<Registered> {
-        let file = folder()?.join(file_name(entry));
+        let file = path(entry);
         let failed = |error| Error::io(format!("{}: can not write", file.display()), error);
-        // Gone and made anew, lest a link or a reader of an old one be written through.
-        let _ = fs::remove_file(&file);
-        let mut options = File::options();
-        let mut opened =
-            options.write(true).create_new(true).mode(0o600).open(&file).map_err(failed)?;
-        opened.write_all(&self.encode()).map_err(failed)?;
-        Ok(Registered(file))
+        loop {
+            check_folder()?;
+            // Gone and made anew, lest a link or a reader of an old one be written through.
+            let _ = fs::remove_file(&file);
+            match File::options().write(true).create_new(true).mode(0o600).open(&file) {
+                // Whoever forgot the last record took the folder along.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                opened => {
+                    opened.and_then(|mut file| file.write_all(&self.encode())).map_err(failed)?;
+                    return Ok(Registered(file));
+                }
+            }
+        }
     }
 
     /// The record of the mount `entry` at `place`, if there is one.
     pub(super) fn read(entry: &MountEntry, place: &Path) -> Option<Self> {
-        let bytes = fs::read(folder().ok()?.join(file_name(entry))).ok()?;
+        check_folder().ok()?;
+        let bytes = fs::read(path(entry)).ok()?;
         // Devices are used again; a record of another place is an old one.
         Self::decode(&bytes).filter(|record| record.place == place)
     }
@@ -83,16 +90,13 @@ impl Record {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // Gone already where `unmount` cleared a mount it found dead.
-        let _ = fs::remove_file(&self.0);
+        remove(&self.0);
     }
 }
 
 /// Forgets the mount `entry`.
 pub(super) fn forget(entry: &MountEntry) {
-    if let Ok(folder) = folder() {
-        let _ = fs::remove_file(folder.join(file_name(entry)));
-    }
+    remove(&path(entry));
 }
 
 /// Whether the daemon of the archfs mount `entry` at `place` is gone.
@@ -104,27 +108,39 @@ pub(super) fn is_dead(entry: &MountEntry, place: &Path) -> bool {
     }
 }
 
-fn file_name(entry: &MountEntry) -> String {
-    entry.device.replace(':', "-")
+/// Removes a record, which may be gone already, and the folder with the last one.
+fn remove(file: &Path) {
+    let _ = fs::remove_file(file);
+    let _ = fs::remove_dir(folder());
 }
 
-/// The folder of this user's records, 0700. It is the same in every job and shell of the node.
-fn folder() -> Result<PathBuf> {
-    let user = geteuid().as_raw();
-    let folder = PathBuf::from(format!("/tmp/archfs-{user}"));
+fn path(entry: &MountEntry) -> PathBuf {
+    folder().join(entry.device.replace(':', "-"))
+}
+
+/// The folder of this user's records. It is the same in every job and shell of the node.
+fn folder() -> PathBuf {
+    PathBuf::from(format!("/tmp/archfs-{}", geteuid().as_raw()))
+}
+
+/// Makes the folder, and checks that it is this user's alone: anybody may make names in /tmp.
+fn check_folder() -> Result<()> {
+    let folder = folder();
     let failed = |error| Error::io(format!("{}: can not be used", folder.display()), error);
     match DirBuilder::new().mode(0o700).create(&folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(failed(error));
-        }
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(error)),
         _ => {}
     }
-    let found = fs::symlink_metadata(&folder).map_err(failed)?;
-    if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
+    let found = match fs::symlink_metadata(&folder) {
+        // Removed meanwhile, which is as good as empty.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(failed)?,
+    };
+    if !found.is_dir() || found.uid() != geteuid().as_raw() || found.mode() & 0o077 != 0 {
         let context = format!("{}: not a directory of yours alone (0700)", folder.display());
         return Err(Error::new(Kind::Busy, context));
     }
-    Ok(folder)
+    Ok(())
 }
 
 #[cfg(test)]
