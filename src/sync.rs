@@ -4,6 +4,6 @@
 //! taken. Invariant: no other file names `parking_lot` or `std::sync` locks.
 
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
-pub use std::sync::Arc;
 pub use std::sync::OnceLock;
 pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+pub use std::sync::{Arc, Weak};

@@ -24,7 +24,7 @@ use crate::cache;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions};
 use crate::fuse::session_shape;
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, Weak};
 use crate::vfs::{Tree, View};
 
 /// What a daemon waits for.
@@ -67,7 +67,7 @@ pub fn serve(plan: &MountPlan, holder: Option<ProcessId>, ready: Ready) -> Resul
     signals::watch(sender.clone())?;
     let (attached, connection) = Attached::new(mountpoint.place(), &source, plan.access)?;
     let mount = Mount::new(attached, mountpoint);
-    unmount_on_panic(Arc::clone(&mount));
+    unmount_on_panic(Arc::downgrade(&mount));
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let shape = session_shape(processors, plan.threads);
     session::start(tree, connection, shape, sender.clone())?;
@@ -159,33 +159,31 @@ impl Mount {
 
     /// Serves until there is a reason to end, and unmounts then.
     fn hold(&self, events: &Receiver<Event>) -> Result<()> {
-        let mut result = Ok(());
+        let mut asked_before = false;
         loop {
-            // The session holds a sender until it ends, so an error here means that it did.
+            // The session sends its end itself; an error here can only mean the same.
             match events.recv().unwrap_or(Event::SessionEnded(Ok(()))) {
-                Event::Signal | Event::HolderEnded => {
-                    let still_mounted = self.unmount();
-                    if !still_mounted {
-                        // A second signal ends it at once, files open or not.
-                        return result;
-                    }
-                }
-                Event::SessionEnded(outcome) => {
-                    if let Err(error) = outcome {
-                        let context = format!("{}: connection lost", self.place.display());
-                        result = Err(Error::io(context, error));
-                    }
+                // A second signal ends it at once, files open or not.
+                Event::Signal if asked_before => return Ok(()),
+                Event::Signal => {
+                    asked_before = true;
                     self.unmount();
-                    return result;
+                }
+                Event::HolderEnded => self.unmount(),
+                Event::SessionEnded(outcome) => {
+                    self.unmount();
+                    return outcome.map_err(|error| {
+                        Error::io(format!("{}: connection lost", self.place.display()), error)
+                    });
                 }
             }
         }
     }
 
-    /// Unmounts, lazily if it is in use, and removes what was made; tells whether it was mounted.
-    fn unmount(&self) -> bool {
+    /// Unmounts, lazily if it is in use, and removes what was made; does nothing the second time.
+    fn unmount(&self) {
         let Some(Parts { attached, mut mountpoint, _registered }) = self.parts.lock().take() else {
-            return false;
+            return;
         };
         // First of all: the rest of this process may not get to run.
         let idle = attached.detach(Detach::IfIdle);
@@ -195,20 +193,22 @@ impl Mount {
         // Detaches lazily what is still there.
         drop(attached);
         mountpoint.remove();
-        true
     }
 }
 
 /// A panic in one event loop would leave a mount that answers less and less; end it loudly instead.
-fn unmount_on_panic(mount: Arc<Mount>) {
+/// The hook lives as long as the process, so it must not keep the mount from being dropped.
+fn unmount_on_panic(mount: Weak<Mount>) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         usual(panic);
-        log::error!("{}: a fault in archfs itself, unmounting", mount.place.display());
-        // Whoever panicked may hold the lock; waiting for it would hang instead.
-        if let Some(parts) = mount.parts.try_lock().and_then(|mut parts| parts.take()) {
-            let _ = parts.attached.detach(Detach::Lazily);
-            drop(parts);
+        if let Some(mount) = mount.upgrade() {
+            log::error!("{}: a fault in archfs itself, unmounting", mount.place.display());
+            // Whoever panicked may hold the lock; waiting for it would hang instead.
+            if let Some(parts) = mount.parts.try_lock().and_then(|mut parts| parts.take()) {
+                let _ = parts.attached.detach(Detach::Lazily);
+                drop(parts);
+            }
         }
         std::process::exit(101);
     }));

@@ -84,8 +84,16 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     }
     // Without empty components and a `.` at the end, which would hide a symbolic link.
     let path: PathBuf = path.components().collect();
-    let is_link = fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
-    if is_link || path.file_name().is_none() {
+    let link = fs::symlink_metadata(&path).ok().filter(Metadata::is_symlink);
+    if let Some(link) = &link {
+        // In /tmp, somebody else could let a link lead to a directory that is not meant.
+        let user = rustix::process::geteuid().as_raw();
+        if link.uid() != user && link.uid() != 0 {
+            let context = format!("{shown}: a symbolic link of somebody else");
+            return Err(Error::new(Kind::Busy, context).with_hint("choose another name"));
+        }
+    }
+    if link.is_some() || path.file_name().is_none() {
         return fs::canonicalize(&path)
             .map_err(|error| Error::io(format!("{shown}: can not be the mount point"), error));
     }
@@ -209,5 +217,19 @@ mod tests {
         assert_eq!(locate(&folder.path().join("link/new")).unwrap(), real.join("new"));
         assert_eq!(locate(&folder.path().join("real/")).unwrap(), real);
         assert_eq!(locate(&folder.path().join("link/.")).unwrap(), real);
+    }
+
+    #[test]
+    fn does_not_follow_a_link_of_somebody_else() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        fs::create_dir(folder.path().join("real")).unwrap();
+        std::os::unix::fs::symlink("real", &link).unwrap();
+        assert!(locate(&link).is_ok());
+        std::os::unix::fs::lchown(&link, Some(65_534), None).unwrap();
+        assert_eq!(locate(&link).unwrap_err().kind(), Kind::Busy);
     }
 }

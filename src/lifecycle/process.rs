@@ -66,7 +66,12 @@ impl ProcessId {
             let name = word.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
             String::from_utf8_lossy(name).into_owned()
         };
-        let program = words.first().map(|word| base(word)).unwrap_or_default();
+        // Kernel threads, and processes that are just being started, have no command line.
+        let command_name = || {
+            let name = fs::read(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
+            base(name.trim_ascii())
+        };
+        let program = words.first().map_or_else(command_name, |word| base(word));
         let is_shell = matches!(
             program.trim_start_matches('-'),
             "sh" | "bash" | "dash" | "zsh" | "ksh" | "csh" | "tcsh" | "fish"
@@ -211,6 +216,7 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let id = ProcessId::of(child.id().try_into().unwrap()).unwrap();
         assert_eq!(id.name(), "cat");
+        assert!(!ProcessId::of(1).unwrap().name().is_empty());
         assert!(!id.wait_for_end(Some(Duration::ZERO)).unwrap());
         drop(child.stdin.take());
         assert!(id.wait_for_end(None).unwrap());
