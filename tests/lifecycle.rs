@@ -392,6 +392,17 @@ fn the_foreground_says_when_it_is_ready_and_ends_on_a_signal() {
 }
 
 #[test]
+fn a_start_that_fails_after_mounting_leaves_nothing() {
+    let Some(stage) = stage() else { return };
+    let mut archfs = archfs();
+    archfs.args(["mount", "--foreground", "--ready-fd", "99"]).arg(&stage.image).arg(&stage.place);
+    let output = archfs.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("--ready-fd 99"), "{}", said(&output));
+    assert!(stage.is_gone());
+}
+
+#[test]
 fn the_output_of_mount_ends_although_the_daemon_goes_on() {
     let Some(stage) = stage() else { return };
     // `output` waits for the end of both pipes, which a daemon that kept them would never give.

@@ -12,17 +12,23 @@ pub struct MemStorage {
     bytes: Vec<u8>,
     /// Reads that are still to fail with an I/O error.
     failing: AtomicU64,
+    reads: AtomicU64,
 }
 
 impl MemStorage {
     /// Storage that holds `bytes`.
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, failing: AtomicU64::new(0) }
+        Self { bytes, ..Self::default() }
     }
 
     /// Lets the next `count` reads fail.
     pub fn fail_next(&self, count: u64) {
         self.failing.store(count, Ordering::Relaxed);
+    }
+
+    /// Reads so far.
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
     }
 }
 
@@ -32,6 +38,7 @@ impl Storage for MemStorage {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         let less = |left: u64| left.checked_sub(1);
         if self.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
             return Err(Error::io("injected fault", std::io::Error::other("no reason")));

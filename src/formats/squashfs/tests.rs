@@ -63,6 +63,24 @@ fn shows_what_a_sound_image_holds() {
 }
 
 #[test]
+fn opens_with_a_few_reads_and_reads_a_block_once() {
+    let storage = Arc::new(MemStorage::new(Image::sound().bytes()));
+    let image = SquashFs::open("test.sqfs", storage.clone(), 1 << 20).unwrap();
+    // The superblock; the lists of fragments and owners; the header and list of attributes; one
+    // block of owners; the root's inode.
+    assert_eq!(storage.reads(), 7);
+    let mut taken = Vec::new();
+    for _ in 0..2 {
+        let before = storage.reads();
+        assert_eq!(read(&image, 0, u32::MAX).unwrap().len() as u64, SIZE);
+        taken.push(storage.reads() - before);
+    }
+    // First the directory, the plain and the compressed block, the fragment's record and the
+    // fragment; then the plain block again, which no cache holds.
+    assert_eq!(taken, [5, 1]);
+}
+
+#[test]
 fn reads_any_range_over_plain_hole_compressed_and_tail() {
     let image = open(&Image::sound()).unwrap();
     let block = BLOCK as usize;
