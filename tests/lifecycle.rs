@@ -156,6 +156,22 @@ fn until_pid_and_keep_say_how_long_a_mount_holds() {
 }
 
 #[test]
+fn the_environment_stands_for_options() {
+    let Some(stage) = stage() else { return };
+    let mut mount = archfs();
+    mount.args(["mount", "--keep", "-q"]).arg(&stage.image).arg(&stage.place);
+    mount.env("ARCHFS_SUBDIR", "folder").env("ARCHFS_CACHE", "1M").env("ARCHFS_THREADS", "3");
+    run(&mut mount);
+    assert!(stage.place.join("data").exists());
+    let threads = format!("/proc/{}/task", stage.daemon().as_raw_nonzero());
+    let names = fs::read_dir(threads).unwrap().filter(|entry| {
+        let comm = entry.as_ref().unwrap().path().join("comm");
+        fs::read_to_string(comm).is_ok_and(|name| name.starts_with("fuser-"))
+    });
+    assert_eq!(names.count(), 3);
+}
+
+#[test]
 fn a_folder_that_was_there_stays_and_its_contents_come_back() {
     let Some(stage) = stage() else { return };
     fs::create_dir(&stage.place).unwrap();

@@ -14,7 +14,7 @@ pub(super) struct Args {
     mount: args::MountArgs,
 
     /// Unmount when that process ends [default: the batch job's task, else the calling script]
-    #[arg(long, value_name = "PID", conflicts_with_all = ["keep", "holder"], env = "ARCHFS_UNTIL_PID")]
+    #[arg(long, value_name = "PID", conflicts_with_all = ["keep", "holder"])]
     until_pid: Option<i32>,
 
     /// Hold until `archfs unmount`
