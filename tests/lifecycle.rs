@@ -428,6 +428,24 @@ fn the_output_of_mount_ends_although_the_daemon_goes_on() {
 }
 
 #[test]
+fn the_daemon_keeps_no_descriptor_of_its_caller() {
+    let Some(stage) = stage() else { return };
+    let mut script = shell(stage.work.path());
+    tell(&mut script, "exec 9>kept 8<small.sqfs");
+    assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+    let folder = format!("/proc/{}/fd", stage.daemon().as_raw_nonzero());
+    let open: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|fd| fs::read_link(fd.unwrap().path()).unwrap())
+        .collect();
+    assert!(!open.iter().any(|file| file.ends_with("kept")), "{open:?}");
+    assert_eq!(open.iter().filter(|file| file.ends_with("small.sqfs")).count(), 1, "{open:?}");
+    drop(script.stdin.take());
+    script.wait().unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+#[test]
 fn what_goes_wrong_later_is_written_to_the_log() {
     let Some(stage) = stage() else { return };
     let source = stage.work.path().join("text");

@@ -1,7 +1,7 @@
 //! Whether each event loop can have a FUSE descriptor of its own.
 //!
-//! Owns one probe, the only unsafe code of the crate: fuser fails as a whole where the kernel refuses
-//! to clone a descriptor, so it is asked before.
+//! Owns one probe: fuser fails as a whole where the kernel refuses to clone a descriptor, so it is
+//! asked before.
 #![expect(unsafe_code, reason = "no crate offers FUSE_DEV_IOC_CLONE as a safe call")]
 
 use std::fs::File;

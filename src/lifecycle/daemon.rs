@@ -19,7 +19,7 @@ use super::attach::{Attached, Detach};
 use super::mountpoint::Mountpoint;
 use super::process::ProcessId;
 use super::registry::{Record, Registered};
-use super::{MountPlan, session, signals};
+use super::{MountPlan, inherited, session, signals};
 use crate::cache;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions};
@@ -55,11 +55,12 @@ pub enum Ready {
 /// # Errors
 /// What opening and mounting report; `Io` where the connection to the kernel broke.
 pub fn serve(plan: &MountPlan, holder: Option<ProcessId>, ready: Ready) -> Result<()> {
-    crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
     if ready == Ready::Launcher {
+        inherited::close_all();
         // A session of its own, so that Ctrl-C in the terminal reaches the job and not the daemon.
         let _ = rustix::process::setsid();
     }
+    crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
     let tree = open(plan)?;
     let source = fs::canonicalize(&plan.archive).unwrap_or_else(|_| plan.archive.clone());
     let mountpoint = Mountpoint::prepare(&plan.mountpoint)?;

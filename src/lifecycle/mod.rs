@@ -15,6 +15,7 @@ mod clone;
 mod daemon;
 mod fusermount;
 mod holder;
+mod inherited;
 mod mountinfo;
 mod mountpoint;
 mod process;

@@ -185,18 +185,18 @@ fn parse_body(kind: u16, cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     match kind {
         1 => basic_directory(cursor),
         2 => basic_file(cursor),
-        3 => symlink(cursor, NONE),
-        4 => device(FileKind::BlockDevice, cursor, NONE),
-        5 => device(FileKind::CharDevice, cursor, NONE),
-        6 => ipc(Body::Fifo, cursor, NONE),
-        7 => ipc(Body::Socket, cursor, NONE),
+        3 => symlink(cursor),
+        4 => device(FileKind::BlockDevice, cursor),
+        5 => device(FileKind::CharDevice, cursor),
+        6 => ipc(Body::Fifo, cursor),
+        7 => ipc(Body::Socket, cursor),
         8 => extended_directory(cursor),
         9 => extended_file(cursor),
         10 => extended_symlink(cursor),
-        11 => with_xattr(cursor, |cursor| device(FileKind::BlockDevice, cursor, NONE)),
-        12 => with_xattr(cursor, |cursor| device(FileKind::CharDevice, cursor, NONE)),
-        13 => with_xattr(cursor, |cursor| ipc(Body::Fifo, cursor, NONE)),
-        14 => with_xattr(cursor, |cursor| ipc(Body::Socket, cursor, NONE)),
+        11 => with_xattr(cursor, |cursor| device(FileKind::BlockDevice, cursor)),
+        12 => with_xattr(cursor, |cursor| device(FileKind::CharDevice, cursor)),
+        13 => with_xattr(cursor, |cursor| ipc(Body::Fifo, cursor)),
+        14 => with_xattr(cursor, |cursor| ipc(Body::Socket, cursor)),
         other => Err(Error::corrupt(format!("inode type {other}, can be 1 to 14"))),
     }
 }
@@ -266,7 +266,7 @@ fn tail(fragment: u32, offset: u32) -> Option<Tail> {
     (fragment != NONE).then_some(Tail { fragment, offset })
 }
 
-fn symlink(cursor: &mut Cursor<'_>, xattr: u32) -> Result<(u32, u32, Body)> {
+fn symlink(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let bytes: [u8; 8] = cursor.array()?;
     let mut reader = Reader::new("symbolic link", &bytes);
     let nlink = reader.u32()?;
@@ -276,12 +276,12 @@ fn symlink(cursor: &mut Cursor<'_>, xattr: u32) -> Result<(u32, u32, Body)> {
             "symbolic link to {len} bytes, at most {SYMLINK_MAX} can be"
         )));
     }
-    Ok((nlink, xattr, Body::Symlink { len }))
+    Ok((nlink, NONE, Body::Symlink { len }))
 }
 
 /// Its xattr index lies behind the target, so a second cursor goes there.
 fn extended_symlink(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
-    let (nlink, _, body) = symlink(cursor, NONE)?;
+    let (nlink, _, body) = symlink(cursor)?;
     let mut behind = cursor.clone();
     if let Body::Symlink { len } = body {
         behind.skip(u64::from(len))?;
@@ -289,15 +289,15 @@ fn extended_symlink(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     Ok((nlink, u32::from_le_bytes(behind.array()?), body))
 }
 
-fn device(kind: FileKind, cursor: &mut Cursor<'_>, xattr: u32) -> Result<(u32, u32, Body)> {
+fn device(kind: FileKind, cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let bytes: [u8; 8] = cursor.array()?;
     let mut reader = Reader::new("device", &bytes);
     let nlink = reader.u32()?;
     let number = reader.u32()?;
-    Ok((nlink, xattr, Body::Device { kind, number }))
+    Ok((nlink, NONE, Body::Device { kind, number }))
 }
 
-fn ipc(body: Body, cursor: &mut Cursor<'_>, xattr: u32) -> Result<(u32, u32, Body)> {
+fn ipc(body: Body, cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let nlink = u32::from_le_bytes(cursor.array()?);
-    Ok((nlink, xattr, body))
+    Ok((nlink, NONE, body))
 }
