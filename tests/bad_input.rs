@@ -129,6 +129,14 @@ fn wrong_use_has_status_2() {
     assert_eq!(status(&["mount", "--threads", "0", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--keep", "--until-pid", "1", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "a", "b", "c"]), Some(2));
+    for arguments in [&["mount", "only-one"][..], &["mount", "--cache", "lots", "a", "b"], &["fly"]]
+    {
+        let said = archfs().args(arguments).output().unwrap().stderr;
+        let said = String::from_utf8(said).unwrap();
+        let lines: Vec<_> = said.lines().collect();
+        assert!(lines.len() == 2 && lines[0].starts_with("archfs: "), "{said}");
+        assert!(lines[1].starts_with("hint: "), "{said}");
+    }
     assert_eq!(status(&["--help"]), Some(0));
     assert_eq!(status(&["mount", "--help"]), Some(0));
     assert_eq!(status(&["--version"]), Some(0));

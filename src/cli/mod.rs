@@ -49,7 +49,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // Help and the version come this way, too, as errors of status 0.
-            let _ = error.print();
+            term::show_usage(&error);
             return exit::usage(&error, &arguments);
         }
     };

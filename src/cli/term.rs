@@ -17,6 +17,29 @@ pub(super) fn show_error(error: &Error) {
     }
 }
 
+/// Shows what clap has to say: help and the version as they are, an error in the form of all others.
+pub(super) fn show_usage(error: &clap::Error) {
+    use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if !error.use_stderr() || error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = error.print();
+        return;
+    }
+    let text = error.render().to_string();
+    let (what, usage) = split_usage(&text);
+    let _ = writeln!(std::io::stderr(), "archfs: {}", printable(&what));
+    let _ = writeln!(std::io::stderr(), "hint: {}", printable(&usage));
+}
+
+/// The complaint of an error of clap on one line, and how the command is used.
+fn split_usage(text: &str) -> (String, String) {
+    let mut paragraphs = text.split("\n\n");
+    let lines = paragraphs.next().unwrap_or_default().lines().map(str::trim);
+    let what = lines.collect::<Vec<_>>().join(" ");
+    let usage = paragraphs.find_map(|paragraph| paragraph.trim().strip_prefix("Usage: "));
+    let usage = usage.map_or_else(|| "archfs --help".to_owned(), |usage| usage.replace('\n', " "));
+    (what.trim_start_matches("error: ").to_owned(), usage)
+}
+
 /// Tells a person something on standard error.
 pub(super) fn tell(text: &str) {
     let _ = writeln!(std::io::stderr(), "archfs: {}", printable(text));
@@ -40,5 +63,19 @@ pub(super) fn written(result: std::io::Result<()>) -> Result<()> {
             Err(Error::io("can not write to standard output", error))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_of_clap_become_one_line_and_a_hint() {
+        let text = "error: the following were not provided:\n  <A>\n  <B>\n\nUsage: archfs run A B\n\nMore";
+        let (what, usage) = split_usage(text);
+        assert_eq!(what, "the following were not provided: <A> <B>");
+        assert_eq!(usage, "archfs run A B");
+        assert_eq!(split_usage("error: odd").1, "archfs --help");
     }
 }
