@@ -63,9 +63,10 @@ pub fn serve(plan: &MountPlan, holder: Option<ProcessId>, ready: Ready) -> Resul
     crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
     let tree = open(plan)?;
     let source = fs::canonicalize(&plan.archive).unwrap_or_else(|_| plan.archive.clone());
-    let mountpoint = Mountpoint::prepare(&plan.mountpoint)?;
+    // From here on there is something to undo, so a signal may not end the process by itself.
     let (sender, events) = channel();
     signals::watch(sender.clone())?;
+    let mountpoint = Mountpoint::prepare(&plan.mountpoint)?;
     let (attached, connection) = Attached::new(mountpoint.place(), &source, plan.access)?;
     let mount = Mount::new(attached, mountpoint);
     unmount_on_panic(Arc::downgrade(&mount));
@@ -127,7 +128,7 @@ fn open(plan: &MountPlan) -> Result<Arc<dyn Tree>> {
 /// A mount that is served, and everything that was made for it.
 struct Mount {
     place: PathBuf,
-    /// Guards what is left to undo; held while unmounting, so that it is done once. Taken first.
+    /// Guards what is left to undo, so that it is undone once. No other lock is taken within.
     parts: Mutex<Option<Parts>>,
 }
 
