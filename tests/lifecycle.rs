@@ -497,6 +497,10 @@ fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
     assert_eq!(as_user(&["cat", "mount/hello"]).stdout, b"hello, world\n");
     assert!(fs::read(place.join("hello")).is_err(), "not even root");
     assert_eq!(kind_of_mount(&place).as_deref(), Some("fuse.archfs"));
+    let held = "exec 9<mount/hello; ./archfs unmount mount; echo $?";
+    let busy = as_user(&["sh", "-c", held]);
+    assert_eq!(busy.stdout, b"1\n", "{}", said(&busy));
+    assert!(said(&busy).contains("mount: in use"), "{}", said(&busy));
     let unmounted = as_user(&["./archfs", "unmount", "mount"]);
     assert!(unmounted.status.success(), "{}", said(&unmounted));
     assert!(!place.exists());

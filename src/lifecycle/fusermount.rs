@@ -73,28 +73,16 @@ pub(super) fn mount(place: &Path, source: &Path, access: Access) -> Result<Owned
 pub(super) fn unmount(place: &Path, how: Detach) -> Result<()> {
     let helper = find()?;
     let mut command = Command::new(&helper);
-    command.arg("-u").arg("-q");
+    command.arg("-u");
     if how == Detach::Lazily {
         command.arg("-z");
     }
-    // Quiet hides the reason, so a failure is asked for again in words.
-    let done = |command: &mut Command| {
-        command
-            .arg("--")
-            .arg(place)
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| Error::io(format!("{}: can not be run", helper.display()), error))
-    };
-    if done(&mut command)?.status.success() {
-        return Ok(());
-    }
-    let mut again = Command::new(&helper);
-    again.arg("-u");
-    if how == Detach::Lazily {
-        again.arg("-z");
-    }
-    let output = done(&mut again)?;
+    let output = command
+        .arg("--")
+        .arg(place)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| Error::io(format!("{}: can not be run", helper.display()), error))?;
     if output.status.success() {
         return Ok(());
     }
