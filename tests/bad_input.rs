@@ -16,6 +16,16 @@ fn mount(image: &Path, place: &Path) -> Output {
     archfs().args(["mount", "--keep"]).arg(image).arg(place).output().unwrap()
 }
 
+/// A folder of the test, a place for a mount in it, and what unmounts that before the folder goes.
+fn stage() -> Option<(CleanUp, tempfile::TempDir, PathBuf)> {
+    if !can_mount() {
+        return None;
+    }
+    let work = work_folder();
+    let place = work.path().join("mount");
+    Some((CleanUp(place.clone()), work, place))
+}
+
 /// Checks that a mount fails with that status and text, on one line and perhaps a hint.
 fn refuses(image: &Path, place: &Path, status: i32, text: &str) {
     let output = mount(image, place);
@@ -31,12 +41,7 @@ fn refuses(image: &Path, place: &Path, status: i32, text: &str) {
 
 #[test]
 fn what_is_no_archive_is_refused_with_status_3() {
-    if !can_mount() {
-        return;
-    }
-    let work = work_folder();
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let Some((_clean_up, work, place)) = stage() else { return };
     let file = |name: &str, bytes: &[u8]| -> PathBuf {
         let path = work.path().join(name);
         fs::write(&path, bytes).unwrap();
@@ -54,12 +59,7 @@ fn what_is_no_archive_is_refused_with_status_3() {
 
 #[test]
 fn a_damaged_superblock_is_refused_with_status_3() {
-    if !can_mount() {
-        return;
-    }
-    let work = work_folder();
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let Some((_clean_up, work, place)) = stage() else { return };
     let sound = fs::read(image::small(work.path())).unwrap();
     let with = |at: usize, bytes: &[u8]| -> PathBuf {
         let mut image = sound.clone();
@@ -78,12 +78,7 @@ fn a_damaged_superblock_is_refused_with_status_3() {
 
 #[test]
 fn a_truncated_image_is_refused_with_status_3() {
-    if !can_mount() {
-        return;
-    }
-    let work = work_folder();
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let Some((_clean_up, work, place)) = stage() else { return };
     let sound = fs::read(image::small(work.path())).unwrap();
     let used = u64::from_le_bytes(sound[40..48].try_into().unwrap()) as usize;
     let path = work.path().join("truncated.sqfs");
