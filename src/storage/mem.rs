@@ -13,6 +13,7 @@ pub struct MemStorage {
     /// Reads that are still to fail with an I/O error.
     failing: AtomicU64,
     reads: AtomicU64,
+    bytes_read: AtomicU64,
 }
 
 impl MemStorage {
@@ -30,6 +31,11 @@ impl MemStorage {
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
     }
+
+    /// Bytes read so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
 }
 
 impl Storage for MemStorage {
@@ -39,6 +45,7 @@ impl Storage for MemStorage {
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes_read.fetch_add(buffer.len().try_into().unwrap_or(0), Ordering::Relaxed);
         let less = |left: u64| left.checked_sub(1);
         if self.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
             return Err(Error::io("injected fault", std::io::Error::other("no reason")));

@@ -9,11 +9,13 @@ use crate::error::Result;
 mod file;
 #[cfg(test)]
 mod mem;
+mod pool;
 mod window;
 
-pub use file::FileStorage;
+pub use file::{FileStorage, Identity};
 #[cfg(test)]
 pub use mem::MemStorage;
+pub use pool::FilePool;
 pub use window::Window;
 
 /// Bytes that can be read at any offset.

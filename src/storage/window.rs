@@ -1,6 +1,6 @@
 //! A part of other storage: an image that lies at an offset inside a larger file.
 //!
-//! Owns the shift of offsets. Invariant: nothing before the window can be read through it.
+//! Owns the shift of offsets. Invariant: nothing outside the window can be read through it.
 
 use super::Storage;
 use crate::error::{Error, Kind, Result};
@@ -26,6 +26,18 @@ impl Window {
         })?;
         Ok(Self { inner, start, len })
     }
+
+    /// The first `len` bytes of this part.
+    ///
+    /// # Errors
+    /// `InvalidInput` where it is shorter.
+    pub fn cut(self, len: u64) -> Result<Self> {
+        if len > self.len {
+            let context = format!("{len} bytes wanted, {} are there", self.len);
+            return Err(Error::new(Kind::InvalidInput, context));
+        }
+        Ok(Self { len, ..self })
+    }
 }
 
 impl Storage for Window {
@@ -34,9 +46,13 @@ impl Storage for Window {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let start = self.start.checked_add(offset).ok_or_else(|| {
-            Error::corrupt(format!("offset {offset:#x} is past what a file can hold"))
-        })?;
-        self.inner.read_exact_at(buffer, start)
+        let wanted = u64::try_from(buffer.len()).unwrap_or(u64::MAX);
+        let inside = offset.checked_add(wanted).is_some_and(|end| end <= self.len);
+        match self.start.checked_add(offset) {
+            Some(start) if inside => self.inner.read_exact_at(buffer, start),
+            _ => {
+                Err(Error::corrupt(format!("{wanted} bytes at {offset:#x} lie outside the image")))
+            }
+        }
     }
 }
