@@ -2,7 +2,7 @@
 //!
 //! The folders are layers, and imports go only downwards:
 //! `cli -> lifecycle -> fuse -> vfs <- formats -> { cache, codecs, storage }`, every layer on top of
-//! `error`, `units`, `sync` and `log`. docs/ARCHITECTURE.md tells why.
+//! `error`, `units`, `sync`, `log` and `progress`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;
@@ -12,6 +12,7 @@ pub mod formats;
 pub mod fuse;
 pub mod lifecycle;
 pub mod log;
+pub mod progress;
 pub mod storage;
 pub mod sync;
 pub mod units;

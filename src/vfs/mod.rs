@@ -15,12 +15,14 @@ mod attr;
 mod dir;
 mod name;
 mod path;
+mod union;
 mod view;
 
 pub use attr::{Attr, FileKind, Ino, Timestamp};
 pub use dir::{Cookie, DirEntry, Dot, dots};
 pub use name::Name;
 pub use path::{resolve, resolve_through};
+pub use union::{Layer, Union};
 pub use view::{View, ViewOptions};
 
 /// A read-only tree of files. All methods may be called from any number of threads at once.

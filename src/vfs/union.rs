@@ -1,0 +1,376 @@
+//! Several trees as one: folders merge, and of two files with one path the later tree's is shown.
+//!
+//! Owns which tree an entry comes from; leaves everything else to the trees.
+//! Invariant: a lookup asks one tree at most, however many there are.
+//!
+//! Only folders that several trees have need a listing of their own, and those are merged once, at
+//! the start: a sorted list of names, each with the tree it comes from. A folder that one tree has
+//! alone is left to that tree, with all below it. So a thousand trees cost memory for the folders
+//! they share and nothing else: 16 bytes a name, and the name.
+//!
+//! Numbers: a merged folder has its place in the list of them plus one (the root is 1); an inode of
+//! a tree has that tree's place plus one in the upper 16 bits, above the number the tree gave it.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+
+use super::{
+    Attr, Cookie, DirEntry, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp, Totals,
+    Tree,
+};
+use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
+
+/// Bits of an inode number that a tree may use.
+const INNER_BITS: u32 = 48;
+
+/// Trees in one union; each needs a number other than 0 in the bits above.
+const TREES_MAX: usize = (1 << 16) - 1;
+
+/// A tree and the folder of the union that shows it.
+pub struct Layer {
+    /// The folder's path, without a leading slash; empty for the root. It is made where it is missing.
+    pub path: Vec<u8>,
+    /// What is shown there.
+    pub tree: Arc<dyn Tree>,
+}
+
+/// Several trees as one.
+pub struct Union {
+    trees: Vec<Arc<dyn Tree>>,
+    folders: Vec<Merged>,
+    names: Vec<u8>,
+    hidden: u64,
+}
+
+/// A folder that more than one tree has.
+struct Merged {
+    /// The inode whose attributes it shows: the latest tree's, if any tree has one there.
+    shown: Option<Inner>,
+    /// Its entries in `Union::folders`' own list, sorted by name.
+    entries: Box<[Entry]>,
+}
+
+struct Entry {
+    /// Where its name is in `Union::names`: a byte of length, then the name.
+    name: usize,
+    ino: Ino,
+    kind: FileKind,
+}
+
+/// An inode of one tree.
+#[derive(Clone, Copy, Debug)]
+struct Inner {
+    tree: usize,
+    ino: Ino,
+}
+
+/// Where a part of a merged folder comes from.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// A folder of a tree.
+    Folder(Inner),
+    /// A folder on the way to where layer `layer` is shown, so many names below the root.
+    Way { layer: usize, depth: usize },
+}
+
+impl Union {
+    /// The union of `layers`, the later ones in front.
+    ///
+    /// # Errors
+    /// `Unsupported` for more than 65,535 of them; what a tree reports while a folder that it
+    /// shares with others is listed.
+    pub fn new(layers: &[Layer]) -> Result<Self> {
+        if layers.len() > TREES_MAX {
+            let context = format!("{} archives at one place, limit {TREES_MAX}", layers.len());
+            return Err(Error::new(Kind::Unsupported, context));
+        }
+        let trees = layers.iter().map(|layer| Arc::clone(&layer.tree)).collect();
+        let mut union = Self { trees, folders: Vec::new(), names: Vec::new(), hidden: 0 };
+        let ways: Vec<Vec<&[u8]>> = layers.iter().map(|layer| way(&layer.path)).collect();
+        let root = (0..layers.len()).map(|layer| source(&ways, layer, 0)).collect();
+        // Folders to be merged, in the order of their numbers.
+        let mut waiting: VecDeque<Vec<Source>> = VecDeque::from([root]);
+        let mut begun = 1;
+        while let Some(sources) = waiting.pop_front() {
+            let folder = union.merge(&sources, &ways, &mut begun, &mut waiting)?;
+            union.folders.push(folder);
+        }
+        Ok(union)
+    }
+
+    /// How many files and folders no path leads to, because a later tree has something else there.
+    pub fn hidden(&self) -> u64 {
+        self.hidden
+    }
+
+    fn merge(
+        &mut self,
+        sources: &[Source],
+        ways: &[Vec<&[u8]>],
+        begun: &mut u64,
+        waiting: &mut VecDeque<Vec<Source>>,
+    ) -> Result<Merged> {
+        let mut found = self.collect(sources, ways)?;
+        // Stable, so that the later tree comes last among equals.
+        found.sort_by(|a, b| self.name(a.name).cmp(self.name(b.name)));
+        let mut entries = Vec::with_capacity(found.len());
+        let mut hidden = 0;
+        for same in found.chunk_by(|a, b| self.name(a.name) == self.name(b.name)) {
+            let Some(last) = same.last() else { continue };
+            let folders = same.iter().rev().take_while(|one| one.kind == FileKind::Directory);
+            let count = folders.count();
+            hidden += (same.len() - count.max(1)) as u64;
+            let ino = match (count, last.source) {
+                (0 | 1, Source::Folder(inner)) => self.outer(inner)?,
+                _ => {
+                    waiting
+                        .push_back(same[same.len() - count..].iter().map(|f| f.source).collect());
+                    *begun += 1;
+                    merged_ino(*begun)?
+                }
+            };
+            entries.push(Entry { name: last.name, ino, kind: last.kind });
+        }
+        self.hidden += hidden;
+        let shown = sources.iter().rev().find_map(|source| match source {
+            Source::Folder(inner) => Some(*inner),
+            Source::Way { .. } => None,
+        });
+        Ok(Merged { shown, entries: entries.into() })
+    }
+
+    /// The entries of all `sources`, in their order.
+    fn collect(&mut self, sources: &[Source], ways: &[Vec<&[u8]>]) -> Result<Vec<Found>> {
+        let mut found = Vec::new();
+        let names = &mut self.names;
+        let mut keep = |name: &[u8]| {
+            let at = names.len();
+            names.push(name.len() as u8);
+            names.extend(name);
+            at
+        };
+        for source in sources {
+            match *source {
+                Source::Folder(Inner { tree, ino }) => {
+                    self.trees[tree].read_dir(ino, Cookie::START, &mut |entry| {
+                        let name = keep(entry.name.as_bytes());
+                        let source = Source::Folder(Inner { tree, ino: entry.ino });
+                        found.push(Found { name, kind: entry.kind, source });
+                        ControlFlow::Continue(())
+                    })?;
+                }
+                Source::Way { layer, depth } => {
+                    let name = keep(ways[layer][depth]);
+                    let source = self::source(ways, layer, depth + 1);
+                    found.push(Found { name, kind: FileKind::Directory, source });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn name(&self, at: usize) -> &[u8] {
+        let len = usize::from(self.names[at]);
+        &self.names[at + 1..at + 1 + len]
+    }
+
+    /// The union's number for an inode of a tree.
+    fn outer(&self, inner: Inner) -> Result<Ino> {
+        let number = inner.ino.number();
+        if number >> INNER_BITS != 0 {
+            let context = format!("inode {number} of archive {} is too large", inner.tree);
+            return Err(Error::new(Kind::Unsupported, context));
+        }
+        Ok(Ino::new((inner.tree as u64 + 1) << INNER_BITS | number).unwrap_or(Ino::ROOT))
+    }
+
+    fn attr_from(&self, tree: usize, mut attr: Attr) -> Result<Attr> {
+        attr.ino = self.outer(Inner { tree, ino: attr.ino })?;
+        Ok(attr)
+    }
+
+    /// What the union's number stands for.
+    fn target(&self, ino: Ino) -> Result<Target<'_>> {
+        let number = ino.number();
+        let found = match number >> INNER_BITS {
+            0 => self.folders.get(number as usize - 1).map(Target::Merged),
+            tree => {
+                let tree = tree as usize - 1;
+                let inner = Ino::new(number & ((1 << INNER_BITS) - 1));
+                inner.filter(|_| tree < self.trees.len()).map(|ino| Target::Inner(tree, ino))
+            }
+        };
+        found.ok_or_else(|| Error::new(Kind::NotFound, format!("{number} is no inode here")))
+    }
+
+    /// The inode of a tree that answers for `ino`, if any does.
+    fn answering(&self, ino: Ino) -> Result<Option<(&dyn Tree, Ino)>> {
+        Ok(match self.target(ino)? {
+            Target::Inner(tree, ino) => Some((self.trees[tree].as_ref(), ino)),
+            Target::Merged(folder) => {
+                folder.shown.map(|inner| (self.trees[inner.tree].as_ref(), inner.ino))
+            }
+        })
+    }
+
+    /// The inode of a tree that holds the file `ino`.
+    fn file(&self, ino: Ino) -> Result<(&dyn Tree, Ino)> {
+        match self.target(ino)? {
+            Target::Inner(tree, ino) => Ok((self.trees[tree].as_ref(), ino)),
+            Target::Merged(_) => Err(Error::new(Kind::IsADirectory, "is a directory")),
+        }
+    }
+}
+
+/// An entry on its way into a merged folder.
+struct Found {
+    name: usize,
+    kind: FileKind,
+    source: Source,
+}
+
+enum Target<'u> {
+    Merged(&'u Merged),
+    Inner(usize, Ino),
+}
+
+/// The names on the way from the root to `path`.
+fn way(path: &[u8]) -> Vec<&[u8]> {
+    path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()).collect()
+}
+
+/// What layer `layer` adds to the folder `depth` names below the root, on its way.
+fn source(ways: &[Vec<&[u8]>], layer: usize, depth: usize) -> Source {
+    if depth < ways[layer].len() {
+        return Source::Way { layer, depth };
+    }
+    Source::Folder(Inner { tree: layer, ino: Ino::ROOT })
+}
+
+/// The number of the `nth` merged folder, from 1 on.
+fn merged_ino(nth: u64) -> Result<Ino> {
+    Ino::new(nth)
+        .filter(|ino| ino.number() >> INNER_BITS == 0)
+        .ok_or_else(|| Error::new(Kind::Unsupported, "too many folders in several archives"))
+}
+
+impl Tree for Union {
+    fn attr(&self, ino: Ino) -> Result<Attr> {
+        match self.target(ino)? {
+            Target::Inner(tree, inner) => self.attr_from(tree, self.trees[tree].attr(inner)?),
+            Target::Merged(Merged { shown: Some(inner), .. }) => {
+                Ok(Attr { ino, ..self.trees[inner.tree].attr(inner.ino)? })
+            }
+            Target::Merged(_) => Ok(Attr {
+                ino,
+                kind: FileKind::Directory,
+                permissions: 0o755,
+                nlink: 2,
+                uid: 0,
+                gid: 0,
+                size: 0,
+                allocated: 0,
+                device: 0,
+                modified: Timestamp { seconds: 0, nanoseconds: 0 },
+                block_size: self.totals().block_size,
+            }),
+        }
+    }
+
+    fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
+        match self.target(parent)? {
+            Target::Inner(tree, inner) => {
+                let found = self.trees[tree].lookup(inner, name)?;
+                found.map(|attr| self.attr_from(tree, attr)).transpose()
+            }
+            Target::Merged(folder) => {
+                let wanted = name.as_bytes();
+                let place =
+                    folder.entries.binary_search_by(|entry| self.name(entry.name).cmp(wanted));
+                place.ok().map(|place| self.attr(folder.entries[place].ino)).transpose()
+            }
+        }
+    }
+
+    fn read_dir(
+        &self,
+        ino: Ino,
+        cookie: Cookie,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let folder = match self.target(ino)? {
+            Target::Merged(folder) => folder,
+            Target::Inner(tree, inner) => {
+                let mut failed = Ok(());
+                self.trees[tree].read_dir(inner, cookie, &mut |mut entry| {
+                    match self.outer(Inner { tree, ino: entry.ino }) {
+                        Ok(ino) => entry.ino = ino,
+                        Err(error) => {
+                            failed = Err(error);
+                            return ControlFlow::Break(());
+                        }
+                    }
+                    visit(entry)
+                })?;
+                return failed;
+            }
+        };
+        let skipped = cookie.0.checked_sub(Cookie::START.0).map(usize::try_from);
+        let rest = skipped.and_then(|skipped| folder.entries.get(skipped.ok()?..));
+        let rest = rest.ok_or_else(|| {
+            Error::new(Kind::InvalidInput, format!("{} is no place in this directory", cookie.0))
+        })?;
+        for (entry, next) in rest.iter().zip(cookie.0 + 1..) {
+            let Some(name) = Name::parse(self.name(entry.name)) else { continue };
+            let Entry { ino, kind, .. } = *entry;
+            if visit(DirEntry { ino, kind, name, next: Cookie(next) }).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        let (tree, ino) = self.file(ino)?;
+        tree.read_link(ino)
+    }
+
+    fn read<'s>(
+        &self,
+        ino: Ino,
+        offset: u64,
+        size: u32,
+        scratch: &'s mut Scratch,
+    ) -> Result<ReadBytes<'s>> {
+        let (tree, ino) = self.file(ino)?;
+        tree.read(ino, offset, size, scratch)
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
+        let (tree, ino) = self.file(ino)?;
+        tree.seek(ino, offset, target)
+    }
+
+    fn has_xattrs(&self) -> bool {
+        self.trees.iter().any(|tree| tree.has_xattrs())
+    }
+
+    fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.answering(ino)?.map_or(Ok(Vec::new()), |(tree, ino)| tree.list_xattrs(ino))
+    }
+
+    fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let none = || Err(Error::new(Kind::NoAttribute, "no such attribute"));
+        self.answering(ino)?.map_or_else(none, |(tree, ino)| tree.xattr(ino, name))
+    }
+
+    fn totals(&self) -> Totals {
+        let none = Totals { bytes: 0, inodes: 0, block_size: 512 };
+        self.trees.iter().map(|tree| tree.totals()).fold(none, |sum, one| Totals {
+            bytes: sum.bytes.saturating_add(one.bytes),
+            inodes: sum.inodes.saturating_add(one.inodes),
+            block_size: sum.block_size.max(one.block_size),
+        })
+    }
+}
