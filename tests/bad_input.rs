@@ -48,7 +48,7 @@ fn what_is_no_archive_is_refused_with_status_3() {
         path
     };
     refuses(&file("empty", b""), &place, 3, "empty: is empty");
-    refuses(&file("text", b"hello"), &place, 3, "not a squashfs image");
+    refuses(&file("text", b"hello"), &place, 3, "neither a squashfs image nor a tar");
     refuses(&file("zip", b"PK\x03\x04rest of it"), &place, 3, "a zip archive");
     refuses(&file("gz", b"\x1f\x8b\x08rest"), &place, 3, "a compressed file");
     refuses(&work.path().join("missing"), &place, 1, "missing: no such file");
@@ -123,7 +123,8 @@ fn wrong_use_has_status_2() {
     assert_eq!(status(&["mount", "--cache", "lots", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--threads", "0", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--keep", "--until-pid", "1", "a", "b"]), Some(2));
-    assert_eq!(status(&["mount", "a", "b", "c"]), Some(2));
+    assert_eq!(status(&["mount", "--offset", "1", "a", "b", "c"]), Some(2));
+    assert_eq!(status(&["mount", "--index", "i", "a", "b", "c"]), Some(2));
     for arguments in [&["mount", "only-one"][..], &["mount", "--cache", "lots", "a", "b"], &["fly"]]
     {
         let said = archfs().args(arguments).output().unwrap().stderr;

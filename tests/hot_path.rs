@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use archfs::formats::{self, OpenOptions};
+use archfs::progress::Progress;
 use archfs::vfs::{Cookie, Ino, Name, Scratch};
 
 mod support;
@@ -45,7 +46,8 @@ fn a_request_whose_blocks_are_cached_allocates_nothing() {
     std::fs::write(source.join("noise"), support::source::noise(1, 500_000)).unwrap();
     std::fs::write(source.join("small"), "a tail in a fragment\n".repeat(200)).unwrap();
     let image = support::image::make(work.path(), "image.sqfs", &source, &["-comp", "zstd"]);
-    let tree = formats::open(&image, &OpenOptions { offset: 0, cache_bytes: 64 << 20 }).unwrap();
+    let options = OpenOptions { cache_bytes: 64 << 20, ..OpenOptions::default() };
+    let tree = formats::open(&[image], &options, &Progress::default()).unwrap();
     let mut scratch = Scratch::default();
     let mut requests = || {
         let mut bytes = 0;

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use archfs::formats::{self, OpenOptions};
+use archfs::progress::Progress;
 use archfs::vfs::{Attr, Cookie, FileKind, Ino, Scratch, Tree};
 use squashfs_ng::read::{Archive, Data, Node, XattrType};
 
@@ -78,8 +79,8 @@ fn libsquashfs_reads_the_same_of_every_image() {
 }
 
 fn ours(image: &Path) -> Listing {
-    let options = OpenOptions { offset: 0, cache_bytes: 64 << 20 };
-    let tree = formats::open(image, &options).unwrap();
+    let options = OpenOptions { cache_bytes: 64 << 20, ..OpenOptions::default() };
+    let tree = formats::open(&[image.to_owned()], &options, &Progress::default()).unwrap();
     let mut listing = Listing::new();
     walk_ours(tree.as_ref(), &tree.attr(Ino::ROOT).unwrap(), Vec::new(), &mut listing);
     listing

@@ -6,12 +6,17 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::slice;
 
+use clap::builder::FalseyValueParser;
+
+use super::bar::Bar;
 use super::options::MountOptions;
 use crate::error::{Error, Kind, Result};
-use crate::formats::{self, OpenOptions};
+use crate::formats::{self, OpenOptions, Saving};
 use crate::lifecycle::{Access, MountPlan};
 use crate::log::Verbosity;
+use crate::progress::Progress;
 use crate::sync::Arc;
 use crate::units::parse_size;
 use crate::vfs::{Tree, ViewOptions};
@@ -19,7 +24,7 @@ use crate::vfs::{Tree, ViewOptions};
 /// What to mount, where and how.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct MountArgs {
-    /// The archive, and behind it the folder to show it in; made (and removed again) if missing
+    /// One or more archives, and behind them the folder to show them in; made (and removed) if missing
     #[arg(value_names = ["ARCHIVE", "MOUNTPOINT"], num_args = 2.., required = true)]
     pub(super) paths: Vec<PathBuf>,
 
@@ -34,6 +39,14 @@ pub(super) struct MountArgs {
     /// The image starts N bytes into the file (K, M, G work)
     #[arg(long, value_name = "N", value_parser = size, env = "ARCHFS_OFFSET")]
     offset: Option<u64>,
+
+    /// Show archives inside an archive as folders (ImageNet's tar of tars)
+    #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
+    recursive: bool,
+
+    /// Where the index of a tar is kept [default: beside it, else in the user's cache folder]
+    #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
+    index: Option<PathBuf>,
 
     /// Memory for decoded blocks [default: a quarter of what the job may use, 64M to 16G]
     #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
@@ -62,17 +75,21 @@ impl MountArgs {
     /// # Errors
     /// `Usage` where they contradict each other; `Io` where there is no working directory.
     pub(super) fn plan(&self) -> Result<MountPlan> {
-        let [archive, mountpoint] = self.paths.as_slice() else {
-            let context = "several archives at one mount point are not supported yet";
-            return Err(Error::new(Kind::Usage, context)
-                .with_hint("mount them one by one, or make one image of them all"));
-        };
+        let (mountpoint, archives) = self.split_paths()?;
         let options = MountOptions::parse(&self.options)?;
+        let offset = self.offset.or(options.offset).unwrap_or(0);
+        if archives.len() > 1 && (offset != 0 || self.index.is_some()) {
+            let context = "--offset and --index are about one archive, and here are several";
+            return Err(Error::new(Kind::Usage, context)
+                .with_hint("archfs index makes the index of each one, beside it"));
+        }
         let subdir = self.subdir.clone().or(options.subdir.map(OsString::from));
         Ok(MountPlan {
-            archive: absolute(archive)?,
+            archives: archives.iter().map(absolute).collect::<Result<_>>()?,
             mountpoint: absolute(mountpoint)?,
-            offset: self.offset.or(options.offset).unwrap_or(0),
+            offset,
+            recursive: self.recursive,
+            index: self.index.as_ref().map(absolute).transpose()?,
             view: ViewOptions {
                 subdir: subdir.map(OsStringExt::into_vec),
                 uid: options.uid,
@@ -91,6 +108,19 @@ impl MountArgs {
     }
 }
 
+impl MountArgs {
+    /// The mount point, and the archives before it.
+    ///
+    /// # Errors
+    /// `Usage` where there are not two paths at least.
+    pub(super) fn split_paths(&self) -> Result<(&PathBuf, &[PathBuf])> {
+        match self.paths.split_last() {
+            Some((mountpoint, archives)) if !archives.is_empty() => Ok((mountpoint, archives)),
+            _ => Err(Error::new(Kind::Usage, "an archive and a mount point are needed")),
+        }
+    }
+}
+
 /// Which archive to look into without mounting it.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct OpenArgs {
@@ -100,6 +130,14 @@ pub(super) struct OpenArgs {
     /// The image starts N bytes into the file (K, M, G work)
     #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
     offset: u64,
+
+    /// Show archives inside the archive as folders
+    #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
+    recursive: bool,
+
+    /// Where the index of a tar is kept [default: beside it, else in the user's cache folder]
+    #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
+    index: Option<PathBuf>,
 }
 
 impl OpenArgs {
@@ -108,18 +146,36 @@ impl OpenArgs {
     /// # Errors
     /// What `formats::open` reports.
     pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
-        let options =
-            OpenOptions { offset: self.offset, cache_bytes: crate::cache::default_bytes() };
-        formats::open(&self.archive, &options)
+        let options = OpenOptions {
+            offset: self.offset,
+            cache_bytes: crate::cache::default_bytes(),
+            recursive: self.recursive,
+            index: self.index.clone(),
+            saving: Saving::default(),
+        };
+        crate::log::start(Verbosity::Usual, None)?;
+        open_watched(slice::from_ref(&self.archive), &options)
     }
+}
+
+/// Opens archives, with a bar on a terminal while that takes long.
+///
+/// # Errors
+/// What `formats::open` reports.
+pub(super) fn open_watched(paths: &[PathBuf], options: &OpenOptions) -> Result<Arc<dyn Tree>> {
+    let progress = Arc::new(Progress::default());
+    let _bar = Bar::watch("reading headers", &progress);
+    formats::open(paths, options, &progress)
 }
 
 /// The arguments that parse to `plan`. Every field is named, so that a new one can not be forgotten.
 pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     let MountPlan {
-        archive,
+        archives,
         mountpoint,
         offset,
+        recursive,
+        index,
         view: ViewOptions { subdir, uid, gid },
         access,
         cache_bytes,
@@ -135,12 +191,16 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         }
     };
     add("--offset=", Some(offset.to_string().into()));
+    add("--index=", index.clone().map(OsString::from));
     add("--subdir=", subdir.clone().map(OsString::from_vec));
     add("-ouid=", uid.map(|uid| uid.to_string().into()));
     add("-ogid=", gid.map(|gid| gid.to_string().into()));
     add("--cache=", cache_bytes.map(|bytes| bytes.to_string().into()));
     add("--threads=", threads.map(|threads| threads.to_string().into()));
     add("--log-file=", log_file.clone().map(OsString::from));
+    if *recursive {
+        arguments.push("--recursive".into());
+    }
     match access {
         Access::Owner => {}
         Access::Everybody => arguments.push("-oallow_other".into()),
@@ -151,7 +211,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         Verbosity::Verbose => arguments.push("--verbose".into()),
     }
     arguments.push("--".into());
-    arguments.push(archive.into());
+    arguments.extend(archives.iter().map(OsString::from));
     arguments.push(mountpoint.into());
     arguments
 }
@@ -192,9 +252,11 @@ mod tests {
     #[test]
     fn a_plan_rendered_and_parsed_is_the_same_plan() {
         let least = MountPlan {
-            archive: "/a b,c/-x=\n.sqfs".into(),
+            archives: vec!["/a b,c/-x=\n.sqfs".into()],
             mountpoint: OsString::from_vec(b"/m\xff\\".to_vec()).into(),
             offset: 0,
+            recursive: false,
+            index: None,
             view: ViewOptions::default(),
             access: Access::Owner,
             cache_bytes: None,
@@ -204,6 +266,8 @@ mod tests {
         };
         let most = MountPlan {
             offset: u64::MAX,
+            recursive: true,
+            index: Some("/i,n d".into()),
             view: ViewOptions {
                 subdir: Some(b"-a,b=\xfe".to_vec()),
                 uid: Some(0),
@@ -217,7 +281,9 @@ mod tests {
             ..least.clone()
         };
         let quiet = MountPlan { verbosity: Verbosity::Quiet, ..least.clone() };
-        for plan in [least, most, quiet] {
+        let archives = ["/a", "/-b", "/c"].map(PathBuf::from).to_vec();
+        let several = MountPlan { archives, ..least.clone() };
+        for plan in [least, most, quiet, several] {
             assert_eq!(parse(render(&plan)), plan);
         }
     }
@@ -227,6 +293,6 @@ mod tests {
         let words = ["-ooffset=1,subdir=x", "--offset=2K", "--subdir=y", "a", "b"];
         let plan = parse(words.map(OsString::from).to_vec());
         assert_eq!((plan.offset, plan.view.subdir), (2048, Some(b"y".to_vec())));
-        assert!(plan.archive.is_absolute() && plan.mountpoint.is_absolute());
+        assert!(plan.archives[0].is_absolute() && plan.mountpoint.is_absolute());
     }
 }

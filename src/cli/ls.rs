@@ -27,7 +27,7 @@ pub(super) struct Args {
 
     /// Folders in the folder, too: one path a line
     #[arg(short = 'R', long)]
-    recursive: bool,
+    descend: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
@@ -69,7 +69,7 @@ impl Listing<'_> {
                 written(self.out.write_all(&[&shown[..], b"\n"].concat()))?;
             }
             // A damaged archive may hold a folder within itself.
-            if self.args.recursive && kind == FileKind::Directory && !above.contains(&ino) {
+            if self.args.descend && kind == FileKind::Directory && !above.contains(&ino) {
                 above.push(ino);
                 self.folder(ino, &[&path[..], b"/"].concat(), above)?;
                 above.pop();

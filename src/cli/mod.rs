@@ -9,8 +9,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod args;
+mod bar;
 mod cat;
 mod exit;
+mod index;
 mod ls;
 mod mount;
 mod options;
@@ -18,7 +20,7 @@ mod run;
 mod term;
 mod unmount;
 
-/// Show SquashFS archives as folders, for as long as a job runs.
+/// Show SquashFS and tar archives as folders, for as long as a job runs.
 #[derive(Debug, Parser)]
 #[command(name = "archfs", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
@@ -30,6 +32,7 @@ const EXAMPLES: &str = "\
 Examples:
   archfs run data.sqfs /dev/shm/data -- python train.py /dev/shm/data
   archfs mount data.sqfs /dev/shm/data    (in a job script: unmounted when the script ends)
+  archfs mount shard-*.tar /dev/shm/data  (many archives, one tree)
   archfs ls data.sqfs train               (without mounting)";
 
 #[derive(Debug, Subcommand)]
@@ -40,6 +43,7 @@ enum Command {
     Unmount(unmount::Args),
     Ls(ls::Args),
     Cat(cat::Args),
+    Index(index::Args),
 }
 
 /// Runs `archfs` with `arguments`, the program's own name first.
@@ -59,6 +63,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Unmount(args) => exit::status(unmount::run(&args)),
         Command::Ls(args) => exit::status(ls::run(&args)),
         Command::Cat(args) => exit::status(cat::run(&args)),
+        Command::Index(args) => exit::status(index::run(&args)),
     }
 }
 

@@ -2,13 +2,17 @@
 
 use std::ffi::OsString;
 
+use super::bar::Bar;
 use super::{args, term};
 use crate::error::Result;
 use crate::lifecycle::{self, Holder, ProcessId, Ready, Wish};
+use crate::log::Verbosity;
+use crate::progress::Progress;
+use crate::sync::Arc;
 
-/// Mount an archive; returns when its files can be read
+/// Mount archives; returns when their files can be read
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "archfs mount [OPTIONS] ARCHIVE MOUNTPOINT", after_help = EXAMPLES)]
+#[command(override_usage = "archfs mount [OPTIONS] ARCHIVE... MOUNTPOINT", after_help = EXAMPLES)]
 pub(super) struct Args {
     #[command(flatten)]
     mount: args::MountArgs,
@@ -51,7 +55,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             NOBODY => None,
             process => Some(process.parse::<ProcessId>()?),
         };
-        return lifecycle::serve(&plan, holder, Ready::Launcher).map(|()| 0);
+        return serve(&plan, holder, Ready::Launcher).map(|()| 0);
     }
     let ready = args.ready_fd.map_or(Ready::Silent, Ready::Descriptor);
     let wish = match (args.keep, args.until_pid) {
@@ -65,7 +69,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             Wish::Usual | Wish::Keep => None,
             Wish::UntilPid(pid) => Some(ProcessId::of(pid)?),
         };
-        return lifecycle::serve(&plan, holder, ready).map(|()| 0);
+        return serve(&plan, holder, ready).map(|()| 0);
     }
     let holder = lifecycle::choose_holder(wish)?;
     if let Err(status) = lifecycle::start(&daemon_arguments(&plan, holder))? {
@@ -73,13 +77,25 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     }
     lifecycle::announce(ready)?;
     if !args.mount.quiet {
-        let [archive, mountpoint] = [0, 1].map(|nth| args.mount.paths[nth].display());
-        term::tell(&format!("mounted {archive} at {mountpoint} {holder}"));
+        let (mountpoint, archives) = args.mount.split_paths()?;
+        let mounted = match archives {
+            [one] => one.display().to_string(),
+            several => format!("{} archives", several.len()),
+        };
+        term::tell(&format!("mounted {mounted} at {} {holder}", mountpoint.display()));
         if in_srun_step() {
             term::tell("started inside an srun step: Slurm ends the daemon with this step");
         }
     }
     Ok(0)
+}
+
+/// Serves, with a bar on a terminal while opening takes long.
+fn serve(plan: &lifecycle::MountPlan, holder: Option<ProcessId>, ready: Ready) -> Result<()> {
+    let progress = Arc::new(Progress::default());
+    let bar =
+        (plan.verbosity != Verbosity::Quiet).then(|| Bar::watch("reading headers", &progress));
+    lifecycle::serve(plan, holder, ready, &progress, || drop(bar))
 }
 
 /// How this program has to be called to be the daemon of `plan`.

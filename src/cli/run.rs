@@ -6,9 +6,9 @@ use super::{args, mount};
 use crate::error::Result;
 use crate::lifecycle::{self, Holder, Outcome, ProcessId};
 
-/// Mount an archive, run COMMAND, unmount; exits with COMMAND's status
+/// Mount archives, run COMMAND, unmount; exits with COMMAND's status
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "archfs run [OPTIONS] ARCHIVE MOUNTPOINT -- COMMAND [ARG]...", after_help = EXAMPLES)]
+#[command(override_usage = "archfs run [OPTIONS] ARCHIVE... MOUNTPOINT -- COMMAND [ARG]...", after_help = EXAMPLES)]
 pub(super) struct Args {
     #[command(flatten)]
     mount: args::MountArgs,

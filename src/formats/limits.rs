@@ -32,3 +32,20 @@ pub(crate) const SQUASHFS_FILE_BLOCKS_MAX: u64 = 1 << 30;
 
 /// The largest file Linux can show, bytes.
 pub(crate) const FILE_SIZE_MAX: u64 = i64::MAX.unsigned_abs();
+
+/// The body of one extension header of a tar (pax records, a long name), bytes. Attributes of 64 KiB
+/// and long sparse maps fit; nothing larger was ever seen.
+pub(crate) const TAR_EXTENSION_MAX: u64 = 16 << 20;
+
+/// The longest path of a tar member, bytes: eight times what Linux takes in one call.
+pub(crate) const TAR_PATH_MAX: usize = 32 << 10;
+
+/// Pieces of one sparse member.
+pub(crate) const TAR_SPARSE_MAX: usize = 1 << 20;
+
+/// How far to look behind zeros or damage for another header, bytes: tapes were padded to records
+/// of at most some MiB.
+pub(crate) const TAR_SEARCH_MAX: u64 = 64 << 20;
+
+/// Archives within archives within archives, with --recursive.
+pub(crate) const NESTING_MAX: u32 = 8;

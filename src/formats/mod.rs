@@ -17,48 +17,145 @@
     )
 )]
 
-use std::path::Path;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
-use crate::storage::{FileStorage, Storage, Window};
+use crate::progress::Progress;
+use crate::storage::{FilePool, FileStorage, Storage, Window};
 use crate::sync::Arc;
-use crate::vfs::Tree;
+use crate::vfs::{Layer, Tree, Union};
 
 mod bytes;
 mod limits;
+mod ordered;
 mod squashfs;
+mod tar;
 
 use squashfs::SquashFs;
+use tar::{SavedIndex, Tar, TarOptions};
 
-/// How to open an archive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub use tar::Saving;
+
+/// How to open archives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
     /// Where in the file the archive starts, bytes.
     pub offset: u64,
-    /// Memory for decoded blocks, bytes.
+    /// Memory for decoded blocks, bytes, for all archives together.
     pub cache_bytes: u64,
+    /// Whether archives stored in an archive are shown as folders.
+    pub recursive: bool,
+    /// Where the saved index of a tar is, instead of the usual places.
+    pub index: Option<PathBuf>,
+    /// When a new index is saved.
+    pub saving: Saving,
 }
 
-/// Opens the archive at `path` as a tree.
+/// Archives opened at once, each by a thread: on a parallel file system most of it is waiting.
+const OPENED_AT_ONCE: usize = 8;
+
+/// Bytes of a file that tell its format: two blocks of a tar.
+const HEAD: usize = 1024;
+
+/// Opens the archives at `paths` as one tree; of two files with one path the later archive's is shown.
 ///
 /// # Errors
-/// `NotFound`, `IsADirectory` or `Io` where it can not be read; `UnknownFormat`, `Unsupported` or
+/// `NotFound`, `IsADirectory` or `Io` where one can not be read; `UnknownFormat`, `Unsupported` or
 /// `Corrupt` where it can.
-pub fn open(path: &Path, options: &OpenOptions) -> Result<Arc<dyn Tree>> {
-    let name = path.display().to_string();
-    let file: Arc<dyn Storage> = Arc::new(FileStorage::open(path)?);
-    let storage = match options.offset {
-        0 => file,
-        offset => Arc::new(Window::new(file, offset).map_err(|error| error.within(&name))?),
+pub fn open(
+    paths: &[PathBuf],
+    options: &OpenOptions,
+    progress: &Progress,
+) -> Result<Arc<dyn Tree>> {
+    let share = options.cache_bytes.checked_div(bytes::length(paths.len())).unwrap_or(0);
+    let mut layers = Vec::new();
+    let mut outcome = Ok(());
+    // A pool is for more files than may be open: reads of a pooled file take its lock for a moment.
+    if paths.len() > FilePool::room() {
+        FilePool::enlarge_room();
+    }
+    let pool = (paths.len() > FilePool::room()).then(|| FilePool::new(FilePool::room()));
+    let open = |nth: usize| {
+        paths.get(nth).map(|path| {
+            let file = match &pool {
+                Some(pool) => FileStorage::open_in(path, pool),
+                None => FileStorage::open(path),
+            };
+            open_one(path, Arc::new(file?), options, share, progress)
+        })
     };
-    let mut head = [0; 96];
+    ordered::ordered(paths.len(), OPENED_AT_ONCE, open, |_, opened| {
+        match opened.unwrap_or_else(|| Ok(Vec::new())) {
+            Ok(opened) => {
+                layers.extend(opened);
+                ControlFlow::Continue(())
+            }
+            Err(error) => {
+                outcome = Err(error);
+                ControlFlow::Break(())
+            }
+        }
+    });
+    outcome?;
+    match layers.as_slice() {
+        [Layer { path, tree }] if path.is_empty() => Ok(Arc::clone(tree)),
+        _ => {
+            let union = Union::new(&layers)?;
+            if union.hidden() > 0 {
+                let hidden = union.hidden();
+                log::warn!("{hidden} files hidden by files of the same path in later archives");
+            }
+            Ok(Arc::new(union))
+        }
+    }
+}
+
+/// Opens one archive: its tree, and behind it those of images within it.
+fn open_one(
+    path: &Path,
+    file: Arc<FileStorage>,
+    options: &OpenOptions,
+    cache_bytes: u64,
+    progress: &Progress,
+) -> Result<Vec<Layer>> {
+    let name = path.display().to_string();
+    let mut storage: Arc<dyn Storage> = Arc::<FileStorage>::clone(&file);
+    if options.offset != 0 {
+        let window = Window::new(storage, options.offset).map_err(|error| error.within(&name))?;
+        storage = Arc::new(window);
+    }
+    let mut head = [0; HEAD];
     let len = bytes::index(storage.len()).min(head.len());
     let head = head.get_mut(..len).unwrap_or_default();
     storage.read_exact_at(head, 0)?;
+    let at_root = |tree: Arc<dyn Tree>| Layer { path: Vec::new(), tree };
     if SquashFs::recognises(head) {
-        return Ok(Arc::new(SquashFs::open(&name, storage, options.cache_bytes)?));
+        return Ok(vec![at_root(Arc::new(SquashFs::open(&name, storage, cache_bytes)?))]);
     }
-    Err(unknown(&name, head, options.offset))
+    if !tar::recognises(head) {
+        return Err(unknown(&name, head, options.offset));
+    }
+    progress.expect(storage.len());
+    // A part of a file has no modification time of its own, and no name to keep an index under.
+    let saved = (options.offset == 0).then_some(SavedIndex {
+        path,
+        file: &file,
+        place: options.index.as_deref(),
+        saving: options.saving,
+    });
+    let recursive = options.recursive;
+    let tar = Tar::open(&name, storage, &TarOptions { recursive, saved, progress })?;
+    let mut layers = Vec::new();
+    let share = cache_bytes.checked_div(bytes::length(tar.grafts().len())).unwrap_or(0);
+    for graft in tar.grafts() {
+        let window = Window::new(Arc::clone(tar.storage()), graft.at)?.cut(graft.len)?;
+        let inner = format!("{name}: {}", String::from_utf8_lossy(&graft.path));
+        let tree = SquashFs::open(&inner, Arc::new(window), share)?;
+        layers.push(Layer { path: graft.path.clone(), tree: Arc::new(tree) });
+    }
+    layers.insert(0, at_root(Arc::new(tar)));
+    Ok(layers)
 }
 
 /// What to say of a file that is no archive archfs reads: what it seems to be, and what to do.
@@ -72,9 +169,10 @@ fn unknown(name: &str, head: &[u8], offset: u64) -> Error {
         [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
             ("a compressed file", "unpack it, then: mksquashfs DIRECTORY data.sqfs -comp zstd")
         }
-        _ => {
-            ("not a squashfs image", "if it starts further into the file, say where with --offset")
-        }
+        _ => (
+            "neither a squashfs image nor a tar",
+            "if it starts further into the file, say where with --offset",
+        ),
     };
     Error::new(Kind::UnknownFormat, format!("{name}: {what}")).with_hint(hint)
 }

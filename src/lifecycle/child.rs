@@ -42,12 +42,12 @@ pub enum Outcome {
 /// # Errors
 /// `Io` where the system refuses to start or watch either.
 pub fn run(daemon: &[OsString], mountpoint: &Path, command: &[OsString]) -> Result<Outcome> {
-    // Before anything is mounted: a signal from here on must not end this process first.
-    let failed = |error| Error::io("can not watch for signals", error);
-    let signals = SignalsInfo::<WithOrigin>::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
+    // A signal before this is done ends this process, and the daemon with it.
     if let Err(status) = daemon::start(daemon)? {
         return Ok(Outcome::NotMounted(status));
     }
+    let failed = |error| Error::io("can not watch for signals", error);
+    let signals = SignalsInfo::<WithOrigin>::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
     let place = std::fs::canonicalize(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
     let outcome = execute(signals, &place, command);
     let done = match unmount(&place, Detach::IfIdle) {

@@ -15,6 +15,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::{fs, io};
 
+use rustix::process::{Signal, set_parent_process_death_signal, setsid};
+
 use super::attach::{Attached, Detach};
 use super::mountpoint::Mountpoint;
 use super::process::ProcessId;
@@ -22,8 +24,9 @@ use super::registry::{Record, Registered};
 use super::{MountPlan, inherited, session, signals};
 use crate::cache;
 use crate::error::{Error, Kind, Result};
-use crate::formats::{self, OpenOptions};
+use crate::formats::{self, OpenOptions, Saving};
 use crate::fuse::session_shape;
+use crate::progress::Progress;
 use crate::sync::{Arc, Mutex, Weak};
 use crate::vfs::{Tree, View};
 
@@ -51,18 +54,30 @@ pub enum Ready {
 }
 
 /// Mounts as `plan` says and serves until a signal, the end of `holder`, or an unmount from outside.
+/// Opening counts in `progress`; `opened` is called when it is done.
 ///
 /// # Errors
 /// What opening and mounting report; `Io` where the connection to the kernel broke.
-pub fn serve(plan: &MountPlan, holder: Option<ProcessId>, ready: Ready) -> Result<()> {
+pub fn serve(
+    plan: &MountPlan,
+    holder: Option<ProcessId>,
+    ready: Ready,
+    progress: &Progress,
+    opened: impl FnOnce(),
+) -> Result<()> {
     if ready == Ready::Launcher {
         inherited::close_all();
-        // A session of its own, so that Ctrl-C in the terminal reaches the job and not the daemon.
-        let _ = rustix::process::setsid();
+        // Opening may take minutes; until then Ctrl-C and the end of whoever waits end this process.
+        let _ = set_parent_process_death_signal(Some(Signal::TERM));
     }
     crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
-    let tree = open(plan)?;
-    let source = fs::canonicalize(&plan.archive).unwrap_or_else(|_| plan.archive.clone());
+    let tree = open(plan, progress)?;
+    opened();
+    if ready == Ready::Launcher {
+        // A session of its own, so that Ctrl-C in the terminal reaches the job and not the daemon.
+        let _ = setsid();
+    }
+    let source = source(&plan.archives);
     // From here on there is something to undo, so a signal may not end the process by itself.
     let (sender, events) = channel();
     signals::watch(sender.clone())?;
@@ -88,6 +103,7 @@ pub fn serve(plan: &MountPlan, holder: Option<ProcessId>, ready: Ready) -> Resul
     mount.check_that_it_answers()?;
     // The working directory may lie on a file system that somebody wants to unmount.
     let _ = std::env::set_current_dir("/");
+    let _ = set_parent_process_death_signal(None);
     announce(ready)?;
     mount.hold(&events)
 }
@@ -118,11 +134,31 @@ pub fn start(arguments: &[OsString]) -> Result<std::result::Result<(), i32>> {
     Ok(Err(status.code().filter(|&code| code != 0).unwrap_or(1)))
 }
 
-fn open(plan: &MountPlan) -> Result<Arc<dyn Tree>> {
-    let cache_bytes = plan.cache_bytes.unwrap_or_else(cache::default_bytes);
-    let options = OpenOptions { offset: plan.offset, cache_bytes };
-    let tree = formats::open(&plan.archive, &options)?;
-    View::apply(tree, &plan.view).map_err(|error| error.within(plan.archive.display()))
+fn open(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tree>> {
+    let options = OpenOptions {
+        offset: plan.offset,
+        cache_bytes: plan.cache_bytes.unwrap_or_else(cache::default_bytes),
+        recursive: plan.recursive,
+        index: plan.index.clone(),
+        saving: Saving::default(),
+    };
+    let tree = formats::open(&plan.archives, &options, progress)?;
+    View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
+        Some(first) => error.within(first.display()),
+        None => error,
+    })
+}
+
+/// What mount(8) shows as mounted: the archive, or the first one and how many more.
+fn source(archives: &[PathBuf]) -> PathBuf {
+    let Some((first, more)) = archives.split_first() else {
+        return PathBuf::new();
+    };
+    let mut source = fs::canonicalize(first).unwrap_or_else(|_| first.clone()).into_os_string();
+    if !more.is_empty() {
+        source.push(format!(" (+{})", more.len()));
+    }
+    source.into()
 }
 
 /// A mount that is served, and everything that was made for it.

@@ -34,12 +34,16 @@ pub use unmount::unmount;
 /// What to mount, where and how: validated, with nothing left to look up but the file itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountPlan {
-    /// The archive.
-    pub archive: PathBuf,
+    /// The archives, shown as one tree; of two files with one path the later archive's is shown.
+    pub archives: Vec<PathBuf>,
     /// Where its tree shall appear.
     pub mountpoint: PathBuf,
     /// Where in the file the archive starts, bytes.
     pub offset: u64,
+    /// Whether archives in an archive are shown as folders.
+    pub recursive: bool,
+    /// Where the saved index of a tar is; `None` for the usual places.
+    pub index: Option<PathBuf>,
     /// Folder and owners shown.
     pub view: ViewOptions,
     /// Whether other users may enter.

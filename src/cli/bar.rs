@@ -1,0 +1,68 @@
+//! A progress bar for a wait that a person would notice.
+//!
+//! Owns when it appears and what it says; leaves drawing to indicatif.
+//! Invariant: nothing is drawn unless standard error is a terminal and the wait takes over a second,
+//! and the line is clean again when the bar is dropped.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::progress::Progress;
+use crate::sync::Arc;
+
+/// Waits shorter than this go without a bar.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Time between two looks at the progress.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// Shows a `Progress` until it is dropped.
+pub(super) struct Bar {
+    /// Dropped, it tells the thread to end.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Bar {
+    /// Watches `progress`, a number of bytes, under the name `what`.
+    pub(super) fn watch(what: &'static str, progress: &Arc<Progress>) -> Self {
+        let (stop, stopped) = channel::<()>();
+        let progress = Arc::clone(progress);
+        let draw = move || {
+            if stopped.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            // Drawn to standard error, and only if that is a terminal.
+            let bar = ProgressBar::no_length().with_message(what);
+            let style = "archfs: {msg} {wide_bar} {percent}% of {total_bytes}, {eta} left";
+            bar.set_style(
+                ProgressStyle::with_template(style).unwrap_or(ProgressStyle::default_bar()),
+            );
+            loop {
+                let (done, total) = progress.now();
+                bar.set_length(total);
+                bar.set_position(done.min(total));
+                if stopped.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
+            }
+            bar.finish_and_clear();
+        };
+        // Without a thread there is no bar, and no harm.
+        let thread = thread::Builder::new().name("progress".into()).spawn(draw).ok();
+        Self { stop: Some(stop), thread }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            // A panic while drawing has been told, and means nothing for the work.
+            let _ = thread.join();
+        }
+    }
+}

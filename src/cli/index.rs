@@ -1,0 +1,58 @@
+//! `archfs index`: the saved index of a tar, made ahead of the jobs.
+
+use std::path::PathBuf;
+use std::slice;
+
+use clap::builder::FalseyValueParser;
+
+use super::args::open_watched;
+use super::term;
+use crate::error::{Error, Kind, Result};
+use crate::formats::{OpenOptions, Saving};
+use crate::log::Verbosity;
+
+/// Make the saved index of tars, so that mounting them takes no time
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  archfs index data.tar\n  archfs index --recursive ILSVRC2012_img_train.tar"
+)]
+pub(super) struct Args {
+    /// The tars
+    #[arg(required = true, value_name = "ARCHIVE")]
+    archives: Vec<PathBuf>,
+
+    /// For mounts with --recursive: archives inside an archive as folders
+    #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
+    recursive: bool,
+
+    /// Where to keep it [default: beside the archive, else in the user's cache folder]
+    #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
+    index: Option<PathBuf>,
+
+    /// Say only what went wrong
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    if args.archives.len() > 1 && args.index.is_some() {
+        let context = "--index is about one archive, and here are several";
+        return Err(Error::new(Kind::Usage, context));
+    }
+    crate::log::start(Verbosity::Usual, None)?;
+    for archive in &args.archives {
+        let options = OpenOptions {
+            recursive: args.recursive,
+            index: args.index.clone(),
+            saving: Saving::Demanded,
+            cache_bytes: crate::cache::default_bytes(),
+            ..OpenOptions::default()
+        };
+        let tree = open_watched(slice::from_ref(archive), &options)?;
+        if !args.quiet {
+            let members = tree.totals().inodes;
+            term::tell(&format!("{}: {members} files and folders indexed", archive.display()));
+        }
+    }
+    Ok(0)
+}

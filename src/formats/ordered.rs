@@ -1,0 +1,120 @@
+//! Work done by several threads, its results taken in order.
+//!
+//! Owns the threads and how far they may run ahead; knows nothing of the work.
+//! Invariant: results arrive in the order of their numbers, and at most `AHEAD` for each thread wait.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::mpsc::sync_channel;
+use std::thread;
+
+use crate::sync::{Condvar, Mutex};
+
+/// Results that may wait for an earlier one, for each thread.
+const AHEAD: usize = 4;
+
+/// How far things are: numbers up to `limit` may be begun, `next` is the first that was not.
+struct Gate {
+    next: usize,
+    limit: usize,
+}
+
+/// Does `work` for the numbers from 0 up to `count` on up to `threads` threads, and gives the results
+/// to `take` in order, in this thread, until it breaks.
+pub(crate) fn ordered<R: Send>(
+    count: usize,
+    threads: usize,
+    work: impl Fn(usize) -> R + Sync,
+    mut take: impl FnMut(usize, R) -> ControlFlow<()>,
+) {
+    let threads = threads.min(count).max(1);
+    let ahead = threads.saturating_mul(AHEAD);
+    // Guards who begins what; no other lock is taken within.
+    let gate = Mutex::new(Gate { next: 0, limit: ahead.min(count) });
+    let opened = Condvar::new();
+    thread::scope(|scope| {
+        let (sender, results) = sync_channel(ahead);
+        for _ in 0..threads {
+            let (sender, gate, opened, work) = (sender.clone(), &gate, &opened, &work);
+            scope.spawn(move || {
+                while let Some(nth) = begin(gate, opened, count) {
+                    if sender.send((nth, work(nth))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        // A panic in `take` must let the threads end, too.
+        let _close = Close { gate: &gate, opened: &opened };
+        let mut early = BTreeMap::new();
+        let mut next = 0_usize;
+        for (nth, result) in results {
+            early.insert(nth, result);
+            while let Some(result) = early.remove(&next) {
+                let flow = take(next, result);
+                next = next.saturating_add(1);
+                if flow.is_break() {
+                    return;
+                }
+                gate.lock().limit = next.saturating_add(ahead).min(count);
+                opened.notify_all();
+            }
+        }
+    });
+}
+
+/// The next number to work on, once it may be begun; `None` where there is none any more.
+fn begin(gate: &Mutex<Gate>, opened: &Condvar, count: usize) -> Option<usize> {
+    let mut gate = gate.lock();
+    while gate.next >= gate.limit && gate.next < count {
+        opened.wait(&mut gate);
+    }
+    let nth = gate.next;
+    gate.next = nth.saturating_add(1);
+    (nth < count).then_some(nth)
+}
+
+/// Ends the threads when dropped.
+struct Close<'g> {
+    gate: &'g Mutex<Gate>,
+    opened: &'g Condvar,
+}
+
+impl Drop for Close<'_> {
+    fn drop(&mut self) {
+        self.gate.lock().next = usize::MAX;
+        self.opened.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::{AtomicU64, Ordering};
+
+    #[test]
+    fn results_come_in_order_and_once() {
+        for (count, threads) in [(0, 4), (1, 4), (1000, 7), (1000, 1)] {
+            let mut taken = Vec::new();
+            let work = |nth: usize| nth * 2;
+            ordered(count, threads, work, |nth, result| {
+                taken.push((nth, result));
+                ControlFlow::Continue(())
+            });
+            assert_eq!(taken, (0..count).map(|nth| (nth, nth * 2)).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn runs_ahead_only_so_far_and_stops_when_told() {
+        let begun = AtomicU64::new(0);
+        let work = |_| begun.fetch_add(1, Ordering::Relaxed);
+        ordered(100_000, 4, work, |nth, _| {
+            let begun = begun.load(Ordering::Relaxed) as usize;
+            assert!(begun <= nth + 4 * AHEAD + 4, "{begun} begun, {nth} taken");
+            if nth == 50 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        assert!(begun.into_inner() <= 50 + 4 * AHEAD as u64 + 8);
+    }
+}

@@ -1,0 +1,306 @@
+//! The chain of headers: from one member to the next, reading no data.
+//!
+//! Owns what several blocks say together: extensions before a member, sparse maps, where the next
+//! member is. Leaves the end of an archive, damage and archives within to `scan`.
+//! Invariant: each step ends behind where it began, so a chain is finite.
+
+use super::header::{self, BLOCK, BLOCK_LEN, Block, Header, Seen, Type, padded};
+use super::members::{Body, Inner, Kind, Member, Members, Parts};
+use super::overrides::Overrides;
+use super::source::{self, Source};
+use super::sparse::{self, Segment};
+use crate::error::{Kind as ErrorKind, Result};
+use crate::formats::bytes::index;
+use crate::formats::limits::{FILE_SIZE_MAX, TAR_EXTENSION_MAX, TAR_PATH_MAX};
+use crate::formats::squashfs::SquashFs;
+use crate::vfs::Timestamp;
+
+/// Where a chain is.
+pub(super) struct Chain {
+    /// The next block to look at.
+    at: u64,
+    /// Where the archive ends that this chain runs through.
+    end: u64,
+    /// What global headers said so far.
+    globals: Overrides,
+    nesting: Nesting,
+}
+
+/// Whether archives within an archive are to be recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nesting {
+    Ignore,
+    Recognise,
+}
+
+/// What a step came upon.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// A member, which is now the last one of the list.
+    Member,
+    /// A label or the like, or a member that can not be shown: why.
+    Skipped(Option<String>),
+    /// The end of the archive's bytes, where a header would be next.
+    End,
+    /// Zeros where a header would be.
+    Zeros,
+    /// Something else where a header would be.
+    Garbage,
+    /// A header that contradicts itself: why.
+    Damaged(String),
+    /// The archive ends before the data of this member does.
+    Truncated(Vec<u8>),
+}
+
+/// A header, what extends it, and where its data begins.
+struct Found<'f> {
+    header: Header<'f>,
+    overrides: &'f Overrides,
+    path: Vec<u8>,
+    /// Of its first header, extensions included.
+    start: u64,
+    data: u64,
+}
+
+impl Chain {
+    /// A chain from `at` to `end`.
+    pub(super) fn new(at: u64, end: u64, nesting: Nesting) -> Self {
+        Self { at, end, globals: Overrides::default(), nesting }
+    }
+
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Goes on from `at`, which lies ahead.
+    pub(super) fn skip_to(&mut self, at: u64) {
+        self.at = self.at.max(at);
+    }
+
+    /// Whether a global header has said something, so that a chain begun later would not know it.
+    pub(super) fn has_globals(&self) -> bool {
+        !self.globals.is_empty()
+    }
+
+    /// Goes to the next member and adds it to `members`.
+    ///
+    /// # Errors
+    /// `Io` where the archive can not be read; damage is no error but a `Step`.
+    pub(super) fn step(&mut self, source: &mut dyn Source, members: &mut Members) -> Result<Step> {
+        let start = self.at;
+        let mut overrides: Option<Overrides> = None;
+        let mut at = start;
+        loop {
+            let Some(block) = self.block(source, at)? else {
+                return Ok(if at == start { Step::End } else { Step::Truncated(Vec::new()) });
+            };
+            let Some(header) = Header::parse(&block) else {
+                return Ok(match header::look(&block) {
+                    _ if at != start => self.damaged_at(at, "an extension without its member"),
+                    Seen::Zeros => Step::Zeros,
+                    _ => Step::Garbage,
+                });
+            };
+            let data = at.saturating_add(BLOCK_LEN);
+            match header.kind() {
+                Type::Pax | Type::PaxGlobal | Type::LongName | Type::LongLink => {
+                    let len = match header.size() {
+                        Ok(len) if len <= TAR_EXTENSION_MAX => len,
+                        Ok(len) => {
+                            let why =
+                                format!("an extension of {len} bytes, limit {TAR_EXTENSION_MAX}");
+                            return Ok(self.damaged_at(data, &why));
+                        }
+                        Err(error) => return Ok(self.damaged_at(data, &error.to_string())),
+                    };
+                    let next = data.saturating_add(padded(len));
+                    let Some(body) = self.bytes(source, data, index(len))? else {
+                        return Ok(Step::Truncated(Vec::new()));
+                    };
+                    let said = overrides.get_or_insert_with(|| self.globals.clone());
+                    let taken = match header.kind() {
+                        Type::Pax => said.take(body),
+                        Type::LongName => {
+                            said.path = Some(header::until_nul(body).to_vec());
+                            Ok(())
+                        }
+                        Type::LongLink => {
+                            said.link = Some(header::until_nul(body).to_vec());
+                            Ok(())
+                        }
+                        _ => {
+                            overrides = None;
+                            self.globals.take(body)
+                        }
+                    };
+                    if let Err(error) = taken {
+                        return Ok(self.damaged_at(next, &error.to_string()));
+                    }
+                    at = next;
+                    if header.kind() == Type::PaxGlobal {
+                        // It belongs to no member, so the next one may be where a chain begins.
+                        self.at = next;
+                        return Ok(Step::Skipped(None));
+                    }
+                }
+                _ => {
+                    let mut path = Vec::new();
+                    let none = Overrides::default();
+                    let globals = (!self.globals.is_empty()).then_some(&self.globals);
+                    let overrides = overrides.as_ref().or(globals).unwrap_or(&none);
+                    match overrides.path() {
+                        Some(said) => path.extend(said),
+                        None => header.path(&mut path),
+                    }
+                    let found = Found { header, overrides, path, start, data };
+                    let (step, next) = member(found, self.end, self.nesting, source, members)?;
+                    self.at = next;
+                    return Ok(step);
+                }
+            }
+        }
+    }
+
+    /// The bytes at `at`, or `None` where this archive ends before them.
+    fn bytes<'s>(
+        &self,
+        source: &'s mut dyn Source,
+        at: u64,
+        len: usize,
+    ) -> Result<Option<&'s [u8]>> {
+        source::before(source, at, len, self.end)
+    }
+
+    fn block(&self, source: &mut dyn Source, at: u64) -> Result<Option<Block>> {
+        Ok(self.bytes(source, at, BLOCK)?.and_then(|bytes| bytes.first_chunk().copied()))
+    }
+
+    /// Notes damage found at `at` and goes on behind it.
+    fn damaged_at(&mut self, at: u64, why: &str) -> Step {
+        let shown = self.at;
+        self.at = at.max(shown.saturating_add(BLOCK_LEN));
+        Step::Damaged(format!("header at {shown:#x}: {why}"))
+    }
+}
+
+/// Adds the member to the list; returns the place behind its data, too.
+fn member(
+    found: Found<'_>,
+    end: u64,
+    nesting: Nesting,
+    source: &mut dyn Source,
+    members: &mut Members,
+) -> Result<(Step, u64)> {
+    let Found { header, overrides, path, start, data } = found;
+    let damaged = |why: &str, next: u64| {
+        (Step::Damaged(format!("member \"{}\": {why}", path.escape_ascii())), next)
+    };
+    let stored = match (header.has_data(), overrides.size, header.size()) {
+        (false, ..) => 0,
+        (true, Some(size), _) | (true, None, Ok(size)) => size,
+        (true, None, Err(error)) => return Ok(damaged(&error.to_string(), data)),
+    };
+    let next = data.saturating_add(padded(stored));
+    let limit = source.end().map_or(end, |known| known.min(end));
+    if data.saturating_add(stored) > limit {
+        return Ok((Step::Truncated(path), limit));
+    }
+    if stored > FILE_SIZE_MAX {
+        return Ok(damaged("larger than a file can be", next));
+    }
+    let link = overrides.link.as_deref().unwrap_or_else(|| header.link());
+    if path.len() > TAR_PATH_MAX || link.len() > TAR_PATH_MAX {
+        return Ok((Step::Skipped(Some(format!("paths over {TAR_PATH_MAX} bytes"))), next));
+    }
+    let mut member = Member {
+        permissions: header.permissions(),
+        uid: overrides.uid.unwrap_or_else(|| header.uid()),
+        gid: overrides.gid.unwrap_or_else(|| header.gid()),
+        modified: overrides
+            .modified
+            .unwrap_or_else(|| Timestamp { seconds: header.modified(), nanoseconds: 0 }),
+        ..Member::new(start, Kind::Regular)
+    };
+    match header.kind() {
+        Type::Other => return Ok((Step::Skipped(None), next)),
+        // Before POSIX a directory was a file whose name ends with a slash.
+        Type::Regular if path.ends_with(b"/") => member.kind = Kind::Directory,
+        Type::Regular | Type::GnuSparse => {
+            member.size = stored;
+            member.body = Body::Stored(data);
+            let map = match sparse::read(header, &overrides.sparse, data, stored, limit, source) {
+                Ok(map) => map,
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    return Ok(damaged(&error.to_string(), next));
+                }
+                Err(error) => return Err(error),
+            };
+            if let Some(map) = map {
+                if map.end > limit {
+                    return Ok((Step::Truncated(path), limit));
+                }
+                member.size = map.size;
+                members.push(member, parts(&path, &[], Some(map.segments), overrides));
+                return Ok((Step::Member, padded(map.end)));
+            }
+            if nesting == Nesting::Recognise
+                && let Some(inner) = inner(&path, data, stored, limit, source)?
+            {
+                member.kind = Kind::Archive(inner);
+            }
+        }
+        Type::Directory => member.kind = Kind::Directory,
+        Type::Symlink => member.kind = Kind::Symlink,
+        Type::HardLink => member.kind = Kind::HardLink,
+        Type::Fifo => member.kind = Kind::Fifo,
+        Type::CharDevice => member.kind = Kind::CharDevice,
+        Type::BlockDevice => member.kind = Kind::BlockDevice,
+        // The caller took these; for a header that changed meanwhile nothing is shown.
+        Type::Pax | Type::PaxGlobal | Type::LongName | Type::LongLink => {
+            return Ok((Step::Skipped(None), next));
+        }
+    }
+    if matches!(member.kind, Kind::CharDevice | Kind::BlockDevice) {
+        member.body = Body::Device(header.device());
+    }
+    let link = if matches!(member.kind, Kind::Symlink | Kind::HardLink) { link } else { &[] };
+    members.push(member, parts(&path, link, None, overrides));
+    Ok((Step::Member, next))
+}
+
+fn parts<'p>(
+    path: &'p [u8],
+    link: &'p [u8],
+    sparse: Option<Vec<Segment>>,
+    overrides: &Overrides,
+) -> Parts<'p> {
+    Parts { path, link, sparse, xattrs: overrides.xattrs.clone() }
+}
+
+/// The format of the archive that a member is, if its name and its first bytes both say so.
+fn inner(
+    path: &[u8],
+    data: u64,
+    stored: u64,
+    limit: u64,
+    source: &mut dyn Source,
+) -> Result<Option<Inner>> {
+    if folder_name(path).is_none() || stored < BLOCK_LEN {
+        return Ok(None);
+    }
+    let Some(block) = source::before(source, data, BLOCK, limit)? else {
+        return Ok(None);
+    };
+    if SquashFs::recognises(block) {
+        return Ok(Some(Inner::SquashFs));
+    }
+    let is_tar = block.first_chunk().is_some_and(|block| header::look(block) == Seen::Header);
+    Ok(is_tar.then_some(Inner::Tar))
+}
+
+/// The path of the folder that shows the archive at `path`: without `.tar`, `.sqfs` and the like.
+pub(super) fn folder_name(path: &[u8]) -> Option<&[u8]> {
+    let suffixes = [&b".tar"[..], b".sqfs", b".squashfs", b".sqsh", b".sfs"];
+    let stem = suffixes.iter().find_map(|suffix| path.strip_suffix(*suffix))?;
+    stem.last().is_some_and(|&byte| byte != b'/').then_some(stem)
+}

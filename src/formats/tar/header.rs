@@ -1,0 +1,342 @@
+//! One 512-byte header block of a tar archive (POSIX.1-1988 ustar, GNU and v7 before it).
+//!
+//! Owns the fields, their two ways to write numbers, and the checksum; leaves what several blocks say
+//! together (pax records, long names, sparse maps) to `chain`.
+//! Invariant: a `Header` has a right checksum, so its fields are what some tar wrote.
+
+use crate::error::{Error, Result};
+use crate::formats::bytes::length;
+
+/// The unit of a tar archive, bytes.
+pub(super) const BLOCK: usize = 512;
+
+/// The same for offsets.
+pub(super) const BLOCK_LEN: u64 = 512;
+
+/// One block.
+pub(super) type Block = [u8; BLOCK];
+
+/// What a member is, by its type flag (POSIX.1-2017, pax, "ustar Interchange Format"; GNU's letters).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Type {
+    /// '0', NUL, '7' and every letter nobody knows: POSIX says to take those for files.
+    Regular,
+    /// '1': another name of an earlier member.
+    HardLink,
+    Symlink,
+    CharDevice,
+    BlockDevice,
+    /// '5', and GNU's 'D', a directory followed by its listing.
+    Directory,
+    Fifo,
+    /// 'S': a file with holes, in GNU's old form.
+    GnuSparse,
+    /// 'L' and 'K': the next member's name, or the target of its link.
+    LongName,
+    LongLink,
+    /// 'x' and Sun's 'X': records for the next member.
+    Pax,
+    /// 'g': records for all members that follow.
+    PaxGlobal,
+    /// 'V' a label, 'M' the rest of a file that began on another volume, 'N' a list of renamings,
+    /// 'A' Sun's access lists: nothing that could be shown as a file.
+    Other,
+}
+
+/// Who wrote a header, as far as it decides what its bytes mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    V7,
+    Gnu,
+    Ustar,
+}
+
+/// A header whose checksum is right.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header<'b> {
+    block: &'b Block,
+}
+
+/// What the first blocks of a file say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// A header.
+    Header,
+    /// Nothing but zeros: the mark at the end.
+    Zeros,
+    /// Neither.
+    Garbage,
+}
+
+/// What `block` is.
+pub(super) fn look(block: &Block) -> Seen {
+    if Header::parse(block).is_some() {
+        return Seen::Header;
+    }
+    if is_zero(block) { Seen::Zeros } else { Seen::Garbage }
+}
+
+/// Whether `block` holds nothing but zeros.
+pub(super) fn is_zero(block: &Block) -> bool {
+    block.iter().fold(0, |all, byte| all | byte) == 0
+}
+
+impl<'b> Header<'b> {
+    /// `block` as a header, where its checksum is right.
+    pub(super) fn parse(block: &'b Block) -> Option<Self> {
+        let header = Self { block };
+        // Quick refusal of the zeros at an end, whose checksum field is no number.
+        let stored = number(header.field::<148, 8>()).ok()?;
+        let stored = u32::try_from(stored).ok()?;
+        let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
+        let whole = sum(block);
+        // The field itself counts as eight spaces.
+        let field = sum(header.field::<148, 8>());
+        let unsigned = whole.saturating_sub(field).saturating_add(256);
+        if stored == unsigned && whole != field {
+            return Some(header);
+        }
+        // Some old tars added signed characters: each byte above 127 counts 256 less.
+        let high = |bytes: &[u8]| bytes.iter().filter(|&&byte| byte > 127).count();
+        let less = high(block).saturating_sub(high(header.field::<148, 8>())).saturating_mul(256);
+        let less = u32::try_from(less).ok()?;
+        (less > 0 && unsigned.checked_sub(less) == Some(stored)).then_some(header)
+    }
+
+    pub(super) fn dialect(self) -> Dialect {
+        match self.field::<257, 8>() {
+            b"ustar  \0" => Dialect::Gnu,
+            [b'u', b's', b't', b'a', b'r', 0, ..] => Dialect::Ustar,
+            _ => Dialect::V7,
+        }
+    }
+
+    pub(super) fn kind(self) -> Type {
+        match self.field::<156, 1>() {
+            b"1" => Type::HardLink,
+            b"2" => Type::Symlink,
+            b"3" => Type::CharDevice,
+            b"4" => Type::BlockDevice,
+            b"5" | b"D" => Type::Directory,
+            b"6" => Type::Fifo,
+            b"S" => Type::GnuSparse,
+            b"L" => Type::LongName,
+            b"K" => Type::LongLink,
+            b"x" | b"X" => Type::Pax,
+            b"g" => Type::PaxGlobal,
+            b"V" | b"M" | b"N" | b"A" => Type::Other,
+            _ => Type::Regular,
+        }
+    }
+
+    /// Whether `size` bytes of data follow. Links, directories and devices may say a size, but none
+    /// of GNU tar, Python and libarchive takes it for data then, but for GNU's listing of a directory.
+    pub(super) fn has_data(self) -> bool {
+        match self.kind() {
+            Type::Directory => self.field::<156, 1>() == b"D",
+            Type::HardLink | Type::Symlink | Type::CharDevice | Type::BlockDevice | Type::Fifo => {
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// The path, with the prefix of ustar in front.
+    pub(super) fn path(self, out: &mut Vec<u8>) {
+        out.clear();
+        let prefix = until_nul(self.field::<345, 155>());
+        if self.dialect() == Dialect::Ustar && !prefix.is_empty() {
+            out.extend(prefix);
+            out.push(b'/');
+        }
+        out.extend(until_nul(self.field::<0, 100>()));
+    }
+
+    pub(super) fn link(self) -> &'b [u8] {
+        until_nul(self.field::<157, 100>())
+    }
+
+    /// Permission, set-id and sticky bits.
+    pub(super) fn permissions(self) -> u16 {
+        let mode = number(self.field::<100, 8>()).unwrap_or(0) & 0o7777;
+        u16::try_from(mode).unwrap_or(0)
+    }
+
+    pub(super) fn uid(self) -> u32 {
+        owner(number(self.field::<108, 8>()).unwrap_or(0))
+    }
+
+    pub(super) fn gid(self) -> u32 {
+        owner(number(self.field::<116, 8>()).unwrap_or(0))
+    }
+
+    /// Bytes of data, where there are any.
+    ///
+    /// # Errors
+    /// `Corrupt` where the field is no number or negative: what follows could not be found.
+    pub(super) fn size(self) -> Result<u64> {
+        let size = number(self.field::<124, 12>());
+        size.ok().and_then(|size| u64::try_from(size).ok()).ok_or_else(|| {
+            let field = self.field::<124, 12>().escape_ascii();
+            Error::corrupt(format!("tar header: {field} is no size"))
+        })
+    }
+
+    /// Last modification, seconds since 1970.
+    pub(super) fn modified(self) -> i64 {
+        number(self.field::<136, 12>()).unwrap_or(0)
+    }
+
+    /// The device number, in the kernel's 32-bit encoding.
+    pub(super) fn device(self) -> u32 {
+        let part = |field| u32::try_from(number(field).unwrap_or(0)).unwrap_or(0);
+        let (major, minor) = (part(self.field::<329, 8>()), part(self.field::<337, 8>()));
+        (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+    }
+
+    /// GNU's old sparse form: the size of the file with its holes.
+    pub(super) fn real_size(self) -> Result<u64> {
+        sparse_number(self.field::<483, 12>())
+    }
+
+    /// GNU's old sparse form: the first four pieces (offset, length), and whether a block of more
+    /// of them follows.
+    pub(super) fn sparse_map(self) -> (&'b [u8], bool) {
+        (self.field::<386, 96>(), self.field::<482, 1>() != &[0])
+    }
+
+    fn field<const AT: usize, const LEN: usize>(self) -> &'b [u8; LEN] {
+        const { assert!(AT + LEN <= BLOCK) };
+        // In bounds, as was just asserted when this was compiled.
+        self.block.get(AT..).and_then(<[u8]>::first_chunk).unwrap_or(&[0; LEN])
+    }
+}
+
+/// The pieces of an old sparse map in `bytes`: offset and length, 12 bytes each, up to an empty one.
+///
+/// # Errors
+/// `Corrupt` where one is no number.
+pub(super) fn sparse_pieces(bytes: &[u8]) -> Result<Vec<(u64, u64)>> {
+    let (pairs, _) = bytes.as_chunks::<24>();
+    let mut pieces = Vec::new();
+    for pair in pairs {
+        let (offset, len) = pair.split_at(12);
+        if len.first() == Some(&0) {
+            break;
+        }
+        pieces.push((sparse_number(offset)?, sparse_number(len)?));
+    }
+    Ok(pieces)
+}
+
+fn sparse_number(field: &[u8]) -> Result<u64> {
+    let value = number(field).ok().and_then(|value| u64::try_from(value).ok());
+    value
+        .ok_or_else(|| Error::corrupt(format!("sparse map: {} is no number", field.escape_ascii())))
+}
+
+/// The bytes before the first NUL.
+pub(super) fn until_nul(bytes: &[u8]) -> &[u8] {
+    bytes.split(|&byte| byte == 0).next().unwrap_or_default()
+}
+
+/// Octal digits between spaces and NULs, or GNU's base 256: the first bit set, then a number in two's
+/// complement, highest byte first. Empty is 0, as old tars left fields they did not need.
+fn number(field: &[u8]) -> std::result::Result<i64, ()> {
+    match field.split_first() {
+        Some((first, rest)) if first & 0x80 != 0 => {
+            let negative = first & 0x40 != 0;
+            let start =
+                if negative { i64::from(first | 0x80) | !0xff } else { i64::from(first & 0x3f) };
+            rest.iter().try_fold(start, |value, &byte| {
+                let shifted = value.checked_mul(256).ok_or(())?;
+                Ok(shifted | i64::from(byte))
+            })
+        }
+        _ => {
+            let text = field.trim_ascii_start();
+            let digits = text.iter().take_while(|byte| (b'0'..=b'7').contains(byte));
+            let count = digits.clone().count();
+            let behind = text.get(count).copied().unwrap_or(0);
+            if behind != 0 && behind != b' ' {
+                return Err(());
+            }
+            digits.into_iter().try_fold(0_i64, |value, digit| {
+                let shifted = value.checked_mul(8).ok_or(())?;
+                Ok(shifted | i64::from(digit & 7))
+            })
+        }
+    }
+}
+
+/// A user or group number; one that Linux could not show becomes the usual nobody.
+pub(super) fn owner(number: i64) -> u32 {
+    u32::try_from(number).unwrap_or(65_534)
+}
+
+/// `len` rounded up to whole blocks.
+pub(super) fn padded(len: u64) -> u64 {
+    len.checked_next_multiple_of(length(BLOCK)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_octal_numbers_as_old_and_new_tars_wrote_them() {
+        for (field, value) in [
+            (&b"0000644\0"[..], Ok(0o644)),
+            (b"   644 \0", Ok(0o644)),
+            (b"644\0junk", Ok(0o644)),
+            (b"00000000000 ", Ok(0)),
+            (b"\0\0\0\0\0\0\0\0", Ok(0)),
+            (b"77777777777\0", Ok(0o77_777_777_777)),
+            (b"777777777777", Ok(0o777_777_777_777)),
+            (b"0000648\0", Err(())),
+            (b"x", Err(())),
+            (b"-1", Err(())),
+        ] {
+            assert_eq!(number(field), value, "{}", field.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn reads_base_256_numbers_of_either_sign_up_to_64_bits() {
+        for (field, value) in [
+            (&b"\x80\0\0\0\0\0\0\x05"[..], Ok(5)),
+            (b"\x80\0\0\0\0\x02\0\0\0\0\0\0", Ok(2 << 48)),
+            (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xfe", Ok(-2)),
+            (b"\x80\0\0\0\x7f\xff\xff\xff\xff\xff\xff\xff", Ok(i64::MAX)),
+            (b"\x80\0\0\0\x80\0\0\0\0\0\0\0", Err(())),
+            (b"\xff\xff\xff\xff\x80\0\0\0\0\0\0\0", Ok(i64::MIN)),
+            (b"\xff\xff\xff\xff\x7f\0\0\0\0\0\0\0", Err(())),
+        ] {
+            assert_eq!(number(field), value, "{}", field.escape_ascii());
+        }
+        assert_eq!((owner(-2), owner(1 << 32), owner(7)), (65_534, 65_534, 7));
+    }
+
+    #[test]
+    fn takes_a_header_by_its_sum_signed_or_not_and_nothing_else() {
+        let mut block = [0; BLOCK];
+        block[..5].copy_from_slice(b"na\xefve");
+        let sum = |block: &Block, signed: bool| {
+            let mut block = *block;
+            block[148..156].fill(b' ');
+            let high = block.iter().filter(|byte| **byte > 127).count() as u32;
+            block.iter().map(|b| u32::from(*b)).sum::<u32>() - if signed { 256 * high } else { 0 }
+        };
+        for signed in [false, true] {
+            let text = format!("{:06o}\0 ", sum(&block, signed));
+            block[148..156].copy_from_slice(text.as_bytes());
+            assert_eq!(look(&block), Seen::Header, "{signed}");
+        }
+        block[3] ^= 1;
+        assert_eq!(look(&block), Seen::Garbage);
+        assert_eq!(look(&[0; BLOCK]), Seen::Zeros);
+        let mut spaces = [0; BLOCK];
+        spaces[148..156].copy_from_slice(b"0000400\0");
+        assert_eq!(look(&spaces), Seen::Garbage, "the sum of an empty block");
+    }
+}

@@ -1,0 +1,368 @@
+//! Makes the tree out of members in the order of the archive.
+//!
+//! Owns what paths mean; leaves reading members to `scan`, and choosing between members of one path
+//! and the order of nodes to `layout`.
+//! Invariant: whatever a path says, its member ends up below the folder it was added to.
+//!
+//! The rules, where tars leave room. A path is cleaned as text: `.` and empty parts vanish, `..` goes
+//! up and stops at the top. Folders that a path implies are made. A later member replaces an earlier
+//! one of the same path; but a folder stays a folder, so that nothing in it is lost, even if a link
+//! or a file has the same path: a link never leads a member elsewhere. A hard link names the latest
+//! member before it that has the path it says.
+
+use std::collections::HashMap;
+
+use super::super::chain::folder_name;
+use super::super::header::owner;
+use super::super::members::{Body, Inner, Kind, Member, Members};
+use super::super::notes::Notes;
+use super::{Content, Node, NodeId, Segment};
+use crate::error::{Error, Kind as ErrorKind, Result};
+use crate::formats::bytes::{index, length};
+use crate::vfs::{FileKind, Name};
+
+/// A folder of the tree that is being made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::formats::tar) struct Folder(pub(super) u32);
+
+impl Folder {
+    /// The root of the tree.
+    pub(in crate::formats::tar) const ROOT: Self = Self(0);
+}
+
+/// A tar within the archive, to be scanned into a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::formats::tar) struct Nested {
+    pub(in crate::formats::tar) folder: Folder,
+    pub(in crate::formats::tar) start: u64,
+    pub(in crate::formats::tar) end: u64,
+}
+
+/// The tree so far.
+pub(in crate::formats::tar) struct Builder {
+    pub(super) pending: Vec<Pending>,
+    pub(super) names: Vec<u8>,
+    /// Of each folder the place in `pending`; the root is none.
+    pub(super) folders: Vec<Option<u32>>,
+    pub(super) by_name: HashMap<(Folder, Box<[u8]>), Folder>,
+    pub(super) root: Node,
+    pub(super) hard_links: Vec<HardLink>,
+    /// The paths that hard links say, one behind the other.
+    pub(super) link_paths: Vec<u8>,
+    pub(super) segments: Vec<Segment>,
+    pub(super) maps: Vec<u64>,
+    pub(super) with_xattrs: Vec<(u32, u64)>,
+    pub(super) xattrs: Vec<u8>,
+    /// Where a set of attributes is already kept: files of one folder often have the same.
+    pub(super) known_xattrs: HashMap<Vec<u8>, u64>,
+    pub(super) grafts: Vec<(Folder, u64, u64)>,
+    /// The folder that the last path led to: members mostly come folder by folder.
+    pub(super) last: Option<(Folder, Vec<u8>, Folder)>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Pending {
+    pub(super) parent: Folder,
+    pub(super) node: Node,
+}
+
+/// A hard link: its place in `pending`, the folder its path starts at, and that path in `link_paths`.
+pub(super) struct HardLink {
+    pub(super) pending: u32,
+    pub(super) base: Folder,
+    pub(super) path: std::ops::Range<usize>,
+}
+
+/// What stands in `Content` of a pending folder or link, whose place in the tree is not known yet.
+const UNPLACED: Content = Content::Link { target: NodeId::MAX };
+
+impl Builder {
+    pub(in crate::formats::tar) fn new() -> Self {
+        Self {
+            pending: Vec::new(),
+            names: Vec::new(),
+            folders: vec![None],
+            by_name: HashMap::new(),
+            root: Node {
+                name: 0,
+                mode: 0o755,
+                nanoseconds: 0,
+                seconds: 0,
+                uid: owner(0),
+                gid: owner(0),
+                size: 0,
+                content: 0,
+            },
+            hard_links: Vec::new(),
+            link_paths: Vec::new(),
+            segments: Vec::new(),
+            maps: Vec::new(),
+            with_xattrs: Vec::new(),
+            xattrs: Vec::new(),
+            known_xattrs: HashMap::new(),
+            grafts: Vec::new(),
+            last: None,
+        }
+    }
+
+    /// Adds `list`, members of `members`, below `base`; tars among them go to `nested`.
+    ///
+    /// # Errors
+    /// `Unsupported` for an archive with more names than an index holds (4 GiB of them).
+    pub(in crate::formats::tar) fn add(
+        &mut self,
+        base: Folder,
+        members: &Members,
+        list: &[Member],
+        nested: &mut Vec<Nested>,
+        notes: &mut Notes,
+    ) -> Result<()> {
+        for member in list {
+            let path = members.path(member);
+            match member.kind {
+                Kind::Directory => {
+                    let Some(folder) = self.folder(base, path, member)? else {
+                        notes.skip("names that Linux can not show");
+                        continue;
+                    };
+                    self.describe(folder, member, member.permissions);
+                    self.set_xattrs(folder.0, members, member, true);
+                }
+                Kind::Archive(inner) => {
+                    let stem = folder_name(path).unwrap_or(path);
+                    let Some(folder) = self.folder(base, stem, member)? else {
+                        notes.skip("names that Linux can not show");
+                        continue;
+                    };
+                    // Who may read the archive may enter the folder.
+                    let enter = (member.permissions & 0o444) >> 2;
+                    self.describe(folder, member, member.permissions | enter);
+                    let Body::Stored(start) = member.body else { continue };
+                    let end = start.saturating_add(member.size);
+                    match inner {
+                        Inner::Tar => nested.push(Nested { folder, start, end }),
+                        Inner::SquashFs => self.grafts.push((folder, start, member.size)),
+                    }
+                }
+                _ => {
+                    let placed = self.place(base, path, member)?;
+                    let Some((parent, name)) = placed else {
+                        notes.skip("names that Linux can not show");
+                        continue;
+                    };
+                    self.add_leaf(base, parent, name, members, member)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_leaf(
+        &mut self,
+        base: Folder,
+        parent: Folder,
+        name: Name<'_>,
+        members: &Members,
+        member: &Member,
+    ) -> Result<()> {
+        let target = members.link(member);
+        let (content, size) = match (member.kind, member.body) {
+            (Kind::Symlink, _) => {
+                let at = self.names.len();
+                self.names.extend(target);
+                (Content::Symlink { target: at }, length(target.len()))
+            }
+            (Kind::CharDevice, Body::Device(number)) => {
+                (Content::Device { kind: FileKind::CharDevice, number }, 0)
+            }
+            (Kind::BlockDevice, Body::Device(number)) => {
+                (Content::Device { kind: FileKind::BlockDevice, number }, 0)
+            }
+            (Kind::Fifo, _) => (Content::Fifo, 0),
+            (Kind::HardLink, _) => (UNPLACED, 0),
+            (_, Body::Sparse(number)) => {
+                self.segments.extend(members.sparse(number));
+                self.maps.push(length(self.segments.len()));
+                (Content::Sparse { map: self.maps.len().saturating_sub(1) }, member.size)
+            }
+            (_, Body::Stored(at)) => (Content::Stored { at }, member.size),
+            (_, Body::Device(_)) => (Content::Stored { at: 0 }, 0),
+        };
+        let pending = self.push(parent, name, content, size, member)?;
+        if member.kind == Kind::HardLink {
+            let start = self.link_paths.len();
+            self.link_paths.extend(target);
+            let path = start..self.link_paths.len();
+            self.hard_links.push(HardLink { pending, base, path });
+        } else {
+            self.set_xattrs(pending, members, member, false);
+        }
+        Ok(())
+    }
+
+    fn push(
+        &mut self,
+        parent: Folder,
+        name: Name<'_>,
+        content: Content,
+        size: u64,
+        member: &Member,
+    ) -> Result<u32> {
+        let full =
+            |_| Error::new(ErrorKind::Unsupported, "more names than an index holds: 4 GiB of them");
+        let place = u32::try_from(self.names.len()).map_err(full)?;
+        let number = u32::try_from(self.pending.len()).map_err(full)?;
+        let name = name.as_bytes();
+        self.names.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
+        self.names.extend(name);
+        let mut node = Node {
+            name: place,
+            mode: member.permissions,
+            nanoseconds: member.modified.nanoseconds,
+            seconds: member.modified.seconds,
+            uid: member.uid,
+            gid: member.gid,
+            size,
+            content: 0,
+        };
+        node.set(content);
+        self.pending.push(Pending { parent, node });
+        Ok(number)
+    }
+
+    /// The folder at `path` below `base`, made where it is missing, with `member`'s owner and time.
+    fn folder(&mut self, base: Folder, path: &[u8], member: &Member) -> Result<Option<Folder>> {
+        let mut folder = base;
+        for name in cleaned(path) {
+            let Some(name) = Name::parse(name) else {
+                return Ok(None);
+            };
+            folder = self.subfolder(folder, name, member)?;
+        }
+        Ok(Some(folder))
+    }
+
+    fn subfolder(&mut self, parent: Folder, name: Name<'_>, member: &Member) -> Result<Folder> {
+        let key = (parent, Box::from(name.as_bytes()));
+        if let Some(&folder) = self.by_name.get(&key) {
+            return Ok(folder);
+        }
+        let implied = Member { permissions: 0o755, ..*member };
+        let pending = self.push(parent, name, UNPLACED, 0, &implied)?;
+        let number = u32::try_from(self.folders.len()).unwrap_or(u32::MAX);
+        let folder = Folder(number);
+        // The number stands in the pending node until the folder's children have a place.
+        if let Some(pending) = self.pending.get_mut(index(pending)) {
+            pending.node.set(Content::Folder { first: number, count: 0 });
+        }
+        self.folders.push(Some(pending));
+        self.by_name.insert(key, folder);
+        Ok(folder)
+    }
+
+    /// The folder that the member at `path` belongs into, and its name there.
+    fn place<'p>(
+        &mut self,
+        base: Folder,
+        path: &'p [u8],
+        member: &Member,
+    ) -> Result<Option<(Folder, Name<'p>)>> {
+        let slash = path.iter().rposition(|&byte| byte == b'/');
+        let (before, name) = match slash.and_then(|at| path.split_at_checked(at)) {
+            Some((before, name)) => (before, name.get(1..).unwrap_or_default()),
+            None => (&[][..], path),
+        };
+        let Some(name) = Name::parse(name) else {
+            return Ok(None);
+        };
+        match &self.last {
+            Some((from, path, folder)) if *from == base && path == before => {
+                return Ok(Some((*folder, name)));
+            }
+            _ => {}
+        }
+        let Some(folder) = self.folder(base, before, member)? else {
+            return Ok(None);
+        };
+        self.last = Some((base, before.to_vec(), folder));
+        Ok(Some((folder, name)))
+    }
+
+    /// Gives a folder the mode, owner and time that its member says.
+    fn describe(&mut self, folder: Folder, member: &Member, permissions: u16) {
+        let place = self.folders.get(index(folder.0)).copied().flatten();
+        let node = match place {
+            Some(place) => match self.pending.get_mut(index(place)) {
+                Some(pending) => &mut pending.node,
+                None => return,
+            },
+            None => &mut self.root,
+        };
+        node.mode = (node.mode & !0o7777) | permissions;
+        (node.uid, node.gid) = (member.uid, member.gid);
+        (node.seconds, node.nanoseconds) = (member.modified.seconds, member.modified.nanoseconds);
+    }
+
+    fn set_xattrs(&mut self, number: u32, members: &Members, member: &Member, of_folder: bool) {
+        let list = members.xattrs(member);
+        if list.is_empty() {
+            return;
+        }
+        let mut set = Vec::new();
+        let number_of = |bytes: &mut Vec<u8>, number: usize| {
+            bytes.extend(u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes());
+        };
+        number_of(&mut set, list.len());
+        for (name, value) in list {
+            for part in [name, value] {
+                number_of(&mut set, part.len());
+                set.extend(part);
+            }
+        }
+        let at = match self.known_xattrs.get(&set) {
+            Some(&at) => at,
+            None => {
+                let at = length(self.xattrs.len());
+                self.xattrs.extend(&set);
+                self.known_xattrs.insert(set, at);
+                at
+            }
+        };
+        let pending = if of_folder {
+            // The root has no pending node; it is the one that no number stands for.
+            self.folders.get(index(number)).copied().flatten().unwrap_or(u32::MAX)
+        } else {
+            number
+        };
+        self.with_xattrs.push((pending, at));
+    }
+
+    pub(super) fn kind(&self, place: u32) -> FileKind {
+        self.pending.get(index(place)).map_or(FileKind::Regular, |pending| pending.node.kind())
+    }
+
+    pub(super) fn is_link(&self, place: u32) -> bool {
+        let content = self.pending.get(index(place)).map(|pending| pending.node.content());
+        matches!(content, Some(Content::Link { .. }))
+    }
+
+    pub(super) fn name(&self, place: u32) -> &[u8] {
+        let at = self.pending.get(index(place)).map_or(usize::MAX, |p| index(p.node.name));
+        let len = self.names.get(at).copied().map_or(0, usize::from);
+        let start = at.saturating_add(1);
+        self.names.get(start..start.saturating_add(len)).unwrap_or_default()
+    }
+}
+
+/// The names on the way along `path`: `.` and empty ones vanish, `..` goes back and stops at the start.
+pub(super) fn cleaned(path: &[u8]) -> Vec<&[u8]> {
+    let mut names = Vec::new();
+    for part in path.split(|&byte| byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => _ = names.pop(),
+            name => names.push(name),
+        }
+    }
+    names
+}

@@ -1,0 +1,198 @@
+//! What extension headers say instead of the member's own header.
+//!
+//! Owns the keywords of pax (POSIX.1-2017), of GNU tar (GNU.sparse.*), star (SCHILY.xattr.*) and
+//! libarchive (LIBARCHIVE.xattr.*); leaves reading them to `chain`.
+//! Invariant: a record with an empty value takes back what was said before, as POSIX demands.
+
+use super::header::owner;
+use super::members::Xattrs;
+use super::{pax, sparse};
+use crate::error::Result;
+use crate::formats::bytes::index;
+use crate::formats::limits::{TAR_PATH_MAX, XATTR_LIST_MAX, XATTR_VALUE_MAX};
+use crate::vfs::Timestamp;
+
+/// Values that win over a header's.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Overrides {
+    pub(super) path: Option<Vec<u8>>,
+    pub(super) link: Option<Vec<u8>>,
+    pub(super) size: Option<u64>,
+    pub(super) uid: Option<u32>,
+    pub(super) gid: Option<u32>,
+    pub(super) modified: Option<Timestamp>,
+    pub(super) xattrs: Xattrs,
+    pub(super) sparse: SparseWords,
+}
+
+/// What GNU tar says of a sparse member in pax records.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SparseWords {
+    /// The real path; the header has a made-up one.
+    name: Option<Vec<u8>>,
+    /// The size with the holes.
+    pub(super) real_size: Option<u64>,
+    /// Versions 0.0 and 0.1: the pieces.
+    pub(super) pieces: Option<Vec<(u64, u64)>>,
+    /// Version 0.0: an offset whose length is still to come.
+    offset: Option<u64>,
+    /// Version 1.0, whose map stands before the data.
+    pub(super) has_preface: bool,
+}
+
+impl Overrides {
+    /// Takes what the records in `body` say.
+    ///
+    /// # Errors
+    /// `Corrupt` where they are none.
+    pub(super) fn take(&mut self, body: &[u8]) -> Result<()> {
+        for record in pax::records(body) {
+            let pax::Record { keyword, value } = record?;
+            let number = || pax::number(value);
+            let bytes = || (!value.is_empty()).then(|| value.to_vec());
+            match keyword {
+                b"path" => self.path = bytes(),
+                b"linkpath" => self.link = bytes(),
+                b"size" => self.size = number(),
+                b"uid" => self.uid = number().map(numbered_owner),
+                b"gid" => self.gid = number().map(numbered_owner),
+                b"mtime" => self.modified = pax::time(value),
+                _ => {
+                    if let Some(name) = keyword.strip_prefix(b"SCHILY.xattr.") {
+                        self.set_xattr(name.to_vec(), value.to_vec());
+                    } else if let Some(name) = keyword.strip_prefix(b"LIBARCHIVE.xattr.") {
+                        if let Some(decoded) = pax::base64(value) {
+                            self.set_xattr(pax::unescaped(name), decoded);
+                        }
+                    } else if let Some(word) = keyword.strip_prefix(b"GNU.sparse.") {
+                        self.sparse.take(word, value)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The path that wins over the header's.
+    pub(super) fn path(&self) -> Option<&[u8]> {
+        self.sparse.name.as_deref().or(self.path.as_deref())
+    }
+
+    /// Whether nothing was said.
+    pub(super) fn is_empty(&self) -> bool {
+        let Self { path, link, size, uid, gid, modified, xattrs, sparse } = self;
+        path.is_none()
+            && link.is_none()
+            && size.is_none()
+            && uid.is_none()
+            && gid.is_none()
+            && modified.is_none()
+            && xattrs.is_empty()
+            && !sparse.is_said()
+    }
+
+    /// The later of two values of one name counts; what Linux could not show is left out.
+    fn set_xattr(&mut self, name: Vec<u8>, value: Vec<u8>) {
+        self.xattrs.retain(|(other, _)| *other != name);
+        let taken: usize = self.xattrs.iter().map(|(name, _)| name.len().saturating_add(1)).sum();
+        let fits = !name.is_empty()
+            && name.len() <= 255
+            && !name.contains(&0)
+            && value.len() <= index(XATTR_VALUE_MAX)
+            && taken.saturating_add(name.len()) < XATTR_LIST_MAX;
+        if fits {
+            self.xattrs.push((name, value));
+        }
+    }
+}
+
+impl SparseWords {
+    /// Whether the member is sparse at all.
+    pub(super) fn is_said(&self) -> bool {
+        self.real_size.is_some() || self.pieces.is_some() || self.has_preface
+    }
+
+    fn take(&mut self, word: &[u8], value: &[u8]) -> Result<()> {
+        let number = || pax::number(value);
+        match word {
+            b"name" if value.len() <= TAR_PATH_MAX => self.name = Some(value.to_vec()),
+            b"size" | b"realsize" => self.real_size = number(),
+            b"map" => self.pieces = Some(sparse::listed(value)?),
+            b"offset" => self.offset = number(),
+            b"numbytes" => {
+                let pieces = self.pieces.get_or_insert_default();
+                pieces.extend(self.offset.take().zip(number()));
+                sparse::checked_count(pieces.len())?;
+            }
+            b"major" => self.has_preface = number() == Some(1),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn numbered_owner(number: u64) -> u32 {
+    owner(i64::try_from(number).unwrap_or(-1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(keyword: &str, value: &str) -> Vec<u8> {
+        let body = format!(" {keyword}={value}\n");
+        let mut len = body.len();
+        while len != body.len() + len.to_string().len() {
+            len = body.len() + len.to_string().len();
+        }
+        format!("{len}{body}").into_bytes()
+    }
+
+    fn said(records: &[(&str, &str)]) -> Overrides {
+        let mut overrides = Overrides::default();
+        let body: Vec<u8> = records.iter().flat_map(|(k, v)| record(k, v)).collect();
+        overrides.take(&body).unwrap();
+        overrides
+    }
+
+    #[test]
+    fn the_later_record_wins_and_an_empty_one_takes_back() {
+        let found = said(&[("path", "a"), ("path", "b"), ("uid", "5"), ("uid", ""), ("x", "y")]);
+        assert_eq!(found.path(), Some(&b"b"[..]));
+        assert_eq!(found.uid, None);
+        assert!(said(&[("comment", "nothing")]).is_empty());
+        assert!(said(&[("path", "a"), ("path", "")]).is_empty());
+    }
+
+    #[test]
+    fn the_name_of_a_sparse_member_wins_over_its_path() {
+        let found = said(&[("GNU.sparse.name", "real"), ("path", "GNUSparseFile.7/real")]);
+        assert_eq!(found.path(), Some(&b"real"[..]));
+    }
+
+    #[test]
+    fn collects_the_pieces_of_version_0_0() {
+        let word = |word: &'static str| match word {
+            "o" => "GNU.sparse.offset",
+            _ => "GNU.sparse.numbytes",
+        };
+        let found = said(&[(word("o"), "0"), (word("n"), "5"), (word("o"), "9"), (word("n"), "1")]);
+        assert_eq!(found.sparse.pieces, Some(vec![(0, 5), (9, 1)]));
+        assert!(found.sparse.is_said());
+    }
+
+    #[test]
+    fn keeps_attributes_that_linux_can_show() {
+        let found = said(&[
+            ("SCHILY.xattr.user.a", "1"),
+            ("LIBARCHIVE.xattr.user.b%3D", "aGk="),
+            ("SCHILY.xattr.user.a", "2"),
+            ("SCHILY.xattr.", "no name"),
+        ]);
+        let expected = [(b"user.b=".to_vec(), b"hi".to_vec()), (b"user.a".to_vec(), b"2".to_vec())];
+        assert_eq!(found.xattrs, expected);
+        let longest = "v".repeat(64 << 10);
+        assert_eq!(said(&[("SCHILY.xattr.user.a", &longest)]).xattrs.len(), 1);
+        assert_eq!(said(&[("SCHILY.xattr.user.a", &(longest + "v"))]).xattrs.len(), 0);
+    }
+}

@@ -1,0 +1,202 @@
+//! The saved index of an archive: where it lies, whether it can be believed, and making it.
+//!
+//! Owns the places (`--index`, beside the archive, the user's cache folder), the rule when an index
+//! belongs to an archive, and replacing the file in one step. Leaves its layout to `index::file`.
+//! Invariant: whoever opens the archive gets a right tree; an index only saves time.
+//!
+//! An index is believed if its archive has the same length and modification time, if sampled blocks
+//! of it are the same, if the file is owned by this user, by the owner of the archive or by root
+//! (lest somebody else in /tmp tells us what is in our archive), and if it passes its own checks.
+//! Any number of processes on any number of nodes may do this at once: each writes a file of its own
+//! and renames it, so that a reader sees one whole file or another, and all of them are right.
+
+use std::fs::{self, File, Permissions};
+use std::io::BufReader;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
+
+use super::header::BLOCK;
+use super::index::{IndexFile, Key};
+use crate::error::{Error, Kind, Result};
+use crate::storage::{FileStorage, Identity, Storage};
+
+/// Samples of an archive; each is a read when a saved index is opened.
+const SAMPLES: usize = 16;
+
+/// Where the index of an archive may be, and what it has to fit.
+pub(super) struct Saved {
+    places: Vec<PathBuf>,
+    /// Whether the user named the place.
+    named: bool,
+    recursive: bool,
+    archive: PathBuf,
+    identity: Identity,
+}
+
+impl Saved {
+    /// The places for the archive `path`, opened as `file`: `index` alone, if it is given.
+    pub(super) fn new(
+        path: &Path,
+        file: &FileStorage,
+        index: Option<&Path>,
+        recursive: bool,
+    ) -> Result<Self> {
+        let identity = file.identity();
+        let suffix = if recursive { ".recursive.archfs-index" } else { ".archfs-index" };
+        let places = match index {
+            Some(index) => vec![index.to_owned()],
+            None => {
+                let mut beside = path.as_os_str().to_owned();
+                beside.push(suffix);
+                let cached = cache_folder().map(|folder| folder.join(cached_name(path, suffix)));
+                [Some(PathBuf::from(beside)), cached].into_iter().flatten().collect()
+            }
+        };
+        Ok(Self { places, named: index.is_some(), recursive, archive: path.to_owned(), identity })
+    }
+
+    /// The saved index, if there is one to believe; what is wrong with others is told.
+    pub(super) fn load(&self, archive: &dyn Storage) -> Option<IndexFile> {
+        self.places.iter().find_map(|place| match self.load_from(place, archive) {
+            Ok(found) => found,
+            Err(error) => {
+                log::warn!("{}: {error}; made anew", place.display());
+                None
+            }
+        })
+    }
+
+    fn load_from(&self, place: &Path, archive: &dyn Storage) -> Result<Option<IndexFile>> {
+        let stale = |why: &str| Err(Error::new(Kind::InvalidInput, format!("not used: {why}")));
+        let failed = |error| Error::io("can not be read", error);
+        let file = match File::open(place) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() {
+            return stale("no regular file");
+        }
+        let trusted = [0, geteuid().as_raw(), self.identity.owner];
+        if !trusted.contains(&found.uid()) {
+            return stale("it belongs to somebody else");
+        }
+        let mut input = BufReader::with_capacity(1 << 20, file);
+        let index = IndexFile::read(&mut input, found.len())?;
+        let Key { recursive, len, modified, samples } = &index.key;
+        if *recursive != self.recursive {
+            return stale("made with another choice of --recursive");
+        }
+        if *len != self.identity.len || *modified != self.identity.modified {
+            return stale("the archive has changed since");
+        }
+        for &(at, sum) in samples {
+            if sample(archive, at)? != sum {
+                return stale("the archive has changed since, although its time has not");
+            }
+        }
+        Ok(Some(index))
+    }
+
+    /// The key of the archive as it is now, with samples of the blocks at some of `places`.
+    ///
+    /// # Errors
+    /// `Io` where it can not be read.
+    pub(super) fn key(&self, archive: &dyn Storage, places: &[u64]) -> Result<Key> {
+        let block = u64::try_from(BLOCK).unwrap_or(1);
+        let step = places.len().div_ceil(SAMPLES).max(1);
+        let last = archive.len().checked_sub(block);
+        let chosen = places.iter().step_by(step).copied().chain(last);
+        let samples = chosen
+            .filter(|at| at.checked_add(block).is_some_and(|end| end <= archive.len()))
+            .map(|at| Ok((at, sample(archive, at)?)))
+            .collect::<Result<_>>()?;
+        let Identity { len, modified, .. } = self.identity;
+        Ok(Key { recursive: self.recursive, len, modified, samples })
+    }
+
+    /// Saves the index in the first place that can be written; tells which.
+    ///
+    /// # Errors
+    /// `Io` where none of them can.
+    pub(super) fn save(&self, index: &IndexFile) -> Result<&Path> {
+        let mut outcome = Err(Error::new(Kind::Io, "no place for an index: set HOME or --index"));
+        for place in &self.places {
+            outcome = self.save_to(place, index).map(|()| place.as_path());
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    }
+
+    fn save_to(&self, place: &Path, index: &IndexFile) -> Result<()> {
+        let failed = |error| Error::io(format!("{}: can not be written", place.display()), error);
+        let folder = place.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new("."));
+        let in_cache = cache_folder().is_some_and(|cache| cache == folder);
+        if in_cache {
+            let mut builder = fs::DirBuilder::new();
+            builder.recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        }
+        let mut file = tempfile::Builder::new()
+            .prefix(".archfs-index-")
+            .permissions(Permissions::from_mode(0o600))
+            .tempfile_in(folder)
+            .map_err(failed)?;
+        index.write(file.as_file_mut()).map_err(failed)?;
+        if !in_cache && !self.named {
+            // It tells no more than the archive itself, to those who may read that.
+            let mode = Permissions::from_mode(self.identity.mode & 0o444 | 0o600);
+            file.as_file().set_permissions(mode).map_err(failed)?;
+        }
+        file.persist(place).map(|_| ()).map_err(|error| failed(error.error))
+    }
+
+    /// The archive's path.
+    pub(super) fn archive(&self) -> &Path {
+        &self.archive
+    }
+
+    /// Whether the user named the place, and so expects the index there.
+    pub(super) fn is_named(&self) -> bool {
+        self.named
+    }
+}
+
+/// The CRC-32 of the block at `at`.
+fn sample(archive: &dyn Storage, at: u64) -> Result<u32> {
+    let mut block = [0; BLOCK];
+    archive.read_exact_at(&mut block, at)?;
+    Ok(crc32fast::hash(&block))
+}
+
+/// `$XDG_CACHE_HOME/archfs`, else `~/.cache/archfs`.
+fn cache_folder() -> Option<PathBuf> {
+    let absolute =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let folder = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(folder.join("archfs"))
+}
+
+/// A name for the archive's index among those of all others: its own name, so that a person finds
+/// it, behind a number made of its whole path.
+fn cached_name(path: &Path, suffix: &str) -> PathBuf {
+    let whole = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let sum = |seed: u32| {
+        let mut hasher = crc32fast::Hasher::new_with_initial(seed);
+        hasher.update(whole.as_os_str().as_bytes());
+        hasher.finalize()
+    };
+    let mut name = std::ffi::OsString::from(format!("{:08x}{:08x}-", sum(0), sum(!0)));
+    let own = path.file_name().unwrap_or_default().as_bytes();
+    // A file's name has 255 bytes at most.
+    let own = own.get(own.len().saturating_sub(200)..).unwrap_or_default();
+    name.push(std::ffi::OsStr::from_bytes(own));
+    name.push(suffix);
+    PathBuf::from(name)
+}

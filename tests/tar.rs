@@ -1,0 +1,457 @@
+//! Tars of every writer and format against what GNU tar extracts and what Python's tarfile reads.
+//!
+//! Owns the corpora: GNU tar in each of its formats, sparse files in each of its versions, bsdtar,
+//! Python, Python's own test archive, odd paths, appended and concatenated archives, damage. Saved
+//! indexes are tested in `tar_index.rs`, archives in archives and beside each other in `many.rs`.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use archfs::formats::OpenOptions;
+use archfs::vfs::{FileKind, resolve};
+use rustix::fs::{SeekFrom, seek};
+
+mod support;
+
+use support::mount::Mounted;
+use support::snapshot::{Depth, assert_same, take};
+use support::{can_mount, run, source, tree, work_folder};
+
+/// GNU tar, packing `folder`; it complains of what its format can not hold and packs the rest.
+fn gnu_tar(archive: &Path, folder: &Path, options: &[&str]) {
+    let mut command = Command::new("tar");
+    command.arg("-C").arg(folder).args(options).arg("-cf").arg(archive).arg(".");
+    let status = command.output().unwrap().status;
+    assert!(matches!(status.code(), Some(0 | 2)), "{command:?}: {status}");
+}
+
+/// What GNU tar makes of an archive, in a new folder.
+fn extracted(archive: &Path, folder: &Path) -> PathBuf {
+    let _ = fs::remove_dir_all(folder);
+    fs::create_dir(folder).unwrap();
+    let mut command = Command::new("tar");
+    command.args(["--xattrs", "--xattrs-include=*", "--numeric-owner", "-S"]);
+    run(command.arg("-xpf").arg(archive).arg("-C").arg(folder));
+    folder.to_owned()
+}
+
+/// The lines that Python's tarfile gives for an archive.
+fn python_lines(archive: &Path) -> BTreeMap<Vec<u8>, String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/tar_tree.py");
+    let output = run(Command::new("python3").arg(script).arg(archive));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let unhex = |text: &str| -> Vec<u8> {
+        (0..text.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap())
+            .collect()
+    };
+    text.lines()
+        .map(|line| {
+            let (path, rest) = line.split_once(' ').unwrap();
+            let path = if path == "/" { b"/".to_vec() } else { unhex(path) };
+            (path, rest.to_owned())
+        })
+        .collect()
+}
+
+/// Compares with tarfile, but for folders that no member describes and so only we have.
+fn assert_as_python(what: &str, archive: &Path) {
+    let found = tree::lines(tree::open_one(archive).as_ref());
+    let expected = python_lines(archive);
+    for (path, line) in &expected {
+        let shown = path.escape_ascii();
+        assert_eq!(found.get(path), Some(line), "{what}: {shown}");
+    }
+    for (path, line) in found.iter().filter(|(path, _)| !expected.contains_key(*path)) {
+        let below = [path.as_slice(), b"/"].concat();
+        let implied = path == b"/" || expected.keys().any(|other| other.starts_with(&below));
+        assert!(line.starts_with("d ") && implied, "{what}: {} is too many", path.escape_ascii());
+    }
+}
+
+/// A mounted archive must show what GNU tar extracts.
+fn assert_as_extracted(what: &str, archive: &Path, work: &Path) {
+    let mut expected = take(&extracted(archive, &work.join("extracted")), Depth::Everything);
+    assert!(expected.len() > 1, "{what}: nothing was extracted");
+    let mounted = Mounted::archfs(archive, &work.join("mount"), &[]);
+    let mut found = take(mounted.path(), Depth::Everything);
+    if what.starts_with("bsdtar") {
+        // It packs a folder, then others, then what is in the folder, and GNU tar forgets the time of
+        // a folder that it comes back to.
+        let folders = |node: &&mut support::snapshot::Node| node.mode & 0o170_000 == 0o040_000;
+        expected.values_mut().chain(found.values_mut()).filter(folders).for_each(|n| n.seconds = 0);
+    }
+    assert_same(what, &expected, &found);
+}
+
+#[test]
+fn every_format_of_gnu_tar_shows_what_it_extracts() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let archive = work.path().join("archive.tar");
+    for format in ["v7", "oldgnu", "gnu", "ustar", "posix"] {
+        gnu_tar(&archive, &source::varied(), &[&format!("--format={format}")]);
+        assert_as_extracted(format, &archive, work.path());
+        assert_as_python(format, &archive);
+    }
+    for options in [
+        &["--format=posix", "--xattrs", "--xattrs-include=*"][..],
+        &["--format=gnu", "--sparse"],
+        &["--format=oldgnu", "--sparse"],
+        &["--format=posix", "--sparse", "--sparse-version=0.0"],
+        &["--format=posix", "--sparse", "--sparse-version=0.1"],
+        &["--format=posix", "--sparse", "--sparse-version=1.0", "--xattrs", "--xattrs-include=*"],
+        &["--format=gnu", "--blocking-factor=1"],
+        &["--format=gnu", "--blocking-factor=2000", "--sort=name"],
+    ] {
+        let what = options.join(" ");
+        gnu_tar(&archive, &source::varied(), options);
+        assert_as_extracted(&what, &archive, work.path());
+        assert_as_python(&what, &archive);
+    }
+}
+
+#[test]
+fn archives_of_bsdtar_show_what_gnu_tar_extracts() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let archive = work.path().join("archive.tar");
+    for format in ["ustar", "pax", "gnutar", "v7"] {
+        let mut command = Command::new("bsdtar");
+        command.arg("-C").arg(source::varied()).arg("--format").arg(format);
+        // It fails for names that a format can not hold, and packs the rest.
+        let status = command.arg("-cf").arg(&archive).arg(".").output().unwrap().status;
+        assert!(status.code().is_some_and(|code| code < 2), "{format}: {status}");
+        if format != "pax" {
+            // GNU tar and Python do not know libarchive's other way to write an attribute.
+            assert_as_python(format, &archive);
+        }
+        // To v7 it writes a link to a pipe that the format can not hold, at which GNU tar fails.
+        if format != "v7" {
+            assert_as_extracted(&format!("bsdtar {format}"), &archive, work.path());
+        }
+    }
+}
+
+#[test]
+fn archives_of_python_show_what_python_reads() {
+    let work = work_folder();
+    let archive = work.path().join("archive.tar");
+    let program = "import sys, tarfile\n\
+        with tarfile.open(sys.argv[1], 'w', format=getattr(tarfile, sys.argv[3])) as archive:\n\
+        \x20   archive.add(sys.argv[2], arcname='top')\n";
+    for format in ["GNU_FORMAT", "PAX_FORMAT"] {
+        let mut python = Command::new("python3");
+        run(python.args(["-c", program]).arg(&archive).arg(source::varied()).arg(format));
+        assert_as_python(format, &archive);
+    }
+}
+
+#[test]
+fn the_test_archive_of_python_is_read_as_python_reads_it() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/tar_tree.py");
+    let output = run(Command::new("python3").arg(script).arg("--find"));
+    let path = String::from_utf8(output.stdout).unwrap();
+    if path.is_empty() {
+        eprintln!("SKIPPED: this Python came without test/testtar.tar");
+        assert!(std::env::var_os("CI").is_none(), "CI must have Python's test archive");
+        return;
+    }
+    let archive = Path::new(path.trim_end());
+    assert_as_python("testtar.tar", archive);
+}
+
+#[test]
+fn a_sparse_file_of_5_gib_has_its_size_its_bytes_and_its_holes() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let archive = work.path().join("archive.tar");
+    let tree = source::large();
+    for options in [
+        &["--format=gnu"][..],
+        &["--format=posix", "--sparse-version=0.0"],
+        &["--format=posix", "--sparse-version=0.1"],
+        &["--format=posix", "--sparse-version=1.0"],
+    ] {
+        let what = options.join(" ");
+        let options = [options, &["--sparse", "--exclude=hundred-thousand"]].concat();
+        gnu_tar(&archive, &tree, &options);
+        let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
+        let [ours, theirs] =
+            [mounted.path(), &tree].map(|root| File::open(root.join("sparse-5g")).unwrap());
+        let found = ours.metadata().unwrap();
+        assert_eq!(found.len(), 5 << 30, "{what}");
+        assert!(found.blocks() * 512 < 1 << 20, "{what}: {} blocks", found.blocks());
+        let mut at = 0;
+        let mut pieces = 0;
+        while let Ok(start) = seek(&ours, SeekFrom::Data(at)) {
+            let end = seek(&ours, SeekFrom::Hole(start)).unwrap();
+            assert!(start >= at && end > start && end <= 5 << 30, "{what}: {at} {start} {end}");
+            pieces += 1;
+            at = end;
+        }
+        assert_eq!(pieces, 4, "{what}");
+        assert_eq!(seek(&ours, SeekFrom::Hole(1 << 30)).unwrap(), 1 << 30);
+        let mut buffers = [vec![0; 1 << 20], vec![0; 1 << 20]];
+        for offset in [0, 1, (3 << 30) - 5, (4 << 30) - 4096, (5 << 30) - (1 << 20), 2 << 30] {
+            let [a, b] = &mut buffers;
+            ours.read_exact_at(a, offset).unwrap();
+            theirs.read_exact_at(b, offset).unwrap();
+            assert!(a == b, "{what}: other bytes within 1 MiB of {offset}");
+        }
+    }
+}
+
+#[test]
+fn a_file_over_8_gib_is_found_behind_a_base_256_size() {
+    // Octal sizes end at 8 GiB. The archive itself is sparse: nobody writes the zeros.
+    let work = work_folder();
+    let big = work.path().join("big");
+    File::create(&big).unwrap().set_len(9 << 30).unwrap();
+    fs::write(work.path().join("small"), "behind").unwrap();
+    let archive = work.path().join("archive.tar");
+    for format in ["gnu", "posix"] {
+        let header_only = work.path().join("head");
+        let mut command = Command::new("sh");
+        // The first blocks of the archive, then a hole as long as the data, then the small file's.
+        let script = format!(
+            "cd \"$1\" && tar --format={format} -cf - big | head -c 10240 > head && \
+             tar --format={format} -cf tail small"
+        );
+        command.args(["-c", &script, "sh"]).arg(work.path());
+        command.output().unwrap();
+        let head = fs::read(&header_only).unwrap();
+        let headers = if format == "gnu" { 512 } else { 1536 };
+        let out = File::create(&archive).unwrap();
+        out.write_all_at(&head[..headers], 0).unwrap();
+        let tail = fs::read(work.path().join("tail")).unwrap();
+        out.write_all_at(&tail, headers as u64 + (9 << 30)).unwrap();
+        let tree = tree::open_one(&archive);
+        let found = resolve(tree.as_ref(), b"big").unwrap();
+        assert_eq!(found.size, 9 << 30, "{format}");
+        let small = resolve(tree.as_ref(), b"small").unwrap();
+        assert_eq!(tree::contents(tree.as_ref(), small.ino).unwrap(), b"behind", "{format}");
+    }
+}
+
+#[test]
+fn appended_updated_and_concatenated_archives_show_the_latest() {
+    let work = work_folder();
+    let folder = work.path().join("folder");
+    fs::create_dir_all(folder.join("sub")).unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+    write("a", "old");
+    write("sub/b", "old");
+    fs::hard_link(folder.join("a"), folder.join("hard")).unwrap();
+    let archive = work.path().join("archive.tar");
+    gnu_tar(&archive, &folder, &["--sort=name"]);
+    // Replaced; the other name of the old contents must keep them.
+    fs::remove_file(folder.join("a")).unwrap();
+    write("a", "new and longer");
+    write("sub/c", "added");
+    run(Command::new("tar")
+        .arg("-C")
+        .arg(&folder)
+        .arg("-rf")
+        .arg(&archive)
+        .args(["./a", "./sub/c"]));
+    assert_as_python("appended", &archive);
+    let tree = tree::open_one(&archive);
+    let read = |path: &str| {
+        let attr = resolve(tree.as_ref(), path.as_bytes()).unwrap();
+        (tree::contents(tree.as_ref(), attr.ino).unwrap(), attr.nlink)
+    };
+    assert_eq!(read("a"), (b"new and longer".to_vec(), 1));
+    assert_eq!(read("hard"), (b"old".to_vec(), 1));
+
+    let second = work.path().join("second.tar");
+    write("sub/b", "from the second");
+    gnu_tar(&second, &folder, &[]);
+    let both = work.path().join("both.tar");
+    fs::write(&both, [fs::read(&archive).unwrap(), fs::read(&second).unwrap()].concat()).unwrap();
+    assert_as_python("concatenated", &both);
+    assert_eq!(tree::lines(tree::open_one(&both).as_ref()).len(), 6);
+}
+
+/// A tar made by hand: name, type, link target, data.
+fn by_hand(path: &Path, members: &[(&str, u8, &str, &str)]) {
+    let mut out = File::create(path).unwrap();
+    for (name, kind, link, data) in members {
+        let mut header = [0_u8; 512];
+        header[..name.len()].copy_from_slice(name.as_bytes());
+        header[100..108].copy_from_slice(b"0000644\0");
+        header[108..116].copy_from_slice(b"0000007\0");
+        header[116..124].copy_from_slice(b"0000010\0");
+        header[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
+        header[136..148].copy_from_slice(b"00000000001\0");
+        header[156] = *kind;
+        header[157..157 + link.len()].copy_from_slice(link.as_bytes());
+        header[257..265].copy_from_slice(b"ustar\x0000");
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        out.write_all(&header).unwrap();
+        out.write_all(data.as_bytes()).unwrap();
+        out.write_all(&vec![0; data.len().next_multiple_of(512) - data.len()]).unwrap();
+    }
+    out.write_all(&[0; 1024]).unwrap();
+}
+
+#[test]
+fn no_member_leaves_the_mount_and_odd_paths_are_cleaned() {
+    let work = work_folder();
+    let archive = work.path().join("odd.tar");
+    by_hand(
+        &archive,
+        &[
+            ("../../up", b'0', "", "1"),
+            ("/absolute", b'0', "", "2"),
+            ("a/./b//c/../d", b'0', "", "3"),
+            ("./", b'5', "", ""),
+            ("..", b'5', "", ""),
+            ("link", b'2', "/etc", ""),
+            ("link/passwd", b'0', "", "4"),
+            ("hard", b'1', "../../etc/passwd", ""),
+            ("hard-up", b'1', "/../up", ""),
+            ("file", b'0', "", "5"),
+            ("file/below", b'0', "", "6"),
+            ("nul-name", b'0', "", "7"),
+        ],
+    );
+    let tree = tree::open_one(&archive);
+    let lines = tree::lines(tree.as_ref());
+    let paths: Vec<_> = lines.keys().map(|path| String::from_utf8_lossy(path)).collect();
+    let expected = [
+        "/",
+        "a",
+        "a/b",
+        "a/b/d",
+        "absolute",
+        "file",
+        "file/below",
+        "hard-up",
+        "link",
+        "link/passwd",
+        "nul-name",
+        "up",
+    ];
+    assert_eq!(paths, expected);
+    let attr = |path: &str| resolve(tree.as_ref(), path.as_bytes()).unwrap();
+    assert_eq!(attr("link").kind, FileKind::Directory, "not a way to the machine's /etc");
+    assert_eq!(attr("up").ino, attr("hard-up").ino);
+    assert_eq!(attr("up").nlink, 2);
+}
+
+#[test]
+fn a_truncated_archive_serves_what_is_whole_and_says_what_is_missing() {
+    let work = work_folder();
+    let archive = work.path().join("whole.tar");
+    let folder = work.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    for number in 0..20 {
+        fs::write(folder.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
+    }
+    gnu_tar(&archive, &folder, &["--sort=name", "--format=gnu"]);
+    let bytes = fs::read(&archive).unwrap();
+    let whole = tree::lines(tree::open_one(&archive).as_ref());
+    let cut = work.path().join("cut.tar");
+    // The root's header, then for each file a header and two blocks.
+    for len in (1024..512 + 20 * 1536).step_by(512 - 100) {
+        fs::write(&cut, &bytes[..len]).unwrap();
+        let found = tree::lines(tree::open_one(&cut).as_ref());
+        let files = (len - 512) / 1536 + usize::from((len - 512) % 1536 >= 512 + 700);
+        assert_eq!(found.len(), files + 1, "{len} bytes");
+        assert!(found.iter().all(|(path, line)| whole.get(path) == Some(line)), "{len} bytes");
+        let said = support::archfs().arg("ls").arg(&cut).output().unwrap();
+        let said = String::from_utf8(said.stderr).unwrap();
+        let missing = "missing";
+        let no_mark = "no mark of the end";
+        assert!(said.contains(missing) || said.contains(no_mark), "{len} bytes: {said}");
+        if (len - 512) % 1536 > 512 && (len - 512) % 1536 < 512 + 700 {
+            assert!(said.contains(&format!("f{files:02}\" and what came behind")), "{len}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_header_costs_its_member_and_no_other() {
+    let work = work_folder();
+    let archive = work.path().join("archive.tar");
+    let folder = work.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    for number in 0..20 {
+        fs::write(folder.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
+    }
+    gnu_tar(&archive, &folder, &["--sort=name", "--format=gnu"]);
+    let whole = tree::lines(tree::open_one(&archive).as_ref());
+    let mut bytes = fs::read(&archive).unwrap();
+    bytes[512 + 5 * 1536 + 3] ^= 0x40;
+    bytes.extend(b"trailing garbage".repeat(100));
+    let damaged = work.path().join("damaged.tar");
+    fs::write(&damaged, bytes).unwrap();
+    let found = tree::lines(tree::open_one(&damaged).as_ref());
+    let missing: Vec<_> = whole.keys().filter(|path| !found.contains_key(*path)).collect();
+    assert_eq!(missing, [b"f05"]);
+    assert!(found.iter().all(|(path, line)| whole.get(path) == Some(line)));
+    // GNU tar goes on behind it as well.
+    let mut list = Command::new("tar");
+    let listed = list.arg("-tf").arg(&damaged).output().unwrap().stdout;
+    assert_eq!(listed.split(|byte| *byte == b'\n').filter(|l| !l.is_empty()).count(), found.len());
+    let said = support::archfs().arg("ls").arg(&damaged).output().unwrap();
+    let said = String::from_utf8(said.stderr).unwrap();
+    assert!(said.contains("there is no header"), "{said}");
+    assert!(said.contains("no tar: ignored"), "{said}");
+}
+
+#[test]
+fn an_empty_archive_is_an_empty_folder() {
+    let work = work_folder();
+    let archive = work.path().join("empty.tar");
+    run(Command::new("tar").arg("-cf").arg(&archive).args(["-T", "/dev/null"]));
+    assert_eq!(tree::lines(tree::open_one(&archive).as_ref()).len(), 1);
+}
+
+#[test]
+fn a_tar_at_an_offset_is_found_there() {
+    let work = work_folder();
+    let archive = work.path().join("archive.tar");
+    by_hand(&archive, &[("x", b'0', "", "data")]);
+    let inside = work.path().join("inside");
+    fs::write(&inside, [vec![b'#'; 777], fs::read(&archive).unwrap()].concat()).unwrap();
+    let options = OpenOptions { offset: 777, ..OpenOptions::default() };
+    let tree = tree::open(&[inside], options).unwrap();
+    let x = resolve(tree.as_ref(), b"x").unwrap();
+    assert_eq!(tree::contents(tree.as_ref(), x.ino).unwrap(), b"data");
+}
+
+#[test]
+fn a_folder_of_a_hundred_thousand_members_is_scanned_in_several_places_at_once() {
+    let work = work_folder();
+    let archive = work.path().join("archive.tar");
+    // Members whose data looks like headers: what a scan from the middle would fall for.
+    let decoy = work.path().join("decoy.tar");
+    by_hand(&decoy, &[("decoy", b'0', "", "x"), ("decoy2", b'0', "", "y")]);
+    let decoy = fs::read(&decoy).unwrap();
+    let decoy = &decoy[..2048];
+    let folder = work.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    for number in 0..30_000_u64 {
+        let len = (number * 7919 % 5000) as usize;
+        let data = if number % 3 == 0 { decoy.to_vec() } else { source::noise(number, len) };
+        fs::write(folder.join(format!("{number:05}")), data).unwrap();
+    }
+    gnu_tar(&archive, &folder, &["--format=gnu"]);
+    assert!(fs::metadata(&archive).unwrap().len() > 50 << 20);
+    assert_as_python("decoys", &archive);
+}
