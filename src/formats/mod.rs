@@ -25,6 +25,11 @@ use crate::sync::Arc;
 use crate::vfs::Tree;
 
 mod bytes;
+#[cfg_attr(
+    not(test),
+    expect(dead_code, unused_imports, reason = "the formats that read through it come next")
+)]
+mod compressed;
 mod limits;
 mod squashfs;
 
