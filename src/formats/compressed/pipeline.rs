@@ -259,8 +259,14 @@ fn worker(workers: &mut [Worker], count: usize) -> Result<&mut Worker> {
 /// A thread that decodes extents.
 struct Worker {
     /// None while it is being dropped.
-    lines: Option<(SyncSender<(Extent, Size)>, Receiver<Result<Vec<u8>>>)>,
+    lines: Option<Lines>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What goes to a thread and what comes back.
+struct Lines {
+    tasks: SyncSender<(Extent, Size)>,
+    results: Receiver<Result<Vec<u8>>>,
 }
 
 impl Worker {
@@ -276,17 +282,17 @@ impl Worker {
         };
         let thread = thread::Builder::new().name("archfs-decode".into()).spawn(work);
         let thread = thread.map_err(|error| Error::io("starting a decoding thread", error))?;
-        Ok(Self { lines: Some((tasks, results)), thread: Some(thread) })
+        Ok(Self { lines: Some(Lines { tasks, results }), thread: Some(thread) })
     }
 
     fn send(&self, extent: Extent, size: Size) -> Result<()> {
-        let (tasks, _) = self.lines.as_ref().ok_or_else(gone)?;
-        tasks.send((extent, size)).map_err(|_| gone())
+        let lines = self.lines.as_ref().ok_or_else(gone)?;
+        lines.tasks.send((extent, size)).map_err(|_| gone())
     }
 
     fn receive(&self) -> Result<Vec<u8>> {
-        let (_, results) = self.lines.as_ref().ok_or_else(gone)?;
-        results.recv().unwrap_or_else(|_| Err(gone()))
+        let lines = self.lines.as_ref().ok_or_else(gone)?;
+        lines.results.recv().unwrap_or_else(|_| Err(gone()))
     }
 }
 

@@ -3,10 +3,8 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use super::random::Compressed;
-use super::seekable::{Chunks, Seekable};
-use super::survey::Survey;
-use super::{ChunkCache, Container};
+use super::seekable::Chunks;
+use super::{ChunkCache, Compressed, Container, Seekable, Survey};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
 use crate::storage::{MemStorage, Storage};
@@ -185,7 +183,7 @@ fn reads_gzip() {
     }
     // Stored blocks, many members, a header with all fields, zeros at the end.
     let noise: Vec<u8> =
-        sample(1 << 20, 2).iter().enumerate().map(|(i, b)| b ^ (i * i >> 7) as u8).collect();
+        sample(1 << 20, 2).iter().enumerate().map(|(i, b)| b ^ ((i * i) >> 7) as u8).collect();
     check("noise", run("gzip -1 -c", &noise), &noise);
     let mut members = Vec::new();
     for part in plain.chunks(300_000) {
@@ -377,7 +375,7 @@ fn reads_lz4() {
     }
     check("frames", Some([&frames[11..], &frames, &[0; 99]].concat()), &plain.repeat(2));
     let noise: Vec<u8> =
-        sample(1 << 20, 2).iter().enumerate().map(|(i, b)| b ^ (i * i >> 7) as u8).collect();
+        sample(1 << 20, 2).iter().enumerate().map(|(i, b)| b ^ ((i * i) >> 7) as u8).collect();
     check("stored", run("lz4 -B4 -BX -c", &noise), &noise);
 }
 
@@ -433,7 +431,7 @@ struct Bits {
 impl Bits {
     fn put(&mut self, value: u32, count: u32) {
         for place in 0..count {
-            if self.used % 8 == 0 {
+            if self.used.is_multiple_of(8) {
                 self.bytes.push(0);
             }
             *self.bytes.last_mut().unwrap() |= ((value >> place & 1) as u8) << (self.used % 8);
