@@ -82,8 +82,9 @@ impl Blocks {
         self.cursor.skip(ahead.min(self.cursor.remaining()))?;
         loop {
             let base = self.cursor.position().saturating_mul(8);
-            let data = self.cursor.peek(STRIDE)?;
-            let whole = data.len() < STRIDE;
+            let left = self.cursor.remaining();
+            let data = self.cursor.at_hand(64)?;
+            let scanned = length(data.len());
             for (number, pair) in data.chunks_exact(2).enumerate() {
                 let &[first, second] = pair else { continue };
                 let pair = usize::from(u16::from_be_bytes([first, second]));
@@ -101,11 +102,11 @@ impl Blocks {
                     }
                 }
             }
-            if whole || base >= limit {
+            if scanned >= left || base >= limit {
                 return Ok(None);
             }
             // What straddles the end is seen again from its start.
-            self.cursor.skip(length(STRIDE.saturating_sub(16)))?;
+            self.cursor.skip(scanned.saturating_sub(16))?;
         }
     }
 
@@ -204,14 +205,14 @@ pub(super) fn decode(storage: &dyn Storage, extent: &Extent, most: usize) -> Res
             output.truncate(produced);
             return Ok(output);
         }
-        if step.ended || (step.consumed == 0 && step.produced == 0 && produced < output.len()) {
-            return Err(Error::corrupt("the block does not end where the next one starts"));
-        }
-        if produced == output.len() {
-            if produced >= most {
-                return Err(Error::corrupt(format!("it decodes to more than {most} bytes")));
-            }
+        let is_full = produced == output.len();
+        if is_full && produced < most {
             output.resize(produced.saturating_mul(2).min(most), 0);
+        } else if step.ended || (step.consumed == 0 && step.produced == 0) {
+            return Err(Error::corrupt(match is_full {
+                true => format!("it decodes to more than {most} bytes"),
+                false => "the block does not end where the next one starts".to_owned(),
+            }));
         }
     }
 }

@@ -51,9 +51,9 @@ impl Cursor {
         Ok(self.buffered().get(..len).unwrap_or_default())
     }
 
-    /// As many bytes as are at hand, and at least one unless the file has ended.
-    pub(super) fn fill(&mut self) -> Result<&[u8]> {
-        self.peek(1)?;
+    /// All bytes that are at hand, and at least this many unless the file ends before.
+    pub(super) fn at_hand(&mut self, least: usize) -> Result<&[u8]> {
+        self.peek(least)?;
         Ok(self.buffered())
     }
 

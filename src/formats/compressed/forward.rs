@@ -113,7 +113,7 @@ impl Streams {
             self.begin()?;
             return Ok(0);
         };
-        let input = self.cursor.fill()?;
+        let input = self.cursor.at_hand(1)?;
         let is_last = input.is_empty();
         let place = || format!("{} data at {start:#x}", self.container.name());
         let step = self.decoder.step(input, output).map_err(|error| {

@@ -199,6 +199,12 @@ fn reads_gzip() {
     check("fields", Some(fields.clone()), &plain);
     fields[12] ^= 1;
     assert!(survey(&fields).1.unwrap().to_string().contains("header's checksum"));
+    for (name, fits) in [((64 << 10) - 1, true), (64 << 10, false)] {
+        let mut long = vec![0x1f, 0x8b, 8, 8, 0, 0, 0, 0, 0, 3];
+        long.extend(vec![b'n'; name]);
+        long.extend([0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(survey(&long).1.is_none(), fits, "a name of {name} bytes");
+    }
 }
 
 #[test]
@@ -376,6 +382,15 @@ fn reads_lz4() {
     check("frames", Some([&frames[11..], &frames, &[0; 99]].concat()), &plain.repeat(2));
     let noise: Vec<u8> =
         sample(1 << 20, 2).iter().enumerate().map(|(i, b)| b ^ ((i * i) >> 7) as u8).collect();
+    // A block may be as large as its frame says, and no larger.
+    for (len, fits) in [(64 << 10, true), ((64 << 10) + 1, false)] {
+        let mut frame = vec![0x04, 0x22, 0x4d, 0x18, 0x60, 0x40, 0x82];
+        frame.extend((len as u32 | 1 << 31).to_le_bytes());
+        frame.extend(&plain[..len]);
+        frame.extend([0; 4]);
+        let (bytes, error, _) = survey(&frame);
+        assert_eq!((error.is_none(), bytes == plain[..len]), (fits, fits), "{error:?}");
+    }
     check("stored", run("lz4 -B4 -BX -c", &noise), &noise);
 }
 
@@ -392,6 +407,13 @@ fn spools_what_has_a_giant_chunk_and_nothing_else() {
         let (bytes, error, seekable) = survey(&encoded);
         assert!(error.is_none() && bytes == limit);
         assert_eq!(count(&seekable), 1, "{words}");
+    }
+    // Streamed, a frame may ask for a window of 128 MiB and no more.
+    for (log, fits) in [(27, true), (28, false)] {
+        let Some(encoded) = run(&format!("zstd -1 --long={log} -c"), &large) else { continue };
+        let (bytes, error, _) = survey(&encoded);
+        assert_eq!(error.as_ref().map(Error::kind), (!fits).then_some(Kind::Unsupported));
+        assert!(if fits { bytes == large } else { bytes.is_empty() });
     }
     // A giant after other frames: what was delivered is not delivered again.
     let first = sample(3 << 20, 10);

@@ -200,7 +200,7 @@ impl Members {
 
     fn data(&mut self) -> Result<Paused> {
         while let State::Data(inflate) = &mut self.state {
-            let input = self.cursor.fill()?;
+            let input = self.cursor.at_hand(1)?;
             let is_last = input.is_empty();
             let output = self.buffer.get_mut(self.base..).unwrap_or_default();
             let position = self.filled.saturating_sub(self.base);
