@@ -235,7 +235,7 @@ fn reads_bzip2() {
     streams.extend(b"\0\0\0 garbage");
     let seekable = check("streams", Some(streams), &plain).unwrap();
     assert!(count(&seekable) >= 4);
-    let zeros = vec![0; 50 << 20];
+    let zeros = vec![0; 46 << 20];
     check("zeros", run("bzip2 -c", &zeros), &zeros);
 }
 
@@ -402,11 +402,10 @@ fn spools_what_has_a_giant_chunk_and_nothing_else() {
         let seekable = check(words, run(words, &large), &large);
         assert!(seekable.is_none_or(|seekable| matches!(seekable.chunks, Chunks::Spooled(_))));
     }
-    for words in ["xz -0 -c", "zstd -1 -c"] {
-        let Some(encoded) = run_on_file(words, limit) else { continue };
+    if let Some(encoded) = run_on_file("zstd -1 -c", limit) {
         let (bytes, error, seekable) = survey(&encoded);
         assert!(error.is_none() && bytes == limit);
-        assert_eq!(count(&seekable), 1, "{words}");
+        assert_eq!(count(&seekable), 1, "64 MiB are one chunk");
     }
     // Streamed, a frame may ask for a window of 128 MiB and no more.
     for (log, fits) in [(27, true), (28, false)] {
@@ -552,7 +551,7 @@ fn a_flipped_byte_never_goes_unnoticed() {
 
 #[test]
 fn hostile_seek_points_are_refused_or_harmless() {
-    let plain = sample(3 << 20, 14);
+    let plain = sample(5 << 18, 14);
     for (tool, encoded) in checked_files(&plain) {
         let (_, _, seekable) = survey(&encoded);
         let mut good = Vec::new();
@@ -562,7 +561,7 @@ fn hostile_seek_points_are_refused_or_harmless() {
         for len in (0..good.len()).step_by(good.len() / 200 + 1) {
             assert!(parse(&good[..len]).is_err(), "{tool}: {len} bytes");
         }
-        let places = (0..120.min(good.len())).chain((120..good.len()).step_by(good.len() / 40 + 1));
+        let places = (0..120.min(good.len())).chain((120..good.len()).step_by(good.len() / 20 + 1));
         for place in places {
             for flip in [1, 0x80, 0xff] {
                 let mut bad = good.clone();
