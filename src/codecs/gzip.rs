@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use libdeflater::Decompressor;
 
-use super::{Codec, damaged};
+use super::damaged;
 use crate::error::Result;
 
 thread_local! {
@@ -14,5 +14,5 @@ thread_local! {
 pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
     DECODER
         .with_borrow_mut(|decoder| decoder.zlib_decompress(source, target))
-        .map_err(|error| damaged(Codec::Gzip, error))
+        .map_err(|error| damaged("gzip", error))
 }

@@ -21,12 +21,22 @@ use std::fmt::Display;
 
 use crate::error::{Error, Result};
 
+mod bzip2;
 mod gzip;
+mod inflate;
 mod lz4;
 mod lzma;
 mod lzo;
+mod streaming;
 mod xz;
 mod zstd;
+
+pub use bzip2::bzip2_stream;
+pub use inflate::{Inflate, Pause};
+pub use lz4::lz4_linked;
+pub use streaming::{Step, Streaming};
+pub use xz::{FILE_MEMORY_LIMIT as XZ_MEMORY_LIMIT, xz_stream};
+pub use zstd::{zstd_pack, zstd_stream};
 
 /// A compressor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +84,7 @@ impl Codec {
     }
 }
 
-/// The error for a block that `codec` does not take.
-fn damaged(codec: Codec, why: impl Display) -> Error {
-    Error::corrupt(format!("{} can not decode it: {why}", codec.name()))
+/// The error for a block that the `codec` of that name does not take.
+fn damaged(codec: &str, why: impl Display) -> Error {
+    Error::corrupt(format!("{codec} can not decode it: {why}"))
 }

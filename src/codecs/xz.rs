@@ -2,12 +2,15 @@
 
 use liblzma::stream::{Action, Status, Stream};
 
-use super::{Codec, damaged};
-use crate::error::Result;
+use super::{Codec, Step, Streaming, damaged};
+use crate::error::{Error, Kind, Result};
 
 /// The most memory one decoder may take, bytes. mksquashfs writes dictionaries of at most a block
 /// (1 MiB) and its presets never more than 8 MiB; a header may claim 4 GiB.
 pub(super) const MEMORY_LIMIT: u64 = 32 << 20;
+
+/// The same for a file that is xz as a whole: `xz -9` takes 64 MiB, and the format goes to 4 GiB.
+pub const FILE_MEMORY_LIMIT: u64 = 1 << 30;
 
 pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
     let stream = Stream::new_stream_decoder(MEMORY_LIMIT, 0);
@@ -21,12 +24,47 @@ pub(super) fn run(
     source: &[u8],
     target: &mut [u8],
 ) -> Result<usize> {
-    let mut stream = stream.map_err(|error| damaged(codec, error))?;
+    let mut stream = stream.map_err(|error| damaged(codec.name(), error))?;
     match stream.process(source, target, Action::Finish) {
         Ok(Status::StreamEnd) => {
-            usize::try_from(stream.total_out()).map_err(|error| damaged(codec, error))
+            usize::try_from(stream.total_out()).map_err(|error| damaged(codec.name(), error))
         }
-        Ok(_) => Err(damaged(codec, "the stream has no end within its block")),
-        Err(error) => Err(damaged(codec, error)),
+        Ok(_) => Err(damaged(codec.name(), "the stream has no end within its block")),
+        Err(error) => Err(damaged(codec.name(), error)),
+    }
+}
+
+/// A decoder of one xz stream.
+///
+/// # Errors
+/// `Corrupt` where liblzma has no memory for it.
+pub fn xz_stream() -> Result<impl Streaming> {
+    let stream = Stream::new_stream_decoder(FILE_MEMORY_LIMIT, 0);
+    stream.map(XzStream).map_err(|error| damaged("xz", error))
+}
+
+struct XzStream(Stream);
+
+impl Streaming for XzStream {
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step> {
+        let (before_in, before_out) = (self.0.total_in(), self.0.total_out());
+        let status = self.0.process(input, output, Action::Run).map_err(|error| match error {
+            liblzma::stream::Error::MemLimit => Error::new(
+                Kind::Unsupported,
+                format!("xz needs more than {} MiB to decode it", FILE_MEMORY_LIMIT >> 20),
+            ),
+            liblzma::stream::Error::Options => {
+                Error::new(Kind::Unsupported, "xz filters or options that liblzma does not know")
+            }
+            error => damaged("xz", error),
+        })?;
+        let grown = |before: u64, after: u64| {
+            usize::try_from(after.saturating_sub(before)).unwrap_or(usize::MAX)
+        };
+        Ok(Step {
+            consumed: grown(before_in, self.0.total_in()),
+            produced: grown(before_out, self.0.total_out()),
+            ended: status == Status::StreamEnd,
+        })
     }
 }

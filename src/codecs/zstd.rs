@@ -3,9 +3,14 @@
 use std::cell::RefCell;
 
 use ::zstd::bulk::Decompressor;
+use ::zstd::stream::raw::{DParameter, Decoder, Operation};
 
-use super::{Codec, damaged};
-use crate::error::Result;
+use super::{Step, Streaming, damaged};
+use crate::error::{Error, Kind, Result};
+
+/// The largest window a frame may ask of a streaming decoder, bytes as a power of two: what
+/// `zstd --long` writes, and what its command line takes without being told.
+const WINDOW_LOG_MAX: u32 = 27;
 
 thread_local! {
     static DECODER: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
@@ -15,8 +20,46 @@ pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
     DECODER.with_borrow_mut(|slot| {
         let decoder = match slot {
             Some(decoder) => decoder,
-            None => slot.insert(Decompressor::new().map_err(|e| damaged(Codec::Zstd, e))?),
+            None => slot.insert(Decompressor::new().map_err(|e| damaged("zstd", e))?),
         };
-        decoder.decompress_to_buffer(source, target).map_err(|error| damaged(Codec::Zstd, error))
+        decoder.decompress_to_buffer(source, target).map_err(|error| damaged("zstd", error))
     })
+}
+
+/// Packs a few bytes of our own, such as a window of a seek point: fast rather than small.
+///
+/// # Errors
+/// `Io` where there is no memory for it.
+pub fn zstd_pack(source: &[u8]) -> Result<Vec<u8>> {
+    ::zstd::bulk::compress(source, 1).map_err(|error| Error::io("packing with zstd", error))
+}
+
+/// A decoder of zstd frames, one after the other.
+///
+/// # Errors
+/// `Io` where there is no memory for it.
+pub fn zstd_stream() -> Result<impl Streaming> {
+    let failed = |error| Error::io("making a zstd decoder", error);
+    let mut decoder = Decoder::new().map_err(failed)?;
+    decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX)).map_err(failed)?;
+    Ok(ZstdStream(decoder))
+}
+
+struct ZstdStream(Decoder<'static>);
+
+impl Streaming for ZstdStream {
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step> {
+        let status = self.0.run_on_buffers(input, output).map_err(|error| {
+            let text = error.to_string();
+            match text.contains("too much memory") || text.contains("ictionary") {
+                true => Error::new(Kind::Unsupported, format!("zstd can not decode it: {text}")),
+                false => damaged("zstd", text),
+            }
+        })?;
+        Ok(Step {
+            consumed: status.bytes_read,
+            produced: status.bytes_written,
+            ended: status.remaining == 0,
+        })
+    }
 }

@@ -27,6 +27,20 @@ impl<'a> Reader<'a> {
         Ok(*array)
     }
 
+    /// The next `len` bytes.
+    pub(crate) fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
+        let Some((bytes, rest)) = self.rest.split_at_checked(len) else {
+            return Err(self.short(len));
+        };
+        self.rest = rest;
+        Ok(bytes)
+    }
+
+    /// Bytes that are left.
+    pub(crate) fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
     pub(crate) fn u16(&mut self) -> Result<u16> {
         self.array().map(u16::from_le_bytes)
     }

@@ -49,3 +49,46 @@ pub(crate) const TAR_SEARCH_MAX: u64 = 64 << 20;
 
 /// Archives within archives within archives, with --recursive.
 pub(crate) const NESTING_MAX: u32 = 8;
+
+/// The size of chunk that compressed files are cut into where their format leaves the choice,
+/// decoded bytes: large enough that its start costs little, small enough to be decoded for one read.
+pub(crate) const CHUNK_TARGET: u64 = 1 << 20;
+
+/// The largest chunk that is decoded at once, bytes: a file with a larger one is decoded forward
+/// into a temporary file. `xz -T0` makes blocks of 24 MiB, with -9 of 192 MiB.
+pub(crate) const GIANT_CHUNK_MAX: u64 = 64 << 20;
+
+/// The largest chunk before decoding, bytes: what can not be compressed grows a little, and what
+/// grows more is no work of a compressor.
+pub(crate) const GIANT_EXTENT_MAX: u64 = GIANT_CHUNK_MAX + (GIANT_CHUNK_MAX >> 2);
+
+/// Seek points of one gzip file above which they are thinned out.
+pub(crate) const GZIP_POINTS_MAX: usize = 8192;
+
+/// The widest spacing of seek points that thinning goes to, decoded bytes.
+pub(crate) const GZIP_SPACING_MAX: u64 = 32 << 20;
+
+/// The window of DEFLATE, bytes (RFC 1951).
+pub(crate) const GZIP_WINDOW: usize = 32 << 10;
+
+/// The extra field, name or comment of a gzip header, bytes. RFC 1952 sets no limit to the last two.
+pub(crate) const GZIP_FIELD_MAX: u64 = 64 << 10;
+
+/// A block of bzip2 decodes to at most this, bytes: 900,000 after its run lengths, five of which
+/// are a run of 259.
+pub(crate) const BZIP2_BLOCK_MAX: u64 = 900_000 / 5 * 259;
+
+/// A block of bzip2 takes at most this in the file, bits: 900,000 symbols of 20 bits, with tables.
+pub(crate) const BZIP2_BLOCK_BITS_MAX: u64 = 900_050 * 20 + (1 << 18);
+
+/// The largest index of one xz stream that is kept in memory, bytes: some eight million blocks.
+pub(crate) const XZ_INDEX_MAX: u64 = 64 << 20;
+
+/// The largest seek table of a seekable zstd file, bytes (its format allows 2^27 entries).
+pub(crate) const ZSTD_SEEK_TABLE_MAX: u64 = 256 << 20;
+
+/// A block of zstd decodes to at most this, bytes (RFC 8878, 3.1.1.2.4).
+pub(crate) const ZSTD_BLOCK_MAX: u64 = 128 << 10;
+
+/// A block of a legacy lz4 frame decodes to at most this, bytes.
+pub(crate) const LZ4_LEGACY_BLOCK: u64 = 8 << 20;

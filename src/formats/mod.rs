@@ -27,6 +27,11 @@ use crate::sync::Arc;
 use crate::vfs::{Layer, Tree, Union};
 
 mod bytes;
+#[cfg_attr(
+    not(test),
+    expect(dead_code, unused_imports, reason = "the formats that read through it come next")
+)]
+mod compressed;
 mod limits;
 mod ordered;
 mod squashfs;

@@ -1,0 +1,299 @@
+//! Blocks of bzip2 files, which start at any bit and say so only by 48 bits of pi.
+//!
+//! Owns finding those bits, wrapping blocks into streams of their own (as bzip2recover does), and
+//! the checksum of each stream. Data may hold the same bits by chance or by intent.
+//! Invariant: what a scan finds only cuts the file into extents; whether a cut was one is seen from
+//! decoding, so a false one costs a second try and never a byte.
+
+use std::ops::ControlFlow;
+
+use super::cursor::Cursor;
+use super::extent::Size;
+use super::pipeline::{Next, Note, Task, Walk};
+use super::seekable::Extent;
+use crate::codecs::{Streaming, bzip2_stream};
+use crate::error::{Error, Result};
+use crate::formats::bytes::{index, length};
+use crate::formats::limits::{BZIP2_BLOCK_BITS_MAX, BZIP2_BLOCK_MAX};
+use crate::storage::Storage;
+use crate::sync::Arc;
+
+/// What a block starts with: pi.
+pub(super) const BLOCK_MAGIC: [u8; 6] = [0x31, 0x41, 0x59, 0x26, 0x53, 0x59];
+
+/// What the end of a stream starts with: the square root of pi.
+pub(super) const END_MAGIC: [u8; 6] = [0x17, 0x72, 0x45, 0x38, 0x50, 0x90];
+
+/// Bits of either.
+const MAGIC_BITS: u64 = 48;
+
+/// Bits of the end of a stream: magic and checksum.
+const END_BITS: u64 = 80;
+
+/// Bytes scanned at once.
+const STRIDE: usize = 1 << 20;
+
+/// What decoding makes room for first, bytes: a block of `bzip2 -9`, with few runs.
+const FIRST_GUESS: usize = 1 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Boundary {
+    Block,
+    End,
+}
+
+/// Finds the blocks of a bzip2 file.
+pub(super) struct Blocks {
+    name: String,
+    cursor: Cursor,
+    /// Pairs of bytes that lie within one of the magic numbers, at any shift.
+    pairs: Box<[bool]>,
+    /// Where the next extent starts; none after the last.
+    start: Option<(u64, Boundary)>,
+    last: Boundary,
+    /// The checksum of the stream so far, made of those of its blocks.
+    combined: u32,
+}
+
+impl Blocks {
+    pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
+        let mut pairs = vec![false; 1 << 16].into_boxed_slice();
+        for magic in [BLOCK_MAGIC, END_MAGIC].map(number) {
+            for shift in 17..=32_u32 {
+                let pair = index(magic.wrapping_shr(shift) & 0xffff);
+                if let Some(pair) = pairs.get_mut(pair) {
+                    *pair = true;
+                }
+            }
+        }
+        Self {
+            name: name.to_owned(),
+            cursor: Cursor::new(storage, 4, STRIDE),
+            pairs,
+            start: Some((32, Boundary::Block)),
+            last: Boundary::Block,
+            combined: 0,
+        }
+    }
+
+    /// The first boundary that starts at bit `from` or after it and before `limit`.
+    fn scan(&mut self, from: u64, limit: u64) -> Result<Option<(u64, Boundary)>> {
+        let ahead = (from >> 3).saturating_sub(self.cursor.position());
+        self.cursor.skip(ahead.min(self.cursor.remaining()))?;
+        loop {
+            let base = self.cursor.position().saturating_mul(8);
+            let left = self.cursor.remaining();
+            let data = self.cursor.at_hand(64)?;
+            let scanned = length(data.len());
+            for (number, pair) in data.chunks_exact(2).enumerate() {
+                let &[first, second] = pair else { continue };
+                let pair = usize::from(u16::from_be_bytes([first, second]));
+                if self.pairs.get(pair) != Some(&true) {
+                    continue;
+                }
+                // The pair is the first at an even place within the magic number.
+                let place = length(number).saturating_mul(16);
+                for bit in place.saturating_sub(15)..=place {
+                    let at = base.saturating_add(bit);
+                    if let Some(found) = boundary(data, bit)
+                        && (from..limit).contains(&at)
+                    {
+                        return Ok(Some((at, found)));
+                    }
+                }
+            }
+            if scanned >= left || base >= limit {
+                return Ok(None);
+            }
+            // What straddles the end is seen again from its start.
+            self.cursor.skip(scanned.saturating_sub(16))?;
+        }
+    }
+
+    fn stream_end(&mut self, task: &Task) -> Result<ControlFlow<()>> {
+        let storage = Arc::clone(self.cursor.storage());
+        let start = task.extent.start;
+        let Some(stored) = bits32(&*storage, start.saturating_add(MAGIC_BITS))? else {
+            return Err(self.cursor.ends_early());
+        };
+        if stored != self.combined {
+            let combined = self.combined;
+            return Err(Error::corrupt(format!(
+                "bzip2 stream that ends at bit {start:#x}: checksum {stored:#010x}, but its blocks \
+                 give {combined:#010x}"
+            )));
+        }
+        self.combined = 0;
+        let end = start.saturating_add(END_BITS).div_ceil(8);
+        let mut rest = Cursor::new(storage, end, STRIDE);
+        let goes_on = matches!(rest.peek(4)?, [b'B', b'Z', b'h', b'1'..=b'9']);
+        if goes_on && task.extent.end == end.saturating_add(4).saturating_mul(8) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        if rest.has_garbage()? {
+            log::warn!("{}: what follows the bzip2 data at {end:#x} is ignored", self.name);
+        }
+        Ok(ControlFlow::Break(()))
+    }
+}
+
+impl Walk for Blocks {
+    fn next(&mut self) -> Result<Next> {
+        let Some((start, mut kind)) = self.start else {
+            return match self.last {
+                Boundary::End => Ok(Next::End),
+                Boundary::Block => Err(self.cursor.ends_early()),
+            };
+        };
+        let storage = Arc::clone(self.cursor.storage());
+        if start == 32 {
+            // The first is where it must be, or nowhere.
+            let mut head = [0; 10];
+            storage.read_exact_at(&mut head, 0)?;
+            kind = boundary(&head, start)
+                .ok_or_else(|| Error::corrupt("bzip2 stream at 0x0: it has no block"))?;
+        }
+        self.last = kind;
+        let file_end = storage.len().saturating_mul(8);
+        let limit = start.saturating_add(BZIP2_BLOCK_BITS_MAX).min(file_end);
+        self.start = self.scan(start.saturating_add(MAGIC_BITS), limit)?;
+        let end = self.start.map_or(limit, |(bit, _)| bit);
+        let detail = bits32(&*storage, start.saturating_add(MAGIC_BITS))?.unwrap_or(0);
+        let extent = Extent { decoded: 0, start, end, detail };
+        Ok(Next::Task(match kind {
+            Boundary::Block => {
+                Task { extent, size: Size::AtMost(BZIP2_BLOCK_MAX), note: Note::None }
+            }
+            Boundary::End => Task { extent, size: Size::AtMost(0), note: Note::StreamEnd },
+        }))
+    }
+
+    fn arrived(&mut self, task: &Task, _bytes: &[u8]) -> Result<ControlFlow<()>> {
+        match task.note {
+            Note::StreamEnd => self.stream_end(task),
+            _ => {
+                self.combined = combine(self.combined, task.extent.detail);
+                Ok(ControlFlow::Continue(()))
+            }
+        }
+    }
+
+    fn join(&self, failed: &Task, next: &Task) -> Option<Task> {
+        let extent = Extent { end: next.extent.end, ..failed.extent };
+        let joined = Task { extent, ..failed.clone() };
+        let bits = extent.end.saturating_sub(extent.start);
+        (failed.extent.end == next.extent.start && bits <= BZIP2_BLOCK_BITS_MAX).then_some(joined)
+    }
+
+    fn merge(&self, before: u32, after: u32) -> Option<u32> {
+        Some(combine(before, after))
+    }
+}
+
+/// Decodes the blocks of `extent`, whose detail is the checksum of them all.
+pub(super) fn decode(storage: &dyn Storage, extent: &Extent, most: usize) -> Result<Vec<u8>> {
+    let input = wrap(storage, extent)?;
+    let mut decoder = bzip2_stream();
+    let (mut consumed, mut produced) = (0_usize, 0_usize);
+    let mut output = vec![0; FIRST_GUESS.min(most)];
+    loop {
+        let rest = input.get(consumed..).unwrap_or_default();
+        let step = decoder.step(rest, output.get_mut(produced..).unwrap_or_default())?;
+        consumed = consumed.saturating_add(step.consumed);
+        produced = produced.saturating_add(step.produced);
+        if step.ended && consumed == input.len() {
+            output.truncate(produced);
+            return Ok(output);
+        }
+        let is_full = produced == output.len();
+        if is_full && produced < most {
+            output.resize(produced.saturating_mul(2).min(most), 0);
+        } else if step.ended || (step.consumed == 0 && step.produced == 0) {
+            return Err(Error::corrupt(match is_full {
+                true => format!("it decodes to more than {most} bytes"),
+                false => "the block does not end where the next one starts".to_owned(),
+            }));
+        }
+    }
+}
+
+/// The blocks of `extent` as a stream: a header, the blocks shifted to a byte, an end.
+fn wrap(storage: &dyn Storage, extent: &Extent) -> Result<Vec<u8>> {
+    let (first, last) = (extent.start >> 3, extent.end.div_ceil(8));
+    let mut source = vec![0; index(last.saturating_sub(first))];
+    storage.read_exact_at(&mut source, first)?;
+    source.push(0);
+    let bits = extent.end.saturating_sub(extent.start);
+    let mut stream = Vec::with_capacity(source.len().saturating_add(16));
+    stream.extend(b"BZh9");
+    let shift = u32::try_from(extent.start & 7).unwrap_or(0);
+    stream.extend(source.windows(2).map(|pair| match *pair {
+        [high, low] => {
+            let [shifted, _] = u16::from_be_bytes([high, low]).wrapping_shl(shift).to_be_bytes();
+            shifted
+        }
+        _ => 0,
+    }));
+    stream.truncate(index(bits >> 3).saturating_add(4));
+    // The end goes after the last bits, wherever in their byte they stop.
+    let used = u32::try_from(bits & 7).unwrap_or(0);
+    let end = u128::from(number(END_MAGIC)).wrapping_shl(32) | u128::from(extent.detail);
+    let mut end = end.wrapping_shl(48_u32.saturating_sub(used));
+    if used > 0 {
+        let at = extent.end.saturating_sub(u64::from(used));
+        let mut tail = [0; 2];
+        let place = index((at >> 3).saturating_sub(first));
+        for (byte, source) in tail.iter_mut().zip(source.get(place..).unwrap_or_default()) {
+            *byte = *source;
+        }
+        let shift = u32::try_from(at & 7).unwrap_or(0);
+        let [byte, _] = u16::from_be_bytes(tail).wrapping_shl(shift).to_be_bytes();
+        let kept = byte & 0xff_u8.wrapping_shl(8_u32.saturating_sub(used));
+        end |= u128::from(kept).wrapping_shl(120);
+    }
+    let len = index(u64::from(used).saturating_add(END_BITS).div_ceil(8));
+    stream.extend(end.to_be_bytes().get(..len).unwrap_or_default());
+    Ok(stream)
+}
+
+/// What starts at `bit` of `data`.
+fn boundary(data: &[u8], bit: u64) -> Option<Boundary> {
+    let rest = data.get(index(bit >> 3)..)?;
+    let mut bytes = [0; 8];
+    for (byte, source) in bytes.iter_mut().zip(rest) {
+        *byte = *source;
+    }
+    let found =
+        u64::from_be_bytes(bytes).wrapping_shl(u32::try_from(bit & 7).ok()?).wrapping_shr(16);
+    let is_whole = length(rest.len()).saturating_mul(8) >= (bit & 7).saturating_add(MAGIC_BITS);
+    match found {
+        _ if !is_whole => None,
+        found if found == number(BLOCK_MAGIC) => Some(Boundary::Block),
+        found if found == number(END_MAGIC) => Some(Boundary::End),
+        _ => None,
+    }
+}
+
+/// The 32 bits at `bit`, if the file goes on that far.
+fn bits32(storage: &dyn Storage, bit: u64) -> Result<Option<u32>> {
+    let start = bit >> 3;
+    let left = storage.len().saturating_sub(start);
+    if left == 0 {
+        return Ok(None);
+    }
+    let mut bytes = [0; 8];
+    let len = index(left).min(5);
+    storage.read_exact_at(bytes.get_mut(..len).unwrap_or_default(), start)?;
+    let shifted = u64::from_be_bytes(bytes).wrapping_shl(u32::try_from(bit & 7).unwrap_or(0));
+    let is_whole = left.saturating_mul(8) >= (bit & 7).saturating_add(32);
+    Ok(is_whole.then(|| u32::try_from(shifted.wrapping_shr(32)).unwrap_or(0)))
+}
+
+/// The checksum of a stream that goes on with a block (bzip2's BZ_FINALISE_CRC and its use).
+fn combine(before: u32, block: u32) -> u32 {
+    before.rotate_left(1) ^ block
+}
+
+fn number(magic: [u8; 6]) -> u64 {
+    magic.iter().fold(0, |number, byte| number.wrapping_shl(8) | u64::from(*byte))
+}

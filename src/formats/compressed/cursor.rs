@@ -1,0 +1,101 @@
+//! A place in a compressed file that moves forward: looks ahead, takes numbers, skips.
+//!
+//! Owns one buffer, so that walking along headers does not read byte by byte. Leaves what the bytes
+//! mean to the walkers. Invariant: nothing is read past the end; what ends early is `Corrupt`.
+
+use crate::error::{Error, Result};
+use crate::formats::bytes::{index, length};
+use crate::storage::Storage;
+use crate::sync::Arc;
+
+pub(super) struct Cursor {
+    storage: Arc<dyn Storage>,
+    position: u64,
+    /// Bytes of the file from `start`.
+    buffer: Vec<u8>,
+    start: u64,
+    /// What is read at once, bytes.
+    stride: usize,
+}
+
+impl Cursor {
+    pub(super) fn new(storage: Arc<dyn Storage>, position: u64, stride: usize) -> Self {
+        Self { storage, position, buffer: Vec::new(), start: 0, stride }
+    }
+
+    pub(super) fn storage(&self) -> &Arc<dyn Storage> {
+        &self.storage
+    }
+
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Bytes from here to the end of the file.
+    pub(super) fn remaining(&self) -> u64 {
+        self.storage.len().saturating_sub(self.position)
+    }
+
+    /// The next `len` bytes, fewer only at the end of the file.
+    pub(super) fn peek(&mut self, len: usize) -> Result<&[u8]> {
+        let len = index(self.remaining()).min(len);
+        if self.buffered().len() < len {
+            let wanted = index(self.remaining()).min(self.stride.max(len));
+            self.buffer.resize(wanted, 0);
+            self.start = self.position;
+            if let Err(error) = self.storage.read_exact_at(&mut self.buffer, self.start) {
+                self.buffer.clear();
+                return Err(error);
+            }
+        }
+        Ok(self.buffered().get(..len).unwrap_or_default())
+    }
+
+    /// All bytes that are at hand, and at least this many unless the file ends before.
+    pub(super) fn at_hand(&mut self, least: usize) -> Result<&[u8]> {
+        self.peek(least)?;
+        Ok(self.buffered())
+    }
+
+    /// Goes on by `count` bytes.
+    pub(super) fn skip(&mut self, count: u64) -> Result<()> {
+        if count > self.remaining() {
+            return Err(self.ends_early());
+        }
+        self.position = self.position.saturating_add(count);
+        Ok(())
+    }
+
+    /// The next `N` bytes.
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let Some(array) = self.peek(N)?.first_chunk::<N>().copied() else {
+            return Err(self.ends_early());
+        };
+        self.skip(length(N))?;
+        Ok(array)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    /// The next four bytes as a magic number, without going on; `None` at the end of the file.
+    pub(super) fn magic(&mut self) -> Result<Option<u32>> {
+        Ok(self.peek(4)?.first_chunk().copied().map(u32::from_le_bytes))
+    }
+
+    /// Whether something else than zeros lies ahead, looking no further than one stride.
+    pub(super) fn has_garbage(&mut self) -> Result<bool> {
+        let stride = self.stride;
+        Ok(self.peek(stride)?.iter().any(|byte| *byte != 0))
+    }
+
+    pub(super) fn ends_early(&self) -> Error {
+        Error::corrupt(format!("the file ends early, at {:#x}", self.storage.len()))
+    }
+
+    fn buffered(&self) -> &[u8] {
+        let passed = self.position.checked_sub(self.start).map_or(usize::MAX, index);
+        self.buffer.get(passed..).unwrap_or_default()
+    }
+}

@@ -1,0 +1,172 @@
+//! A compressed file decoded from its start to its end, by any container.
+//!
+//! Owns the loop over streams and what may lie between and after them; leaves the libraries to
+//! `codecs`. Invariant: what was decoded before damage is delivered before the error.
+
+use super::Container;
+use super::cursor::Cursor;
+use super::gzip::FirstPass;
+use super::survey::Found;
+use super::zstd::{self, is_skippable};
+use super::{lz4, xz};
+use crate::codecs::{Streaming, xz_stream, zstd_stream};
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::length;
+use crate::storage::Storage;
+use crate::sync::Arc;
+use crate::vfs::SharedBytes;
+
+/// What is read at once, bytes.
+const STRIDE: usize = 256 << 10;
+
+/// What is decoded between two deliveries, bytes.
+const PIECE: usize = 1 << 20;
+
+pub(super) enum Forward {
+    Gzip(Box<FirstPass>),
+    Streams(Box<Streams>),
+    Lz4(Box<lz4::Forward>),
+}
+
+impl Forward {
+    pub(super) fn new(name: &str, storage: Arc<dyn Storage>, container: Container) -> Result<Self> {
+        Ok(match container {
+            Container::Gzip => Self::Gzip(Box::new(FirstPass::forward(name, storage))),
+            Container::Xz | Container::Zstd => {
+                Self::Streams(Box::new(Streams::new(name, storage, container)?))
+            }
+            Container::Lz4 => Self::Lz4(Box::new(lz4::Forward::new(name, storage))),
+            Container::Bzip2 => {
+                let context = "bzip2 has no blocks that are too large to be decoded at once";
+                return Err(Error::new(Kind::InvalidInput, context));
+            }
+        })
+    }
+
+    /// Compressed bytes read so far.
+    pub(super) fn position(&self) -> u64 {
+        match self {
+            Self::Gzip(pass) => pass.position(),
+            Self::Streams(streams) => streams.cursor.position(),
+            Self::Lz4(forward) => forward.position(),
+        }
+    }
+
+    /// The next decoded bytes; `None` at the end.
+    pub(super) fn next(&mut self) -> Result<Option<SharedBytes>> {
+        match self {
+            Self::Gzip(pass) => match pass.next()? {
+                Found::Piece(piece) => Ok(Some(piece)),
+                Found::Giant | Found::End => Ok(None),
+            },
+            Self::Streams(streams) => streams.next(),
+            Self::Lz4(forward) => forward.next(),
+        }
+    }
+}
+
+/// The streams of an xz file, or the frames of a zstd file.
+pub(super) struct Streams {
+    name: String,
+    container: Container,
+    cursor: Cursor,
+    decoder: Box<dyn Streaming>,
+    /// Where the stream that is being decoded starts; none between two.
+    start: Option<u64>,
+    damage: Option<Error>,
+    ended: bool,
+}
+
+impl Streams {
+    fn new(name: &str, storage: Arc<dyn Storage>, container: Container) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            container,
+            cursor: Cursor::new(storage, 0, STRIDE),
+            decoder: decoder(container)?,
+            start: None,
+            damage: None,
+            ended: false,
+        })
+    }
+
+    fn next(&mut self) -> Result<Option<SharedBytes>> {
+        let mut piece = vec![0; PIECE];
+        let mut filled = 0_usize;
+        while filled < piece.len() && self.damage.is_none() && !self.ended {
+            match self.step(piece.get_mut(filled..).unwrap_or_default()) {
+                Ok(produced) => filled = filled.saturating_add(produced),
+                Err(error) => self.damage = Some(error),
+            }
+        }
+        if let Some(piece) = piece.get(..filled).filter(|piece| !piece.is_empty()) {
+            return Ok(Some(piece.into()));
+        }
+        self.damage.take().map_or(Ok(None), |error| {
+            self.ended = true;
+            Err(error)
+        })
+    }
+
+    fn step(&mut self, output: &mut [u8]) -> Result<usize> {
+        let Some(start) = self.start else {
+            self.begin()?;
+            return Ok(0);
+        };
+        let input = self.cursor.at_hand(1)?;
+        let is_last = input.is_empty();
+        let place = || format!("{} data at {start:#x}", self.container.name());
+        let step = self.decoder.step(input, output).map_err(|error| {
+            let at = self.cursor.position();
+            error.within(format!("{}, near {at:#x}", place()))
+        })?;
+        if is_last && step.produced == 0 && !step.ended {
+            return Err(self.cursor.ends_early().within(place()));
+        }
+        self.cursor.skip(length(step.consumed))?;
+        if step.ended {
+            self.start = None;
+        }
+        Ok(step.produced)
+    }
+
+    /// Looks for the next stream.
+    fn begin(&mut self) -> Result<()> {
+        let at = self.cursor.position();
+        let goes_on = match self.container {
+            Container::Xz => {
+                while at > 0 && self.cursor.magic()? == Some(0) {
+                    self.cursor.skip(4)?;
+                }
+                self.cursor.peek(6)? == xz::HEADER_MAGIC
+            }
+            _ => self
+                .cursor
+                .magic()?
+                .is_some_and(|magic| magic == zstd::MAGIC || is_skippable(magic)),
+        };
+        if goes_on {
+            if at > 0 && self.container == Container::Xz {
+                self.decoder = decoder(self.container)?;
+            }
+            self.start = Some(self.cursor.position());
+            return Ok(());
+        }
+        self.ended = true;
+        if at == 0 {
+            return Err(Error::corrupt(format!("not {} data", self.container.name())));
+        }
+        if self.cursor.has_garbage()? {
+            let (name, container) = (&self.name, self.container.name());
+            log::warn!("{name}: what follows the {container} data at {at:#x} is ignored");
+        }
+        Ok(())
+    }
+}
+
+fn decoder(container: Container) -> Result<Box<dyn Streaming>> {
+    Ok(match container {
+        Container::Xz => Box::new(xz_stream()?),
+        _ => Box::new(zstd_stream()?),
+    })
+}

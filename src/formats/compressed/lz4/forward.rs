@@ -1,0 +1,64 @@
+//! lz4 files decoded forward, for frames of linked blocks too large to be one chunk.
+//!
+//! Owns the window that blocks refer back to; leaves where the bytes go to the spool.
+//! Invariant: nothing of a frame is seen by the blocks of the next.
+
+use super::frame::{Event, Frames};
+use super::{Content, WINDOW, check_block, decode_block};
+use crate::error::Result;
+use crate::formats::bytes::index;
+use crate::storage::Storage;
+use crate::sync::Arc;
+use crate::vfs::SharedBytes;
+
+pub(in super::super) struct Forward {
+    frames: Frames,
+    storage: Arc<dyn Storage>,
+    /// Up to 64 KiB that were decoded before, and room for a block.
+    buffer: Vec<u8>,
+    window: usize,
+    content: Content,
+}
+
+impl Forward {
+    pub(in super::super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
+        let frames = Frames::new(name, Arc::clone(&storage));
+        Self { frames, storage, buffer: Vec::new(), window: 0, content: Content::new() }
+    }
+
+    pub(in super::super) fn position(&self) -> u64 {
+        self.frames.position()
+    }
+
+    pub(in super::super) fn next(&mut self) -> Result<Option<SharedBytes>> {
+        loop {
+            match self.frames.next()? {
+                Event::Start => (self.window, self.content) = (0, Content::new()),
+                Event::FrameEnd(at, ends) => self.content.check(&ends, at)?,
+                Event::FileEnd => return Ok(None),
+                Event::Block(frame, block) => {
+                    let mut source = vec![0; index(block.encoded)];
+                    self.storage.read_exact_at(&mut source, block.start.saturating_add(4))?;
+                    let place = |error: crate::error::Error| {
+                        error.within(format!("lz4 block at {:#x}", block.start))
+                    };
+                    if frame.block_checksums {
+                        let mut sum = [0; 4];
+                        self.storage.read_exact_at(&mut sum, block.end.saturating_sub(4))?;
+                        check_block(&source, u32::from_le_bytes(sum)).map_err(place)?;
+                    }
+                    self.buffer.resize(self.window.saturating_add(index(frame.block_max)), 0);
+                    let (target, window) = (&mut self.buffer, self.window);
+                    let len = decode_block(&frame, &block, &source, target, window);
+                    let end = window.saturating_add(len.map_err(place)?);
+                    let piece: SharedBytes = target.get(window..end).unwrap_or_default().into();
+                    self.content.update(&piece);
+                    let kept = end.saturating_sub(WINDOW);
+                    target.copy_within(kept..end, 0);
+                    self.window = end.saturating_sub(kept);
+                    return Ok(Some(piece));
+                }
+            }
+        }
+    }
+}

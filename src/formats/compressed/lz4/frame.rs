@@ -1,0 +1,235 @@
+//! Frames of an lz4 file and the headers of their blocks (lz4_Frame_format.md, 1.6.3).
+//!
+//! Owns walking along them; leaves decoding, and what is made of the walk, to its users.
+//! Invariant: a block that was told lies within the file, and its sizes are within its frame's.
+
+use xxhash_rust::xxh32::xxh32;
+
+use super::super::cursor::Cursor;
+use super::super::pipeline::FrameEnd;
+use super::super::zstd::is_skippable;
+use crate::error::{Error, Kind, Result};
+use crate::formats::limits::LZ4_LEGACY_BLOCK;
+use crate::storage::Storage;
+use crate::sync::Arc;
+
+pub(in super::super) const MAGIC: u32 = 0x184d_2204;
+pub(in super::super) const LEGACY_MAGIC: u32 = 0x184c_2102;
+
+/// The bit of a block's size that says it is stored.
+const STORED: u32 = 1 << 31;
+
+/// What is looked at at once, bytes.
+const STRIDE: usize = 64 << 10;
+
+/// What a frame's header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Frame {
+    pub(super) linked: bool,
+    pub(super) block_checksums: bool,
+    pub(super) legacy: bool,
+    /// What a block decodes to at most, bytes.
+    pub(super) block_max: u64,
+    /// What the whole frame decodes to, if it is told.
+    pub(super) size: Option<u64>,
+    content_checksum: bool,
+}
+
+/// A block of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    /// Where its header lies in the file.
+    pub(super) start: u64,
+    /// Where it ends, checksum and all.
+    pub(super) end: u64,
+    pub(super) encoded: u64,
+    pub(super) stored: bool,
+}
+
+/// What comes next in a file.
+pub(super) enum Event {
+    Start,
+    Block(Frame, Block),
+    FrameEnd(u64, FrameEnd),
+    FileEnd,
+}
+
+/// Walks along the frames of a file.
+pub(super) struct Frames {
+    name: String,
+    cursor: Cursor,
+    frame: Option<Frame>,
+}
+
+impl Frame {
+    /// All of it that decoding a block takes.
+    pub(super) fn detail(&self) -> u32 {
+        let code = self.block_max.trailing_zeros() & 31;
+        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
+        code | flag(self.block_checksums, 32) | flag(self.linked, 64) | flag(self.legacy, 128)
+    }
+
+    pub(super) fn of_detail(detail: u32) -> Self {
+        Self {
+            linked: detail & 64 != 0,
+            block_checksums: detail & 32 != 0,
+            legacy: detail & 128 != 0,
+            // Saved seek points may hold any bits; no block is larger than 8 MiB.
+            block_max: 1_u64.wrapping_shl((detail & 31).min(23)),
+            size: None,
+            content_checksum: false,
+        }
+    }
+
+    fn parse(cursor: &mut Cursor) -> Result<Self> {
+        let [flags, sizes] = *cursor.peek(2)? else {
+            return Err(cursor.ends_early());
+        };
+        if flags & 0xc2 != 0x40 || sizes & 0x8f != 0 {
+            return Err(Error::corrupt(format!("flags {flags:#04x} {sizes:#04x} are not in use")));
+        }
+        let has = |bit: u8| flags & bit != 0;
+        let optional = (if has(8) { 8_usize } else { 0 }, if has(1) { 4_usize } else { 0 });
+        let len = optional.0.saturating_add(optional.1).saturating_add(2);
+        let descriptor = cursor.peek(len)?.to_vec();
+        let [_, sum, ..] = xxh32(&descriptor, 0).to_le_bytes();
+        cursor.skip(2)?;
+        let size = match has(8) {
+            true => Some(cursor.array().map(u64::from_le_bytes)?),
+            false => None,
+        };
+        let dictionary = if has(1) { Some(cursor.u32()?) } else { None };
+        if cursor.array()? != [sum] {
+            return Err(Error::corrupt("its header's checksum is wrong"));
+        }
+        if let Some(dictionary) = dictionary {
+            let error = format!("it needs the dictionary {dictionary}, which archfs has not");
+            return Err(Error::new(Kind::Unsupported, error));
+        }
+        let block_max = match sizes >> 4 {
+            4 => 64 << 10,
+            5 => 256 << 10,
+            6 => 1 << 20,
+            7 => 4 << 20,
+            other => return Err(Error::corrupt(format!("block size {other} is not in use"))),
+        };
+        Ok(Self {
+            linked: !has(32),
+            block_checksums: has(16),
+            legacy: false,
+            block_max,
+            size,
+            content_checksum: has(4),
+        })
+    }
+
+    fn legacy() -> Self {
+        Self { legacy: true, ..Self::of_detail(LZ4_LEGACY_BLOCK.trailing_zeros()) }
+    }
+
+    /// What a block takes in the file at most: lz4's bound for what it can not compress.
+    fn encoded_max(&self) -> u64 {
+        match self.legacy {
+            true => self.block_max.saturating_add(self.block_max / 255).saturating_add(16),
+            false => self.block_max,
+        }
+    }
+}
+
+impl Block {
+    /// Reads the header `header` of a block that starts at `start`.
+    pub(super) fn parse(header: u32, start: u64, frame: &Frame) -> Result<Self> {
+        let stored = !frame.legacy && header & STORED != 0;
+        let encoded = u64::from(if stored { header & !STORED } else { header });
+        if encoded > frame.encoded_max() {
+            let most = frame.encoded_max();
+            return Err(Error::corrupt(format!("a block of {encoded} bytes, limit {most}")));
+        }
+        let checksum = if frame.block_checksums { 4 } else { 0 };
+        let end = start.saturating_add(4).saturating_add(encoded).saturating_add(checksum);
+        Ok(Self { start, end, encoded, stored })
+    }
+
+    /// What it decodes to at most.
+    pub(super) fn most(&self, frame: &Frame) -> u64 {
+        if self.stored { self.encoded } else { frame.block_max }
+    }
+}
+
+impl Frames {
+    pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
+        let cursor = Cursor::new(storage, 0, STRIDE);
+        Self { name: name.to_owned(), cursor, frame: None }
+    }
+
+    pub(super) fn position(&self) -> u64 {
+        self.cursor.position()
+    }
+
+    pub(super) fn next(&mut self) -> Result<Event> {
+        let at = self.cursor.position();
+        let event = match self.frame {
+            None => self.start(),
+            Some(frame) => self.block(frame),
+        };
+        event.map_err(|error| error.within(format!("lz4 data at {at:#x}")))
+    }
+
+    fn start(&mut self) -> Result<Event> {
+        loop {
+            let start = self.cursor.position();
+            match self.cursor.magic()? {
+                Some(MAGIC) => {
+                    self.cursor.skip(4)?;
+                    self.frame = Some(Frame::parse(&mut self.cursor)?);
+                    return Ok(Event::Start);
+                }
+                Some(LEGACY_MAGIC) => {
+                    self.cursor.skip(4)?;
+                    self.frame = Some(Frame::legacy());
+                    return Ok(Event::Start);
+                }
+                Some(magic) if is_skippable(magic) => {
+                    self.cursor.skip(4)?;
+                    let len = self.cursor.u32()?;
+                    self.cursor.skip(len.into())?;
+                }
+                None if self.cursor.remaining() == 0 => return Ok(Event::FileEnd),
+                _ if start == 0 => return Err(Error::corrupt("not an lz4 frame")),
+                _ => {
+                    if self.cursor.has_garbage()? {
+                        let name = &self.name;
+                        log::warn!("{name}: what follows the lz4 data at {start:#x} is ignored");
+                    }
+                    return Ok(Event::FileEnd);
+                }
+            }
+        }
+    }
+
+    fn block(&mut self, frame: Frame) -> Result<Event> {
+        let start = self.cursor.position();
+        // A legacy frame ends where the file does, or where no block could start.
+        if frame.legacy {
+            let goes_on = |size: u32| size > 0 && u64::from(size) <= frame.encoded_max();
+            if self.cursor.remaining() == 0
+                || self.cursor.magic()?.is_some_and(|size| !goes_on(size))
+            {
+                self.frame = None;
+                return Ok(Event::FrameEnd(start, FrameEnd { checksum: None, size: None }));
+            }
+        }
+        let header = self.cursor.u32()?;
+        if header == 0 {
+            let checksum = match frame.content_checksum {
+                true => Some(self.cursor.u32()?),
+                false => None,
+            };
+            self.frame = None;
+            return Ok(Event::FrameEnd(start, FrameEnd { checksum, size: frame.size }));
+        }
+        let block = Block::parse(header, start, &frame)?;
+        self.cursor.skip(block.end.saturating_sub(start).saturating_sub(4))?;
+        Ok(Event::Block(frame, block))
+    }
+}

@@ -1,0 +1,311 @@
+//! The first pass over a file of extents: found by one thread, decoded by all, delivered in order.
+//!
+//! Owns the threads and what is under way; leaves finding extents, and the checks that span them,
+//! to a `Walk`. Invariants: at most two extents a thread are under way, which bounds the memory;
+//! extent n goes to thread n modulo their number and is asked for there, so no order is ever lost.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use super::Container;
+use super::extent::{Size, decode};
+use super::seekable::Extent;
+use super::survey::Found;
+use crate::error::{Error, Result};
+use crate::formats::bytes::length;
+use crate::formats::limits::CHUNK_TARGET;
+use crate::storage::Storage;
+use crate::sync::Arc;
+
+/// Extents that wait for each thread or are decoded by it.
+const AHEAD: usize = 2;
+
+/// The largest piece that is delivered, bytes; a larger chunk comes in several.
+const PIECE_MAX: usize = 4 << 20;
+
+/// An extent that was found, with its size as far as it is known by then.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) extent: Extent,
+    pub(super) size: Size,
+    pub(super) note: Note,
+}
+
+/// What a walk wants to remember of an extent until it is decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    None,
+    /// bzip2: not data but the end of a stream.
+    StreamEnd,
+    /// lz4: a part of a frame.
+    Frame {
+        starts: bool,
+        ends: Option<FrameEnd>,
+    },
+}
+
+/// What an lz4 frame says of its contents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FrameEnd {
+    pub(super) checksum: Option<u32>,
+    pub(super) size: Option<u64>,
+}
+
+/// What a walk found.
+pub(super) enum Next {
+    Task(Task),
+    /// An extent too large to be decoded at once.
+    Giant,
+    End,
+}
+
+/// Finds the extents of a file.
+pub(super) trait Walk {
+    fn next(&mut self) -> Result<Next>;
+
+    /// Checks what `task` gave, in order; breaks where the file turns out to end there.
+    fn arrived(&mut self, _task: &Task, _bytes: &[u8]) -> Result<ControlFlow<()>> {
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// `failed` and the task after it as one, where what cut them apart may have been chance.
+    fn join(&self, _failed: &Task, _next: &Task) -> Option<Task> {
+        None
+    }
+
+    /// The detail of an extent with `before`'s detail and one with `after`'s, as one extent.
+    fn merge(&self, _before: u32, _after: u32) -> Option<u32> {
+        None
+    }
+}
+
+pub(super) struct Pipeline {
+    container: Container,
+    storage: Arc<dyn Storage>,
+    walk: Box<dyn Walk>,
+    workers: Vec<Worker>,
+    sent: usize,
+    received: usize,
+    under_way: VecDeque<Task>,
+    /// How the walk ended, once it has; told when all that was under way is delivered.
+    stop: Option<Result<Found>>,
+    /// A decoded chunk that is being delivered, and how much of it was.
+    pending: (Vec<u8>, usize),
+    extents: Vec<Extent>,
+    decoded: u64,
+    position: u64,
+}
+
+impl Pipeline {
+    pub(super) fn start(
+        container: Container,
+        storage: Arc<dyn Storage>,
+        walk: Box<dyn Walk>,
+    ) -> Result<Self> {
+        let count = thread::available_parallelism().map_or(1, usize::from);
+        let workers = (0..count).map(|_| Worker::start(container, Arc::clone(&storage)));
+        Ok(Self {
+            container,
+            workers: workers.collect::<Result<_>>()?,
+            storage,
+            walk,
+            sent: 0,
+            received: 0,
+            under_way: VecDeque::new(),
+            stop: None,
+            pending: (Vec::new(), 0),
+            extents: Vec::new(),
+            decoded: 0,
+            position: 0,
+        })
+    }
+
+    /// Compressed bytes whose contents were delivered.
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
+
+    pub(super) fn into_extents(self) -> Vec<Extent> {
+        self.extents
+    }
+
+    pub(super) fn next(&mut self) -> Result<Found> {
+        loop {
+            if let Some(piece) = self.take_piece() {
+                return Ok(piece);
+            }
+            self.look_ahead()?;
+            let Some((task, decoded)) = self.receive() else {
+                let stop = self.stop.replace(Ok(Found::End));
+                return stop.unwrap_or(Ok(Found::End));
+            };
+            match self.rejoined(task, decoded) {
+                Ok((task, bytes)) => self.accept(&task, bytes),
+                Err(error) => self.end(Err(error)),
+            }
+        }
+    }
+
+    /// The next part of the chunk that is being delivered.
+    fn take_piece(&mut self) -> Option<Found> {
+        let (bytes, taken) = &mut self.pending;
+        let rest = bytes.get(*taken..).filter(|rest| !rest.is_empty())?;
+        let piece = rest.get(..PIECE_MAX).unwrap_or(rest);
+        let found = Found::Piece(piece.into());
+        *taken = taken.saturating_add(piece.len());
+        if *taken >= bytes.len() {
+            self.pending = (Vec::new(), 0);
+        }
+        Some(found)
+    }
+
+    /// Finds extents and hands them out, up to what may be under way.
+    fn look_ahead(&mut self) -> Result<()> {
+        let most = self.workers.len().saturating_mul(AHEAD);
+        while self.stop.is_none() && self.under_way.len() < most {
+            match self.walk.next() {
+                Ok(Next::Task(task)) => {
+                    let worker = worker(&mut self.workers, self.sent)?;
+                    worker.send(task.extent, task.size)?;
+                    self.sent = self.sent.wrapping_add(1);
+                    self.under_way.push_back(task);
+                }
+                Ok(Next::Giant) => self.stop = Some(Ok(Found::Giant)),
+                Ok(Next::End) => self.stop = Some(Ok(Found::End)),
+                Err(error) => self.stop = Some(Err(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest extent that is under way.
+    fn receive(&mut self) -> Option<(Task, Result<Vec<u8>>)> {
+        let task = self.under_way.pop_front()?;
+        let decoded = worker(&mut self.workers, self.received).and_then(|worker| worker.receive());
+        self.received = self.received.wrapping_add(1);
+        Some((task, decoded))
+    }
+
+    /// What was decoded; where that failed, together with the extents after it, if that helps.
+    fn rejoined(&mut self, task: Task, decoded: Result<Vec<u8>>) -> Result<(Task, Vec<u8>)> {
+        let error = match decoded {
+            Ok(bytes) => return Ok((task, bytes)),
+            Err(error) => error,
+        };
+        let mut failed = task;
+        loop {
+            self.look_ahead()?;
+            let next = self.under_way.front();
+            let Some(joined) = next.and_then(|next| self.walk.join(&failed, next)) else {
+                return Err(error);
+            };
+            // What the part gave is of no use.
+            drop(self.receive());
+            let decoded = decode(self.container, &*self.storage, &joined.extent, joined.size);
+            match decoded {
+                Ok(bytes) => return Ok((joined, bytes)),
+                Err(_) => failed = joined,
+            }
+        }
+    }
+
+    fn accept(&mut self, task: &Task, bytes: Vec<u8>) {
+        match self.walk.arrived(task, &bytes) {
+            Ok(ControlFlow::Continue(())) => {}
+            Ok(ControlFlow::Break(())) => self.end(Ok(Found::End)),
+            // What it gave is delivered before the error.
+            Err(error) => self.end(Err(error)),
+        }
+        let end = task.extent.end;
+        self.position = if self.container == Container::Bzip2 { end >> 3 } else { end };
+        if !bytes.is_empty() {
+            self.record(&task.extent, length(bytes.len()));
+            self.pending = (bytes, 0);
+        }
+    }
+
+    /// Keeps an extent of `len` decoded bytes, together with the last one where both are small.
+    fn record(&mut self, extent: &Extent, len: u64) {
+        let decoded = self.decoded;
+        self.decoded = decoded.saturating_add(len);
+        let walk = &self.walk;
+        if let Some(last) = self.extents.last_mut()
+            && last.end == extent.start
+            && self.decoded.saturating_sub(last.decoded) <= CHUNK_TARGET
+            && let Some(detail) = walk.merge(last.detail, extent.detail)
+        {
+            (last.end, last.detail) = (extent.end, detail);
+            return;
+        }
+        self.extents.push(Extent { decoded, ..*extent });
+    }
+
+    /// Gives up what is under way.
+    fn end(&mut self, how: Result<Found>) {
+        self.under_way.clear();
+        self.stop = Some(how);
+    }
+}
+
+/// The thread that extent number `count` goes to.
+fn worker(workers: &mut [Worker], count: usize) -> Result<&mut Worker> {
+    let turn = count.checked_rem(workers.len()).unwrap_or(0);
+    workers.get_mut(turn).ok_or_else(gone)
+}
+
+/// A thread that decodes extents.
+struct Worker {
+    /// None while it is being dropped.
+    lines: Option<Lines>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What goes to a thread and what comes back.
+struct Lines {
+    tasks: SyncSender<(Extent, Size)>,
+    results: Receiver<Result<Vec<u8>>>,
+}
+
+impl Worker {
+    fn start(container: Container, storage: Arc<dyn Storage>) -> Result<Self> {
+        let (tasks, inbox) = sync_channel::<(Extent, Size)>(AHEAD);
+        let (outbox, results) = channel();
+        let work = move || {
+            for (extent, size) in inbox {
+                if outbox.send(decode(container, &*storage, &extent, size)).is_err() {
+                    break;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("archfs-decode".into()).spawn(work);
+        let thread = thread.map_err(|error| Error::io("starting a decoding thread", error))?;
+        Ok(Self { lines: Some(Lines { tasks, results }), thread: Some(thread) })
+    }
+
+    fn send(&self, extent: Extent, size: Size) -> Result<()> {
+        let lines = self.lines.as_ref().ok_or_else(gone)?;
+        lines.tasks.send((extent, size)).map_err(|_| gone())
+    }
+
+    fn receive(&self) -> Result<Vec<u8>> {
+        let lines = self.lines.as_ref().ok_or_else(gone)?;
+        lines.results.recv().unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Hanging up on both ends it after the extent it is at.
+        self.lines = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::io("decoding", io::Error::other("a decoding thread has ended"))
+}

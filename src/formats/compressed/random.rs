@@ -1,0 +1,151 @@
+//! A compressed file as storage of its decoded bytes.
+//!
+//! Owns finding the chunk of an offset and having it decoded once; leaves keeping it to the cache.
+//! Invariant: a chunk is decoded with no lock held, by one of those who want it.
+
+use super::extent::{Size, decode};
+use super::seekable::{Chunks, Extent, Point, Seekable};
+use super::spool::Spool;
+use super::{ChunkCache, Container, gzip};
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::{index, length};
+use crate::storage::Storage;
+use crate::sync::Arc;
+use crate::vfs::SharedBytes;
+
+/// The decoded bytes of a compressed file.
+pub(crate) struct Compressed {
+    name: String,
+    storage: Arc<dyn Storage>,
+    container: Container,
+    len: u64,
+    source: Source,
+    cache: Arc<ChunkCache>,
+    archive: u32,
+}
+
+enum Source {
+    Points(Vec<Point>),
+    Extents(Vec<Extent>),
+    Spool(Arc<Spool>),
+}
+
+impl Compressed {
+    /// The decoded bytes of `storage`, whose seek points are `seekable`. Its chunks go into `cache`
+    /// under the number `archive`; `name` is for errors.
+    ///
+    /// # Errors
+    /// `Unsupported` where there are too many chunks; `Io` where the file must be decoded forward
+    /// and there is no temporary file to be had.
+    pub(crate) fn new(
+        name: &str,
+        storage: Arc<dyn Storage>,
+        seekable: Seekable,
+        cache: Arc<ChunkCache>,
+        archive: u32,
+    ) -> Result<Self> {
+        let Seekable { container, len, chunks } = seekable;
+        let source = match chunks {
+            Chunks::Points(points) => Source::Points(points),
+            Chunks::Extents(extents) => Source::Extents(extents),
+            Chunks::Spooled(Some(spool)) => Source::Spool(spool),
+            Chunks::Spooled(None) => {
+                Source::Spool(Arc::new(Spool::start(name, Arc::clone(&storage), container)?))
+            }
+        };
+        let this = Self { name: name.to_owned(), storage, container, len, source, cache, archive };
+        match u32::try_from(this.count()) {
+            Ok(_) => Ok(this),
+            Err(_) => Err(Error::new(Kind::Unsupported, format!("{name}: too many chunks"))),
+        }
+    }
+
+    /// Number of chunks; none where the file is spooled.
+    fn count(&self) -> usize {
+        match &self.source {
+            Source::Points(points) => points.len(),
+            Source::Extents(extents) => extents.len(),
+            Source::Spool(_) => 0,
+        }
+    }
+
+    /// Where chunk `number` starts in the decoded bytes, or where the last ends.
+    fn start(&self, number: usize) -> u64 {
+        let start = match &self.source {
+            Source::Points(points) => points.get(number).map(|point| point.decoded),
+            Source::Extents(extents) => extents.get(number).map(|extent| extent.decoded),
+            Source::Spool(_) => None,
+        };
+        start.unwrap_or(self.len)
+    }
+
+    /// The chunk that `offset` lies in.
+    fn find(&self, offset: u64) -> usize {
+        let after = match &self.source {
+            Source::Points(points) => points.partition_point(|point| point.decoded <= offset),
+            Source::Extents(extents) => extents.partition_point(|extent| extent.decoded <= offset),
+            Source::Spool(_) => 0,
+        };
+        after.saturating_sub(1)
+    }
+
+    /// Chunk `number`, decoded.
+    fn chunk(&self, number: usize) -> Result<SharedBytes> {
+        let key = (self.archive, u32::try_from(number).unwrap_or(u32::MAX));
+        self.cache.get_or_load(key, || {
+            let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
+            let missing = || Error::corrupt(format!("there is no chunk {number}"));
+            match &self.source {
+                Source::Points(points) => {
+                    gzip::decode(&self.storage, points.get(number).ok_or_else(missing)?, len)
+                }
+                Source::Extents(extents) => {
+                    let extent = extents.get(number).ok_or_else(missing)?;
+                    let size = Size::Exactly(len);
+                    decode(self.container, &*self.storage, extent, size).map(Into::into)
+                }
+                Source::Spool(_) => Err(missing()),
+            }
+        })
+    }
+
+    fn read(&self, mut buffer: &mut [u8], mut offset: u64) -> Result<()> {
+        let end = offset.checked_add(length(buffer.len()));
+        if end.is_none_or(|end| end > self.len) {
+            let (wanted, len) = (buffer.len(), self.len);
+            let error =
+                format!("{wanted} bytes at {offset:#x}, but the decoded data ends at {len:#x}");
+            return Err(Error::corrupt(error));
+        }
+        if let Source::Spool(spool) = &self.source {
+            return spool.read_exact_at(buffer, offset);
+        }
+        while !buffer.is_empty() {
+            let number = self.find(offset);
+            let chunk = self.chunk(number)?;
+            let skipped = index(offset.saturating_sub(self.start(number)));
+            let source = chunk.get(skipped..).unwrap_or_default();
+            let len = source.len().min(buffer.len());
+            let (Some(source), Some((target, rest))) = (
+                source.get(..len).filter(|source| !source.is_empty()),
+                buffer.split_at_mut_checked(len),
+            ) else {
+                return Err(Error::corrupt(format!("chunk {number} is too short")));
+            };
+            target.copy_from_slice(source);
+            offset = offset.saturating_add(length(len));
+            buffer = rest;
+        }
+        Ok(())
+    }
+}
+
+impl Storage for Compressed {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.read(buffer, offset).map_err(|error| error.within(&self.name))
+    }
+}

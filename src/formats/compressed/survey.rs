@@ -1,0 +1,154 @@
+//! The first pass over a compressed file: its decoded bytes in order, and its seek points after that.
+//!
+//! Owns the choice of how a file is read, and giving it up for a temporary file once a chunk turns
+//! out too large. Invariant: the pieces are the decoded bytes from the first on, each once, up to
+//! the end or the damage, which is told once.
+
+use super::gzip::FirstPass;
+use super::pipeline::{Pipeline, Walk};
+use super::seekable::{Chunks, Seekable};
+use super::spool::{Spool, advice, unit};
+use super::{Container, bzip2, lz4, xz, zstd};
+use crate::error::{Kind, Result};
+use crate::formats::bytes::length;
+use crate::storage::Storage;
+use crate::sync::Arc;
+use crate::vfs::SharedBytes;
+
+/// A first pass under way.
+pub(crate) struct Survey {
+    name: String,
+    storage: Arc<dyn Storage>,
+    container: Container,
+    pass: Pass,
+    delivered: u64,
+    ended: bool,
+}
+
+enum Pass {
+    Gzip(Box<FirstPass>),
+    Extents(Box<Pipeline>),
+    Spool(Arc<Spool>),
+}
+
+/// What a pass came to.
+pub(super) enum Found {
+    Piece(SharedBytes),
+    /// A chunk that is too large to be decoded at once.
+    Giant,
+    End,
+}
+
+impl Survey {
+    /// Starts on `storage`, which `recognise` found to be a `container`; `name` is for messages.
+    ///
+    /// # Errors
+    /// `Io` where the file can not be read or threads can not be had.
+    pub(crate) fn start(
+        name: &str,
+        storage: Arc<dyn Storage>,
+        container: Container,
+    ) -> Result<Self> {
+        let shared = Arc::clone(&storage);
+        let pass = match container {
+            Container::Gzip => Pass::Gzip(Box::new(FirstPass::new(name, shared))),
+            Container::Bzip2 => {
+                extents(container, shared, bzip2::Blocks::new(name, storage.clone()))?
+            }
+            Container::Xz => xz_pass(name, shared)?,
+            Container::Zstd => {
+                extents(container, shared, zstd::Frames::new(name, storage.clone())?)?
+            }
+            Container::Lz4 => extents(container, shared, lz4::Blocks::new(name, storage.clone()))?,
+        };
+        let name = name.to_owned();
+        Ok(Self { name, storage, container, pass, delivered: 0, ended: false })
+    }
+
+    /// The next decoded bytes in order, up to some MiB; `None` at the end.
+    ///
+    /// # Errors
+    /// `Corrupt` where the file is damaged or cut short, after everything before that, and once;
+    /// `Unsupported` or `Io` where it can not be decoded here.
+    pub(crate) fn next_piece(&mut self) -> Result<Option<SharedBytes>> {
+        while !self.ended {
+            let found = match &mut self.pass {
+                Pass::Gzip(pass) => pass.next(),
+                Pass::Extents(pipeline) => pipeline.next(),
+                Pass::Spool(spool) => {
+                    spool.piece(self.delivered).map(|piece| piece.map_or(Found::End, Found::Piece))
+                }
+            };
+            match found {
+                Ok(Found::Piece(piece)) => {
+                    self.delivered = self.delivered.saturating_add(length(piece.len()));
+                    return Ok(Some(piece));
+                }
+                Ok(Found::Giant) => {
+                    let why = unit(self.container);
+                    self.pass = spooled(&self.name, &self.storage, self.container, why)?;
+                }
+                Ok(Found::End) => self.ended = true,
+                Err(error) => {
+                    self.ended = true;
+                    return Err(error.within(&self.name));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Compressed bytes consumed so far, for a progress bar.
+    pub(crate) fn position(&self) -> u64 {
+        match &self.pass {
+            Pass::Gzip(pass) => pass.position(),
+            Pass::Extents(pipeline) => pipeline.position(),
+            Pass::Spool(spool) => spool.position(),
+        }
+    }
+
+    /// The seek points of what was delivered, after its end or its damage.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub(crate) fn finish(self) -> Result<Seekable> {
+        let chunks = match self.pass {
+            Pass::Gzip(pass) => Chunks::Points(pass.into_points(self.delivered)),
+            Pass::Extents(pipeline) => Chunks::Extents(pipeline.into_extents()),
+            Pass::Spool(spool) => Chunks::Spooled(Some(spool)),
+        };
+        Ok(Seekable { container: self.container, len: self.delivered, chunks })
+    }
+}
+
+fn extents(
+    container: Container,
+    storage: Arc<dyn Storage>,
+    walk: impl Walk + 'static,
+) -> Result<Pass> {
+    Ok(Pass::Extents(Box::new(Pipeline::start(container, storage, Box::new(walk))?)))
+}
+
+fn xz_pass(name: &str, storage: Arc<dyn Storage>) -> Result<Pass> {
+    let container = Container::Xz;
+    match xz::Blocks::read(&*storage) {
+        Ok(blocks) if blocks.has_giant() => spooled(name, &storage, container, unit(container)),
+        Ok(blocks) => extents(container, storage, blocks),
+        Err(error) if error.kind() == Kind::Corrupt => {
+            spooled(name, &storage, container, &format!("no index ({error})"))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Goes over to a temporary file; `why` completes "it has ...".
+fn spooled(
+    name: &str,
+    storage: &Arc<dyn Storage>,
+    container: Container,
+    why: &str,
+) -> Result<Pass> {
+    let advice = advice(container);
+    log::warn!("{name}: it has {why}, so it is decoded once into a temporary file; {advice}");
+    Ok(Pass::Spool(Arc::new(Spool::start(name, Arc::clone(storage), container)?)))
+}

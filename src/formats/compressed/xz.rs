@@ -1,0 +1,222 @@
+//! Blocks of .xz files, as their indexes tell, each decoded as a file of its own.
+//!
+//! Owns the indexes, of any number of streams with padding between them, and the wrapping of one
+//! block into a stream; leaves LZMA2 and the checks of blocks to liblzma.
+//! Invariant: an index is believed only as far as its checksum, its stream's length and both of the
+//! stream's ends agree with it; what they do not is told by decoding forward.
+
+use super::extent::{Size, is_giant};
+use super::pipeline::{Next, Note, Task, Walk};
+use super::seekable::Extent;
+use crate::codecs::{Streaming, xz_stream};
+use crate::error::{Error, Result};
+use crate::formats::bytes::{Reader, index, length};
+use crate::formats::limits::XZ_INDEX_MAX;
+use crate::storage::Storage;
+
+/// What a stream starts and ends with.
+pub(super) const HEADER_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
+const FOOTER_MAGIC: [u8; 2] = *b"YZ";
+
+/// Bytes of a header, and of a footer.
+const ENDS: u64 = 12;
+
+/// The blocks of an xz file, from first to last.
+pub(super) struct Blocks(std::vec::IntoIter<Task>);
+
+impl Blocks {
+    /// Reads the indexes, from the end of the file to its start.
+    ///
+    /// # Errors
+    /// `Corrupt` where they do not add up to the file, as when it is cut short.
+    pub(super) fn read(storage: &dyn Storage) -> Result<Self> {
+        let mut end = storage.len();
+        let mut tasks = Vec::new();
+        while end > 0 {
+            end = match word(storage, end)? {
+                // Stream padding comes in fours.
+                0 => end.saturating_sub(4),
+                _ => stream(storage, end, &mut tasks)?,
+            };
+        }
+        tasks.reverse();
+        Ok(Self(tasks.into_iter()))
+    }
+
+    /// Whether one of them is too large to be decoded at once.
+    pub(super) fn has_giant(&self) -> bool {
+        let giant =
+            |task: &Task| is_giant(task.extent.end.saturating_sub(task.extent.start), task.size);
+        self.0.as_slice().iter().any(giant)
+    }
+}
+
+impl Walk for Blocks {
+    fn next(&mut self) -> Result<Next> {
+        Ok(self.0.next().map_or(Next::End, Next::Task))
+    }
+}
+
+/// The last four bytes before `end`.
+fn word(storage: &dyn Storage, end: u64) -> Result<u32> {
+    let mut bytes = [0; 4];
+    let start = end.checked_sub(4).ok_or_else(|| wrong(end, "stray bytes"))?;
+    storage.read_exact_at(&mut bytes, start)?;
+    Ok(u32::from_le_bytes(bytes))
+}
+
+/// Adds the blocks of the stream that ends at `end`, the last first; tells where it starts.
+fn stream(storage: &dyn Storage, end: u64, tasks: &mut Vec<Task>) -> Result<u64> {
+    let footer_start = end.checked_sub(ENDS).ok_or_else(|| wrong(end, "no footer"))?;
+    let mut footer = [0; 12];
+    storage.read_exact_at(&mut footer, footer_start)?;
+    let [c0, c1, c2, c3, covered @ .., y, z] = footer;
+    let [b0, b1, b2, b3, f0, f1] = covered;
+    let sum = u32::from_le_bytes([c0, c1, c2, c3]);
+    if [y, z] != FOOTER_MAGIC || crc32fast::hash(&covered) != sum {
+        return Err(wrong(end, "no footer"));
+    }
+    let backward = u64::from(u32::from_le_bytes([b0, b1, b2, b3]));
+    let index_size = backward.saturating_add(1).saturating_mul(4);
+    let start = footer_start.checked_sub(index_size).filter(|_| index_size <= XZ_INDEX_MAX);
+    let index_start = start.ok_or_else(|| wrong(end, "the index is too large"))?;
+    let mut bytes = vec![0; index(index_size)];
+    storage.read_exact_at(&mut bytes, index_start)?;
+    let records = parse_index(&bytes)?;
+    let sizes = records.iter().map(|(size, _)| padded(*size));
+    let blocks = sizes.fold(0_u64, u64::saturating_add);
+    let stream_start = index_start.checked_sub(blocks).and_then(|start| start.checked_sub(ENDS));
+    let stream_start = stream_start.ok_or_else(|| wrong(end, "the index claims too much"))?;
+    let mut header = [0; 12];
+    storage.read_exact_at(&mut header, stream_start)?;
+    if header != stream_header([f0, f1]) {
+        return Err(wrong(end, "the header is not where the index says"));
+    }
+    let mut block_end = index_start;
+    for (size, decoded) in records.into_iter().rev() {
+        let start = block_end.saturating_sub(padded(size));
+        // The size without padding is not kept: what the padding is, the wrapped index tells.
+        let detail =
+            u32::from(f1 & 15) | u32::try_from(padded(size).saturating_sub(size) << 8).unwrap_or(0);
+        let extent = Extent { decoded: 0, start, end: block_end, detail };
+        if decoded > 0 {
+            tasks.push(Task { extent, size: Size::Exactly(decoded), note: Note::None });
+        }
+        block_end = start;
+    }
+    Ok(stream_start)
+}
+
+/// The records of an index: sizes of the blocks without padding, and decoded.
+fn parse_index(bytes: &[u8]) -> Result<Vec<(u64, u64)>> {
+    let damaged = || Error::corrupt("the index of an xz stream is damaged");
+    let (body, sum) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
+    if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
+        return Err(damaged());
+    }
+    let mut reader = Reader::new("xz index", body);
+    let [indicator] = reader.array()?;
+    let count = index(varint(&mut reader)?);
+    // A record takes two bytes at least.
+    if indicator != 0 || count.saturating_mul(2) > reader.remaining() {
+        return Err(damaged());
+    }
+    let mut records = Vec::with_capacity(count);
+    for _ in 0..count {
+        let record = (varint(&mut reader)?, varint(&mut reader)?);
+        // The least is a block header of 8 bytes; more than 63 bits are not allowed.
+        if record.0 < 5 || record.0 >= 1 << 62 {
+            return Err(damaged());
+        }
+        records.push(record);
+    }
+    match reader.remaining() < 4 {
+        true => Ok(records),
+        false => Err(damaged()),
+    }
+}
+
+/// Decodes the block `block`, padding and all, whose stream's check type is in `detail`.
+pub(super) fn decode(block: &[u8], detail: u32, most: usize) -> Result<Vec<u8>> {
+    let [check, padding, ..] = detail.to_le_bytes();
+    let size = block.len().saturating_sub(usize::from(padding));
+    let flags = [0, check];
+    let mut input = Vec::with_capacity(block.len().saturating_add(64));
+    input.extend(stream_header(flags));
+    input.extend(block);
+    let start = input.len();
+    input.push(0);
+    push_varint(&mut input, 1);
+    push_varint(&mut input, length(size));
+    push_varint(&mut input, length(most));
+    while input.len() & 3 != 0 {
+        input.push(0);
+    }
+    let sum = crc32fast::hash(input.get(start..).unwrap_or_default());
+    input.extend(sum.to_le_bytes());
+    let index_size = input.len().saturating_sub(start) >> 2;
+    let backward = u32::try_from(index_size.saturating_sub(1)).unwrap_or(0);
+    let mut covered = backward.to_le_bytes().to_vec();
+    covered.extend(flags);
+    input.extend(crc32fast::hash(&covered).to_le_bytes());
+    input.extend(covered);
+    input.extend(FOOTER_MAGIC);
+    run(&input, most)
+}
+
+fn run(mut input: &[u8], most: usize) -> Result<Vec<u8>> {
+    let mut decoder = xz_stream()?;
+    let mut output = vec![0; most];
+    let mut produced = 0_usize;
+    loop {
+        let step = decoder.step(input, output.get_mut(produced..).unwrap_or_default())?;
+        input = input.get(step.consumed..).unwrap_or_default();
+        produced = produced.saturating_add(step.produced);
+        if step.ended {
+            output.truncate(produced);
+            return Ok(output);
+        }
+        if step.consumed == 0 && step.produced == 0 {
+            return Err(Error::corrupt("the block has no end"));
+        }
+    }
+}
+
+/// The header of a stream of these flags.
+fn stream_header(flags: [u8; 2]) -> [u8; 12] {
+    let [m0, m1, m2, m3, m4, m5] = HEADER_MAGIC;
+    let ([f0, f1], [c0, c1, c2, c3]) = (flags, crc32fast::hash(&flags).to_le_bytes());
+    [m0, m1, m2, m3, m4, m5, f0, f1, c0, c1, c2, c3]
+}
+
+/// A number of up to 63 bits, seven a byte, the lowest first (.xz format, 1.2).
+fn varint(reader: &mut Reader<'_>) -> Result<u64> {
+    let mut number = 0_u64;
+    for place in 0..9_u32 {
+        let [byte] = reader.array()?;
+        number |= u64::from(byte & 0x7f).wrapping_shl(place.saturating_mul(7));
+        if byte & 0x80 == 0 {
+            return Ok(number);
+        }
+    }
+    Err(Error::corrupt("a number in an xz index has more than nine bytes"))
+}
+
+fn push_varint(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        let [low, ..] = number.to_le_bytes();
+        out.push(low | 0x80);
+        number >>= 7;
+    }
+    let [low, ..] = number.to_le_bytes();
+    out.push(low);
+}
+
+/// A size with its padding to a multiple of four.
+fn padded(size: u64) -> u64 {
+    size.saturating_add(3) & !3
+}
+
+fn wrong(end: u64, what: &str) -> Error {
+    Error::corrupt(format!("xz stream that ends at {end:#x}: {what}"))
+}

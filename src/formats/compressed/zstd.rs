@@ -1,0 +1,234 @@
+//! Frames of zstd files (RFC 8878), found by their headers or by the seek table at the end.
+//!
+//! Owns walking from frame to frame and joining small ones; leaves decoding to `codecs`.
+//! Invariant: a frame is at most the size its header tells or its blocks can hold; neither the seek
+//! table nor a header is believed further than that.
+
+use super::cursor::Cursor;
+use super::extent::{Size, is_giant};
+use super::pipeline::{Next, Note, Task, Walk};
+use super::seekable::Extent;
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::{Reader, index};
+use crate::formats::limits::{CHUNK_TARGET, GIANT_CHUNK_MAX, ZSTD_BLOCK_MAX, ZSTD_SEEK_TABLE_MAX};
+use crate::storage::Storage;
+use crate::sync::Arc;
+
+pub(super) const MAGIC: u32 = 0xfd2f_b528;
+
+/// The first of sixteen magic numbers of frames to be skipped.
+const SKIPPABLE: u32 = 0x184d_2a50;
+
+/// The frame of a seek table, and what ends it (zstd_seekable_compression_format.md).
+const SEEK_TABLE: u32 = 0x184d_2a5e;
+const SEEK_TABLE_END: u32 = 0x8f92_eab1;
+const SEEK_TABLE_FOOTER: u64 = 9;
+
+/// Bytes looked at at once: headers lie up to 128 KiB apart.
+const STRIDE: usize = 64 << 10;
+
+/// Whether a frame with this magic number is to be skipped.
+pub(super) fn is_skippable(magic: u32) -> bool {
+    magic & 0xffff_fff0 == SKIPPABLE
+}
+
+/// A frame, or some that follow each other.
+#[derive(Clone, Copy)]
+struct Run {
+    start: u64,
+    end: u64,
+    size: Size,
+}
+
+/// Finds the frames of a zstd file.
+pub(super) struct Frames {
+    name: String,
+    cursor: Cursor,
+    /// The sizes that the seek table tells, encoded and decoded.
+    table: Option<std::vec::IntoIter<(u32, u32)>>,
+    /// A frame that was found but did not fit the run before it, or what else comes after that run.
+    found: Option<Result<Option<Run>>>,
+}
+
+impl Frames {
+    pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Result<Self> {
+        let table = seek_table(&*storage)?.map(Vec::into_iter);
+        let cursor = Cursor::new(storage, 0, STRIDE);
+        Ok(Self { name: name.to_owned(), cursor, table, found: None })
+    }
+
+    /// The next frame.
+    fn frame(&mut self) -> Result<Option<Run>> {
+        if let Some(table) = &mut self.table {
+            let Some((encoded, decoded)) = table.next() else {
+                return Ok(None);
+            };
+            let start = self.cursor.position();
+            self.cursor.skip(encoded.into())?;
+            let end = self.cursor.position();
+            return Ok(Some(Run { start, end, size: Size::Exactly(decoded.into()) }));
+        }
+        loop {
+            let start = self.cursor.position();
+            match self.cursor.magic()? {
+                Some(MAGIC) => {
+                    let size = self
+                        .walk()
+                        .map_err(|error| error.within(format!("zstd frame at {start:#x}")))?;
+                    return Ok(Some(Run { start, end: self.cursor.position(), size }));
+                }
+                Some(magic) if is_skippable(magic) => {
+                    self.cursor.skip(4)?;
+                    let len = self.cursor.u32()?;
+                    self.cursor.skip(len.into())?;
+                }
+                None if self.cursor.remaining() == 0 => return Ok(None),
+                _ if start == 0 => return Err(Error::corrupt("not a zstd frame")),
+                _ => {
+                    if self.cursor.has_garbage()? {
+                        log::warn!(
+                            "{}: what follows the zstd data at {start:#x} is ignored",
+                            self.name
+                        );
+                    }
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Goes over one frame, unless it turns out to be a giant; tells what it decodes to.
+    fn walk(&mut self) -> Result<Size> {
+        self.cursor.skip(4)?;
+        let (announced, has_checksum) = self.header()?;
+        if announced.is_some_and(|size| size > GIANT_CHUNK_MAX) {
+            return Ok(Size::AtMost(u64::MAX));
+        }
+        let mut bound = 0_u64;
+        loop {
+            let [low, middle, high] = self.cursor.array()?;
+            let header = u32::from_le_bytes([low, middle, high, 0]);
+            let size = u64::from(header >> 3);
+            let (encoded, decoded) = match (header >> 1) & 3 {
+                0 => (size, size),
+                1 => (1, size),
+                2 => (size, ZSTD_BLOCK_MAX),
+                _ => return Err(Error::corrupt("a block of the reserved type")),
+            };
+            bound = bound.saturating_add(decoded);
+            self.cursor.skip(encoded)?;
+            if announced.is_none() && bound > GIANT_CHUNK_MAX {
+                return Ok(Size::AtMost(u64::MAX));
+            }
+            if header & 1 != 0 {
+                break;
+            }
+        }
+        if has_checksum {
+            self.cursor.skip(4)?;
+        }
+        Ok(announced.map_or(Size::AtMost(bound), Size::Exactly))
+    }
+
+    /// Reads a frame's header: the decoded size, if it is told, and whether a checksum follows.
+    fn header(&mut self) -> Result<(Option<u64>, bool)> {
+        let [descriptor] = self.cursor.array()?;
+        let single = descriptor & 0x20 != 0;
+        if descriptor & 8 != 0 {
+            return Err(Error::corrupt("a reserved bit is set"));
+        }
+        if !single {
+            self.cursor.skip(1)?;
+        }
+        let dictionary = match descriptor & 3 {
+            0 => 0,
+            1 => self.cursor.array::<1>().map(|[byte]| u32::from(byte))?,
+            2 => self.cursor.array().map(u16::from_le_bytes)?.into(),
+            _ => self.cursor.u32()?,
+        };
+        if dictionary != 0 {
+            let error = format!("it needs the dictionary {dictionary}, which archfs has not");
+            return Err(Error::new(Kind::Unsupported, error));
+        }
+        let size = match (descriptor >> 6, single) {
+            (0, false) => None,
+            (0, true) => Some(self.cursor.array::<1>().map(|[byte]| u64::from(byte))?),
+            (1, _) => {
+                let size: u64 = self.cursor.array().map(u16::from_le_bytes)?.into();
+                Some(size.saturating_add(256))
+            }
+            (2, _) => Some(self.cursor.u32()?.into()),
+            _ => Some(self.cursor.array().map(u64::from_le_bytes)?),
+        };
+        Ok((size, descriptor & 4 != 0))
+    }
+}
+
+impl Walk for Frames {
+    fn next(&mut self) -> Result<Next> {
+        let first = self.found.take().unwrap_or_else(|| self.frame())?;
+        let Some(mut run) = first else {
+            return Ok(Next::End);
+        };
+        while !is_giant(run.end.saturating_sub(run.start), run.size) {
+            match self.frame() {
+                Ok(Some(next))
+                    if next.start == run.end
+                        && run.size.and(next.size).most() <= CHUNK_TARGET
+                        && next.end.saturating_sub(run.start) <= CHUNK_TARGET =>
+                {
+                    run = Run { start: run.start, end: next.end, size: run.size.and(next.size) };
+                }
+                found => {
+                    self.found = Some(found);
+                    let extent = Extent { decoded: 0, start: run.start, end: run.end, detail: 0 };
+                    return Ok(Next::Task(Task { extent, size: run.size, note: Note::None }));
+                }
+            }
+        }
+        Ok(Next::Giant)
+    }
+
+    fn merge(&self, _before: u32, _after: u32) -> Option<u32> {
+        Some(0)
+    }
+}
+
+/// The entries of the seek table at the end of a file: encoded and decoded sizes. None where there
+/// is no table, or where it does not add up to the file.
+fn seek_table(storage: &dyn Storage) -> Result<Option<Vec<(u32, u32)>>> {
+    let Some(footer_start) = storage.len().checked_sub(SEEK_TABLE_FOOTER) else {
+        return Ok(None);
+    };
+    let mut footer = [0; 9];
+    storage.read_exact_at(&mut footer, footer_start)?;
+    let [n0, n1, n2, n3, descriptor, magic @ ..] = footer;
+    if u32::from_le_bytes(magic) != SEEK_TABLE_END || descriptor & 0x7c != 0 {
+        return Ok(None);
+    }
+    let count = u64::from(u32::from_le_bytes([n0, n1, n2, n3]));
+    let has_checksums = descriptor & 0x80 != 0;
+    let size = count.saturating_mul(if has_checksums { 12 } else { 8 });
+    let start = footer_start.checked_sub(size).and_then(|start| start.checked_sub(8));
+    let Some(start) = start.filter(|_| size <= ZSTD_SEEK_TABLE_MAX) else {
+        return Ok(None);
+    };
+    let mut bytes = vec![0; index(size.saturating_add(8))];
+    storage.read_exact_at(&mut bytes, start)?;
+    let mut reader = Reader::new("zstd seek table", &bytes);
+    let frame = (reader.u32()?, u64::from(reader.u32()?));
+    if frame != (SEEK_TABLE, size.saturating_add(SEEK_TABLE_FOOTER)) {
+        return Ok(None);
+    }
+    let mut entries = Vec::with_capacity(index(count));
+    let mut end = 0_u64;
+    for _ in 0..count {
+        let entry = (reader.u32()?, reader.u32()?);
+        if has_checksums {
+            reader.u32()?;
+        }
+        end = end.saturating_add(entry.0.into());
+        entries.push(entry);
+    }
+    Ok((end == start).then_some(entries))
+}
