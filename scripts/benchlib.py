@@ -102,10 +102,11 @@ def made(path, make):
     return path
 
 
-def folder_and_listing(work, name, make, count):
-    """The folder of a dataset and the list of all its files."""
-    source = made(work / name, lambda part: make(part, count))
-    listing = work / f"{name}.list"
+def folder_and_listing(work, letter, quick):
+    """The folder of dataset J or S and the list of all its files."""
+    make, count = {"J": (make_j, 4_000 if quick else 20_000), "S": (make_s, 10_000 if quick else 0)}[letter]
+    source = made(work / (f"{letter}-quick" if quick else letter), lambda part: make(part, count))
+    listing = work / f"{source.name}.list"
     files = sorted(str(p.relative_to(source)) for p in source.rglob("*")
                    if p.is_file() and not p.is_symlink())
     listing.write_text("".join(f"{file}\n" for file in files))
@@ -230,8 +231,12 @@ def show(title, medians, size):
     print(f"\n{title}")
     phases = [what for what in PHASES if any(what in one for one in medians.values())]
     table(phases, {
-        name: {what: f"{one[what]:.2f} s" if what == "walk" else f"{size / one[what] / 1e6:.0f} MB/s"
+        name: {what: f"{one[what]:.2f} s" if what == "walk" else speed(size / one[what])
                for what in phases} for name, one in medians.items()}, medians)
+
+
+def speed(rate):
+    return f"{rate / 1e6:.{0 if rate >= 10e6 else 2}f} MB/s"
 
 
 def table(columns, cells, seconds):
