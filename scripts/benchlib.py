@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -139,11 +140,21 @@ def mounted(place, mount, unmount):
         yield place
     finally:
         if is_mounted(place):
-            subprocess.run([str(word) for word in unmount], check=False)
-        if is_mounted(place):
-            subprocess.run(["fusermount3", "-u", "-z", place] if os.geteuid() else
-                           ["umount", "--lazy", place], check=True)
-            print(f"bench: {place} was still in use when it was unmounted", file=sys.stderr)
+            take_down(place, [str(word) for word in unmount])
+
+
+def take_down(place, unmount):
+    """Readers that were just killed may need a moment to let go."""
+    deadline = time.monotonic() + 5
+    while True:
+        output = subprocess.run(unmount, check=False, capture_output=True, text=True)
+        if not is_mounted(place):
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    print(f"bench: {place} is detached while in use: {output.stderr.strip()}", file=sys.stderr)
+    call(*(["fusermount3", "-u", "-z"] if os.geteuid() else ["umount", "--lazy"]), place)
 
 
 def archfs_mount(archfs, archive, place):
@@ -170,7 +181,17 @@ def forget(dataset):
 
 
 def measure(epoch, *arguments):
-    output = call(epoch, *arguments, capture_output=True, text=True).stdout.split()
+    """What the reader says; its workers are ended with it when this is interrupted."""
+    command = [str(word) for word in (epoch, *arguments)]
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output = reader.communicate()[0].split()
+    except BaseException:
+        os.killpg(reader.pid, signal.SIGKILL)
+        reader.wait()
+        raise
+    if reader.returncode:
+        raise subprocess.CalledProcessError(reader.returncode, command)
     return {"files": int(output[0]), "bytes": int(output[1]), "seconds": float(output[2]),
             "checksum": output[3]}
 
@@ -286,6 +307,16 @@ def workplace(args):
         work.mkdir(parents=True, exist_ok=True)
         place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "mount"
         yield work.resolve(), place
+
+
+def run(main):
+    """A command that fails, or an interrupt, ends the script without a traceback."""
+    try:
+        main()
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"bench: {error} {error.stderr or ''}".strip())
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def write_json(args, results, **machine):
