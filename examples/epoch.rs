@@ -1,5 +1,6 @@
 //! One epoch of a training job as the file system sees it: processes that open, read and close files
-//! in shuffled order. The reader of `scripts/bench`; it is made to cost little itself.
+//! in shuffled order. The reader of `scripts/bench` and `scripts/bench-tar`; it is made to cost
+//! little itself.
 //!
 //! Usage: epoch walk ROOT
 //!        epoch read ROOT LIST PROCESSES SEED
