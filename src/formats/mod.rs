@@ -27,18 +27,15 @@ use crate::sync::Arc;
 use crate::vfs::{Layer, Tree, Union};
 
 mod bytes;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, unused_imports, reason = "the formats that read through it come next")
-)]
 mod compressed;
 mod limits;
 mod ordered;
 mod squashfs;
 mod tar;
 
+use compressed::{ChunkCache, Container};
 use squashfs::SquashFs;
-use tar::{SavedIndex, Tar, TarOptions};
+use tar::{Bytes, Packed, SavedIndex, Tar, TarOptions};
 
 pub use tar::Saving;
 
@@ -73,7 +70,7 @@ pub fn open(
     options: &OpenOptions,
     progress: &Progress,
 ) -> Result<Arc<dyn Tree>> {
-    let share = options.cache_bytes.checked_div(bytes::length(paths.len())).unwrap_or(0);
+    let memory = Memory::new(paths.len(), options);
     let mut layers = Vec::new();
     let mut outcome = Ok(());
     // A pool is for more files than may be open: reads of a pooled file take its lock for a moment.
@@ -87,7 +84,8 @@ pub fn open(
                 Some(pool) => FileStorage::open_in(path, pool),
                 None => FileStorage::open(path),
             };
-            open_one(path, Arc::new(file?), options, share, progress)
+            let number = u32::try_from(nth).unwrap_or(u32::MAX);
+            open_one(path, Arc::new(file?), number, options, &memory, progress)
         })
     };
     ordered::ordered(paths.len(), OPENED_AT_ONCE, open, |_, opened| {
@@ -116,12 +114,36 @@ pub fn open(
     }
 }
 
+/// How the memory for decoded blocks is shared out.
+struct Memory {
+    /// Chunks of compressed tars, of all of them: which one is read next nobody knows.
+    chunks: Arc<ChunkCache>,
+    chunk_bytes: u64,
+    /// What each image gets for its own blocks, bytes.
+    image_bytes: u64,
+}
+
+impl Memory {
+    /// One archive has all of it. Several may be of both kinds, and so may those in an archive.
+    fn new(archives: usize, options: &OpenOptions) -> Self {
+        let kinds = if archives > 1 || options.recursive { 2 } else { 1 };
+        let chunk_bytes = options.cache_bytes.checked_div(kinds).unwrap_or(0);
+        let images = bytes::length(archives.max(1));
+        Self {
+            chunks: Arc::new(ChunkCache::new(chunk_bytes, limits::GIANT_CHUNK_MAX)),
+            chunk_bytes,
+            image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
+        }
+    }
+}
+
 /// Opens one archive: its tree, and behind it those of images within it.
 fn open_one(
     path: &Path,
     file: Arc<FileStorage>,
+    number: u32,
     options: &OpenOptions,
-    cache_bytes: u64,
+    memory: &Memory,
     progress: &Progress,
 ) -> Result<Vec<Layer>> {
     let name = path.display().to_string();
@@ -136,12 +158,17 @@ fn open_one(
     storage.read_exact_at(head, 0)?;
     let at_root = |tree: Arc<dyn Tree>| Layer { path: Vec::new(), tree };
     if SquashFs::recognises(head) {
-        return Ok(vec![at_root(Arc::new(SquashFs::open(&name, storage, cache_bytes)?))]);
-    }
-    if !tar::recognises(head) {
-        return Err(unknown(&name, head, options.offset));
+        return Ok(vec![at_root(Arc::new(SquashFs::open(&name, storage, memory.image_bytes)?))]);
     }
     progress.expect(storage.len());
+    let bytes = match Container::recognise(head) {
+        Some(container) => {
+            let cache = Arc::clone(&memory.chunks);
+            Bytes::Compressed(Packed { storage, container, cache, archive: number })
+        }
+        None if tar::recognises(head) => Bytes::Stored(storage),
+        None => return Err(unknown(&name, head, options.offset)),
+    };
     // A part of a file has no modification time of its own, and no name to keep an index under.
     let saved = (options.offset == 0).then_some(SavedIndex {
         path,
@@ -150,9 +177,14 @@ fn open_one(
         saving: options.saving,
     });
     let recursive = options.recursive;
-    let tar = Tar::open(&name, storage, &TarOptions { recursive, saved, progress })?;
+    let tar = Tar::open(
+        &name,
+        bytes,
+        &TarOptions { recursive, saved, progress, memory: memory.chunk_bytes },
+    )?;
     let mut layers = Vec::new();
-    let share = cache_bytes.checked_div(bytes::length(tar.grafts().len())).unwrap_or(0);
+    let images = bytes::length(tar.grafts().len().max(1));
+    let share = memory.image_bytes.checked_div(images).unwrap_or(0);
     for graft in tar.grafts() {
         let window = Window::new(Arc::clone(tar.storage()), graft.at)?.cut(graft.len)?;
         let inner = format!("{name}: {}", String::from_utf8_lossy(&graft.path));
@@ -170,9 +202,6 @@ fn unknown(name: &str, head: &[u8], offset: u64) -> Error {
         [] => ("has nothing at that offset", "check --offset"),
         [b'P', b'K', 3 | 5, 4 | 6, ..] => {
             ("a zip archive", "unpack it, then: mksquashfs DIRECTORY data.sqfs -comp zstd")
-        }
-        [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
-            ("a compressed file", "unpack it, then: mksquashfs DIRECTORY data.sqfs -comp zstd")
         }
         _ => (
             "neither a squashfs image nor a tar",

@@ -1,17 +1,15 @@
 //! Tar archives as a `Tree`: v7, ustar, GNU and pax, stored or compressed.
 //!
-//! Owns the translation of an index into the words of `vfs`, and getting that index: saved, or from a
-//! scan. `header`, `pax`, `overrides`, `sparse` and `chain` read members, `scan` and `segments` all of
-//! them, `index` is the tree, `saved` keeps it from one mount to the next.
+//! Owns the translation of an index into the words of `vfs`. `open` gets that index, saved or from a
+//! scan; `header`, `pax`, `overrides`, `sparse` and `chain` read members, `scan` and `segments` all of
+//! them, `unpack` those of a compressed tar; `index` is the tree, `saved` keeps it for the next mount.
 //! Invariants: opening reads headers, never the data of members; the bytes of a member are read
 //! straight from the archive into the answer, with no lock and no copy in between.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use crate::error::{Error, Kind, Result};
-use crate::progress::Progress;
-use crate::storage::{FileStorage, Storage};
+use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{
     Attr, Cookie, DirEntry, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp, Totals,
@@ -23,6 +21,7 @@ mod header;
 mod index;
 mod members;
 mod notes;
+mod open;
 mod overrides;
 mod pax;
 mod saved;
@@ -30,21 +29,19 @@ mod scan;
 mod segments;
 mod source;
 mod sparse;
+mod unpack;
 
 use super::bytes::{index, length};
-use chain::Nesting;
 use header::{BLOCK, Block, Seen};
-use index::{Content, Index, IndexFile, Node, NodeId};
-use saved::Saved;
+use index::{Content, Index, Node, NodeId};
 use sparse::Segment;
 
 pub(in crate::formats) use index::Graft;
+pub use open::Saving;
+pub(in crate::formats) use open::{Bytes, Packed, SavedIndex, TarOptions};
 
 /// What st_blksize says, bytes: Python takes it as its buffer, so one read takes a whole image.
 const PREFERRED_READ: u32 = 256 << 10;
-
-/// An index is saved by itself where making it took at least so many members.
-const WORTH_SAVING: usize = 1000;
 
 /// An archive.
 pub(crate) struct Tar {
@@ -52,34 +49,6 @@ pub(crate) struct Tar {
     name: String,
     storage: Arc<dyn Storage>,
     index: Index,
-}
-
-/// How to open an archive.
-pub(crate) struct TarOptions<'o> {
-    /// Whether archives in it are shown as folders.
-    pub(crate) recursive: bool,
-    /// What is known of saved indexes; `None` where the archive is no file of its own.
-    pub(crate) saved: Option<SavedIndex<'o>>,
-    pub(crate) progress: &'o Progress,
-}
-
-/// Where a saved index may be, and whether to make one.
-pub(crate) struct SavedIndex<'o> {
-    pub(crate) path: &'o Path,
-    pub(crate) file: &'o FileStorage,
-    /// The only place, where the user named one.
-    pub(crate) place: Option<&'o Path>,
-    pub(crate) saving: Saving,
-}
-
-/// When an index that had to be made is saved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Saving {
-    /// Where it took a while to make; that it can not be saved is no failure.
-    #[default]
-    Worthwhile,
-    /// Always, and made anew even if there is one: it is what the user asked for.
-    Demanded,
 }
 
 /// Whether the first blocks of a file look like a tar: a header, or the end mark of an empty one.
@@ -90,42 +59,17 @@ pub(crate) fn recognises(head: &[u8]) -> bool {
 }
 
 impl Tar {
-    /// Opens the tar in `storage`, stored as it is; `name` is for errors.
+    /// Opens a tar; `name` is for errors and for what there is to tell of it.
     ///
     /// # Errors
-    /// `Io` where it can not be read; `Unsupported` where it has too many names.
-    pub(crate) fn open(
-        name: &str,
-        storage: Arc<dyn Storage>,
-        options: &TarOptions<'_>,
-    ) -> Result<Self> {
-        let opened = Self::open_unnamed(&storage, options).map_err(|error| error.within(name));
-        let tar = Self { name: name.to_owned(), storage, index: opened? };
-        for note in &tar.index.notes {
+    /// `Io` where it can not be read; `UnknownFormat` where a compressed file holds no tar;
+    /// `Unsupported` where it has too many names, or is compressed so that it does not fit here.
+    pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
+        let (storage, index) = open::open(name, bytes, options)?;
+        for note in &index.notes {
             log::warn!("{name}: {note}");
         }
-        Ok(tar)
-    }
-
-    fn open_unnamed(storage: &Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Index> {
-        let TarOptions { recursive, saved, progress } = options;
-        let nesting = if *recursive { Nesting::Recognise } else { Nesting::Ignore };
-        let scanned = || scan::stored(storage.as_ref(), nesting, progress);
-        let Some(known) = saved else {
-            return scanned();
-        };
-        let saved = Saved::new(known.path, known.file, known.place, *recursive)?;
-        if known.saving == Saving::Worthwhile
-            && let Some(found) = saved.load(known.file)
-            && found.seek_points.is_empty()
-        {
-            return Ok(found.index);
-        }
-        let index = scanned()?;
-        let key = saved.key(known.file, &index.places())?;
-        let file = IndexFile { key, seek_points: Vec::new(), decoded_len: storage.len(), index };
-        save(&saved, &file, known.saving)?;
-        Ok(file.index)
+        Ok(Self { name: name.to_owned(), storage, index })
     }
 
     /// Images within the archive whose trees belong into its folders.
@@ -202,28 +146,6 @@ impl Tar {
     /// Puts the archive's name in front of an error.
     fn named(&self) -> impl Fn(Error) -> Error + '_ {
         |error| error.within(&self.name)
-    }
-}
-
-/// Saves a new index, or says why not.
-///
-/// # Errors
-/// `Io` where it can not be saved, and that was what the user asked for.
-fn save(saved: &Saved, file: &IndexFile, saving: Saving) -> Result<()> {
-    let worthwhile = file.index.len() >= WORTH_SAVING || !file.seek_points.is_empty();
-    if saving == Saving::Worthwhile && !worthwhile && !saved.is_named() {
-        return Ok(());
-    }
-    match saved.save(file) {
-        Ok(place) => {
-            log::info!("{}: index saved as {}", saved.archive().display(), place.display());
-            Ok(())
-        }
-        Err(error) if saving == Saving::Demanded => Err(error),
-        Err(error) => {
-            log::warn!("{error}; the next mount has to read all headers again");
-            Ok(())
-        }
     }
 }
 

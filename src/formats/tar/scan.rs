@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use super::chain::{Chain, Nesting, Step};
 use super::header::{self, BLOCK, BLOCK_LEN, Block, Dialect, Header, Seen};
 use super::index::{Builder, Folder, Index, Nested};
-use super::members::Members;
+use super::members::{Inner, Kind, Members};
 use super::notes::Notes;
 use super::segments;
 use super::source::{Source, Windowed};
@@ -23,6 +23,9 @@ use crate::storage::Storage;
 /// Threads that scan. Each waits for one small read most of the time, on a parallel file system a
 /// round trip long, so there are more of them than processors.
 pub(super) const THREADS: usize = 16;
+
+/// Members that a list holds before they go into the tree.
+const BATCH: usize = 4096;
 
 /// Scans an archive that can be read anywhere.
 ///
@@ -71,6 +74,45 @@ pub(super) fn stored(
         depth = depth.saturating_add(1);
     }
     Ok(scan.finish())
+}
+
+/// Scans an archive that is decoded from its start to its end; archives within are scanned as they
+/// come by.
+///
+/// # Errors
+/// As `stored`.
+pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Index> {
+    let mut scan = Scan::default();
+    let mut members = Members::default();
+    let mut frames = vec![(Walk::new(0, u64::MAX, nesting), Folder::ROOT)];
+    while let Some((walk, folder)) = frames.last_mut() {
+        let folder = *folder;
+        let goes_on = walk.step(source, &mut members, &mut scan.notes)?;
+        let is_archive = matches!(members.list().last(), Some(last) if is_tar(last.kind));
+        let mut inner = Vec::new();
+        if !goes_on || is_archive || members.list().len() >= BATCH {
+            // What goes into the tree must be there; an archive within is looked through anyway.
+            let behind = members.list().last().map_or(0, |last| members.data_end(last));
+            if goes_on && !is_archive && source.bytes(behind, 0)?.is_none() {
+                continue;
+            }
+            scan.add(folder, &members, &mut inner)?;
+            members.clear();
+        }
+        if !goes_on {
+            frames.pop();
+        }
+        if let Some(archive) = inner.first() {
+            let depth = u32::try_from(frames.len()).unwrap_or(u32::MAX);
+            let nesting = if depth < NESTING_MAX { nesting } else { Nesting::Ignore };
+            frames.push((Walk::new(archive.start, archive.end, nesting), archive.folder));
+        }
+    }
+    Ok(scan.finish())
+}
+
+fn is_tar(kind: Kind) -> bool {
+    matches!(kind, Kind::Archive(Inner::Tar))
 }
 
 /// Scans one archive from its start to its end, in this thread.
