@@ -299,7 +299,7 @@ fn inner(
 }
 
 /// The path of the folder that shows the archive at `path`: without `.tar`, `.sqfs` and the like.
-pub(super) fn folder_name(path: &[u8]) -> Option<&[u8]> {
+pub(in crate::formats) fn folder_name(path: &[u8]) -> Option<&[u8]> {
     let suffixes = [&b".tar"[..], b".sqfs", b".squashfs", b".sqsh", b".sfs"];
     let stem = suffixes.iter().find_map(|suffix| path.strip_suffix(*suffix))?;
     stem.last().is_some_and(|&byte| byte != b'/').then_some(stem)

@@ -36,6 +36,7 @@ use header::{BLOCK, Block, Seen};
 use index::{Content, Index, Node, NodeId};
 use sparse::Segment;
 
+pub(in crate::formats) use chain::folder_name;
 pub(in crate::formats) use index::Graft;
 pub use open::Saving;
 pub(in crate::formats) use open::{Bytes, Packed, SavedIndex, TarOptions};

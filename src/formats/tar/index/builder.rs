@@ -117,6 +117,10 @@ impl Builder {
         nested: &mut Vec<Nested>,
         notes: &mut Notes,
     ) -> Result<()> {
+        if let (Some(first), true) = (list.first(), self.pending.is_empty()) {
+            // What the root is like until its own member comes, if it has one.
+            self.describe(Folder::ROOT, first, 0o755);
+        }
         for member in list {
             let path = members.path(member);
             match member.kind {

@@ -1,0 +1,174 @@
+//! From one archive to its trees: which format it is, and the archives within it.
+//!
+//! Owns the choice of format, the memory that each archive gets, and where archives within an archive
+//! are shown. Leaves finding those to each format: a tar knows its own from the scan.
+//! Invariant: an archive within that can not be read costs a warning, never the mount.
+
+use std::path::Path;
+
+use super::OpenOptions;
+use super::bytes::{index, length};
+use super::compressed::{ChunkCache, Container};
+use super::inside::{self, Inside};
+use super::limits::{GIANT_CHUNK_MAX, NESTING_MAX};
+use super::squashfs::SquashFs;
+use super::tar::{self, Bytes, Packed, SavedIndex, Tar, TarOptions};
+use crate::error::{Error, Kind, Result};
+use crate::progress::Progress;
+use crate::storage::{FileStorage, Storage, Window};
+use crate::sync::Arc;
+use crate::vfs::{Hide, Layer, Tree};
+
+/// Bytes of a file that tell its format: two blocks of a tar.
+const HEAD: usize = 1024;
+
+/// How the memory for decoded blocks is shared out.
+pub(super) struct Memory {
+    /// Chunks of compressed tars, of all of them: which one is read next nobody knows.
+    chunks: Arc<ChunkCache>,
+    chunk_bytes: u64,
+    /// What each image gets for its own blocks, bytes.
+    image_bytes: u64,
+}
+
+impl Memory {
+    /// One archive has all of it. Several may be of both kinds, and so may those in an archive.
+    pub(super) fn new(archives: usize, options: &OpenOptions) -> Self {
+        let kinds = if archives > 1 || options.recursive { 2 } else { 1 };
+        let chunk_bytes = options.cache_bytes.checked_div(kinds).unwrap_or(0);
+        let images = length(archives.max(1));
+        Self {
+            chunks: Arc::new(ChunkCache::new(chunk_bytes, GIANT_CHUNK_MAX)),
+            chunk_bytes,
+            image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
+        }
+    }
+}
+
+/// One archive on its way to be opened.
+#[derive(Clone, Copy)]
+pub(super) struct Opening<'o> {
+    pub(super) options: &'o OpenOptions,
+    pub(super) memory: &'o Memory,
+    pub(super) progress: &'o Progress,
+    /// Its number among all archives.
+    pub(super) number: u32,
+}
+
+impl Opening<'_> {
+    /// Opens the archive in `file`: its tree first, behind it those of archives within.
+    ///
+    /// # Errors
+    /// As `super::open`.
+    pub(super) fn file(&self, path: &Path, file: Arc<FileStorage>) -> Result<Vec<Layer>> {
+        let name = path.display().to_string();
+        let mut storage: Arc<dyn Storage> = Arc::<FileStorage>::clone(&file);
+        let OpenOptions { offset, saving, .. } = *self.options;
+        if offset != 0 {
+            let window = Window::new(storage, offset).map_err(|error| error.within(&name))?;
+            storage = Arc::new(window);
+        }
+        // A part of a file has no modification time of its own, and no name to keep an index under.
+        let place = self.options.index.as_deref();
+        let saved = (offset == 0).then_some(SavedIndex { path, file: &file, place, saving });
+        self.progress.expect(storage.len());
+        self.storage(&name, storage, saved, 0)
+    }
+
+    /// Opens the archive in `storage`, which lies within `depth` others.
+    fn storage(
+        &self,
+        name: &str,
+        storage: Arc<dyn Storage>,
+        saved: Option<SavedIndex<'_>>,
+        depth: u32,
+    ) -> Result<Vec<Layer>> {
+        let mut head = [0; HEAD];
+        let len = index(storage.len()).min(head.len());
+        let head = head.get_mut(..len).unwrap_or_default();
+        storage.read_exact_at(head, 0)?;
+        if SquashFs::recognises(head) {
+            return self.image(name, storage, depth);
+        }
+        let bytes = match Container::recognise(head) {
+            Some(container) => {
+                let cache = Arc::clone(&self.memory.chunks);
+                Bytes::Compressed(Packed { storage, container, cache, archive: self.number })
+            }
+            None if tar::recognises(head) => Bytes::Stored(storage),
+            None => return Err(unknown(name, head, self.options.offset)),
+        };
+        let OpenOptions { recursive, .. } = *self.options;
+        let (progress, memory) = (self.progress, self.memory.chunk_bytes);
+        let tar = Tar::open(name, bytes, &TarOptions { recursive, saved, progress, memory })?;
+        let mut layers = Vec::new();
+        for graft in tar.grafts() {
+            let window = Window::new(Arc::clone(tar.storage()), graft.at)?.cut(graft.len)?;
+            // The folder is there, and stays empty if this can not be opened.
+            self.within(name, &graft.path, Arc::new(window), depth, &mut layers);
+        }
+        layers.insert(0, Layer { path: Vec::new(), tree: Arc::new(tar) });
+        Ok(layers)
+    }
+
+    /// Opens an image and, where asked for, the archives in it.
+    fn image(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Layer>> {
+        let image = SquashFs::open(name, storage, self.memory.image_bytes)?;
+        let mut tree: Arc<dyn Tree> = Arc::new(image);
+        let mut layers = Vec::new();
+        if self.options.recursive && depth < NESTING_MAX {
+            let mut shown = Vec::new();
+            for inner in inside::find(tree.as_ref())? {
+                let storage = Arc::new(Inside::new(Arc::clone(&tree), inner.ino, inner.size));
+                if self.within(name, &inner.folder, storage, depth, &mut layers) {
+                    shown.push(inner.ino);
+                }
+            }
+            tree = Hide::apply(tree, shown);
+        }
+        layers.insert(0, Layer { path: Vec::new(), tree });
+        Ok(layers)
+    }
+
+    /// Adds the trees of an archive within another, to be shown in `folder`; tells whether it could.
+    fn within(
+        &self,
+        name: &str,
+        folder: &[u8],
+        storage: Arc<dyn Storage>,
+        depth: u32,
+        layers: &mut Vec<Layer>,
+    ) -> bool {
+        let name = format!("{name}: {}", folder.escape_ascii());
+        match self.storage(&name, storage, None, depth.saturating_add(1)) {
+            Ok(opened) => {
+                layers.extend(opened.into_iter().map(|Layer { path, tree }| {
+                    let parts = [folder, &path];
+                    let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+                    Layer { path: parts.join(&b'/'), tree }
+                }));
+                true
+            }
+            Err(error) => {
+                log::warn!("{error}; not shown as a folder");
+                false
+            }
+        }
+    }
+}
+
+/// What to say of a file that is no archive archfs reads: what it seems to be, and what to do.
+fn unknown(name: &str, head: &[u8], offset: u64) -> Error {
+    let (what, hint) = match head {
+        [] if offset == 0 => ("is empty", "was it copied whole?"),
+        [] => ("has nothing at that offset", "check --offset"),
+        [b'P', b'K', 3 | 5, 4 | 6, ..] => {
+            ("a zip archive", "unpack it, then: mksquashfs DIRECTORY data.sqfs -comp zstd")
+        }
+        _ => (
+            "neither a squashfs image nor a tar",
+            "if it starts further into the file, say where with --offset",
+        ),
+    };
+    Error::new(Kind::UnknownFormat, format!("{name}: {what}")).with_hint(hint)
+}
