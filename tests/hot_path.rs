@@ -6,10 +6,12 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::Command;
 
 use archfs::formats::{self, OpenOptions};
 use archfs::progress::Progress;
-use archfs::vfs::{Cookie, Ino, Name, Scratch};
+use archfs::vfs::{Cookie, Ino, Name, Scratch, Tree};
 
 mod support;
 
@@ -37,6 +39,26 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
+/// Requests to a tree whose root has the files of `source_folder`: bytes read and names listed.
+fn requests(tree: &dyn Tree, scratch: &mut Scratch) -> (usize, usize) {
+    let mut bytes = 0;
+    for name in ["text", "noise", "small"] {
+        let name = Name::parse(name.as_bytes()).unwrap();
+        let attr = tree.lookup(Ino::ROOT, name).unwrap().unwrap();
+        // Within one block, over the border of two, and the end.
+        for (offset, size) in [(0, 131_072), (100_000, 100_000), (attr.size - 10, 4096)] {
+            bytes += tree.read(attr.ino, offset, size, scratch).unwrap().as_slice().len();
+        }
+    }
+    let mut names = 0;
+    tree.read_dir(Ino::ROOT, Cookie::START, &mut |entry| {
+        names += usize::from(tree.attr(entry.ino).is_ok());
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    (bytes, names)
+}
+
 #[test]
 fn a_request_whose_blocks_are_cached_allocates_nothing() {
     let work = support::work_folder();
@@ -46,31 +68,23 @@ fn a_request_whose_blocks_are_cached_allocates_nothing() {
     std::fs::write(source.join("noise"), support::source::noise(1, 500_000)).unwrap();
     std::fs::write(source.join("small"), "a tail in a fragment\n".repeat(200)).unwrap();
     let image = support::image::make(work.path(), "image.sqfs", &source, &["-comp", "zstd"]);
-    let options = OpenOptions { cache_bytes: 64 << 20, ..OpenOptions::default() };
-    let tree = formats::open(&[image], &options, &Progress::default()).unwrap();
-    let mut scratch = Scratch::default();
-    let mut requests = || {
-        let mut bytes = 0;
-        for name in ["text", "noise", "small"] {
-            let name = Name::parse(name.as_bytes()).unwrap();
-            let attr = tree.lookup(Ino::ROOT, name).unwrap().unwrap();
-            // Within one block, over the border of two, and the end.
-            for (offset, size) in [(0, 131_072), (100_000, 100_000), (attr.size - 10, 4096)] {
-                bytes += tree.read(attr.ino, offset, size, &mut scratch).unwrap().as_slice().len();
-            }
-        }
-        let mut names = 0;
-        tree.read_dir(Ino::ROOT, Cookie::START, &mut |entry| {
-            names += usize::from(tree.attr(entry.ino).is_ok());
-            ControlFlow::Continue(())
-        })
-        .unwrap();
-        (bytes, names)
-    };
-    let cold = requests();
-    assert_eq!(cold.1, 3);
-    let before = ALLOCATIONS.with(Cell::get);
-    let warm = requests();
-    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0, "allocations of warm requests");
-    assert_eq!(warm, cold);
+    let tar = work.path().join("data.tar");
+    let names = ["text", "noise", "small"];
+    support::run(Command::new("tar").arg("-C").arg(&source).arg("-cf").arg(&tar).args(names));
+    support::run(Command::new("gzip").arg("-k").arg(&tar));
+    let other = work.path().join("other.tar");
+    support::run(Command::new("tar").arg("-C").arg(&source).arg("-cf").arg(&other).arg("small"));
+    let packed: PathBuf = work.path().join("data.tar.gz");
+    for paths in [vec![image.clone()], vec![tar.clone()], vec![packed], vec![tar, other, image]] {
+        let options = OpenOptions { cache_bytes: 512 << 20, ..OpenOptions::default() };
+        let tree = formats::open(&paths, &options, &Progress::default()).unwrap();
+        let mut scratch = Scratch::default();
+        let cold = requests(tree.as_ref(), &mut scratch);
+        assert_eq!(cold.1, 3);
+        let before = ALLOCATIONS.with(Cell::get);
+        let warm = requests(tree.as_ref(), &mut scratch);
+        let allocations = ALLOCATIONS.with(Cell::get) - before;
+        assert_eq!(allocations, 0, "allocations of warm requests to {paths:?}");
+        assert_eq!(warm, cold);
+    }
 }

@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::{fs, io};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, set_parent_process_death_signal, setsid};
 
 use super::attach::{Attached, Detach};
@@ -69,6 +70,9 @@ pub fn serve(
         inherited::close_all();
         // Opening may take minutes; until then Ctrl-C and the end of whoever waits end this process.
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
+        if !somebody_waits() {
+            return Err(Error::new(Kind::Io, "whoever started this mount has ended"));
+        }
     }
     crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
     let tree = open(plan, progress)?;
@@ -132,6 +136,16 @@ pub fn start(arguments: &[OsString]) -> Result<std::result::Result<(), i32>> {
     }
     let status = child.wait().map_err(failed)?;
     Ok(Err(status.code().filter(|&code| code != 0).unwrap_or(1)))
+}
+
+/// Whether the other end of standard output is open: a launcher that ended before this process asked
+/// to be told of its end would never be missed.
+fn somebody_waits() -> bool {
+    let stdout = rustix::stdio::stdout();
+    let mut watched = [PollFd::from_borrowed_fd(stdout, PollFlags::empty())];
+    let asked = poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    let closed = PollFlags::ERR | PollFlags::HUP;
+    asked.is_err() || !watched.iter().any(|fd| fd.revents().intersects(closed))
 }
 
 fn open(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tree>> {

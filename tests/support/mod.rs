@@ -54,7 +54,7 @@ pub fn run(command: &mut Command) -> Output {
 }
 
 /// Waits until `condition` holds, at most ten seconds.
-pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !condition() {
         assert!(Instant::now() < deadline, "waited ten seconds until {what}");

@@ -1,0 +1,116 @@
+//! The wait while an archive is opened: a bar on a terminal, and an end at once when asked.
+//!
+//! Owns signals before anything is mounted; those to a mount are in `lifecycle.rs`.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+mod support;
+
+use support::mount::is_mounted;
+use support::{archfs, can_mount, run, wait_until, work_folder};
+
+/// A tar.gz that takes seconds to open: one member of so many times 256 MiB of zeros.
+fn slow_archive(folder: &Path, times: usize) -> PathBuf {
+    let path = folder.join("slow.tar.gz");
+    let script = "cd \"$1\"; truncate -s $((268435456 * $2)) zeros; tar -cf - zeros | head -c 512 | gzip > head.gz; \
+                  head -c 268435456 /dev/zero | gzip -1 > piece.gz; rm zeros";
+    run(Command::new("sh").args(["-c", script, "sh"]).arg(folder).arg(times.to_string()));
+    let mut out = File::create(&path).unwrap();
+    out.write_all(&fs::read(folder.join("head.gz")).unwrap()).unwrap();
+    let piece = fs::read(folder.join("piece.gz")).unwrap();
+    for _ in 0..times {
+        out.write_all(&piece).unwrap();
+    }
+    path
+}
+
+/// Processes whose command line has `word` in it.
+fn processes_about(word: &str) -> usize {
+    let entries = fs::read_dir("/proc").unwrap();
+    let lines = entries.filter_map(|entry| fs::read(entry.unwrap().path().join("cmdline")).ok());
+    lines.filter(|line| String::from_utf8_lossy(line).contains(word)).count()
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+#[test]
+fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    // A minute or more, so that only a signal ends it within the ten seconds that are waited.
+    let archive = slow_archive(work.path(), 200);
+    let name = archive.to_str().unwrap().to_owned();
+    let place = work.path().join("mount");
+    let mount = |word: &str| {
+        let mut command = archfs();
+        command.arg(word).arg(&archive).arg(&place);
+        command
+    };
+    for word in ["mount", "run", "index"] {
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL] {
+            for to_group in [false, true] {
+                let mut command = mount(word);
+                match word {
+                    "run" => _ = command.args(["--", "true"]),
+                    "index" => {
+                        command = archfs();
+                        command.arg("index").arg(&archive);
+                    }
+                    _ => {}
+                }
+                std::os::unix::process::CommandExt::process_group(&mut command, 0);
+                let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+                let expected = if word == "index" { 1 } else { 2 };
+                wait_until("it is at work", || processes_about(&name) == expected);
+                let what = format!("{word} {signal:?}");
+                match to_group {
+                    // As Ctrl-C in a terminal does.
+                    true => kill_process_group(pid(&child), signal).unwrap(),
+                    false => kill_process(pid(&child), signal).unwrap(),
+                }
+                wait_until(&format!("{what}: it has ended"), || {
+                    child.try_wait().unwrap().is_some()
+                });
+                let status = child.wait().unwrap();
+                assert!(!status.success(), "{what}: {status}");
+                if !to_group {
+                    assert_eq!(status.signal(), Some(signal.as_raw()), "{what}: {status}");
+                }
+                wait_until(&format!("{what}: nobody is left"), || processes_about(&name) == 0);
+                assert!(!is_mounted(&place) && !place.exists(), "{what}");
+            }
+        }
+    }
+    let left: Vec<_> = fs::read_dir(work.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 3, "the archive and its two parts: {left:?}");
+}
+
+#[test]
+fn a_bar_is_shown_on_a_terminal_only() {
+    let work = work_folder();
+    let archive = slow_archive(work.path(), 12);
+    let output = run(archfs().arg("index").arg(&archive));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!said.contains("reading headers") && !said.contains('\r'), "{said}");
+
+    let line = format!("{} index {}", env!("CARGO_BIN_EXE_archfs"), archive.display());
+    let mut terminal = Command::new("script");
+    terminal.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm").env("COLUMNS", "80");
+    let mut child = terminal.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut seen = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut seen).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(seen.contains("reading headers") && seen.contains('%'), "{seen:?}");
+    assert!(seen.trim_end().ends_with("2 files and folders indexed"), "{seen:?}");
+    assert!(seen.contains("\x1b[2K") || seen.contains("\r\x1b"), "the line is cleaned: {seen:?}");
+}
