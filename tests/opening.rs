@@ -98,7 +98,7 @@ fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
 #[test]
 fn a_bar_is_shown_on_a_terminal_only() {
     let work = work_folder();
-    let archive = slow_archive(work.path(), 12);
+    let archive = slow_archive(work.path(), 40);
     let output = run(archfs().arg("index").arg(&archive));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!said.contains("reading headers") && !said.contains('\r'), "{said}");
