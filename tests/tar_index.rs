@@ -489,6 +489,26 @@ fn archives_of_one_name_have_indexes_of_their_own_in_the_cache() {
 }
 
 #[test]
+fn an_archive_named_from_its_folder_or_through_a_link_has_its_index_where_it_is_named() {
+    let stage = Stage::new(MEMBERS);
+    let listed_in = |folder: &Path, name: &str| {
+        let mut command = stage.command(archfs());
+        listed(command.args(["ls", "-lR", name]).current_dir(folder))
+    };
+    let (expected, said) = listed_in(&stage.folder, "data.tar");
+    assert_eq!((expected.lines().count(), said.as_str()), (MEMBERS, ""));
+    stage.assert_nothing_else("named from its folder");
+    stage.rename_unsampled();
+    assert_eq!(stage.ls(), (expected.clone(), String::new()), "named in full");
+    assert_eq!(listed_in(&stage.home, "../folder/data.tar"), (expected, String::new()));
+
+    symlink(&stage.archive, stage.home.join("link.tar")).unwrap();
+    assert!(listed_in(&stage.home, "link.tar").0.contains(NEW_NAME));
+    assert!(stage.home.join("link.tar.archfs-index").exists());
+    stage.assert_nothing_else("named through a link");
+}
+
+#[test]
 fn without_a_place_for_the_index_it_works_with_a_note() {
     if !is_root() {
         return;
