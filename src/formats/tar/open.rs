@@ -92,10 +92,12 @@ fn stored(storage: &Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Index>
     let Some((known, saved)) = options.saved()? else {
         return scanned();
     };
-    if let Some(found) = known.load(&saved)
-        && found.seek_points.is_empty()
-    {
-        return Ok(found.index);
+    let fit = |found: IndexFile| match found.seek_points.is_empty() {
+        true if found.decoded_len == storage.len() => Ok(found.index),
+        _ => Err(Error::corrupt("not used: it is that of a compressed archive")),
+    };
+    if let Some(index) = known.load(&saved, fit) {
+        return Ok(index);
     }
     let index = scanned()?;
     let key = saved.key(known.file, &index.places())?;
@@ -124,11 +126,11 @@ fn compressed(
         Ok::<_, Error>(decoded)
     };
     let saved = options.saved()?;
+    let fit = |found: IndexFile| Ok((seekable(&found, storage.len())?, found.index));
     if let Some((known, saved)) = &saved
-        && let Some(found) = known.load(saved)
-        && let Some(seekable) = seekable(&found, storage.len())
+        && let Some((seekable, index)) = known.load(saved, fit)
     {
-        return Ok((decoded(seekable)?, found.index));
+        return Ok((decoded(seekable)?, index));
     }
     let survey = Survey::start(name, Arc::clone(&storage), container)?;
     let mut unpacking = Unpacking::new(survey, options.progress);
@@ -155,11 +157,17 @@ fn compressed(
     Ok((decoded(seekable)?, index))
 }
 
-/// The seek points in a saved index, if they are sound and end where its tree says.
-fn seekable(found: &IndexFile, encoded_len: u64) -> Option<Seekable> {
+/// The seek points in a saved index.
+///
+/// # Errors
+/// `Corrupt` where they are not sound, or do not end where the tree does.
+fn seekable(found: &IndexFile, encoded_len: u64) -> Result<Seekable> {
     let mut reader = Reader::new("seek points", &found.seek_points);
-    let parsed = Seekable::parse(&mut reader, encoded_len);
-    parsed.ok().filter(|seekable| seekable.len() == found.decoded_len)
+    let seekable = Seekable::parse(&mut reader, encoded_len)?;
+    match seekable.len() == found.decoded_len && reader.remaining() == 0 {
+        true => Ok(seekable),
+        false => Err(Error::corrupt("its seek points are those of another archive")),
+    }
 }
 
 impl TarOptions<'_> {
@@ -178,10 +186,10 @@ impl TarOptions<'_> {
 }
 
 impl SavedIndex<'_> {
-    /// The index that is there, unless a new one was asked for.
-    fn load(&self, saved: &Saved) -> Option<IndexFile> {
+    /// What `fit` makes of the index that is there, unless a new one was asked for.
+    fn load<T>(&self, saved: &Saved, fit: impl Fn(IndexFile) -> Result<T>) -> Option<T> {
         match self.saving {
-            Saving::Worthwhile => saved.load(self.file),
+            Saving::Worthwhile => saved.load(self.file, fit),
             Saving::Demanded => None,
         }
     }

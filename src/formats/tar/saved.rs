@@ -10,12 +10,14 @@
 //! Any number of processes on any number of nodes may do this at once: each writes a file of its own
 //! and renames it, so that a reader sees one whole file or another, and all of them are right.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::BufReader;
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
 use super::header::BLOCK;
@@ -58,13 +60,21 @@ impl Saved {
         Ok(Self { places, named: index.is_some(), recursive, archive: path.to_owned(), identity })
     }
 
-    /// The saved index, if there is one to believe; what is wrong with others is told.
-    pub(super) fn load(&self, archive: &dyn Storage) -> Option<IndexFile> {
-        self.places.iter().find_map(|place| match self.load_from(place, archive) {
-            Ok(found) => found,
-            Err(error) => {
-                log::warn!("{}: {error}; made anew", place.display());
-                None
+    /// What `fit` makes of the saved index, if there is one to believe; what is wrong with others
+    /// is told.
+    pub(super) fn load<T>(
+        &self,
+        archive: &dyn Storage,
+        fit: impl Fn(IndexFile) -> Result<T>,
+    ) -> Option<T> {
+        self.places.iter().find_map(|place| {
+            let found = self.load_from(place, archive);
+            match found.and_then(|found| found.map(&fit).transpose()) {
+                Ok(found) => found,
+                Err(error) => {
+                    log::warn!("{}: {error}; made anew", place.display());
+                    None
+                }
             }
         })
     }
@@ -72,9 +82,11 @@ impl Saved {
     fn load_from(&self, place: &Path, archive: &dyn Storage) -> Result<Option<IndexFile>> {
         let stale = |why: &str| Err(Error::new(Kind::InvalidInput, format!("not used: {why}")));
         let failed = |error| Error::io("can not be read", error);
-        let file = match File::open(place) {
+        // A pipe that somebody made there would wait for its writer.
+        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+        let file = match OpenOptions::new().read(true).custom_flags(nonblocking).open(place) {
             Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
         let found = file.metadata().map_err(failed)?;

@@ -131,7 +131,11 @@ impl IndexFile {
         if version != FORMAT {
             return Err(Error::corrupt(format!("an index of version {version}, not {FORMAT}")));
         }
-        let flags = input.u32()?;
+        let recursive = match input.u32()? {
+            0 => false,
+            1 => true,
+            other => return Err(Error::corrupt(format!("an index with flags {other:#x}"))),
+        };
         let archive_len = input.u64()?;
         let modified = (i64::from_le_bytes(input.array()?), input.u32()?);
         let count = input.u32()?;
@@ -140,7 +144,7 @@ impl IndexFile {
         }
         let samples =
             (0..count).map(|_| Ok((input.u64()?, input.u32()?))).collect::<Result<_>>()?;
-        let key = Key { recursive: flags == 1, len: archive_len, modified, samples };
+        let key = Key { recursive, len: archive_len, modified, samples };
         let seek_points = input.sized()?;
         let decoded_len = input.u64()?;
         let index = Index {
@@ -243,6 +247,15 @@ impl Output<'_> {
     }
 }
 
+/// Room for `count` things: a file with holes can be longer than any memory.
+fn reserved<T>(count: usize) -> Result<Vec<T>> {
+    let mut room = Vec::new();
+    match room.try_reserve_exact(count) {
+        Ok(()) => Ok(room),
+        Err(_) => Err(Error::corrupt(format!("no memory for {count} records of the index"))),
+    }
+}
+
 /// Bytes on their way out of a file; `left` bounds every count before memory is taken for it.
 struct Input<'i> {
     input: &'i mut dyn Read,
@@ -287,7 +300,9 @@ impl Input<'_> {
     }
 
     fn sized(&mut self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.count(1)?];
+        let count = self.count(1)?;
+        let mut bytes = reserved(count)?;
+        bytes.resize(count, 0);
         self.fill(&mut bytes)?;
         Ok(bytes)
     }
@@ -297,7 +312,7 @@ impl Input<'_> {
         parse: impl Fn([u8; N]) -> Result<T>,
     ) -> Result<Vec<T>> {
         let count = self.count(N)?;
-        let mut records = Vec::with_capacity(count);
+        let mut records = reserved(count)?;
         let at_once = STEP.checked_div(N).unwrap_or(1);
         let mut buffer = vec![0; at_once.min(count).saturating_mul(N)];
         while records.len() < count {
@@ -312,7 +327,12 @@ impl Input<'_> {
     }
 
     fn list<T>(&mut self, each: usize, read: impl Fn(&mut Self) -> Result<T>) -> Result<Vec<T>> {
-        (0..self.count(each)?).map(|_| read(self)).collect()
+        let count = self.count(each)?;
+        let mut list = reserved(count)?;
+        while list.len() < count {
+            list.push(read(self)?);
+        }
+        Ok(list)
     }
 
     fn finish(mut self) -> Result<()> {

@@ -143,6 +143,12 @@ impl Builder {
         let grafts = self.grafts.iter();
         let grafts = grafts.map(|&(folder, at, len)| Graft { path: self.path(folder), at, len });
         let grafts = grafts.collect();
+        // They grew by doubling, and stay as long as the mount.
+        self.names.shrink_to_fit();
+        self.segments.shrink_to_fit();
+        self.maps.shrink_to_fit();
+        self.xattrs.shrink_to_fit();
+        with_xattrs.shrink_to_fit();
         Index {
             nodes,
             names: self.names,

@@ -1,23 +1,25 @@
 //! The tree of a tar archive in memory: what a scan of all headers leaves behind.
 //!
 //! Owns the nodes and how a name is found among them; leaves making them to `builder`, `groups`
-//! and `layout`, and keeping them in a file to `file`.
+//! and `layout`, keeping them in a file to `file`, and what can be believed of that to `check`.
 //! Invariant: the children of a folder stand side by side, in ascending order of their names, behind
-//! their folder; node 0 is the root. `Index::check` refuses whatever is not so.
+//! their folder; node 0 is the root. `check` refuses whatever is not so.
 //!
 //! Memory is what decides here: an archive of 1.3 million members has as many nodes. A node takes 48
 //! bytes and its name one byte more than it has letters. There is no table to find names with: the
 //! order is one, and 20 comparisons find a name among a million. What few members have (attributes,
 //! maps of sparse files, second links) stands in tables of its own, sorted by node.
 
-use crate::error::{Error, Result};
 use crate::formats::bytes::index;
 use crate::vfs::{FileKind, Name};
 
 mod builder;
+mod check;
 mod file;
 mod groups;
 mod layout;
+#[cfg(test)]
+mod tests;
 
 pub(super) use builder::{Builder, Folder, Nested};
 pub(super) use file::{IndexFile, Key};
@@ -237,83 +239,6 @@ impl Index {
             Some((take_bytes(&mut rest)?, take_bytes(&mut rest)?))
         })
     }
-
-    /// Refuses an index that breaks the invariant or points outside `archive_len` bytes.
-    ///
-    /// # Errors
-    /// `Corrupt`, with what is wrong.
-    fn check(&self, archive_len: u64) -> Result<()> {
-        let wrong = |what: &str, id: usize| Err(Error::corrupt(format!("node {id}: {what}")));
-        let mut next_child = 1_u64;
-        for (id, node) in self.nodes.iter().enumerate() {
-            match node.content() {
-                Content::Stored { at } => {
-                    if at.checked_add(node.size).is_none_or(|end| end > archive_len) {
-                        return wrong("its bytes lie outside the archive", id);
-                    }
-                }
-                Content::Sparse { map } => {
-                    if map >= self.maps.len() || !sound_map(self.map(map), node.size, archive_len) {
-                        return wrong("its sparse map is none", id);
-                    }
-                }
-                Content::Folder { first, count } => {
-                    // Folders stand in the order of their children, so this makes it a tree.
-                    if count > 0 && (u64::from(first) != next_child || index(first) <= id) {
-                        return wrong("its children are not where they should be", id);
-                    }
-                    next_child = next_child.saturating_add(u64::from(count));
-                    let children = self.children(first, count);
-                    let ascend = children.is_sorted_by(|a, b| self.name(a) < self.name(b));
-                    let named = children.iter().all(|node| Name::parse(self.name(node)).is_some());
-                    if children.len() != index(count) || !ascend || !named {
-                        return wrong("its children are no listing", id);
-                    }
-                }
-                Content::Symlink { target } => {
-                    if index(node.size) != self.target(target, node.size).len() {
-                        return wrong("its target is missing", id);
-                    }
-                }
-                Content::Link { target } => {
-                    let target = self.node(target).map(Node::content);
-                    if matches!(target, None | Some(Content::Link { .. } | Content::Folder { .. }))
-                    {
-                        return wrong("it names nothing", id);
-                    }
-                }
-                Content::Device { .. } | Content::Fifo => {}
-            }
-        }
-        let is_folder = |node: &Node| node.kind() == FileKind::Directory;
-        if !self.node(ROOT).is_some_and(is_folder) {
-            return wrong("the root is no folder", 0);
-        }
-        if next_child != u64::try_from(self.nodes.len()).unwrap_or(u64::MAX) {
-            return wrong("some nodes are in no folder", 0);
-        }
-        let ascend = self.links.is_sorted_by_key(|&(id, _)| id)
-            && self.with_xattrs.is_sorted_by_key(|&(id, _)| id)
-            && self.maps.is_sorted();
-        if !ascend {
-            return wrong("a table is out of order", 0);
-        }
-        let inside =
-            |graft: &Graft| graft.at.checked_add(graft.len).is_some_and(|end| end <= archive_len);
-        if !self.grafts.iter().all(inside) {
-            return wrong("an image lies outside the archive", 0);
-        }
-        Ok(())
-    }
-}
-
-fn sound_map(map: &[Segment], size: u64, archive_len: u64) -> bool {
-    let inside = |segment: &Segment| {
-        segment.len > 0
-            && segment.offset.checked_add(segment.len).is_some_and(|end| end <= size)
-            && segment.at.checked_add(segment.len).is_some_and(|end| end <= archive_len)
-    };
-    map.iter().all(inside) && map.is_sorted_by(|a, b| a.end() <= b.offset)
 }
 
 fn take_number(bytes: &mut &[u8]) -> Option<u32> {

@@ -1,0 +1,833 @@
+//! Saved indexes, as a user meets them: made once, used from then on, and never believed wrongly.
+//!
+//! Owns where they are kept, when they are made anew, and many processes at once. That an index is
+//! used is proven by an archive in which a name was changed where no sample is taken, with its
+//! length and time as before: the index has the old name, a scan finds the new one.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+mod support;
+
+use support::mount::CleanUp;
+use support::{archfs, can_mount, run, work_folder};
+
+/// Members of the usual archive: more than make an index worthwhile, so that few are sampled.
+const MEMBERS: usize = 1200;
+
+/// A member that no sample is taken of, and its name once it was changed.
+const UNSAMPLED: usize = 10;
+const OLD_NAME: &str = "f00010";
+const NEW_NAME: &str = "g00010";
+
+/// An ordinary user and another one.
+const USER: u32 = 65_534;
+const OTHER: u32 = 65_533;
+
+/// The header of a file: ustar.
+fn header(name: &str, size: usize) -> [u8; 512] {
+    let mut header = [0; 512];
+    header[..name.len()].copy_from_slice(name.as_bytes());
+    header[100..108].copy_from_slice(b"0000644\0");
+    header[108..116].copy_from_slice(b"0000007\0");
+    header[116..124].copy_from_slice(b"0000010\0");
+    header[124..136].copy_from_slice(format!("{size:011o}\0").as_bytes());
+    header[136..148].copy_from_slice(b"00000000001\0");
+    header[156] = b'0';
+    header[257..265].copy_from_slice(b"ustar\x0000");
+    header[148..156].fill(b' ');
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    header
+}
+
+fn name(number: usize) -> String {
+    format!("f{number:05}")
+}
+
+/// A tar of `count` files, each of a header and a block with its number.
+fn tar(count: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(count * 1024 + 1024);
+    for number in 0..count {
+        let data = format!("data {number}");
+        bytes.extend(header(&name(number), data.len()));
+        bytes.extend(data.as_bytes());
+        bytes.resize((number + 1) * 1024, 0);
+    }
+    bytes.resize(count * 1024 + 1024, 0);
+    bytes
+}
+
+/// An archive in a folder of its own, and folders that stand for the user's.
+struct Stage {
+    folder: PathBuf,
+    archive: PathBuf,
+    index: PathBuf,
+    home: PathBuf,
+    work: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new(count: usize) -> Self {
+        Self::of("data.tar", &tar(count))
+    }
+
+    fn of(name: &str, bytes: &[u8]) -> Self {
+        let work = work_folder();
+        let [folder, home] = ["folder", "home"].map(|name| work.path().join(name));
+        fs::create_dir(&folder).unwrap();
+        fs::create_dir(&home).unwrap();
+        let archive = folder.join(name);
+        fs::write(&archive, bytes).unwrap();
+        let index = folder.join(format!("{name}.archfs-index"));
+        Self { folder, archive, index, home, work }
+    }
+
+    fn command(&self, mut command: Command) -> Command {
+        command.env("HOME", &self.home).env("XDG_CACHE_HOME", self.home.join("cache"));
+        for name in ["ARCHFS_INDEX", "ARCHFS_RECURSIVE", "ARCHFS_OFFSET"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn archfs(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(archfs());
+        command.args(arguments).arg(&self.archive);
+        command
+    }
+
+    /// `archfs ls -lR` as the user `id`, from a copy of the program where everybody may go.
+    fn ls_as(&self, id: u32) -> Command {
+        let program = self.work.path().join("archfs");
+        if !program.exists() {
+            fs::copy(env!("CARGO_BIN_EXE_archfs"), &program).unwrap();
+            fs::set_permissions(self.work.path(), Permissions::from_mode(0o755)).unwrap();
+        }
+        let mut command = self.command(Command::new("setpriv"));
+        command.args([&format!("--reuid={id}"), &format!("--regid={id}"), "--clear-groups"]);
+        command.arg(program).args(["ls", "-lR"]).arg(&self.archive);
+        command
+    }
+
+    /// The listing, and what was said.
+    fn ls(&self) -> (String, String) {
+        listed(&mut self.archfs(&["ls", "-lR"]))
+    }
+
+    /// Makes the index ahead of time; returns its bytes.
+    fn make_index(&self) -> Vec<u8> {
+        run(&mut self.archfs(&["index"]));
+        fs::read(&self.index).unwrap()
+    }
+
+    /// Changes a name where no sample is taken, and leaves length and time.
+    fn rename_unsampled(&self) {
+        self.overwrite(UNSAMPLED as u64 * 1024, &header(NEW_NAME, "data 10".len()));
+    }
+
+    fn overwrite(&self, at: u64, bytes: &[u8]) {
+        let file = File::options().write(true).open(&self.archive).unwrap();
+        let time = file.metadata().unwrap().modified().unwrap();
+        file.write_all_at(bytes, at).unwrap();
+        file.set_modified(time).unwrap();
+    }
+
+    /// Lists with an index that is not to be believed: there is a note, all is right, and the index
+    /// is a good one afterwards.
+    fn assert_made_anew(&self, what: &str, expected: &str, good: &[u8]) {
+        let (found, said) = self.ls();
+        assert!(said.contains("made anew"), "{what}: no note: {said}");
+        assert!(found == expected, "{what}: another listing");
+        assert!(fs::symlink_metadata(&self.index).unwrap().is_file(), "{what}");
+        assert!(fs::read(&self.index).unwrap() == good, "{what}: the index left is not good");
+        self.assert_nothing_else(what);
+    }
+
+    fn assert_archive_alone(&self) {
+        assert_eq!(names_in(&self.folder), slice::from_ref(&self.archive));
+    }
+
+    /// Nothing but the archive and its index.
+    fn assert_nothing_else(&self, what: &str) {
+        assert_eq!(names_in(&self.folder), [self.archive.clone(), self.index.clone()], "{what}");
+    }
+}
+
+/// The files in a folder, sorted.
+fn names_in(folder: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+fn text(output: &Output) -> (String, String) {
+    let [out, err] = [&output.stdout, &output.stderr];
+    (String::from_utf8(out.clone()).unwrap(), String::from_utf8(err.clone()).unwrap())
+}
+
+/// What a command that succeeds lists, and what it says.
+fn listed(command: &mut Command) -> (String, String) {
+    text(&run(command))
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+/// Whether this test can act as other users. Where it can not, that is loud, or fatal in CI.
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    assert!(is_root || std::env::var_os("CI").is_none(), "CI must run as root");
+    if !is_root {
+        eprintln!("SKIPPED: this test acts as several users; it needs root");
+    }
+    is_root
+}
+
+/// Makes the checksum of an index right.
+fn sealed(mut index: Vec<u8>) -> Vec<u8> {
+    index.truncate(index.len() - 4);
+    let sum = crc32fast::hash(&index);
+    index.extend(sum.to_le_bytes());
+    index
+}
+
+/// Where in an index the seek points stand, behind their length.
+fn seek_points(index: &[u8]) -> usize {
+    let samples = u32::from_le_bytes(index[36..40].try_into().unwrap()) as usize;
+    40 + 12 * samples + 8
+}
+
+#[test]
+fn an_index_is_made_beside_the_archive_and_used_from_then_on() {
+    let stage = Stage::new(MEMBERS);
+    fs::set_permissions(&stage.archive, Permissions::from_mode(0o664)).unwrap();
+    let (first, said) = stage.ls();
+    assert_eq!(said, "");
+    let names: Vec<_> = first.lines().map(|line| line.split(' ').next_back().unwrap()).collect();
+    assert_eq!(names, (0..MEMBERS).map(name).collect::<Vec<_>>());
+    stage.assert_nothing_else("after the first");
+    // Who may read the archive may read what is in it.
+    assert_eq!(mode(&stage.index), 0o644);
+
+    stage.rename_unsampled();
+    assert_eq!(stage.ls(), (first.clone(), String::new()), "with the index");
+    fs::remove_file(&stage.index).unwrap();
+    let (without, _) = stage.ls();
+    assert_ne!(without, first);
+    assert!(without.contains(NEW_NAME) && !without.contains(OLD_NAME));
+}
+
+#[test]
+fn a_mount_uses_the_index_and_serves_what_the_archive_holds() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new(MEMBERS);
+    stage.make_index();
+    stage.rename_unsampled();
+    let place = stage.work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
+    let mut mount = stage.archfs(&["mount", "--keep"]);
+    run(mount.arg(&place));
+    assert_eq!(fs::read_to_string(place.join(OLD_NAME)).unwrap(), "data 10");
+    assert_eq!(fs::read_to_string(place.join("f01199")).unwrap(), "data 1199");
+    assert_eq!(fs::read_dir(&place).unwrap().count(), MEMBERS);
+    run(stage.command(archfs()).arg("unmount").arg(&place));
+}
+
+#[test]
+fn an_archive_of_fewer_than_a_thousand_members_gets_no_index_unasked() {
+    // The root counts as one.
+    for (count, made) in [(10, false), (998, false), (999, true)] {
+        let stage = Stage::new(count);
+        let (found, said) = stage.ls();
+        assert_eq!((found.lines().count(), said.as_str()), (count, ""));
+        assert_eq!(stage.index.exists(), made, "{count} files");
+    }
+    let stage = Stage::new(10);
+    let place = stage.work.path().join("named");
+    listed(stage.archfs(&["ls"]).arg("--index").arg(&place));
+    assert!(place.exists(), "asked for by its name");
+    stage.make_index();
+}
+
+#[test]
+fn an_index_is_made_anew_when_the_archive_changed() {
+    let stage = Stage::new(MEMBERS);
+    let mut before = stage.make_index();
+    let mut expect = |what: &str, shows: &str| {
+        let (found, said) = stage.ls();
+        assert!(said.contains("changed since") && said.contains("made anew"), "{what}: {said}");
+        assert!(found.contains(shows), "{what}");
+        let index = fs::read(&stage.index).unwrap();
+        assert!(index != before, "{what}: the same index");
+        before = index;
+        assert_eq!(stage.ls(), (found, String::new()), "{what}, again");
+    };
+    let file = File::options().write(true).open(&stage.archive).unwrap();
+    let time = file.metadata().unwrap().modified().unwrap();
+
+    // A first member replaced: the same length and time, but a block that is always sampled.
+    stage.overwrite(0, &header("first", "data 0".len()));
+    expect("a sampled block", "first");
+
+    // A member added, with the time as before.
+    let end = MEMBERS as u64 * 1024;
+    file.write_all_at(&header("added", 0), end).unwrap();
+    file.write_all_at(&[0; 1024], end + 512).unwrap();
+    file.set_modified(time).unwrap();
+    expect("another length", "added");
+
+    // The smallest step in time, forward and backward; the change is where no sample is.
+    for (at, time) in [(11, time + Duration::from_nanos(1)), (12, time - Duration::from_secs(1))] {
+        let new = format!("new-{at}");
+        file.write_all_at(&header(&new, "data 10".len()), at * 1024).unwrap();
+        file.set_modified(time).unwrap();
+        expect("another time", &new);
+    }
+}
+
+#[test]
+fn another_archive_in_the_place_of_the_old_one_is_shown() {
+    let stage = Stage::new(MEMBERS);
+    stage.make_index();
+    let time = fs::metadata(&stage.archive).unwrap().modified().unwrap();
+    let other = stage.work.path().join("other");
+    let mut bytes = tar(MEMBERS);
+    for number in 0..MEMBERS {
+        bytes[number * 1024..][..512].copy_from_slice(&header(&format!("o{number}"), 3));
+    }
+    fs::write(&other, bytes).unwrap();
+    File::options().write(true).open(&other).unwrap().set_modified(time).unwrap();
+    fs::rename(&other, &stage.archive).unwrap();
+    let (found, said) = stage.ls();
+    assert!(said.contains("made anew"), "{said}");
+    assert!(found.lines().all(|line| line.contains(" o")));
+}
+
+#[test]
+fn a_damaged_index_is_made_anew_with_a_note() {
+    let stage = Stage::new(MEMBERS);
+    let (expected, _) = stage.ls();
+    let good = fs::read(&stage.index).unwrap();
+    let check = |what: &str, bytes: &[u8]| {
+        fs::write(&stage.index, bytes).unwrap();
+        stage.assert_made_anew(what, &expected, &good);
+    };
+    let head = seek_points(&good);
+    let lens = (0..head + 24).step_by(7).chain((head + 24..good.len()).step_by(4999));
+    for len in lens.chain([3, 4, 8, 12, good.len() - 4, good.len() - 1]) {
+        check(&format!("cut at {len}"), &good[..len]);
+    }
+    let places = (0..head + 24).step_by(3).chain((head + 24..good.len()).step_by(3001));
+    for at in places.chain([good.len() - 1]) {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1 << (at % 8);
+        check(&format!("byte {at}"), &bytes);
+    }
+    check("longer", &[&good[..], b"x"].concat());
+    check("twice", &good.repeat(2));
+    check("zeros", &vec![0; good.len()]);
+    check("garbage", &support::source::noise(1, good.len()));
+    check("a tar", &tar(3));
+}
+
+#[test]
+fn an_index_of_another_version_or_choice_is_made_anew() {
+    let stage = Stage::new(MEMBERS);
+    let (expected, _) = stage.ls();
+    let good = fs::read(&stage.index).unwrap();
+    for (what, at, byte) in [
+        ("version 0", 8, 0),
+        ("a later version", 8, 2),
+        ("a version far off", 11, 1),
+        ("made with --recursive", 12, 1),
+        ("unknown flags", 12, 2),
+    ] {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        fs::write(&stage.index, sealed(bytes)).unwrap();
+        stage.assert_made_anew(what, &expected, &good);
+    }
+    // Seek points belong to compressed archives.
+    let mut bytes = good.clone();
+    let at = seek_points(&good);
+    bytes[at - 8] = 4;
+    bytes.splice(at..at, [0; 4]);
+    fs::write(&stage.index, sealed(bytes)).unwrap();
+    stage.assert_made_anew("seek points", &expected, &good);
+    // A length of the archive that is not the archive's.
+    let mut bytes = good.clone();
+    bytes[at + 4] ^= 1;
+    fs::write(&stage.index, sealed(bytes)).unwrap();
+    stage.assert_made_anew("another decoded length", &expected, &good);
+}
+
+#[test]
+fn whatever_else_has_the_name_of_the_index_is_replaced() {
+    let stage = Stage::new(MEMBERS);
+    let (expected, _) = stage.ls();
+    let good = fs::read(&stage.index).unwrap();
+    let elsewhere = stage.work.path().join("elsewhere");
+
+    fs::write(&elsewhere, "precious").unwrap();
+    fs::remove_file(&stage.index).unwrap();
+    symlink(&elsewhere, &stage.index).unwrap();
+    stage.assert_made_anew("a link to something else", &expected, &good);
+    assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "precious");
+
+    fs::remove_file(&stage.index).unwrap();
+    symlink(&stage.index, &stage.index).unwrap();
+    stage.assert_made_anew("a link to itself", &expected, &good);
+
+    fs::remove_file(&stage.index).unwrap();
+    symlink(stage.work.path().join("missing"), &stage.index).unwrap();
+    assert_eq!(stage.ls(), (expected.clone(), String::new()));
+    assert!(fs::read(&stage.index).unwrap() == good && stage.index.is_file());
+
+    // A pipe without a writer must not make anybody wait.
+    fs::remove_file(&stage.index).unwrap();
+    run(Command::new("mkfifo").arg(&stage.index));
+    let mut limited = stage.command(Command::new("timeout"));
+    limited.arg("30").arg(env!("CARGO_BIN_EXE_archfs")).args(["ls", "-lR"]).arg(&stage.archive);
+    let (found, said) = listed(&mut limited);
+    assert!(said.contains("no regular file") && said.contains("made anew"), "{said}");
+    assert!(found == expected && fs::read(&stage.index).unwrap() == good);
+
+    // A link to a good index is as good as that.
+    fs::rename(&stage.index, &elsewhere).unwrap();
+    symlink(&elsewhere, &stage.index).unwrap();
+    stage.rename_unsampled();
+    assert_eq!(stage.ls(), (expected, String::new()));
+}
+
+#[test]
+fn a_folder_with_the_name_of_the_index_sends_it_to_the_cache_folder() {
+    let stage = Stage::new(MEMBERS);
+    fs::create_dir(&stage.index).unwrap();
+    let (expected, said) = stage.ls();
+    assert!(said.contains("no regular file"), "{said}");
+    assert_eq!(expected.lines().count(), MEMBERS);
+    let cached = names_in(&stage.home.join("cache/archfs"));
+    assert_eq!(cached.len(), 1);
+    stage.rename_unsampled();
+    assert_eq!(stage.ls().0, expected);
+    stage.assert_nothing_else("a folder");
+}
+
+#[test]
+fn an_archive_in_a_read_only_folder_has_its_index_in_the_users_cache() {
+    if !is_root() {
+        return;
+    }
+    for with_xdg in [true, false] {
+        let stage = Stage::new(MEMBERS);
+        chown(&stage.home, Some(USER), Some(USER)).unwrap();
+        let ls = || {
+            let mut command = stage.ls_as(USER);
+            if !with_xdg {
+                command.env_remove("XDG_CACHE_HOME");
+            }
+            listed(&mut command)
+        };
+        let (expected, said) = ls();
+        assert_eq!((expected.lines().count(), said.as_str()), (MEMBERS, ""));
+        stage.assert_archive_alone();
+        let cache = stage.home.join(if with_xdg { "cache/archfs" } else { ".cache/archfs" });
+        let [index] = &names_in(&cache)[..] else { panic!("not one file in the cache") };
+        assert!(index.to_str().unwrap().ends_with("-data.tar.archfs-index"), "{index:?}");
+        assert_eq!((mode(&cache), mode(index)), (0o700, 0o600));
+        assert_eq!(fs::metadata(index).unwrap().uid(), USER);
+        stage.rename_unsampled();
+        assert_eq!(ls(), (expected, String::new()));
+    }
+}
+
+#[test]
+fn a_full_disk_sends_the_index_to_the_cache_and_keeps_no_part_of_it() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new(MEMBERS);
+    let full = stage.work.path().join("full");
+    fs::create_dir(&full).unwrap();
+    let _clean_up = CleanUp(full.clone());
+    run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=32k", "none"]).arg(&full));
+    let link = full.join("data.tar");
+    symlink(&stage.archive, &link).unwrap();
+    let ls = || listed(stage.command(archfs()).args(["ls", "-lR"]).arg(&link));
+    let (expected, said) = ls();
+    assert_eq!((expected.lines().count(), said.as_str()), (MEMBERS, ""));
+    assert_eq!(names_in(&full), slice::from_ref(&link));
+    assert_eq!(names_in(&stage.home.join("cache/archfs")).len(), 1);
+    stage.rename_unsampled();
+    assert_eq!(ls(), (expected, String::new()));
+}
+
+#[test]
+fn archives_of_one_name_have_indexes_of_their_own_in_the_cache() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new(MEMBERS);
+    let second = Stage { home: stage.home.clone(), ..Stage::new(MEMBERS + 1) };
+    chown(&stage.home, Some(USER), Some(USER)).unwrap();
+    // Both homes are the first one's, which the user may enter through its folder.
+    for (stage, count) in [(&stage, MEMBERS), (&second, MEMBERS + 1), (&stage, MEMBERS)] {
+        let (found, said) = listed(&mut stage.ls_as(USER));
+        assert_eq!((found.lines().count(), said.as_str()), (count, ""));
+    }
+    assert_eq!(names_in(&stage.home.join("cache/archfs")).len(), 2);
+}
+
+#[test]
+fn an_archive_named_from_its_folder_or_through_a_link_has_its_index_where_it_is_named() {
+    let stage = Stage::new(MEMBERS);
+    let listed_in = |folder: &Path, name: &str| {
+        let mut command = stage.command(archfs());
+        listed(command.args(["ls", "-lR", name]).current_dir(folder))
+    };
+    let (expected, said) = listed_in(&stage.folder, "data.tar");
+    assert_eq!((expected.lines().count(), said.as_str()), (MEMBERS, ""));
+    stage.assert_nothing_else("named from its folder");
+    stage.rename_unsampled();
+    assert_eq!(stage.ls(), (expected.clone(), String::new()), "named in full");
+    assert_eq!(listed_in(&stage.home, "../folder/data.tar"), (expected, String::new()));
+
+    symlink(&stage.archive, stage.home.join("link.tar")).unwrap();
+    assert!(listed_in(&stage.home, "link.tar").0.contains(NEW_NAME));
+    assert!(stage.home.join("link.tar.archfs-index").exists());
+    stage.assert_nothing_else("named through a link");
+}
+
+#[test]
+fn without_a_place_for_the_index_it_works_with_a_note() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new(MEMBERS);
+    for home in [None, Some("relative"), Some("/dev/null")] {
+        let mut command = stage.ls_as(USER);
+        command.env_remove("HOME").env_remove("XDG_CACHE_HOME");
+        command.envs(home.map(|home| ("HOME", home))).current_dir(&stage.folder);
+        let (found, said) = listed(&mut command);
+        assert_eq!(found.lines().count(), MEMBERS, "{home:?}");
+        assert!(said.contains("can not be written"), "{home:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{home:?}: {said}");
+    }
+    stage.assert_archive_alone();
+}
+
+#[test]
+fn a_named_index_is_kept_there_and_nowhere_else() {
+    let stage = Stage::new(MEMBERS);
+    let place = stage.work.path().join("named");
+    let ls = || listed(stage.archfs(&["ls", "-lR"]).arg("--index").arg(&place));
+    let (expected, said) = ls();
+    assert_eq!(said, "");
+    assert_eq!(mode(&place), 0o600);
+    stage.assert_archive_alone();
+    assert_eq!(names_in(&stage.home), [""; 0].map(PathBuf::from));
+    stage.make_index();
+    stage.rename_unsampled();
+    assert_eq!(ls(), (expected, String::new()));
+    fs::write(&place, "garbage").unwrap();
+    // One beside the archive, which shows the old name, is not asked for.
+    let (found, said) = ls();
+    assert!(said.contains("made anew") && found.contains(NEW_NAME), "{said}");
+}
+
+#[test]
+fn a_named_index_that_can_not_be_written_is_a_note_for_ls_and_a_failure_for_index() {
+    let stage = Stage::new(MEMBERS);
+    let nowhere = stage.work.path().join("missing/index");
+    for (arguments, status) in [(["ls", "--index"], 0), (["index", "--index"], 1)] {
+        let mut command = stage.command(archfs());
+        let output = command.args(arguments).arg(&nowhere).arg(&stage.archive).output().unwrap();
+        let (_, said) = text(&output);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {said}");
+        assert!(said.contains("missing/index: can not be written"), "{arguments:?}: {said}");
+    }
+    stage.assert_archive_alone();
+}
+
+#[test]
+fn an_index_of_somebody_else_is_not_believed() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new(MEMBERS);
+    let theirs = stage.make_index();
+    // As in /tmp: everybody may add files, and nobody may replace those of others.
+    fs::set_permissions(&stage.folder, Permissions::from_mode(0o1777)).unwrap();
+    chown(&stage.home, Some(USER), Some(USER)).unwrap();
+    stage.rename_unsampled();
+    let ls = || listed(&mut stage.ls_as(USER));
+    let (believed, said) = ls();
+    assert!(believed.contains(OLD_NAME) && said.is_empty(), "root's own is: {said}");
+
+    chown(&stage.index, Some(OTHER), Some(OTHER)).unwrap();
+    let (found, said) = ls();
+    assert!(said.contains("somebody else"), "{said}");
+    assert!(found.contains(NEW_NAME) && !found.contains(OLD_NAME));
+    assert!(fs::read(&stage.index).unwrap() == theirs, "it was replaced");
+    assert_eq!(names_in(&stage.home.join("cache/archfs")).len(), 1);
+    stage.assert_nothing_else("a sticky folder");
+    // Whose archive it is can say what is in it.
+    chown(&stage.archive, Some(OTHER), Some(OTHER)).unwrap();
+    let (found, said) = ls();
+    assert!(found.contains(OLD_NAME) && said.is_empty(), "{said}");
+}
+
+#[test]
+fn twelve_processes_at_once_are_right_while_another_deletes_the_index() {
+    let stage = Stage::new(MEMBERS);
+    let (expected, _) = stage.ls();
+    let good = fs::read(&stage.index).unwrap();
+    fs::remove_file(&stage.index).unwrap();
+    let done = AtomicBool::new(false);
+    let deleted = std::thread::scope(|scope| {
+        let deleter = scope.spawn(|| {
+            let mut deleted = 0;
+            while !done.load(Ordering::Relaxed) {
+                deleted += usize::from(fs::remove_file(&stage.index).is_ok());
+                std::thread::yield_now();
+            }
+            deleted
+        });
+        let users: Vec<_> = (0..12)
+            .map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..6 {
+                        assert!(stage.ls() == (expected.clone(), String::new()));
+                    }
+                })
+            })
+            .collect();
+        let outcomes: Vec<_> = users.into_iter().map(|user| user.join()).collect();
+        done.store(true, Ordering::Relaxed);
+        assert!(outcomes.iter().all(Result::is_ok), "a wrong answer");
+        deleter.join().unwrap()
+    });
+    assert!(deleted > 1, "deleted {deleted} times");
+    assert_eq!(stage.ls(), (expected, String::new()));
+    assert!(fs::read(&stage.index).unwrap() == good);
+    stage.assert_nothing_else("afterwards");
+}
+
+#[test]
+fn twelve_processes_at_once_without_an_index_leave_one_whole_index() {
+    let stage = Stage::new(MEMBERS);
+    std::thread::scope(|scope| {
+        let users: Vec<_> = (0..12).map(|_| scope.spawn(|| stage.ls())).collect();
+        let mut answers: Vec<_> = users.into_iter().map(|user| user.join().unwrap()).collect();
+        answers.dedup();
+        assert_eq!(answers.len(), 1);
+        assert_eq!(answers[0].0.lines().count(), MEMBERS);
+        assert_eq!(answers[0].1, "");
+    });
+    stage.assert_nothing_else("afterwards");
+    let left = fs::read(&stage.index).unwrap();
+    assert!(left == stage.make_index());
+}
+
+/// A tar of `count` empty files: the most index for an archive's length.
+fn empty_files(count: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..count).flat_map(|number| header(&name(number), 0)).collect();
+    bytes.resize((count + 2) * 512, 0);
+    bytes
+}
+
+#[test]
+fn a_process_killed_while_it_writes_leaves_no_half_index() {
+    let stage = Stage::of("data.tar", &empty_files(60_000));
+    let good = stage.make_index();
+    assert!(good.len() > 2 << 20, "written in several steps");
+    let temporary = || {
+        let mut paths = names_in(&stage.folder);
+        paths.retain(|path| *path != stage.archive && *path != stage.index);
+        paths
+    };
+    // A signal on the way, at the same byte each time; there was a good index, and then none.
+    for there_is_one in [true, false] {
+        if !there_is_one {
+            fs::remove_file(&stage.index).unwrap();
+        }
+        let mut limited = stage.command(Command::new("prlimit"));
+        limited.arg("--fsize=1500000").arg("--core=0").arg(env!("CARGO_BIN_EXE_archfs"));
+        let output = limited.arg("index").arg(&stage.archive).output().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(25));
+        assert_eq!(stage.index.exists(), there_is_one);
+        assert!(!there_is_one || fs::read(&stage.index).unwrap() == good);
+        assert_eq!(temporary().len(), 1, "it was killed before it wrote");
+        temporary().iter().for_each(|path| fs::remove_file(path).unwrap());
+    }
+    // SIGKILL as soon as there is a temporary file, whenever that is.
+    let mut interrupted = 0;
+    for _ in 0..100 {
+        let mut child = stage.archfs(&["index", "--quiet"]).spawn().unwrap();
+        while temporary().is_empty() && child.try_wait().unwrap().is_none() {}
+        child.kill().unwrap();
+        child.wait().unwrap();
+        interrupted += temporary().len();
+        temporary().iter().for_each(|path| fs::remove_file(path).unwrap());
+        match fs::read(&stage.index) {
+            Ok(found) => assert!(found == good, "half an index"),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
+        }
+        let _ = fs::remove_file(&stage.index);
+        if interrupted == 5 {
+            break;
+        }
+    }
+    assert_eq!(interrupted, 5, "of a hundred kills, so many met it writing");
+    assert!(stage.make_index() == good);
+    stage.assert_nothing_else("afterwards");
+}
+
+#[test]
+fn archfs_index_makes_indexes_ahead_of_time_and_makes_them_anew() {
+    let stage = Stage::new(MEMBERS);
+    let (out, said) = text(&run(&mut stage.archfs(&["index"])));
+    assert_eq!(out, "");
+    assert!(said.contains(&format!("{} files and folders indexed", MEMBERS + 1)), "{said}");
+    stage.assert_nothing_else("made");
+    stage.rename_unsampled();
+    assert!(stage.ls().0.contains(OLD_NAME), "used");
+    let quiet = text(&run(&mut stage.archfs(&["index", "--quiet"])));
+    assert_eq!(quiet, (String::new(), String::new()));
+    assert!(stage.ls().0.contains(NEW_NAME), "made anew although there was one");
+
+    let small = Stage::new(3);
+    run(stage.archfs(&["index"]).arg(&small.archive));
+    small.assert_nothing_else("a small one, of several");
+}
+
+#[test]
+fn the_index_for_recursive_mounts_is_another_one() {
+    let stage = Stage::new(MEMBERS);
+    let mut bytes = tar(MEMBERS);
+    bytes.truncate(MEMBERS * 1024);
+    let inner = tar(20);
+    bytes.extend(header("inner.tar", inner.len()));
+    bytes.extend(inner);
+    bytes.resize(bytes.len().next_multiple_of(512) + 1024, 0);
+    fs::write(&stage.archive, bytes).unwrap();
+    run(&mut stage.archfs(&["index", "--recursive"]));
+    let recursive = stage.folder.join("data.tar.recursive.archfs-index");
+    assert_eq!(names_in(&stage.folder), [stage.archive.clone(), recursive.clone()]);
+    stage.make_index();
+    stage.rename_unsampled();
+    let (flat, said) = stage.ls();
+    assert!(flat.contains("inner.tar") && flat.contains(OLD_NAME) && said.is_empty(), "{said}");
+    let (deep, said) = listed(&mut stage.archfs(&["ls", "-lR", "--recursive"]));
+    assert!(deep.contains("inner/f00019") && !deep.contains("inner.tar"));
+    assert!(deep.contains(OLD_NAME) && said.is_empty(), "{said}");
+    // One for the other is noticed.
+    fs::copy(&recursive, &stage.index).unwrap();
+    let (again, said) = stage.ls();
+    assert!(said.contains("another choice of --recursive"), "{said}");
+    assert!(again.contains("inner.tar"));
+}
+
+#[test]
+fn one_place_for_the_indexes_of_several_archives_is_wrong_use() {
+    let stage = Stage::new(3);
+    let place = stage.work.path().join("index");
+    let mut command = stage.archfs(&["index"]);
+    let output = command.arg(&stage.archive).arg("--index").arg(&place).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).1.contains("--index is about one archive"));
+    assert!(!place.exists());
+    stage.assert_archive_alone();
+}
+
+/// Compresses `bytes` with a program from its standard input.
+fn compressed(program: &str, bytes: &[u8]) -> Vec<u8> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), bytes).unwrap();
+    run(Command::new(program).arg("-c").stdin(File::open(file.path()).unwrap())).stdout
+}
+
+#[test]
+fn a_compressed_archive_is_decoded_once_and_then_opened_by_its_index() {
+    for (program, suffix) in [("gzip", "gz"), ("zstd", "zst"), ("xz", "xz"), ("bzip2", "bz2")] {
+        // Bytes that do not compress, so that most of the file is no sample.
+        let mut bytes = tar(20);
+        let noise = support::source::noise(7, 3 << 20);
+        bytes.truncate(20 * 1024);
+        bytes.extend(header("noise", noise.len()));
+        bytes.extend(&noise);
+        bytes.resize(bytes.len() + 1024, 0);
+        let stage = Stage::of(&format!("data.tar.{suffix}"), &compressed(program, &bytes));
+        run(&mut stage.archfs(&["index"]));
+        stage.assert_nothing_else(program);
+        let (expected, said) = stage.ls();
+        assert_eq!((expected.lines().count(), said.as_str()), (21, ""), "{program}");
+        let read = stage.archfs(&["cat"]).arg("noise").output().unwrap();
+        assert!(read.stdout == noise, "{program}: other bytes through the index");
+
+        // Damage where no sample is: a scan meets it and stops, the index knows what comes behind.
+        let len = fs::metadata(&stage.archive).unwrap().len();
+        stage.overwrite(len / 2 + 5000, &[0xff; 64]);
+        assert_eq!(stage.ls(), (expected.clone(), String::new()), "{program}: with the index");
+        fs::remove_file(&stage.index).unwrap();
+        let without = stage.archfs(&["ls", "-lR"]).output().unwrap();
+        assert!(
+            !without.status.success() || text(&without) != (expected, String::new()),
+            "{program}: a scan met no damage"
+        );
+    }
+}
+
+#[test]
+fn damaged_seek_points_are_made_anew() {
+    let stage = Stage::of("data.tar.gz", &compressed("gzip", &tar(5000)));
+    let (expected, _) = stage.ls();
+    let good = fs::read(&stage.index).unwrap();
+    let at = seek_points(&good);
+    let len = u64::from_le_bytes(good[at - 8..at].try_into().unwrap()) as usize;
+    assert!(len > 40, "{len} bytes of seek points");
+    let check = |what: &str, bytes: Vec<u8>| {
+        fs::write(&stage.index, bytes).unwrap();
+        stage.assert_made_anew(what, &expected, &good);
+        let read = run(stage.archfs(&["cat"]).arg("f04999")).stdout;
+        assert_eq!(read, b"data 4999", "{what}");
+    };
+    // Container, kind, decoded length, count, and the first point's places.
+    for (what, place) in [
+        ("container", 0),
+        ("kind", 1),
+        ("length", 2),
+        ("count", 10),
+        ("a count far off", 17),
+        ("the first point", 18),
+        ("the last bytes", len - 1),
+    ] {
+        let mut bytes = good.clone();
+        bytes[at + place] ^= 0x55;
+        check(&format!("{what}, unsealed"), bytes.clone());
+        if what != "the last bytes" {
+            check(what, sealed(bytes));
+        }
+    }
+    let mut none = good.clone();
+    none.drain(at..at + len);
+    none[at - 8..at].fill(0);
+    check("no seek points", sealed(none));
+    let mut more = good.clone();
+    more.insert(at + len, 0);
+    more[at - 8..at].copy_from_slice(&(len as u64 + 1).to_le_bytes());
+    check("bytes behind them", sealed(more));
+    for cut in [at + 1, at + len / 2, at + len] {
+        check(&format!("cut at {cut}"), good[..cut].to_vec());
+    }
+}
