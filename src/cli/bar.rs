@@ -37,12 +37,14 @@ impl Bar {
             }
             // Drawn to standard error, and only if that is a terminal.
             let bar = ProgressBar::no_length().with_message(what);
-            let style = "archfs: {msg} {wide_bar} {percent}% of {total_bytes}, {eta} left";
-            bar.set_style(
-                ProgressStyle::with_template(style).unwrap_or(ProgressStyle::default_bar()),
-            );
+            let mut moves = None;
             loop {
                 let (done, total) = progress.now();
+                // How long it will take can be told once something is done.
+                if moves != Some(done > 0) {
+                    moves = Some(done > 0);
+                    bar.set_style(style(if done > 0 { ", {eta} left" } else { "" }));
+                }
                 bar.set_length(total);
                 bar.set_position(done.min(total));
                 if stopped.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout) {
@@ -55,6 +57,12 @@ impl Bar {
         let thread = thread::Builder::new().name("progress".into()).spawn(draw).ok();
         Self { stop: Some(stop), thread }
     }
+}
+
+fn style(estimate: &str) -> ProgressStyle {
+    let template =
+        format!("archfs: {{msg}} {{wide_bar}} {{percent}}% of {{total_bytes}}{estimate}");
+    ProgressStyle::with_template(&template).unwrap_or(ProgressStyle::default_bar())
 }
 
 impl Drop for Bar {

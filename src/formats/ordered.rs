@@ -37,6 +37,8 @@ pub(crate) fn ordered<R: Send>(
         for _ in 0..threads {
             let (sender, gate, opened, work) = (sender.clone(), &gate, &opened, &work);
             scope.spawn(move || {
+                // A panic in `work` must let the others end, too.
+                let _close = Close { gate, opened };
                 while let Some(nth) = begin(gate, opened, count) {
                     if sender.send((nth, work(nth))).is_err() {
                         return;

@@ -33,6 +33,9 @@ pub use config::{SessionShape, session_shape};
 use config::TTL;
 use reply::{GENERATION, NO_PARENT, errno, file_attr, file_type, negative_attr, unknown_attr};
 
+/// The longest target of a symbolic link that the kernel takes, bytes, with the NUL it adds (PATH_MAX).
+const PATH_MAX: usize = 4096;
+
 thread_local! {
     /// Memory for the answers of this event loop, so that a read allocates nothing.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
@@ -98,6 +101,8 @@ impl Filesystem for ArchiveFilesystem {
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
         let ino = ino_or_reply!(ino, reply);
         match self.tree.read_link(ino) {
+            // The kernel takes no more than a page, and fails in ways that say nothing.
+            Ok(target) if target.len() >= PATH_MAX => reply.error(Errno::ENAMETOOLONG),
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno("readlink", ino, &error)),
         }

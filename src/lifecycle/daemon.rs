@@ -8,7 +8,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -135,6 +135,13 @@ pub fn start(arguments: &[OsString]) -> Result<std::result::Result<(), i32>> {
         return Ok(Ok(()));
     }
     let status = child.wait().map_err(failed)?;
+    if let Some(signal) = status.signal() {
+        return Err(Error::new(
+            Kind::Io,
+            format!("signal {signal} ended archfs in the background before files could be read"),
+        )
+        .with_hint("signal 9 may mean that memory ran out: --cache makes archfs take less"));
+    }
     Ok(Err(status.code().filter(|&code| code != 0).unwrap_or(1)))
 }
 

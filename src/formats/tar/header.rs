@@ -254,6 +254,8 @@ fn number(field: &[u8]) -> std::result::Result<i64, ()> {
             })
         }
         _ => {
+            // Some tars wrote a NUL in front where the field before was too long (GNU tar, list.c).
+            let field = field.strip_prefix(b"\0").unwrap_or(field);
             let text = field.trim_ascii_start();
             let digits = text.iter().take_while(|byte| (b'0'..=b'7').contains(byte));
             let count = digits.clone().count();
@@ -291,6 +293,7 @@ mod tests {
             (b"644\0junk", Ok(0o644)),
             (b"00000000000 ", Ok(0)),
             (b"\0\0\0\0\0\0\0\0", Ok(0)),
+            (b"\x000000005\0", Ok(5)),
             (b"77777777777\0", Ok(0o77_777_777_777)),
             (b"777777777777", Ok(0o777_777_777_777)),
             (b"0000648\0", Err(())),

@@ -59,6 +59,10 @@ pub(super) fn number(digits: &[u8]) -> Option<u64> {
 /// A time: seconds since 1970, perhaps negative, perhaps with a fraction of any length.
 pub(super) fn time(text: &[u8]) -> Option<Timestamp> {
     let text = std::str::from_utf8(text).ok()?;
+    // Of a sign or a point alone nobody knows what it means; an empty value takes a time back.
+    if !text.contains(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let (sign, digits) = match whole.strip_prefix('-') {
         Some(digits) => (-1_i64, digits),
@@ -157,7 +161,9 @@ mod tests {
         assert_eq!(parts(b"-1.25"), Some((-2, 750_000_000)));
         assert_eq!(parts(b"-3"), Some((-3, 0)));
         assert_eq!(parts(b"1.99999999999999"), Some((1, 999_999_999)));
-        for text in [&b"x"[..], b"1.x", b"--1", b"9223372036854775808", b"1e3", b"\xff"] {
+        for text in
+            [&b""[..], b"-", b".", b"x", b"1.x", b"--1", b"9223372036854775808", b"1e3", b"\xff"]
+        {
             assert_eq!(parts(text), None);
         }
     }

@@ -10,18 +10,19 @@
 //! Any number of processes on any number of nodes may do this at once: each writes a file of its own
 //! and renames it, so that a reader sees one whole file or another, and all of them are right.
 
-use std::fs::{self, OpenOptions, Permissions};
-use std::io::BufReader;
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::io::{BufReader, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use rustix::process::geteuid;
 
 use super::header::BLOCK;
-use super::index::{IndexFile, Key};
+use super::index::{IndexFile, Key, MAGIC};
 use crate::error::{Error, Kind, Result};
 use crate::storage::{FileStorage, Identity, Storage};
 
@@ -97,6 +98,9 @@ impl Saved {
         if !trusted.contains(&found.uid()) {
             return stale("it belongs to somebody else");
         }
+        if found.mode() & 0o002 != 0 {
+            return stale("everybody may write to it");
+        }
         let mut input = BufReader::with_capacity(1 << 20, file);
         let index = IndexFile::read(&mut input, found.len())?;
         let Key { recursive, len, modified, samples } = &index.key;
@@ -155,17 +159,29 @@ impl Saved {
             let mut builder = fs::DirBuilder::new();
             builder.recursive(true).mode(0o700).create(folder).map_err(failed)?;
         }
+        if self.named && !may_be_replaced(place).map_err(failed)? {
+            let context = format!("{}: is no index of archfs: not overwritten", place.display());
+            return Err(Error::new(Kind::InvalidInput, context));
+        }
+        // It tells no more than the archive itself, to those who may read that.
+        let shared = if in_cache || self.named { 0 } else { self.identity.mode & 0o444 };
+        let mode = Permissions::from_mode(shared | 0o600);
+        // Without a name first, so that nothing is left behind if this process is killed.
+        if let Some(mut file) = nameless(folder) {
+            index.write(&mut file).map_err(failed)?;
+            file.set_permissions(mode.clone()).map_err(failed)?;
+            if publish(&file, folder, place).is_ok() {
+                return Ok(());
+            }
+            // This file system does not give such a file a name.
+        }
         let mut file = tempfile::Builder::new()
-            .prefix(".archfs-index-")
+            .prefix(PREFIX)
             .permissions(Permissions::from_mode(0o600))
             .tempfile_in(folder)
             .map_err(failed)?;
         index.write(file.as_file_mut()).map_err(failed)?;
-        if !in_cache && !self.named {
-            // It tells no more than the archive itself, to those who may read that.
-            let mode = Permissions::from_mode(self.identity.mode & 0o444 | 0o600);
-            file.as_file().set_permissions(mode).map_err(failed)?;
-        }
+        file.as_file().set_permissions(mode).map_err(failed)?;
         file.persist(place).map(|_| ()).map_err(|error| failed(error.error))
     }
 
@@ -178,6 +194,42 @@ impl Saved {
     pub(super) fn is_named(&self) -> bool {
         self.named
     }
+}
+
+/// What the names of files begin with that are not whole yet.
+const PREFIX: &str = ".archfs-index-";
+
+/// A file in `folder` that has no name, where the file system knows such files (open(2), O_TMPFILE).
+fn nameless(folder: &Path) -> Option<File> {
+    let flags = OFlags::TMPFILE.bits().cast_signed();
+    OpenOptions::new().write(true).mode(0o600).custom_flags(flags).open(folder).ok()
+}
+
+/// Gives a nameless file the name `place`, in place of whatever has it.
+fn publish(file: &File, folder: &Path, place: &Path) -> std::io::Result<()> {
+    let source = format!("/proc/self/fd/{}", file.as_raw_fd());
+    // A name can be given but not replaced in one step, so it gets another one in between.
+    let named = tempfile::Builder::new()
+        .prefix(PREFIX)
+        .make_in(folder, |path| Ok(linkat(CWD, &source, CWD, path, AtFlags::SYMLINK_FOLLOW)?))?;
+    named.into_temp_path().persist(place).map_err(|error| error.error)
+}
+
+/// Whether at `place` there is nothing, an empty file or an index: a name typed wrong must not cost a
+/// dataset.
+fn may_be_replaced(place: &Path) -> std::io::Result<bool> {
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let mut file = match OpenOptions::new().read(true).custom_flags(nonblocking).open(place) {
+        Ok(file) => file,
+        Err(error) if error.kind() == NotFound => return Ok(true),
+        Err(error) => return Err(error),
+    };
+    let found = file.metadata()?;
+    let mut start = Vec::new();
+    if found.is_file() {
+        Read::by_ref(&mut file).take(8).read_to_end(&mut start)?;
+    }
+    Ok(found.is_file() && (start.is_empty() || start == MAGIC))
 }
 
 /// The CRC-32 of the block at `at`.

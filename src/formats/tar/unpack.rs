@@ -138,6 +138,11 @@ impl Source for Unpacking<'_> {
                 return Ok(None);
             }
         }
+        if at < self.start {
+            // Gone: whoever asks backwards would get other bytes than a stored archive gives.
+            let context = format!("{at:#x} was asked for when decoding was past it");
+            return Err(Error::new(Kind::InvalidInput, context));
+        }
         if self.within_piece(at, len).is_some() {
             return Ok(self.within_piece(at, len));
         }

@@ -23,7 +23,8 @@ use crate::formats::bytes::{Reader, index, length};
 /// Changes with every change of the layout, so that an old file is refused.
 pub(in crate::formats::tar) const FORMAT: u32 = 1;
 
-const MAGIC: &[u8; 8] = b"ARCHFSIX";
+/// What a file with an index begins with.
+pub(in crate::formats::tar) const MAGIC: &[u8; 8] = b"ARCHFSIX";
 
 /// Bytes of a node in a file.
 const NODE: usize = 42;

@@ -22,7 +22,7 @@ mod layout;
 mod tests;
 
 pub(super) use builder::{Builder, Folder, Nested};
-pub(super) use file::{IndexFile, Key};
+pub(super) use file::{IndexFile, Key, MAGIC};
 
 use super::header::BLOCK_LEN;
 use super::sparse::Segment;
