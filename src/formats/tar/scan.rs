@@ -12,7 +12,7 @@ use super::header::{self, BLOCK, BLOCK_LEN, Block, Dialect, Header, Seen};
 use super::index::{Builder, Folder, Index, Nested};
 use super::members::{Inner, Kind, Members};
 use super::notes::Notes;
-use super::segments;
+use super::segments::{self, Grain};
 use super::source::{Source, Windowed};
 use crate::error::Result;
 use crate::formats::limits::{NESTING_MAX, TAR_SEARCH_MAX};
@@ -36,6 +36,19 @@ pub(super) fn stored(
     nesting: Nesting,
     progress: &Progress,
 ) -> Result<Index> {
+    stored_cut(storage, nesting, Grain::USUAL, progress)
+}
+
+/// The same, cut by `grain` into what is scanned at once.
+///
+/// # Errors
+/// As `stored`.
+pub(super) fn stored_cut(
+    storage: &dyn Storage,
+    nesting: Nesting,
+    grain: Grain,
+    progress: &Progress,
+) -> Result<Index> {
     let mut scan = Scan::default();
     let whole = Nested { folder: Folder::ROOT, start: 0, end: storage.len() };
     let mut level = vec![whole];
@@ -46,7 +59,7 @@ pub(super) fn stored(
         if level.len() < THREADS {
             for archive in level {
                 let found = &mut inner;
-                segments::scan(storage, archive, nesting, &mut scan, found, progress)?;
+                segments::scan(storage, archive, nesting, grain, &mut scan, found, progress)?;
             }
         } else {
             // Many archives, such as the 1000 of ImageNet: each is scanned by one thread.
@@ -159,7 +172,7 @@ impl Scan {
         self.builder.add(folder, members, list, inner, &mut self.notes)
     }
 
-    fn finish(mut self) -> Index {
+    pub(super) fn finish(mut self) -> Index {
         let mut index = self.builder.finish(&mut self.notes);
         index.notes = self.notes.lines();
         index
@@ -178,6 +191,12 @@ pub(super) struct Walk {
 impl Walk {
     pub(super) fn new(start: u64, end: u64, nesting: Nesting) -> Self {
         Self { chain: Chain::new(start, end, nesting), start, end, marked: false }
+    }
+
+    /// Goes on from `at`, which lies behind members that were found by another chain.
+    pub(super) fn pass_members(&mut self, at: u64) {
+        self.chain.skip_to(at);
+        self.marked = false;
     }
 
     /// Goes to the next member; `false` where there is none.
