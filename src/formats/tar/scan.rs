@@ -5,6 +5,7 @@
 //! several places at once to `segments`.
 //! Invariant: members reach the tree in the order of the archive, however many threads read it.
 
+use std::mem;
 use std::ops::ControlFlow;
 
 use super::chain::{Chain, Nesting, Step};
@@ -59,7 +60,10 @@ pub(super) fn stored_cut(
         if level.len() < THREADS {
             for archive in level {
                 let found = &mut inner;
+                let outer = mem::take(&mut scan.notes);
                 segments::scan(storage, archive, nesting, grain, &mut scan, found, progress)?;
+                let own = mem::replace(&mut scan.notes, outer);
+                scan.note(archive.folder, own);
             }
         } else {
             // Many archives, such as the 1000 of ImageNet: each is scanned by one thread.
@@ -70,7 +74,7 @@ pub(super) fn stored_cut(
                 let added = archive.map_or(Ok(()), |(archive, outcome)| {
                     let (members, notes) = outcome?;
                     progress.advance(archive.end.saturating_sub(archive.start));
-                    scan.notes.append(notes);
+                    scan.note(archive.folder, notes);
                     scan.add(archive.folder, &members, &mut inner)
                 });
                 match added {
@@ -97,10 +101,10 @@ pub(super) fn stored_cut(
 pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Index> {
     let mut scan = Scan::default();
     let mut members = Members::default();
-    let mut frames = vec![(Walk::new(0, u64::MAX, nesting), Folder::ROOT)];
-    while let Some((walk, folder)) = frames.last_mut() {
+    let mut frames = vec![(Walk::new(0, u64::MAX, nesting), Folder::ROOT, Notes::default())];
+    while let Some((walk, folder, notes)) = frames.last_mut() {
         let folder = *folder;
-        let goes_on = walk.step(source, &mut members, &mut scan.notes)?;
+        let goes_on = walk.step(source, &mut members, notes)?;
         let is_archive = matches!(members.list().last(), Some(last) if is_tar(last.kind));
         let mut inner = Vec::new();
         if !goes_on || is_archive || members.list().len() >= BATCH {
@@ -112,13 +116,14 @@ pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Index
             scan.add(folder, &members, &mut inner)?;
             members.clear();
         }
-        if !goes_on {
-            frames.pop();
+        if !goes_on && let Some((_, _, notes)) = frames.pop() {
+            scan.note(folder, notes);
         }
         if let Some(archive) = inner.first() {
             let depth = u32::try_from(frames.len()).unwrap_or(u32::MAX);
             let nesting = if depth < NESTING_MAX { nesting } else { Nesting::Ignore };
-            frames.push((Walk::new(archive.start, archive.end, nesting), archive.folder));
+            let walk = Walk::new(archive.start, archive.end, nesting);
+            frames.push((walk, archive.folder, Notes::default()));
         }
     }
     Ok(scan.finish())
@@ -170,6 +175,11 @@ impl Scan {
     ) -> Result<()> {
         let list = members.list().get(nth..).unwrap_or_default();
         self.builder.add(folder, members, list, inner, &mut self.notes)
+    }
+
+    /// Adds what was noted of the archive that is shown as `folder`.
+    pub(super) fn note(&mut self, folder: Folder, notes: Notes) {
+        self.notes.append(notes.within(&self.builder.path(folder)));
     }
 
     pub(super) fn finish(mut self) -> Index {

@@ -7,6 +7,7 @@ use super::chain::Nesting;
 use super::header::{BLOCK, BLOCK_LEN};
 use super::index::{Folder, Index, Nested};
 use super::members::Members;
+use super::notes::Notes;
 use super::scan::{Scan, Walk, stored_cut};
 use super::segments::Grain;
 use super::source::Windowed;
@@ -158,9 +159,9 @@ fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Index> {
             let mut source = Windowed::new(storage, archive.end);
             let mut members = Members::default();
             let mut walk = Walk::new(archive.start, archive.end, nesting);
-            let mut notes = std::mem::take(&mut scan.notes);
+            let mut notes = Notes::default();
             while walk.step(&mut source, &mut members, &mut notes)? {}
-            scan.notes = notes;
+            scan.note(archive.folder, notes);
             scan.add(archive.folder, &members, &mut inner)?;
         }
         level = inner;

@@ -157,7 +157,7 @@ impl Builder {
     }
 
     /// The path of a folder from the root.
-    fn path(&self, folder: Folder) -> Vec<u8> {
+    pub(in crate::formats::tar) fn path(&self, folder: Folder) -> Vec<u8> {
         let mut parts = Vec::new();
         let mut here = folder;
         while let Some(place) = self.folders.get(index(here.0)).copied().flatten() {
