@@ -51,7 +51,7 @@ pub(super) fn stored_cut(
     progress: &Progress,
 ) -> Result<Index> {
     let mut scan = Scan::default();
-    let whole = Nested { folder: Folder::ROOT, start: 0, end: storage.len() };
+    let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: storage.len() };
     let mut level = vec![whole];
     let mut depth = 0;
     while !level.is_empty() {
@@ -70,12 +70,12 @@ pub(super) fn stored_cut(
             let work = |nth: usize| level.get(nth).map(|&archive| alone(storage, archive, nesting));
             let mut failed = Ok(());
             ordered(level.len(), THREADS, work, |nth, outcome| {
-                let archive = level.get(nth).zip(outcome);
+                let archive = level.get(nth).copied().zip(outcome);
                 let added = archive.map_or(Ok(()), |(archive, outcome)| {
                     let (members, notes) = outcome?;
                     progress.advance(archive.end.saturating_sub(archive.start));
                     scan.note(archive.folder, notes);
-                    scan.add(archive.folder, &members, &mut inner)
+                    scan.add(archive, &members, &mut inner)
                 });
                 match added {
                     Ok(()) => ControlFlow::Continue(()),
@@ -101,9 +101,10 @@ pub(super) fn stored_cut(
 pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Index> {
     let mut scan = Scan::default();
     let mut members = Members::default();
-    let mut frames = vec![(Walk::new(0, u64::MAX, nesting), Folder::ROOT, Notes::default())];
-    while let Some((walk, folder, notes)) = frames.last_mut() {
-        let folder = *folder;
+    let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
+    let mut frames = vec![(Walk::new(whole.start, whole.end, nesting), whole, Notes::default())];
+    while let Some((walk, archive, notes)) = frames.last_mut() {
+        let archive = *archive;
         let goes_on = walk.step(source, &mut members, notes)?;
         let is_archive = matches!(members.list().last(), Some(last) if is_tar(last.kind));
         let mut inner = Vec::new();
@@ -113,17 +114,16 @@ pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Index
             if goes_on && !is_archive && source.bytes(behind, 0)?.is_none() {
                 continue;
             }
-            scan.add(folder, &members, &mut inner)?;
+            scan.add(archive, &members, &mut inner)?;
             members.clear();
         }
         if !goes_on && let Some((_, _, notes)) = frames.pop() {
-            scan.note(folder, notes);
+            scan.note(archive.folder, notes);
         }
-        if let Some(archive) = inner.first() {
-            let depth = u32::try_from(frames.len()).unwrap_or(u32::MAX);
-            let nesting = if depth < NESTING_MAX { nesting } else { Nesting::Ignore };
+        if let Some(&archive) = inner.first() {
+            let nesting = if archive.depth < NESTING_MAX { nesting } else { Nesting::Ignore };
             let walk = Walk::new(archive.start, archive.end, nesting);
-            frames.push((walk, archive.folder, Notes::default()));
+            frames.push((walk, archive, Notes::default()));
         }
     }
     Ok(scan.finish())
@@ -155,26 +155,26 @@ impl Default for Scan {
 }
 
 impl Scan {
-    /// Adds all of `members` below `folder`.
+    /// Adds all of `members`, which are those of `archive`.
     pub(super) fn add(
         &mut self,
-        folder: Folder,
+        archive: Nested,
         members: &Members,
         inner: &mut Vec<Nested>,
     ) -> Result<()> {
-        self.builder.add(folder, members, members.list(), inner, &mut self.notes)
+        self.builder.add(archive, members, members.list(), inner, &mut self.notes)
     }
 
     /// Adds those from the `nth` on.
     pub(super) fn add_from(
         &mut self,
-        folder: Folder,
+        archive: Nested,
         members: &Members,
         nth: usize,
         inner: &mut Vec<Nested>,
     ) -> Result<()> {
         let list = members.list().get(nth..).unwrap_or_default();
-        self.builder.add(folder, members, list, inner, &mut self.notes)
+        self.builder.add(archive, members, list, inner, &mut self.notes)
     }
 
     /// Adds what was noted of the archive that is shown as `folder`.

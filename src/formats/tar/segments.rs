@@ -80,7 +80,7 @@ pub(super) fn scan(
             list.list().len() < grain.sample
         })?;
         let known = inner.len();
-        scan.add(archive.folder, &members, inner)?;
+        scan.add(archive, &members, inner)?;
         let read = walk.chain.at().saturating_sub(start);
         progress.advance(read.saturating_sub(bytes_of(inner, known)));
         if !goes_on {
@@ -225,7 +225,7 @@ fn follow(
         let known = !walk.chain.has_globals();
         let meeting = guessed.binary_search_by_key(&walk.chain.at(), |member| member.start);
         if let (true, Ok(nth)) = (known, meeting) {
-            scan.add_from(archive.folder, &guess.members, nth, inner)?;
+            scan.add_from(archive, &guess.members, nth, inner)?;
             walk.pass_members(guess.next);
             if walk.chain.at() >= end && end < archive.end {
                 return Ok(true);
@@ -238,7 +238,7 @@ fn follow(
                 || list.list().len() < cut.sample
                     && (!known || guessed.binary_search_by_key(&at, |member| member.start).is_err())
         })?;
-        scan.add(archive.folder, members, inner)?;
+        scan.add(archive, members, inner)?;
         if !goes_on {
             return Ok(false);
         }

@@ -5,10 +5,10 @@
 
 use super::chain::Nesting;
 use super::header::{BLOCK, BLOCK_LEN};
-use super::index::{Folder, Index, Nested};
+use super::index::{Content, Folder, Index, Nested};
 use super::members::Members;
 use super::notes::Notes;
-use super::scan::{Scan, Walk, stored_cut};
+use super::scan::{Scan, Walk, forward, stored_cut};
 use super::segments::Grain;
 use super::source::Windowed;
 use crate::error::{Error, Kind, Result};
@@ -74,7 +74,13 @@ fn record(keyword: &str, value: &str) -> Vec<u8> {
 fn archive(random: &mut Random, count: u64, depth: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     for nth in 0..count {
-        let name = format!("d{}/{nth:04}-{}", random.below(4), random.below(count));
+        let folder = format!("d{}", random.below(3));
+        let name = match random.below(5) {
+            // Where inner archives are shown, too.
+            0 => format!("{folder}/d{}/{}", random.below(3), random.below(4)),
+            1 => format!("{folder}/{}", random.below(4)),
+            _ => format!("{folder}/{nth:04}-{}", random.below(count)),
+        };
         let len = random.below(20 << 10);
         match random.below(40) {
             0..4 => {
@@ -110,7 +116,7 @@ fn archive(random: &mut Random, count: u64, depth: u32) -> Vec<u8> {
             }
             7 => bytes.extend(member(b"global", b'g', b"", &record("comment", "nothing"))),
             8 => bytes.extend(member(b"global", b'g', b"", &record("uid", ""))),
-            25 if random.below(4) == 0 => {
+            50 if random.below(4) == 0 => {
                 let name = record("GNU.sparse.name", "of all that follow");
                 bytes.extend(member(b"global", b'g', b"", &name));
             }
@@ -127,7 +133,12 @@ fn archive(random: &mut Random, count: u64, depth: u32) -> Vec<u8> {
                 bytes.extend(member(b"pax", b'x', b"", &path));
                 bytes.extend(member(b"short", b'0', b"", &data));
             }
-            14..24 => bytes.extend(member(format!("{name}.tar").as_bytes(), b'0', b"", &data)),
+            // Several of them, and folders, of one name.
+            14..20 => bytes.extend(member(format!("{name}.tar").as_bytes(), b'0', b"", &data)),
+            20..24 => {
+                let name = format!("{folder}.tar");
+                bytes.extend(member(name.as_bytes(), b'0', b"", &data));
+            }
             _ => bytes.extend(member(name.as_bytes(), b'0', b"", &data)),
         }
     }
@@ -151,7 +162,7 @@ fn random_archive(seed: u64) -> Vec<u8> {
 /// The tree of an archive whose every header was reached from the one before.
 fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Index> {
     let mut scan = Scan::default();
-    let mut level = vec![Nested { folder: Folder::ROOT, start: 0, end: storage.len() }];
+    let mut level = vec![Nested { folder: Folder::ROOT, depth: 0, start: 0, end: storage.len() }];
     for depth in 0.. {
         let nesting = if depth < NESTING_MAX { nesting } else { Nesting::Ignore };
         let mut inner = Vec::new();
@@ -162,7 +173,7 @@ fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Index> {
             let mut notes = Notes::default();
             while walk.step(&mut source, &mut members, &mut notes)? {}
             scan.note(archive.folder, notes);
-            scan.add(archive.folder, &members, &mut inner)?;
+            scan.add(archive, &members, &mut inner)?;
         }
         level = inner;
         if level.is_empty() {
@@ -188,6 +199,41 @@ fn a_scan_in_many_places_finds_what_a_scan_from_the_start_finds() {
     }
     // Or else this would compare nothing.
     assert!(members > 10_000 && noted > 100, "{members} members, {noted} notes");
+}
+
+/// Everything that an index shows, node by node.
+fn shape(index: &Index) -> Vec<String> {
+    let ids = 0..index.len() as u32;
+    let shape = ids.map(|id| {
+        let node = index.node(id).unwrap();
+        let name = index.name(node).escape_ascii();
+        let content = match node.content() {
+            Content::Symlink { target } => {
+                index.target(target, node.size).escape_ascii().to_string()
+            }
+            Content::Sparse { map } => format!("{:?}", index.map(map)),
+            other => format!("{other:?}"),
+        };
+        let said = (node.permissions(), node.uid, node.gid, node.seconds, node.nanoseconds);
+        let xattrs: Vec<_> = index.xattrs_of(id).collect();
+        let names = index.names_of(id);
+        format!("{name} {said:?} {} {content} {xattrs:?} {names}", node.size)
+    });
+    shape.collect()
+}
+
+#[test]
+fn a_scan_in_the_order_of_the_bytes_finds_what_a_scan_level_by_level_finds() {
+    for seed in 0..200 {
+        let storage = MemStorage::new(random_archive(seed));
+        let levels = sequential(&storage, Nesting::Recognise).unwrap();
+        let mut source = Windowed::new(&storage, u64::MAX);
+        let bytes = forward(&mut source, Nesting::Recognise).unwrap();
+        let (levels, bytes) = (shape(&levels), shape(&bytes));
+        let differs = levels.iter().zip(&bytes).find(|(a, b)| a != b);
+        assert_eq!(differs, None, "seed {seed}");
+        assert_eq!(levels.len(), bytes.len(), "seed {seed}");
+    }
 }
 
 /// Fails one read, by its number.

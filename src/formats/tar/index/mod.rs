@@ -15,9 +15,11 @@ use crate::formats::bytes::index;
 use crate::vfs::{FileKind, Name};
 
 mod builder;
+mod depths;
 mod file;
 mod groups;
 mod layout;
+mod xattrs;
 
 pub(super) use builder::{Builder, Folder, Nested};
 pub(super) use file::{IndexFile, Key};
