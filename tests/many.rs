@@ -392,7 +392,38 @@ fn a_thousand_shards_are_read_by_several_processes_with_few_files_open() {
     }
 }
 
-/// Mounts three archives of three formats, which share folders.
+#[test]
+fn compressed_shards_are_read_with_few_files_open_scanned_or_from_saved_indexes() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let archives = shards(work.path(), 300, 2);
+    let mut packed = Vec::new();
+    for (parts, (program, suffix)) in
+        archives.chunks(100).zip([("gzip", "gz"), ("xz", "xz"), ("zstd --rm", "zst")])
+    {
+        let script = format!("{program} -q \"$@\"");
+        run(Command::new("sh").args(["-c", &script, "sh"]).args(parts));
+        packed.extend(parts.iter().map(|path| path.with_extension(format!("tar.{suffix}"))));
+    }
+    let place = work.path().join("mount");
+    for turn in ["scanned", "saved"] {
+        let mounted = Mounted::several(&["prlimit", "--nofile=256:256"], &packed, &place, &[]);
+        let open = Path::new("/proc").join(mounted.daemon().to_string()).join("fd");
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 1200, "{turn}");
+        for sample in 0..600_usize {
+            // Each time another archive than the last time.
+            let sample = sample * 7919 % 600;
+            let found = fs::read(place.join(format!("{sample:06}.jpg"))).unwrap();
+            assert!(found == source::noise(sample as u64, 100 + sample), "{turn}: {sample}");
+        }
+        let count = fs::read_dir(&open).unwrap().count();
+        assert!(count > 100 && count < 256, "{turn}: {count} files open");
+    }
+}
+
+/// Three archives of three formats, which share folders.
 fn mixed(work: &Path) -> Vec<PathBuf> {
     let file = |tree: &str, path: &str, text: &str| {
         let path = work.join(tree).join(path);
