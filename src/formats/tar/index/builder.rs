@@ -17,6 +17,7 @@ use super::super::header::owner;
 use super::super::members::{Body, Inner, Kind, Member, Members};
 use super::super::notes::Notes;
 use super::depths::Depths;
+use super::layout::HardLink;
 use super::{Content, Node, NodeId, Segment};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::{index, length};
@@ -69,13 +70,6 @@ pub(in crate::formats::tar) struct Builder {
 pub(super) struct Pending {
     pub(super) parent: Folder,
     pub(super) node: Node,
-}
-
-/// A hard link: its place in `pending`, the folder its path starts at, and that path in `link_paths`.
-pub(super) struct HardLink {
-    pub(super) pending: u32,
-    pub(super) base: Folder,
-    pub(super) path: std::ops::Range<usize>,
 }
 
 /// What stands in `Content` of a pending folder or link, whose place in the tree is not known yet.

@@ -13,6 +13,13 @@ use super::{Content, Graft, Index, Node, NodeId};
 use crate::formats::bytes::index;
 use crate::vfs::{FileKind, Name};
 
+/// A hard link: its place in `pending`, the folder its path starts at, and that path in `link_paths`.
+pub(super) struct HardLink {
+    pub(super) pending: u32,
+    pub(super) base: Folder,
+    pub(super) path: std::ops::Range<usize>,
+}
+
 impl Builder {
     /// The finished tree.
     pub(in crate::formats::tar) fn finish(mut self, notes: &mut Notes) -> Index {
