@@ -11,6 +11,7 @@ pub mod image;
 pub mod mount;
 pub mod snapshot;
 pub mod source;
+pub mod tar;
 pub mod tree;
 
 /// The program under test.

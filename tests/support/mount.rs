@@ -26,6 +26,27 @@ impl Mounted {
         Self { place: place.to_owned(), how: How::Archfs }
     }
 
+    /// The same for several archives, by a command in front of it, if there is one.
+    pub fn several(before: &[&str], archives: &[PathBuf], place: &Path, options: &[&str]) -> Self {
+        let words = before.iter().copied().chain([env!("CARGO_BIN_EXE_archfs")]);
+        let words: Vec<_> = words.chain(["mount", "--keep", "--quiet"]).collect();
+        run(Command::new(words[0]).args(&words[1..]).args(options).args(archives).arg(place));
+        Self { place: place.to_owned(), how: How::Archfs }
+    }
+
+    /// The process that serves it.
+    pub fn daemon(&self) -> u32 {
+        let place = self.place.as_os_str().as_encoded_bytes();
+        let serves = |process: &PathBuf| {
+            let words = fs::read(process.join("cmdline")).unwrap_or_default();
+            let words: Vec<_> = words.split(|&byte| byte == 0).collect();
+            words.contains(&place) && words.iter().any(|word| word.starts_with(b"--holder="))
+        };
+        let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+        let found = processes.find(serves).expect("a daemon serves the mount");
+        found.file_name().unwrap().to_str().unwrap().parse().unwrap()
+    }
+
     /// The kernel's own SquashFS on a loop device; says why where it can not.
     pub fn kernel(image: &Path, place: &Path) -> Result<Self, String> {
         fs::create_dir_all(place).unwrap();

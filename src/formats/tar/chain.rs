@@ -7,6 +7,7 @@
 use super::header::{self, BLOCK, BLOCK_LEN, Block, Header, Seen, Type, padded};
 use super::members::{Body, Inner, Kind, Member, Members, Parts};
 use super::overrides::Overrides;
+use super::recognises;
 use super::source::{self, Source};
 use super::sparse::{self, Segment};
 use crate::error::{Kind as ErrorKind, Result};
@@ -288,19 +289,21 @@ fn inner(
     if folder_name(path).is_none() || stored < BLOCK_LEN {
         return Ok(None);
     }
-    let Some(block) = source::before(source, data, BLOCK, limit)? else {
+    let head = BLOCK.saturating_mul(2).min(index(stored));
+    let Some(head) = source::before(source, data, head, limit)? else {
         return Ok(None);
     };
-    if SquashFs::recognises(block) {
+    if SquashFs::recognises(head) {
         return Ok(Some(Inner::SquashFs));
     }
-    let is_tar = block.first_chunk().is_some_and(|block| header::look(block) == Seen::Header);
-    Ok(is_tar.then_some(Inner::Tar))
+    Ok(recognises(head).then_some(Inner::Tar))
 }
 
 /// The path of the folder that shows the archive at `path`: without `.tar`, `.sqfs` and the like.
 pub(in crate::formats) fn folder_name(path: &[u8]) -> Option<&[u8]> {
     let suffixes = [&b".tar"[..], b".sqfs", b".squashfs", b".sqsh", b".sfs"];
     let stem = suffixes.iter().find_map(|suffix| path.strip_suffix(*suffix))?;
-    stem.last().is_some_and(|&byte| byte != b'/').then_some(stem)
+    // Of `...tar` would be left what leads out of its folder.
+    let name = stem.rsplit(|&byte| byte == b'/').next();
+    name.is_some_and(|name| !matches!(name, b"" | b"." | b"..")).then_some(stem)
 }

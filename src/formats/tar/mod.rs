@@ -31,6 +31,9 @@ mod source;
 mod sparse;
 mod unpack;
 
+#[cfg(test)]
+mod tests;
+
 use super::bytes::{index, length};
 use header::{BLOCK, Block, Seen};
 use index::{Content, Index, Node, NodeId};

@@ -33,6 +33,16 @@ impl Notes {
         }
     }
 
+    /// Says of each damage that it is in the archive shown as the folder `path`; the whole archive
+    /// has none.
+    pub(super) fn within(mut self, path: &[u8]) -> Self {
+        if !path.is_empty() {
+            let path = path.escape_ascii();
+            self.damages.iter_mut().for_each(|what| *what = format!("in \"{path}\": {what}"));
+        }
+        self
+    }
+
     /// Adds what was noted elsewhere.
     pub(super) fn append(&mut self, other: Self) {
         other.damages.into_iter().for_each(|what| self.damage(what));

@@ -88,7 +88,7 @@ impl Overrides {
             && gid.is_none()
             && modified.is_none()
             && xattrs.is_empty()
-            && !sparse.is_said()
+            && sparse.is_empty()
     }
 
     /// The later of two values of one name counts; what Linux could not show is left out.
@@ -107,9 +107,14 @@ impl Overrides {
 }
 
 impl SparseWords {
-    /// Whether the member is sparse at all.
-    pub(super) fn is_said(&self) -> bool {
-        self.real_size.is_some() || self.pieces.is_some() || self.has_preface
+    /// Whether nothing was said.
+    fn is_empty(&self) -> bool {
+        let Self { name, real_size, pieces, offset, has_preface } = self;
+        name.is_none()
+            && real_size.is_none()
+            && pieces.is_none()
+            && offset.is_none()
+            && !has_preface
     }
 
     fn take(&mut self, word: &[u8], value: &[u8]) -> Result<()> {
@@ -162,6 +167,8 @@ mod tests {
         assert_eq!(found.uid, None);
         assert!(said(&[("comment", "nothing")]).is_empty());
         assert!(said(&[("path", "a"), ("path", "")]).is_empty());
+        assert!(!said(&[("GNU.sparse.name", "a")]).is_empty());
+        assert!(!said(&[("GNU.sparse.offset", "0")]).is_empty());
     }
 
     #[test]
@@ -178,7 +185,7 @@ mod tests {
         };
         let found = said(&[(word("o"), "0"), (word("n"), "5"), (word("o"), "9"), (word("n"), "1")]);
         assert_eq!(found.sparse.pieces, Some(vec![(0, 5), (9, 1)]));
-        assert!(found.sparse.is_said());
+        assert!(!found.sparse.is_empty());
     }
 
     #[test]

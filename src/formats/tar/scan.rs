@@ -5,6 +5,7 @@
 //! several places at once to `segments`.
 //! Invariant: members reach the tree in the order of the archive, however many threads read it.
 
+use std::mem;
 use std::ops::ControlFlow;
 
 use super::chain::{Chain, Nesting, Step};
@@ -12,7 +13,7 @@ use super::header::{self, BLOCK, BLOCK_LEN, Block, Dialect, Header, Seen};
 use super::index::{Builder, Folder, Index, Nested};
 use super::members::{Inner, Kind, Members};
 use super::notes::Notes;
-use super::segments;
+use super::segments::{self, Grain};
 use super::source::{Source, Windowed};
 use crate::error::Result;
 use crate::formats::limits::{NESTING_MAX, TAR_SEARCH_MAX};
@@ -36,8 +37,21 @@ pub(super) fn stored(
     nesting: Nesting,
     progress: &Progress,
 ) -> Result<Index> {
+    stored_cut(storage, nesting, Grain::USUAL, progress)
+}
+
+/// The same, cut by `grain` into what is scanned at once.
+///
+/// # Errors
+/// As `stored`.
+pub(super) fn stored_cut(
+    storage: &dyn Storage,
+    nesting: Nesting,
+    grain: Grain,
+    progress: &Progress,
+) -> Result<Index> {
     let mut scan = Scan::default();
-    let whole = Nested { folder: Folder::ROOT, start: 0, end: storage.len() };
+    let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: storage.len() };
     let mut level = vec![whole];
     let mut depth = 0;
     while !level.is_empty() {
@@ -46,19 +60,22 @@ pub(super) fn stored(
         if level.len() < THREADS {
             for archive in level {
                 let found = &mut inner;
-                segments::scan(storage, archive, nesting, &mut scan, found, progress)?;
+                let outer = mem::take(&mut scan.notes);
+                segments::scan(storage, archive, nesting, grain, &mut scan, found, progress)?;
+                let own = mem::replace(&mut scan.notes, outer);
+                scan.note(archive.folder, own);
             }
         } else {
             // Many archives, such as the 1000 of ImageNet: each is scanned by one thread.
             let work = |nth: usize| level.get(nth).map(|&archive| alone(storage, archive, nesting));
             let mut failed = Ok(());
             ordered(level.len(), THREADS, work, |nth, outcome| {
-                let archive = level.get(nth).zip(outcome);
+                let archive = level.get(nth).copied().zip(outcome);
                 let added = archive.map_or(Ok(()), |(archive, outcome)| {
                     let (members, notes) = outcome?;
                     progress.advance(archive.end.saturating_sub(archive.start));
-                    scan.notes.append(notes);
-                    scan.add(archive.folder, &members, &mut inner)
+                    scan.note(archive.folder, notes);
+                    scan.add(archive, &members, &mut inner)
                 });
                 match added {
                     Ok(()) => ControlFlow::Continue(()),
@@ -84,10 +101,11 @@ pub(super) fn stored(
 pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Index> {
     let mut scan = Scan::default();
     let mut members = Members::default();
-    let mut frames = vec![(Walk::new(0, u64::MAX, nesting), Folder::ROOT)];
-    while let Some((walk, folder)) = frames.last_mut() {
-        let folder = *folder;
-        let goes_on = walk.step(source, &mut members, &mut scan.notes)?;
+    let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
+    let mut frames = vec![(Walk::new(whole.start, whole.end, nesting), whole, Notes::default())];
+    while let Some((walk, archive, notes)) = frames.last_mut() {
+        let archive = *archive;
+        let goes_on = walk.step(source, &mut members, notes)?;
         let is_archive = matches!(members.list().last(), Some(last) if is_tar(last.kind));
         let mut inner = Vec::new();
         if !goes_on || is_archive || members.list().len() >= BATCH {
@@ -96,16 +114,16 @@ pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Index
             if goes_on && !is_archive && source.bytes(behind, 0)?.is_none() {
                 continue;
             }
-            scan.add(folder, &members, &mut inner)?;
+            scan.add(archive, &members, &mut inner)?;
             members.clear();
         }
-        if !goes_on {
-            frames.pop();
+        if !goes_on && let Some((_, _, notes)) = frames.pop() {
+            scan.note(archive.folder, notes);
         }
-        if let Some(archive) = inner.first() {
-            let depth = u32::try_from(frames.len()).unwrap_or(u32::MAX);
-            let nesting = if depth < NESTING_MAX { nesting } else { Nesting::Ignore };
-            frames.push((Walk::new(archive.start, archive.end, nesting), archive.folder));
+        if let Some(&archive) = inner.first() {
+            let nesting = if archive.depth < NESTING_MAX { nesting } else { Nesting::Ignore };
+            let walk = Walk::new(archive.start, archive.end, nesting);
+            frames.push((walk, archive, Notes::default()));
         }
     }
     Ok(scan.finish())
@@ -137,29 +155,34 @@ impl Default for Scan {
 }
 
 impl Scan {
-    /// Adds all of `members` below `folder`.
+    /// Adds all of `members`, which are those of `archive`.
     pub(super) fn add(
         &mut self,
-        folder: Folder,
+        archive: Nested,
         members: &Members,
         inner: &mut Vec<Nested>,
     ) -> Result<()> {
-        self.builder.add(folder, members, members.list(), inner, &mut self.notes)
+        self.builder.add(archive, members, members.list(), inner, &mut self.notes)
     }
 
     /// Adds those from the `nth` on.
     pub(super) fn add_from(
         &mut self,
-        folder: Folder,
+        archive: Nested,
         members: &Members,
         nth: usize,
         inner: &mut Vec<Nested>,
     ) -> Result<()> {
         let list = members.list().get(nth..).unwrap_or_default();
-        self.builder.add(folder, members, list, inner, &mut self.notes)
+        self.builder.add(archive, members, list, inner, &mut self.notes)
     }
 
-    fn finish(mut self) -> Index {
+    /// Adds what was noted of the archive that is shown as `folder`.
+    pub(super) fn note(&mut self, folder: Folder, notes: Notes) {
+        self.notes.append(notes.within(&self.builder.path(folder)));
+    }
+
+    pub(super) fn finish(mut self) -> Index {
         let mut index = self.builder.finish(&mut self.notes);
         index.notes = self.notes.lines();
         index
@@ -178,6 +201,12 @@ pub(super) struct Walk {
 impl Walk {
     pub(super) fn new(start: u64, end: u64, nesting: Nesting) -> Self {
         Self { chain: Chain::new(start, end, nesting), start, end, marked: false }
+    }
+
+    /// Goes on from `at`, which lies behind members that were found by another chain.
+    pub(super) fn pass_members(&mut self, at: u64) {
+        self.chain.skip_to(at);
+        self.marked = false;
     }
 
     /// Goes to the next member; `false` where there is none.

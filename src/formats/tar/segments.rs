@@ -33,15 +33,23 @@ use crate::formats::ordered::ordered;
 use crate::progress::Progress;
 use crate::storage::Storage;
 
-/// Members after which it is decided anew whether to guess.
-const SAMPLE: usize = 1024;
+/// How finely an archive is cut.
+#[derive(Clone, Copy)]
+pub(super) struct Grain {
+    /// Members after which it is decided anew whether to guess.
+    pub(super) sample: usize,
+    /// Members that a segment should have, about: enough to be worth a search for the first.
+    pub(super) per_segment: u64,
+    /// A segment's size, bytes.
+    pub(super) segment_min: u64,
+    pub(super) segment_max: u64,
+}
 
-/// Members that a segment should have, about: enough to be worth a search for the first.
-const PER_SEGMENT: u64 = 2048;
-
-/// A segment's size, bytes.
-const SEGMENT_MIN: u64 = 1 << 20;
-const SEGMENT_MAX: u64 = 256 << 20;
+impl Grain {
+    /// For archives of some size; tests cut small ones finer.
+    pub(super) const USUAL: Self =
+        Self { sample: 1024, per_segment: 2048, segment_min: 1 << 20, segment_max: 256 << 20 };
+}
 
 /// Bytes from header to header above which the chain is followed as it is.
 const STRIDE_MAX: u64 = 1 << 20;
@@ -58,6 +66,7 @@ pub(super) fn scan(
     storage: &dyn Storage,
     archive: Nested,
     nesting: Nesting,
+    grain: Grain,
     scan: &mut Scan,
     inner: &mut Vec<Nested>,
     progress: &Progress,
@@ -68,10 +77,10 @@ pub(super) fn scan(
     loop {
         let start = walk.chain.at();
         let goes_on = steps(&mut walk, &mut source, &mut members, scan, archive.end, |_, list| {
-            list.list().len() < SAMPLE
+            list.list().len() < grain.sample
         })?;
         let known = inner.len();
-        scan.add(archive.folder, &members, inner)?;
+        scan.add(archive, &members, inner)?;
         let read = walk.chain.at().saturating_sub(start);
         progress.advance(read.saturating_sub(bytes_of(inner, known)));
         if !goes_on {
@@ -79,13 +88,15 @@ pub(super) fn scan(
         }
         let stride = read.checked_div(length(members.list().len())).unwrap_or(u64::MAX);
         members.clear();
-        let size = stride.saturating_mul(PER_SEGMENT).clamp(SEGMENT_MIN, SEGMENT_MAX);
+        let size =
+            stride.saturating_mul(grain.per_segment).clamp(grain.segment_min, grain.segment_max);
         let left = archive.end.saturating_sub(walk.chain.at());
         if stride > STRIDE_MAX || left < size.saturating_mul(4) || walk.chain.has_globals() {
             continue;
         }
-        let cut = Cut { start: walk.chain.at(), size, stride, end: archive.end, nesting };
-        if !guided(storage, archive, &cut, &mut walk, scan, inner, progress)? {
+        let start = walk.chain.at();
+        let cut = Cut { archive, start, size, stride, nesting, sample: grain.sample };
+        if !guided(storage, &cut, &mut walk, scan, inner, progress)? {
             return Ok(());
         }
     }
@@ -121,16 +132,20 @@ fn bytes_of(archives: &[Nested], nth: usize) -> u64 {
 /// How an archive is cut.
 #[derive(Clone, Copy)]
 struct Cut {
+    archive: Nested,
+    /// Where the first segment begins.
     start: u64,
+    /// A segment's size.
     size: u64,
+    /// From header to header, about.
     stride: u64,
-    end: u64,
     nesting: Nesting,
+    sample: usize,
 }
 
 impl Cut {
     fn count(&self) -> usize {
-        let bytes = self.end.saturating_sub(self.start);
+        let bytes = self.archive.end.saturating_sub(self.start);
         usize::try_from(bytes.div_ceil(self.size.max(1))).unwrap_or(usize::MAX)
     }
 
@@ -138,29 +153,28 @@ impl Cut {
     fn segment(&self, nth: usize) -> (u64, u64) {
         let nth = length(nth);
         let start = self.start.saturating_add(self.size.saturating_mul(nth));
-        (start, start.saturating_add(self.size).min(self.end))
+        (start, start.saturating_add(self.size).min(self.archive.end))
     }
 }
 
 /// What a thread found in a segment: a chain that may be the true one.
 struct Guess {
     members: Members,
-    /// Where it goes on.
+    /// Where the first step begins that was not made: behind the segment, or where something else
+    /// than a member comes, which the true chain has to look at itself.
     next: u64,
-    has_globals: bool,
 }
 
 /// Goes on with `walk` to the end, led by guesses; `false` where the archive ended.
 fn guided(
     storage: &dyn Storage,
-    archive: Nested,
     cut: &Cut,
     walk: &mut Walk,
     scan: &mut Scan,
     inner: &mut Vec<Nested>,
     progress: &Progress,
 ) -> Result<bool> {
-    let mut source = Windowed::new(storage, archive.end);
+    let mut source = Windowed::new(storage, cut.archive.end);
     let mut members = Members::default();
     let mut outcome: Result<bool> = Ok(true);
     ordered(
@@ -172,7 +186,7 @@ fn guided(
             let (before, known) = (walk.chain.at(), inner.len());
             let done = guess.and_then(|guess| {
                 let goes_on =
-                    follow(&guess, archive, end, walk, &mut source, &mut members, scan, inner)?;
+                    follow(&guess, cut, end, walk, &mut source, &mut members, scan, inner)?;
                 let read = walk.chain.at().saturating_sub(before);
                 progress.advance(read.saturating_sub(bytes_of(inner, known)));
                 Ok(goes_on)
@@ -193,7 +207,7 @@ fn guided(
 #[expect(clippy::too_many_arguments, reason = "the parts of one scan, borrowed apart")]
 fn follow(
     guess: &Guess,
-    archive: Nested,
+    cut: &Cut,
     end: u64,
     walk: &mut Walk,
     source: &mut dyn Source,
@@ -202,15 +216,17 @@ fn follow(
     inner: &mut Vec<Nested>,
 ) -> Result<bool> {
     let guessed = guess.members.list();
+    let archive = cut.archive;
     loop {
         if walk.chain.at() >= end && end < archive.end {
             return Ok(true);
         }
-        let known = !guess.has_globals && !walk.chain.has_globals();
+        // A guess ends before the first global header, so it has seen none.
+        let known = !walk.chain.has_globals();
         let meeting = guessed.binary_search_by_key(&walk.chain.at(), |member| member.start);
         if let (true, Ok(nth)) = (known, meeting) {
-            scan.add_from(archive.folder, &guess.members, nth, inner)?;
-            walk.chain.skip_to(guess.next);
+            scan.add_from(archive, &guess.members, nth, inner)?;
+            walk.pass_members(guess.next);
             if walk.chain.at() >= end && end < archive.end {
                 return Ok(true);
             }
@@ -219,10 +235,10 @@ fn follow(
         let before = walk.chain.at();
         let goes_on = steps(walk, source, members, scan, end, |at, list| {
             at == before
-                || list.list().len() < SAMPLE
+                || list.list().len() < cut.sample
                     && (!known || guessed.binary_search_by_key(&at, |member| member.start).is_err())
         })?;
-        scan.add(archive.folder, members, inner)?;
+        scan.add(archive, members, inner)?;
         if !goes_on {
             return Ok(false);
         }
@@ -233,15 +249,18 @@ fn follow(
 fn guess(storage: &dyn Storage, cut: &Cut, nth: usize) -> Result<Guess> {
     let (start, end) = cut.segment(nth);
     let mut members = Members::default();
-    let mut source = Windowed::new(storage, cut.end);
+    let mut source = Windowed::new(storage, cut.archive.end);
     let first = match nth {
         // The true chain begins here.
         0 => Some(start),
         _ => first_header(&mut source, cut, start, end)?,
     };
-    let mut chain = Chain::new(first.unwrap_or(end), cut.end, cut.nesting);
-    while chain.at() < end && matches!(chain.step(&mut source, &mut members)?, Step::Member) {}
-    Ok(Guess { next: chain.at(), has_globals: chain.has_globals(), members })
+    let mut chain = Chain::new(first.unwrap_or(end), cut.archive.end, cut.nesting);
+    let mut next = chain.at();
+    while next < end && matches!(chain.step(&mut source, &mut members)?, Step::Member) {
+        next = chain.at();
+    }
+    Ok(Guess { members, next })
 }
 
 fn first_header(source: &mut Windowed<'_>, cut: &Cut, start: u64, end: u64) -> Result<Option<u64>> {

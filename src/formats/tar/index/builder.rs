@@ -16,6 +16,8 @@ use super::super::chain::folder_name;
 use super::super::header::owner;
 use super::super::members::{Body, Inner, Kind, Member, Members};
 use super::super::notes::Notes;
+use super::depths::Depths;
+use super::layout::HardLink;
 use super::{Content, Node, NodeId, Segment};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::{index, length};
@@ -34,6 +36,8 @@ impl Folder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::formats::tar) struct Nested {
     pub(in crate::formats::tar) folder: Folder,
+    /// Archives it lies in; the outermost one in none.
+    pub(in crate::formats::tar) depth: u32,
     pub(in crate::formats::tar) start: u64,
     pub(in crate::formats::tar) end: u64,
 }
@@ -51,26 +55,21 @@ pub(in crate::formats::tar) struct Builder {
     pub(super) link_paths: Vec<u8>,
     pub(super) segments: Vec<Segment>,
     pub(super) maps: Vec<u64>,
-    pub(super) with_xattrs: Vec<(u32, u64)>,
+    /// Place in `pending`, place in `xattrs`, depth of the member that said so.
+    pub(super) with_xattrs: Vec<(u32, u64, u32)>,
     pub(super) xattrs: Vec<u8>,
     /// Where a set of attributes is already kept: files of one folder often have the same.
     pub(super) known_xattrs: HashMap<Vec<u8>, u64>,
     pub(super) grafts: Vec<(Folder, u64, u64)>,
     /// The folder that the last path led to: members mostly come folder by folder.
     pub(super) last: Option<(Folder, Vec<u8>, Folder)>,
+    pub(super) depths: Depths,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Pending {
     pub(super) parent: Folder,
     pub(super) node: Node,
-}
-
-/// A hard link: its place in `pending`, the folder its path starts at, and that path in `link_paths`.
-pub(super) struct HardLink {
-    pub(super) pending: u32,
-    pub(super) base: Folder,
-    pub(super) path: std::ops::Range<usize>,
 }
 
 /// What stands in `Content` of a pending folder or link, whose place in the tree is not known yet.
@@ -102,16 +101,17 @@ impl Builder {
             known_xattrs: HashMap::new(),
             grafts: Vec::new(),
             last: None,
+            depths: Depths::new(),
         }
     }
 
-    /// Adds `list`, members of `members`, below `base`; tars among them go to `nested`.
+    /// Adds `list`, members of `members`, which are those of `archive`; tars among them go to `nested`.
     ///
     /// # Errors
     /// `Unsupported` for an archive with more names than an index holds (4 GiB of them).
     pub(in crate::formats::tar) fn add(
         &mut self,
-        base: Folder,
+        archive: Nested,
         members: &Members,
         list: &[Member],
         nested: &mut Vec<Nested>,
@@ -121,6 +121,9 @@ impl Builder {
             // What the root is like until its own member comes, if it has one.
             self.describe(Folder::ROOT, first, 0o755);
         }
+        let (base, depth) = (archive.folder, archive.depth.saturating_add(1));
+        // Of more members than there are numbers none gets that far.
+        self.depths.enter(u32::try_from(self.pending.len()).unwrap_or(u32::MAX), archive.depth);
         for member in list {
             let path = members.path(member);
             match member.kind {
@@ -144,7 +147,7 @@ impl Builder {
                     let Body::Stored(start) = member.body else { continue };
                     let end = start.saturating_add(member.size);
                     match inner {
-                        Inner::Tar => nested.push(Nested { folder, start, end }),
+                        Inner::Tar => nested.push(Nested { folder, depth, start, end }),
                         Inner::SquashFs => self.grafts.push((folder, start, member.size)),
                     }
                 }
@@ -248,10 +251,13 @@ impl Builder {
 
     fn subfolder(&mut self, parent: Folder, name: Name<'_>, member: &Member) -> Result<Folder> {
         let key = (parent, Box::from(name.as_bytes()));
+        let implied = Member { permissions: 0o755, ..*member };
         if let Some(&folder) = self.by_name.get(&key) {
+            if self.depths.implies(folder) {
+                self.set_attributes(folder, &implied, implied.permissions);
+            }
             return Ok(folder);
         }
-        let implied = Member { permissions: 0o755, ..*member };
         let pending = self.push(parent, name, UNPLACED, 0, &implied)?;
         let number = u32::try_from(self.folders.len()).unwrap_or(u32::MAX);
         let folder = Folder(number);
@@ -260,6 +266,7 @@ impl Builder {
             pending.node.set(Content::Folder { first: number, count: 0 });
         }
         self.folders.push(Some(pending));
+        self.depths.made();
         self.by_name.insert(key, folder);
         Ok(folder)
     }
@@ -294,6 +301,12 @@ impl Builder {
 
     /// Gives a folder the mode, owner and time that its member says.
     fn describe(&mut self, folder: Folder, member: &Member, permissions: u16) {
+        if self.depths.describes(folder) {
+            self.set_attributes(folder, member, permissions);
+        }
+    }
+
+    fn set_attributes(&mut self, folder: Folder, member: &Member, permissions: u16) {
         let place = self.folders.get(index(folder.0)).copied().flatten();
         let node = match place {
             Some(place) => match self.pending.get_mut(index(place)) {
@@ -305,40 +318,6 @@ impl Builder {
         node.mode = (node.mode & !0o7777) | permissions;
         (node.uid, node.gid) = (member.uid, member.gid);
         (node.seconds, node.nanoseconds) = (member.modified.seconds, member.modified.nanoseconds);
-    }
-
-    fn set_xattrs(&mut self, number: u32, members: &Members, member: &Member, of_folder: bool) {
-        let list = members.xattrs(member);
-        if list.is_empty() {
-            return;
-        }
-        let mut set = Vec::new();
-        let number_of = |bytes: &mut Vec<u8>, number: usize| {
-            bytes.extend(u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes());
-        };
-        number_of(&mut set, list.len());
-        for (name, value) in list {
-            for part in [name, value] {
-                number_of(&mut set, part.len());
-                set.extend(part);
-            }
-        }
-        let at = match self.known_xattrs.get(&set) {
-            Some(&at) => at,
-            None => {
-                let at = length(self.xattrs.len());
-                self.xattrs.extend(&set);
-                self.known_xattrs.insert(set, at);
-                at
-            }
-        };
-        let pending = if of_folder {
-            // The root has no pending node; it is the one that no number stands for.
-            self.folders.get(index(number)).copied().flatten().unwrap_or(u32::MAX)
-        } else {
-            number
-        };
-        self.with_xattrs.push((pending, at));
     }
 
     pub(super) fn kind(&self, place: u32) -> FileKind {

@@ -1,7 +1,7 @@
 //! The members of each folder, sorted by name.
 //!
 //! Owns the sorting, and which of several members of one path is shown.
-//! Invariant: among members of one name the order is that of the archive.
+//! Invariant: among members of one name the order is that of their depths, then of the archive.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use super::builder::{Builder, Folder};
 use crate::formats::bytes::index;
 use crate::vfs::FileKind;
 
-/// Places in `pending`, folder by folder, in the order of their names and then of the archive.
+/// Places in `pending`, folder by folder, in the order of their names, then as `Depths` ranks them.
 pub(super) struct Groups {
     pub(super) order: Vec<u32>,
     /// Where the children of each folder begin in `order`, and where the last ones end.
@@ -44,7 +44,10 @@ impl Groups {
         for window in starts.windows(2) {
             let &[start, end] = window else { continue };
             if let Some(children) = order.get_mut(start..end) {
-                children.sort_by(|&a, &b| builder.name(a).cmp(builder.name(b)));
+                let rank = |place: u32| builder.depths.rank(place);
+                children.sort_by(|&a, &b| {
+                    builder.name(a).cmp(builder.name(b)).then_with(|| rank(a).cmp(&rank(b)))
+                });
             }
         }
         Self { order, starts }
@@ -56,7 +59,7 @@ impl Groups {
         self.order.get(start..end).unwrap_or_default()
     }
 
-    /// All of that name, in the order of the archive.
+    /// All of that name, as `Depths` ranks them.
     pub(super) fn named(&self, builder: &Builder, folder: Folder, name: &[u8]) -> &[u32] {
         let children = self.of(folder);
         let start = children.partition_point(|&place| builder.name(place) < name);

@@ -3,6 +3,7 @@
 //! Owns what a hard link names, and the order of the nodes.
 //! Invariant: what it returns passes `Index::check`.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::super::notes::Notes;
@@ -12,11 +13,20 @@ use super::{Content, Graft, Index, Node, NodeId};
 use crate::formats::bytes::index;
 use crate::vfs::{FileKind, Name};
 
+/// A hard link: its place in `pending`, the folder its path starts at, and that path in `link_paths`.
+pub(super) struct HardLink {
+    pub(super) pending: u32,
+    pub(super) base: Folder,
+    pub(super) path: std::ops::Range<usize>,
+}
+
 impl Builder {
     /// The finished tree.
     pub(in crate::formats::tar) fn finish(mut self, notes: &mut Notes) -> Index {
         self.by_name.shrink_to_fit();
         let groups = Groups::new(&self);
+        let depths = &self.depths;
+        self.hard_links.sort_by_key(|link| depths.rank(link.pending));
         let targets = self.resolve_links(&groups, notes);
         let shown = groups.shown(&self, &targets, notes);
         self.lay_out(&shown, &targets)
@@ -33,11 +43,13 @@ impl Builder {
                     self.kind(*place) != FileKind::Directory && *place != link.pending
                 };
                 // The latest before the link; if there is none, the first behind it.
+                let rank = |place: u32| self.depths.rank(place);
+                let mut latest = same.iter().rev();
                 let before =
-                    same.iter().rev().find(|place| **place < link.pending && not_folder(place));
+                    latest.find(|place| rank(**place) < rank(link.pending) && not_folder(place));
                 before.or_else(|| same.iter().find(not_folder)).copied()
             });
-            // A link to a link names what that names; links come in the order of the archive.
+            // A link to a link names what that names; links are sorted as members are.
             let found = found.and_then(|place| match self.is_link(place) {
                 true => targets.get(&place).copied(),
                 false => Some(place),
@@ -134,12 +146,13 @@ impl Builder {
         let mut with_xattrs: Vec<_> = self
             .with_xattrs
             .iter()
-            .filter_map(|&(number, at)| Some((place(number)?, at)))
+            .filter_map(|&(number, at, depth)| Some((place(number)?, at, depth)))
             .collect();
         // Of a folder that the archive names twice the later one counts.
         with_xattrs.reverse();
-        with_xattrs.sort_by_key(|&(id, _)| id);
-        with_xattrs.dedup_by_key(|&mut (id, _)| id);
+        with_xattrs.sort_by_key(|&(id, _, depth)| (id, Reverse(depth)));
+        with_xattrs.dedup_by_key(|&mut (id, ..)| id);
+        let mut with_xattrs: Vec<_> = with_xattrs.into_iter().map(|(id, at, _)| (id, at)).collect();
         let grafts = self.grafts.iter();
         let grafts = grafts.map(|&(folder, at, len)| Graft { path: self.path(folder), at, len });
         let grafts = grafts.collect();
@@ -163,7 +176,7 @@ impl Builder {
     }
 
     /// The path of a folder from the root.
-    fn path(&self, folder: Folder) -> Vec<u8> {
+    pub(in crate::formats::tar) fn path(&self, folder: Folder) -> Vec<u8> {
         let mut parts = Vec::new();
         let mut here = folder;
         while let Some(place) = self.folders.get(index(here.0)).copied().flatten() {

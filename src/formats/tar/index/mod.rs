@@ -15,11 +15,13 @@ use crate::vfs::{FileKind, Name};
 
 mod builder;
 mod check;
+mod depths;
 mod file;
 mod groups;
 mod layout;
 #[cfg(test)]
 mod tests;
+mod xattrs;
 
 pub(super) use builder::{Builder, Folder, Nested};
 pub(super) use file::{IndexFile, Key, MAGIC};

@@ -63,7 +63,8 @@ impl Packer {
         let (mut builder, mut nested) = (Builder::new(), Vec::new());
         let mut notes = Notes::default();
         let list = self.members.list();
-        builder.add(Folder::ROOT, &self.members, list, &mut nested, &mut notes).unwrap();
+        let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
+        builder.add(whole, &self.members, list, &mut nested, &mut notes).unwrap();
         let mut index = builder.finish(&mut notes);
         index.notes = vec!["a note".into(), "another, longer note".into()];
         index

@@ -1,6 +1,7 @@
 //! Several trees as one: folders merge, and of two files with one path the later tree's is shown.
 //!
-//! Owns which tree an entry comes from; leaves everything else to the trees.
+//! Owns which tree answers for an inode; leaves listing the folders that trees share to `merge`, and
+//! everything else to the trees.
 //! Invariant: a lookup asks one tree at most, however many there are.
 //!
 //! Only folders that several trees have need a listing of their own, and those are merged once, at
@@ -11,7 +12,6 @@
 //! Numbers: a merged folder has its place in the list of them plus one (the root is 1); an inode of
 //! a tree has that tree's place plus one in the upper 16 bits, above the number the tree gave it.
 
-use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 use super::{
@@ -20,6 +20,10 @@ use super::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
+
+mod merge;
+
+use merge::Merging;
 
 /// Bits of an inode number that a tree may use.
 const INNER_BITS: u32 = 48;
@@ -41,6 +45,8 @@ pub struct Union {
     folders: Vec<Merged>,
     names: Vec<u8>,
     hidden: u64,
+    /// Of all trees together, which do not change: no request asks them all.
+    totals: Totals,
 }
 
 /// A folder that more than one tree has.
@@ -65,15 +71,6 @@ struct Inner {
     ino: Ino,
 }
 
-/// Where a part of a merged folder comes from.
-#[derive(Clone, Copy, Debug)]
-enum Source {
-    /// A folder of a tree.
-    Folder(Inner),
-    /// A folder on the way to where layer `layer` is shown, so many names below the root.
-    Way { layer: usize, depth: usize },
-}
-
 impl Union {
     /// The union of `layers`, the later ones in front.
     ///
@@ -86,17 +83,14 @@ impl Union {
             return Err(Error::new(Kind::Unsupported, context));
         }
         let trees = layers.iter().map(|layer| Arc::clone(&layer.tree)).collect();
-        let mut union = Self { trees, folders: Vec::new(), names: Vec::new(), hidden: 0 };
-        let ways: Vec<Vec<&[u8]>> = layers.iter().map(|layer| way(&layer.path)).collect();
-        let root = (0..layers.len()).map(|layer| source(&ways, layer, 0)).collect();
-        // Folders to be merged, in the order of their numbers.
-        let mut waiting: VecDeque<Vec<Source>> = VecDeque::from([root]);
-        let mut begun = 1;
-        while let Some(sources) = waiting.pop_front() {
-            let folder = union.merge(&sources, &ways, &mut begun, &mut waiting)?;
-            union.folders.push(folder);
-        }
-        Ok(union)
+        let Merging { folders, names, hidden, .. } = Merging::of(layers)?;
+        let none = Totals { bytes: 0, inodes: 0, block_size: 512 };
+        let totals = layers.iter().map(|layer| layer.tree.totals()).fold(none, |sum, one| Totals {
+            bytes: sum.bytes.saturating_add(one.bytes),
+            inodes: sum.inodes.saturating_add(one.inodes),
+            block_size: sum.block_size.max(one.block_size),
+        });
+        Ok(Self { trees, folders, names, hidden, totals })
     }
 
     /// How many files and folders no path leads to, because a later tree has something else there.
@@ -104,89 +98,12 @@ impl Union {
         self.hidden
     }
 
-    fn merge(
-        &mut self,
-        sources: &[Source],
-        ways: &[Vec<&[u8]>],
-        begun: &mut u64,
-        waiting: &mut VecDeque<Vec<Source>>,
-    ) -> Result<Merged> {
-        let mut found = self.collect(sources, ways)?;
-        // Stable, so that the later tree comes last among equals.
-        found.sort_by(|a, b| self.name(a.name).cmp(self.name(b.name)));
-        let mut entries = Vec::with_capacity(found.len());
-        let mut hidden = 0;
-        for same in found.chunk_by(|a, b| self.name(a.name) == self.name(b.name)) {
-            let Some(last) = same.last() else { continue };
-            let folders = same.iter().rev().take_while(|one| one.kind == FileKind::Directory);
-            let count = folders.count();
-            hidden += (same.len() - count.max(1)) as u64;
-            let ino = match (count, last.source) {
-                (0 | 1, Source::Folder(inner)) => self.outer(inner)?,
-                _ => {
-                    waiting
-                        .push_back(same[same.len() - count..].iter().map(|f| f.source).collect());
-                    *begun += 1;
-                    merged_ino(*begun)?
-                }
-            };
-            entries.push(Entry { name: last.name, ino, kind: last.kind });
-        }
-        self.hidden += hidden;
-        let shown = sources.iter().rev().find_map(|source| match source {
-            Source::Folder(inner) => Some(*inner),
-            Source::Way { .. } => None,
-        });
-        Ok(Merged { shown, entries: entries.into() })
-    }
-
-    /// The entries of all `sources`, in their order.
-    fn collect(&mut self, sources: &[Source], ways: &[Vec<&[u8]>]) -> Result<Vec<Found>> {
-        let mut found = Vec::new();
-        let names = &mut self.names;
-        let mut keep = |name: &[u8]| {
-            let at = names.len();
-            names.push(name.len() as u8);
-            names.extend(name);
-            at
-        };
-        for source in sources {
-            match *source {
-                Source::Folder(Inner { tree, ino }) => {
-                    self.trees[tree].read_dir(ino, Cookie::START, &mut |entry| {
-                        let name = keep(entry.name.as_bytes());
-                        let source = Source::Folder(Inner { tree, ino: entry.ino });
-                        found.push(Found { name, kind: entry.kind, source });
-                        ControlFlow::Continue(())
-                    })?;
-                }
-                Source::Way { layer, depth } => {
-                    let name = keep(ways[layer][depth]);
-                    let source = self::source(ways, layer, depth + 1);
-                    found.push(Found { name, kind: FileKind::Directory, source });
-                }
-            }
-        }
-        Ok(found)
-    }
-
     fn name(&self, at: usize) -> &[u8] {
-        let len = usize::from(self.names[at]);
-        &self.names[at + 1..at + 1 + len]
-    }
-
-    /// The union's number for an inode of a tree.
-    fn outer(&self, inner: Inner) -> Result<Ino> {
-        let number = inner.ino.number();
-        if number >> INNER_BITS != 0 {
-            let context = format!("inode {number} of archive {} is too large", inner.tree);
-            return Err(Error::new(Kind::Unsupported, context));
-        }
-        Ok(Ino::new((inner.tree as u64 + 1) << INNER_BITS | number).unwrap_or(Ino::ROOT))
+        merge::name(&self.names, at)
     }
 
     fn attr_from(&self, tree: usize, mut attr: Attr) -> Result<Attr> {
-        attr.ino = self.outer(Inner { tree, ino: attr.ino })?;
+        attr.ino = outer(Inner { tree, ino: attr.ino })?;
         Ok(attr)
     }
 
@@ -223,36 +140,19 @@ impl Union {
     }
 }
 
-/// An entry on its way into a merged folder.
-struct Found {
-    name: usize,
-    kind: FileKind,
-    source: Source,
-}
-
 enum Target<'u> {
     Merged(&'u Merged),
     Inner(usize, Ino),
 }
 
-/// The names on the way from the root to `path`.
-fn way(path: &[u8]) -> Vec<&[u8]> {
-    path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()).collect()
-}
-
-/// What layer `layer` adds to the folder `depth` names below the root, on its way.
-fn source(ways: &[Vec<&[u8]>], layer: usize, depth: usize) -> Source {
-    if depth < ways[layer].len() {
-        return Source::Way { layer, depth };
+/// The union's number for an inode of a tree.
+fn outer(inner: Inner) -> Result<Ino> {
+    let number = inner.ino.number();
+    if number >> INNER_BITS != 0 {
+        let context = format!("inode {number} of archive {} is too large", inner.tree);
+        return Err(Error::new(Kind::Unsupported, context));
     }
-    Source::Folder(Inner { tree: layer, ino: Ino::ROOT })
-}
-
-/// The number of the `nth` merged folder, from 1 on.
-fn merged_ino(nth: u64) -> Result<Ino> {
-    Ino::new(nth)
-        .filter(|ino| ino.number() >> INNER_BITS == 0)
-        .ok_or_else(|| Error::new(Kind::Unsupported, "too many folders in several archives"))
+    Ok(Ino::new((inner.tree as u64 + 1) << INNER_BITS | number).unwrap_or(Ino::ROOT))
 }
 
 impl Tree for Union {
@@ -273,7 +173,7 @@ impl Tree for Union {
                 allocated: 0,
                 device: 0,
                 modified: Timestamp { seconds: 0, nanoseconds: 0 },
-                block_size: self.totals().block_size,
+                block_size: self.totals.block_size,
             }),
         }
     }
@@ -304,7 +204,7 @@ impl Tree for Union {
             Target::Inner(tree, inner) => {
                 let mut failed = Ok(());
                 self.trees[tree].read_dir(inner, cookie, &mut |mut entry| {
-                    match self.outer(Inner { tree, ino: entry.ino }) {
+                    match outer(Inner { tree, ino: entry.ino }) {
                         Ok(ino) => entry.ino = ino,
                         Err(error) => {
                             failed = Err(error);
@@ -366,11 +266,9 @@ impl Tree for Union {
     }
 
     fn totals(&self) -> Totals {
-        let none = Totals { bytes: 0, inodes: 0, block_size: 512 };
-        self.trees.iter().map(|tree| tree.totals()).fold(none, |sum, one| Totals {
-            bytes: sum.bytes.saturating_add(one.bytes),
-            inodes: sum.inodes.saturating_add(one.inodes),
-            block_size: sum.block_size.max(one.block_size),
-        })
+        self.totals
     }
 }
+
+#[cfg(test)]
+mod tests;

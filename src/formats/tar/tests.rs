@@ -1,0 +1,287 @@
+//! Scanning in several places at once against scanning from the first header to the last.
+//!
+//! Owns archives made at random: extensions, data that looks like headers, global headers, ends in
+//! the middle, damage; and reads that fail.
+
+use super::chain::Nesting;
+use super::header::{BLOCK, BLOCK_LEN};
+use super::index::{Content, Folder, Index, Nested};
+use super::members::Members;
+use super::notes::Notes;
+use super::scan::{Scan, Walk, forward, stored_cut};
+use super::segments::Grain;
+use super::source::Windowed;
+use crate::error::{Error, Kind, Result};
+use crate::formats::limits::NESTING_MAX;
+use crate::progress::Progress;
+use crate::storage::{MemStorage, Storage};
+use crate::sync::{AtomicU64, Ordering};
+
+/// Segments of some members, so that an archive of half a megabyte has a hundred of them.
+const FINE: Grain = Grain { sample: 3, per_segment: 2, segment_min: 1 << 10, segment_max: 8 << 10 };
+
+/// Numbers that look random, the same for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % limit
+    }
+
+    fn bytes(&mut self, len: u64) -> Vec<u8> {
+        (0..len).map(|_| self.below(256) as u8).collect()
+    }
+}
+
+/// One header and its data, padded.
+fn member(name: &[u8], kind: u8, link: &[u8], data: &[u8]) -> Vec<u8> {
+    let mut header = [0; BLOCK];
+    header[..name.len()].copy_from_slice(name);
+    header[100..108].copy_from_slice(b"0000644\0");
+    header[108..116].copy_from_slice(b"0000007\0");
+    header[116..124].copy_from_slice(b"0000010\0");
+    header[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
+    header[136..148].copy_from_slice(b"00000000001\0");
+    header[156] = kind;
+    header[157..157 + link.len()].copy_from_slice(link);
+    header[257..265].copy_from_slice(b"ustar\x0000");
+    header[148..156].fill(b' ');
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let mut bytes = header.to_vec();
+    bytes.extend(data);
+    bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+    bytes
+}
+
+fn record(keyword: &str, value: &str) -> Vec<u8> {
+    let rest = format!(" {keyword}={value}\n");
+    let mut len = rest.len() + 1;
+    while format!("{len}{rest}").len() != len {
+        len += 1;
+    }
+    format!("{len}{rest}").into_bytes()
+}
+
+/// An archive of about `count` members, with everything that a scan could fall over.
+fn archive(random: &mut Random, count: u64, depth: u32) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for nth in 0..count {
+        let folder = format!("d{}", random.below(3));
+        let name = match random.below(5) {
+            // Where inner archives are shown, too.
+            0 => format!("{folder}/d{}/{}", random.below(3), random.below(4)),
+            1 => format!("{folder}/{}", random.below(4)),
+            _ => format!("{folder}/{nth:04}-{}", random.below(count)),
+        };
+        let len = random.below(20 << 10);
+        match random.below(40) {
+            0..4 => {
+                let long = format!("d/{}", "long/".repeat(10 + random.below(30) as usize));
+                bytes.extend(member(b"pax", b'x', b"", &record("path", &format!("{long}{nth}"))));
+            }
+            4..8 => {
+                let long = format!("{}{nth}\0", "gnu/".repeat(30 + random.below(90) as usize));
+                bytes.extend(member(b"././@LongLink", b'L', b"", long.as_bytes()));
+            }
+            8 => {
+                let text = record("SCHILY.xattr.user.number", &nth.to_string());
+                bytes.extend(member(b"pax", b'x', b"", &text));
+            }
+            _ => {}
+        }
+        let data = match random.below(40) {
+            // What looks like an archive, ended or not.
+            0..8 if depth < 2 => archive(random, 1 + len / 4096, depth + 1),
+            8..11 => member(b"decoy", b'0', b"", b"")[..BLOCK].repeat(1 + len as usize / BLOCK),
+            11..13 => [random.bytes(len), member(b"end", b'0', b"", b"x")].concat(),
+            13..15 => vec![0; len as usize],
+            _ => random.bytes(len),
+        };
+        match random.below(60) {
+            0..2 => bytes.extend(member(name.as_bytes(), b'5', b"", b"")),
+            2 => bytes.extend(member(name.as_bytes(), b'2', b"../target", b"")),
+            3..5 => bytes.extend(member(name.as_bytes(), b'1', b"d0/0001-1", b"")),
+            5 => bytes.extend(member(b"a label", b'V', b"", &data)),
+            6 if random.below(4) == 0 => {
+                let uid = record("uid", &random.below(3000).to_string());
+                bytes.extend(member(b"global", b'g', b"", &uid));
+            }
+            7 => bytes.extend(member(b"global", b'g', b"", &record("comment", "nothing"))),
+            8 => bytes.extend(member(b"global", b'g', b"", &record("uid", ""))),
+            50 if random.below(4) == 0 => {
+                let name = record("GNU.sparse.name", "of all that follow");
+                bytes.extend(member(b"global", b'g', b"", &name));
+            }
+            9 => bytes.extend([0; 2 * BLOCK]),
+            10 => bytes.extend([0; BLOCK].repeat(random.below(40) as usize)),
+            // Some damage: no header, a path that can not be, records that are none.
+            11 => {
+                let blocks = random.below(5);
+                bytes.extend(random.bytes(BLOCK_LEN * blocks));
+            }
+            12 => bytes.extend(member(b"pax", b'x', b"", b"no record")),
+            13 => {
+                let path = record("path", &"p/".repeat(20_000));
+                bytes.extend(member(b"pax", b'x', b"", &path));
+                bytes.extend(member(b"short", b'0', b"", &data));
+            }
+            // Several of them, and folders, of one name.
+            14..20 => bytes.extend(member(format!("{name}.tar").as_bytes(), b'0', b"", &data)),
+            20..24 => {
+                let name = format!("{folder}.tar");
+                bytes.extend(member(name.as_bytes(), b'0', b"", &data));
+            }
+            _ => bytes.extend(member(name.as_bytes(), b'0', b"", &data)),
+        }
+    }
+    match random.below(4) {
+        0 => bytes.truncate(bytes.len() - random.below(bytes.len() as u64 / 4 + 1) as usize),
+        1 => {}
+        _ => bytes.extend([0; 2 * BLOCK]),
+    }
+    if random.below(5) == 0 && !bytes.is_empty() {
+        let at = random.below(bytes.len() as u64) as usize;
+        bytes[at] ^= 0x55;
+    }
+    bytes
+}
+
+fn random_archive(seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    archive(&mut random, 60, 0)
+}
+
+/// The tree of an archive whose every header was reached from the one before.
+fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Index> {
+    let mut scan = Scan::default();
+    let mut level = vec![Nested { folder: Folder::ROOT, depth: 0, start: 0, end: storage.len() }];
+    for depth in 0.. {
+        let nesting = if depth < NESTING_MAX { nesting } else { Nesting::Ignore };
+        let mut inner = Vec::new();
+        for archive in level {
+            let mut source = Windowed::new(storage, archive.end);
+            let mut members = Members::default();
+            let mut walk = Walk::new(archive.start, archive.end, nesting);
+            let mut notes = Notes::default();
+            while walk.step(&mut source, &mut members, &mut notes)? {}
+            scan.note(archive.folder, notes);
+            scan.add(archive, &members, &mut inner)?;
+        }
+        level = inner;
+        if level.is_empty() {
+            break;
+        }
+    }
+    Ok(scan.finish())
+}
+
+#[test]
+fn a_scan_in_many_places_finds_what_a_scan_from_the_start_finds() {
+    let (mut members, mut noted) = (0, 0);
+    for seed in 0..200 {
+        let storage = MemStorage::new(random_archive(seed));
+        for nesting in [Nesting::Ignore, Nesting::Recognise] {
+            let expected = sequential(&storage, nesting).unwrap();
+            let found = stored_cut(&storage, nesting, FINE, &Progress::default()).unwrap();
+            assert_eq!(found.notes, expected.notes, "seed {seed}, {nesting:?}");
+            assert!(found == expected, "seed {seed}, {nesting:?}: another tree");
+            members += found.len();
+            noted += found.notes.len();
+        }
+    }
+    // Or else this would compare nothing.
+    assert!(members > 10_000 && noted > 100, "{members} members, {noted} notes");
+}
+
+/// Everything that an index shows, node by node.
+fn shape(index: &Index) -> Vec<String> {
+    let ids = 0..index.len() as u32;
+    let shape = ids.map(|id| {
+        let node = index.node(id).unwrap();
+        let name = index.name(node).escape_ascii();
+        let content = match node.content() {
+            Content::Symlink { target } => {
+                index.target(target, node.size).escape_ascii().to_string()
+            }
+            Content::Sparse { map } => format!("{:?}", index.map(map)),
+            other => format!("{other:?}"),
+        };
+        let said = (node.permissions(), node.uid, node.gid, node.seconds, node.nanoseconds);
+        let xattrs: Vec<_> = index.xattrs_of(id).collect();
+        let names = index.names_of(id);
+        format!("{name} {said:?} {} {content} {xattrs:?} {names}", node.size)
+    });
+    shape.collect()
+}
+
+#[test]
+fn a_scan_in_the_order_of_the_bytes_finds_what_a_scan_level_by_level_finds() {
+    for seed in 0..200 {
+        let storage = MemStorage::new(random_archive(seed));
+        let levels = sequential(&storage, Nesting::Recognise).unwrap();
+        let mut source = Windowed::new(&storage, u64::MAX);
+        let bytes = forward(&mut source, Nesting::Recognise).unwrap();
+        let (levels, bytes) = (shape(&levels), shape(&bytes));
+        let differs = levels.iter().zip(&bytes).find(|(a, b)| a != b);
+        assert_eq!(differs, None, "seed {seed}");
+        assert_eq!(levels.len(), bytes.len(), "seed {seed}");
+    }
+}
+
+/// Fails one read, by its number.
+struct Failing<'s> {
+    storage: &'s MemStorage,
+    left: AtomicU64,
+}
+
+impl Storage for Failing<'_> {
+    fn len(&self) -> u64 {
+        self.storage.len()
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        if self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            return Err(Error::io("injected fault", std::io::Error::other("no reason")));
+        }
+        self.storage.read_exact_at(buffer, offset)
+    }
+}
+
+#[test]
+fn a_read_that_fails_gives_an_error_and_never_another_tree() {
+    let (mut failed, mut fine) = (0, 0);
+    for seed in 0..10 {
+        let storage = MemStorage::new(random_archive(seed));
+        let nesting = Nesting::Recognise;
+        let expected = sequential(&storage, nesting).unwrap();
+        storage.fail_next(1);
+        let first = stored_cut(&storage, nesting, FINE, &Progress::default());
+        assert_eq!(first.unwrap_err().kind(), Kind::Io, "seed {seed}");
+        let before = storage.reads();
+        stored_cut(&storage, nesting, FINE, &Progress::default()).unwrap();
+        let reads = storage.reads() - before;
+        for nth in (1..=reads).step_by(1 + reads as usize / 40) {
+            let failing = Failing { storage: &storage, left: AtomicU64::new(nth) };
+            match stored_cut(&failing, nesting, FINE, &Progress::default()) {
+                Err(error) => {
+                    assert_eq!(error.kind(), Kind::Io, "seed {seed}, read {nth}: {error}");
+                    failed += 1;
+                }
+                // A read behind what turned out to be the end, which nobody waited for.
+                Ok(found) => {
+                    assert!(found == expected, "seed {seed}, read {nth}: another tree");
+                    fine += 1;
+                }
+            }
+        }
+    }
+    assert!(failed > 10 * fine && failed > 100, "{failed} failed, {fine} did not");
+}

@@ -1,0 +1,371 @@
+//! Unions of trees made for the purpose, which count what they are asked.
+
+use super::*;
+use crate::sync::{AtomicU64, Ordering};
+use crate::vfs::resolve;
+
+/// A tree of the files and folders (those that end with a slash) at some paths.
+struct Fake {
+    /// Path, kind and contents; the place in this list and `first` make the number. The root is first.
+    nodes: Vec<(String, FileKind, String)>,
+    first: u64,
+    asked: AtomicU64,
+}
+
+impl Fake {
+    fn new(paths: &[&str], text: &str) -> Arc<Self> {
+        Self::numbered(paths, text, 1)
+    }
+
+    fn numbered(paths: &[&str], text: &str, first: u64) -> Arc<Self> {
+        let mut nodes = vec![(String::new(), FileKind::Directory, String::new())];
+        nodes.extend(paths.iter().map(|path| match path.strip_suffix('/') {
+            Some(folder) => (folder.to_owned(), FileKind::Directory, String::new()),
+            None => ((*path).to_owned(), FileKind::Regular, text.to_owned()),
+        }));
+        Arc::new(Self { nodes, first, asked: AtomicU64::new(0) })
+    }
+
+    fn place(&self, ino: Ino) -> Result<usize> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if ino == Ino::ROOT {
+            return Ok(0);
+        }
+        let place = usize::try_from(ino.number().wrapping_sub(self.first)).unwrap_or(usize::MAX);
+        let known = (1..self.nodes.len()).contains(&place);
+        known.then_some(place).ok_or_else(|| Error::new(Kind::NotFound, "no such inode"))
+    }
+
+    fn ino(&self, place: usize) -> Ino {
+        if place == 0 { Ino::ROOT } else { Ino::new(self.first + place as u64).unwrap() }
+    }
+
+    fn children(&self, folder: usize) -> Vec<usize> {
+        let path = &self.nodes[folder].0;
+        let within = |other: &str| match other.rsplit_once('/') {
+            Some((parent, _)) => parent == path,
+            None => path.is_empty() && !other.is_empty(),
+        };
+        (0..self.nodes.len()).filter(|&nth| within(&self.nodes[nth].0)).collect()
+    }
+
+    fn attr_at(&self, place: usize) -> Attr {
+        Attr {
+            ino: self.ino(place),
+            kind: self.nodes[place].1,
+            permissions: 0o700 + self.nodes.len() as u16 % 8,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            size: self.nodes[place].2.len() as u64,
+            allocated: 0,
+            device: 0,
+            modified: Timestamp { seconds: 7, nanoseconds: 0 },
+            block_size: 4096,
+        }
+    }
+}
+
+impl Tree for Fake {
+    fn attr(&self, ino: Ino) -> Result<Attr> {
+        self.place(ino).map(|place| self.attr_at(place))
+    }
+
+    fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
+        let children = self.children(self.place(parent)?);
+        let own = |place: usize| self.nodes[place].0.rsplit('/').next().unwrap().as_bytes();
+        let found = children.into_iter().find(|&place| own(place) == name.as_bytes());
+        Ok(found.map(|place| self.attr_at(place)))
+    }
+
+    fn read_dir(
+        &self,
+        ino: Ino,
+        cookie: Cookie,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let children = self.children(self.place(ino)?);
+        for (nth, place) in children.into_iter().enumerate().skip(cookie.0 as usize - 2) {
+            let (path, kind, _) = &self.nodes[place];
+            let name = Name::parse(path.rsplit('/').next().unwrap().as_bytes()).unwrap();
+            let next = Cookie(nth as u64 + 3);
+            if visit(DirEntry { ino: self.ino(place), kind: *kind, name, next }).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_link(&self, _: Ino) -> Result<Vec<u8>> {
+        Err(Error::new(Kind::InvalidInput, "not a symbolic link"))
+    }
+
+    fn read<'s>(
+        &self,
+        ino: Ino,
+        _: u64,
+        _: u32,
+        scratch: &'s mut Scratch,
+    ) -> Result<ReadBytes<'s>> {
+        let text = self.nodes[self.place(ino)?].2.as_bytes();
+        let answer = scratch.answer(text.len());
+        answer.copy_from_slice(text);
+        Ok(ReadBytes::Scratch(answer))
+    }
+
+    fn seek(&self, _: Ino, offset: u64, _: SeekTarget) -> Result<u64> {
+        Ok(offset)
+    }
+
+    fn has_xattrs(&self) -> bool {
+        true
+    }
+
+    fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.place(ino).map(|_| b"user.fake\0".to_vec())
+    }
+
+    fn xattr(&self, ino: Ino, _: &[u8]) -> Result<Vec<u8>> {
+        self.place(ino).map(|place| self.nodes[place].0.clone().into_bytes())
+    }
+
+    fn totals(&self) -> Totals {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Totals { bytes: 1000, inodes: self.nodes.len() as u64, block_size: 4096 }
+    }
+}
+
+fn at(path: &str, tree: &Arc<Fake>) -> Layer {
+    Layer { path: path.into(), tree: Arc::<Fake>::clone(tree) }
+}
+
+/// Every path, folders with a slash, files with their contents; each listed once.
+fn all(union: &Union) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut waiting = vec![(Ino::ROOT, String::new())];
+    while let Some((folder, before)) = waiting.pop() {
+        let mut names = Vec::new();
+        union
+            .read_dir(folder, Cookie::START, &mut |entry| {
+                names.push((entry.ino, entry.kind, entry.name.as_bytes().to_vec()));
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        for (ino, kind, name) in names {
+            let path = format!("{before}{}", String::from_utf8(name.clone()).unwrap());
+            let attr = union.lookup(folder, Name::parse(&name).unwrap()).unwrap().unwrap();
+            assert_eq!((attr.ino, attr.kind), (ino, kind), "{path}");
+            assert_eq!(union.attr(ino).unwrap(), attr, "{path}");
+            if kind == FileKind::Directory {
+                found.push(format!("{path}/"));
+                waiting.push((ino, format!("{path}/")));
+            } else {
+                let mut scratch = Scratch::default();
+                let bytes = union.read(ino, 0, 100, &mut scratch).unwrap();
+                let text = std::str::from_utf8(bytes.as_slice()).unwrap();
+                found.push(format!("{path}={text}"));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn number(union: &Union, path: &str) -> Ino {
+    resolve(union, path.as_bytes()).unwrap().ino
+}
+
+#[test]
+fn folders_merge_and_the_later_file_wins() {
+    let first = Fake::new(&["d/", "d/a", "d/b", "only/", "only/x", "f"], "1");
+    let second = Fake::new(&["d/", "d/b", "d/c", "f"], "2");
+    let union = Union::new(&[at("", &first), at("", &second)]).unwrap();
+    assert_eq!(all(&union), ["d/", "d/a=1", "d/b=2", "d/c=2", "f=2", "only/", "only/x=1"]);
+    assert_eq!(union.hidden(), 2);
+    // The later tree's folder says who may enter it.
+    assert_eq!(resolve(&union, b"d").unwrap().permissions, 0o705);
+}
+
+#[test]
+fn a_file_hides_a_folder_and_a_folder_hides_a_file_whichever_is_later() {
+    let folder = Fake::new(&["x/", "x/in"], "folder");
+    let file = Fake::new(&["x"], "file");
+    let other = Fake::new(&["x/", "x/other"], "other");
+    for (layers, expected, hidden) in [
+        ([&folder, &file].as_slice(), &["x=file"][..], 1),
+        (&[&file, &folder], &["x/", "x/in=folder"], 1),
+        (&[&folder, &other], &["x/", "x/in=folder", "x/other=other"], 0),
+        // What is under the file does not come back.
+        (&[&folder, &file, &other], &["x/", "x/other=other"], 2),
+        (&[&file, &folder, &other], &["x/", "x/in=folder", "x/other=other"], 1),
+    ] {
+        let layers: Vec<_> = layers.iter().map(|tree| at("", tree)).collect();
+        let union = Union::new(&layers).unwrap();
+        assert_eq!(all(&union), expected);
+        assert_eq!(union.hidden(), hidden, "{expected:?}");
+    }
+}
+
+#[test]
+fn a_layer_is_shown_where_it_belongs_even_if_no_tree_has_that_folder() {
+    let base = Fake::new(&["f"], "base");
+    let inner = Fake::new(&["g"], "inner");
+    let union = Union::new(&[at("", &base), at("some/where/deep", &inner)]).unwrap();
+    let expected =
+        ["f=base", "some/", "some/where/", "some/where/deep/", "some/where/deep/g=inner"];
+    assert_eq!(all(&union), expected);
+    let made = resolve(&union, b"some/where").unwrap();
+    assert_eq!((made.kind, made.permissions), (FileKind::Directory, 0o755));
+    assert_eq!(union.list_xattrs(made.ino).unwrap(), b"");
+    assert_eq!(union.xattr(made.ino, b"user.x").unwrap_err().kind(), Kind::NoAttribute);
+    assert_eq!(union.list_xattrs(number(&union, "some/where/deep")).unwrap(), b"user.fake\0");
+}
+
+#[test]
+fn a_layer_merges_into_the_folder_that_another_layer_has_there() {
+    let base = Fake::new(&["a/", "a/b/", "a/b/f", "a/g"], "base");
+    let inner = Fake::new(&["f", "h"], "inner");
+    let innermost = Fake::new(&["h"], "innermost");
+    let layers = [at("", &base), at("/a/b/", &inner), at("a/b", &innermost), at("a", &innermost)];
+    let union = Union::new(&layers).unwrap();
+    let expected = ["a/", "a/b/", "a/b/f=inner", "a/b/h=innermost", "a/g=base", "a/h=innermost"];
+    assert_eq!(all(&union), expected);
+    assert_eq!(union.hidden(), 2);
+}
+
+#[test]
+fn a_lookup_asks_one_tree_once_with_a_thousand_trees_as_with_one() {
+    for count in [1, 2, 1000_usize] {
+        let trees: Vec<_> = (0..count)
+            .map(|nth| {
+                let own = format!("shared/{nth}");
+                let alone = format!("alone{nth}/");
+                let below = format!("alone{nth}/f");
+                Fake::new(&["shared/", &own, "same", &alone, &below], "x")
+            })
+            .collect();
+        let mut layers: Vec<_> = trees.iter().map(|tree| at("", tree)).collect();
+        layers.push(at("way/to/it", &Fake::new(&["f"], "x")));
+        let union = Union::new(&layers).unwrap();
+        let asked = || trees.iter().map(|tree| tree.asked.load(Ordering::Relaxed)).sum::<u64>();
+        let cost = |parent: Ino, name: &str| {
+            let before = asked();
+            let name = Name::parse(name.as_bytes()).unwrap();
+            let found = union.lookup(parent, name).unwrap();
+            (asked() - before, found.map(|attr| attr.ino))
+        };
+        let last = count - 1;
+        let (cost_of_shared, shared) = cost(Ino::ROOT, "shared");
+        let (cost_of_alone, alone) = cost(Ino::ROOT, &format!("alone{last}"));
+        let costs = [
+            cost_of_shared,
+            cost_of_alone,
+            cost(shared.unwrap(), "0").0,
+            cost(shared.unwrap(), &last.to_string()).0,
+            cost(alone.unwrap(), "f").0,
+            cost(alone.unwrap(), "missing").0,
+            cost(Ino::ROOT, "same").0,
+        ];
+        assert!(costs.iter().all(|&cost| cost == 1), "{count} trees: {costs:?}");
+        // What a merged folder lacks, no tree is asked for; nor about one that only the union has.
+        assert_eq!(cost(Ino::ROOT, "missing"), (0, None), "{count} trees");
+        let unmerged = u64::from(count == 1);
+        assert_eq!(cost(shared.unwrap(), "missing"), (unmerged, None), "{count} trees");
+        assert_eq!(cost(Ino::ROOT, "way").0, 0, "{count} trees");
+        let before = asked();
+        union.totals();
+        union.attr(shared.unwrap()).unwrap();
+        assert_eq!(asked() - before, 1, "{count} trees");
+    }
+}
+
+#[test]
+fn takes_as_many_trees_as_the_limit_and_not_one_more() {
+    let tree = Fake::new(&["f"], "x");
+    let mut layers: Vec<_> = (0..TREES_MAX).map(|_| at("", &tree)).collect();
+    let union = Union::new(&layers).unwrap();
+    assert_eq!(all(&union), ["f=x"]);
+    assert_eq!(union.hidden(), TREES_MAX as u64 - 1);
+    assert_eq!(number(&union, "f").number() >> INNER_BITS, TREES_MAX as u64);
+    layers.push(at("", &tree));
+    let error = Union::new(&layers).err().unwrap();
+    assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+    assert!(error.to_string().contains("65536 archives"), "{error}");
+}
+
+#[test]
+fn takes_inode_numbers_of_48_bits_and_refuses_larger_ones() {
+    let largest = (1 << INNER_BITS) - 1;
+    let other = Fake::new(&["g"], "other");
+    // The number of the first node behind the root is one more.
+    let fits = Fake::numbered(&["f"], "fits", largest - 1);
+    assert_eq!(all(&Union::new(&[at("", &fits), at("", &other)]).unwrap()), ["f=fits", "g=other"]);
+    let large = Fake::numbered(&["f"], "large", largest);
+    let error = Union::new(&[at("", &large), at("", &other)]).err().unwrap();
+    assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+    // One that comes up later, in a folder that only its tree has.
+    let later = Fake::numbered(&["d/", "d/f"], "later", largest - 1);
+    let union = Union::new(&[at("", &other), at("", &later)]).unwrap();
+    let folder = number(&union, "d");
+    let name = Name::parse(b"f").unwrap();
+    assert_eq!(union.lookup(folder, name).unwrap_err().kind(), Kind::Unsupported);
+    let listing = union.read_dir(folder, Cookie::START, &mut |_| ControlFlow::Continue(()));
+    assert_eq!(listing.unwrap_err().kind(), Kind::Unsupported);
+}
+
+#[test]
+fn an_unknown_inode_is_not_found() {
+    let tree = Fake::new(&["d/", "f"], "x");
+    let union = Union::new(&[at("", &tree), at("", &tree)]).unwrap();
+    let merged = number(&union, "d").number();
+    let unknown = [
+        // Behind the merged folders; the root of a tree without its number; no such tree or inode.
+        merged + 1,
+        (1 << INNER_BITS) - 1,
+        1 << INNER_BITS,
+        3 << INNER_BITS | 1,
+        u64::MAX,
+        2 << INNER_BITS | 77,
+    ];
+    for number in unknown {
+        let ino = Ino::new(number).unwrap();
+        let kind = |error: Error| error.kind();
+        let mut scratch = Scratch::default();
+        assert_eq!(union.attr(ino).map_err(kind), Err(Kind::NotFound), "{number:#x}");
+        assert_eq!(union.list_xattrs(ino).map_err(kind), Err(Kind::NotFound), "{number:#x}");
+        let read = union.read(ino, 0, 1, &mut scratch).map(|_| ()).map_err(kind);
+        assert_eq!(read, Err(Kind::NotFound), "{number:#x}");
+        let name = Name::parse(b"f").unwrap();
+        assert_eq!(union.lookup(ino, name).map_err(kind), Err(Kind::NotFound), "{number:#x}");
+    }
+}
+
+#[test]
+fn a_cookie_goes_on_where_it_was_given_and_one_past_the_end_is_refused() {
+    let names: Vec<_> = (0..100).map(|nth| format!("{nth:03}")).collect();
+    let halves: Vec<_> = [0, 1]
+        .map(|half| names.iter().skip(half).step_by(2).map(String::as_str).collect::<Vec<_>>())
+        .iter()
+        .map(|half| Fake::new(half, "x"))
+        .collect();
+    let union = Union::new(&[at("", &halves[0]), at("", &halves[1])]).unwrap();
+    let list = |from: Cookie, most: usize| {
+        let mut found = Vec::new();
+        let listed = union.read_dir(Ino::ROOT, from, &mut |entry| {
+            found.push((String::from_utf8(entry.name.as_bytes().to_vec()).unwrap(), entry.next));
+            if found.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        listed.map(|()| found)
+    };
+    let whole = list(Cookie::START, usize::MAX).unwrap();
+    assert!(whole.iter().map(|(name, _)| name).eq(&names));
+    for (nth, (_, next)) in whole.iter().enumerate() {
+        assert_eq!(list(*next, 3).unwrap(), whole[nth + 1..whole.len().min(nth + 4)]);
+    }
+    let end = whole[99].1;
+    assert_eq!(list(end, 1).unwrap(), []);
+    for past in [end.0 + 1, u64::MAX, 0, 1] {
+        let refused = list(Cookie(past), 1).map_err(|error| error.kind());
+        assert_eq!(refused, Err(Kind::InvalidInput), "{past}");
+    }
+}

@@ -1,0 +1,43 @@
+//! Tar archives, made by GNU tar or by hand.
+//!
+//! Owns the bytes of what no tar writes.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::run;
+
+/// GNU tar, packing what is in `folder` under its bare names, sorted.
+pub fn pack(archive: &Path, folder: &Path) {
+    let script = "cd \"$1\" && tar --sort=name --format=gnu --sparse --xattrs -cf \"$2\" *";
+    run(Command::new("sh").args(["-c", script, "sh"]).arg(folder).arg(archive));
+}
+
+/// A tar of regular files.
+pub fn of(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        files.iter().flat_map(|(name, data)| member(name, b'0', "", data)).collect();
+    bytes.resize(bytes.len() + 1024, 0);
+    bytes
+}
+
+/// One member: header and data, padded.
+pub fn member(name: &str, kind: u8, link: &str, data: &[u8]) -> Vec<u8> {
+    let mut header = [0_u8; 512];
+    header[..name.len()].copy_from_slice(name.as_bytes());
+    header[100..108].copy_from_slice(b"0000644\0");
+    header[108..116].copy_from_slice(b"0000007\0");
+    header[116..124].copy_from_slice(b"0000010\0");
+    header[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
+    header[136..148].copy_from_slice(b"00000000001\0");
+    header[156] = kind;
+    header[157..157 + link.len()].copy_from_slice(link.as_bytes());
+    header[257..265].copy_from_slice(b"ustar\x0000");
+    header[148..156].fill(b' ');
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let mut bytes = header.to_vec();
+    bytes.extend(data);
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes
+}
