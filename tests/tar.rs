@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,6 +18,7 @@ mod support;
 
 use support::mount::Mounted;
 use support::snapshot::{Depth, assert_same, take};
+use support::tar::member;
 use support::{can_mount, run, source, tree, work_folder};
 
 /// GNU tar, packing `folder`; it complains of what its format can not hold and packs the rest.
@@ -284,28 +284,35 @@ fn appended_updated_and_concatenated_archives_show_the_latest() {
     assert_eq!(tree::lines(tree::open_one(&both).as_ref()).len(), 6);
 }
 
-/// A tar made by hand: name, type, link target, data.
+/// Writes a tar made by hand: name, type, link target, data.
 fn by_hand(path: &Path, members: &[(&str, u8, &str, &str)]) {
-    let mut out = File::create(path).unwrap();
-    for (name, kind, link, data) in members {
-        let mut header = [0_u8; 512];
-        header[..name.len()].copy_from_slice(name.as_bytes());
-        header[100..108].copy_from_slice(b"0000644\0");
-        header[108..116].copy_from_slice(b"0000007\0");
-        header[116..124].copy_from_slice(b"0000010\0");
-        header[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
-        header[136..148].copy_from_slice(b"00000000001\0");
-        header[156] = *kind;
-        header[157..157 + link.len()].copy_from_slice(link.as_bytes());
-        header[257..265].copy_from_slice(b"ustar\x0000");
-        header[148..156].fill(b' ');
-        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        out.write_all(&header).unwrap();
-        out.write_all(data.as_bytes()).unwrap();
-        out.write_all(&vec![0; data.len().next_multiple_of(512) - data.len()]).unwrap();
-    }
-    out.write_all(&[0; 1024]).unwrap();
+    let members = members.iter();
+    let members =
+        members.map(|(name, kind, link, data)| member(name, *kind, link, data.as_bytes()));
+    write_members(path, &members.collect::<Vec<_>>());
+}
+
+fn write_members(path: &Path, members: &[Vec<u8>]) {
+    fs::write(path, [members.concat(), vec![0; 1024]].concat()).unwrap();
+}
+
+/// A pax header with such records.
+fn pax(kind: u8, records: &[(&str, &str)]) -> Vec<u8> {
+    let record = |(keyword, value): &(&str, &str)| {
+        let body = format!(" {keyword}={value}\n");
+        let mut len = body.len();
+        while len != body.len() + len.to_string().len() {
+            len = body.len() + len.to_string().len();
+        }
+        format!("{len}{body}")
+    };
+    member("pax", kind, "", records.iter().map(record).collect::<String>().as_bytes())
+}
+
+/// The paths of a tree.
+fn paths(archive: &Path) -> Vec<String> {
+    let lines = tree::lines(tree::open_one(archive).as_ref());
+    lines.keys().map(|path| String::from_utf8_lossy(path).into_owned()).collect()
 }
 
 #[test]
@@ -454,4 +461,115 @@ fn a_folder_of_a_hundred_thousand_members_is_scanned_in_several_places_at_once()
     gnu_tar(&archive, &folder, &["--format=gnu"]);
     assert!(fs::metadata(&archive).unwrap().len() > 50 << 20);
     assert_as_python("decoys", &archive);
+}
+
+#[test]
+fn a_path_that_ends_with_a_slash_is_still_what_it_is() {
+    let work = work_folder();
+    let archive = work.path().join("slashes.tar");
+    by_hand(
+        &archive,
+        &[("link/", b'2', "target", ""), ("pipe//", b'6', "", ""), ("a/b/.", b'0', "", "x")],
+    );
+    assert_eq!(paths(&archive), ["/", "a", "a/b", "link", "pipe"]);
+    let tree = tree::open_one(&archive);
+    let kind = |path: &[u8]| resolve(tree.as_ref(), path).unwrap().kind;
+    assert_eq!(kind(b"link"), FileKind::Symlink);
+    assert_eq!(kind(b"pipe"), FileKind::Fifo);
+    assert_eq!(kind(b"a/b"), FileKind::Regular);
+}
+
+#[test]
+fn a_sparse_file_without_pieces_is_one_hole() {
+    let work = work_folder();
+    let archive = work.path().join("hole.tar");
+    let words = [("GNU.sparse.size", "3000"), ("GNU.sparse.numblocks", "0")];
+    write_members(&archive, &[pax(b'x', &words), member("hole", b'0', "", b"")]);
+    let tree = tree::open_one(&archive);
+    let hole = resolve(tree.as_ref(), b"hole").unwrap();
+    assert_eq!(tree::contents(tree.as_ref(), hole.ino).unwrap(), [0; 3000]);
+    assert_eq!(hole.allocated, 0);
+}
+
+#[test]
+fn records_for_all_members_give_owners_and_times_and_nothing_else() {
+    let work = work_folder();
+    let archive = work.path().join("global.tar");
+    let value = "v".repeat(60_000);
+    let records = [
+        ("uid", "77"),
+        ("mtime", "5.5"),
+        ("path", "everybody"),
+        ("GNU.sparse.name", "nobody"),
+        ("SCHILY.xattr.user.large", value.as_str()),
+    ];
+    let members = (0..2000).map(|number| member(&format!("f{number}"), b'0', "", b""));
+    write_members(&archive, &[vec![pax(b'g', &records)], members.collect()].concat());
+    let tree = tree::open_one(&archive);
+    let last = resolve(tree.as_ref(), b"f1999").unwrap();
+    assert_eq!((last.uid, last.modified.seconds, last.modified.nanoseconds), (77, 5, 500_000_000));
+    assert!(!tree.has_xattrs());
+    assert_eq!(paths(&archive).len(), 2001);
+}
+
+#[test]
+fn as_many_extensions_as_the_limit_are_read_and_not_one_more() {
+    let work = work_folder();
+    let archive = work.path().join("extensions.tar");
+    for (count, shown) in [(64, true), (65, false)] {
+        let mut members = vec![pax(b'x', &[("comment", "nothing")]); count - 1];
+        members.push(pax(b'x', &[("path", "renamed")]));
+        members.push(member("plain", b'0', "", b""));
+        write_members(&archive, &members);
+        assert_eq!(paths(&archive).contains(&"renamed".to_owned()), shown, "{count}");
+    }
+}
+
+#[test]
+fn as_many_folders_deep_as_the_limit_is_shown_and_not_one_more() {
+    let work = work_folder();
+    let archive = work.path().join("deep.tar");
+    for (depth, count) in [(1024, 1026), (1025, 1)] {
+        let path = format!("{}file", "d/".repeat(depth));
+        write_members(&archive, &[pax(b'x', &[("path", &path)]), member("x", b'0', "", b"")]);
+        assert_eq!(paths(&archive).len(), count, "{depth} folders");
+    }
+}
+
+#[test]
+fn damage_in_a_sparse_map_shows_the_same_stored_and_compressed() {
+    let work = work_folder();
+    let archive = work.path().join("map.tar");
+    // Blocks of an old sparse map, each saying that another one follows, up to where a stream is
+    // decoded in another piece; there one is a sound header, too, and the next is no map.
+    let mut head = member("sparse", b'S', "", b"");
+    head[386] = 0;
+    head[482] = 1;
+    let resum = |block: &mut [u8]| {
+        block[148..156].fill(b' ');
+        let sum: u32 = block[..512].iter().map(|byte| u32::from(*byte)).sum();
+        block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    };
+    resum(&mut head);
+    let mut empty = vec![0; 512];
+    empty[12] = b'0';
+    empty[504] = 1;
+    let mut blocks = vec![head];
+    blocks.extend(vec![empty; 2112]);
+    let mut victim = member("", b'0', "", b"a secret, or not");
+    victim[504] = 1;
+    resum(&mut victim);
+    blocks.push(victim);
+    blocks.push(vec![b'x'; 512]);
+    blocks.push(member("after", b'0', "", b"behind it"));
+    write_members(&archive, &blocks);
+    let packed = work.path().join("map.tar.gz");
+    run(Command::new("sh")
+        .args(["-c", "gzip -c \"$1\" > \"$2\"", "sh"])
+        .arg(&archive)
+        .arg(&packed));
+    let [stored, compressed] =
+        [&archive, &packed].map(|path| tree::lines(tree::open_one(path).as_ref()));
+    assert_eq!(stored, compressed);
+    assert!(stored.contains_key(&b"after"[..]), "{stored:?}");
 }

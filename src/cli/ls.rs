@@ -37,13 +37,16 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         .map_err(|error| error.within(args.open.archive.display()))?;
     let mut listing = Listing { tree: tree.as_ref(), args, out: BufWriter::new(std::io::stdout()) };
     if attr.kind == FileKind::Directory {
-        listing.folder(attr.ino, &[], &mut vec![attr.ino])?;
+        listing.folder(attr.ino)?;
     } else {
         listing.line(&attr, path)?;
     }
     written(listing.out.flush())?;
     Ok(0)
 }
+
+/// What is to be listed of a folder: number, kind, path.
+type Entries = std::vec::IntoIter<(Ino, FileKind, Vec<u8>)>;
 
 struct Listing<'t> {
     tree: &'t dyn Tree,
@@ -52,15 +55,16 @@ struct Listing<'t> {
 }
 
 impl Listing<'_> {
-    /// Lists the folder `ino`, shown with `prefix`; `above` are the folders on the way to it.
-    fn folder(&mut self, ino: Ino, prefix: &[u8], above: &mut Vec<Ino>) -> Result<()> {
-        let mut entries = Vec::new();
-        self.tree.read_dir(ino, Cookie::START, &mut |entry| {
-            entries.push((entry.ino, entry.kind, entry.name.as_bytes().to_vec()));
-            ControlFlow::Continue(())
-        })?;
-        for (ino, kind, name) in entries {
-            let path = [prefix, &name].concat();
+    /// Lists the folder `root` and, where asked for, those in it. Folders wait on a list of their own
+    /// and not on the stack, for an archive may go down as deep as it likes.
+    fn folder(&mut self, root: Ino) -> Result<()> {
+        // Folders on the way down, each with the entries that are still to be listed.
+        let mut open = vec![(root, self.entries(root, b"")?)];
+        while let Some((_, entries)) = open.last_mut() {
+            let Some((ino, kind, path)) = entries.next() else {
+                open.pop();
+                continue;
+            };
             if self.args.long {
                 let attr = self.tree.attr(ino)?;
                 self.line(&attr, &path)?;
@@ -69,13 +73,23 @@ impl Listing<'_> {
                 written(self.out.write_all(&[&shown[..], b"\n"].concat()))?;
             }
             // A damaged archive may hold a folder within itself.
-            if self.args.descend && kind == FileKind::Directory && !above.contains(&ino) {
-                above.push(ino);
-                self.folder(ino, &[&path[..], b"/"].concat(), above)?;
-                above.pop();
+            let descends = self.args.descend && kind == FileKind::Directory;
+            if descends && !open.iter().any(|&(above, _)| above == ino) {
+                let entries = self.entries(ino, &[&path[..], b"/"].concat())?;
+                open.push((ino, entries));
             }
         }
         Ok(())
+    }
+
+    /// The entries of a folder, `prefix` before their names.
+    fn entries(&self, folder: Ino, prefix: &[u8]) -> Result<Entries> {
+        let mut entries = Vec::new();
+        self.tree.read_dir(folder, Cookie::START, &mut |entry| {
+            entries.push((entry.ino, entry.kind, [prefix, entry.name.as_bytes()].concat()));
+            ControlFlow::Continue(())
+        })?;
+        Ok(entries.into_iter())
     }
 
     fn line(&mut self, attr: &Attr, path: &[u8]) -> Result<()> {

@@ -40,6 +40,19 @@ pub(crate) const TAR_EXTENSION_MAX: u64 = 16 << 20;
 /// The longest path of a tar member, bytes: eight times what Linux takes in one call.
 pub(crate) const TAR_PATH_MAX: usize = 32 << 10;
 
+/// Folders above a tar member: paths of many short names would cost a hundred times their length.
+pub(crate) const TAR_DEPTH_MAX: usize = 1024;
+
+/// Extension headers in front of one tar member; GNU tar writes four at most.
+pub(crate) const TAR_EXTENSIONS_MAX: u32 = 64;
+
+/// Images within one archive, with --recursive: each has caches of its own.
+pub(crate) const INNER_IMAGES_MAX: usize = 4096;
+
+/// The length up to which zeros alone are taken for an empty tar, bytes; tars are padded to records
+/// of 10 KiB, or as `tar -b` says.
+pub(crate) const TAR_EMPTY_MAX: u64 = 1 << 20;
+
 /// Pieces of one sparse member.
 pub(crate) const TAR_SPARSE_MAX: usize = 1 << 20;
 

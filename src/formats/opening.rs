@@ -10,7 +10,7 @@ use super::OpenOptions;
 use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
 use super::inside::{self, Inside};
-use super::limits::{GIANT_CHUNK_MAX, NESTING_MAX};
+use super::limits::{GIANT_CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
 use super::squashfs::SquashFs;
 use super::tar::{self, Bytes, Packed, SavedIndex, Tar, TarOptions};
 use crate::error::{Error, Kind, Result};
@@ -101,8 +101,14 @@ impl Opening<'_> {
         let OpenOptions { recursive, .. } = *self.options;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes);
         let tar = Tar::open(name, bytes, &TarOptions { recursive, saved, progress, memory })?;
+        let images = tar.grafts().get(..INNER_IMAGES_MAX).unwrap_or(tar.grafts());
+        if let Some(more) = tar.grafts().len().checked_sub(images.len()).filter(|&more| more > 0) {
+            log::warn!(
+                "{name}: {more} images more than the {INNER_IMAGES_MAX} that are shown as folders"
+            );
+        }
         let mut layers = Vec::new();
-        for graft in tar.grafts() {
+        for graft in images {
             let window = Window::new(Arc::clone(tar.storage()), graft.at)?.cut(graft.len)?;
             // The folder is there, and stays empty if this can not be opened.
             self.within(name, &graft.path, Arc::new(window), depth, &mut layers);

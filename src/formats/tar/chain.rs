@@ -6,13 +6,14 @@
 
 use super::header::{self, BLOCK, BLOCK_LEN, Block, Header, Seen, Type, padded};
 use super::members::{Body, Inner, Kind, Member, Members, Parts};
+use super::notes::shown;
 use super::overrides::Overrides;
 use super::recognises;
 use super::source::{self, Source};
 use super::sparse::{self, Segment};
 use crate::error::{Kind as ErrorKind, Result};
 use crate::formats::bytes::index;
-use crate::formats::limits::{FILE_SIZE_MAX, TAR_EXTENSION_MAX, TAR_PATH_MAX};
+use crate::formats::limits::{FILE_SIZE_MAX, TAR_EXTENSION_MAX, TAR_EXTENSIONS_MAX, TAR_PATH_MAX};
 use crate::formats::squashfs::SquashFs;
 use crate::vfs::Timestamp;
 
@@ -91,6 +92,7 @@ impl Chain {
         let start = self.at;
         let mut overrides: Option<Overrides> = None;
         let mut at = start;
+        let (mut extensions, mut extension_bytes) = (0_u32, 0_u64);
         loop {
             let Some(block) = self.block(source, at)? else {
                 return Ok(if at == start { Step::End } else { Step::Truncated(Vec::new()) });
@@ -110,11 +112,16 @@ impl Chain {
                         Ok(len) => {
                             let why =
                                 format!("an extension of {len} bytes, limit {TAR_EXTENSION_MAX}");
-                            return Ok(self.damaged_at(data, &why));
+                            return Ok(self.damaged_at(data.saturating_add(padded(len)), &why));
                         }
                         Err(error) => return Ok(self.damaged_at(data, &error.to_string())),
                     };
                     let next = data.saturating_add(padded(len));
+                    extensions = extensions.saturating_add(1);
+                    extension_bytes = extension_bytes.saturating_add(len);
+                    if extensions > TAR_EXTENSIONS_MAX || extension_bytes > TAR_EXTENSION_MAX {
+                        return Ok(self.damaged_at(next, "too many extensions before one member"));
+                    }
                     let Some(body) = self.bytes(source, data, index(len))? else {
                         return Ok(Step::Truncated(Vec::new()));
                     };
@@ -129,20 +136,20 @@ impl Chain {
                             said.link = Some(header::until_nul(body).to_vec());
                             Ok(())
                         }
-                        _ => {
-                            overrides = None;
-                            self.globals.take(body)
-                        }
+                        _ => match self.globals.take_global(body) {
+                            // It belongs to no member, so the next one may be where a chain begins.
+                            Ok(others) => {
+                                self.at = next;
+                                let what = "records for all members but of owners and times";
+                                return Ok(Step::Skipped(others.then(|| what.to_owned())));
+                            }
+                            Err(error) => Err(error),
+                        },
                     };
                     if let Err(error) = taken {
                         return Ok(self.damaged_at(next, &error.to_string()));
                     }
                     at = next;
-                    if header.kind() == Type::PaxGlobal {
-                        // It belongs to no member, so the next one may be where a chain begins.
-                        self.at = next;
-                        return Ok(Step::Skipped(None));
-                    }
                 }
                 _ => {
                     let mut path = Vec::new();
@@ -193,9 +200,8 @@ fn member(
     members: &mut Members,
 ) -> Result<(Step, u64)> {
     let Found { header, overrides, path, start, data } = found;
-    let damaged = |why: &str, next: u64| {
-        (Step::Damaged(format!("member \"{}\": {why}", path.escape_ascii())), next)
-    };
+    let damaged =
+        |why: &str, next: u64| (Step::Damaged(format!("member \"{}\": {why}", shown(&path))), next);
     let stored = match (header.has_data(), overrides.size, header.size()) {
         (false, ..) => 0,
         (true, Some(size), _) | (true, None, Ok(size)) => size,
@@ -204,6 +210,22 @@ fn member(
     let next = data.saturating_add(padded(stored));
     let limit = source.end().map_or(end, |known| known.min(end));
     if data.saturating_add(stored) > limit {
+        // Of a tar within, what is whole can still be shown.
+        let rest = limit.saturating_sub(data);
+        if nesting == Nesting::Recognise
+            && header.kind() == Type::Regular
+            && inner(&path, data, rest, limit, source)? == Some(Inner::Tar)
+        {
+            let kind = Kind::Archive(Inner::Tar);
+            let member = Member {
+                kind,
+                size: rest,
+                body: Body::Stored(data),
+                ..about(header, overrides, start)
+            };
+            members.push(member, parts(&path, &[], None, overrides));
+            return Ok((Step::Member, limit));
+        }
         return Ok((Step::Truncated(path), limit));
     }
     if stored > FILE_SIZE_MAX {
@@ -213,15 +235,7 @@ fn member(
     if path.len() > TAR_PATH_MAX || link.len() > TAR_PATH_MAX {
         return Ok((Step::Skipped(Some(format!("paths over {TAR_PATH_MAX} bytes"))), next));
     }
-    let mut member = Member {
-        permissions: header.permissions(),
-        uid: overrides.uid.unwrap_or_else(|| header.uid()),
-        gid: overrides.gid.unwrap_or_else(|| header.gid()),
-        modified: overrides
-            .modified
-            .unwrap_or_else(|| Timestamp { seconds: header.modified(), nanoseconds: 0 }),
-        ..Member::new(start, Kind::Regular)
-    };
+    let mut member = about(header, overrides, start);
     match header.kind() {
         Type::Other => return Ok((Step::Skipped(None), next)),
         // Before POSIX a directory was a file whose name ends with a slash.
@@ -229,10 +243,14 @@ fn member(
         Type::Regular | Type::GnuSparse => {
             member.size = stored;
             member.body = Body::Stored(data);
-            let map = match sparse::read(header, &overrides.sparse, data, stored, limit, source) {
+            let mut reached = data;
+            let words = &overrides.sparse;
+            let map = sparse::read(header, words, data, stored, limit, source, &mut reached);
+            let map = match map {
                 Ok(map) => map,
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
-                    return Ok(damaged(&error.to_string(), next));
+                    // Not back to where the map was read: a stream could not go there.
+                    return Ok(damaged(&error.to_string(), next.max(reached)));
                 }
                 Err(error) => return Err(error),
             };
@@ -269,13 +287,25 @@ fn member(
     Ok((Step::Member, next))
 }
 
+/// What a header and its extensions say of any kind of member.
+fn about(header: Header<'_>, overrides: &Overrides, start: u64) -> Member {
+    let time = || Timestamp { seconds: header.modified(), nanoseconds: 0 };
+    Member {
+        permissions: header.permissions(),
+        uid: overrides.uid.unwrap_or_else(|| header.uid()),
+        gid: overrides.gid.unwrap_or_else(|| header.gid()),
+        modified: overrides.modified.unwrap_or_else(time),
+        ..Member::new(start, Kind::Regular)
+    }
+}
+
 fn parts<'p>(
     path: &'p [u8],
     link: &'p [u8],
     sparse: Option<Vec<Segment>>,
     overrides: &Overrides,
 ) -> Parts<'p> {
-    Parts { path, link, sparse, xattrs: overrides.xattrs.clone() }
+    Parts { path, link, sparse, xattrs: overrides.xattrs() }
 }
 
 /// The format of the archive that a member is, if its name and its first bytes both say so.

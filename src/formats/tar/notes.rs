@@ -7,6 +7,14 @@ use std::collections::BTreeMap;
 /// Sentences about damage kept; a damaged archive may hold any number of faults.
 const DAMAGES_MAX: usize = 10;
 
+/// A path as a person should read it, cut where it is longer than anybody would.
+pub(super) fn shown(path: &[u8]) -> String {
+    match path.split_at_checked(200) {
+        Some((start, rest)) if !rest.is_empty() => format!("{}...", start.escape_ascii()),
+        _ => path.escape_ascii().to_string(),
+    }
+}
+
 /// What was noted so far.
 #[derive(Debug, Default)]
 pub(super) struct Notes {

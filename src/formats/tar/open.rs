@@ -6,13 +6,15 @@
 use std::path::Path;
 
 use super::chain::Nesting;
+use super::header::{self, BLOCK};
 use super::index::{Index, IndexFile};
 use super::saved::Saved;
 use super::scan;
 use super::unpack::Unpacking;
 use crate::error::{Error, Kind, Result};
-use crate::formats::bytes::Reader;
+use crate::formats::bytes::{Reader, index};
 use crate::formats::compressed::{ChunkCache, Compressed, Container, Seekable, Survey};
+use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Storage};
 use crate::sync::Arc;
@@ -86,7 +88,29 @@ pub(super) fn open(
     opened.map_err(|error| error.within(name))
 }
 
+/// Whether `storage`, which begins with zeros, holds nothing else: an empty tar. Disk images begin with
+/// zeros, too, and must not be taken for one.
+fn is_empty(storage: &dyn Storage) -> Result<bool> {
+    if storage.len() > TAR_EMPTY_MAX {
+        return Ok(false);
+    }
+    let mut bytes = vec![0; index(storage.len())];
+    storage.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes.iter().all(|&byte| byte == 0))
+}
+
+/// The error for what begins as an empty tar does and goes on as none.
+fn only_zeros() -> Error {
+    Error::new(Kind::UnknownFormat, "begins with zeros, but is no empty tar")
+        .with_hint("a disk image must be mounted with mount -o loop")
+}
+
 fn stored(storage: &Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Index> {
+    let mut first = [0; BLOCK];
+    storage.read_exact_at(&mut first, 0)?;
+    if header::is_zero(&first) && !is_empty(storage.as_ref())? {
+        return Err(only_zeros());
+    }
     let TarOptions { progress, .. } = options;
     let scanned = || scan::stored(storage.as_ref(), options.nesting(), progress);
     let Some((known, saved)) = options.saved()? else {
@@ -134,12 +158,16 @@ fn compressed(
     }
     let survey = Survey::start(name, Arc::clone(&storage), container)?;
     let mut unpacking = Unpacking::new(survey, options.progress);
-    if !unpacking.is_tar()? {
+    let (is_tar, starts_with_zeros) = unpacking.looks()?;
+    if !is_tar {
         let what = container.name();
         return Err(Error::new(Kind::UnknownFormat, format!("{what} data, but no tar within"))
             .with_hint(format!("to mount a squashfs image, undo the {what} first")));
     }
     let mut index = scan::forward(&mut unpacking, options.nesting())?;
+    if index.is_empty() && !index.notes.is_empty() && starts_with_zeros {
+        return Err(only_zeros());
+    }
     let (seekable, damage) = unpacking.finish()?;
     index
         .notes

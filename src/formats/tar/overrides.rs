@@ -4,6 +4,8 @@
 //! libarchive (LIBARCHIVE.xattr.*); leaves reading them to `chain`.
 //! Invariant: a record with an empty value takes back what was said before, as POSIX demands.
 
+use std::collections::BTreeMap;
+
 use super::header::owner;
 use super::members::Xattrs;
 use super::{pax, sparse};
@@ -21,7 +23,10 @@ pub(super) struct Overrides {
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
     pub(super) modified: Option<Timestamp>,
-    pub(super) xattrs: Xattrs,
+    /// By name; the later of two values of one name counts.
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Bytes of their names, a NUL behind each.
+    xattr_names: usize,
     pub(super) sparse: SparseWords,
 }
 
@@ -80,7 +85,7 @@ impl Overrides {
 
     /// Whether nothing was said.
     pub(super) fn is_empty(&self) -> bool {
-        let Self { path, link, size, uid, gid, modified, xattrs, sparse } = self;
+        let Self { path, link, size, uid, gid, modified, xattrs, xattr_names: _, sparse } = self;
         path.is_none()
             && link.is_none()
             && size.is_none()
@@ -91,17 +96,38 @@ impl Overrides {
             && sparse.is_empty()
     }
 
-    /// The later of two values of one name counts; what Linux could not show is left out.
+    /// What global records say that holds for every member: owners and times. A path, a size or a map
+    /// for all members alike is nobody's wish; tells whether there was anything of that kind.
+    pub(super) fn take_global(&mut self, body: &[u8]) -> Result<bool> {
+        let mut said =
+            Self { uid: self.uid, gid: self.gid, modified: self.modified, ..Self::default() };
+        said.take(body)?;
+        let Self { uid, gid, modified, .. } = said;
+        let kept = Self { uid, gid, modified, ..Self::default() };
+        let others = Self { uid: None, gid: None, modified: None, ..said };
+        *self = kept;
+        Ok(!others.is_empty())
+    }
+
+    /// The extended attributes.
+    pub(super) fn xattrs(&self) -> Xattrs {
+        self.xattrs.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
+    /// Keeps an attribute, unless Linux could not show it.
     fn set_xattr(&mut self, name: Vec<u8>, value: Vec<u8>) {
-        self.xattrs.retain(|(other, _)| *other != name);
-        let taken: usize = self.xattrs.iter().map(|(name, _)| name.len().saturating_add(1)).sum();
         let fits = !name.is_empty()
             && name.len() <= 255
             && !name.contains(&0)
-            && value.len() <= index(XATTR_VALUE_MAX)
-            && taken.saturating_add(name.len()) < XATTR_LIST_MAX;
-        if fits {
-            self.xattrs.push((name, value));
+            && value.len() <= index(XATTR_VALUE_MAX);
+        let behind = self.xattr_names.saturating_add(name.len()).saturating_add(1);
+        if !fits {
+            self.xattrs.remove(&name);
+        } else if let Some(known) = self.xattrs.get_mut(&name) {
+            *known = value;
+        } else if behind <= XATTR_LIST_MAX {
+            self.xattr_names = behind;
+            self.xattrs.insert(name, value);
         }
     }
 }
@@ -123,6 +149,8 @@ impl SparseWords {
             b"name" if value.len() <= TAR_PATH_MAX => self.name = Some(value.to_vec()),
             b"size" | b"realsize" => self.real_size = number(),
             b"map" => self.pieces = Some(sparse::listed(value)?),
+            // A map of no pieces has no other record: the file is one hole.
+            b"numblocks" => _ = self.pieces.get_or_insert_default(),
             b"offset" => self.offset = number(),
             b"numbytes" => {
                 let pieces = self.pieces.get_or_insert_default();
@@ -196,8 +224,8 @@ mod tests {
             ("SCHILY.xattr.user.a", "2"),
             ("SCHILY.xattr.", "no name"),
         ]);
-        let expected = [(b"user.b=".to_vec(), b"hi".to_vec()), (b"user.a".to_vec(), b"2".to_vec())];
-        assert_eq!(found.xattrs, expected);
+        let expected = [(b"user.a".to_vec(), b"2".to_vec()), (b"user.b=".to_vec(), b"hi".to_vec())];
+        assert_eq!(found.xattrs(), expected);
         let longest = "v".repeat(64 << 10);
         assert_eq!(said(&[("SCHILY.xattr.user.a", &longest)]).xattrs.len(), 1);
         assert_eq!(said(&[("SCHILY.xattr.user.a", &(longest + "v"))]).xattrs.len(), 0);

@@ -12,7 +12,7 @@ use super::chain::{Chain, Nesting, Step};
 use super::header::{self, BLOCK, BLOCK_LEN, Block, Dialect, Header, Seen};
 use super::index::{Builder, Folder, Index, Nested};
 use super::members::{Inner, Kind, Members};
-use super::notes::Notes;
+use super::notes::{Notes, shown};
 use super::segments::{self, Grain};
 use super::source::{Source, Windowed};
 use crate::error::Result;
@@ -226,7 +226,7 @@ impl Walk {
             Step::Truncated(path) => {
                 let what = match path.as_slice() {
                     [] => format!("a header at {:#x}", self.chain.at()),
-                    path => format!("\"{}\"", path.escape_ascii()),
+                    path => format!("\"{}\"", shown(path)),
                 };
                 notes.damage(format!("cut off: {what} and what came behind it are missing"));
                 return Ok(false);
@@ -248,7 +248,7 @@ impl Walk {
         let end = source.end().unwrap_or(self.end).min(self.end);
         let last = members.list().last().filter(|last| members.data_end(last) > end);
         if let Some(last) = last {
-            let last = members.path(last).escape_ascii().to_string();
+            let last = shown(members.path(last));
             members.pop();
             notes.damage(format!("cut off: \"{last}\" and what came behind it are missing"));
         } else if !self.marked && self.chain.at() > self.start {

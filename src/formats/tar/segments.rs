@@ -48,7 +48,7 @@ pub(super) struct Grain {
 impl Grain {
     /// For archives of some size; tests cut small ones finer.
     pub(super) const USUAL: Self =
-        Self { sample: 1024, per_segment: 2048, segment_min: 1 << 20, segment_max: 256 << 20 };
+        Self { sample: 256, per_segment: 2048, segment_min: 1 << 20, segment_max: 256 << 20 };
 }
 
 /// Bytes from header to header above which the chain is followed as it is.

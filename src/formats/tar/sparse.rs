@@ -42,7 +42,8 @@ pub(super) struct Sparse {
 }
 
 /// The map of the member whose header is `header`, of which `words` were said, with `stored` bytes at
-/// `data`; `None` where it is not sparse. Nothing of it lies behind `limit`.
+/// `data`; `None` where it is not sparse. Nothing of it lies behind `limit`. What was read ends at
+/// `reached`, also where it fails.
 ///
 /// # Errors
 /// `Corrupt` where the map can not be true; `Io` where it can not be read.
@@ -53,9 +54,10 @@ pub(super) fn read(
     stored: u64,
     limit: u64,
     source: &mut dyn Source,
+    reached: &mut u64,
 ) -> Result<Option<Sparse>> {
     if header.kind() == Type::GnuSparse {
-        return gnu(header, data, stored, limit, source).map(Some);
+        return gnu(header, data, stored, limit, source, reached).map(Some);
     }
     // Where only a size was told, it is a file without holes.
     if words.pieces.is_none() && !words.has_preface {
@@ -83,6 +85,7 @@ fn gnu(
     stored: u64,
     limit: u64,
     source: &mut dyn Source,
+    reached: &mut u64,
 ) -> Result<Sparse> {
     let (field, mut more) = header.sparse_map();
     let mut pieces = header::sparse_pieces(field)?;
@@ -91,10 +94,11 @@ fn gnu(
         let block = source::before(source, at, BLOCK, limit)?;
         let block = block.ok_or_else(|| Error::corrupt("sparse map: it is cut off"))?;
         let (field, rest) = block.split_at_checked(504).unwrap_or_default();
+        at = at.saturating_add(BLOCK_LEN);
+        *reached = at;
         pieces.extend(header::sparse_pieces(field)?);
         checked_count(pieces.len())?;
         more = rest.first().is_some_and(|&byte| byte != 0);
-        at = at.saturating_add(BLOCK_LEN);
     }
     let size = header.real_size()?;
     let segments = map(&pieces, size, at, stored)?;

@@ -3,7 +3,7 @@
 //! Owns the bytes between the pieces that a survey delivers and the blocks that a scan asks for.
 //! Invariant: every byte is decoded once; a request that crosses pieces is put together once.
 
-use super::header::BLOCK;
+use super::header::{self, BLOCK};
 use super::recognises;
 use super::source::Source;
 use crate::error::{Error, Kind, Result};
@@ -45,18 +45,19 @@ impl<'p> Unpacking<'p> {
         }
     }
 
-    /// Whether a tar is what is within.
+    /// Whether a tar seems to be what is within, and whether it begins with zeros.
     ///
     /// # Errors
     /// What the survey reports but for damage.
-    pub(super) fn is_tar(&mut self) -> Result<bool> {
+    pub(super) fn looks(&mut self) -> Result<(bool, bool)> {
         for blocks in [2, 1_usize] {
             if let Some(head) = self.bytes(0, BLOCK.saturating_mul(blocks))? {
-                return Ok(recognises(head));
+                let is_zero = head.first_chunk().is_some_and(header::is_zero);
+                return Ok((recognises(head), is_zero));
             }
         }
         // Nothing whole came out: the damage says why.
-        self.damage.take().map_or(Ok(false), Err)
+        self.damage.take().map_or(Ok((false, false)), Err)
     }
 
     /// Decodes what is left, for a tar may end before its file does; returns the seek points, and

@@ -21,6 +21,7 @@ use super::layout::HardLink;
 use super::{Content, Node, NodeId, Segment};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::{index, length};
+use crate::formats::limits::TAR_DEPTH_MAX;
 use crate::vfs::{FileKind, Name};
 
 /// A folder of the tree that is being made.
@@ -129,7 +130,7 @@ impl Builder {
             match member.kind {
                 Kind::Directory => {
                     let Some(folder) = self.folder(base, path, member)? else {
-                        notes.skip("names that Linux can not show");
+                        notes.skip("paths that Linux can not show");
                         continue;
                     };
                     self.describe(folder, member, member.permissions);
@@ -138,7 +139,7 @@ impl Builder {
                 Kind::Archive(inner) => {
                     let stem = folder_name(path).unwrap_or(path);
                     let Some(folder) = self.folder(base, stem, member)? else {
-                        notes.skip("names that Linux can not show");
+                        notes.skip("paths that Linux can not show");
                         continue;
                     };
                     // Who may read the archive may enter the folder.
@@ -154,7 +155,7 @@ impl Builder {
                 _ => {
                     let placed = self.place(base, path, member)?;
                     let Some((parent, name)) = placed else {
-                        notes.skip("names that Linux can not show");
+                        notes.skip("paths that Linux can not show");
                         continue;
                     };
                     self.add_leaf(base, parent, name, members, member)?;
@@ -239,8 +240,21 @@ impl Builder {
 
     /// The folder at `path` below `base`, made where it is missing, with `member`'s owner and time.
     fn folder(&mut self, base: Folder, path: &[u8], member: &Member) -> Result<Option<Folder>> {
+        self.folder_of(base, &cleaned(path), member)
+    }
+
+    /// The same for the names on the way to it.
+    fn folder_of(
+        &mut self,
+        base: Folder,
+        way: &[&[u8]],
+        member: &Member,
+    ) -> Result<Option<Folder>> {
+        if way.len() > TAR_DEPTH_MAX {
+            return Ok(None);
+        }
         let mut folder = base;
-        for name in cleaned(path) {
+        for name in way {
             let Some(name) = Name::parse(name) else {
                 return Ok(None);
             };
@@ -284,7 +298,13 @@ impl Builder {
             None => (&[][..], path),
         };
         let Some(name) = Name::parse(name) else {
-            return Ok(None);
+            // `a/b/` and `a/b/.` are `a/b`, whatever it is.
+            let names = cleaned(path);
+            let Some((last, way)) = names.split_last() else {
+                return Ok(None);
+            };
+            let folder = self.folder_of(base, way, member)?;
+            return Ok(folder.zip(Name::parse(last)));
         };
         match &self.last {
             Some((from, path, folder)) if *from == base && path == before => {

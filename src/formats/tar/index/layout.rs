@@ -42,12 +42,13 @@ impl Builder {
                 let not_folder = |&place: &&u32| {
                     self.kind(*place) != FileKind::Directory && *place != link.pending
                 };
-                // The latest before the link; if there is none, the first behind it.
-                let rank = |place: u32| self.depths.rank(place);
-                let mut latest = same.iter().rev();
-                let before =
-                    latest.find(|place| rank(**place) < rank(link.pending) && not_folder(place));
-                before.or_else(|| same.iter().find(not_folder)).copied()
+                // The latest before the link; if there is none, the first behind it. They are sorted
+                // by rank, and one of them at most is a folder.
+                let own = self.depths.rank(link.pending);
+                let behind = same.partition_point(|&place| self.depths.rank(place) < own);
+                let (before, after) = same.split_at_checked(behind)?;
+                let before = before.iter().rev().find(not_folder);
+                before.or_else(|| after.iter().find(not_folder)).copied()
             });
             // A link to a link names what that names; links are sorted as members are.
             let found = found.and_then(|place| match self.is_link(place) {

@@ -165,6 +165,11 @@ impl Index {
         self.nodes.get(index(id))
     }
 
+    /// Whether there is nothing but the root.
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.len() <= 1
+    }
+
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
     }
