@@ -34,6 +34,7 @@ struct Shared {
     grown: Condvar,
     stopped: AtomicBool,
     position: AtomicU64,
+    sure: AtomicU64,
 }
 
 #[derive(Default)]
@@ -96,6 +97,7 @@ impl Spool {
             grown: Condvar::new(),
             stopped: AtomicBool::new(false),
             position: AtomicU64::new(0),
+            sure: AtomicU64::new(0),
         });
         let filled = Arc::clone(&shared);
         let work = move || filled.fill(forward, limit, over);
@@ -107,6 +109,11 @@ impl Spool {
     /// Compressed bytes read so far.
     pub(super) fn position(&self) -> u64 {
         self.shared.position.load(Ordering::Relaxed)
+    }
+
+    /// Decoded bytes that are right for all that is known, once there was an error.
+    pub(super) fn sure(&self) -> u64 {
+        self.shared.sure.load(Ordering::Relaxed)
     }
 
     /// The bytes from `offset` on, some of them, as soon as there are any; `None` at the end.
@@ -155,6 +162,7 @@ impl Shared {
                 Ok(Some(piece)) => piece,
                 Ok(None) => break,
                 Err(error) => {
+                    self.sure.store(forward.sure(error.kind()), Ordering::Relaxed);
                     let hint = error.hint().map(str::to_owned);
                     let context = error.to_string();
                     return ending.fail(Failure { kind: error.kind(), context, hint });

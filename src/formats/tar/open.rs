@@ -9,7 +9,7 @@ use super::chain::Nesting;
 use super::index::{Index, IndexFile};
 use super::saved::Saved;
 use super::scan;
-use super::unpack::Unpacking;
+use super::unpack::{Damage, Unpacking};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
 use crate::formats::compressed::{ChunkCache, Compressed, Container, Seekable, Survey};
@@ -109,28 +109,15 @@ fn compressed(
     packed: Packed,
     options: &TarOptions<'_>,
 ) -> Result<(Arc<dyn Storage>, Index)> {
-    let Packed { storage, container, cache, archive } = packed;
-    let decoded = |seekable: Seekable| {
-        let largest = seekable.largest_chunk();
-        if largest > options.memory {
-            log::warn!(
-                "{name}: parts of {largest} bytes must be decoded as one, and the memory for that \
-                 is {} bytes: reading will be slow; --cache makes it larger",
-                options.memory
-            );
-        }
-        let decoded = Compressed::new(name, Arc::clone(&storage), seekable, cache, archive);
-        let decoded: Arc<dyn Storage> = Arc::new(decoded?);
-        Ok::<_, Error>(decoded)
-    };
     let saved = options.saved()?;
     if let Some((known, saved)) = &saved
         && let Some(found) = known.load(saved)
-        && let Some(seekable) = seekable(&found, storage.len())
+        && let Some(seekable) = seekable(&found, packed.storage.len())
     {
-        return Ok((decoded(seekable)?, found.index));
+        return Ok((packed.decoded(name, seekable, options)?, found.index));
     }
-    let survey = Survey::start(name, Arc::clone(&storage), container)?;
+    let Packed { storage, container, .. } = &packed;
+    let (storage, survey) = (storage.clone(), Survey::start(name, storage.clone(), *container)?);
     let mut unpacking = Unpacking::new(survey, options.progress);
     if !unpacking.is_tar()? {
         let what = container.name();
@@ -139,20 +126,55 @@ fn compressed(
     }
     let mut index = scan::forward(&mut unpacking, options.nesting())?;
     let (seekable, damage) = unpacking.finish()?;
-    index
-        .notes
-        .extend(damage.map(|error| format!("damaged: {error}; what comes behind is missing")));
+    let (mut seek_points, decoded_len) = (Vec::new(), seekable.len());
+    seekable.write(&mut seek_points);
+    let decoded = packed.decoded(name, seekable, options)?;
+    if let Some(Damage { error, in_doubt }) = damage {
+        if in_doubt {
+            index = scan_sound(decoded.as_ref(), &error, options)?;
+        }
+        index.notes.push(format!("damaged: {error}; what comes behind is missing"));
+    }
     if let Some((known, saved)) = saved {
-        let mut seek_points = Vec::new();
-        seekable.write(&mut seek_points);
         let part = storage.len().checked_div(SAMPLED_PLACES).unwrap_or(0);
         let places: Vec<_> = (0..SAMPLED_PLACES).map(|nth| part.saturating_mul(nth)).collect();
         let key = saved.key(known.file, &places)?;
-        let file = IndexFile { key, seek_points, decoded_len: seekable.len(), index };
+        let file = IndexFile { key, seek_points, decoded_len, index };
         save(&saved, &file, known.saving)?;
         index = file.index;
     }
-    Ok((decoded(seekable)?, index))
+    Ok((decoded, index))
+}
+
+/// Scans the part of a damaged archive that is known to be right: the first scan went further, up to
+/// where the damage was noticed, over bytes whose checksum turned out wrong.
+fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> Result<Index> {
+    if sound.is_empty() {
+        let context = format!("damaged: {error}; its only checksum is wrong, so nothing is sure");
+        return Err(Error::corrupt(context).with_hint("was it copied whole? copy it again"));
+    }
+    scan::stored(sound, options.nesting(), options.progress)
+}
+
+impl Packed {
+    /// Its decoded bytes.
+    fn decoded(
+        self,
+        name: &str,
+        seekable: Seekable,
+        options: &TarOptions<'_>,
+    ) -> Result<Arc<dyn Storage>> {
+        let largest = seekable.largest_chunk();
+        if largest > options.memory {
+            log::warn!(
+                "{name}: parts of {largest} bytes must be decoded as one, and the memory for that \
+                 is {} bytes: reading will be slow; --cache makes it larger",
+                options.memory
+            );
+        }
+        let Self { storage, cache, archive, .. } = self;
+        Ok(Arc::new(Compressed::new(name, storage, seekable, cache, archive)?))
+    }
 }
 
 /// The seek points in a saved index, if they are sound and end where its tree says.

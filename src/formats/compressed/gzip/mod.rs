@@ -27,7 +27,7 @@ use super::cursor::Cursor;
 use super::seekable::{Point, Window};
 use super::survey::Found;
 use crate::codecs::{Codec, zstd_pack};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::{
     CHUNK_TARGET, GIANT_CHUNK_MAX, GZIP_POINTS_MAX, GZIP_SPACING_MAX, GZIP_WINDOW,
@@ -81,6 +81,11 @@ impl FirstPass {
     /// Compressed bytes read so far.
     pub(super) fn position(&self) -> u64 {
         self.members.position()
+    }
+
+    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    pub(super) fn sure(&self, damage: Kind) -> u64 {
+        self.members.sure(damage)
     }
 
     pub(super) fn next(&mut self) -> Result<Found> {
