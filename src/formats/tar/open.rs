@@ -120,9 +120,7 @@ fn compressed(
     let (storage, survey) = (storage.clone(), Survey::start(name, storage.clone(), *container)?);
     let mut unpacking = Unpacking::new(survey, options.progress);
     if !unpacking.is_tar()? {
-        let what = container.name();
-        return Err(Error::new(Kind::UnknownFormat, format!("{what} data, but no tar within"))
-            .with_hint(format!("to mount a squashfs image, undo the {what} first")));
+        return Err(no_tar(*container, unpacking.container()));
     }
     let mut index = scan::forward(&mut unpacking, options.nesting())?;
     let (seekable, damage) = unpacking.finish()?;
@@ -154,6 +152,22 @@ fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> R
         return Err(Error::corrupt(context).with_hint("was it copied whole? copy it again"));
     }
     scan::stored(sound, options.nesting(), options.progress)
+}
+
+/// What to say of a `container` that holds something else than a tar, perhaps another container.
+fn no_tar(container: Container, inner: Option<Container>) -> Error {
+    let what = container.name();
+    let (context, hint) = match inner {
+        Some(inner) => (
+            format!("{} data within {what} data: compressed twice", inner.name()),
+            format!("undo the {what}; the file within can be mounted if it is a tar"),
+        ),
+        None => (
+            format!("{what} data, but no tar within"),
+            format!("to mount a squashfs image, undo the {what} first"),
+        ),
+    };
+    Error::new(Kind::UnknownFormat, context).with_hint(hint)
 }
 
 impl Packed {

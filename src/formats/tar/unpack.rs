@@ -8,7 +8,7 @@ use super::recognises;
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
-use crate::formats::compressed::{Seekable, Survey};
+use crate::formats::compressed::{Container, Seekable, Survey};
 use crate::progress::Progress;
 use crate::vfs::SharedBytes;
 
@@ -64,6 +64,12 @@ impl<'p> Unpacking<'p> {
         }
         // Nothing whole came out: the damage says why.
         self.damage.take().map_or(Ok(false), Err)
+    }
+
+    /// What the decoded bytes are compressed with, if they are, once `is_tar` looked at them.
+    pub(super) fn container(&self) -> Option<Container> {
+        let head = if self.start == 0 { &*self.piece } else { &*self.joined };
+        Container::recognise(head)
     }
 
     /// Decodes what is left, for a tar may end before its file does; returns the seek points, the
