@@ -97,7 +97,9 @@ impl Compressed {
             let missing = || Error::corrupt(format!("there is no chunk {number}"));
             match &self.source {
                 Source::Points(points) => {
-                    gzip::decode(&self.storage, points.get(number).ok_or_else(missing)?, len)
+                    let point = points.get(number).ok_or_else(missing)?;
+                    let next = points.get(number.saturating_add(1)).map(|next| next.bit);
+                    gzip::decode(&self.storage, point, next, len)
                 }
                 Source::Extents(extents) => {
                     let extent = extents.get(number).ok_or_else(missing)?;

@@ -596,3 +596,41 @@ fn hostile_seek_points_are_refused_or_harmless() {
         assert!(Seekable::parse(&mut Reader::new("index", &other), 8).is_err());
     }
 }
+
+#[test]
+fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
+    // A MiB of this takes less in the file than what is read at once.
+    let text: Vec<u8> =
+        (0..900_000).flat_map(|n| format!("line {} of a text\n", n / 2).into_bytes()).collect();
+    for (plain, name) in [(text, "text"), (sample(20 << 20, 15), "sample")] {
+        for words in [
+            "gzip -6 -c",
+            "bzip2 -9 -c",
+            "xz -0 --block-size=1MiB -c",
+            "zstd -1 -c",
+            "pzstd -1 -c",
+            "lz4 -B4 -c",
+        ] {
+            let Some(encoded) = run(words, &plain) else { continue };
+            let len = encoded.len() as u64;
+            let container = Container::recognise(&encoded).unwrap();
+            let storage = Arc::new(MemStorage::new(encoded));
+            let mut survey = Survey::start("x", storage.clone(), container).unwrap();
+            while survey.next_piece().unwrap().is_some() {}
+            let surveyed = storage.bytes_read();
+            // A little more: where blocks of bzip2 start is looked up in the file.
+            let twice = 2 * len + len / 20 + 4096;
+            assert!(surveyed <= twice, "{name}, {words}: {surveyed} of {len} bytes, surveyed");
+            let seekable = survey.finish().unwrap();
+            let compressed = Compressed::new("x", storage.clone(), seekable, cache(), 0).unwrap();
+            let mut buffer = vec![0; 128 << 10];
+            for start in (0..plain.len()).step_by(buffer.len()) {
+                let part = buffer.len().min(plain.len() - start);
+                compressed.read_exact_at(&mut buffer[..part], start as u64).unwrap();
+                assert!(buffer[..part] == plain[start..start + part]);
+            }
+            let read = storage.bytes_read() - surveyed;
+            assert!(read <= twice, "{name}, {words}: {read} of {len} bytes, read in order");
+        }
+    }
+}
