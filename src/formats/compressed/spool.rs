@@ -5,8 +5,8 @@
 //! Invariants: bytes below `written` never change; whoever waits is woken when there are more, when
 //! there will be no more, and when that is an error, which every reader past it is told.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 
@@ -67,6 +67,8 @@ impl Spool {
             Error::io(context, error).with_hint("set TMPDIR to a directory with more room")
         };
         let file = tempfile::tempfile_in(&directory).map_err(failed)?;
+        // It has no name, but /proc shows it; and without O_TMPFILE it had a name for a moment.
+        file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
         let free = rustix::fs::fstatvfs(&file).map_err(|error| failed(error.into()))?;
         let limit = free.f_bavail.saturating_mul(free.f_frsize) / 2;
         Self::within(name, storage, container, (file, &directory, limit))
