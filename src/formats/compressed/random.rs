@@ -35,7 +35,8 @@ impl Compressed {
     /// under the number `archive`; `name` is for errors.
     ///
     /// # Errors
-    /// `Unsupported` where there are too many chunks; `Io` where the file must be decoded forward
+    /// `Unsupported` where there are too many chunks, or more bytes than a temporary file may have;
+    /// `Io` where the file must be decoded forward
     /// and there is no temporary file to be had.
     pub(crate) fn new(
         name: &str,
@@ -50,7 +51,8 @@ impl Compressed {
             Chunks::Extents(extents) => Source::Extents(extents),
             Chunks::Spooled(Some(spool)) => Source::Spool(spool),
             Chunks::Spooled(None) => {
-                Source::Spool(Arc::new(Spool::start(name, Arc::clone(&storage), container)?))
+                let file = Arc::clone(&storage);
+                Source::Spool(Arc::new(Spool::start(name, file, container, Some(len))?))
             }
         };
         let this = Self { name: name.to_owned(), storage, container, len, source, cache, archive };

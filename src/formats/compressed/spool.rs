@@ -44,6 +44,13 @@ struct State {
     failure: Option<Failure>,
 }
 
+/// A temporary file, the directory it is in, and how large it may become, bytes.
+pub(super) struct Room<'d> {
+    pub(super) file: File,
+    pub(super) directory: &'d Path,
+    pub(super) limit: u64,
+}
+
 /// An error that every reader gets a copy of.
 #[derive(Clone)]
 struct Failure {
@@ -54,11 +61,12 @@ struct Failure {
 
 impl Spool {
     /// Starts decoding `storage` into a file in the directory for temporary files, of which it may
-    /// take half of what is free.
+    /// take half of what is free. `expected` is how many bytes that will be, where it is known.
     pub(super) fn start(
         name: &str,
         storage: Arc<dyn Storage>,
         container: Container,
+        expected: Option<u64>,
     ) -> Result<Self> {
         let directory = std::env::temp_dir();
         let shown = directory.display();
@@ -71,28 +79,23 @@ impl Spool {
         file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
         let free = rustix::fs::fstatvfs(&file).map_err(|error| failed(error.into()))?;
         let limit = free.f_bavail.saturating_mul(free.f_frsize) / 2;
-        Self::within(name, storage, container, (file, &directory, limit))
+        let room = Room { file, directory: &directory, limit };
+        if expected.is_some_and(|expected| expected > limit) {
+            return Err(room.exceeded(container).into());
+        }
+        Self::within(name, storage, container, room)
     }
 
-    /// The same with a file that is there, in a directory to name, of at most so many bytes.
+    /// The same with a file that is there.
     pub(super) fn within(
         name: &str,
         storage: Arc<dyn Storage>,
         container: Container,
-        (file, directory, limit): (File, &Path, u64),
+        room: Room<'_>,
     ) -> Result<Self> {
         let forward = Forward::new(name, storage, container)?;
-        let over = Failure {
-            kind: Kind::Unsupported,
-            context: format!(
-                "decoded it takes more than {limit} bytes, half of what was free in {}",
-                directory.display()
-            ),
-            hint: Some(format!(
-                "set TMPDIR to a directory with more room, or {}",
-                advice(container)
-            )),
-        };
+        let over = room.exceeded(container);
+        let Room { file, limit, .. } = room;
         let shared = Arc::new(Shared {
             file,
             state: Mutex::default(),
@@ -195,12 +198,34 @@ impl Shared {
     }
 
     fn failure(&self) -> Option<Error> {
-        let failure = self.state.lock().failure.clone()?;
-        let error = Error::new(failure.kind, failure.context);
-        Some(match failure.hint {
+        self.state.lock().failure.clone().map(Error::from)
+    }
+}
+
+impl Room<'_> {
+    /// What to say where it is too small.
+    fn exceeded(&self, container: Container) -> Failure {
+        let (limit, directory) = (self.limit, self.directory.display());
+        Failure {
+            kind: Kind::Unsupported,
+            context: format!(
+                "decoded it takes more than {limit} bytes, half of what was free in {directory}"
+            ),
+            hint: Some(format!(
+                "set TMPDIR to a directory with more room, or {}",
+                advice(container)
+            )),
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let error = Self::new(failure.kind, failure.context);
+        match failure.hint {
             Some(hint) => error.with_hint(hint),
             None => error,
-        })
+        }
     }
 }
 

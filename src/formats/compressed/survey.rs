@@ -170,5 +170,5 @@ fn spooled(
 ) -> Result<Pass> {
     let advice = advice(container);
     log::warn!("{name}: it has {why}, so it is decoded once into a temporary file; {advice}");
-    Ok(Pass::Spool(Arc::new(Spool::start(name, Arc::clone(storage), container)?)))
+    Ok(Pass::Spool(Arc::new(Spool::start(name, Arc::clone(storage), container, None)?)))
 }

@@ -470,13 +470,13 @@ impl Bits {
 
 #[test]
 fn the_temporary_file_has_a_limit() {
-    use super::spool::Spool;
+    use super::spool::{Room, Spool};
     let plain = sample(3 << 20, 11);
     let Some(encoded) = run("zstd -1 -c", &plain) else { return };
     for (limit, fits) in [(3 << 20, true), ((3 << 20) - 1, false)] {
         let file = tempfile::tempfile().unwrap();
-        let target = (file, std::path::Path::new("/scratch"), limit);
-        let spool = Spool::within("x", store(&encoded), Container::Zstd, target).unwrap();
+        let room = Room { file, directory: std::path::Path::new("/scratch"), limit };
+        let spool = Spool::within("x", store(&encoded), Container::Zstd, room).unwrap();
         let mut buffer = vec![0; plain.len()];
         let outcome = spool.read_exact_at(&mut buffer, 0);
         match fits {
