@@ -80,7 +80,13 @@ pub fn is_there(program: &str) -> bool {
     if found.status.success() {
         return true;
     }
-    assert!(std::env::var_os("CI").is_none(), "CI must have {program}: scripts/install-deps test");
+    // Other distributions have no packages of some.
+    let rare = ["bgzip", "lbzip2", "pbzip2", "pixz", "pzstd"].contains(&program);
+    let may_lack = rare && !Path::new("/etc/debian_version").exists();
+    assert!(
+        std::env::var_os("CI").is_none() || may_lack,
+        "CI must have {program}: scripts/install-deps test"
+    );
     eprintln!("SKIPPED: {program} is not installed, so what it writes is not tested");
     false
 }
