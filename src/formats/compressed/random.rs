@@ -94,8 +94,8 @@ impl Compressed {
     /// Chunk `number`, decoded.
     fn chunk(&self, number: usize) -> Result<SharedBytes> {
         let key = (self.archive, u32::try_from(number).unwrap_or(u32::MAX));
-        self.cache.get_or_load(key, || {
-            let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
+        let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
+        self.cache.get_or_decode(key, index(len), || {
             let missing = || Error::corrupt(format!("there is no chunk {number}"));
             match &self.source {
                 Source::Points(points) => {
