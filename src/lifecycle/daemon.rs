@@ -21,7 +21,7 @@ use super::attach::{Attached, Detach};
 use super::mountpoint::Mountpoint;
 use super::process::ProcessId;
 use super::registry::{Record, Registered};
-use super::{MountPlan, inherited, session, signals};
+use super::{MountPlan, inherited, memory, session, signals};
 use crate::cache;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions, Saving};
@@ -70,6 +70,7 @@ pub fn serve(
         // Opening may take minutes; until then Ctrl-C and the end of whoever waits end this process.
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
     }
+    memory::give_large_buffers_back();
     crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
     let tree = open(plan, progress)?;
     opened();

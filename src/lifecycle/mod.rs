@@ -16,6 +16,7 @@ mod daemon;
 mod fusermount;
 mod holder;
 mod inherited;
+mod memory;
 mod mountinfo;
 mod mountpoint;
 mod process;
