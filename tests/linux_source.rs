@@ -140,7 +140,10 @@ fn gnu_tar_extracts_from_the_linux_source_what_a_mount_shows() {
     let below = |root: &Path| root.join(&top).join("Documentation/admin-guide");
     let snapshot =
         |root: &Path| support::snapshot::take(&below(root), support::snapshot::Depth::Everything);
-    let (extracted, shown) = (snapshot(work.path()), snapshot(mounted.path()));
+    let (mut extracted, mut shown) = (snapshot(work.path()), snapshot(mounted.path()));
+    // GNU tar forgets the time of a folder that the archive comes back to.
+    let folders = |node: &&mut support::snapshot::Node| node.mode & 0o170_000 == 0o040_000;
+    extracted.values_mut().chain(shown.values_mut()).filter(folders).for_each(|n| n.seconds = 0);
     assert!(extracted.len() > 300, "{} files", extracted.len());
     support::snapshot::assert_same("admin-guide", &extracted, &shown);
 }
