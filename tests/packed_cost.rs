@@ -4,14 +4,15 @@
 //! is and in whatever order it is read; and no part of the archive is read again and again.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 mod support;
 
-use support::mount::CleanUp;
-use support::{archfs, can_mount, pack, run, source, tree, work_folder};
+use support::mount::Mounted;
+use support::{can_mount, pack, run, source, tree, work_folder};
 
 /// Files of the tar of 600 MB, and bytes of each.
 const FILES: u64 = 300;
@@ -57,41 +58,36 @@ fn packed(program: &'static str, line: &str) -> Option<(PathBuf, PathBuf)> {
     Some((archive, list))
 }
 
-/// A mount with a cache of 64 MiB, whose daemon is a child of the test.
+/// A mount with a cache of 64 MiB, and its daemon.
 struct Served {
-    daemon: Child,
-    place: PathBuf,
-    _clean_up: CleanUp,
+    daemon: String,
+    mounted: Mounted,
     _work: tempfile::TempDir,
 }
 
 impl Served {
     fn new(archive: &Path) -> Self {
         let work = work_folder();
+        let index = work.path().join("index").display().to_string();
         let place = work.path().join("mount");
-        let mut command = archfs();
-        command.args(["mount", "--foreground", "--ready-fd", "1", "--cache", "64M"]).arg("--index");
-        command.arg(work.path().join("index")).arg(archive).arg(&place).stdout(Stdio::piped());
-        let mut daemon = command.spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n");
-        Self { daemon, _clean_up: CleanUp(place.clone()), place, _work: work }
+        let mounted = Mounted::archfs(archive, &place, &["--cache", "64M", "--index", &index]);
+        let is_daemon = |process: &str| {
+            let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+            let mut words = line.split(|byte| *byte == 0);
+            words.next() == Some(b"archfs")
+                && words.any(|word| word == place.as_os_str().as_bytes())
+        };
+        let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names = processes.map(|name| name.into_string().unwrap());
+        let daemon = names.find(|name| is_daemon(name)).expect("the daemon of the mount");
+        Self { daemon, mounted, _work: work }
     }
 
     /// A number of /proc/PID/NAME, in the line that starts with `key`.
     fn number(&self, name: &str, key: &str) -> u64 {
-        let text = fs::read_to_string(format!("/proc/{}/{name}", self.daemon.id())).unwrap();
+        let text = fs::read_to_string(format!("/proc/{}/{name}", self.daemon)).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
         line.split_whitespace().next().unwrap().parse().unwrap()
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = archfs().arg("unmount").arg(&self.place).status();
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
     }
 }
 
@@ -102,7 +98,7 @@ fn the_memory_of_a_mount_is_its_cache_and_a_little() {
         let served = Served::new(&archive);
         let opened = served.number("status", "VmHWM:");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/read_shuffled.py");
-        run(Command::new("python3").arg(script).arg(&served.place).arg(&list).arg("4"));
+        run(Command::new("python3").arg(script).arg(served.mounted.path()).arg(&list).arg("4"));
         let most = served.number("status", "VmHWM:");
         eprintln!("{program}: {opened} kB when opened, {most} kB when all was read");
         assert!(most < (64 + 150) << 10, "{program}: {most} kB, of them {opened} to open");
@@ -119,7 +115,8 @@ fn reading_in_the_order_of_the_archive_reads_it_once() {
         assert!(opened < len + len / 10, "{program}: {opened} bytes to open {len}");
         let mut buffer = vec![0; 128 << 10];
         for number in 0..FILES {
-            let mut file = fs::File::open(served.place.join(format!("f{number:03}"))).unwrap();
+            let mut file =
+                fs::File::open(served.mounted.path().join(format!("f{number:03}"))).unwrap();
             while file.read(&mut buffer).unwrap() > 0 {}
         }
         let read = served.number("io", "rchar:") - opened;

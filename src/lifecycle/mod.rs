@@ -16,7 +16,6 @@ mod daemon;
 mod fusermount;
 mod holder;
 mod inherited;
-mod memory;
 mod mountinfo;
 mod mountpoint;
 mod process;
