@@ -28,6 +28,8 @@ pub enum Kind {
     NoAttribute,
     /// The archive contradicts itself or its format.
     Corrupt,
+    /// The archive ends before it should; what came before that is as good as any.
+    Truncated,
     /// The file is of no format that archfs reads.
     UnknownFormat,
     /// The archive is well formed, but needs something that archfs lacks.
@@ -66,6 +68,11 @@ impl Error {
         Self::new(Kind::Corrupt, context)
     }
 
+    /// The archive ends early; `context` names the structure that is cut and where it lies.
+    pub fn truncated(context: impl Into<String>) -> Self {
+        Self::new(Kind::Truncated, context)
+    }
+
     /// An error of the operating system while doing `context`.
     pub fn io(context: impl Into<String>, source: io::Error) -> Self {
         Self::new(Kind::Io, context).with_source(source)
@@ -95,6 +102,11 @@ impl Error {
     /// What a caller can act on.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Whether the bytes of the archive are at fault.
+    pub fn is_damage(&self) -> bool {
+        matches!(self.kind, Kind::Corrupt | Kind::Truncated)
     }
 
     /// What the person can do about it.

@@ -62,7 +62,7 @@ pub(super) fn of(error: &Error) -> u8 {
         | Kind::Io
         | Kind::Busy => 1,
         Kind::Usage => USAGE,
-        Kind::Corrupt | Kind::UnknownFormat | Kind::Unsupported => 3,
+        Kind::Corrupt | Kind::Truncated | Kind::UnknownFormat | Kind::Unsupported => 3,
         Kind::CannotMount => 4,
         Kind::NotMounted => 5,
         Kind::TimedOut => 6,

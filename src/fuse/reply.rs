@@ -30,6 +30,7 @@ pub(super) fn errno(operation: &str, ino: Ino, error: &Error) -> Errno {
         Kind::Busy => (Errno::EBUSY, true),
         Kind::TimedOut => (Errno::ETIMEDOUT, true),
         Kind::Corrupt
+        | Kind::Truncated
         | Kind::UnknownFormat
         | Kind::Unsupported
         | Kind::Io

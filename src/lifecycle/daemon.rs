@@ -31,6 +31,15 @@ use crate::progress::Progress;
 use crate::sync::{Arc, Mutex, Weak};
 use crate::vfs::{Tree, View};
 
+/// Tells glibc from which size on a buffer always has a mapping of its own, which ends with it.
+///
+/// Left alone, it learns from each large buffer that is freed to serve the next from a heap, of which
+/// there is one a thread, and hardly any of that goes back: a mount with a cache of 64 MiB and chunks
+/// of 8 MiB came to 380 MB. The kernel's zeroing of the pages costs a hundredth of the time to decode
+/// them. Blocks of SquashFS are smaller and served as before. Other libraries ignore it.
+const LARGE_BUFFERS: &str = "MALLOC_MMAP_THRESHOLD_";
+const LARGE_BUFFER: &str = "4194304";
+
 /// What a daemon waits for.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -122,6 +131,7 @@ pub fn start(arguments: &[OsString]) -> Result<std::result::Result<(), i32>> {
     let mut child = Command::new("/proc/self/exe")
         .arg0("archfs")
         .args(arguments)
+        .env(LARGE_BUFFERS, LARGE_BUFFER)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

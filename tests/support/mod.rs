@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 pub mod image;
 pub mod mount;
+pub mod pack;
 pub mod snapshot;
 pub mod source;
 pub mod tar;

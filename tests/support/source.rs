@@ -70,6 +70,19 @@ fn made_once(name: &str, make: fn(&Path)) -> PathBuf {
     folder.join("tree")
 }
 
+/// The file `name`, made by `make` at the path it is given, once for all runs.
+pub fn made_file(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
+    let file = cache_folder().join(format!("{VERSION}-{name}"));
+    let lock = File::create(cache_folder().join(format!("{name}.lock"))).unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    if !file.exists() {
+        let unfinished = cache_folder().join(format!("unfinished-{name}"));
+        make(&unfinished);
+        fs::rename(unfinished, &file).unwrap();
+    }
+    file
+}
+
 fn make_varied(root: &Path) {
     let at = |name: &str| root.join(name);
     let kib = 1024;

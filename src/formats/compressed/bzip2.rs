@@ -5,11 +5,9 @@
 //! Invariant: what a scan finds only cuts the file into extents; whether a cut was one is seen from
 //! decoding, so a false one costs a second try and never a byte.
 
-use std::ops::ControlFlow;
-
 use super::cursor::Cursor;
 use super::extent::Size;
-use super::pipeline::{Next, Note, Task, Walk};
+use super::pipeline::{Arrival, Next, Note, Task, Walk};
 use super::seekable::Extent;
 use crate::codecs::{Streaming, bzip2_stream};
 use crate::error::{Error, Result};
@@ -110,7 +108,7 @@ impl Blocks {
         }
     }
 
-    fn stream_end(&mut self, task: &Task) -> Result<ControlFlow<()>> {
+    fn stream_end(&mut self, task: &Task) -> Result<Arrival> {
         let storage = Arc::clone(self.cursor.storage());
         let start = task.extent.start;
         let Some(stored) = bits32(&*storage, start.saturating_add(MAGIC_BITS))? else {
@@ -128,12 +126,12 @@ impl Blocks {
         let mut rest = Cursor::new(storage, end, STRIDE);
         let goes_on = matches!(rest.peek(4)?, [b'B', b'Z', b'h', b'1'..=b'9']);
         if goes_on && task.extent.end == end.saturating_add(4).saturating_mul(8) {
-            return Ok(ControlFlow::Continue(()));
+            return Ok(Arrival::Checked);
         }
         if rest.has_garbage()? {
             log::warn!("{}: what follows the bzip2 data at {end:#x} is ignored", self.name);
         }
-        Ok(ControlFlow::Break(()))
+        Ok(Arrival::End)
     }
 }
 
@@ -168,12 +166,12 @@ impl Walk for Blocks {
         }))
     }
 
-    fn arrived(&mut self, task: &Task, _bytes: &[u8]) -> Result<ControlFlow<()>> {
+    fn arrived(&mut self, task: &Task, _bytes: &[u8]) -> Result<Arrival> {
         match task.note {
             Note::StreamEnd => self.stream_end(task),
             _ => {
                 self.combined = combine(self.combined, task.extent.detail);
-                Ok(ControlFlow::Continue(()))
+                Ok(Arrival::Checked)
             }
         }
     }

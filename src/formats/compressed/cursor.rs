@@ -1,7 +1,7 @@
 //! A place in a compressed file that moves forward: looks ahead, takes numbers, skips.
 //!
 //! Owns one buffer, so that walking along headers does not read byte by byte. Leaves what the bytes
-//! mean to the walkers. Invariant: nothing is read past the end; what ends early is `Corrupt`.
+//! mean to the walkers. Invariant: nothing is read past the end; what ends early is `Truncated`.
 
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
@@ -91,7 +91,7 @@ impl Cursor {
     }
 
     pub(super) fn ends_early(&self) -> Error {
-        Error::corrupt(format!("the file ends early, at {:#x}", self.storage.len()))
+        Error::truncated(format!("the file ends early, at {:#x}", self.storage.len()))
     }
 
     fn buffered(&self) -> &[u8] {

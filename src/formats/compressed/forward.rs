@@ -52,6 +52,16 @@ impl Forward {
         }
     }
 
+    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    pub(super) fn sure(&self, damage: Kind) -> u64 {
+        match self {
+            Self::Gzip(pass) => pass.sure(damage),
+            Self::Streams(streams) if damage == Kind::Truncated => streams.decoded,
+            Self::Streams(streams) => streams.checked,
+            Self::Lz4(forward) => forward.sure(damage),
+        }
+    }
+
     /// The next decoded bytes; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<SharedBytes>> {
         match self {
@@ -75,6 +85,9 @@ pub(super) struct Streams {
     start: Option<u64>,
     damage: Option<Error>,
     ended: bool,
+    decoded: u64,
+    /// Of the decoded bytes, those in streams that have ended well.
+    checked: u64,
 }
 
 impl Streams {
@@ -87,6 +100,8 @@ impl Streams {
             start: None,
             damage: None,
             ended: false,
+            decoded: 0,
+            checked: 0,
         })
     }
 
@@ -124,8 +139,10 @@ impl Streams {
             return Err(self.cursor.ends_early().within(place()));
         }
         self.cursor.skip(length(step.consumed))?;
+        self.decoded = self.decoded.saturating_add(length(step.produced));
         if step.ended {
             self.start = None;
+            self.checked = self.decoded;
         }
         Ok(step.produced)
     }

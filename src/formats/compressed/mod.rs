@@ -7,10 +7,8 @@
 //! Invariant: no chunk of more than `GIANT_CHUNK_MAX` decoded bytes is ever held in memory; a file
 //! that has one goes through a temporary file (`spool`).
 
-use crate::cache::Cache;
-use crate::vfs::SharedBytes;
-
 mod bzip2;
+mod chunks;
 mod cursor;
 mod extent;
 mod forward;
@@ -26,12 +24,10 @@ mod tests;
 mod xz;
 mod zstd;
 
+pub(crate) use chunks::ChunkCache;
 pub(crate) use random::Compressed;
 pub(crate) use seekable::Seekable;
 pub(crate) use survey::Survey;
-
-/// Decoded chunks of all compressed archives of a mount, by archive number and chunk number.
-pub(crate) type ChunkCache = Cache<(u32, u32), SharedBytes>;
 
 /// The compressed containers, found by their first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 
@@ -14,7 +13,7 @@ use super::Container;
 use super::extent::{Size, decode};
 use super::seekable::Extent;
 use super::survey::Found;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::formats::limits::CHUNK_TARGET;
 use crate::storage::Storage;
@@ -62,13 +61,24 @@ pub(super) enum Next {
     End,
 }
 
+/// What is known of the bytes up to the end of an extent that was decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// They are right, as far as the file holds checksums.
+    Checked,
+    /// A checksum further on will tell.
+    Unchecked,
+    /// They are right, and the file ends here.
+    End,
+}
+
 /// Finds the extents of a file.
 pub(super) trait Walk {
     fn next(&mut self) -> Result<Next>;
 
-    /// Checks what `task` gave, in order; breaks where the file turns out to end there.
-    fn arrived(&mut self, _task: &Task, _bytes: &[u8]) -> Result<ControlFlow<()>> {
-        Ok(ControlFlow::Continue(()))
+    /// Checks what `task` gave, in order.
+    fn arrived(&mut self, _task: &Task, _bytes: &[u8]) -> Result<Arrival> {
+        Ok(Arrival::Checked)
     }
 
     /// `failed` and the task after it as one, where what cut them apart may have been chance.
@@ -96,6 +106,8 @@ pub(super) struct Pipeline {
     pending: (Vec<u8>, usize),
     extents: Vec<Extent>,
     decoded: u64,
+    /// Decoded bytes that are known to be right.
+    checked: u64,
     position: u64,
 }
 
@@ -119,6 +131,7 @@ impl Pipeline {
             pending: (Vec::new(), 0),
             extents: Vec::new(),
             decoded: 0,
+            checked: 0,
             position: 0,
         })
     }
@@ -128,7 +141,14 @@ impl Pipeline {
         self.position
     }
 
-    pub(super) fn into_extents(self) -> Vec<Extent> {
+    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    pub(super) fn sure(&self, damage: Kind) -> u64 {
+        if damage == Kind::Truncated { self.decoded } else { self.checked }
+    }
+
+    /// The extents of the first `len` decoded bytes, which end where one of them does.
+    pub(super) fn into_extents(mut self, len: u64) -> Vec<Extent> {
+        self.extents.retain(|extent| extent.decoded < len);
         self.extents
     }
 
@@ -213,9 +233,14 @@ impl Pipeline {
     }
 
     fn accept(&mut self, task: &Task, bytes: Vec<u8>) {
+        let behind = self.decoded.saturating_add(length(bytes.len()));
         match self.walk.arrived(task, &bytes) {
-            Ok(ControlFlow::Continue(())) => {}
-            Ok(ControlFlow::Break(())) => self.end(Ok(Found::End)),
+            Ok(Arrival::Checked) => self.checked = behind,
+            Ok(Arrival::Unchecked) => {}
+            Ok(Arrival::End) => {
+                self.checked = behind;
+                self.end(Ok(Found::End));
+            }
             // What it gave is delivered before the error.
             Err(error) => self.end(Err(error)),
         }

@@ -35,7 +35,8 @@ impl Compressed {
     /// under the number `archive`; `name` is for errors.
     ///
     /// # Errors
-    /// `Unsupported` where there are too many chunks; `Io` where the file must be decoded forward
+    /// `Unsupported` where there are too many chunks, or more bytes than a temporary file may have;
+    /// `Io` where the file must be decoded forward
     /// and there is no temporary file to be had.
     pub(crate) fn new(
         name: &str,
@@ -50,7 +51,8 @@ impl Compressed {
             Chunks::Extents(extents) => Source::Extents(extents),
             Chunks::Spooled(Some(spool)) => Source::Spool(spool),
             Chunks::Spooled(None) => {
-                Source::Spool(Arc::new(Spool::start(name, Arc::clone(&storage), container)?))
+                let file = Arc::clone(&storage);
+                Source::Spool(Arc::new(Spool::start(name, file, container, Some(len))?))
             }
         };
         let this = Self { name: name.to_owned(), storage, container, len, source, cache, archive };
@@ -92,12 +94,14 @@ impl Compressed {
     /// Chunk `number`, decoded.
     fn chunk(&self, number: usize) -> Result<SharedBytes> {
         let key = (self.archive, u32::try_from(number).unwrap_or(u32::MAX));
-        self.cache.get_or_load(key, || {
-            let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
+        let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
+        self.cache.get_or_decode(key, index(len), || {
             let missing = || Error::corrupt(format!("there is no chunk {number}"));
             match &self.source {
                 Source::Points(points) => {
-                    gzip::decode(&self.storage, points.get(number).ok_or_else(missing)?, len)
+                    let point = points.get(number).ok_or_else(missing)?;
+                    let next = points.get(number.saturating_add(1)).map(|next| next.bit);
+                    gzip::decode(&self.storage, point, next, len)
                 }
                 Source::Extents(extents) => {
                     let extent = extents.get(number).ok_or_else(missing)?;

@@ -5,8 +5,8 @@
 //! Invariants: bytes below `written` never change; whoever waits is woken when there are more, when
 //! there will be no more, and when that is an error, which every reader past it is told.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 
@@ -34,6 +34,7 @@ struct Shared {
     grown: Condvar,
     stopped: AtomicBool,
     position: AtomicU64,
+    sure: AtomicU64,
 }
 
 #[derive(Default)]
@@ -41,6 +42,13 @@ struct State {
     written: u64,
     ended: bool,
     failure: Option<Failure>,
+}
+
+/// A temporary file, the directory it is in, and how large it may become, bytes.
+pub(super) struct Room<'d> {
+    pub(super) file: File,
+    pub(super) directory: &'d Path,
+    pub(super) limit: u64,
 }
 
 /// An error that every reader gets a copy of.
@@ -53,11 +61,12 @@ struct Failure {
 
 impl Spool {
     /// Starts decoding `storage` into a file in the directory for temporary files, of which it may
-    /// take half of what is free.
+    /// take half of what is free. `expected` is how many bytes that will be, where it is known.
     pub(super) fn start(
         name: &str,
         storage: Arc<dyn Storage>,
         container: Container,
+        expected: Option<u64>,
     ) -> Result<Self> {
         let directory = std::env::temp_dir();
         let shown = directory.display();
@@ -66,36 +75,34 @@ impl Spool {
             Error::io(context, error).with_hint("set TMPDIR to a directory with more room")
         };
         let file = tempfile::tempfile_in(&directory).map_err(failed)?;
+        // It has no name, but /proc shows it; and without O_TMPFILE it had a name for a moment.
+        file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
         let free = rustix::fs::fstatvfs(&file).map_err(|error| failed(error.into()))?;
         let limit = free.f_bavail.saturating_mul(free.f_frsize) / 2;
-        Self::within(name, storage, container, (file, &directory, limit))
+        let room = Room { file, directory: &directory, limit };
+        if expected.is_some_and(|expected| expected > limit) {
+            return Err(room.exceeded(container).into());
+        }
+        Self::within(name, storage, container, room)
     }
 
-    /// The same with a file that is there, in a directory to name, of at most so many bytes.
+    /// The same with a file that is there.
     pub(super) fn within(
         name: &str,
         storage: Arc<dyn Storage>,
         container: Container,
-        (file, directory, limit): (File, &Path, u64),
+        room: Room<'_>,
     ) -> Result<Self> {
         let forward = Forward::new(name, storage, container)?;
-        let over = Failure {
-            kind: Kind::Unsupported,
-            context: format!(
-                "decoded it takes more than {limit} bytes, half of what was free in {}",
-                directory.display()
-            ),
-            hint: Some(format!(
-                "set TMPDIR to a directory with more room, or {}",
-                advice(container)
-            )),
-        };
+        let over = room.exceeded(container);
+        let Room { file, limit, .. } = room;
         let shared = Arc::new(Shared {
             file,
             state: Mutex::default(),
             grown: Condvar::new(),
             stopped: AtomicBool::new(false),
             position: AtomicU64::new(0),
+            sure: AtomicU64::new(0),
         });
         let filled = Arc::clone(&shared);
         let work = move || filled.fill(forward, limit, over);
@@ -107,6 +114,11 @@ impl Spool {
     /// Compressed bytes read so far.
     pub(super) fn position(&self) -> u64 {
         self.shared.position.load(Ordering::Relaxed)
+    }
+
+    /// Decoded bytes that are right for all that is known, once there was an error.
+    pub(super) fn sure(&self) -> u64 {
+        self.shared.sure.load(Ordering::Relaxed)
     }
 
     /// The bytes from `offset` on, some of them, as soon as there are any; `None` at the end.
@@ -155,6 +167,7 @@ impl Shared {
                 Ok(Some(piece)) => piece,
                 Ok(None) => break,
                 Err(error) => {
+                    self.sure.store(forward.sure(error.kind()), Ordering::Relaxed);
                     let hint = error.hint().map(str::to_owned);
                     let context = error.to_string();
                     return ending.fail(Failure { kind: error.kind(), context, hint });
@@ -185,12 +198,34 @@ impl Shared {
     }
 
     fn failure(&self) -> Option<Error> {
-        let failure = self.state.lock().failure.clone()?;
-        let error = Error::new(failure.kind, failure.context);
-        Some(match failure.hint {
+        self.state.lock().failure.clone().map(Error::from)
+    }
+}
+
+impl Room<'_> {
+    /// What to say where it is too small.
+    fn exceeded(&self, container: Container) -> Failure {
+        let (limit, directory) = (self.limit, self.directory.display());
+        Failure {
+            kind: Kind::Unsupported,
+            context: format!(
+                "decoded it takes more than {limit} bytes, half of what was free in {directory}"
+            ),
+            hint: Some(format!(
+                "set TMPDIR to a directory with more room, or {}",
+                advice(container)
+            )),
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let error = Self::new(failure.kind, failure.context);
+        match failure.hint {
             Some(hint) => error.with_hint(hint),
             None => error,
-        })
+        }
     }
 }
 

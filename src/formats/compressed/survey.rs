@@ -3,6 +3,12 @@
 //! Owns the choice of how a file is read, and giving it up for a temporary file once a chunk turns
 //! out too large. Invariant: the pieces are the decoded bytes from the first on, each once, up to
 //! the end or the damage, which is told once.
+//!
+//! Damage is noticed late where a checksum stands only behind all that it covers: a wrong bit in a
+//! gzip member gives wrong bytes and goes unseen until the member's end. What was delivered since
+//! the last sound checksum is therefore not counted as seekable, and a reader never gets it. A file
+//! that only ends early is another matter: nothing says that what came before the cut is wrong, but
+//! for the DEFLATE block that was cut (a wrong bit there may hide its end).
 
 use super::gzip::FirstPass;
 use super::pipeline::{Pipeline, Walk};
@@ -21,6 +27,7 @@ pub(crate) struct Survey {
     storage: Arc<dyn Storage>,
     container: Container,
     pass: Pass,
+    /// Bytes delivered; after damage, of them, those that are known to be right.
     delivered: u64,
     ended: bool,
 }
@@ -68,8 +75,8 @@ impl Survey {
     /// The next decoded bytes in order, up to some MiB; `None` at the end.
     ///
     /// # Errors
-    /// `Corrupt` where the file is damaged or cut short, after everything before that, and once;
-    /// `Unsupported` or `Io` where it can not be decoded here.
+    /// `Corrupt` where the file is damaged and `Truncated` where it is cut short, after everything
+    /// before that, and once; `Unsupported` or `Io` where it can not be decoded here.
     pub(crate) fn next_piece(&mut self) -> Result<Option<SharedBytes>> {
         while !self.ended {
             let found = match &mut self.pass {
@@ -91,7 +98,8 @@ impl Survey {
                 Ok(Found::End) => self.ended = true,
                 Err(error) => {
                     self.ended = true;
-                    return Err(error.within(&self.name));
+                    self.delivered = self.delivered.min(self.pass.sure(error.kind()));
+                    return Err(error);
                 }
             }
         }
@@ -107,17 +115,29 @@ impl Survey {
         }
     }
 
-    /// The seek points of what was delivered, after its end or its damage.
+    /// The seek points of what was delivered, after its end or its damage; of a damaged file, of
+    /// what is known to be right.
     ///
     /// # Errors
     /// None as yet.
     pub(crate) fn finish(self) -> Result<Seekable> {
         let chunks = match self.pass {
             Pass::Gzip(pass) => Chunks::Points(pass.into_points(self.delivered)),
-            Pass::Extents(pipeline) => Chunks::Extents(pipeline.into_extents()),
+            Pass::Extents(pipeline) => Chunks::Extents(pipeline.into_extents(self.delivered)),
             Pass::Spool(spool) => Chunks::Spooled(Some(spool)),
         };
         Ok(Seekable { container: self.container, len: self.delivered, chunks })
+    }
+}
+
+impl Pass {
+    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    fn sure(&self, damage: Kind) -> u64 {
+        match self {
+            Self::Gzip(pass) => pass.sure(damage),
+            Self::Extents(pipeline) => pipeline.sure(damage),
+            Self::Spool(spool) => spool.sure(),
+        }
     }
 }
 
@@ -134,7 +154,7 @@ fn xz_pass(name: &str, storage: Arc<dyn Storage>) -> Result<Pass> {
     match xz::Blocks::read(&*storage) {
         Ok(blocks) if blocks.has_giant() => spooled(name, &storage, container, unit(container)),
         Ok(blocks) => extents(container, storage, blocks),
-        Err(error) if error.kind() == Kind::Corrupt => {
+        Err(error) if error.is_damage() => {
             spooled(name, &storage, container, &format!("no index ({error})"))
         }
         Err(error) => Err(error),
@@ -150,5 +170,5 @@ fn spooled(
 ) -> Result<Pass> {
     let advice = advice(container);
     log::warn!("{name}: it has {why}, so it is decoded once into a temporary file; {advice}");
-    Ok(Pass::Spool(Arc::new(Spool::start(name, Arc::clone(storage), container)?)))
+    Ok(Pass::Spool(Arc::new(Spool::start(name, Arc::clone(storage), container, None)?)))
 }

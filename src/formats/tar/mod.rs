@@ -2,7 +2,7 @@
 //!
 //! Owns the translation of an index into the words of `vfs`. `open` gets that index, saved or from a
 //! scan; `header`, `pax`, `overrides`, `sparse` and `chain` read members, `scan` and `segments` all of
-//! them, `unpack` those of a compressed tar; `index` is the tree, `saved` keeps it for the next mount.
+//! them, `packed` and `unpack` those of a compressed tar; `index` is the tree, `saved` keeps it for the next mount.
 //! Invariants: opening reads headers, never the data of members; the bytes of a member are read
 //! straight from the archive into the answer, with no lock and no copy in between.
 
@@ -23,6 +23,7 @@ mod members;
 mod notes;
 mod open;
 mod overrides;
+mod packed;
 mod pax;
 mod saved;
 mod scan;
@@ -42,7 +43,8 @@ use sparse::Segment;
 pub(in crate::formats) use chain::folder_name;
 pub(in crate::formats) use index::Graft;
 pub use open::Saving;
-pub(in crate::formats) use open::{Bytes, Packed, SavedIndex, TarOptions};
+pub(in crate::formats) use open::{Bytes, SavedIndex, TarOptions};
+pub(in crate::formats) use packed::Packed;
 
 /// What st_blksize says, bytes: Python takes it as its buffer, so one read takes a whole image.
 const PREFERRED_READ: u32 = 256 << 10;

@@ -8,12 +8,11 @@ use std::path::Path;
 use super::chain::Nesting;
 use super::header::{self, BLOCK};
 use super::index::{Index, IndexFile};
+use super::packed::{self, Packed};
 use super::saved::Saved;
 use super::scan;
-use super::unpack::Unpacking;
 use crate::error::{Error, Kind, Result};
-use crate::formats::bytes::{Reader, index};
-use crate::formats::compressed::{ChunkCache, Compressed, Container, Seekable, Survey};
+use crate::formats::bytes::index;
 use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Storage};
@@ -22,24 +21,12 @@ use crate::sync::Arc;
 /// An index is saved by itself where making it took at least so many members.
 const WORTH_SAVING: usize = 1000;
 
-/// Parts of a compressed archive that tell it from another one of the same length and time.
-const SAMPLED_PLACES: u64 = 16;
-
 /// The bytes of an archive.
 pub(crate) enum Bytes {
     /// As they are.
     Stored(Arc<dyn Storage>),
     /// Compressed as a whole.
     Compressed(Packed),
-}
-
-/// A compressed archive.
-pub(crate) struct Packed {
-    pub(crate) storage: Arc<dyn Storage>,
-    pub(crate) container: Container,
-    /// Where decoded chunks are kept, under the number of this archive.
-    pub(crate) cache: Arc<ChunkCache>,
-    pub(crate) archive: u32,
 }
 
 /// How to open an archive.
@@ -83,7 +70,7 @@ pub(super) fn open(
 ) -> Result<(Arc<dyn Storage>, Index)> {
     let opened = match bytes {
         Bytes::Stored(storage) => stored(&storage, options).map(|index| (storage, index)),
-        Bytes::Compressed(packed) => compressed(name, packed, options),
+        Bytes::Compressed(packed) => packed::open(name, packed, options),
     };
     opened.map_err(|error| error.within(name))
 }
@@ -100,7 +87,7 @@ fn is_empty(storage: &dyn Storage) -> Result<bool> {
 }
 
 /// The error for what begins as an empty tar does and goes on as none.
-fn only_zeros() -> Error {
+pub(super) fn only_zeros() -> Error {
     Error::new(Kind::UnknownFormat, "begins with zeros, but is no empty tar")
         .with_hint("a disk image must be mounted with mount -o loop")
 }
@@ -130,81 +117,13 @@ fn stored(storage: &Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Index>
     Ok(file.index)
 }
 
-fn compressed(
-    name: &str,
-    packed: Packed,
-    options: &TarOptions<'_>,
-) -> Result<(Arc<dyn Storage>, Index)> {
-    let Packed { storage, container, cache, archive } = packed;
-    let decoded = |seekable: Seekable| {
-        let largest = seekable.largest_chunk();
-        if largest > options.memory {
-            log::warn!(
-                "{name}: parts of {largest} bytes must be decoded as one, and the memory for that \
-                 is {} bytes: reading will be slow; --cache makes it larger",
-                options.memory
-            );
-        }
-        let decoded = Compressed::new(name, Arc::clone(&storage), seekable, cache, archive);
-        let decoded: Arc<dyn Storage> = Arc::new(decoded?);
-        Ok::<_, Error>(decoded)
-    };
-    let saved = options.saved()?;
-    let fit = |found: IndexFile| Ok((seekable(&found, storage.len())?, found.index));
-    if let Some((known, saved)) = &saved
-        && let Some((seekable, index)) = known.load(saved, fit)
-    {
-        return Ok((decoded(seekable)?, index));
-    }
-    let survey = Survey::start(name, Arc::clone(&storage), container)?;
-    let mut unpacking = Unpacking::new(survey, options.progress);
-    let (is_tar, starts_with_zeros) = unpacking.looks()?;
-    if !is_tar {
-        let what = container.name();
-        return Err(Error::new(Kind::UnknownFormat, format!("{what} data, but no tar within"))
-            .with_hint(format!("to mount a squashfs image, undo the {what} first")));
-    }
-    let mut index = scan::forward(&mut unpacking, options.nesting())?;
-    if index.is_empty() && !index.notes.is_empty() && starts_with_zeros {
-        return Err(only_zeros());
-    }
-    let (seekable, damage) = unpacking.finish()?;
-    index
-        .notes
-        .extend(damage.map(|error| format!("damaged: {error}; what comes behind is missing")));
-    if let Some((known, saved)) = saved {
-        let mut seek_points = Vec::new();
-        seekable.write(&mut seek_points);
-        let part = storage.len().checked_div(SAMPLED_PLACES).unwrap_or(0);
-        let places: Vec<_> = (0..SAMPLED_PLACES).map(|nth| part.saturating_mul(nth)).collect();
-        let key = saved.key(known.file, &places)?;
-        let file = IndexFile { key, seek_points, decoded_len: seekable.len(), index };
-        save(&saved, &file, known.saving)?;
-        index = file.index;
-    }
-    Ok((decoded(seekable)?, index))
-}
-
-/// The seek points in a saved index.
-///
-/// # Errors
-/// `Corrupt` where they are not sound, or do not end where the tree does.
-fn seekable(found: &IndexFile, encoded_len: u64) -> Result<Seekable> {
-    let mut reader = Reader::new("seek points", &found.seek_points);
-    let seekable = Seekable::parse(&mut reader, encoded_len)?;
-    match seekable.len() == found.decoded_len && reader.remaining() == 0 {
-        true => Ok(seekable),
-        false => Err(Error::corrupt("its seek points are those of another archive")),
-    }
-}
-
 impl TarOptions<'_> {
-    fn nesting(&self) -> Nesting {
+    pub(super) fn nesting(&self) -> Nesting {
         if self.recursive { Nesting::Recognise } else { Nesting::Ignore }
     }
 
     /// Where the saved index may be, if there may be one.
-    fn saved(&self) -> Result<Option<(&SavedIndex<'_>, Saved)>> {
+    pub(super) fn saved(&self) -> Result<Option<(&SavedIndex<'_>, Saved)>> {
         let with_places = |known| {
             let &SavedIndex { path, file, place, .. } = known;
             Saved::new(path, file, place, self.recursive).map(|saved| (known, saved))
@@ -215,7 +134,7 @@ impl TarOptions<'_> {
 
 impl SavedIndex<'_> {
     /// What `fit` makes of the index that is there, unless a new one was asked for.
-    fn load<T>(&self, saved: &Saved, fit: impl Fn(IndexFile) -> Result<T>) -> Option<T> {
+    pub(super) fn load<T>(&self, saved: &Saved, fit: impl Fn(IndexFile) -> Result<T>) -> Option<T> {
         match self.saving {
             Saving::Worthwhile => saved.load(self.file, fit),
             Saving::Demanded => None,
@@ -227,7 +146,7 @@ impl SavedIndex<'_> {
 ///
 /// # Errors
 /// `Io` where it can not be saved, and that was what the user asked for.
-fn save(saved: &Saved, file: &IndexFile, saving: Saving) -> Result<()> {
+pub(super) fn save(saved: &Saved, file: &IndexFile, saving: Saving) -> Result<()> {
     let worthwhile = file.index.len() >= WORTH_SAVING || !file.seek_points.is_empty();
     if saving == Saving::Worthwhile && !worthwhile && !saved.is_named() {
         return Ok(());

@@ -25,6 +25,10 @@ use crate::storage::Storage;
 /// round trip long, so there are more of them than processors.
 pub(super) const THREADS: usize = 16;
 
+/// What pixz writes behind a tar that it compresses: a list of the members, which starts like this
+/// (pixz.h: PIXZ_INDEX_MAGIC, little-endian).
+const PIXZ_LIST: [u8; 8] = 0xdbae_14d6_2e32_4ca6_u64.to_le_bytes();
+
 /// Members that a list holds before they go into the tree.
 const BATCH: usize = 4096;
 
@@ -271,6 +275,7 @@ impl Walk {
                     self.chain.skip_to(at);
                     return Ok(true);
                 }
+                Seen::Garbage if block.starts_with(&PIXZ_LIST) => return Ok(false),
                 Seen::Garbage => {
                     notes.damage(format!("what is behind the end at {at:#x} is no tar: ignored"));
                     return Ok(false);

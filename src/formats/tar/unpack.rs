@@ -8,7 +8,7 @@ use super::recognises;
 use super::source::Source;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
-use crate::formats::compressed::{Seekable, Survey};
+use crate::formats::compressed::{Container, Seekable, Survey};
 use crate::progress::Progress;
 use crate::vfs::SharedBytes;
 
@@ -28,6 +28,13 @@ pub(super) struct Unpacking<'p> {
     progress: &'p Progress,
     /// Compressed bytes that the progress knows of.
     told: u64,
+}
+
+/// Why the decoded bytes ended too early.
+pub(super) struct Damage {
+    pub(super) error: Error,
+    /// Whether more was decoded than there are seek points for: its checksum turned out wrong.
+    pub(super) in_doubt: bool,
 }
 
 impl<'p> Unpacking<'p> {
@@ -60,14 +67,22 @@ impl<'p> Unpacking<'p> {
         self.damage.take().map_or(Ok((false, false)), Err)
     }
 
-    /// Decodes what is left, for a tar may end before its file does; returns the seek points, and
-    /// the damage that ended them, if any did.
+    /// What the decoded bytes are compressed with, if they are, once `is_tar` looked at them.
+    pub(super) fn container(&self) -> Option<Container> {
+        let head = if self.start == 0 { &*self.piece } else { &*self.joined };
+        Container::recognise(head)
+    }
+
+    /// Decodes what is left, for a tar may end before its file does; returns the seek points, the
+    /// damage that ended them, if any did, and whether that leaves in doubt what was scanned.
     ///
     /// # Errors
     /// What the survey reports but for damage.
-    pub(super) fn finish(mut self) -> Result<(Seekable, Option<Error>)> {
+    pub(super) fn finish(mut self) -> Result<(Seekable, Option<Damage>)> {
         while self.advance()? {}
-        Ok((self.survey.finish()?, self.damage))
+        let seekable = self.survey.finish()?;
+        let in_doubt = self.end.is_some_and(|end| seekable.len() < end);
+        Ok((seekable, self.damage.map(|error| Damage { error, in_doubt })))
     }
 
     /// Goes to the next piece; `false` at the end.
@@ -77,7 +92,7 @@ impl<'p> Unpacking<'p> {
         }
         let behind = self.start.saturating_add(length(self.piece.len()));
         let next = match self.survey.next_piece() {
-            Err(error) if error.kind() == Kind::Corrupt => {
+            Err(error) if error.is_damage() => {
                 self.damage = Some(error);
                 None
             }

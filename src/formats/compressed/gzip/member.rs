@@ -8,7 +8,7 @@ use crc32fast::Hasher;
 
 use super::super::cursor::Cursor;
 use crate::codecs::{Inflate, Pause};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::formats::limits::{GZIP_FIELD_MAX, GZIP_WINDOW};
 use crate::vfs::SharedBytes;
@@ -47,6 +47,9 @@ pub(super) struct Members {
     filled: usize,
     /// Bytes decoded in all.
     decoded: u64,
+    /// Of them, those in members that have ended well, and those in blocks that have ended.
+    checked: u64,
+    ended: u64,
     /// Where the header of this member lies in the file.
     start: u64,
     /// The checksum and the length of this member, unless decoding started in its middle.
@@ -69,6 +72,8 @@ impl Members {
             taken: 0,
             filled: 0,
             decoded: 0,
+            checked: 0,
+            ended: 0,
             sum: None,
             seen: false,
             warned: None,
@@ -107,6 +112,12 @@ impl Members {
 
     pub(super) fn decoded(&self) -> u64 {
         self.decoded
+    }
+
+    /// Decoded bytes that are right for all that is known. Where the file ends early they are those
+    /// of whole blocks; where a checksum or a block is wrong, those of whole members.
+    pub(super) fn sure(&self, damage: Kind) -> u64 {
+        if damage == Kind::Truncated { self.ended } else { self.checked }
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -218,11 +229,13 @@ impl Members {
                 Pause::Input => {}
                 Pause::Output => return Ok(Paused::Full),
                 Pause::Boundary(bits) => {
+                    self.ended = self.decoded;
                     let bit = self.cursor.position().saturating_mul(8).saturating_sub(bits.into());
                     return Ok(Paused::Boundary { bit, member: false });
                 }
                 Pause::End => {
                     self.state = State::Header;
+                    self.ended = self.decoded;
                     self.trailer()?;
                 }
             }
@@ -246,6 +259,7 @@ impl Members {
             let error = format!("{size} bytes announced (modulo 2^32), {len} are there");
             return Err(self.damaged(&Error::corrupt(error)));
         }
+        self.checked = self.decoded;
         Ok(())
     }
 
@@ -255,6 +269,6 @@ impl Members {
 
     fn damaged(&self, error: &Error) -> Error {
         let at = self.cursor.position();
-        Error::corrupt(format!("{}, at {at:#x}: {error}", self.place()))
+        Error::new(error.kind(), format!("{}, at {at:#x}: {error}", self.place()))
     }
 }

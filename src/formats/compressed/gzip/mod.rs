@@ -27,17 +27,20 @@ use super::cursor::Cursor;
 use super::seekable::{Point, Window};
 use super::survey::Found;
 use crate::codecs::{Codec, zstd_pack};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::{
     CHUNK_TARGET, GIANT_CHUNK_MAX, GZIP_POINTS_MAX, GZIP_SPACING_MAX, GZIP_WINDOW,
 };
-use crate::storage::Storage;
+use crate::storage::{Storage, Window as Part};
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
 
 /// What the file is read in, bytes.
 const STRIDE: usize = 256 << 10;
+
+/// What a decoder may want to see behind the last bit that it needs, bytes.
+const AHEAD: u64 = 64;
 
 /// What is decoded between two deliveries, bytes.
 const PIECE: usize = 1 << 20;
@@ -81,6 +84,11 @@ impl FirstPass {
     /// Compressed bytes read so far.
     pub(super) fn position(&self) -> u64 {
         self.members.position()
+    }
+
+    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    pub(super) fn sure(&self, damage: Kind) -> u64 {
+        self.members.sure(damage)
     }
 
     pub(super) fn next(&mut self) -> Result<Found> {
@@ -178,11 +186,19 @@ impl Window {
     }
 }
 
-/// Decodes the `len` bytes from `point` on.
-pub(super) fn decode(storage: &Arc<dyn Storage>, point: &Point, len: u64) -> Result<SharedBytes> {
+/// Decodes the `len` bytes from `point` on, which take what lies before bit `end` of the file.
+pub(super) fn decode(
+    storage: &Arc<dyn Storage>,
+    point: &Point,
+    end: Option<u64>,
+    len: u64,
+) -> Result<SharedBytes> {
     let window = point.window.as_ref().map_or(Ok(Vec::new()), Window::unpack)?;
     let size = window.len().saturating_add(index(len));
-    let cursor = Cursor::new(Arc::clone(storage), point.bit >> 3, STRIDE);
+    // Not past it: where much fits into few bytes, a stride would read those of many chunks.
+    let end = end.map_or(u64::MAX, |bit| bit.div_ceil(8).saturating_add(AHEAD));
+    let part = Part::new(Arc::clone(storage), 0)?.cut(end.min(storage.len()))?;
+    let cursor = Cursor::new(Arc::new(part), point.bit >> 3, STRIDE);
     let mut members = match &point.window {
         None => Members::new(cursor, size),
         Some(_) => Members::resume(cursor, point.bit, &window, size)?,

@@ -5,8 +5,8 @@
 
 use super::frame::{Event, Frames};
 use super::{Content, WINDOW, check_block, decode_block};
-use crate::error::Result;
-use crate::formats::bytes::index;
+use crate::error::{Kind, Result};
+use crate::formats::bytes::{index, length};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
@@ -18,23 +18,35 @@ pub(in super::super) struct Forward {
     buffer: Vec<u8>,
     window: usize,
     content: Content,
+    decoded: u64,
+    /// Of the decoded bytes, those that a checksum was found right for.
+    checked: u64,
 }
 
 impl Forward {
     pub(in super::super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
         let frames = Frames::new(name, Arc::clone(&storage));
-        Self { frames, storage, buffer: Vec::new(), window: 0, content: Content::new() }
+        let content = Content::new();
+        Self { frames, storage, buffer: Vec::new(), window: 0, content, decoded: 0, checked: 0 }
     }
 
     pub(in super::super) fn position(&self) -> u64 {
         self.frames.position()
     }
 
+    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    pub(in super::super) fn sure(&self, damage: Kind) -> u64 {
+        if damage == Kind::Truncated { self.decoded } else { self.checked }
+    }
+
     pub(in super::super) fn next(&mut self) -> Result<Option<SharedBytes>> {
         loop {
             match self.frames.next()? {
                 Event::Start => (self.window, self.content) = (0, Content::new()),
-                Event::FrameEnd(at, ends) => self.content.check(&ends, at)?,
+                Event::FrameEnd(at, ends) => {
+                    self.content.check(&ends, at)?;
+                    self.checked = self.decoded;
+                }
                 Event::FileEnd => return Ok(None),
                 Event::Block(frame, block) => {
                     let mut source = vec![0; index(block.encoded)];
@@ -53,6 +65,10 @@ impl Forward {
                     let end = window.saturating_add(len.map_err(place)?);
                     let piece: SharedBytes = target.get(window..end).unwrap_or_default().into();
                     self.content.update(&piece);
+                    self.decoded = self.decoded.saturating_add(length(piece.len()));
+                    if frame.block_checksums {
+                        self.checked = self.decoded;
+                    }
                     let kept = end.saturating_sub(WINDOW);
                     target.copy_within(kept..end, 0);
                     self.window = end.saturating_sub(kept);

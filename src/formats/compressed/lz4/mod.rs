@@ -8,15 +8,13 @@
 mod forward;
 mod frame;
 
-use std::ops::ControlFlow;
-
 use xxhash_rust::xxh32::{Xxh32, xxh32};
 
 pub(super) use forward::Forward;
 use frame::{Block, Event, Frame, Frames};
 
 use super::extent::{Size, is_giant};
-use super::pipeline::{FrameEnd, Next, Note, Task, Walk};
+use super::pipeline::{Arrival, FrameEnd, Next, Note, Task, Walk};
 use super::seekable::Extent;
 use crate::codecs::{Codec, lz4_linked};
 use crate::error::{Error, Result};
@@ -106,7 +104,7 @@ impl Walk for Blocks {
         }
     }
 
-    fn arrived(&mut self, task: &Task, bytes: &[u8]) -> Result<ControlFlow<()>> {
+    fn arrived(&mut self, task: &Task, bytes: &[u8]) -> Result<Arrival> {
         if let Note::Frame { starts, ends } = &task.note {
             if *starts {
                 self.content = Content::new();
@@ -114,9 +112,14 @@ impl Walk for Blocks {
             self.content.update(bytes);
             if let Some(ends) = ends {
                 self.content.check(ends, task.extent.end)?;
+                return Ok(Arrival::Checked);
             }
         }
-        Ok(ControlFlow::Continue(()))
+        // Blocks may have checksums of their own, and else the whole frame may have one.
+        Ok(match Frame::of_detail(task.extent.detail).block_checksums {
+            true => Arrival::Checked,
+            false => Arrival::Unchecked,
+        })
     }
 
     fn merge(&self, before: u32, after: u32) -> Option<u32> {

@@ -1,0 +1,110 @@
+//! Decoded chunks of all compressed archives of a mount, and how many are decoded at once.
+//!
+//! Owns the bound on the memory of both; leaves which chunks stay to `cache`.
+//! Invariant: what is being decoded takes at most as much memory again as the cache has, or one chunk
+//! where that is more: a mount has many threads, and chunks of xz may have 64 MiB each.
+
+use crate::cache::Cache;
+use crate::error::Result;
+use crate::formats::bytes::length;
+use crate::sync::{Condvar, Mutex};
+use crate::vfs::SharedBytes;
+
+/// How much memory decoding a chunk takes, in sizes of the chunk: the decoder's output, the copy of
+/// it that is shared, and input and tables, which are less than a third.
+const SIZES: u64 = 3;
+
+/// By archive number and chunk number.
+pub(crate) struct ChunkCache {
+    cache: Cache<(u32, u32), SharedBytes>,
+    capacity: u64,
+    /// Guards the bytes that decoding takes now; taken alone, never while decoding.
+    under_way: Mutex<u64>,
+    /// Some of it ended.
+    ended: Condvar,
+}
+
+impl ChunkCache {
+    /// A cache of at most `capacity` bytes of chunks of at most `heaviest` bytes.
+    pub(crate) fn new(capacity: u64, heaviest: u64) -> Self {
+        let cache = Cache::new(capacity, heaviest);
+        Self { cache, capacity, under_way: Mutex::new(0), ended: Condvar::new() }
+    }
+
+    /// The chunk `key` of `len` bytes, from the cache or from `decode`, once there is room for that.
+    ///
+    /// # Errors
+    /// What `decode` reports.
+    pub(super) fn get_or_decode(
+        &self,
+        key: (u32, u32),
+        len: usize,
+        decode: impl Fn() -> Result<SharedBytes>,
+    ) -> Result<SharedBytes> {
+        self.cache.get_or_load(key, || {
+            let _turn = Turn::wait(self, length(len).saturating_mul(SIZES));
+            decode()
+        })
+    }
+}
+
+/// Room for decoding, given back when dropped.
+struct Turn<'c> {
+    chunks: &'c ChunkCache,
+    bytes: u64,
+}
+
+impl<'c> Turn<'c> {
+    fn wait(chunks: &'c ChunkCache, bytes: u64) -> Self {
+        let mut under_way = chunks.under_way.lock();
+        while *under_way > 0 && under_way.saturating_add(bytes) > chunks.capacity {
+            chunks.ended.wait(&mut under_way);
+        }
+        *under_way = under_way.saturating_add(bytes);
+        Self { chunks, bytes }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut under_way = self.chunks.under_way.lock();
+        *under_way = under_way.saturating_sub(self.bytes);
+        drop(under_way);
+        self.chunks.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::{AtomicU64, Ordering};
+
+    #[test]
+    fn decodes_no_more_at_once_than_there_is_room_for() {
+        let chunks = ChunkCache::new(90, 10);
+        let (now, most) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (chunks, now, most) = (&chunks, &now, &most);
+                scope.spawn(move || {
+                    for number in 0..50 {
+                        // Every tenth is larger than all the room there is, and still gets a turn.
+                        let len = if number % 10 == 0 { 40 } else { 10 };
+                        let decode = || {
+                            let before = now.fetch_add(len, Ordering::Relaxed);
+                            most.fetch_max(before + len, Ordering::Relaxed);
+                            std::thread::yield_now();
+                            now.fetch_sub(len, Ordering::Relaxed);
+                            Ok(vec![0; usize::try_from(len).unwrap()].into())
+                        };
+                        let len = usize::try_from(len).unwrap();
+                        chunks.get_or_decode((thread, number), len, decode).unwrap();
+                    }
+                });
+            }
+        });
+        // Three of ten bytes, or one of forty alone.
+        assert!(most.into_inner() <= 40);
+        assert_eq!(*chunks.under_way.lock(), 0);
+    }
+}

@@ -1,0 +1,135 @@
+//! Opening a compressed tar: its saved index and seek points, or one pass over all of it.
+//!
+//! Owns what a compressed tar needs besides a stored one; leaves decoding to `compressed`, and the
+//! pass itself to `unpack` and `scan`.
+//! Invariant: what is listed can be read, and its bytes passed the checks that the container has.
+
+use super::index::{Index, IndexFile};
+use super::open::{TarOptions, only_zeros, save};
+use super::scan;
+use super::unpack::{Damage, Unpacking};
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::Reader;
+use crate::formats::compressed::{ChunkCache, Compressed, Container, Seekable, Survey};
+use crate::storage::Storage;
+use crate::sync::Arc;
+
+/// Parts of a compressed archive that tell it from another one of the same length and time.
+const SAMPLED_PLACES: u64 = 16;
+
+/// A compressed archive.
+pub(crate) struct Packed {
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) container: Container,
+    /// Where decoded chunks are kept, under the number of this archive.
+    pub(crate) cache: Arc<ChunkCache>,
+    pub(crate) archive: u32,
+}
+
+/// The decoded bytes of the tar in `packed`, and its tree.
+///
+/// # Errors
+/// As `Tar::open`.
+pub(super) fn open(
+    name: &str,
+    packed: Packed,
+    options: &TarOptions<'_>,
+) -> Result<(Arc<dyn Storage>, Index)> {
+    let saved = options.saved()?;
+    if let Some((known, saved)) = &saved
+        && let Some((seekable, index)) =
+            known.load(saved, |found| Ok((seekable(&found, packed.storage.len())?, found.index)))
+    {
+        return Ok((packed.decoded(name, seekable, options)?, index));
+    }
+    let Packed { storage, container, .. } = &packed;
+    let (storage, survey) = (storage.clone(), Survey::start(name, storage.clone(), *container)?);
+    let mut unpacking = Unpacking::new(survey, options.progress);
+    let (is_tar, starts_with_zeros) = unpacking.looks()?;
+    if !is_tar {
+        return Err(no_tar(*container, unpacking.container()));
+    }
+    let mut index = scan::forward(&mut unpacking, options.nesting())?;
+    if index.is_empty() && !index.notes.is_empty() && starts_with_zeros {
+        return Err(only_zeros());
+    }
+    let (seekable, damage) = unpacking.finish()?;
+    let (mut seek_points, decoded_len) = (Vec::new(), seekable.len());
+    seekable.write(&mut seek_points);
+    let decoded = packed.decoded(name, seekable, options)?;
+    if let Some(Damage { error, in_doubt }) = damage {
+        if in_doubt {
+            index = scan_sound(decoded.as_ref(), &error, options)?;
+        }
+        index.notes.push(format!("damaged: {error}; what comes behind is missing"));
+    }
+    if let Some((known, saved)) = saved {
+        let part = storage.len().checked_div(SAMPLED_PLACES).unwrap_or(0);
+        let places: Vec<_> = (0..SAMPLED_PLACES).map(|nth| part.saturating_mul(nth)).collect();
+        let key = saved.key(known.file, &places)?;
+        let file = IndexFile { key, seek_points, decoded_len, index };
+        save(&saved, &file, known.saving)?;
+        index = file.index;
+    }
+    Ok((decoded, index))
+}
+
+/// Scans the part of a damaged archive that is known to be right: the first scan went further, up to
+/// where the damage was noticed, over bytes whose checksum turned out wrong.
+fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> Result<Index> {
+    if sound.is_empty() {
+        let context = format!("damaged: {error}; its only checksum is wrong, so nothing is sure");
+        return Err(Error::corrupt(context).with_hint("was it copied whole? copy it again"));
+    }
+    scan::stored(sound, options.nesting(), options.progress)
+}
+
+/// What to say of a `container` that holds something else than a tar, perhaps another container.
+fn no_tar(container: Container, inner: Option<Container>) -> Error {
+    let what = container.name();
+    let (context, hint) = match inner {
+        Some(inner) => (
+            format!("{} data within {what} data: compressed twice", inner.name()),
+            format!("undo the {what}; the file within can be mounted if it is a tar"),
+        ),
+        None => (
+            format!("{what} data, but no tar within"),
+            format!("to mount a squashfs image, undo the {what} first"),
+        ),
+    };
+    Error::new(Kind::UnknownFormat, context).with_hint(hint)
+}
+
+impl Packed {
+    /// Its decoded bytes.
+    fn decoded(
+        self,
+        name: &str,
+        seekable: Seekable,
+        options: &TarOptions<'_>,
+    ) -> Result<Arc<dyn Storage>> {
+        let largest = seekable.largest_chunk();
+        if largest > options.memory {
+            log::warn!(
+                "{name}: parts of {largest} bytes must be decoded as one, and the memory for that \
+                 is {} bytes: reading will be slow; --cache makes it larger",
+                options.memory
+            );
+        }
+        let Self { storage, cache, archive, .. } = self;
+        Ok(Arc::new(Compressed::new(name, storage, seekable, cache, archive)?))
+    }
+}
+
+/// The seek points in a saved index.
+///
+/// # Errors
+/// `Corrupt` where they are not sound, or do not end where the tree does.
+fn seekable(found: &IndexFile, encoded_len: u64) -> Result<Seekable> {
+    let mut reader = Reader::new("seek points", &found.seek_points);
+    let seekable = Seekable::parse(&mut reader, encoded_len)?;
+    match seekable.len() == found.decoded_len && reader.remaining() == 0 {
+        true => Ok(seekable),
+        false => Err(Error::corrupt("its seek points are those of another archive")),
+    }
+}

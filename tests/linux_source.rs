@@ -1,0 +1,149 @@
+//! The Linux source as Debian ships it: 1.3 GB in 80,000 files, packed by xz in blocks of 24 MiB.
+//!
+//! Owns the comparison of every file with what Python's tarfile reads, in the archive as shipped and
+//! in others made of it, which are kept from run to run. All of them take minutes, so most are
+//! tested only where ARCHFS_LONG_TESTS is set.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use archfs::formats::OpenOptions;
+use archfs::vfs::{FileKind, resolve};
+
+mod support;
+
+use support::mount::Mounted;
+use support::{can_mount, pack, run, source, tree, work_folder};
+
+/// The archive, if the package linux-source is installed.
+fn shipped() -> Option<PathBuf> {
+    let entries = fs::read_dir("/usr/src").into_iter().flatten();
+    let mut found: Vec<_> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            name.starts_with("linux-source-") && name.ends_with(".tar.xz")
+        })
+        .collect();
+    found.sort();
+    if found.is_empty() {
+        let debian = Path::new("/etc/debian_version").exists();
+        let must = debian && std::env::var_os("CI").is_some();
+        assert!(!must, "CI on Debian must have linux-source: scripts/install-deps test");
+        eprintln!("SKIPPED: /usr/src/linux-source-*.tar.xz is not there (Debian: linux-source)");
+    }
+    found.pop()
+}
+
+/// Made of the shipped archive by a line for the shell, once.
+fn repacked(shipped: &Path, ending: &str, program: &'static str, line: &str) -> Option<PathBuf> {
+    if !pack::is_there(program) {
+        return None;
+    }
+    let name = format!("{}.{ending}", shipped.file_stem().unwrap().to_string_lossy());
+    Some(source::made_file(&name, |target| {
+        let mut shell = Command::new("bash");
+        let script = format!("xz -T0 -dc $1 | {line} > $2");
+        run(shell.args(["-ec", &script, "bash"]).arg(shipped).arg(target));
+    }))
+}
+
+/// The lines that tests/python/tar_tree.py prints: path in hex, then all that is seen of it.
+fn expected(shipped: &Path) -> BTreeMap<Vec<u8>, String> {
+    let name = format!("{}.lines", shipped.file_stem().unwrap().to_string_lossy());
+    let lines = source::made_file(&name, |target| {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/tar_tree.py");
+        let mut python = Command::new("python3");
+        python.arg(script).arg(shipped).stdout(Stdio::from(File::create(target).unwrap()));
+        assert!(python.status().unwrap().success());
+    });
+    let text = fs::read_to_string(lines).unwrap();
+    let unhex = |text: &str| {
+        let digits = (0..text.len()).step_by(2);
+        digits.map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+    };
+    text.lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .map(|(path, rest)| (unhex(path), rest.to_owned()))
+        .collect()
+}
+
+/// Every file of `archive`, opened anew, must be as Python reads it; and again from its index.
+fn assert_same_tree(archive: &Path, expected: &BTreeMap<Vec<u8>, String>) {
+    let work = work_folder();
+    let name = archive.file_name().unwrap().to_string_lossy().into_owned();
+    let options =
+        || OpenOptions { index: Some(work.path().join("index")), ..OpenOptions::default() };
+    let start = Instant::now();
+    let first = tree::open(&[archive.to_owned()], options()).unwrap();
+    let opened = start.elapsed();
+    let mut found = tree::lines(first.as_ref());
+    found.remove(b"/".as_slice());
+    eprintln!("{name}: opened in {opened:.1?}, all read after {:.1?}", start.elapsed());
+    let other = expected.iter().find(|(path, line)| found.get(*path) != Some(line));
+    assert_eq!(other, None, "{name}: not so");
+    assert_eq!(found.len(), expected.len(), "{name}");
+    drop(first);
+
+    let start = Instant::now();
+    let again = tree::open(&[archive.to_owned()], options()).unwrap();
+    eprintln!("{name}: opened from its index in {:.1?}", start.elapsed());
+    let files: Vec<_> = expected.iter().filter(|(_, line)| line.starts_with('-')).collect();
+    for (path, line) in files.iter().step_by(files.len() / 300) {
+        let attr = resolve(again.as_ref(), path).unwrap();
+        assert_eq!(attr.kind, FileKind::Regular);
+        let bytes = tree::contents(again.as_ref(), attr.ino).unwrap();
+        let sum = line.split(' ').nth(6).unwrap();
+        assert_eq!(crc32fast::hash(&bytes).to_string(), sum, "{}", path.escape_ascii());
+    }
+}
+
+#[test]
+fn every_file_of_the_linux_source_is_as_python_reads_it() {
+    let Some(shipped) = shipped() else { return };
+    let expected = expected(&shipped);
+    assert!(expected.len() > 50_000, "{} files", expected.len());
+    assert_same_tree(&shipped, &expected);
+    if let Some(archive) = repacked(&shipped, "gz", "gzip", "gzip -1 -c") {
+        assert_same_tree(&archive, &expected);
+    }
+    if std::env::var_os("ARCHFS_LONG_TESTS").is_none() {
+        eprintln!("SKIPPED: bzip2, zstd and lz4 of it; set ARCHFS_LONG_TESTS=1 to test them");
+        return;
+    }
+    for (ending, program, line) in [
+        ("bz2", "pbzip2", "pbzip2 -c"),
+        ("one-frame.zst", "zstd", "zstd -q -1 -c"),
+        ("zst", "pzstd", "pzstd -q -1 -c"),
+        ("lz4", "lz4", "lz4 -c"),
+    ] {
+        if let Some(archive) = repacked(&shipped, ending, program, line) {
+            assert_same_tree(&archive, &expected);
+        }
+    }
+}
+
+#[test]
+fn gnu_tar_extracts_from_the_linux_source_what_a_mount_shows() {
+    let Some(shipped) = shipped().filter(|_| can_mount()) else { return };
+    let work = work_folder();
+    // GNU tar goes through the whole archive for it, so a part of the tree is enough.
+    let part = "*/Documentation/admin-guide";
+    let mut tar = Command::new("tar");
+    run(tar.arg("-C").arg(work.path()).args(["--wildcards", "-xpf"]).arg(&shipped).arg(part));
+    let top = fs::read_dir(work.path()).unwrap().next().unwrap().unwrap().file_name();
+    let index = work.path().join("index").display().to_string();
+    let mounted = Mounted::archfs(&shipped, &work.path().join("mount"), &["--index", &index]);
+    let below = |root: &Path| root.join(&top).join("Documentation/admin-guide");
+    let snapshot =
+        |root: &Path| support::snapshot::take(&below(root), support::snapshot::Depth::Everything);
+    let (mut extracted, mut shown) = (snapshot(work.path()), snapshot(mounted.path()));
+    // GNU tar forgets the time of a folder that the archive comes back to.
+    let folders = |node: &&mut support::snapshot::Node| node.mode & 0o170_000 == 0o040_000;
+    extracted.values_mut().chain(shown.values_mut()).filter(folders).for_each(|n| n.seconds = 0);
+    assert!(extracted.len() > 300, "{} files", extracted.len());
+    support::snapshot::assert_same("admin-guide", &extracted, &shown);
+}

@@ -1,0 +1,126 @@
+//! What mounts of compressed tars cost: memory, and bytes read from the archive.
+//!
+//! Owns the two promises: the daemon's memory is the cache and a little, however large the archive
+//! is and in whatever order it is read; and no part of the archive is read again and again.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+mod support;
+
+use support::mount::Mounted;
+use support::{can_mount, pack, run, source, tree, work_folder};
+
+/// Files of the tar of 600 MB, and bytes of each.
+const FILES: u64 = 300;
+const FILE: usize = 2_000_000;
+
+/// A quarter of noise and text that tells where it is: it packs to about a third.
+fn contents(number: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(FILE + 4096);
+    for part in 0.. {
+        if bytes.len() >= FILE {
+            break;
+        }
+        bytes.extend(source::noise(number * 1_000_003 + part, 1024));
+        for line in 0..60 {
+            bytes.extend(format!("line {line} of part {part} of file {number} of all\n").bytes());
+        }
+    }
+    bytes.truncate(FILE);
+    bytes
+}
+
+/// The packed tar and the list for read_shuffled.py.
+fn packed(program: &'static str, line: &str) -> Option<(PathBuf, PathBuf)> {
+    if !can_mount() || !pack::is_there(program) {
+        return None;
+    }
+    let list = source::made_file("cost.list", |target| {
+        let row = |number| {
+            let sum = crc32fast::hash(&contents(number));
+            format!("{sum} {}\n", tree::hex(format!("f{number:03}").as_bytes()))
+        };
+        fs::write(target, (0..FILES).map(row).collect::<String>()).unwrap();
+    });
+    let archive = source::made_file(&format!("cost.tar.{program}"), |target| {
+        let work = work_folder();
+        for number in 0..FILES {
+            fs::write(work.path().join(format!("f{number:03}")), contents(number)).unwrap();
+        }
+        let mut shell = Command::new("bash");
+        let script = format!("tar -C $1 --sort=name -cf - . | {line} > $2");
+        run(shell.args(["-ec", &script, "bash"]).arg(work.path()).arg(target));
+    });
+    Some((archive, list))
+}
+
+/// A mount with a cache of 64 MiB, and its daemon.
+struct Served {
+    daemon: String,
+    mounted: Mounted,
+    _work: tempfile::TempDir,
+}
+
+impl Served {
+    fn new(archive: &Path) -> Self {
+        let work = work_folder();
+        let index = work.path().join("index").display().to_string();
+        let place = work.path().join("mount");
+        let mounted = Mounted::archfs(archive, &place, &["--cache", "64M", "--index", &index]);
+        let is_daemon = |process: &str| {
+            let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+            let mut words = line.split(|byte| *byte == 0);
+            words.next() == Some(b"archfs")
+                && words.any(|word| word == place.as_os_str().as_bytes())
+        };
+        let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names = processes.map(|name| name.into_string().unwrap());
+        let daemon = names.find(|name| is_daemon(name)).expect("the daemon of the mount");
+        Self { daemon, mounted, _work: work }
+    }
+
+    /// A number of /proc/PID/NAME, in the line that starts with `key`.
+    fn number(&self, name: &str, key: &str) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/{name}", self.daemon)).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    }
+}
+
+#[test]
+fn the_memory_of_a_mount_is_its_cache_and_a_little() {
+    for (program, line) in [("gzip", "gzip -1 -c"), ("xz", "xz -0 -T0 --block-size=8MiB -c")] {
+        let Some((archive, list)) = packed(program, line) else { return };
+        let served = Served::new(&archive);
+        let opened = served.number("status", "VmHWM:");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/read_shuffled.py");
+        run(Command::new("python3").arg(script).arg(served.mounted.path()).arg(&list).arg("4"));
+        let most = served.number("status", "VmHWM:");
+        eprintln!("{program}: {opened} kB when opened, {most} kB when all was read");
+        assert!(most < (64 + 150) << 10, "{program}: {most} kB, of them {opened} to open");
+    }
+}
+
+#[test]
+fn reading_in_the_order_of_the_archive_reads_it_once() {
+    for (program, line) in [("gzip", "gzip -1 -c"), ("xz", "xz -0 -T0 --block-size=8MiB -c")] {
+        let Some((archive, _)) = packed(program, line) else { return };
+        let len = fs::metadata(&archive).unwrap().len();
+        let served = Served::new(&archive);
+        let opened = served.number("io", "rchar:");
+        assert!(opened < len + len / 10, "{program}: {opened} bytes to open {len}");
+        let mut buffer = vec![0; 128 << 10];
+        for number in 0..FILES {
+            let mut file =
+                fs::File::open(served.mounted.path().join(format!("f{number:03}"))).unwrap();
+            while file.read(&mut buffer).unwrap() > 0 {}
+        }
+        let read = served.number("io", "rchar:") - opened;
+        eprintln!("{program}: {len} bytes, {opened} to open, {read} to read all in order");
+        assert!(read < 2 * len, "{program}: {read} bytes of {len}");
+    }
+}

@@ -1,0 +1,267 @@
+//! Compressed tars that are damaged, cut short, or something else than their names say.
+//!
+//! Owns the promise that a damaged archive gives what is whole, or status 3; and that a file which is
+//! listed never has other bytes than were packed, though reading it may fail.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use archfs::formats::OpenOptions;
+use archfs::vfs::{Cookie, FileKind, Ino, Tree};
+
+mod support;
+
+use support::pack::{self, Packer};
+use support::{archfs, run, source, tree, work_folder};
+
+/// Contents of the files of a small tar: noise and text in turn, some of several blocks.
+fn packed_files() -> BTreeMap<Vec<u8>, Vec<u8>> {
+    (0..60_u64)
+        .map(|number| {
+            let len = (number * 7919 % 40) as usize * 1000;
+            let bytes = match number % 2 {
+                0 => source::noise(number, len),
+                _ => format!("file {number} ").into_bytes().repeat(len / 6),
+            };
+            (format!("f{number:02}").into_bytes(), bytes)
+        })
+        .collect()
+}
+
+/// The tar of those.
+fn stored(folder: &Path) -> PathBuf {
+    let files = folder.join("files");
+    fs::create_dir(&files).unwrap();
+    for (name, bytes) in packed_files() {
+        fs::write(files.join(String::from_utf8(name).unwrap()), bytes).unwrap();
+    }
+    let tar = folder.join("stored.tar");
+    let mut command = Command::new("tar");
+    run(command.arg("-C").arg(files).args(["--sort=name", "-cf"]).arg(&tar).arg("."));
+    tar
+}
+
+/// One of each container with checksums; of gzip and lz4 with many and with one, and those of a
+/// block that is decoded forward.
+fn checked_packers() -> Vec<Packer> {
+    let all = [pack::GZIP, pack::BZIP2, pack::XZ, pack::LZ4].concat();
+    let unchecked = ["lz4 -l"];
+    let mut packers: Vec<_> = all
+        .into_iter()
+        .filter(|one| !unchecked.iter().any(|word| one.line.contains(word)))
+        .collect();
+    packers.push(pack::ZSTD[0]);
+    packers
+        .push(Packer { program: "pzstd", line: "split -b 200000 --filter='pzstd -q -c' $1 > $2" });
+    packers
+}
+
+/// Files that are listed, and those of them that could be read, which must be as they were packed.
+fn read_what_is_listed(what: &str, tree: &dyn Tree) -> (usize, usize) {
+    let expected = packed_files();
+    let mut listed = Vec::new();
+    tree.read_dir(Ino::ROOT, Cookie::START, &mut |entry| {
+        listed.push((entry.ino, entry.name.as_bytes().to_vec()));
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    let mut read = 0;
+    for (ino, name) in &listed {
+        if tree.attr(*ino).unwrap().kind != FileKind::Regular {
+            continue;
+        }
+        if let Ok(bytes) = tree::contents(tree, *ino) {
+            let shown = name.escape_ascii();
+            assert!(expected.get(name) == Some(&bytes), "{what}: {shown} has other bytes");
+            read += 1;
+        }
+    }
+    (listed.len(), read)
+}
+
+fn remove_index(archive: &Path) {
+    let mut index = archive.as_os_str().to_owned();
+    index.push(".archfs-index");
+    let _ = fs::remove_file(index);
+}
+
+/// Opens what should be damaged: what could be read of it, none where it was refused.
+fn open_damaged(what: &str, archive: &Path) -> Option<(usize, usize)> {
+    remove_index(archive);
+    let open = || tree::open(&[archive.to_owned()], OpenOptions::default());
+    let first = open().map(|tree| read_what_is_listed(what, tree.as_ref()));
+    let again = open().map(|tree| read_what_is_listed(what, tree.as_ref()));
+    assert_eq!(first.as_ref().ok(), again.as_ref().ok(), "{what}: other when opened again");
+    first.ok()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// `archfs ls` of it: status 0 and a note, or status 3, one line and perhaps a hint.
+fn assert_told(what: &str, archive: &Path) {
+    remove_index(archive);
+    let output = archfs().arg("ls").arg(archive).output().unwrap();
+    let said = said(&output);
+    let lines: Vec<_> = said.lines().collect();
+    match output.status.code() {
+        Some(0) => assert!(said.contains("damaged") || said.contains("missing"), "{what}: {said}"),
+        Some(3) => assert!(
+            lines.first().is_some_and(|line| line.starts_with("archfs: "))
+                && lines.iter().skip(1).all(|line| line.starts_with("hint: "))
+                && lines.len() <= 2,
+            "{what}: {said}"
+        ),
+        other => panic!("{what}: status {other:?}, {said}"),
+    }
+    let path = archive.display().to_string();
+    assert!(lines.iter().all(|line| line.matches(&path).count() < 2), "{what}: {said}");
+}
+
+#[test]
+fn a_cut_archive_gives_what_came_before_the_cut() {
+    let work = work_folder();
+    let tar = stored(work.path());
+    let cut = work.path().join("cut");
+    for packer in checked_packers() {
+        let what = packer.line;
+        let Some(archive) = packer.pack(&tar, &work.path().join("packed")) else { continue };
+        let bytes = fs::read(archive).unwrap();
+        let mut most = 0;
+        for tenth in 1..10 {
+            fs::write(&cut, &bytes[..bytes.len() * tenth / 10]).unwrap();
+            let what = format!("{what}, cut at {tenth}/10");
+            if let Some((listed, read)) = open_damaged(&what, &cut) {
+                assert_eq!(listed, read, "{what}: not all that is listed can be read");
+                most = most.max(read);
+            }
+            if tenth % 4 == 1 {
+                assert_told(&what, &cut);
+            }
+        }
+        // Elsewhere one block or frame may be all there is.
+        let several = ["gzip", "lz4 -B4", "pzstd"].iter().any(|word| what.contains(word));
+        assert!(most > 30 || !several, "{what}: at most {most} files");
+    }
+}
+
+#[test]
+fn a_flipped_bit_gives_no_other_bytes() {
+    let work = work_folder();
+    let tar = stored(work.path());
+    let bad = work.path().join("bad");
+    for packer in checked_packers() {
+        let Some(archive) = packer.pack(&tar, &work.path().join("packed")) else { continue };
+        let bytes = fs::read(archive).unwrap();
+        for nth in 0..16 {
+            let place = (bytes.len() - 40) * nth / 16 + nth;
+            let mut flipped = bytes.clone();
+            flipped[place] ^= 1 << (nth % 8);
+            fs::write(&bad, flipped).unwrap();
+            let what = format!("{}, byte {place} of {} flipped", packer.line, bytes.len());
+            open_damaged(&what, &bad);
+        }
+        let mut flipped = bytes.clone();
+        flipped[bytes.len() / 2] ^= 0x10;
+        fs::write(&bad, flipped).unwrap();
+        assert_told(packer.line, &bad);
+    }
+}
+
+#[test]
+fn damage_in_one_of_several_members_costs_what_is_behind_it_and_nothing_before() {
+    let work = work_folder();
+    let tar = stored(work.path());
+    for (program, packing) in [("gzip", "gzip -c"), ("lz4", "lz4 -c"), ("bzip2", "bzip2 -c")] {
+        let line = format!("split -b 200000 --filter='{packing}' $1 > $2");
+        let packer = Packer { program, line: line.leak() };
+        let Some(archive) = packer.pack(&tar, &work.path().join("packed")) else { continue };
+        let mut bytes = fs::read(&archive).unwrap();
+        let place = bytes.len() * 6 / 10;
+        bytes[place] ^= 0x20;
+        fs::write(&archive, bytes).unwrap();
+        let (listed, read) = open_damaged(program, &archive).expect("the part before the damage");
+        assert!(listed == read && (15..50).contains(&read), "{program}: {read} of {listed}");
+        assert_told(program, &archive);
+    }
+}
+
+/// The status of `archfs ls` and what it says.
+fn list(archive: &Path) -> (Option<i32>, String) {
+    let output = archfs().arg("ls").arg(archive).output().unwrap();
+    (output.status.code(), said(&output))
+}
+
+#[test]
+fn what_is_no_compressed_tar_is_refused_and_told_apart() {
+    let work = work_folder();
+    let at = |name: &str| work.path().join(name);
+    let tar = stored(work.path());
+    let shell = |line: &str, from: &Path, to: &Path| {
+        run(Command::new("bash").args(["-ec", line, "bash"]).arg(from).arg(to));
+    };
+    fs::write(at("text"), "hello, this is no tar\n".repeat(100)).unwrap();
+    for (tool, name) in
+        [("gzip", "gzip"), ("bzip2", "bzip2"), ("xz", "xz"), ("zstd", "zstd"), ("lz4", "lz4")]
+    {
+        if !pack::is_there(tool) {
+            continue;
+        }
+        let packed = at("text.packed");
+        for from in [at("text"), PathBuf::from("/dev/null")] {
+            shell(&format!("{tool} -c < $1 > $2"), &from, &packed);
+            let (status, said) = list(&packed);
+            assert_eq!(status, Some(3), "{tool}: {said}");
+            assert!(said.contains(&format!("{name} data, but no tar within")), "{said}");
+        }
+        shell(&format!("{tool} -c < $1 | gzip -c > $2"), &tar, &packed);
+        let (status, said) = list(&packed);
+        assert_eq!(status, Some(3), "{said}");
+        assert!(
+            said.contains(&format!("{name} data within gzip data: compressed twice")),
+            "{said}"
+        );
+    }
+    fs::write(at("empty.tar.gz"), "").unwrap();
+    let (status, said) = list(&at("empty.tar.gz"));
+    assert!(status == Some(3) && said.contains("is empty"), "{said}");
+}
+
+#[test]
+fn names_do_not_matter_and_trailing_bytes_do_no_harm() {
+    let work = work_folder();
+    let at = |name: &str| work.path().join(name);
+    let tar = stored(work.path());
+    let whole = tree::lines(tree::open_one(&tar).as_ref());
+    let named = at("stored.tar.gz");
+    fs::copy(&tar, &named).unwrap();
+    assert_eq!(tree::lines(tree::open_one(&named).as_ref()), whole);
+
+    let shell = |line: &str, to: &Path| {
+        run(Command::new("bash").args(["-ec", line, "bash"]).arg(&tar).arg(to));
+    };
+    let packed = at("packed");
+    for (line, warned) in [
+        ("(gzip -c $1; head -c 5000 /dev/zero) > $2", false),
+        ("(gzip -c $1; head -c 5000 $1) > $2", true),
+        ("(bzip2 -c $1; head -c 5000 /dev/zero) > $2", false),
+        ("(bzip2 -c $1; head -c 5000 $1) > $2", true),
+        ("(xz -c $1; head -c 5000 /dev/zero) > $2", false),
+        ("(xz -c $1; head -c 5000 $1) > $2", true),
+        ("(zstd -q -c $1; head -c 5000 $1) > $2", true),
+        ("tar -cf - -T /dev/null | cat $1 - | gzip -c > $2", false),
+    ] {
+        shell(line, &packed);
+        let _ = fs::remove_file(at("packed.archfs-index"));
+        let (status, said) = list(&packed);
+        assert_eq!(status, Some(0), "{line}: {said}");
+        assert_eq!(said.contains("is ignored"), warned, "{line}: {said}");
+        assert_eq!(tree::lines(tree::open_one(&packed).as_ref()), whole, "{line}");
+    }
+    shell("tar -cf - -T /dev/null | gzip -c > $2", &packed);
+    assert_eq!(tree::lines(tree::open_one(&packed).as_ref()).len(), 1);
+}
