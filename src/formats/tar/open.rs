@@ -21,6 +21,9 @@ use crate::sync::Arc;
 /// An index is saved by itself where making it took at least so many members.
 const WORTH_SAVING: usize = 1000;
 
+/// Or where so many compressed bytes had to be decoded.
+const WORTH_DECODING_ONCE: u64 = 4 << 20;
+
 /// The bytes of an archive.
 pub(crate) enum Bytes {
     /// As they are.
@@ -147,7 +150,8 @@ impl SavedIndex<'_> {
 /// # Errors
 /// `Io` where it can not be saved, and that was what the user asked for.
 pub(super) fn save(saved: &Saved, file: &IndexFile, saving: Saving) -> Result<()> {
-    let worthwhile = file.index.len() >= WORTH_SAVING || !file.seek_points.is_empty();
+    let takes_long = !file.seek_points.is_empty() && file.key.len >= WORTH_DECODING_ONCE;
+    let worthwhile = file.index.len() >= WORTH_SAVING || takes_long;
     if saving == Saving::Worthwhile && !worthwhile && !saved.is_named() {
         return Ok(());
     }
