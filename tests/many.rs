@@ -607,6 +607,59 @@ fn the_same_archive_twice_shows_its_files_once() {
 }
 
 #[test]
+fn archives_in_an_image_are_folders_and_no_files() {
+    let work = work_folder();
+    let [parts, outer] = ["parts", "outer"].map(|name| work.path().join(name));
+    fs::create_dir_all(outer.join("deep")).unwrap();
+    fs::create_dir_all(parts.join("folder")).unwrap();
+    fs::write(parts.join("folder/file"), source::noise(3, 300_000)).unwrap();
+    tar::pack(&outer.join("deep/a.tar"), &parts);
+    let inner = image::make(&outer, "b.sqfs", &parts, &["-comp", "zstd"]);
+    // A tar and an image in a tar in an image.
+    let both = [
+        ("a.tar", fs::read(outer.join("deep/a.tar")).unwrap()),
+        ("b.sqfs", fs::read(inner).unwrap()),
+    ];
+    let both = both.each_ref().map(|(name, bytes)| (*name, bytes.as_slice()));
+    fs::write(outer.join("t.tar"), tar::of(&both)).unwrap();
+    fs::write(outer.join("none.tar"), "no tar").unwrap();
+    fs::write(outer.join("plain"), "plain").unwrap();
+    let archive = image::make(work.path(), "outer.sqfs", &outer, &["-comp", "zstd"]);
+    let options = OpenOptions { recursive: true, ..OpenOptions::default() };
+    let tree = tree::open(&[archive.clone()], options).unwrap();
+    let paths: Vec<_> = tree::lines(tree.as_ref()).into_keys().collect();
+    let expected = [
+        "/",
+        "b",
+        "b/folder",
+        "b/folder/file",
+        "deep",
+        "deep/a",
+        "deep/a/folder",
+        "deep/a/folder/file",
+        "none.tar",
+        "plain",
+        "t",
+        "t/a",
+        "t/a/folder",
+        "t/a/folder/file",
+        "t/b",
+        "t/b/folder",
+        "t/b/folder/file",
+    ];
+    assert_eq!(paths, expected.map(|path| path.as_bytes().to_vec()));
+    for place in ["b", "deep/a", "t/a", "t/b"] {
+        let file = contents(&*tree, &format!("{place}/folder/file"));
+        assert!(file == source::noise(3, 300_000), "{place}");
+    }
+    for hidden in ["b.sqfs", "deep/a.tar", "t.tar", "t/a.tar"] {
+        assert!(resolve(tree.as_ref(), hidden.as_bytes()).is_err(), "{hidden}");
+    }
+    let plain = tree::lines(tree::open_one(&archive).as_ref());
+    assert!(plain.contains_key(&b"t.tar"[..]) && !plain.contains_key(&b"t"[..]));
+}
+
+#[test]
 fn an_image_in_one_of_several_archives_merges_with_the_others() {
     let work = work_folder();
     let source = work.path().join("source");

@@ -17,7 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Storage, Window};
 use crate::sync::Arc;
-use crate::vfs::{Hide, Layer, Tree};
+use crate::vfs::{Layer, Tree, View};
 
 /// Bytes of a file that tell its format: two blocks of a tar.
 const HEAD: usize = 1024;
@@ -130,7 +130,7 @@ impl Opening<'_> {
                     shown.push(inner.ino);
                 }
             }
-            tree = Hide::apply(tree, shown);
+            tree = View::without(tree, shown);
         }
         layers.insert(0, Layer { path: Vec::new(), tree });
         Ok(layers)

@@ -13,7 +13,6 @@ use crate::sync::Arc;
 
 mod attr;
 mod dir;
-mod hide;
 mod name;
 mod path;
 mod union;
@@ -21,7 +20,6 @@ mod view;
 
 pub use attr::{Attr, FileKind, Ino, Timestamp};
 pub use dir::{Cookie, DirEntry, Dot, dots};
-pub use hide::Hide;
 pub use name::Name;
 pub use path::{resolve, resolve_through};
 pub use union::{Layer, Union};

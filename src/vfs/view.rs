@@ -1,8 +1,11 @@
-//! A tree seen through mount options: from a folder of it, with other owners.
+//! A tree seen otherwise: from a folder of it, with other owners, without some of its files.
 //!
-//! Owns `--subdir`, `uid=` and `gid=`; leaves everything else to the tree inside.
-//! Invariant: the folder is `Ino::ROOT` of the view, and no number above or outside it changes meaning.
+//! Owns `--subdir`, `uid=` and `gid=`, and hiding what is shown in another form; leaves everything else
+//! to the tree inside.
+//! Invariants: the folder is `Ino::ROOT` of the view, and no number above or outside it changes meaning;
+//! a hidden inode has no name.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use super::{
@@ -23,15 +26,26 @@ pub struct ViewOptions {
     pub gid: Option<u32>,
 }
 
-/// A tree with another root or other owners.
+/// A tree with another root, other owners or fewer files.
 pub struct View {
     tree: Arc<dyn Tree>,
     root: Ino,
     uid: Option<u32>,
     gid: Option<u32>,
+    /// Files that are neither listed nor found.
+    hidden: HashSet<Ino>,
 }
 
 impl View {
+    /// `tree` without the files `hidden`; the tree itself where there are none.
+    pub fn without(tree: Arc<dyn Tree>, hidden: Vec<Ino>) -> Arc<dyn Tree> {
+        if hidden.is_empty() {
+            return tree;
+        }
+        let hidden = hidden.into_iter().collect();
+        Arc::new(Self { tree, root: Ino::ROOT, uid: None, gid: None, hidden })
+    }
+
     /// `tree` as `options` show it; the tree itself where they ask for nothing.
     ///
     /// # Errors
@@ -55,7 +69,7 @@ impl View {
                 attr.ino
             }
         };
-        Ok(Arc::new(Self { tree, root, uid, gid }))
+        Ok(Arc::new(Self { tree, root, uid, gid, hidden: HashSet::new() }))
     }
 
     /// The number of the view as the tree knows it.
@@ -83,7 +97,7 @@ impl Tree for View {
 
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
         let found = self.tree.lookup(self.inner(parent), name)?;
-        Ok(found.map(|attr| self.show(attr)))
+        Ok(found.filter(|attr| !self.hidden.contains(&attr.ino)).map(|attr| self.show(attr)))
     }
 
     fn read_dir(
@@ -93,6 +107,9 @@ impl Tree for View {
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         self.tree.read_dir(self.inner(ino), cookie, &mut |mut entry| {
+            if self.hidden.contains(&entry.ino) {
+                return ControlFlow::Continue(());
+            }
             entry.ino = self.outer(entry.ino);
             visit(entry)
         })
