@@ -626,7 +626,7 @@ fn archives_in_an_image_are_folders_and_no_files() {
     fs::write(outer.join("plain"), "plain").unwrap();
     let archive = image::make(work.path(), "outer.sqfs", &outer, &["-comp", "zstd"]);
     let options = OpenOptions { recursive: true, ..OpenOptions::default() };
-    let tree = tree::open(&[archive.clone()], options).unwrap();
+    let tree = tree::open(std::slice::from_ref(&archive), options).unwrap();
     let paths: Vec<_> = tree::lines(tree.as_ref()).into_keys().collect();
     let expected = [
         "/",
