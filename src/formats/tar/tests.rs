@@ -8,7 +8,7 @@ use super::header::{BLOCK, BLOCK_LEN};
 use super::index::{Content, Folder, Index, Nested};
 use super::members::Members;
 use super::notes::Notes;
-use super::scan::{Scan, Walk, forward, stored_cut};
+use super::scan::{Scan, Walk, forward, stored, stored_cut};
 use super::segments::Grain;
 use super::source::Windowed;
 use crate::error::{Error, Kind, Result};
@@ -284,4 +284,64 @@ fn a_read_that_fails_gives_an_error_and_never_another_tree() {
         }
     }
     assert!(failed > 10 * fine && failed > 100, "{failed} failed, {fine} did not");
+}
+
+/// An archive as large as ImageNet's training set that nobody has to store: a header at each multiple
+/// of `STRIDE`, and data that is never written. It counts what is read, and how many reads are under
+/// way at once; a read that is alone lets others begin before it ends, as a slow file system would.
+struct Endless {
+    headers: u64,
+    bytes: AtomicU64,
+    reads: AtomicU64,
+    under_way: AtomicU64,
+    most: AtomicU64,
+}
+
+const STRIDE: u64 = 110 << 10;
+
+impl Storage for Endless {
+    fn len(&self) -> u64 {
+        self.headers * STRIDE + 2 * BLOCK_LEN
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+        let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most.fetch_max(under_way, Ordering::Relaxed);
+        for _ in 0..4 {
+            std::thread::yield_now();
+        }
+        let end = (offset + buffer.len() as u64).min(self.headers * STRIDE);
+        buffer.fill(if offset < self.headers * STRIDE { b'#' } else { 0 });
+        for number in offset.div_ceil(STRIDE)..end.div_ceil(STRIDE) {
+            let name = format!("n{:08}/n{number:08}.JPEG", number / 1300);
+            let mut header = member(name.as_bytes(), b'0', b"", b"");
+            let size = format!("{:011o}\0", STRIDE - BLOCK_LEN - 7);
+            header[124..136].copy_from_slice(size.as_bytes());
+            header[148..156].fill(b' ');
+            let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+            header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+            let at = (number * STRIDE - offset) as usize;
+            let len = BLOCK.min(buffer.len() - at);
+            buffer[at..at + len].copy_from_slice(&header[..len]);
+        }
+        self.under_way.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_large_archive_is_scanned_by_its_headers_with_many_reads_under_way() {
+    let [bytes, reads, under_way, most] = Default::default();
+    let archive = Endless { headers: 200_000, bytes, reads, under_way, most };
+    let index = stored(&archive, Nesting::Ignore, &Progress::default()).unwrap();
+    assert_eq!(index.len(), 1 + 200_000 + 200_000_usize.div_ceil(1300));
+    assert_eq!(index.notes, [""; 0]);
+    let [bytes, reads, most] = [&archive.bytes, &archive.reads, &archive.most]
+        .map(|counter| counter.load(Ordering::Relaxed));
+    // A header takes 2 KiB of reading, and each segment looks for its first one through some data.
+    assert!(bytes < archive.len() / 20, "{bytes} bytes read of {}", archive.len());
+    assert!(reads < 300_000, "{reads} reads for 200,000 headers");
+    assert!(most >= 8, "{most} reads under way at once");
 }
