@@ -94,6 +94,11 @@ pub(crate) const BZIP2_BLOCK_MAX: u64 = 900_000 / 5 * 259;
 /// A block of bzip2 takes at most this in the file, bits: 900,000 symbols of 20 bits, with tables.
 pub(crate) const BZIP2_BLOCK_BITS_MAX: u64 = 900_050 * 20 + (1 << 18);
 
+/// How often one block of bzip2 is taken for cut by a false magic number and tried again with what
+/// follows. Chance makes one of 2^48 bits the start of one, so a second is as good as never seen;
+/// a file made of magic numbers would be decoded again from its start for each of them.
+pub(crate) const BZIP2_JOINS_MAX: u32 = 8;
+
 /// The largest index of one xz stream that is kept in memory, bytes: some eight million blocks.
 pub(crate) const XZ_INDEX_MAX: u64 = 64 << 20;
 
