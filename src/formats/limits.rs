@@ -102,6 +102,10 @@ pub(crate) const BZIP2_JOINS_MAX: u32 = 8;
 /// The largest index of one xz stream that is kept in memory, bytes: some eight million blocks.
 pub(crate) const XZ_INDEX_MAX: u64 = 64 << 20;
 
+/// Stream padding of an xz file, bytes in all. Who pads (tapes, disk sectors) pads by less; more is
+/// a file whose end was never written.
+pub(crate) const XZ_PADDING_MAX: u64 = 64 << 20;
+
 /// The largest seek table of a seekable zstd file, bytes (its format allows 2^27 entries).
 pub(crate) const ZSTD_SEEK_TABLE_MAX: u64 = 256 << 20;
 

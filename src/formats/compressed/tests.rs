@@ -8,7 +8,7 @@ use super::extent::Size;
 use super::pipeline::{Arrival, Next, Note, Pipeline, Task, Walk};
 use super::seekable::{Chunks, Extent};
 use super::survey::Found;
-use super::{ChunkCache, Compressed, Container, Seekable, Survey, bzip2};
+use super::{ChunkCache, Compressed, Container, Seekable, Survey, bzip2, xz};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
 use crate::storage::{MemStorage, Storage};
@@ -351,6 +351,50 @@ fn reads_xz() {
     streams.extend(b"garbage");
     let seekable = check("garbage", Some(streams), &plain).unwrap();
     assert!(matches!(seekable.chunks, Chunks::Spooled(_)));
+}
+
+#[test]
+fn xz_padding_is_read_in_large_steps_and_has_a_limit() {
+    let plain = sample(100_000, 16);
+    let Some(encoded) = run("xz -0 -c", &plain) else { return };
+    let padded = |zeros| MemStorage::new([&encoded[..], &vec![0; zeros]].concat());
+    for (zeros, fits) in [(0, true), (4, true), (3 << 20, true), ((3 << 20) + 4, false)] {
+        let storage = padded(zeros);
+        let outcome = xz::Blocks::within(&storage, 3 << 20);
+        assert_eq!(outcome.is_ok(), fits, "{zeros}");
+        // Steps of 4 bytes to 64 KiB, then one for each 64 KiB; the stream takes a few.
+        let reads = 20 + zeros as u64 / (64 << 10);
+        assert!(storage.reads() <= reads, "{} reads past {zeros} zeros", storage.reads());
+        if let Err(error) = outcome {
+            assert_eq!(error.kind(), Kind::Corrupt);
+            assert!(error.to_string().contains("ends with zeros"), "{error}");
+        }
+    }
+    // What is not a multiple of four is no padding.
+    assert!(xz::Blocks::read(&padded(1001)).is_err());
+    // Little padding between many streams is not read in large steps.
+    let small = [&run("xz -0 -c", b"").unwrap()[..], &[0; 4]].concat().repeat(1000);
+    let storage = MemStorage::new(small.clone());
+    xz::Blocks::read(&storage).unwrap();
+    assert!(storage.bytes_read() <= 3 * small.len() as u64, "{}", storage.bytes_read());
+}
+
+#[test]
+fn decoding_forward_comes_up_for_air_within_padding() {
+    use super::forward::Forward;
+    let plain = sample(100_000, 17);
+    let Some(encoded) = run("xz -0 -c", &plain) else { return };
+    let file = [&encoded[..], &vec![0; 20 << 20], &encoded, &[0; 7]].concat();
+    let storage = Arc::new(MemStorage::new(file));
+    let mut forward = Forward::new("x", storage.clone(), Container::Xz).unwrap();
+    let (mut bytes, mut before) = (Vec::new(), 0);
+    while let Some(piece) = forward.next().unwrap() {
+        bytes.extend_from_slice(&piece);
+        let read = storage.bytes_read();
+        assert!(read - before <= 5 << 20, "{} bytes read without a pause", read - before);
+        before = read;
+    }
+    assert!(bytes == plain.repeat(2));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::seekable::Extent;
 use crate::codecs::{Streaming, xz_stream};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
-use crate::formats::limits::XZ_INDEX_MAX;
+use crate::formats::limits::{XZ_INDEX_MAX, XZ_PADDING_MAX};
 use crate::storage::Storage;
 
 /// What a stream starts and ends with.
@@ -20,6 +20,9 @@ const FOOTER_MAGIC: [u8; 2] = *b"YZ";
 
 /// Bytes of a header, and of a footer.
 const ENDS: u64 = 12;
+
+/// The most that is read at once in search of the start of padding, bytes.
+const STRIDE: u64 = 64 << 10;
 
 /// The blocks of an xz file, from first to last.
 pub(super) struct Blocks(std::vec::IntoIter<Task>);
@@ -30,14 +33,19 @@ impl Blocks {
     /// # Errors
     /// `Corrupt` where they do not add up to the file, as when it is cut short.
     pub(super) fn read(storage: &dyn Storage) -> Result<Self> {
+        Self::within(storage, XZ_PADDING_MAX)
+    }
+
+    /// The same, of a file with at most `padding` bytes of padding.
+    pub(super) fn within(storage: &dyn Storage, mut padding: u64) -> Result<Self> {
         let mut end = storage.len();
         let mut tasks = Vec::new();
-        while end > 0 {
-            end = match word(storage, end)? {
-                // Stream padding comes in fours.
-                0 => end.saturating_sub(4),
-                _ => stream(storage, end, &mut tasks)?,
-            };
+        loop {
+            end = before_padding(storage, end, &mut padding)?;
+            if end == 0 {
+                break;
+            }
+            end = stream(storage, end, &mut tasks)?;
         }
         tasks.reverse();
         Ok(Self(tasks.into_iter()))
@@ -57,12 +65,30 @@ impl Walk for Blocks {
     }
 }
 
-/// The last four bytes before `end`.
-fn word(storage: &dyn Storage, end: u64) -> Result<u32> {
-    let mut bytes = [0; 4];
-    let start = end.checked_sub(4).ok_or_else(|| wrong(end, "stray bytes"))?;
-    storage.read_exact_at(&mut bytes, start)?;
-    Ok(u32::from_le_bytes(bytes))
+/// Where the stream padding that ends at `end` starts, which comes in fours; takes its length from
+/// `left`.
+fn before_padding(storage: &dyn Storage, mut end: u64, left: &mut u64) -> Result<u64> {
+    // Mostly there is none or little; to read much each time would cost more than all streams.
+    let mut step = 4_u64;
+    while end > 0 {
+        let size = end.min(step) & !3;
+        if size == 0 {
+            return Err(wrong(end, "stray bytes"));
+        }
+        let mut bytes = vec![0; index(size)];
+        storage.read_exact_at(&mut bytes, end.saturating_sub(size))?;
+        let words = bytes.rchunks_exact(4).take_while(|word| *word == [0; 4]).count();
+        let zeros = length(words).saturating_mul(4);
+        *left = left.checked_sub(zeros).ok_or_else(|| {
+            Error::corrupt("the file ends with zeros, so it was cut off or not written to its end")
+        })?;
+        end = end.saturating_sub(zeros);
+        if zeros < size {
+            break;
+        }
+        step = step.saturating_mul(2).min(STRIDE);
+    }
+    Ok(end)
 }
 
 /// Adds the blocks of the stream that ends at `end`, the last first; tells where it starts.
