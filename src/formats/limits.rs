@@ -99,8 +99,12 @@ pub(crate) const BZIP2_BLOCK_BITS_MAX: u64 = 900_050 * 20 + (1 << 18);
 /// a file made of magic numbers would be decoded again from its start for each of them.
 pub(crate) const BZIP2_JOINS_MAX: u32 = 8;
 
-/// The largest index of one xz stream that is kept in memory, bytes: some eight million blocks.
+/// The largest index of one xz stream that is kept in memory, bytes.
 pub(crate) const XZ_INDEX_MAX: u64 = 64 << 20;
+
+/// Blocks of an xz file, with one more for each stream: a record takes two bytes of an index, and
+/// twenty times that in memory. Blocks of 64 KiB would make this 256 GiB.
+pub(crate) const XZ_BLOCKS_MAX: usize = 4 << 20;
 
 /// Stream padding of an xz file, bytes in all. Who pads (tapes, disk sectors) pads by less; more is
 /// a file whose end was never written.

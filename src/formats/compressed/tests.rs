@@ -360,7 +360,7 @@ fn xz_padding_is_read_in_large_steps_and_has_a_limit() {
     let padded = |zeros| MemStorage::new([&encoded[..], &vec![0; zeros]].concat());
     for (zeros, fits) in [(0, true), (4, true), (3 << 20, true), ((3 << 20) + 4, false)] {
         let storage = padded(zeros);
-        let outcome = xz::Blocks::within(&storage, 3 << 20);
+        let outcome = xz::Blocks::within(&storage, xz::Room { padding: 3 << 20, blocks: 99 });
         assert_eq!(outcome.is_ok(), fits, "{zeros}");
         // Steps of 4 bytes to 64 KiB, then one for each 64 KiB; the stream takes a few.
         let reads = 20 + zeros as u64 / (64 << 10);
@@ -377,6 +377,23 @@ fn xz_padding_is_read_in_large_steps_and_has_a_limit() {
     let storage = MemStorage::new(small.clone());
     xz::Blocks::read(&storage).unwrap();
     assert!(storage.bytes_read() <= 3 * small.len() as u64, "{}", storage.bytes_read());
+}
+
+#[test]
+fn xz_blocks_of_all_streams_together_have_a_limit() {
+    let plain = sample(100_000, 18);
+    let Some(stream) = run("xz -0 --block-size=10000 -c", &plain) else { return };
+    let empty = run("xz -0 -c", b"").unwrap();
+    // Ten blocks in each of two streams, and four streams.
+    let file = MemStorage::new([&stream[..], &empty, &stream, &[0; 4], &empty].concat());
+    for (blocks, fits) in [(24, true), (23, false), (12, false), (0, false)] {
+        let outcome = xz::Blocks::within(&file, xz::Room { padding: 4, blocks });
+        assert_eq!(outcome.is_ok(), fits, "{blocks}");
+        if let Err(error) = outcome {
+            assert_eq!(error.kind(), Kind::Corrupt);
+            assert!(error.to_string().contains("too many blocks"), "{error}");
+        }
+    }
 }
 
 #[test]
