@@ -75,11 +75,16 @@ pub(crate) const GIANT_CHUNK_MAX: u64 = 64 << 20;
 /// grows more is no work of a compressor.
 pub(crate) const GIANT_EXTENT_MAX: u64 = GIANT_CHUNK_MAX + (GIANT_CHUNK_MAX >> 2);
 
+/// The spacing of seek points of a gzip file, decoded bytes. A point comes at the first block that
+/// starts so far after the last, and blocks are some 50 to 400 KiB: so most chunks stay below
+/// `CHUNK_TARGET`, and a random read costs the decoding of at most about a MiB.
+pub(crate) const GZIP_SPACING: u64 = 768 << 10;
+
 /// Seek points of one gzip file above which they are thinned out.
 pub(crate) const GZIP_POINTS_MAX: usize = 8192;
 
-/// The widest spacing of seek points that thinning goes to, decoded bytes.
-pub(crate) const GZIP_SPACING_MAX: u64 = 32 << 20;
+/// The widest spacing of seek points that thinning goes to, decoded bytes: 24 MiB.
+pub(crate) const GZIP_SPACING_MAX: u64 = GZIP_SPACING << 5;
 
 /// The window of DEFLATE, bytes (RFC 1951).
 pub(crate) const GZIP_WINDOW: usize = 32 << 10;
