@@ -75,11 +75,16 @@ pub(crate) const GIANT_CHUNK_MAX: u64 = 64 << 20;
 /// grows more is no work of a compressor.
 pub(crate) const GIANT_EXTENT_MAX: u64 = GIANT_CHUNK_MAX + (GIANT_CHUNK_MAX >> 2);
 
+/// The spacing of seek points of a gzip file, decoded bytes. A point comes at the first block that
+/// starts so far after the last, and blocks are some 50 to 400 KiB: so most chunks stay below
+/// `CHUNK_TARGET`, and a random read costs the decoding of at most about a MiB.
+pub(crate) const GZIP_SPACING: u64 = 768 << 10;
+
 /// Seek points of one gzip file above which they are thinned out.
 pub(crate) const GZIP_POINTS_MAX: usize = 8192;
 
-/// The widest spacing of seek points that thinning goes to, decoded bytes.
-pub(crate) const GZIP_SPACING_MAX: u64 = 32 << 20;
+/// The widest spacing of seek points that thinning goes to, decoded bytes: 24 MiB.
+pub(crate) const GZIP_SPACING_MAX: u64 = GZIP_SPACING << 5;
 
 /// The window of DEFLATE, bytes (RFC 1951).
 pub(crate) const GZIP_WINDOW: usize = 32 << 10;
@@ -94,8 +99,21 @@ pub(crate) const BZIP2_BLOCK_MAX: u64 = 900_000 / 5 * 259;
 /// A block of bzip2 takes at most this in the file, bits: 900,000 symbols of 20 bits, with tables.
 pub(crate) const BZIP2_BLOCK_BITS_MAX: u64 = 900_050 * 20 + (1 << 18);
 
-/// The largest index of one xz stream that is kept in memory, bytes: some eight million blocks.
+/// How often one block of bzip2 is taken for cut by a false magic number and tried again with what
+/// follows. Chance makes one of 2^48 bits the start of one, so a second is as good as never seen;
+/// a file made of magic numbers would be decoded again from its start for each of them.
+pub(crate) const BZIP2_JOINS_MAX: u32 = 8;
+
+/// The largest index of one xz stream that is kept in memory, bytes.
 pub(crate) const XZ_INDEX_MAX: u64 = 64 << 20;
+
+/// Blocks of an xz file, with one more for each stream: a record takes two bytes of an index, and
+/// twenty times that in memory. Blocks of 64 KiB would make this 256 GiB.
+pub(crate) const XZ_BLOCKS_MAX: usize = 4 << 20;
+
+/// Stream padding of an xz file, bytes in all. Who pads (tapes, disk sectors) pads by less; more is
+/// a file whose end was never written.
+pub(crate) const XZ_PADDING_MAX: u64 = 64 << 20;
 
 /// The largest seek table of a seekable zstd file, bytes (its format allows 2^27 entries).
 pub(crate) const ZSTD_SEEK_TABLE_MAX: u64 = 256 << 20;

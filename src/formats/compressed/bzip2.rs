@@ -4,6 +4,7 @@
 //! the checksum of each stream. Data may hold the same bits by chance or by intent.
 //! Invariant: what a scan finds only cuts the file into extents; whether a cut was one is seen from
 //! decoding, so a false one costs a second try and never a byte.
+//! A block that is cut by more than `BZIP2_JOINS_MAX` is given up as damage.
 
 use super::cursor::Cursor;
 use super::extent::Size;

@@ -22,6 +22,10 @@ const STRIDE: usize = 256 << 10;
 /// What is decoded between two deliveries, bytes.
 const PIECE: usize = 1 << 20;
 
+/// What is read between two deliveries, bytes: padding and empty streams give nothing to deliver,
+/// and who waits for nothing can not be told to stop.
+const INPUT_MAX: u64 = 4 << 20;
+
 pub(super) enum Forward {
     Gzip(Box<FirstPass>),
     Streams(Box<Streams>),
@@ -62,7 +66,7 @@ impl Forward {
         }
     }
 
-    /// The next decoded bytes; `None` at the end.
+    /// The next decoded bytes, which may be none yet; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<SharedBytes>> {
         match self {
             Self::Gzip(pass) => match pass.next()? {
@@ -108,7 +112,11 @@ impl Streams {
     fn next(&mut self) -> Result<Option<SharedBytes>> {
         let mut piece = vec![0; PIECE];
         let mut filled = 0_usize;
+        let pause = self.cursor.position().saturating_add(INPUT_MAX);
         while filled < piece.len() && self.damage.is_none() && !self.ended {
+            if self.cursor.position() >= pause {
+                return Ok(Some(piece.get(..filled).unwrap_or_default().into()));
+            }
             match self.step(piece.get_mut(filled..).unwrap_or_default()) {
                 Ok(produced) => filled = filled.saturating_add(produced),
                 Err(error) => self.damage = Some(error),
@@ -150,13 +158,11 @@ impl Streams {
     /// Looks for the next stream.
     fn begin(&mut self) -> Result<()> {
         let at = self.cursor.position();
+        if self.container == Container::Xz && at > 0 && self.skip_padding()? {
+            return Ok(());
+        }
         let goes_on = match self.container {
-            Container::Xz => {
-                while at > 0 && self.cursor.magic()? == Some(0) {
-                    self.cursor.skip(4)?;
-                }
-                self.cursor.peek(6)? == xz::HEADER_MAGIC
-            }
+            Container::Xz => self.cursor.peek(6)? == xz::HEADER_MAGIC,
             _ => self
                 .cursor
                 .magic()?
@@ -178,6 +184,14 @@ impl Streams {
             log::warn!("{name}: what follows the {container} data at {at:#x} is ignored");
         }
         Ok(())
+    }
+
+    /// Goes past stream padding, as far as it is at hand; tells whether there was any.
+    fn skip_padding(&mut self) -> Result<bool> {
+        let words = self.cursor.at_hand(4)?.chunks_exact(4);
+        let zeros = words.take_while(|word| *word == [0; 4]).count();
+        self.cursor.skip(length(zeros).saturating_mul(4))?;
+        Ok(zeros > 0)
     }
 }
 

@@ -15,7 +15,7 @@ use super::seekable::Extent;
 use super::survey::Found;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
-use crate::formats::limits::CHUNK_TARGET;
+use crate::formats::limits::{BZIP2_JOINS_MAX, CHUNK_TARGET};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
@@ -216,11 +216,11 @@ impl Pipeline {
             Err(error) => error,
         };
         let mut failed = task;
-        loop {
+        for _ in 0..BZIP2_JOINS_MAX {
             self.look_ahead()?;
             let next = self.under_way.front();
             let Some(joined) = next.and_then(|next| self.walk.join(&failed, next)) else {
-                return Err(error);
+                break;
             };
             // What the part gave is of no use.
             drop(self.receive());
@@ -230,6 +230,7 @@ impl Pipeline {
                 Err(_) => failed = joined,
             }
         }
+        Err(error)
     }
 
     fn accept(&mut self, task: &Task, bytes: Vec<u8>) {

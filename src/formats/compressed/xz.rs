@@ -11,7 +11,7 @@ use super::seekable::Extent;
 use crate::codecs::{Streaming, xz_stream};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
-use crate::formats::limits::XZ_INDEX_MAX;
+use crate::formats::limits::{XZ_BLOCKS_MAX, XZ_INDEX_MAX, XZ_PADDING_MAX};
 use crate::storage::Storage;
 
 /// What a stream starts and ends with.
@@ -21,8 +21,19 @@ const FOOTER_MAGIC: [u8; 2] = *b"YZ";
 /// Bytes of a header, and of a footer.
 const ENDS: u64 = 12;
 
-/// The blocks of an xz file, from first to last.
-pub(super) struct Blocks(std::vec::IntoIter<Task>);
+/// The most that is read at once in search of the start of padding, bytes.
+const STRIDE: u64 = 64 << 10;
+
+/// The blocks of an xz file, from first to last, each with its decoded size.
+pub(super) struct Blocks(std::vec::IntoIter<(Extent, u64)>);
+
+/// What may still come of a file.
+pub(super) struct Room {
+    /// Bytes of stream padding.
+    pub(super) padding: u64,
+    /// Blocks and streams.
+    pub(super) blocks: usize,
+}
 
 impl Blocks {
     /// Reads the indexes, from the end of the file to its start.
@@ -30,43 +41,74 @@ impl Blocks {
     /// # Errors
     /// `Corrupt` where they do not add up to the file, as when it is cut short.
     pub(super) fn read(storage: &dyn Storage) -> Result<Self> {
+        Self::within(storage, Room { padding: XZ_PADDING_MAX, blocks: XZ_BLOCKS_MAX })
+    }
+
+    /// The same, of a file for which there is `room`.
+    pub(super) fn within(storage: &dyn Storage, mut room: Room) -> Result<Self> {
         let mut end = storage.len();
-        let mut tasks = Vec::new();
-        while end > 0 {
-            end = match word(storage, end)? {
-                // Stream padding comes in fours.
-                0 => end.saturating_sub(4),
-                _ => stream(storage, end, &mut tasks)?,
-            };
+        let mut blocks = Vec::new();
+        loop {
+            end = before_padding(storage, end, &mut room.padding)?;
+            if end == 0 {
+                break;
+            }
+            end = stream(storage, end, &mut room.blocks, &mut blocks)?;
         }
-        tasks.reverse();
-        Ok(Self(tasks.into_iter()))
+        blocks.reverse();
+        Ok(Self(blocks.into_iter()))
     }
 
     /// Whether one of them is too large to be decoded at once.
     pub(super) fn has_giant(&self) -> bool {
-        let giant =
-            |task: &Task| is_giant(task.extent.end.saturating_sub(task.extent.start), task.size);
-        self.0.as_slice().iter().any(giant)
+        self.0.as_slice().iter().any(|(extent, decoded)| {
+            is_giant(extent.end.saturating_sub(extent.start), Size::Exactly(*decoded))
+        })
     }
 }
 
 impl Walk for Blocks {
     fn next(&mut self) -> Result<Next> {
-        Ok(self.0.next().map_or(Next::End, Next::Task))
+        Ok(self.0.next().map_or(Next::End, |(extent, decoded)| {
+            Next::Task(Task { extent, size: Size::Exactly(decoded), note: Note::None })
+        }))
     }
 }
 
-/// The last four bytes before `end`.
-fn word(storage: &dyn Storage, end: u64) -> Result<u32> {
-    let mut bytes = [0; 4];
-    let start = end.checked_sub(4).ok_or_else(|| wrong(end, "stray bytes"))?;
-    storage.read_exact_at(&mut bytes, start)?;
-    Ok(u32::from_le_bytes(bytes))
+/// Where the stream padding that ends at `end` starts, which comes in fours; takes its length from
+/// `left`.
+fn before_padding(storage: &dyn Storage, mut end: u64, left: &mut u64) -> Result<u64> {
+    // Mostly there is none or little; to read much each time would cost more than all streams.
+    let mut step = 4_u64;
+    while end > 0 {
+        let size = end.min(step) & !3;
+        if size == 0 {
+            return Err(wrong(end, "stray bytes"));
+        }
+        let mut bytes = vec![0; index(size)];
+        storage.read_exact_at(&mut bytes, end.saturating_sub(size))?;
+        let words = bytes.rchunks_exact(4).take_while(|word| *word == [0; 4]).count();
+        let zeros = length(words).saturating_mul(4);
+        *left = left.checked_sub(zeros).ok_or_else(|| {
+            Error::corrupt("the file ends with zeros, so it was cut off or not written to its end")
+        })?;
+        end = end.saturating_sub(zeros);
+        if zeros < size {
+            break;
+        }
+        step = step.saturating_mul(2).min(STRIDE);
+    }
+    Ok(end)
 }
 
-/// Adds the blocks of the stream that ends at `end`, the last first; tells where it starts.
-fn stream(storage: &dyn Storage, end: u64, tasks: &mut Vec<Task>) -> Result<u64> {
+/// Adds the blocks of the stream that ends at `end`, the last first, and takes their number and
+/// one from `left`; tells where it starts.
+fn stream(
+    storage: &dyn Storage,
+    end: u64,
+    left: &mut usize,
+    blocks: &mut Vec<(Extent, u64)>,
+) -> Result<u64> {
     let footer_start = end.checked_sub(ENDS).ok_or_else(|| wrong(end, "no footer"))?;
     let mut footer = [0; 12];
     storage.read_exact_at(&mut footer, footer_start)?;
@@ -82,10 +124,13 @@ fn stream(storage: &dyn Storage, end: u64, tasks: &mut Vec<Task>) -> Result<u64>
     let index_start = start.ok_or_else(|| wrong(end, "the index is too large"))?;
     let mut bytes = vec![0; index(index_size)];
     storage.read_exact_at(&mut bytes, index_start)?;
-    let records = parse_index(&bytes)?;
+    let too_many = || wrong(end, "too many blocks");
+    *left = left.checked_sub(1).ok_or_else(too_many)?;
+    let records = parse_index(&bytes, *left)?.ok_or_else(too_many)?;
+    *left = left.saturating_sub(records.len());
     let sizes = records.iter().map(|(size, _)| padded(*size));
-    let blocks = sizes.fold(0_u64, u64::saturating_add);
-    let stream_start = index_start.checked_sub(blocks).and_then(|start| start.checked_sub(ENDS));
+    let sum = sizes.fold(0_u64, u64::saturating_add);
+    let stream_start = index_start.checked_sub(sum).and_then(|start| start.checked_sub(ENDS));
     let stream_start = stream_start.ok_or_else(|| wrong(end, "the index claims too much"))?;
     let mut header = [0; 12];
     storage.read_exact_at(&mut header, stream_start)?;
@@ -99,16 +144,18 @@ fn stream(storage: &dyn Storage, end: u64, tasks: &mut Vec<Task>) -> Result<u64>
         let detail =
             u32::from(f1 & 15) | u32::try_from(padded(size).saturating_sub(size) << 8).unwrap_or(0);
         let extent = Extent { decoded: 0, start, end: block_end, detail };
+        // The format allows blocks of nothing.
         if decoded > 0 {
-            tasks.push(Task { extent, size: Size::Exactly(decoded), note: Note::None });
+            blocks.push((extent, decoded));
         }
         block_end = start;
     }
     Ok(stream_start)
 }
 
-/// The records of an index: sizes of the blocks without padding, and decoded.
-fn parse_index(bytes: &[u8]) -> Result<Vec<(u64, u64)>> {
+/// The records of an index: sizes of the blocks without padding, and decoded; `None` if there are
+/// more than `most`.
+fn parse_index(bytes: &[u8], most: usize) -> Result<Option<Vec<(u64, u64)>>> {
     let damaged = || Error::corrupt("the index of an xz stream is damaged");
     let (body, sum) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
     if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
@@ -121,6 +168,9 @@ fn parse_index(bytes: &[u8]) -> Result<Vec<(u64, u64)>> {
     if indicator != 0 || count.saturating_mul(2) > reader.remaining() {
         return Err(damaged());
     }
+    if count > most {
+        return Ok(None);
+    }
     let mut records = Vec::with_capacity(count);
     for _ in 0..count {
         let record = (varint(&mut reader)?, varint(&mut reader)?);
@@ -131,7 +181,7 @@ fn parse_index(bytes: &[u8]) -> Result<Vec<(u64, u64)>> {
         records.push(record);
     }
     match reader.remaining() < 4 {
-        true => Ok(records),
+        true => Ok(Some(records)),
         false => Err(damaged()),
     }
 }
