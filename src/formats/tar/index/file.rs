@@ -5,14 +5,16 @@
 //!
 //! All numbers are little-endian.
 //!
-//!     magic "ARCHFSIX", version (4), flags (4)
-//!     archive: length (8), modification time: seconds (8) and nanoseconds (4)
-//!     samples: count (4), then for each an offset (8) and the CRC-32 of the block there (4)
-//!     length of what random access into a compressed archive needs (8), and that
-//!     decoded length of the archive (8)
-//!     nodes, names, segments, maps, links, nodes with attributes, attributes, images, notes:
-//!         each a count or length (8) and that many records or bytes
-//!     CRC-32 of everything before (4)
+//! ```text
+//! magic "ARCHFSIX", version (4), flags (4)
+//! archive: length (8), modification time: seconds (8) and nanoseconds (4)
+//! samples: count (4), then for each an offset (8) and the CRC-32 of the block there (4)
+//! length of what random access into a compressed archive needs (8), and that
+//! decoded length of the archive (8)
+//! nodes, names, segments, maps, links, nodes with attributes, attributes, images, notes:
+//!     each a count or length (8) and that many records or bytes
+//! CRC-32 of everything before (4)
+//! ```
 
 use std::io::{Read, Write};
 
