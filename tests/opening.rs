@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -52,24 +52,22 @@ fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
     let name = archive.to_str().unwrap().to_owned();
     let place = work.path().join("mount");
     let mount = |word: &str| {
-        let mut command = archfs();
-        command.arg(word).arg(&archive).arg(&place);
+        // What started the tests may ignore some signals (nohup, a shell's background), and children
+        // inherit that.
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg(word).arg(&archive);
+        match word {
+            "run" => command.arg(&place).args(["--", "true"]),
+            "mount" => command.arg(&place),
+            _ => &mut command,
+        };
+        command.process_group(0).stderr(Stdio::null());
         command
     };
     for word in ["mount", "run", "index"] {
         for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL] {
             for to_group in [false, true] {
-                let mut command = mount(word);
-                match word {
-                    "run" => _ = command.args(["--", "true"]),
-                    "index" => {
-                        command = archfs();
-                        command.arg("index").arg(&archive);
-                    }
-                    _ => {}
-                }
-                std::os::unix::process::CommandExt::process_group(&mut command, 0);
-                let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+                let mut child = mount(word).spawn().unwrap();
                 let expected = if word == "index" { 1 } else { 2 };
                 wait_until("it is at work", || processes_about(&name) == expected);
                 let what = format!("{word} {signal:?}");
