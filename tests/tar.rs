@@ -573,3 +573,17 @@ fn damage_in_a_sparse_map_shows_the_same_stored_and_compressed() {
     assert_eq!(stored, compressed);
     assert!(stored.contains_key(&b"after"[..]), "{stored:?}");
 }
+
+#[test]
+fn ten_thousand_folders_in_a_row_are_the_same_stored_and_compressed() {
+    let work = work_folder();
+    let archive = work.path().join("folders.tar");
+    let folders = (0..10_000).map(|number| member(&format!("{number:05}/"), b'5', "", b""));
+    write_members(&archive, &folders.collect::<Vec<_>>());
+    let expected = tree::lines(tree::open_one(&archive).as_ref());
+    assert_eq!(expected.len(), 10_001);
+    // Blocks of bzip2 do not end where blocks of a tar do.
+    run(Command::new("bzip2").arg("-1k").arg(&archive));
+    let found = tree::lines(tree::open_one(&work.path().join("folders.tar.bz2")).as_ref());
+    assert_eq!(found, expected);
+}

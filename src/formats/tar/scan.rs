@@ -114,8 +114,11 @@ pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Index
         let mut inner = Vec::new();
         if !goes_on || is_archive || members.list().len() >= BATCH {
             // What goes into the tree must be there; an archive within is looked through anyway.
-            let behind = members.list().last().map_or(0, |last| members.data_end(last));
-            if goes_on && !is_archive && source.bytes(behind, 0)?.is_none() {
+            let behind = members.list().last().map(|last| members.data_end(last));
+            let behind = behind.filter(|&behind| behind > 0 && goes_on && !is_archive);
+            if let Some(behind) = behind
+                && source.bytes(behind, 0)?.is_none()
+            {
                 continue;
             }
             scan.add(archive, &members, &mut inner)?;
