@@ -875,3 +875,12 @@ fn an_index_that_everybody_may_write_to_is_not_believed() {
     assert!(out.contains(OLD_NAME) && said.contains("everybody may write to it"), "{said}");
     assert_eq!(fs::metadata(&stage.index).unwrap().permissions().mode() & 0o777, 0o644);
 }
+
+#[test]
+fn an_image_needs_no_index() {
+    let stage = Stage::new(3);
+    let image = support::image::small(stage.work.path());
+    let output = archfs().arg("index").arg(&image).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output).1.contains("an image, which needs no index"), "{}", text(&output).1);
+}

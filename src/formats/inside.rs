@@ -35,18 +35,16 @@ pub(super) struct Found {
     pub(super) size: u64,
 }
 
-/// All regular files of `tree` that are archives by name and first bytes.
-///
-/// # Errors
-/// What the tree reports while its folders are listed.
-pub(super) fn find(tree: &dyn Tree) -> Result<Vec<Found>> {
+/// All regular files of `tree` that are archives by name and first bytes, as far as it can be read.
+pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
     let mut found = Vec::new();
     let mut known = HashSet::from([Ino::ROOT]);
     let mut folders = vec![(Vec::new(), Ino::ROOT)];
     let mut scratch = Scratch::default();
     while let Some((path, folder)) = folders.pop() {
         let mut candidates = Vec::new();
-        tree.read_dir(folder, Cookie::START, &mut |entry| {
+        // What is damaged is no archive to be shown, and no reason to show nothing.
+        let listed = tree.read_dir(folder, Cookie::START, &mut |entry| {
             let path = match path.as_slice() {
                 [] => entry.name.as_bytes().to_vec(),
                 path => [path, b"/", entry.name.as_bytes()].concat(),
@@ -61,17 +59,20 @@ pub(super) fn find(tree: &dyn Tree) -> Result<Vec<Found>> {
                 _ => {}
             }
             ControlFlow::Continue(())
-        })?;
+        });
+        if let Err(error) = listed {
+            log::warn!("{error}; archives in that folder are not looked for");
+        }
         for (folder, ino) in candidates {
-            let size = tree.attr(ino)?.size;
-            let head = tree.read(ino, 0, HEAD, &mut scratch)?;
-            let head = head.as_slice();
+            let head = tree.read(ino, 0, HEAD, &mut scratch);
+            let (Ok(attr), Ok(head)) = (tree.attr(ino), head) else { continue };
+            let (size, head) = (attr.size, head.as_slice());
             if SquashFs::recognises(head) || tar::recognises(head) {
                 found.push(Found { folder, ino, size });
             }
         }
     }
-    Ok(found)
+    found
 }
 
 /// A file of a tree as storage.

@@ -83,7 +83,8 @@ pub fn open(
                 None => FileStorage::open(path),
             };
             let number = u32::try_from(nth).unwrap_or(u32::MAX);
-            let opening = Opening { options, memory: &memory, progress, number };
+            let image_bytes = memory.image_bytes;
+            let opening = Opening { options, memory: &memory, progress, number, image_bytes };
             opening.file(path, Arc::new(file?))
         })
     };

@@ -6,17 +6,17 @@
 
 use std::path::Path;
 
-use super::OpenOptions;
 use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
 use super::inside::{self, Inside};
 use super::limits::{GIANT_CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
 use super::squashfs::SquashFs;
 use super::tar::{self, Bytes, Packed, SavedIndex, Tar, TarOptions};
+use super::{OpenOptions, Saving};
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Storage, Window};
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::vfs::{Layer, Tree, View};
 
 /// Bytes of a file that tell its format: two blocks of a tar.
@@ -27,8 +27,10 @@ pub(super) struct Memory {
     /// Chunks of compressed tars, of all of them: which one is read next nobody knows.
     chunks: Arc<ChunkCache>,
     chunk_bytes: u64,
-    /// What each image gets for its own blocks, bytes.
-    image_bytes: u64,
+    /// What each archive gets for the blocks of its images, bytes.
+    pub(super) image_bytes: u64,
+    /// Archives within archives that were opened.
+    inner: AtomicU64,
 }
 
 impl Memory {
@@ -41,6 +43,7 @@ impl Memory {
             chunks: Arc::new(ChunkCache::new(chunk_bytes, GIANT_CHUNK_MAX)),
             chunk_bytes,
             image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
+            inner: AtomicU64::new(0),
         }
     }
 }
@@ -53,6 +56,8 @@ pub(super) struct Opening<'o> {
     pub(super) progress: &'o Progress,
     /// Its number among all archives.
     pub(super) number: u32,
+    /// What is left for the blocks of its images, bytes.
+    pub(super) image_bytes: u64,
 }
 
 impl Opening<'_> {
@@ -90,7 +95,8 @@ impl Opening<'_> {
         if SquashFs::recognises(head) {
             return self.image(name, storage, depth);
         }
-        let bytes = match Container::recognise(head) {
+        // Chunks are known by the number of the file, so only that itself may be compressed.
+        let bytes = match Container::recognise(head).filter(|_| depth == 0) {
             Some(container) => {
                 let cache = Arc::clone(&self.memory.chunks);
                 Bytes::Compressed(Packed { storage, container, cache, archive: self.number })
@@ -101,17 +107,12 @@ impl Opening<'_> {
         let OpenOptions { recursive, .. } = *self.options;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes);
         let tar = Tar::open(name, bytes, &TarOptions { recursive, saved, progress, memory })?;
-        let images = tar.grafts().get(..INNER_IMAGES_MAX).unwrap_or(tar.grafts());
-        if let Some(more) = tar.grafts().len().checked_sub(images.len()).filter(|&more| more > 0) {
-            log::warn!(
-                "{name}: {more} images more than the {INNER_IMAGES_MAX} that are shown as folders"
-            );
-        }
+        let opening = self.sharing(tar.grafts().len());
         let mut layers = Vec::new();
-        for graft in images {
+        for graft in tar.grafts() {
             let window = Window::new(Arc::clone(tar.storage()), graft.at)?.cut(graft.len)?;
             // The folder is there, and stays empty if this can not be opened.
-            self.within(name, &graft.path, Arc::new(window), depth, &mut layers);
+            opening.within(name, &graft.path, Arc::new(window), depth, &mut layers);
         }
         layers.insert(0, Layer { path: Vec::new(), tree: Arc::new(tar) });
         Ok(layers)
@@ -119,14 +120,22 @@ impl Opening<'_> {
 
     /// Opens an image and, where asked for, the archives in it.
     fn image(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Layer>> {
-        let image = SquashFs::open(name, storage, self.memory.image_bytes)?;
+        if self.options.saving == Saving::Demanded && depth == 0 {
+            let context = format!("{name}: an image, which needs no index");
+            return Err(Error::new(Kind::InvalidInput, context));
+        }
+        // Images in it get half of its memory.
+        let own = if self.options.recursive { self.sharing(2) } else { *self };
+        let image = SquashFs::open(name, storage, own.image_bytes)?;
         let mut tree: Arc<dyn Tree> = Arc::new(image);
         let mut layers = Vec::new();
         if self.options.recursive && depth < NESTING_MAX {
             let mut shown = Vec::new();
-            for inner in inside::find(tree.as_ref())? {
+            let found = inside::find(tree.as_ref());
+            let opening = own.sharing(found.len());
+            for inner in found {
                 let storage = Arc::new(Inside::new(Arc::clone(&tree), inner.ino, inner.size));
-                if self.within(name, &inner.folder, storage, depth, &mut layers) {
+                if opening.within(name, &inner.folder, storage, depth, &mut layers) {
                     shown.push(inner.ino);
                 }
             }
@@ -134,6 +143,12 @@ impl Opening<'_> {
         }
         layers.insert(0, Layer { path: Vec::new(), tree });
         Ok(layers)
+    }
+
+    /// The same with its part of the memory, where `count` archives share it.
+    fn sharing(&self, count: usize) -> Self {
+        let parts = length(count.max(1));
+        Self { image_bytes: self.image_bytes.checked_div(parts).unwrap_or(0), ..*self }
     }
 
     /// Adds the trees of an archive within another, to be shown in `folder`; tells whether it could.
@@ -145,6 +160,11 @@ impl Opening<'_> {
         depth: u32,
         layers: &mut Vec<Layer>,
     ) -> bool {
+        let limit = length(INNER_IMAGES_MAX);
+        if self.memory.inner.fetch_add(1, Ordering::Relaxed) >= limit {
+            log::warn!("more than {limit} archives within archives: the others are not opened");
+            return false;
+        }
         let name = format!("{name}: {}", folder.escape_ascii());
         match self.storage(&name, storage, None, depth.saturating_add(1)) {
             Ok(opened) => {
@@ -156,7 +176,7 @@ impl Opening<'_> {
                 true
             }
             Err(error) => {
-                log::warn!("{error}; not shown as a folder");
+                log::warn!("{error}; what is in it is not shown");
                 false
             }
         }

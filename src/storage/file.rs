@@ -61,7 +61,10 @@ impl FileStorage {
     }
 
     fn reopen(&self) -> Result<File> {
-        let (file, identity) = opened(&self.path)?;
+        // That it is gone is a fault of the storage now, and says nothing of names in the archive.
+        let failed =
+            |error: Error| Error::new(Kind::Io, "can not be opened again").with_source(error);
+        let (file, identity) = opened(&self.path).map_err(failed)?;
         if identity == self.identity {
             return Ok(file);
         }

@@ -6,7 +6,7 @@ use super::Storage;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
-/// The bytes of `inner` from an offset to its end.
+/// The bytes of `inner` from an offset to its end, or to where it is cut.
 pub struct Window {
     inner: Arc<dyn Storage>,
     start: u64,

@@ -106,7 +106,7 @@ pub enum SeekTarget {
 /// Sizes of a whole tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Totals {
-    /// Bytes that the archive takes.
+    /// Bytes that the archive takes, decoded where it is compressed as a whole.
     pub bytes: u64,
     /// Number of inodes.
     pub inodes: u64,

@@ -129,8 +129,9 @@ impl<'b> Header<'b> {
         }
     }
 
-    /// Whether `size` bytes of data follow. Links, directories and devices may say a size, but none
-    /// of GNU tar, Python and libarchive takes it for data then, but for GNU's listing of a directory.
+    /// Whether `size` bytes of data follow. Links, directories and devices may say a size, but neither
+    /// GNU tar nor Python takes it for data then, but for GNU's listing of a directory. (POSIX allows
+    /// data behind a hard link, `pax -o linkdata`; here it is taken for damage, and passed over.)
     pub(super) fn has_data(self) -> bool {
         match self.kind() {
             Type::Directory => self.field::<156, 1>() == b"D",

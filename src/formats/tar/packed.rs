@@ -11,6 +11,7 @@ use super::unpack::{Damage, Unpacking};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
 use crate::formats::compressed::{ChunkCache, Compressed, Container, Seekable, Survey};
+use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::storage::Storage;
 use crate::sync::Arc;
 
@@ -50,10 +51,11 @@ pub(super) fn open(
         return Err(no_tar(*container, unpacking.container()));
     }
     let mut index = scan::forward(&mut unpacking, options.nesting())?;
-    if index.is_empty() && !index.notes.is_empty() && starts_with_zeros {
+    let (seekable, damage) = unpacking.finish()?;
+    let is_long = seekable.len() > TAR_EMPTY_MAX;
+    if starts_with_zeros && index.is_empty() && (is_long || !index.notes.is_empty()) {
         return Err(only_zeros());
     }
-    let (seekable, damage) = unpacking.finish()?;
     let (mut seek_points, decoded_len) = (Vec::new(), seekable.len());
     seekable.write(&mut seek_points);
     let decoded = packed.decoded(name, seekable, options)?;

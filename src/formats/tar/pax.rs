@@ -1,6 +1,7 @@
 //! The records of a pax extended header: `LENGTH KEYWORD=VALUE\n` (POSIX.1-2017, pax, "Extended Header").
 //!
-//! Owns cutting them apart and the numbers in them; leaves what a keyword means to `chain`.
+//! Owns cutting them apart and the numbers in them; leaves what a keyword means to
+//! `overrides`.
 //! Invariant: a record never reaches past the length it claims, nor past its header.
 
 use crate::error::{Error, Result};

@@ -67,7 +67,7 @@ impl<'p> Unpacking<'p> {
         self.damage.take().map_or(Ok((false, false)), Err)
     }
 
-    /// What the decoded bytes are compressed with, if they are, once `is_tar` looked at them.
+    /// What the decoded bytes are compressed with, if they are, once `looks` did.
     pub(super) fn container(&self) -> Option<Container> {
         let head = if self.start == 0 { &*self.piece } else { &*self.joined };
         Container::recognise(head)

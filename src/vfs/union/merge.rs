@@ -4,7 +4,7 @@
 //! Invariant: each merged folder is listed from the folders of its trees alone, so merging costs what
 //! those hold, and nothing for what one tree has alone.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
 
 use super::{Entry, INNER_BITS, Inner, Layer, Merged, outer};
@@ -23,6 +23,8 @@ pub(super) struct Merging<'l> {
     waiting: VecDeque<Vec<Source>>,
     /// Folders that have a number.
     begun: u64,
+    /// Folders of trees that are part of a merged one: each is once, in a sound tree.
+    merged: HashSet<(usize, Ino)>,
 }
 
 /// Where a part of a merged folder comes from.
@@ -56,6 +58,7 @@ impl<'l> Merging<'l> {
             ways: layers.iter().map(|layer| way(&layer.path)).collect(),
             waiting: VecDeque::new(),
             begun: 1,
+            merged: HashSet::new(),
         };
         let root = (0..layers.len()).map(|layer| source(&merging.ways, layer, 0)).collect();
         merging.waiting.push_back(root);
@@ -108,6 +111,11 @@ impl<'l> Merging<'l> {
         for source in sources {
             match *source {
                 Source::Folder(Inner { tree, ino }) => {
+                    // A damaged archive may hold a folder within itself, and merging would not end.
+                    if !self.merged.insert((tree, ino)) {
+                        let context = format!("archive {tree}: a folder lies within itself");
+                        return Err(Error::corrupt(context));
+                    }
                     self.layers[tree].tree.read_dir(ino, Cookie::START, &mut |entry| {
                         let name = keep(entry.name.as_bytes());
                         let source = Source::Folder(Inner { tree, ino: entry.ino });

@@ -1,7 +1,7 @@
 //! Makes the tree out of members in the order of the archive.
 //!
 //! Owns what paths mean; leaves reading members to `scan`, and choosing between members of one path
-//! and the order of nodes to `layout`.
+//! to `groups`, and the order of nodes to `layout`.
 //! Invariant: whatever a path says, its member ends up below the folder it was added to.
 //!
 //! The rules, where tars leave room. A path is cleaned as text: `.` and empty parts vanish, `..` goes
