@@ -1,11 +1,12 @@
-//! One epoch of a training job as the file system sees it: processes that open, read and close files
-//! in shuffled order. The reader of `scripts/bench` and `scripts/bench-tar`; it is made to cost
-//! little itself.
+//! One epoch of a training job as the file system sees it: processes that open, read and close
+//! files in shuffled order. The reader of `scripts/bench` and `scripts/bench-tar`; it is made to
+//! cost little itself.
 //!
 //! Usage: epoch walk ROOT
 //!        epoch read ROOT LIST PROCESSES SEED
 //!
-//! LIST holds paths below ROOT, one a line. Prints one line of numbers: files, bytes, seconds, checksum.
+//! LIST holds paths below ROOT, one a line. Prints one line of numbers: files, bytes, seconds,
+//! checksum.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,7 +1,8 @@
 //! The one error type of the crate.
 //!
-//! Owns what went wrong as a kind (a caller acts on it), a sentence (a person reads it), an optional
-//! hint and an optional source. Leaves the exit status to `cli::exit` and the errno to `fuse::reply`.
+//! Owns what went wrong as a kind (a caller acts on it), a sentence (a person reads it), an
+//! optional hint and an optional source. Leaves the exit status to `cli::exit` and the errno to
+//! `fuse::reply`.
 //! Invariant: the sentence names what and where; it never repeats the source's text.
 
 use std::error::Error as StdError;

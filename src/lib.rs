@@ -1,8 +1,8 @@
 //! archfs mounts archives read-only through FUSE, fast and in parallel, for as long as a job runs.
 //!
-//! The folders are layers, and imports go only downwards:
-//! `cli -> lifecycle -> fuse -> vfs <- formats -> { cache, codecs, storage }`, every layer on top of
-//! `error`, `units`, `sync`, `log` and `progress`. docs/ARCHITECTURE.md tells why.
+//! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
+//! formats -> { cache, codecs, storage }`, every layer on top of `error`, `units`, `sync`, `log`
+//! and `progress`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;

@@ -1,7 +1,7 @@
 //! How far a long piece of work is.
 //!
-//! Owns two counters that work adds to and somebody may watch; knows neither. Leaves showing them to
-//! `cli::bar`. Invariant: counting costs no lock and no allocation.
+//! Owns two counters that work adds to and somebody may watch; knows neither. Leaves showing them
+//! to `cli::bar`. Invariant: counting costs no lock and no allocation.
 
 use crate::sync::{AtomicU64, Ordering};
 

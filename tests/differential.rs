@@ -1,8 +1,8 @@
 //! Mounted images against the source tree they were made of, and against the kernel's own SquashFS.
 //!
 //! Owns the matrix: six compressors, three block sizes, fragments off, usual and always, extended
-//! attributes or not, export table or not; a folder of 100,000 names and a sparse file of 5 GiB; and
-//! what mksquashfs can write besides. libsquashfs is asked in `oracle.rs`.
+//! attributes or not, export table or not; a folder of 100,000 names and a sparse file of 5 GiB;
+//! and what mksquashfs can write besides. libsquashfs is asked in `oracle.rs`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
 //! The Linux source as Debian ships it: 1.3 GB in 80,000 files, packed by xz in blocks of 24 MiB.
 //!
-//! Owns the comparison of every file with what Python's tarfile reads, in the archive as shipped and
-//! in others made of it, which are kept from run to run. All of them take minutes, so most are
+//! Owns the comparison of every file with what Python's tarfile reads, in the archive as shipped
+//! and in others made of it, which are kept from run to run. All of them take minutes, so most are
 //! tested only where ARCHFS_LONG_TESTS is set.
 
 use std::collections::BTreeMap;

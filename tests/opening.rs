@@ -52,8 +52,8 @@ fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
     let name = archive.to_str().unwrap().to_owned();
     let place = work.path().join("mount");
     let mount = |word: &str| {
-        // What started the tests may ignore some signals (nohup, a shell's background), and children
-        // inherit that.
+        // What started the tests may ignore some signals (nohup, a shell's background), and
+        // children inherit that.
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg(word).arg(&archive);
         match word {

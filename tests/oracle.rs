@@ -1,7 +1,8 @@
 //! The reader against libsquashfs, an independent implementation, through the crate squashfs-ng.
 //!
 //! Owns the comparison over the whole matrix of images. The crate takes names and link targets as
-//! UTF-8, so those that are not are compared with the source and the kernel only, in `differential`.
+//! UTF-8, so those that are not are compared with the source and the kernel only, in
+//! `differential`.
 #![cfg(feature = "oracle")]
 
 use std::collections::BTreeMap;

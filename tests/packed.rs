@@ -75,14 +75,15 @@ fn assert_same_tree(what: &str, archive: &Path, expected: &Lines) {
     assert_eq!(fs::metadata(&index).unwrap().ino(), made.ino(), "{what}: the index was not used");
 }
 
-/// There is nothing to tell of a sound archive, whatever its program added (pixz: a list of members).
+/// There is nothing to tell of a sound archive, whatever its program added (pixz: a list of
+/// members).
 fn assert_nothing_said(what: &str, archive: &Path) {
     let output = run(support::archfs().arg("ls").arg(archive));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{what}");
 }
 
-/// Sixteen processes read the files of a mount, each in an order of its own. Of the many small files
-/// every twentieth is enough.
+/// Sixteen processes read the files of a mount, each in an order of its own. Of the many small
+/// files every twentieth is enough.
 fn assert_read_by_many(what: &str, archive: &Path, expected: &Lines) {
     let mut list = String::new();
     let regular = expected.iter().filter(|(_, line)| line.starts_with('-'));

@@ -81,8 +81,8 @@ fn assert_as_extracted(what: &str, archive: &Path, work: &Path) {
     let mounted = Mounted::archfs(archive, &work.join("mount"), &[]);
     let mut found = take(mounted.path(), Depth::Everything);
     if what.starts_with("bsdtar") {
-        // It packs a folder, then others, then what is in the folder, and GNU tar forgets the time of
-        // a folder that it comes back to.
+        // It packs a folder, then others, then what is in the folder, and GNU tar forgets the time
+        // of a folder that it comes back to.
         let folders = |node: &&mut support::snapshot::Node| node.mode & 0o170_000 == 0o040_000;
         expected.values_mut().chain(found.values_mut()).filter(folders).for_each(|n| n.seconds = 0);
     }

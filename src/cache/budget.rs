@@ -38,7 +38,8 @@ fn cgroup_limit() -> Option<u64> {
         .min()
 }
 
-/// For a line of /proc/self/cgroup: the hierarchy's root, the group below it, the limit's file name.
+/// For a line of /proc/self/cgroup: the hierarchy's root, the group below it, the limit's file
+/// name.
 fn group_folder(line: &str) -> Option<(PathBuf, PathBuf, &'static str)> {
     let mut fields = line.splitn(3, ':');
     let (_, controllers, group) = (fields.next()?, fields.next()?, fields.next()?);

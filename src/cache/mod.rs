@@ -1,16 +1,17 @@
 //! A parallel-safe cache of decoded blocks: sharded, bounded in bytes, one load per block.
 //!
-//! Owns which blocks stay and who loads a missing one; leaves what a block is to its user, who gives
-//! the key, the loader and the weight.
+//! Owns which blocks stay and who loads a missing one; leaves what a block is to its user, who
+//! gives the key, the loader and the weight.
 //! Invariant: no lock is held while a block is loaded, waited for or freed, and no error is kept.
 //!
-//! Single flight, the hard part. A block that several readers miss at once must be decoded once, and
-//! a reader that waits must not wait for ever. The first to miss becomes the leader: under the
+//! Single flight, the hard part. A block that several readers miss at once must be decoded once,
+//! and a reader that waits must not wait for ever. The first to miss becomes the leader: under the
 //! shard's lock it leaves a `Flight` in the shard, then it loads with no lock held. Whoever misses
-//! meanwhile finds the flight and waits on it. The leader lands it: under the shard's lock the block
-//! goes in and the flight out, then the waiters are handed the block itself, so that it reaches them
-//! even if it is evicted at once. A leader that fails (or unwinds) abandons the flight in its drop;
-//! each waiter then starts over, and one of them leads. The cost is one small allocation a miss.
+//! meanwhile finds the flight and waits on it. The leader lands it: under the shard's lock the
+//! block goes in and the flight out, then the waiters are handed the block itself, so that it
+//! reaches them even if it is evicted at once. A leader that fails (or unwinds) abandons the flight
+//! in its drop; each waiter then starts over, and one of them leads. The cost is one small
+//! allocation a miss.
 
 use std::hash::{BuildHasher, Hash, RandomState};
 
@@ -77,7 +78,8 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
         Self { hasher: RandomState::new(), shards }
     }
 
-    /// The value of `key`, from the cache or from `load`, which runs at most once at a time for a key.
+    /// The value of `key`, from the cache or from `load`, which runs at most once at a time for a
+    /// key.
     ///
     /// # Errors
     /// What `load` reports; nothing is kept then, and the next lookup loads again.

@@ -24,7 +24,8 @@ use crate::vfs::{Tree, ViewOptions};
 /// What to mount, where and how.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct MountArgs {
-    /// One or more archives, and behind them the folder to show them in; made (and removed) if missing
+    /// One or more archives, and behind them the folder to show them in; made (and removed) if
+    /// missing
     #[arg(value_names = ["ARCHIVE", "MOUNTPOINT"], num_args = 2.., required = true)]
     pub(super) paths: Vec<PathBuf>,
 
@@ -168,7 +169,8 @@ pub(super) fn open_watched(paths: &[PathBuf], options: &OpenOptions) -> Result<A
     formats::open(paths, options, &progress)
 }
 
-/// The arguments that parse to `plan`. Every field is named, so that a new one can not be forgotten.
+/// The arguments that parse to `plan`. Every field is named, so that a new one can not be
+/// forgotten.
 pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     let MountPlan {
         archives,

@@ -1,8 +1,8 @@
 //! A progress bar for a wait that a person would notice.
 //!
 //! Owns when it appears and what it says; leaves drawing to indicatif.
-//! Invariant: nothing is drawn unless standard error is a terminal and the wait takes over a second,
-//! and the line is clean again when the bar is dropped.
+//! Invariant: nothing is drawn unless standard error is a terminal and the wait takes over a
+//! second, and the line is clean again when the bar is dropped.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};

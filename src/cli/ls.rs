@@ -55,8 +55,8 @@ struct Listing<'t> {
 }
 
 impl Listing<'_> {
-    /// Lists the folder `root` and, where asked for, those in it. Folders wait on a list of their own
-    /// and not on the stack, for an archive may go down as deep as it likes.
+    /// Lists the folder `root` and, where asked for, those in it. Folders wait on a list of their
+    /// own and not on the stack, for an archive may go down as deep as it likes.
     fn folder(&mut self, root: Ino) -> Result<()> {
         // Folders on the way down, each with the entries that are still to be listed.
         let mut open = vec![(root, self.entries(root, b"")?)];

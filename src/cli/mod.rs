@@ -1,7 +1,8 @@
 //! The command line: arguments in, exit status out.
 //!
 //! Owns the subcommands and how errors are shown; leaves what they do to the layers below.
-//! Invariants: nothing below this layer sees arguments; standard output is data, standard error talk.
+//! Invariants: nothing below this layer sees arguments; standard output is data, standard error
+//! talk.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -17,7 +17,8 @@ pub(super) fn show_error(error: &Error) {
     }
 }
 
-/// Shows what clap has to say: help and the version as they are, an error in the form of all others.
+/// Shows what clap has to say: help and the version as they are, an error in the form of all
+/// others.
 pub(super) fn show_usage(error: &clap::Error) {
     use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if !error.use_stderr() || error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {

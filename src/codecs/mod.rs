@@ -56,7 +56,8 @@ pub enum Codec {
 }
 
 impl Codec {
-    /// Decodes `source`, one whole compressed block, into `target`; tells the number of bytes written.
+    /// Decodes `source`, one whole compressed block, into `target`; tells the number of bytes
+    /// written.
     ///
     /// # Errors
     /// `Corrupt` where `source` is damaged or decodes to more than `target` holds.

@@ -1,7 +1,7 @@
 //! Archives that are files of another archive.
 //!
-//! Owns finding them in a tree, and reading one as storage. Tars within a tar need neither: they are
-//! found by the scan, and their bytes lie in the outer archive as they are.
+//! Owns finding them in a tree, and reading one as storage. Tars within a tar need neither: they
+//! are found by the scan, and their bytes lie in the outer archive as they are.
 //! Invariant: finding ends, whatever a damaged archive says of its folders.
 
 use std::cell::RefCell;

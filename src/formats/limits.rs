@@ -1,4 +1,5 @@
-//! A cap for every number that an archive controls, met before anything is allocated or looped over.
+//! A cap for every number that an archive controls, met before anything is allocated or looped
+//! over.
 //!
 //! Owns the numbers and where each comes from; the structures check them.
 
@@ -33,8 +34,8 @@ pub(crate) const SQUASHFS_FILE_BLOCKS_MAX: u64 = 1 << 30;
 /// The largest file Linux can show, bytes.
 pub(crate) const FILE_SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
-/// The body of one extension header of a tar (pax records, a long name), bytes. Attributes of 64 KiB
-/// and long sparse maps fit; nothing larger was ever seen.
+/// The body of one extension header of a tar (pax records, a long name), bytes. Attributes of 64
+/// KiB and long sparse maps fit; nothing larger was ever seen.
 pub(crate) const TAR_EXTENSION_MAX: u64 = 16 << 20;
 
 /// The longest path of a tar member, bytes: eight times what Linux takes in one call.
@@ -64,7 +65,8 @@ pub(crate) const TAR_SEARCH_MAX: u64 = 64 << 20;
 pub(crate) const NESTING_MAX: u32 = 8;
 
 /// The size of chunk that compressed files are cut into where their format leaves the choice,
-/// decoded bytes: large enough that its start costs little, small enough to be decoded for one read.
+/// decoded bytes: large enough that its start costs little, small enough to be decoded for one
+/// read.
 pub(crate) const CHUNK_TARGET: u64 = 1 << 20;
 
 /// The largest chunk that is decoded at once, bytes: a file with a larger one is decoded forward
@@ -89,7 +91,8 @@ pub(crate) const GZIP_SPACING_MAX: u64 = GZIP_SPACING << 5;
 /// The window of DEFLATE, bytes (RFC 1951).
 pub(crate) const GZIP_WINDOW: usize = 32 << 10;
 
-/// The extra field, name or comment of a gzip header, bytes. RFC 1952 sets no limit to the last two.
+/// The extra field, name or comment of a gzip header, bytes. RFC 1952 sets no limit to the last
+/// two.
 pub(crate) const GZIP_FIELD_MAX: u64 = 64 << 10;
 
 /// A block of bzip2 decodes to at most this, bytes: 900,000 after its run lengths, five of which

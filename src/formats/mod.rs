@@ -58,7 +58,8 @@ pub struct OpenOptions {
 /// Archives opened at once, each by a thread: on a parallel file system most of it is waiting.
 const OPENED_AT_ONCE: usize = 8;
 
-/// Opens the archives at `paths` as one tree; of two files with one path the later archive's is shown.
+/// Opens the archives at `paths` as one tree; of two files with one path the later archive's is
+/// shown.
 ///
 /// # Errors
 /// `NotFound`, `IsADirectory` or `Io` where one can not be read; `UnknownFormat`, `Unsupported` or

@@ -1,7 +1,7 @@
 //! From one archive to its trees: which format it is, and the archives within it.
 //!
-//! Owns the choice of format, the memory that each archive gets, and where archives within an archive
-//! are shown. Leaves finding those to each format: a tar knows its own from the scan.
+//! Owns the choice of format, the memory that each archive gets, and where archives within an
+//! archive are shown. Leaves finding those to each format: a tar knows its own from the scan.
 //! Invariant: an archive within that can not be read costs a warning, never the mount.
 
 use std::path::Path;
@@ -151,7 +151,8 @@ impl Opening<'_> {
         Self { image_bytes: self.image_bytes.checked_div(parts).unwrap_or(0), ..*self }
     }
 
-    /// Adds the trees of an archive within another, to be shown in `folder`; tells whether it could.
+    /// Adds the trees of an archive within another, to be shown in `folder`; tells whether it
+    /// could.
     fn within(
         &self,
         name: &str,

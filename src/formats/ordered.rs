@@ -1,7 +1,8 @@
 //! Work done by several threads, its results taken in order.
 //!
 //! Owns the threads and how far they may run ahead; knows nothing of the work.
-//! Invariant: results arrive in the order of their numbers, and at most `AHEAD` for each thread wait.
+//! Invariant: results arrive in the order of their numbers, and at most `AHEAD` for each thread
+//! wait.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -19,8 +20,8 @@ struct Gate {
     limit: usize,
 }
 
-/// Does `work` for the numbers from 0 up to `count` on up to `threads` threads, and gives the results
-/// to `take` in order, in this thread, until it breaks.
+/// Does `work` for the numbers from 0 up to `count` on up to `threads` threads, and gives the
+/// results to `take` in order, in this thread, until it breaks.
 pub(crate) fn ordered<R: Send>(
     count: usize,
     threads: usize,

@@ -11,7 +11,8 @@ use fuser::{InitFlags, KernelConfig};
 /// archive never changes. Seconds; the kernel caps it far below overflow.
 pub(super) const TTL: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// Requests that the kernel may have under way for readahead. fuser's 16 leaves a 64-core node idle.
+/// Requests that the kernel may have under way for readahead. fuser's 16 leaves a 64-core node
+/// idle.
 const MAX_BACKGROUND: u16 = 128;
 
 /// Capabilities, each with what is lost without it.

@@ -1,11 +1,13 @@
-//! The adapter from FUSE requests to a `Tree`: each operation decodes, calls the tree once, replies.
+//! The adapter from FUSE requests to a `Tree`: each operation decodes, calls the tree once,
+//! replies.
 //!
-//! Owns nothing but that translation; the words of the protocol are in `reply`, what is asked of the
-//! kernel and why is in `config`. Invariant: no handler panics, and every request gets one reply.
+//! Owns nothing but that translation; the words of the protocol are in `reply`, what is asked of
+//! the kernel and why is in `config`. Invariant: no handler panics, and every request gets one
+//! reply.
 //!
-//! What the kernel does for us, once it is told that nothing ever changes: names, attributes, pages,
-//! directory listings and links stay in its caches without limit, OPEN, OPENDIR, FLUSH and RELEASE
-//! are never sent again after their first ENOSYS, so a warm epoch makes no request at all.
+//! What the kernel does for us, once it is told that nothing ever changes: names, attributes,
+//! pages, directory listings and links stay in its caches without limit, OPEN, OPENDIR, FLUSH and
+//! RELEASE are never sent again after their first ENOSYS, so a warm epoch makes no request at all.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -33,7 +35,8 @@ pub use config::{SessionShape, session_shape};
 use config::TTL;
 use reply::{GENERATION, NO_PARENT, errno, file_attr, file_type, negative_attr, unknown_attr};
 
-/// The longest target of a symbolic link that the kernel takes, bytes, with the NUL it adds (PATH_MAX).
+/// The longest target of a symbolic link that the kernel takes, bytes, with the NUL it adds
+/// (PATH_MAX).
 const PATH_MAX: usize = 4096;
 
 thread_local! {
@@ -53,7 +56,8 @@ impl ArchiveFilesystem {
     }
 }
 
-/// The inode a request is about; the kernel never sends 0, and a reply of ESTALE is right if it did.
+/// The inode a request is about; the kernel never sends 0, and a reply of ESTALE is right if it
+/// did.
 macro_rules! ino_or_reply {
     ($number:expr, $reply:expr) => {
         match Ino::new($number.0) {
@@ -246,7 +250,8 @@ impl Filesystem for ArchiveFilesystem {
         reply.statfs(blocks, 0, 0, totals.inodes, 0, unit, longest, unit);
     }
 
-    // ENOSYS to these four means "not needed": the kernel succeeds for the caller and never asks again.
+    // ENOSYS to these four means "not needed": the kernel succeeds for the caller and never asks
+    // again.
 
     fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         reply.error(Errno::ENOSYS);
@@ -274,8 +279,8 @@ impl Filesystem for ArchiveFilesystem {
         reply.error(Errno::ENOSYS);
     }
 
-    /// Python before 3.14 asks every file it opens whether it is a terminal, and the kernel does not
-    /// remember an ENOSYS here, so the answer is the cheapest there is.
+    /// Python before 3.14 asks every file it opens whether it is a terminal, and the kernel does
+    /// not remember an ENOSYS here, so the answer is the cheapest there is.
     fn ioctl(
         &self,
         _request: &Request,

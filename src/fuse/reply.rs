@@ -65,7 +65,8 @@ pub(super) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// The attributes of nothing: with inode number 0 the kernel remembers that the name does not exist.
+/// The attributes of nothing: with inode number 0 the kernel remembers that the name does not
+/// exist.
 pub(super) fn negative_attr() -> FileAttr {
     FileAttr { ino: INodeNo(0), ..unknown_attr(Ino::ROOT, FileKind::Regular) }
 }

@@ -1,7 +1,7 @@
 //! Attaching a FUSE connection to a directory, and detaching it.
 //!
-//! Owns the two ways there are: mount(2) as root, fusermount as anybody else; and the check that what
-//! is detached is what was attached. Leaves serving the connection to `session`.
+//! Owns the two ways there are: mount(2) as root, fusermount as anybody else; and the check that
+//! what is detached is what was attached. Leaves serving the connection to `session`.
 //! Invariant: a mount that somebody made later at the same place is never touched.
 
 use std::fs::File;

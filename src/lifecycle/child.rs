@@ -1,7 +1,7 @@
 //! The command of `run`: mounted before it starts, unmounted when it has ended.
 //!
-//! Owns starting the command, passing signals on to it, and its status. The mount itself belongs to a
-//! daemon that lives for this process, so a SIGKILL here leaves nothing mounted either.
+//! Owns starting the command, passing signals on to it, and its status. The mount itself belongs to
+//! a daemon that lives for this process, so a SIGKILL here leaves nothing mounted either.
 //! Invariant: the mount is gone when `run` returns, whatever became of the command.
 
 use std::ffi::OsString;

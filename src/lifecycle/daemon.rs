@@ -33,10 +33,11 @@ use crate::vfs::{Tree, View};
 
 /// Tells glibc from which size on a buffer always has a mapping of its own, which ends with it.
 ///
-/// Left alone, it learns from each large buffer that is freed to serve the next from a heap, of which
-/// there is one a thread, and hardly any of that goes back: a mount with a cache of 64 MiB and chunks
-/// of 8 MiB came to 380 MB. The kernel's zeroing of the pages costs a hundredth of the time to decode
-/// them. Blocks of SquashFS are smaller and served as before. Other libraries ignore it.
+/// Left alone, it learns from each large buffer that is freed to serve the next from a heap, of
+/// which there is one a thread, and hardly any of that goes back: a mount with a cache of 64 MiB
+/// and chunks of 8 MiB came to 380 MB. The kernel's zeroing of the pages costs a hundredth of the
+/// time to decode them. Blocks of SquashFS are smaller and served as before. Other libraries ignore
+/// it.
 const LARGE_BUFFERS: &str = "MALLOC_MMAP_THRESHOLD_";
 const LARGE_BUFFER: &str = "4194304";
 
@@ -63,8 +64,8 @@ pub enum Ready {
     Launcher,
 }
 
-/// Mounts as `plan` says and serves until a signal, the end of `holder`, or an unmount from outside.
-/// Opening counts in `progress`; `opened` is called when it is done.
+/// Mounts as `plan` says and serves until a signal, the end of `holder`, or an unmount from
+/// outside. Opening counts in `progress`; `opened` is called when it is done.
 ///
 /// # Errors
 /// What opening and mounting report; `Io` where the connection to the kernel broke.
@@ -77,7 +78,8 @@ pub fn serve(
 ) -> Result<()> {
     if ready == Ready::Launcher {
         inherited::close_all();
-        // Opening may take minutes; until then Ctrl-C and the end of whoever waits end this process.
+        // Opening may take minutes; until then Ctrl-C and the end of whoever waits end this
+        // process.
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
         if !somebody_waits() {
             return Err(Error::new(Kind::Io, "whoever started this mount has ended"));
@@ -124,8 +126,8 @@ pub fn serve(
 /// Starts `archfs ARGUMENTS` in the background; returns when its mount can be read.
 ///
 /// # Errors
-/// `Io` where it can not be started. Where it fails by itself it has said why on standard error, and
-/// its exit status is returned in `Ok(Err(status))`.
+/// `Io` where it can not be started. Where it fails by itself it has said why on standard error,
+/// and its exit status is returned in `Ok(Err(status))`.
 pub fn start(arguments: &[OsString]) -> Result<std::result::Result<(), i32>> {
     let failed = |error| Error::io("can not start archfs in the background", error);
     let mut child = Command::new("/proc/self/exe")
@@ -155,8 +157,8 @@ pub fn start(arguments: &[OsString]) -> Result<std::result::Result<(), i32>> {
     Ok(Err(status.code().filter(|&code| code != 0).unwrap_or(1)))
 }
 
-/// Whether the other end of standard output is open: a launcher that ended before this process asked
-/// to be told of its end would never be missed.
+/// Whether the other end of standard output is open: a launcher that ended before this process
+/// asked to be told of its end would never be missed.
 fn somebody_waits() -> bool {
     let stdout = rustix::stdio::stdout();
     let mut watched = [PollFd::from_borrowed_fd(stdout, PollFlags::empty())];

@@ -1,7 +1,8 @@
 //! For whom a mount in the background lives.
 //!
-//! Owns the choice: a process named on the command line, the batch job's task, the caller, or nobody
-//! (until `unmount`). Leaves the watch to `process`. Invariant: the choice is told to the user.
+//! Owns the choice: a process named on the command line, the batch job's task, the caller, or
+//! nobody (until `unmount`). Leaves the watch to `process`. Invariant: the choice is told to the
+//! user.
 
 use std::fmt;
 

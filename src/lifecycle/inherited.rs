@@ -20,8 +20,8 @@ pub(super) fn close_all() {
         .collect();
     // The listing's own descriptor was closed with it; it is in the list, and closing it fails.
     for descriptor in open {
-        // SAFETY: no object of this process owns any of these numbers: it has opened nothing yet, and
-        // the listing above, the only exception, is gone.
+        // SAFETY: no object of this process owns any of these numbers: it has opened nothing yet,
+        // and the listing above, the only exception, is gone.
         unsafe { libc::close(descriptor) };
     }
 }

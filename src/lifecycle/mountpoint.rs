@@ -27,7 +27,8 @@ pub(super) struct Made {
 }
 
 impl Mountpoint {
-    /// Checks `path`, clears a dead mount of this user there, makes the directory where it is missing.
+    /// Checks `path`, clears a dead mount of this user there, makes the directory where it is
+    /// missing.
     ///
     /// # Errors
     /// `Busy` where something is mounted or in the directory; `NotADirectory`; `NotFound` where its
@@ -111,7 +112,8 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     Ok(parent.join(path.file_name().unwrap_or_default()))
 }
 
-/// Removes the directory that archfs made at `place`, unless another is there now or it got contents.
+/// Removes the directory that archfs made at `place`, unless another is there now or it got
+/// contents.
 pub(super) fn remove(place: &Path, made: Made) {
     let is_ours = fs::symlink_metadata(place).is_ok_and(|found| Made::of(&found) == made);
     if is_ours && let Err(error) = fs::remove_dir(place) {
@@ -130,7 +132,8 @@ fn is_in_the_way(entry: &MountEntry) -> bool {
     entry.kind != "autofs"
 }
 
-/// Clears `entry` at `place` if it is a mount of this user whose daemon is gone; tells whether it was.
+/// Clears `entry` at `place` if it is a mount of this user whose daemon is gone; tells whether it
+/// was.
 fn clear_dead(place: &Path, entry: &MountEntry) -> Result<bool> {
     if !unmount::may_touch(entry) || !registry::is_dead(entry, place) {
         return Ok(false);

@@ -1,6 +1,7 @@
 //! Which process is meant, and waiting for its end.
 //!
-//! Owns identity (a process id may be used again, id and start time together are not) and the watch.
+//! Owns identity (a process id may be used again, id and start time together are not) and the
+//! watch.
 //! Invariant: a watch ends when, and only when, that very process has ended.
 
 use std::fs;

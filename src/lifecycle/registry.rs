@@ -1,4 +1,5 @@
-//! What is known of each mount besides what the kernel tells: its daemon, and the directory it made.
+//! What is known of each mount besides what the kernel tells: its daemon, and the directory it
+//! made.
 //!
 //! Owns one small file for each mount in a folder of the user's own, named by the mount's device.
 //! Invariant: records help, but nothing depends on them: without one, a mount is judged by itself.
@@ -103,7 +104,8 @@ pub(super) fn forget(entry: &MountEntry) {
 pub(super) fn is_dead(entry: &MountEntry, place: &Path) -> bool {
     match Record::read(entry, place) {
         Some(record) => !record.daemon.is_alive(),
-        // The kernel answers stat(2) from its cache, also for the dead; statfs(2) it has to ask for.
+        // The kernel answers stat(2) from its cache, also for the dead; statfs(2) it has to ask
+        // for.
         None => rustix::fs::statfs(place).is_err_and(|error| error == Errno::NOTCONN),
     }
 }

@@ -17,7 +17,8 @@ use crate::error::{Error, Kind, Result};
 /// How long a daemon may take to end once its mount is gone; it has nothing left to do then.
 const DAEMON_END: Duration = Duration::from_secs(5);
 
-/// Unmounts what archfs mounted at `path`, and returns when the mount and what was made for it are gone.
+/// Unmounts what archfs mounted at `path`, and returns when the mount and what was made for it are
+/// gone.
 ///
 /// # Errors
 /// `NotMounted` where nothing, something else or somebody else's is mounted there; `Busy`; `Io`.
@@ -62,7 +63,8 @@ pub(super) fn may_touch(entry: &MountEntry) -> bool {
 /// `Io`.
 pub(super) fn clear(place: &Path, entry: &MountEntry) -> Result<()> {
     let record = Record::read(entry, place);
-    // Processes may still hold files of it, which give them ENOTCONN for ever; they are in no one's way.
+    // Processes may still hold files of it, which give them ENOTCONN for ever; they are in no one's
+    // way.
     attach::detach(place, Detach::Lazily)?;
     if let Some(made) = record.and_then(|record| record.made) {
         mountpoint::remove(place, made);

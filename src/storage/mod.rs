@@ -1,8 +1,8 @@
 //! Where the bytes of an archive come from.
 //!
 //! Owns reading at an offset and the names of files in errors; leaves caching to `cache` and the
-//! meaning of the bytes to `formats`. Invariant: a read fills the whole buffer or fails, and may run
-//! from any number of threads at once.
+//! meaning of the bytes to `formats`. Invariant: a read fills the whole buffer or fails, and may
+//! run from any number of threads at once.
 
 use crate::error::Result;
 

@@ -1,7 +1,8 @@
 //! More files than a process may have open at once, of which as many are open as it may.
 //!
 //! Owns which files stay open; leaves opening and reading to `file`.
-//! Invariant: at most `limit` files of a pool are open, but for those that a read is using just now.
+//! Invariant: at most `limit` files of a pool are open, but for those that a read is using just
+//! now.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,8 +20,8 @@ pub(super) type Slot = Mutex<Option<Arc<File>>>;
 #[derive(Debug)]
 pub struct FilePool {
     limit: usize,
-    /// Those that are open, the one opened first in front: which one is closed hardly matters, since
-    /// reads of a shuffled epoch go to all of them. Taken with no other lock held.
+    /// Those that are open, the one opened first in front: which one is closed hardly matters,
+    /// since reads of a shuffled epoch go to all of them. Taken with no other lock held.
     open: Mutex<VecDeque<Weak<Slot>>>,
 }
 

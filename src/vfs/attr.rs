@@ -67,7 +67,8 @@ pub struct Attr {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Bytes of a regular file; length of a symbolic link's target; what the format says of a directory.
+    /// Bytes of a regular file; length of a symbolic link's target; what the format says of a
+    /// directory.
     pub size: u64,
     /// Bytes of it that are not holes.
     pub allocated: u64,

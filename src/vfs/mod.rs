@@ -39,7 +39,8 @@ pub trait Tree: Send + Sync {
     /// `NotADirectory`; `Corrupt` or `Io` where the directory can not be read.
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>>;
 
-    /// Visits the entries of a directory after `cookie`, without `.` and `..`, until `visit` breaks.
+    /// Visits the entries of a directory after `cookie`, without `.` and `..`, until `visit`
+    /// breaks.
     ///
     /// # Errors
     /// `NotADirectory`; `InvalidInput` for a cookie that was never handed out; `Corrupt` or `Io`.

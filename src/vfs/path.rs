@@ -9,7 +9,8 @@ use crate::error::{Error, Kind, Result};
 /// Links followed in one walk before it is taken for a loop (Linux: MAXSYMLINKS).
 const MAX_LINKS: u32 = 40;
 
-/// The attributes of what `path` names, taken from the root; a symbolic link at its end is not followed.
+/// The attributes of what `path` names, taken from the root; a symbolic link at its end is not
+/// followed.
 ///
 /// # Errors
 /// `NotFound`, `NotADirectory`; `InvalidInput` for a loop of links; what the tree reports.

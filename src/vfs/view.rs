@@ -1,9 +1,9 @@
 //! A tree seen otherwise: from a folder of it, with other owners, without some of its files.
 //!
-//! Owns `--subdir`, `uid=` and `gid=`, and hiding what is shown in another form; leaves everything else
-//! to the tree inside.
-//! Invariants: the folder is `Ino::ROOT` of the view, and no number above or outside it changes meaning;
-//! a hidden inode has no name.
+//! Owns `--subdir`, `uid=` and `gid=`, and hiding what is shown in another form; leaves everything
+//! else to the tree inside.
+//! Invariants: the folder is `Ino::ROOT` of the view, and no number above or outside it changes
+//! meaning; a hidden inode has no name.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;

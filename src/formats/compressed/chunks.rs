@@ -1,8 +1,8 @@
 //! Decoded chunks of all compressed archives of a mount, and how many are decoded at once.
 //!
 //! Owns the bound on the memory of both; leaves which chunks stay to `cache`.
-//! Invariant: what is being decoded takes at most as much memory again as the cache has, or one chunk
-//! where that is more: a mount has many threads, and chunks of xz may have 64 MiB each.
+//! Invariant: what is being decoded takes at most as much memory again as the cache has, or one
+//! chunk where that is more: a mount has many threads, and chunks of xz may have 64 MiB each.
 
 use crate::cache::Cache;
 use crate::error::Result;
@@ -31,7 +31,8 @@ impl ChunkCache {
         Self { cache, capacity, under_way: Mutex::new(0), ended: Condvar::new() }
     }
 
-    /// The chunk `key` of `len` bytes, from the cache or from `decode`, once there is room for that.
+    /// The chunk `key` of `len` bytes, from the cache or from `decode`, once there is room for
+    /// that.
     ///
     /// # Errors
     /// What `decode` reports.

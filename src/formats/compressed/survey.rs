@@ -1,4 +1,5 @@
-//! The first pass over a compressed file: its decoded bytes in order, and its seek points after that.
+//! The first pass over a compressed file: its decoded bytes in order, and its seek points after
+//! that.
 //!
 //! Owns the choice of how a file is read, and giving it up for a temporary file once a chunk turns
 //! out too large. Invariant: the pieces are the decoded bytes from the first on, each once, up to

@@ -3,11 +3,12 @@
 //! Owns the words of the list and finding the n-th of them; leaves reading blocks to `data`.
 //! Invariant: a list has as many words as the file's size demands, and no more are ever read.
 //!
-//! A word is the length of a block on disk: bit 24 set where it is stored plain, 0 where the block is
-//! a hole. Blocks follow each other on disk, so the place of a block is the sum of the words before
-//! it, and the list itself lies in a chain of metadata blocks. A file of a few thousand blocks is
-//! walked from its start each time, which costs a few microseconds. For larger ones the walk is made
-//! once and leaves a checkpoint every `STRIDE` words; the checkpoints are cached like blocks are.
+//! A word is the length of a block on disk: bit 24 set where it is stored plain, 0 where the block
+//! is a hole. Blocks follow each other on disk, so the place of a block is the sum of the words
+//! before it, and the list itself lies in a chain of metadata blocks. A file of a few thousand
+//! blocks is walked from its start each time, which costs a few microseconds. For larger ones the
+//! walk is made once and leaves a checkpoint every `STRIDE` words; the checkpoints are cached like
+//! blocks are.
 
 use super::inode::{InodeRef, RegularBody};
 use super::metadata::{Cursor, Metadata, Position};

@@ -5,8 +5,9 @@
 //! names and lies within what that block decoded to, or is a zero of a hole.
 //!
 //! Compressed blocks are cached, whether a file has them alone or shares them (fragments). Blocks
-//! stored plain are read straight into the answer: the page cache of the archive holds them already.
-//! A read within one compressed block is answered from the cached block with no copy at all.
+//! stored plain are read straight into the answer: the page cache of the archive holds them
+//! already. A read within one compressed block is answered from the cached block with no copy at
+//! all.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -27,8 +28,8 @@ use crate::vfs::{ReadBytes, Scratch, SeekTarget, SharedBytes};
 const FRAGMENT_RECORD: usize = 16;
 
 thread_local! {
-    /// A block as stored and as decoded, before it is copied to its exact size: decoding into memory
-    /// that stays warm costs less than fresh memory for each block.
+    /// A block as stored and as decoded, before it is copied to its exact size: decoding into
+    /// memory that stays warm costs less than fresh memory for each block.
     static BUFFERS: RefCell<(Vec<u8>, Vec<u8>)> = RefCell::default();
 }
 

@@ -5,11 +5,11 @@
 //! directory shows one name twice.
 //!
 //! A listing is made of runs: a header (how many entries, which block of the inode table they point
-//! into, the inode number they count from), then up to 256 entries. An entry can not be read without
-//! its header, so a cookie names the run's header by its place in the listing (32 bits) and the entry
-//! by its turn in the run (8 bits). Any cookie can thus be taken up at any time, with nothing kept.
-//! A directory larger than one metadata block has an index: first names of blocks with their places,
-//! which saves the walk along the chain.
+//! into, the inode number they count from), then up to 256 entries. An entry can not be read
+//! without its header, so a cookie names the run's header by its place in the listing (32 bits) and
+//! the entry by its turn in the run (8 bits). Any cookie can thus be taken up at any time, with
+//! nothing kept. A directory larger than one metadata block has an index: first names of blocks
+//! with their places, which saves the walk along the chain.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;

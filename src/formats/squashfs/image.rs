@@ -31,8 +31,8 @@ pub(super) const ROOT: u16 = 300;
 pub(super) const DATA: u64 = 96;
 
 impl Image {
-    /// A root with `f`, a file of a plain block, a hole, a compressed block and a tail of 10 bytes in
-    /// a fragment, with two attributes; `l`, a link to "target"; `p`, a fifo.
+    /// A root with `f`, a file of a plain block, a hole, a compressed block and a tail of 10 bytes
+    /// in a fragment, with two attributes; `l`, a link to "target"; `p`, a fifo.
     pub(super) fn sound() -> Self {
         let plain = [b'1'; BLOCK as usize];
         let packed = zstd::bulk::compress(&[b'3'; BLOCK as usize], 1).unwrap();

@@ -4,9 +4,10 @@
 //! what is read to the tables, inodes and directories.
 //! Invariant: a cursor never hands out bytes that its block did not decode to.
 //!
-//! On disk (kernel: squashfs_read_data) a block is a 16-bit word, bit 15 set where it is stored plain,
-//! the rest its length on disk, then that many bytes. The next block of a chain follows at once, so
-//! the place of a byte is found only by going along the chain; references name block and offset.
+//! On disk (kernel: squashfs_read_data) a block is a 16-bit word, bit 15 set where it is stored
+//! plain, the rest its length on disk, then that many bytes. The next block of a chain follows at
+//! once, so the place of a byte is found only by going along the chain; references name block and
+//! offset.
 
 use crate::cache::{Cache, Cached};
 use crate::codecs::Codec;

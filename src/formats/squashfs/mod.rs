@@ -37,7 +37,8 @@ use superblock::Superblock;
 use table::Table;
 use xattr::Xattrs;
 
-/// The least that st_blksize says, bytes: Python takes it as its buffer, so one read takes an image.
+/// The least that st_blksize says, bytes: Python takes it as its buffer, so one read takes an
+/// image.
 const PREFERRED_READ: u32 = 128 << 10;
 
 /// An image.

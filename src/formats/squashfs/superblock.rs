@@ -1,7 +1,8 @@
 //! The superblock: the first 96 bytes of an image, which say where everything else is.
 //!
 //! Owns its layout (Documentation/filesystems/squashfs.rst of Linux; squashfs_fs.h) and its checks.
-//! Invariant: every table of a parsed superblock lies inside the image, and the image inside its file.
+//! Invariant: every table of a parsed superblock lies inside the image, and the image inside its
+//! file.
 
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};

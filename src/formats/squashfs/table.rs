@@ -81,7 +81,8 @@ mod tests {
     use crate::storage::MemStorage;
     use crate::sync::Arc;
 
-    /// 2049 records of 4 bytes, each its own number: one full block, one of a single record, the list.
+    /// 2049 records of 4 bytes, each its own number: one full block, one of a single record, the
+    /// list.
     fn image() -> (Arc<MemStorage>, u64) {
         let records: Vec<u8> = (0_u32..2049).flat_map(u32::to_le_bytes).collect();
         let mut bytes = Vec::new();

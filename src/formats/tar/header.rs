@@ -1,7 +1,7 @@
 //! One 512-byte header block of a tar archive (POSIX.1-1988 ustar, GNU and v7 before it).
 //!
-//! Owns the fields, their two ways to write numbers, and the checksum; leaves what several blocks say
-//! together (pax records, long names, sparse maps) to `chain`.
+//! Owns the fields, their two ways to write numbers, and the checksum; leaves what several blocks
+//! say together (pax records, long names, sparse maps) to `chain`.
 //! Invariant: a `Header` has a right checksum, so its fields are what some tar wrote.
 
 use crate::error::{Error, Result};
@@ -16,7 +16,8 @@ pub(super) const BLOCK_LEN: u64 = 512;
 /// One block.
 pub(super) type Block = [u8; BLOCK];
 
-/// What a member is, by its type flag (POSIX.1-2017, pax, "ustar Interchange Format"; GNU's letters).
+/// What a member is, by its type flag (POSIX.1-2017, pax, "ustar Interchange Format"; GNU's
+/// letters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     /// '0', NUL, '7' and every letter nobody knows: POSIX says to take those for files.
@@ -129,9 +130,10 @@ impl<'b> Header<'b> {
         }
     }
 
-    /// Whether `size` bytes of data follow. Links, directories and devices may say a size, but neither
-    /// GNU tar nor Python takes it for data then, but for GNU's listing of a directory. (POSIX allows
-    /// data behind a hard link, `pax -o linkdata`; here it is taken for damage, and passed over.)
+    /// Whether `size` bytes of data follow. Links, directories and devices may say a size, but
+    /// neither GNU tar nor Python takes it for data then, but for GNU's listing of a directory.
+    /// (POSIX allows data behind a hard link, `pax -o linkdata`; here it is taken for damage, and
+    /// passed over.)
     pub(super) fn has_data(self) -> bool {
         match self.kind() {
             Type::Directory => self.field::<156, 1>() == b"D",
@@ -213,7 +215,8 @@ impl<'b> Header<'b> {
     }
 }
 
-/// The pieces of an old sparse map in `bytes`: offset and length, 12 bytes each, up to an empty one.
+/// The pieces of an old sparse map in `bytes`: offset and length, 12 bytes each, up to an empty
+/// one.
 ///
 /// # Errors
 /// `Corrupt` where one is no number.
@@ -241,8 +244,8 @@ pub(super) fn until_nul(bytes: &[u8]) -> &[u8] {
     bytes.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// Octal digits between spaces and NULs, or GNU's base 256: the first bit set, then a number in two's
-/// complement, highest byte first. Empty is 0, as old tars left fields they did not need.
+/// Octal digits between spaces and NULs, or GNU's base 256: the first bit set, then a number in
+/// two's complement, highest byte first. Empty is 0, as old tars left fields they did not need.
 fn number(field: &[u8]) -> std::result::Result<i64, ()> {
     match field.split_first() {
         Some((first, rest)) if first & 0x80 != 0 => {

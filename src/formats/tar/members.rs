@@ -54,7 +54,8 @@ pub(super) struct Member {
     pub(super) size: u64,
     pub(super) modified: Timestamp,
     pub(super) body: Body,
-    /// Where `Members` keeps the path (and how long it is), the target behind it, and the attributes.
+    /// Where `Members` keeps the path (and how long it is), the target behind it, and the
+    /// attributes.
     pub(super) path: (usize, usize),
     pub(super) link: usize,
     pub(super) xattrs: Option<usize>,

@@ -1,10 +1,11 @@
 //! Tar archives as a `Tree`: v7, ustar, GNU and pax, stored or compressed.
 //!
-//! Owns the translation of an index into the words of `vfs`. `open` gets that index, saved or from a
-//! scan; `header`, `pax`, `overrides`, `sparse` and `chain` read members, `scan` and `segments` all of
-//! them, `packed` and `unpack` those of a compressed tar; `index` is the tree, `saved` keeps it for the next mount.
-//! Invariants: opening reads headers, and not the data of large members; the bytes of a member are read
-//! straight from the archive into the answer, with no lock and no copy in between.
+//! Owns the translation of an index into the words of `vfs`. `open` gets that index, saved or from
+//! a scan; `header`, `pax`, `overrides`, `sparse` and `chain` read members, `scan` and `segments`
+//! all of them, `packed` and `unpack` those of a compressed tar; `index` is the tree, `saved` keeps
+//! it for the next mount.
+//! Invariants: opening reads headers, and not the data of large members; the bytes of a member are
+//! read straight from the archive into the answer, with no lock and no copy in between.
 
 use std::ops::ControlFlow;
 

@@ -78,8 +78,8 @@ pub(super) fn open(
     opened.map_err(|error| error.within(name))
 }
 
-/// Whether `storage`, which begins with zeros, holds nothing else: an empty tar. Disk images begin with
-/// zeros, too, and must not be taken for one.
+/// Whether `storage`, which begins with zeros, holds nothing else: an empty tar. Disk images begin
+/// with zeros, too, and must not be taken for one.
 fn is_empty(storage: &dyn Storage) -> Result<bool> {
     if storage.len() > TAR_EMPTY_MAX {
         return Ok(false);

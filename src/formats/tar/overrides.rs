@@ -96,8 +96,8 @@ impl Overrides {
             && sparse.is_empty()
     }
 
-    /// What global records say that holds for every member: owners and times. A path, a size or a map
-    /// for all members alike is nobody's wish; tells whether there was anything of that kind.
+    /// What global records say that holds for every member: owners and times. A path, a size or a
+    /// map for all members alike is nobody's wish; tells whether there was anything of that kind.
     pub(super) fn take_global(&mut self, body: &[u8]) -> Result<bool> {
         let mut said =
             Self { uid: self.uid, gid: self.gid, modified: self.modified, ..Self::default() };

@@ -76,8 +76,8 @@ pub(super) fn open(
     Ok((decoded, index))
 }
 
-/// Scans the part of a damaged archive that is known to be right: the first scan went further, up to
-/// where the damage was noticed, over bytes whose checksum turned out wrong.
+/// Scans the part of a damaged archive that is known to be right: the first scan went further, up
+/// to where the damage was noticed, over bytes whose checksum turned out wrong.
 fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> Result<Index> {
     if sound.is_empty() {
         let context = format!("damaged: {error}; its only checksum is wrong, so nothing is sure");

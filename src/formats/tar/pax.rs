@@ -1,4 +1,5 @@
-//! The records of a pax extended header: `LENGTH KEYWORD=VALUE\n` (POSIX.1-2017, pax, "Extended Header").
+//! The records of a pax extended header: `LENGTH KEYWORD=VALUE\n` (POSIX.1-2017, pax, "Extended
+//! Header").
 //!
 //! Owns cutting them apart and the numbers in them; leaves what a keyword means to
 //! `overrides`.

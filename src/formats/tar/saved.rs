@@ -7,8 +7,8 @@
 //! An index is believed if its archive has the same length and modification time, if sampled blocks
 //! of it are the same, if the file is owned by this user, by the owner of the archive or by root
 //! (lest somebody else in /tmp tells us what is in our archive), and if it passes its own checks.
-//! Any number of processes on any number of nodes may do this at once: each writes a file of its own
-//! and renames it, so that a reader sees one whole file or another, and all of them are right.
+//! Any number of processes on any number of nodes may do this at once: each writes a file of its
+//! own and renames it, so that a reader sees one whole file or another, and all of them are right.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::ErrorKind::{NotADirectory, NotFound};
@@ -199,7 +199,8 @@ impl Saved {
 /// What the names of files begin with that are not whole yet.
 const PREFIX: &str = ".archfs-index-";
 
-/// A file in `folder` that has no name, where the file system knows such files (open(2), O_TMPFILE).
+/// A file in `folder` that has no name, where the file system knows such files (open(2),
+/// O_TMPFILE).
 fn nameless(folder: &Path) -> Option<File> {
     let flags = OFlags::TMPFILE.bits().cast_signed();
     OpenOptions::new().write(true).mode(0o600).custom_flags(flags).open(folder).ok()
@@ -215,8 +216,8 @@ fn publish(file: &File, folder: &Path, place: &Path) -> std::io::Result<()> {
     named.into_temp_path().persist(place).map_err(|error| error.error)
 }
 
-/// Whether at `place` there is nothing, an empty file or an index: a name typed wrong must not cost a
-/// dataset.
+/// Whether at `place` there is nothing, an empty file or an index: a name typed wrong must not cost
+/// a dataset.
 fn may_be_replaced(place: &Path) -> std::io::Result<bool> {
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
     let mut file = match OpenOptions::new().read(true).custom_flags(nonblocking).open(place) {

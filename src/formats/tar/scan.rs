@@ -249,8 +249,8 @@ impl Walk {
         Ok(true)
     }
 
-    /// The bytes end where a header could be; a source that did not know its end may have counted on
-    /// data that is not there.
+    /// The bytes end where a header could be; a source that did not know its end may have counted
+    /// on data that is not there.
     fn ended(&self, source: &dyn Source, members: &mut Members, notes: &mut Notes) {
         let end = source.end().unwrap_or(self.end).min(self.end);
         let last = members.list().last().filter(|last| members.data_end(last) > end);

@@ -15,9 +15,9 @@
 //! chains are one, as a step depends on nothing but the place it starts from. Until then the true
 //! chain goes on by itself. Only global pax headers carry over; with those nothing is guessed.
 //!
-//! Cost: up to `SEARCH_MAX` bytes of data read in each segment to find its first header, and guesses
-//! thrown away where the data holds tars. Large members, among which hardly any chain would be
-//! saved, are not guessed at all.
+//! Cost: up to `SEARCH_MAX` bytes of data read in each segment to find its first header, and
+//! guesses thrown away where the data holds tars. Large members, among which hardly any chain would
+//! be saved, are not guessed at all.
 
 use std::ops::ControlFlow;
 

@@ -1,13 +1,13 @@
-//! Where a scan for headers reads from: an archive that can be read anywhere, or one that is decoded
-//! from its start to its end.
+//! Where a scan for headers reads from: an archive that can be read anywhere, or one that is
+//! decoded from its start to its end.
 //!
 //! Owns how much is read at once; leaves what the bytes mean to `chain`.
 //! Invariant: a scan asks forward only; what it asked for stays available until it asks for more.
 //!
 //! How much to read. Reading the data of a member only to throw it away costs what the member is
-//! large; reading each header by itself costs a call, on a parallel file system a round trip. So the
-//! window grows while the next header lies just behind it (small members), and is small again as soon
-//! as there is more data in between than a call costs to read.
+//! large; reading each header by itself costs a call, on a parallel file system a round trip. So
+//! the window grows while the next header lies just behind it (small members), and is small again
+//! as soon as there is more data in between than a call costs to read.
 
 use crate::error::Result;
 use crate::formats::bytes::{index, length};

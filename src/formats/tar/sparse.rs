@@ -2,8 +2,8 @@
 //!
 //! Owns finding and checking the map: the texts of versions 0.0, 0.1 and 1.0 ("GNU tar manual",
 //! "Storing Sparse Files"), and the old form, whose fields are `header`'s.
-//! Invariant: the segments of a map ascend, do not overlap, hold at least a byte each, end within the
-//! file, and their bytes end within the member's data.
+//! Invariant: the segments of a map ascend, do not overlap, hold at least a byte each, end within
+//! the file, and their bytes end within the member's data.
 
 use std::borrow::Cow;
 
@@ -41,9 +41,9 @@ pub(super) struct Sparse {
     pub(super) end: u64,
 }
 
-/// The map of the member whose header is `header`, of which `words` were said, with `stored` bytes at
-/// `data`; `None` where it is not sparse. Nothing of it lies behind `limit`. What was read ends at
-/// `reached`, also where it fails.
+/// The map of the member whose header is `header`, of which `words` were said, with `stored` bytes
+/// at `data`; `None` where it is not sparse. Nothing of it lies behind `limit`. What was read ends
+/// at `reached`, also where it fails.
 ///
 /// # Errors
 /// `Corrupt` where the map can not be true; `Io` where it can not be read.

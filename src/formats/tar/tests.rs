@@ -286,9 +286,10 @@ fn a_read_that_fails_gives_an_error_and_never_another_tree() {
     assert!(failed > 10 * fine && failed > 100, "{failed} failed, {fine} did not");
 }
 
-/// An archive as large as ImageNet's training set that nobody has to store: a header at each multiple
-/// of `STRIDE`, and data that is never written. It counts what is read, and how many reads are under
-/// way at once; a read that is alone lets others begin before it ends, as a slow file system would.
+/// An archive as large as ImageNet's training set that nobody has to store: a header at each
+/// multiple of `STRIDE`, and data that is never written. It counts what is read, and how many reads
+/// are under way at once; a read that is alone lets others begin before it ends, as a slow file
+/// system would.
 struct Endless {
     headers: u64,
     bytes: AtomicU64,

@@ -1,8 +1,8 @@
 //! The folders that several trees share, listed once.
 //!
 //! Owns which of several entries of one name is shown; leaves answering requests to the union.
-//! Invariant: each merged folder is listed from the folders of its trees alone, so merging costs what
-//! those hold, and nothing for what one tree has alone.
+//! Invariant: each merged folder is listed from the folders of its trees alone, so merging costs
+//! what those hold, and nothing for what one tree has alone.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
@@ -47,8 +47,8 @@ impl<'l> Merging<'l> {
     /// Merges all folders that several of `layers` have.
     ///
     /// # Errors
-    /// `Unsupported` for more folders or inodes than there are numbers; what a tree reports while it
-    /// is listed.
+    /// `Unsupported` for more folders or inodes than there are numbers; what a tree reports while
+    /// it is listed.
     pub(super) fn of(layers: &'l [Layer]) -> Result<Self> {
         let mut merging = Self {
             folders: Vec::new(),

@@ -1,7 +1,7 @@
 //! Several trees as one: folders merge, and of two files with one path the later tree's is shown.
 //!
-//! Owns which tree answers for an inode; leaves listing the folders that trees share to `merge`, and
-//! everything else to the trees.
+//! Owns which tree answers for an inode; leaves listing the folders that trees share to `merge`,
+//! and everything else to the trees.
 //! Invariant: a lookup asks one tree at most, however many there are.
 //!
 //! Only folders that several trees have need a listing of their own, and those are merged once, at
@@ -33,7 +33,8 @@ const TREES_MAX: usize = (1 << 16) - 1;
 
 /// A tree and the folder of the union that shows it.
 pub struct Layer {
-    /// The folder's path, without a leading slash; empty for the root. It is made where it is missing.
+    /// The folder's path, without a leading slash; empty for the root. It is made where it is
+    /// missing.
     pub path: Vec<u8>,
     /// What is shown there.
     pub tree: Arc<dyn Tree>,

@@ -6,7 +6,8 @@ use crate::vfs::resolve;
 
 /// A tree of the files and folders (those that end with a slash) at some paths.
 struct Fake {
-    /// Path, kind and contents; the place in this list and `first` make the number. The root is first.
+    /// Path, kind and contents; the place in this list and `first` make the number. The root is
+    /// first.
     nodes: Vec<(String, FileKind, String)>,
     first: u64,
     asked: AtomicU64,
@@ -37,7 +38,9 @@ impl Fake {
     }
 
     fn ino(&self, place: usize) -> Ino {
-        if place == 0 { Ino::ROOT } else { Ino::new(self.first + place as u64).unwrap() }
+        // A folder of that name is the root once more, as a damaged archive may have it.
+        let is_root = place == 0 || self.nodes[place].0 == "loop";
+        if is_root { Ino::ROOT } else { Ino::new(self.first + place as u64).unwrap() }
     }
 
     fn children(&self, folder: usize) -> Vec<usize> {
@@ -368,4 +371,15 @@ fn a_cookie_goes_on_where_it_was_given_and_one_past_the_end_is_refused() {
         let refused = list(Cookie(past), 1).map_err(|error| error.kind());
         assert_eq!(refused, Err(Kind::InvalidInput), "{past}");
     }
+}
+
+#[test]
+fn a_folder_within_itself_ends_the_merge_with_an_error() {
+    let layers = |paths: [&str; 2]| {
+        paths.map(|path| Layer { path: Vec::new(), tree: Fake::new(&[path, "file"], "x") })
+    };
+    let refused = Union::new(&layers(["loop/", "loop/"])).err().unwrap();
+    assert_eq!(refused.kind(), Kind::Corrupt, "{refused}");
+    // Where only one tree has it, nothing is merged, and the listing is that tree's.
+    assert!(Union::new(&layers(["loop/", "other/"])).is_ok());
 }

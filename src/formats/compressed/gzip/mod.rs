@@ -1,25 +1,25 @@
 //! Seek points of gzip files: how a format without any gets them.
 //!
-//! Owns which points are kept and what decoding a chunk from one takes; leaves members and blocks to
-//! `member`. Invariant: the bytes from a point up to the next do not depend on anything else.
+//! Owns which points are kept and what decoding a chunk from one takes; leaves members and blocks
+//! to `member`. Invariant: the bytes from a point up to the next do not depend on anything else.
 //!
 //! The problem. DEFLATE copies from the last 32 KiB it decoded, and its blocks start at any bit, so
 //! to read the last byte of a gzip file one decodes all the others. Nothing in the file says where
 //! a block starts.
 //!
-//! The idea is that of zran.c, an example that comes with zlib. The file must be decoded once in any
-//! case, to find what is in it. Between two blocks a decoder has no state but its 32 KiB: whoever
-//! knows the bit where the block starts and has those 32 KiB goes on from there. So at the first
-//! block boundary 3/4 MiB or more after the last point another is kept: bit, offset, window. A chunk
-//! is what lies between two points, mostly less than a MiB, since a block is some 50 to 400 KiB. A
-//! member starts with an empty window, so a point there has none.
+//! The idea is that of zran.c, an example that comes with zlib. The file must be decoded once in
+//! any case, to find what is in it. Between two blocks a decoder has no state but its 32 KiB:
+//! whoever knows the bit where the block starts and has those 32 KiB goes on from there. So at the
+//! first block boundary 3/4 MiB or more after the last point another is kept: bit, offset, window.
+//! A chunk is what lies between two points, mostly less than a MiB, since a block is some 50 to 400
+//! KiB. A member starts with an empty window, so a point there has none.
 //!
 //! The cost. Windows are kept packed by zstd, at some 5 to 20 KiB each: 1 to 2 % of the decoded
-//! bytes, which for a large file is more than one likes. So from 8192 points (6 GiB) on every second
-//! is dropped and the spacing doubled, up to 24 MiB, which is what a random read of a file of
-//! 192 GiB decodes. Packing a window takes some 0.1 ms, a fortieth of the time it takes to decode
-//! 3/4 MiB. The first pass runs on one thread: where blocks start is known only by whoever has
-//! decoded up to there.
+//! bytes, which for a large file is more than one likes. So from 8192 points (6 GiB) on every
+//! second is dropped and the spacing doubled, up to 24 MiB, which is what a random read of a file
+//! of 192 GiB decodes. Packing a window takes some 0.1 ms, a fortieth of the time it takes to
+//! decode 3/4 MiB. The first pass runs on one thread: where blocks start is known only by whoever
+//! has decoded up to there.
 
 mod member;
 

@@ -4,11 +4,11 @@
 //! to `groups`, and the order of nodes to `layout`.
 //! Invariant: whatever a path says, its member ends up below the folder it was added to.
 //!
-//! The rules, where tars leave room. A path is cleaned as text: `.` and empty parts vanish, `..` goes
-//! up and stops at the top. Folders that a path implies are made. A later member replaces an earlier
-//! one of the same path; but a folder stays a folder, so that nothing in it is lost, even if a link
-//! or a file has the same path: a link never leads a member elsewhere. A hard link names the latest
-//! member before it that has the path it says.
+//! The rules, where tars leave room. A path is cleaned as text: `.` and empty parts vanish, `..`
+//! goes up and stops at the top. Folders that a path implies are made. A later member replaces an
+//! earlier one of the same path; but a folder stays a folder, so that nothing in it is lost, even
+//! if a link or a file has the same path: a link never leads a member elsewhere. A hard link names
+//! the latest member before it that has the path it says.
 
 use std::collections::HashMap;
 
@@ -106,7 +106,8 @@ impl Builder {
         }
     }
 
-    /// Adds `list`, members of `members`, which are those of `archive`; tars among them go to `nested`.
+    /// Adds `list`, members of `members`, which are those of `archive`; tars among them go to
+    /// `nested`.
     ///
     /// # Errors
     /// `Unsupported` for an archive with more names than an index holds (4 GiB of them).
@@ -357,7 +358,8 @@ impl Builder {
     }
 }
 
-/// The names on the way along `path`: `.` and empty ones vanish, `..` goes back and stops at the start.
+/// The names on the way along `path`: `.` and empty ones vanish, `..` goes back and stops at the
+/// start.
 pub(super) fn cleaned(path: &[u8]) -> Vec<&[u8]> {
     let mut names = Vec::new();
     for part in path.split(|&byte| byte == b'/') {

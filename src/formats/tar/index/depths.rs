@@ -3,9 +3,9 @@
 //! Owns the order between members of one path, whichever way they were come upon.
 //! Invariant: what is in an archive comes behind all that the archive around it holds.
 //!
-//! An archive that can be read anywhere is scanned level by level, one that is decoded from its start to
-//! its end in the order of its bytes. The tree must not tell them apart, so where two members meet it
-//! is their depth that decides first, and their order only within one depth.
+//! An archive that can be read anywhere is scanned level by level, one that is decoded from its
+//! start to its end in the order of its bytes. The tree must not tell them apart, so where two
+//! members meet it is their depth that decides first, and their order only within one depth.
 
 use super::builder::Folder;
 use crate::formats::bytes::index;

@@ -1,7 +1,8 @@
 //! An index in a file: written once, read in one go.
 //!
 //! Owns the layout below; leaves where the file is and whether it belongs to an archive to `saved`.
-//! Invariant: `read` returns an index that passed its checksum and every check of `Index`, or fails.
+//! Invariant: `read` returns an index that passed its checksum and every check of `Index`, or
+//! fails.
 //!
 //! All numbers are little-endian.
 //!

@@ -18,8 +18,8 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Sorts what is pending: first into folders, then by name within each, where it is mostly sorted
-    /// already and at least close together in memory.
+    /// Sorts what is pending: first into folders, then by name within each, where it is mostly
+    /// sorted already and at least close together in memory.
     pub(super) fn new(builder: &Builder) -> Self {
         let mut starts = vec![0_usize; builder.folders.len().saturating_add(1)];
         for pending in &builder.pending {

@@ -13,7 +13,8 @@ use super::{Content, Graft, Index, Node, NodeId};
 use crate::formats::bytes::index;
 use crate::vfs::{FileKind, Name};
 
-/// A hard link: its place in `pending`, the folder its path starts at, and that path in `link_paths`.
+/// A hard link: its place in `pending`, the folder its path starts at, and that path in
+/// `link_paths`.
 pub(super) struct HardLink {
     pub(super) pending: u32,
     pub(super) base: Folder,
@@ -42,8 +43,8 @@ impl Builder {
                 let not_folder = |&place: &&u32| {
                     self.kind(*place) != FileKind::Directory && *place != link.pending
                 };
-                // The latest before the link; if there is none, the first behind it. They are sorted
-                // by rank, and one of them at most is a folder.
+                // The latest before the link; if there is none, the first behind it. They are
+                // sorted by rank, and one of them at most is a folder.
                 let own = self.depths.rank(link.pending);
                 let behind = same.partition_point(|&place| self.depths.rank(place) < own);
                 let (before, after) = same.split_at_checked(behind)?;

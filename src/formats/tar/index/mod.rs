@@ -1,14 +1,14 @@
 //! The tree of a tar archive in memory: what a scan of all headers leaves behind.
 //!
-//! Owns the nodes and how a name is found among them; leaves making them to `builder`, `groups`
-//! and `layout`, keeping them in a file to `file`, and what can be believed of that to `check`.
-//! Invariant: the children of a folder stand side by side, in ascending order of their names, behind
-//! their folder; node 0 is the root. `check` refuses whatever is not so.
+//! Owns the nodes and how a name is found among them; leaves making them to `builder`, `groups` and
+//! `layout`, keeping them in a file to `file`, and what can be believed of that to `check`.
+//! Invariant: the children of a folder stand side by side, in ascending order of their names,
+//! behind their folder; node 0 is the root. `check` refuses whatever is not so.
 //!
-//! Memory is what decides here: an archive of 1.3 million members has as many nodes. A node takes 48
-//! bytes and its name one byte more than it has letters. There is no table to find names with: the
-//! order is one, and 20 comparisons find a name among a million. What few members have (attributes,
-//! maps of sparse files, second links) stands in tables of its own, sorted by node.
+//! Memory is what decides here: an archive of 1.3 million members has as many nodes. A node takes
+//! 48 bytes and its name one byte more than it has letters. There is no table to find names with:
+//! the order is one, and 20 comparisons find a name among a million. What few members have
+//! (attributes, maps of sparse files, second links) stands in tables of its own, sorted by node.
 
 use crate::formats::bytes::index;
 use crate::vfs::{FileKind, Name};
@@ -153,7 +153,8 @@ pub(super) struct Index {
     links: Vec<(NodeId, u32)>,
     /// Nodes with attributes, ascending, and where theirs begin in `xattrs`.
     with_xattrs: Vec<(NodeId, u64)>,
-    /// Sets of attributes: their number, then name and value, each behind its length (4 bytes each).
+    /// Sets of attributes: their number, then name and value, each behind its length (4 bytes
+    /// each).
     xattrs: Vec<u8>,
     pub(super) grafts: Vec<Graft>,
     /// What the user should be told of this archive, a line each.
@@ -174,7 +175,8 @@ impl Index {
         self.nodes.len()
     }
 
-    /// Where headers of the archive are, in no order: the block before the data of each stored file.
+    /// Where headers of the archive are, in no order: the block before the data of each stored
+    /// file.
     pub(super) fn places(&self) -> Vec<u64> {
         let at = |node: &Node| match node.content() {
             Content::Stored { at } => at.checked_sub(BLOCK_LEN),

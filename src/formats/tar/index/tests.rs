@@ -1,7 +1,7 @@
 //! Indexes in memory and in files: what is written comes back, and nothing hostile gets through.
 //!
-//! Owns the mutations, the refusing side of each rule of `check`, and the memory of a member. What a
-//! program makes of saved indexes is tested in `tests/tar_index.rs`.
+//! Owns the mutations, the refusing side of each rule of `check`, and the memory of a member. What
+//! a program makes of saved indexes is tested in `tests/tar_index.rs`.
 
 use std::collections::HashSet;
 
