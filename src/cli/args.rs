@@ -107,9 +107,7 @@ impl MountArgs {
             },
         })
     }
-}
 
-impl MountArgs {
     /// The mount point, and the archives before it.
     ///
     /// # Errors

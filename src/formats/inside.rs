@@ -16,9 +16,6 @@ use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{Cookie, FileKind, Ino, Scratch, Tree};
 
-/// Bytes that tell a format.
-const HEAD: u32 = 1024;
-
 /// Bytes asked of the tree at once.
 const STEP: usize = 1 << 20;
 
@@ -41,6 +38,7 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
     let mut known = HashSet::from([Ino::ROOT]);
     let mut folders = vec![(Vec::new(), Ino::ROOT)];
     let mut scratch = Scratch::default();
+    let head_size = u32::try_from(tar::HEAD).unwrap_or(u32::MAX);
     while let Some((path, folder)) = folders.pop() {
         let mut candidates = Vec::new();
         // What is damaged is no archive to be shown, and no reason to show nothing.
@@ -64,7 +62,7 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
             log::warn!("{error}; archives in that folder are not looked for");
         }
         for (folder, ino) in candidates {
-            let head = tree.read(ino, 0, HEAD, &mut scratch);
+            let head = tree.read(ino, 0, head_size, &mut scratch);
             let (Ok(attr), Ok(head)) = (tree.attr(ino), head) else { continue };
             let (size, head) = (attr.size, head.as_slice());
             if SquashFs::recognises(head) || tar::recognises(head) {

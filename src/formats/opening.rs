@@ -19,9 +19,6 @@ use crate::storage::{FileStorage, Storage, Window};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::vfs::{Layer, Tree, View};
 
-/// Bytes of a file that tell its format: two blocks of a tar.
-const HEAD: usize = 1024;
-
 /// How the memory for decoded blocks is shared out.
 pub(super) struct Memory {
     /// Chunks of compressed tars, of all of them: which one is read next nobody knows.
@@ -88,7 +85,7 @@ impl Opening<'_> {
         saved: Option<SavedIndex<'_>>,
         depth: u32,
     ) -> Result<Vec<Layer>> {
-        let mut head = [0; HEAD];
+        let mut head = [0; tar::HEAD];
         let len = index(storage.len()).min(head.len());
         let head = head.get_mut(..len).unwrap_or_default();
         storage.read_exact_at(head, 0)?;

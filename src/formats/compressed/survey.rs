@@ -118,16 +118,13 @@ impl Survey {
 
     /// The seek points of what was delivered, after its end or its damage; of a damaged file, of
     /// what is known to be right.
-    ///
-    /// # Errors
-    /// None as yet.
-    pub(crate) fn finish(self) -> Result<Seekable> {
+    pub(crate) fn finish(self) -> Seekable {
         let chunks = match self.pass {
             Pass::Gzip(pass) => Chunks::Points(pass.into_points(self.delivered)),
             Pass::Extents(pipeline) => Chunks::Extents(pipeline.into_extents(self.delivered)),
             Pass::Spool(spool) => Chunks::Spooled(Some(spool)),
         };
-        Ok(Seekable { container: self.container, len: self.delivered, chunks })
+        Seekable { container: self.container, len: self.delivered, chunks }
     }
 }
 

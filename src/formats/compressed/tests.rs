@@ -91,7 +91,7 @@ fn survey(encoded: &[u8]) -> (Vec<u8>, Option<Error>, Seekable) {
         assert!(survey.position() <= encoded.len() as u64);
     };
     assert!(survey.next_piece().unwrap().is_none(), "an error is told once");
-    let seekable = survey.finish().unwrap();
+    let seekable = survey.finish();
     // Of damaged data the part that no checksum vouches for is not to be had again.
     assert!(seekable.len() <= bytes.len() as u64);
     assert!(seekable.len() == bytes.len() as u64 || error.is_some());
@@ -730,7 +730,7 @@ fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
             // A little more: where blocks of bzip2 start is looked up in the file.
             let twice = 2 * len + len / 20 + 4096;
             assert!(surveyed <= twice, "{name}, {words}: {surveyed} of {len} bytes, surveyed");
-            let seekable = survey.finish().unwrap();
+            let seekable = survey.finish();
             let compressed = Compressed::new("x", storage.clone(), seekable, cache(), 0).unwrap();
             let mut buffer = vec![0; 128 << 10];
             for start in (0..plain.len()).step_by(buffer.len()) {

@@ -8,9 +8,9 @@ use super::header::{self, BLOCK, BLOCK_LEN, Block, Header, Seen, Type, padded};
 use super::members::{Body, Inner, Kind, Member, Members, Parts};
 use super::notes::shown;
 use super::overrides::Overrides;
-use super::recognises;
 use super::source::{self, Source};
 use super::sparse::{self, Segment};
+use super::{HEAD, recognises};
 use crate::error::{Kind as ErrorKind, Result};
 use crate::formats::bytes::index;
 use crate::formats::limits::{FILE_SIZE_MAX, TAR_EXTENSION_MAX, TAR_EXTENSIONS_MAX, TAR_PATH_MAX};
@@ -319,7 +319,7 @@ fn inner(
     if folder_name(path).is_none() || stored < BLOCK_LEN {
         return Ok(None);
     }
-    let head = BLOCK.saturating_mul(2).min(index(stored));
+    let head = HEAD.min(index(stored));
     let Some(head) = source::before(source, data, head, limit)? else {
         return Ok(None);
     };

@@ -50,6 +50,9 @@ pub(in crate::formats) use packed::Packed;
 /// What st_blksize says, bytes: Python takes it as its buffer, so one read takes a whole image.
 const PREFERRED_READ: u32 = 256 << 10;
 
+/// Bytes of a file that tell whether it is a tar, and any other format: two blocks.
+pub(in crate::formats) const HEAD: usize = 2 * BLOCK;
+
 /// An archive.
 pub(crate) struct Tar {
     /// Its name, for errors.

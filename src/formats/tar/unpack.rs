@@ -80,7 +80,7 @@ impl<'p> Unpacking<'p> {
     /// What the survey reports but for damage.
     pub(super) fn finish(mut self) -> Result<(Seekable, Option<Damage>)> {
         while self.advance()? {}
-        let seekable = self.survey.finish()?;
+        let seekable = self.survey.finish();
         let in_doubt = self.end.is_some_and(|end| seekable.len() < end);
         Ok((seekable, self.damage.map(|error| Damage { error, in_doubt })))
     }
