@@ -61,23 +61,26 @@ impl Saved {
         Ok(Self { places, named: index.is_some(), recursive, archive: path.to_owned(), identity })
     }
 
-    /// What `fit` makes of the saved index, if there is one to believe; what is wrong with others
-    /// is told.
+    /// What `fit` makes of the saved index, if there is one to believe; if there is none, what is
+    /// wrong with those there are is told.
     pub(super) fn load<T>(
         &self,
         archive: &dyn Storage,
         fit: impl Fn(IndexFile) -> Result<T>,
     ) -> Option<T> {
-        self.places.iter().find_map(|place| {
+        let mut refused = Vec::new();
+        for place in &self.places {
             let found = self.load_from(place, archive);
             match found.and_then(|found| found.map(&fit).transpose()) {
-                Ok(found) => found,
-                Err(error) => {
-                    log::warn!("{}: {error}; made anew", place.display());
-                    None
-                }
+                Ok(Some(found)) => return Some(found),
+                Ok(None) => {}
+                Err(error) => refused.push((place, error)),
             }
-        })
+        }
+        for (place, error) in refused {
+            log::warn!("{}: {error}; made anew", place.display());
+        }
+        None
     }
 
     fn load_from(&self, place: &Path, archive: &dyn Storage) -> Result<Option<IndexFile>> {
