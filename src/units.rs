@@ -1,7 +1,9 @@
 //! Sizes and times as people write them.
 //!
-//! Owns parsing: sizes take K, M, G, T (powers of 1024). Invariant: what does not fit in 64 bits is
-//! an error, never a smaller number.
+//! Owns parsing: sizes take K, M, G, T (powers of 1024), times s, m, h. Invariant: what does not
+//! fit is an error, never a smaller number.
+
+use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
 
@@ -30,6 +32,33 @@ pub fn parse_size(text: &str) -> Result<u64> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
+/// The longest time, seconds: a year.
+const TIME_MAX: u64 = 365 * 24 * 3600;
+
+/// Parses a time such as `20`, `90s`, `15m` or `2h`; a number alone is seconds.
+///
+/// # Errors
+/// `Usage` for anything else, and for more than a year.
+pub fn parse_time(text: &str) -> Result<Duration> {
+    let wrong = || {
+        Error::new(Kind::Usage, format!("{text:?} is no time"))
+            .with_hint("a whole number of seconds, or one with s, m or h behind it: 15m")
+    };
+    let text = text.trim();
+    let (digits, unit) = match text.char_indices().last() {
+        Some((at, 's')) => (&text[..at], 1),
+        Some((at, 'm')) => (&text[..at], 60),
+        Some((at, 'h')) => (&text[..at], 3600),
+        _ => (text, 1),
+    };
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    let seconds = number.checked_mul(unit).filter(|&seconds| seconds <= TIME_MAX);
+    seconds.map(Duration::from_secs).ok_or_else(wrong)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,6 +85,18 @@ mod tests {
             ["", "K", "-1", "+1", "1.5G", "1 G", "G1", "1X", "16777216T", "99999999999999999999"]
         {
             assert_eq!(parse_size(text).unwrap_err().kind(), Kind::Usage, "{text}");
+        }
+    }
+
+    #[test]
+    fn takes_times_up_to_a_year() {
+        for (text, seconds) in
+            [("0", 0), ("20", 20), ("90s", 90), ("15m", 900), ("8760h", TIME_MAX)]
+        {
+            assert_eq!(parse_time(text).unwrap(), Duration::from_secs(seconds), "{text}");
+        }
+        for text in ["", "s", "-1", "1.5m", "1d", "8761h", "99999999999999999999"] {
+            assert_eq!(parse_time(text).unwrap_err().kind(), Kind::Usage, "{text}");
         }
     }
 }

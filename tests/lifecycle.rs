@@ -8,13 +8,14 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 mod support;
 
-use support::mount::{CleanUp, is_mounted, kind_of_mount};
+use support::mount::{CleanUp, daemon_of, is_mounted, kind_of_mount};
 use support::{archfs, can_mount, image, run, wait_until, work_folder};
 
 /// A small image and a place for its mount, in a folder of their own.
@@ -56,17 +57,14 @@ impl Stage {
         assert_eq!(fs::read_to_string(self.place.join("hello")).unwrap(), "hello, world\n");
     }
 
-    /// The daemon of the mount, as its record says.
+    /// The daemon of the mount, as `archfs list` says.
     fn daemon(&self) -> Pid {
-        let folder = format!("/tmp/archfs-{}", rustix::process::geteuid().as_raw());
-        let place = fs::canonicalize(self.place.parent().unwrap()).unwrap().join("mount");
-        let pid = fs::read_dir(folder).unwrap().find_map(|entry| {
-            let text = fs::read_to_string(entry.unwrap().path()).ok()?;
-            let daemon = text.strip_prefix("daemon ")?.split(':').next()?.parse().ok()?;
-            text.ends_with(&format!("place {}", place.display())).then_some(daemon)
-        });
-        Pid::from_raw(pid.expect("a record of the mount")).unwrap()
+        Pid::from_raw(daemon_of(&self.place).expect("a daemon")).unwrap()
     }
+}
+
+fn has_ended(process: Pid) -> bool {
+    !Path::new(&format!("/proc/{}", process.as_raw_nonzero())).exists()
 }
 
 fn said(output: &Output) -> String {
@@ -272,36 +270,64 @@ fn a_busy_mount_goes_lazily_and_its_open_files_stay_readable() {
     assert_eq!(busy.status.code(), Some(1));
     assert!(said(&busy).contains("in use") && said(&busy).contains("hint: "), "{}", said(&busy));
     let daemon = stage.daemon();
-    kill_process(daemon, Signal::TERM).unwrap();
-    wait_until("the mount is gone", || stage.is_gone());
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    assert!(stage.is_gone());
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
     assert!(bytes == support::source::noise(1, 300_000));
     drop(file);
-    wait_until("the daemon has ended", || {
-        !Path::new(&format!("/proc/{}", daemon.as_raw_nonzero())).exists()
-    });
-
-    assert!(stage.mount(&["--keep", "-q"]).status.success());
-    let file = File::open(stage.place.join("folder/data")).unwrap();
-    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
-    assert!(stage.is_gone());
-    drop(file);
+    wait_until("the daemon has ended", || has_ended(daemon));
 }
 
 #[test]
-fn a_second_signal_ends_a_daemon_whose_files_are_open() {
+fn a_daemon_asked_to_end_serves_on_while_files_are_open() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let file = File::open(stage.place.join("folder/data")).unwrap();
     let daemon = stage.daemon();
     kill_process(daemon, Signal::TERM).unwrap();
-    wait_until("the mount is gone", || stage.is_gone());
-    kill_process(daemon, Signal::TERM).unwrap();
-    wait_until("the daemon has ended", || {
-        !Path::new(&format!("/proc/{}", daemon.as_raw_nonzero())).exists()
-    });
+    kill_process(daemon, Signal::CONT).unwrap();
+    // It tries several times while this goes on.
+    let until = Instant::now() + Duration::from_millis(700);
+    while Instant::now() < until {
+        stage.assert_readable();
+    }
     drop(file);
+    wait_until("the mount is gone", || stage.is_gone());
+    wait_until("the daemon has ended", || has_ended(daemon));
+}
+
+#[test]
+fn the_grace_ends_a_daemon_whose_files_are_open() {
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q", "--grace", "1s"]).status.success());
+    let mut file = File::open(stage.place.join("folder/data")).unwrap();
+    let daemon = stage.daemon();
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_until("the daemon has ended", || has_ended(daemon));
+    assert!(stage.is_gone());
+    assert!(file.read_to_end(&mut Vec::new()).is_err(), "nobody answers any more");
+}
+
+#[test]
+fn an_interrupt_or_a_second_signal_ends_a_daemon_whose_files_are_open() {
+    let Some(stage) = stage() else { return };
+    for signals in [&[Signal::INT][..], &[Signal::TERM, Signal::TERM], &[Signal::TERM, Signal::HUP]]
+    {
+        assert!(stage.mount(&["--keep", "-q"]).status.success());
+        let file = File::open(stage.place.join("folder/data")).unwrap();
+        let daemon = stage.daemon();
+        for &signal in signals {
+            kill_process(daemon, signal).unwrap();
+        }
+        // Two signals of a kind are one if the second comes before the first was taken.
+        wait_until("the daemon has ended", || {
+            let _ = kill_process(daemon, signals[signals.len() - 1]);
+            has_ended(daemon)
+        });
+        assert!(stage.is_gone(), "{signals:?}");
+        drop(file);
+    }
 }
 
 #[test]
@@ -342,9 +368,7 @@ fn an_old_daemon_leaves_a_new_mount_at_its_place_alone() {
     // The old one still serves its open file; a signal and its end must not touch the new mount.
     kill_process(old, Signal::TERM).unwrap();
     drop(file);
-    wait_until("the old daemon has ended", || {
-        !Path::new(&format!("/proc/{}", old.as_raw_nonzero())).exists()
-    });
+    wait_until("the old daemon has ended", || has_ended(old));
     stage.assert_readable();
     run(archfs().arg("unmount").arg(&stage.place));
     assert!(stage.is_gone());

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::slice;
+use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 
@@ -14,11 +15,11 @@ use super::bar::Bar;
 use super::options::MountOptions;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions, Saving};
-use crate::lifecycle::{Access, MountPlan};
+use crate::lifecycle::{Access, MountPlan, Terms};
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::units::parse_size;
+use crate::units::{parse_size, parse_time};
 use crate::vfs::{Tree, ViewOptions};
 
 /// What to mount, where and how.
@@ -56,6 +57,18 @@ pub(super) struct MountArgs {
     /// Threads that answer requests [default: two a processor, at least 8]
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
+
+    /// Serve on for so long after SIGTERM while the mount is in use (s, m, h work)
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "20s", env = "ARCHFS_GRACE")]
+    grace: Duration,
+
+    /// Stay mounted for so long when nobody holds the mount any more
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "0", env = "ARCHFS_LINGER")]
+    linger: Duration,
+
+    /// Unmount when nothing was read for so long and no file is open
+    #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_IDLE_TIMEOUT")]
+    idle_timeout: Option<Duration>,
 
     /// Append what the daemon has to say to this file
     #[arg(long, value_name = "FILE", env = "ARCHFS_LOG_FILE")]
@@ -97,6 +110,7 @@ impl MountArgs {
                 gid: options.gid,
             },
             access: options.access,
+            terms: Terms { grace: self.grace, linger: self.linger, idle: self.idle_timeout },
             cache_bytes: self.cache,
             threads: self.threads,
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
@@ -178,6 +192,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         index,
         view: ViewOptions { subdir, uid, gid },
         access,
+        terms: Terms { grace, linger, idle },
         cache_bytes,
         threads,
         log_file,
@@ -195,6 +210,9 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--subdir=", subdir.clone().map(OsString::from_vec));
     add("-ouid=", uid.map(|uid| uid.to_string().into()));
     add("-ogid=", gid.map(|gid| gid.to_string().into()));
+    add("--grace=", Some(grace.as_secs().to_string().into()));
+    add("--linger=", Some(linger.as_secs().to_string().into()));
+    add("--idle-timeout=", idle.map(|idle| idle.as_secs().to_string().into()));
     add("--cache=", cache_bytes.map(|bytes| bytes.to_string().into()));
     add("--threads=", threads.map(|threads| threads.to_string().into()));
     add("--log-file=", log_file.clone().map(OsString::from));
@@ -223,6 +241,10 @@ fn absolute(path: &PathBuf) -> Result<PathBuf> {
 
 fn size(text: &str) -> std::result::Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
+}
+
+fn time(text: &str) -> std::result::Result<Duration, String> {
+    parse_time(text).map_err(|error| error.to_string())
 }
 
 fn threads(text: &str) -> std::result::Result<usize, String> {
@@ -259,6 +281,7 @@ mod tests {
             index: None,
             view: ViewOptions::default(),
             access: Access::Owner,
+            terms: Terms::default(),
             cache_bytes: None,
             threads: None,
             log_file: None,
@@ -274,6 +297,11 @@ mod tests {
                 gid: Some(u32::MAX),
             },
             access: Access::Everybody,
+            terms: Terms {
+                grace: Duration::ZERO,
+                linger: Duration::from_secs(1),
+                idle: Some(Duration::from_secs(7200)),
+            },
             cache_bytes: Some(1),
             threads: Some(1024),
             log_file: Some("/l,o g".into()),

@@ -13,13 +13,16 @@ mod args;
 mod bar;
 mod cat;
 mod exit;
+mod gc;
 mod index;
+mod list;
 mod ls;
 mod mount;
 mod options;
 mod run;
 mod term;
 mod unmount;
+mod wait;
 
 /// Show SquashFS and tar archives as folders, for as long as a job runs.
 #[derive(Debug, Parser)]
@@ -42,6 +45,9 @@ enum Command {
     Run(run::Args),
     #[command(visible_alias = "umount")]
     Unmount(unmount::Args),
+    Wait(wait::Args),
+    List(list::Args),
+    Gc(gc::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Index(index::Args),
@@ -62,6 +68,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Mount(args) => exit::status(mount::run(&args)),
         Command::Run(args) => exit::status_of_run(run::run(&args)),
         Command::Unmount(args) => exit::status(unmount::run(&args)),
+        Command::Wait(args) => exit::status(wait::run(&args)),
+        Command::List(args) => exit::status(list::run(&args)),
+        Command::Gc(args) => exit::status(gc::run(&args)),
         Command::Ls(args) => exit::status(ls::run(&args)),
         Command::Cat(args) => exit::status(cat::run(&args)),
         Command::Index(args) => exit::status(index::run(&args)),

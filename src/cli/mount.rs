@@ -1,11 +1,12 @@
 //! `archfs mount`: in the background, for as long as the job needs it.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use super::bar::Bar;
 use super::{args, term};
 use crate::error::Result;
-use crate::lifecycle::{self, Holder, ProcessId, Ready, Wish};
+use crate::lifecycle::{self, Holder, Mounted, ProcessId, Way, Wish};
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
@@ -18,24 +19,32 @@ pub(super) struct Args {
     mount: args::MountArgs,
 
     /// Unmount when that process ends [default: the batch job's task, else the calling script]
-    #[arg(long, value_name = "PID", conflicts_with_all = ["keep", "holder"])]
+    #[arg(long, value_name = "PID", conflicts_with = "keep")]
     until_pid: Option<i32>,
 
     /// Hold until `archfs unmount`
-    #[arg(long, conflicts_with = "holder")]
+    #[arg(long)]
     keep: bool,
 
     /// Stay in the foreground; SIGTERM, SIGINT, SIGHUP or `archfs unmount` ends it
-    #[arg(long)]
+    #[arg(long, short)]
     foreground: bool,
 
     /// Write the line "ready" to this descriptor when files can be read
     #[arg(long, value_name = "N")]
     ready_fd: Option<u32>,
 
-    /// This is the daemon that a launcher waits for, and that lives for the process PID:STARTTIME
-    #[arg(long, hide = true, value_name = "PID:STARTTIME|nobody", requires = "foreground")]
-    holder: Option<String>,
+    /// This is the daemon that a launcher waits for
+    #[arg(long, hide = true, value_name = "WAY", requires = "foreground")]
+    daemon: Option<WayName>,
+}
+
+/// How the mount of a daemon comes to be, as its launcher says it.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum WayName {
+    Mount,
+    Private,
+    Handed,
 }
 
 const EXAMPLES: &str = "\
@@ -45,19 +54,17 @@ In a job script these two lines are enough; the mount goes when the script ends:
 
   archfs mount --keep data.sqfs /tmp/data && ls /tmp/data && archfs unmount /tmp/data";
 
-/// What stands for no process in the hidden option.
-const NOBODY: &str = "nobody";
-
 pub(super) fn run(args: &Args) -> Result<u8> {
     let plan = args.mount.plan()?;
-    if let Some(holder) = &args.holder {
-        let holder = match holder.as_str() {
-            NOBODY => None,
-            process => Some(process.parse::<ProcessId>()?),
-        };
-        return serve(&plan, holder, Ready::Launcher).map(|()| 0);
+    let quiet = plan.verbosity == Verbosity::Quiet;
+    let progress = Arc::new(Progress::default());
+    // On a terminal, while opening takes long.
+    let bar = || (!quiet).then(|| Bar::watch("reading headers", &progress));
+    if let Some(way) = args.daemon {
+        let bar = bar();
+        lifecycle::serve_in_background(&plan, way.into(), &progress, || drop(bar))?;
+        return Ok(0);
     }
-    let ready = args.ready_fd.map_or(Ready::Silent, Ready::Descriptor);
     let wish = match (args.keep, args.until_pid) {
         (true, _) => Wish::Keep,
         (false, Some(pid)) => Wish::UntilPid(pid),
@@ -69,45 +76,63 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             Wish::Usual | Wish::Keep => None,
             Wish::UntilPid(pid) => Some(ProcessId::of(pid)?),
         };
-        return serve(&plan, holder, ready).map(|()| 0);
+        let bar = bar();
+        lifecycle::serve_in_foreground(&plan, holder, args.ready_fd, &progress, || drop(bar))?;
+        return Ok(0);
     }
+    crate::log::start(plan.verbosity, None)?;
     let holder = lifecycle::choose_holder(wish)?;
-    if let Err(status) = lifecycle::start(&daemon_arguments(&plan, holder))? {
-        return Ok(u8::try_from(status).unwrap_or(1));
-    }
-    lifecycle::announce(ready)?;
-    if !args.mount.quiet {
-        let (mountpoint, archives) = args.mount.split_paths()?;
-        let mounted = match archives {
-            [one] => one.display().to_string(),
-            several => format!("{} archives", several.len()),
-        };
-        term::tell(&format!("mounted {mounted} at {} {holder}", mountpoint.display()));
-        if in_srun_step() {
-            term::tell("started inside an srun step: Slurm ends the daemon with this step");
-        }
+    let mounted = match lifecycle::mount(&plan, &|way| daemon_arguments(&plan, way), holder)? {
+        Ok(mounted) => mounted,
+        Err(status) => return Ok(u8::try_from(status).unwrap_or(1)),
+    };
+    lifecycle::announce(args.ready_fd)?;
+    if !quiet {
+        tell(args.mount.split_paths()?, mounted, holder);
     }
     Ok(0)
 }
 
-/// Serves, with a bar on a terminal while opening takes long.
-fn serve(plan: &lifecycle::MountPlan, holder: Option<ProcessId>, ready: Ready) -> Result<()> {
-    let progress = Arc::new(Progress::default());
-    let bar =
-        (plan.verbosity != Verbosity::Quiet).then(|| Bar::watch("reading headers", &progress));
-    lifecycle::serve(plan, holder, ready, &progress, || drop(bar))
+fn tell((mountpoint, archives): (&PathBuf, &[PathBuf]), mounted: Mounted, holder: Holder) {
+    let what = match archives {
+        [one] => one.display().to_string(),
+        several => format!("{} archives", several.len()),
+    };
+    let place = mountpoint.display();
+    match mounted {
+        Mounted::New => term::tell(&format!("mounted {what} at {place} {holder}")),
+        Mounted::Shared(daemon) => {
+            term::tell(&format!("sharing {what} at {place} (process {daemon}) {holder}"));
+        }
+    }
+    if mounted == Mounted::New && in_srun_step() {
+        term::tell(
+            "started inside an srun step: Slurm ends the daemon with this step, and may leave a dead mount; \
+             `srun archfs run` or a step of its own with --foreground does not (docs/SLURM.md)",
+        );
+    }
 }
 
 /// How this program has to be called to be the daemon of `plan`.
-pub(super) fn daemon_arguments(plan: &lifecycle::MountPlan, holder: Holder) -> Vec<OsString> {
-    let holder = match holder {
-        Holder::Process(process) => process.to_string(),
-        Holder::Nobody(_) => NOBODY.to_owned(),
+pub(super) fn daemon_arguments(plan: &lifecycle::MountPlan, way: Way) -> Vec<OsString> {
+    let way = match way {
+        Way::Mount => "--daemon=mount",
+        Way::Private => "--daemon=private",
+        Way::Handed => "--daemon=handed",
     };
-    let mut arguments =
-        vec!["mount".into(), "--foreground".into(), format!("--holder={holder}").into()];
+    let mut arguments = ["mount", "--foreground", way].map(OsString::from).to_vec();
     arguments.extend(args::render(plan));
     arguments
+}
+
+impl From<WayName> for Way {
+    fn from(name: WayName) -> Self {
+        match name {
+            WayName::Mount => Self::Mount,
+            WayName::Private => Self::Private,
+            WayName::Handed => Self::Handed,
+        }
+    }
 }
 
 /// A batch script has a step, too, but its name is no number there.

@@ -2,9 +2,11 @@
 
 use std::ffi::OsString;
 
+use clap::builder::FalseyValueParser;
+
 use super::{args, mount};
 use crate::error::Result;
-use crate::lifecycle::{self, Holder, Outcome, ProcessId};
+use crate::lifecycle::{self, Outcome, Privacy};
 
 /// Mount archives, run COMMAND, unmount; exits with COMMAND's status
 #[derive(Debug, clap::Args)]
@@ -12,6 +14,10 @@ use crate::lifecycle::{self, Holder, Outcome, ProcessId};
 pub(super) struct Args {
     #[command(flatten)]
     mount: args::MountArgs,
+
+    /// Mount where only COMMAND sees it, in a namespace: nothing can be left behind
+    #[arg(long, env = "ARCHFS_PRIVATE", value_parser = FalseyValueParser::new())]
+    private: bool,
 
     /// The command, which finds the mount point in ARCHFS_MOUNTPOINT too
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -28,7 +34,7 @@ not executable; 120 + the status of `archfs mount` where that failed.";
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let plan = args.mount.plan()?;
     crate::log::start(plan.verbosity, None)?;
-    let own = Holder::Process(ProcessId::own()?);
-    let daemon = mount::daemon_arguments(&plan, own);
-    lifecycle::run(&daemon, &plan.mountpoint, &args.command)
+    let privacy = if args.private { Privacy::Private } else { Privacy::Usual };
+    let daemon = |way| mount::daemon_arguments(&plan, way);
+    lifecycle::run(&plan, &daemon, privacy, &args.command)
 }

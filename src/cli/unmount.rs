@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::{exit, term};
 use crate::error::Result;
-use crate::lifecycle::{self, Detach};
+use crate::lifecycle::{self, Detach, Unmounted};
 use crate::log::Verbosity;
 
 /// Unmount; also clears a mount whose daemon is dead
@@ -25,9 +25,16 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let how = if args.lazy { Detach::Lazily } else { Detach::IfIdle };
     let mut status = 0;
     for mountpoint in &args.mountpoints {
-        if let Err(error) = lifecycle::unmount(mountpoint, how) {
-            term::show_error(&error);
-            status = status.max(exit::of(&error));
+        match lifecycle::unmount(mountpoint, how) {
+            Ok(Unmounted::Gone) => {}
+            Ok(Unmounted::HeldByOthers(others)) => {
+                let place = mountpoint.display();
+                term::tell(&format!("{place}: still held by process {others}"));
+            }
+            Err(error) => {
+                term::show_error(&error);
+                status = status.max(exit::of(&error));
+            }
         }
     }
     Ok(status)

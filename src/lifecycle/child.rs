@@ -1,26 +1,54 @@
 //! The command of `run`: mounted before it starts, unmounted when it has ended.
 //!
-//! Owns starting the command, passing signals on to it, and its status. The mount itself belongs to
-//! a daemon that lives for this process, so a SIGKILL here leaves nothing mounted either.
-//! Invariant: the mount is gone when `run` returns, whatever became of the command.
+//! Owns starting the command, passing signals on to it, what it leaves running, and its status. The
+//! mount itself belongs to a daemon that lives for this process and the command, so a SIGKILL here
+//! leaves nothing mounted either.
+//! Invariant: the mount is gone when `run` returns, whatever became of the command, unless others
+//! hold it.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use std::thread;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, geteuid, kill_process, set_child_subreaper, wait, waitpid,
+};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 
-use super::attach::Detach;
-use super::daemon;
-use super::unmount::unmount;
-use crate::error::{Error, Kind, Result};
+use super::attach;
+use super::launcher::{Launched, Started};
+use super::lease::{Client, Left};
+use super::mountpoint;
+use super::occupant::{self, Occupant};
+use super::process::ProcessId;
+use super::registry::PlaceLock;
+use super::{MountPlan, Way, fusermount, join, leftover, mount, namespace, unmount};
+use crate::error::{Error, Result};
+use crate::sync::{AtomicBool, Ordering};
+
+/// How often it is looked whether what a command left running still uses the mount.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// After what time a person is told why nothing happens.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Signals that are passed on: those that end a job, and those that tell it to save its work.
+const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+
+/// Who shall see the mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privacy {
+    /// All processes of the user; only the command where there is no other way.
+    Usual,
+    /// Only the command.
+    Private,
+}
 
 /// What became of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,44 +65,120 @@ pub enum Outcome {
     NotMounted(i32),
 }
 
-/// Starts the daemon `archfs DAEMON`, whose mount is at `mountpoint`, runs `command`, unmounts.
+/// Mounts as `plan` says, or takes part in such a mount, runs `command`, unmounts. `arguments` are
+/// those with which this program is the daemon.
 ///
 /// # Errors
-/// `Io` where the system refuses to start or watch either.
-pub fn run(daemon: &[OsString], mountpoint: &Path, command: &[OsString]) -> Result<Outcome> {
+/// What mounting reports before the daemon starts; `Io` where the system refuses to start or watch
+/// the daemon or the command.
+pub fn run(
+    plan: &MountPlan,
+    arguments: &dyn Fn(Way) -> Vec<OsString>,
+    privacy: Privacy,
+    command: &[OsString],
+) -> Result<Outcome> {
+    let place = mountpoint::locate(&plan.mountpoint)?;
     // A signal before this is done ends this process, and the daemon with it.
-    if let Err(status) = daemon::start(daemon)? {
-        return Ok(Outcome::NotMounted(status));
-    }
-    let failed = |error| Error::io("can not watch for signals", error);
-    let signals = SignalsInfo::<WithOrigin>::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
-    let place = std::fs::canonicalize(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
-    let outcome = execute(signals, &place, command);
-    let done = match unmount(&place, Detach::IfIdle) {
-        // Processes that the command left behind keep their files; the name is gone all the same.
-        Err(error) if error.kind() == Kind::Busy => unmount(&place, Detach::Lazily),
-        done => done,
+    let lease = match obtain(&place, plan, arguments, privacy)? {
+        Ok(lease) => lease,
+        Err(status) => return Ok(Outcome::NotMounted(status)),
     };
-    match done {
-        // The command unmounted it, or a signal did.
-        Err(error) if error.kind() == Kind::NotMounted => {}
-        Err(error) => log::error!("{error}"),
-        Ok(()) => {}
-    }
+    let failed = |error| Error::io("can not watch for signals", error);
+    let signals = SignalsInfo::<WithOrigin>::new(PASSED_ON).map_err(failed)?;
+    // Orphans of the command become children of this process, which so knows of them.
+    let _ = set_child_subreaper(Some(rustix::process::getpid()));
+    let mut lease = lease;
+    let outcome = execute(signals, &place, command, &mut lease);
+    lease.end(&place);
     outcome
+}
+
+/// The hold on a mount.
+struct Lease {
+    client: Client,
+    /// Whether this process mounted it, in its namespace.
+    is_private: bool,
+}
+
+fn obtain(
+    place: &Path,
+    plan: &MountPlan,
+    arguments: &dyn Fn(Way) -> Vec<OsString>,
+    privacy: Privacy,
+) -> Result<Started<Lease>> {
+    let falls_back = privacy == Privacy::Usual && !geteuid().is_root();
+    if privacy == Privacy::Private {
+        return mount_privately(place, plan, arguments);
+    }
+    if falls_back && !fusermount::is_there() {
+        log::warn!("no fusermount3 here; mounting where only the command sees it");
+        return mount_privately(place, plan, arguments);
+    }
+    Ok(mount::obtain(plan, arguments)?.map(|(client, _)| Lease { client, is_private: false }))
+}
+
+/// Mounts in a namespace of this process, and so of the command. The daemon stays outside, where it
+/// can remove what it made once the namespace is gone.
+fn mount_privately(
+    place: &Path,
+    plan: &MountPlan,
+    arguments: &dyn Fn(Way) -> Vec<OsString>,
+) -> Result<Started<Lease>> {
+    let lock = PlaceLock::acquire(place, || ())?;
+    let mut launched = Launched::start(&arguments(Way::Private), Some(&lock))?;
+    let opened = launched.wait_until_opened();
+    // Nothing about the place concerns others from here on.
+    unmount::forget(place, lock)?;
+    if let Err(status) = opened? {
+        return Ok(Err(status));
+    }
+    namespace::enter()?;
+    let source = join::real_paths(plan).into_iter().next().unwrap_or_default();
+    launched.hand_over(attach::mount_here(place, &source, plan.access)?)?;
+    let client = match launched.wait_until_ready()? {
+        Ok(client) => client,
+        Err(status) => return Ok(Err(status)),
+    };
+    std::fs::symlink_metadata(place).map_err(|error| {
+        Error::io(format!("{}: mounted, but does not answer", place.display()), error)
+    })?;
+    Ok(Ok(Lease { client, is_private: true }))
+}
+
+impl Lease {
+    /// Gives it back; returns when the mount is gone, or stays for others.
+    fn end(self, place: &Path) {
+        if self.is_private {
+            // Files that are still open stay readable until they are closed.
+            if let Err(error) = attach::detach_here(place) {
+                log::error!("{error}");
+            }
+        }
+        let left = self.client.leave();
+        // A daemon that was killed leaves its mount, dead.
+        let cleared = match (&left, occupant::look(place)) {
+            (Ok(Left::Stays), _) => Ok(()),
+            (_, Ok(Occupant::Dead(_))) if !self.is_private => unmount::clear_dead(place),
+            _ => Ok(()),
+        };
+        for error in [left.err(), cleared.err()].into_iter().flatten() {
+            log::error!("{}: {error}", place.display());
+        }
+    }
 }
 
 fn execute(
     mut signals: SignalsInfo<WithOrigin>,
     place: &Path,
     command: &[OsString],
+    lease: &mut Lease,
 ) -> Result<Outcome> {
     let Some((program, arguments)) = command.split_first() else {
         return Ok(Outcome::NotFound);
     };
     let shown = Path::new(program).display();
     let spawned = Command::new(program).args(arguments).env("ARCHFS_MOUNTPOINT", place).spawn();
-    let mut child = match spawned {
+    let child = match spawned {
         Ok(child) => child,
         Err(error) if error.kind() == ErrorKind::NotFound => {
             log::error!("{shown}: command not found");
@@ -85,29 +189,75 @@ fn execute(
             return Ok(Outcome::NotExecutable);
         }
     };
-    let target = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = Pid::from_child(&child);
+    // If this process is killed, the command keeps its files.
+    if let Ok(process) = ProcessId::of(pid.as_raw_nonzero().get()) {
+        let _ = lease.client.watch(process);
+    }
+    let has_ended = AtomicBool::new(false);
+    let asked = AtomicBool::new(false);
     let handle = signals.handle();
-    let watching = thread::scope(|scope| {
+    let status = thread::scope(|scope| {
         scope.spawn(|| {
             for origin in &mut signals {
+                let ends = matches!(origin.signal, SIGTERM | SIGINT | SIGHUP);
+                asked.fetch_or(ends, Ordering::Relaxed);
                 // The terminal sends Ctrl-C to all of its processes, so the command has it already.
-                if matches!(origin.cause, Cause::Kernel) {
-                    continue;
-                }
-                if let (Some(pid), Some(signal)) = (target, Signal::from_named_raw(origin.signal)) {
+                let is_sent = matches!(origin.cause, Cause::Kernel);
+                if !is_sent
+                    && !has_ended.load(Ordering::Relaxed)
+                    && let Some(signal) = Signal::from_named_raw(origin.signal)
+                {
                     let _ = kill_process(pid, signal);
                 }
             }
         });
-        let status = child.wait();
+        let status = reap(pid);
+        has_ended.store(true, Ordering::Relaxed);
+        wait_for_leftovers(place, &asked);
         handle.close();
         status
     });
-    watching.map(outcome).map_err(|error| Error::io("can not wait for the command", error))
+    status.map(outcome).map_err(|error| Error::io("can not wait for the command", error.into()))
 }
 
-fn outcome(status: ExitStatus) -> Outcome {
-    match (status.code(), status.signal()) {
+/// Waits for the end of `pid`, and buries orphans that were left to this process meanwhile.
+fn reap(pid: Pid) -> rustix::io::Result<WaitStatus> {
+    loop {
+        match wait(WaitOptions::empty()) {
+            Ok(Some((ended, status))) if ended == pid => return Ok(status),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// As long as processes of the command's group have files of the mount open, it is theirs; a signal
+/// that asks for the end takes it from them.
+fn wait_for_leftovers(place: &Path, asked: &AtomicBool) {
+    let since = Instant::now();
+    let mut told = false;
+    while !asked.load(Ordering::Relaxed) {
+        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+        let users = leftover::users_of(place);
+        if users.is_empty() {
+            return;
+        }
+        if !told && since.elapsed() >= PATIENCE {
+            told = true;
+            let users: Vec<_> = users.iter().map(i32::to_string).collect();
+            log::warn!(
+                "{}: the command has ended, waiting for process {} that it left; a signal unmounts",
+                place.display(),
+                users.join(", ")
+            );
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+}
+
+fn outcome(status: WaitStatus) -> Outcome {
+    match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Outcome::Exited(code),
         (None, Some(signal)) => Outcome::Killed(signal),
         (None, None) => Outcome::Exited(1),

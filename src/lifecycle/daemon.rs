@@ -1,170 +1,173 @@
 //! The daemon: mounts, serves until the mount has no more reason to be, unmounts.
 //!
-//! Owns the order of things at both ends, and starting in the background (the program runs itself
-//! again, since a process with threads can not fork). Leaves who it lives for to `holder`.
-//! Invariants: "ready" is said only of a mount that answers; on any event unmounting is the first
-//! thing done, for a batch system may kill everything milliseconds later.
+//! Owns the order of things at both ends. Leaves how long that is to `hold` and being started in
+//! the background to `launcher`. Invariants: "ready" is said only of a mount that answers; on any
+//! event unmounting is the first thing done, for a batch system may kill everything milliseconds
+//! later.
 
-use std::ffi::OsString;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
-use std::{fs, io};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Signal, set_parent_process_death_signal, setsid};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 
 use super::attach::{Attached, Detach};
-use super::mountpoint::Mountpoint;
-use super::process::ProcessId;
-use super::registry::{Record, Registered};
-use super::{MountPlan, inherited, session, signals};
+use super::hold::{Held, Hold, Step};
+use super::join::{self, Entrance};
+use super::launcher::Launcher;
+use super::lease::{Client, Leases};
+use super::mountpoint::{self, Mountpoint};
+use super::process::{ASK_AGAIN, ProcessId};
+use super::registry::{Key, MountId, PlaceLock, Record, Registered, Registry};
+use super::signals::{self, SessionEnd, Wakes};
+use super::{MountPlan, Way, inherited, mountinfo, session, unmount};
 use crate::cache;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::formats::{self, OpenOptions, Saving};
 use crate::fuse::session_shape;
 use crate::progress::Progress;
 use crate::sync::{Arc, Mutex, Weak};
 use crate::vfs::{Tree, View};
 
-/// Tells glibc from which size on a buffer always has a mapping of its own, which ends with it.
-///
-/// Left alone, it learns from each large buffer that is freed to serve the next from a heap, of
-/// which there is one a thread, and hardly any of that goes back: a mount with a cache of 64 MiB
-/// and chunks of 8 MiB came to 380 MB. The kernel's zeroing of the pages costs a hundredth of the
-/// time to decode them. Blocks of SquashFS are smaller and served as before. Other libraries ignore
-/// it.
-const LARGE_BUFFERS: &str = "MALLOC_MMAP_THRESHOLD_";
-const LARGE_BUFFER: &str = "4194304";
-
-/// What a daemon waits for.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// Somebody asked it to end.
-    Signal,
-    /// The process it lives for has ended.
-    HolderEnded,
-    /// The mount is gone and its last file closed, or the connection broke.
-    SessionEnded(io::Result<()>),
-}
-
-/// Where to say that files can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ready {
-    /// Nowhere: somebody watches the process itself.
-    Silent,
-    /// A line to that descriptor, which was inherited.
-    Descriptor(u32),
-    /// A line to standard output, after which the process lets go of its terminal: it was started
-    /// in the background by `start`.
-    Launcher,
-}
-
-/// Mounts as `plan` says and serves until a signal, the end of `holder`, or an unmount from
-/// outside. Opening counts in `progress`; `opened` is called when it is done.
+/// Serves in the background, started by `launcher` with the arguments for `way`. Opening counts in
+/// `progress`; `opened` is called when it is done.
 ///
 /// # Errors
 /// What opening and mounting report; `Io` where the connection to the kernel broke.
-pub fn serve(
+pub fn serve_in_background(
     plan: &MountPlan,
-    holder: Option<ProcessId>,
-    ready: Ready,
+    way: Way,
     progress: &Progress,
     opened: impl FnOnce(),
 ) -> Result<()> {
-    if ready == Ready::Launcher {
-        inherited::close_all();
-        // Opening may take minutes; until then Ctrl-C and the end of whoever waits end this
-        // process.
-        let _ = set_parent_process_death_signal(Some(Signal::TERM));
-        if !somebody_waits() {
-            return Err(Error::new(Kind::Io, "whoever started this mount has ended"));
-        }
-    }
+    let mut launcher = Launcher::adopt()?;
     crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
     let tree = open(plan, progress)?;
     opened();
-    if ready == Ready::Launcher {
-        // A session of its own, so that Ctrl-C in the terminal reaches the job and not the daemon.
-        let _ = setsid();
-    }
-    let source = source(&plan.archives);
+    launcher.leave_terminal();
     // From here on there is something to undo, so a signal may not end the process by itself.
-    let (sender, events) = channel();
-    signals::watch(sender.clone())?;
-    let mountpoint = Mountpoint::prepare(&plan.mountpoint)?;
-    let (attached, connection) = Attached::new(mountpoint.place(), &source, plan.access)?;
-    let mount = Mount::new(attached, mountpoint);
-    unmount_on_panic(Arc::downgrade(&mount));
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    let shape = session_shape(processors, plan.threads);
-    session::start(tree, connection, shape, sender.clone())?;
-    if let Some(holder) = holder {
-        thread::Builder::new()
-            .name("holder".into())
-            .spawn(move || {
-                if let Err(error) = holder.wait_for_end(None) {
-                    log::error!("{error}; staying mounted until `archfs unmount`");
-                    return;
-                }
-                let _ = sender.send(Event::HolderEnded);
-            })
-            .map_err(|error| Error::io("can not start a thread", error))?;
-    }
-    mount.check_that_it_answers()?;
-    // The working directory may lie on a file system that somebody wants to unmount.
-    let _ = std::env::set_current_dir("/");
-    let _ = set_parent_process_death_signal(None);
-    announce(ready)?;
-    mount.hold(&events)
+    let (wakes, session_end) = signals::watch()?;
+    let mut lock = None;
+    let (mount, connection) = match way {
+        Way::Mount => {
+            let place = mountpoint::locate(&plan.mountpoint)?;
+            lock = Some(launcher.lock(&place)?);
+            Mount::attach(&place, plan)?
+        }
+        Way::Private => {
+            let place = mountpoint::locate(&plan.mountpoint)?;
+            let lock = launcher.lock(&place)?;
+            let mountpoint = Mountpoint::within_namespace(&place)?;
+            drop(lock);
+            (Mount::elsewhere(plan, Some(mountpoint)), launcher.connection()?)
+        }
+        Way::Handed => (Mount::elsewhere(plan, None), launcher.connection()?),
+    };
+    let mut daemon = Daemon::start(plan, tree, mount, connection, (wakes, session_end))?;
+    daemon.leases.give_to(launcher.ready()?)?;
+    drop(lock);
+    daemon.serve()
 }
 
-/// Starts `archfs ARGUMENTS` in the background; returns when its mount can be read.
+/// Serves in this process, until a signal, an unmount, or the end of `holder`, if there is one. If
+/// the same is mounted there already, holds that instead. Opening counts in `progress`; `opened` is
+/// called when it is done.
 ///
 /// # Errors
-/// `Io` where it can not be started. Where it fails by itself it has said why on standard error,
-/// and its exit status is returned in `Ok(Err(status))`.
-pub fn start(arguments: &[OsString]) -> Result<std::result::Result<(), i32>> {
-    let failed = |error| Error::io("can not start archfs in the background", error);
-    let mut child = Command::new("/proc/self/exe")
-        .arg0("archfs")
-        .args(arguments)
-        .env(LARGE_BUFFERS, LARGE_BUFFER)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(failed)?;
-    let mut line = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        // Ends with the line, or without one when the process does.
-        BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
+/// As `serve_in_background`; `Busy` where something else is mounted there.
+pub fn serve_in_foreground(
+    plan: &MountPlan,
+    holder: Option<ProcessId>,
+    ready: Option<u32>,
+    progress: &Progress,
+    opened: impl FnOnce(),
+) -> Result<()> {
+    crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
+    if let Some(number) = inherited::number(&plan.mountpoint) {
+        let connection = inherited::duplicate(number)?;
+        let tree = open(plan, progress)?;
+        opened();
+        let wakes = signals::watch()?;
+        let mount = Mount::elsewhere(plan, None);
+        let mut daemon = Daemon::start(plan, tree, mount, connection, wakes)?;
+        daemon.hold_for(holder)?;
+        announce(ready)?;
+        return daemon.serve();
     }
-    if line == "ready\n" {
-        return Ok(Ok(()));
+    let place = mountpoint::locate(&plan.mountpoint)?;
+    let lock = match join::enter(&place, plan)? {
+        Entrance::Free(lock) => lock,
+        Entrance::Shared(client, _) => {
+            opened();
+            let (wakes, _session_end) = signals::watch()?;
+            announce(ready)?;
+            return hold_what_is_shared(client, wakes, holder);
+        }
+    };
+    let served = open(plan, progress).and_then(|tree| {
+        opened();
+        let wakes = signals::watch()?;
+        let (mount, connection) = Mount::attach(&place, plan)?;
+        let mut daemon = Daemon::start(plan, tree, mount, connection, wakes)?;
+        daemon.hold_for(holder)?;
+        announce(ready)?;
+        Ok(daemon)
+    });
+    match served {
+        Ok(daemon) => {
+            drop(lock);
+            daemon.serve()
+        }
+        Err(error) => {
+            let _ = unmount::forget(&place, lock);
+            Err(error)
+        }
     }
-    let status = child.wait().map_err(failed)?;
-    if let Some(signal) = status.signal() {
-        return Err(Error::new(
-            Kind::Io,
-            format!("signal {signal} ended archfs in the background before files could be read"),
-        )
-        .with_hint("signal 9 may mean that memory ran out: --cache makes archfs take less"));
-    }
-    Ok(Err(status.code().filter(|&code| code != 0).unwrap_or(1)))
 }
 
-/// Whether the other end of standard output is open: a launcher that ended before this process
-/// asked to be told of its end would never be missed.
-fn somebody_waits() -> bool {
-    let stdout = rustix::stdio::stdout();
-    let mut watched = [PollFd::from_borrowed_fd(stdout, PollFlags::empty())];
-    let asked = poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    let closed = PollFlags::ERR | PollFlags::HUP;
-    asked.is_err() || !watched.iter().any(|fd| fd.revents().intersects(closed))
+/// Says that files can be read to descriptor `ready`, which was inherited.
+///
+/// # Errors
+/// `Io` where nobody reads it.
+pub fn announce(ready: Option<u32>) -> Result<()> {
+    let Some(number) = ready else {
+        return Ok(());
+    };
+    let opened = File::options().write(true).open(format!("/proc/self/fd/{number}"));
+    let mut file =
+        opened.map_err(|error| Error::io(format!("--ready-fd {number}: can not write"), error))?;
+    file.write_all(b"ready\n")
+        .map_err(|error| Error::io("nobody waits for this mount any more", error))
+}
+
+/// Holds a lease on the mount of another daemon until a signal, its end, or that of `holder`.
+fn hold_what_is_shared(client: Client, mut wakes: Wakes, holder: Option<ProcessId>) -> Result<()> {
+    // A set of leases to wait on: the process, and the connection in the place of the listener.
+    let mut leases = Leases::new(None)?;
+    if let Some(holder) = holder {
+        leases.watch(holder)?;
+    }
+    loop {
+        let mut watched = leases.watched();
+        watched.extend(wakes.watched());
+        watched.push(PollFd::new(&client, PollFlags::IN));
+        let limit = leases.has_to_ask().then_some(ASK_AGAIN);
+        wait(&mut watched, limit)?;
+        let is_gone = watched.last().is_some_and(|daemon| !daemon.revents().is_empty());
+        leases.attend(false);
+        let woken = wakes.take();
+        if is_gone {
+            return Ok(());
+        }
+        if woken.asked > 0 || woken.at_once || (holder.is_some() && !leases.is_held()) {
+            return client.leave().map(|_| ());
+        }
+    }
 }
 
 fn open(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tree>> {
@@ -182,16 +185,129 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tree>> {
     })
 }
 
-/// What mount(8) shows as mounted: the archive, or the first one and how many more.
-fn source(archives: &[PathBuf]) -> PathBuf {
-    let Some((first, more)) = archives.split_first() else {
-        return PathBuf::new();
-    };
-    let mut source = fs::canonicalize(first).unwrap_or_else(|_| first.clone()).into_os_string();
-    if !more.is_empty() {
-        source.push(format!(" (+{})", more.len()));
+/// A daemon at work.
+struct Daemon {
+    mount: Arc<Mount>,
+    leases: Leases,
+    hold: Hold,
+    wakes: Wakes,
+    /// Readable when mounts have changed: somebody may have unmounted this one.
+    mounts: File,
+    session: JoinHandle<io::Result<()>>,
+}
+
+impl Daemon {
+    /// Starts to answer the kernel.
+    fn start(
+        plan: &MountPlan,
+        tree: Arc<dyn Tree>,
+        mount: Arc<Mount>,
+        connection: OwnedFd,
+        (wakes, session_end): (Wakes, SessionEnd),
+    ) -> Result<Self> {
+        unmount_on_panic(Arc::downgrade(&mount));
+        let listener = mount.listen()?;
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let shape = session_shape(processors, plan.threads);
+        let session = session::start(tree, connection, shape, session_end)?;
+        mount.check_that_it_answers()?;
+        // The working directory may lie on a file system that somebody wants to unmount.
+        let _ = std::env::set_current_dir("/");
+        let hold = Hold::new(plan.terms, Instant::now());
+        let (leases, mounts) = (Leases::new(listener)?, mountinfo::changes()?);
+        Ok(Self { mount, leases, hold, wakes, mounts, session })
     }
-    source.into()
+
+    /// Lives for `holder`, or until somebody unmounts.
+    fn hold_for(&mut self, holder: Option<ProcessId>) -> Result<()> {
+        match holder {
+            Some(process) => {
+                // One that has ended meanwhile leaves nobody, and the mount goes.
+                self.leases.watch(process)?;
+            }
+            None => self.leases.keep(),
+        }
+        Ok(())
+    }
+
+    /// Serves until there is a reason to end, and unmounts then.
+    fn serve(mut self) -> Result<()> {
+        loop {
+            self.leases.attend(self.hold.lingers());
+            let held = Held { by_process: self.leases.is_held(), kept: self.leases.is_kept() };
+            let now = Instant::now();
+            match self.hold.next(now, held, 0) {
+                Step::Serve(until) => {
+                    let limit = until.map(|until| until.saturating_duration_since(now));
+                    if self.wait(limit)? {
+                        return self.end();
+                    }
+                    if self.mount.was_taken_away() {
+                        self.unmount();
+                        self.hold.unmounted();
+                    }
+                }
+                Step::UnmountIfIdle => match self.mount.unmount_if_idle() {
+                    Ok(()) => self.hold.unmounted(),
+                    Err(_) => self.hold.busy(now),
+                },
+                Step::Unmount => {
+                    self.unmount();
+                    self.hold.unmounted();
+                }
+                // Files that are still open end with this process.
+                Step::Exit => {
+                    self.unmount();
+                    self.mount.clear_up();
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn unmount(&mut self) {
+        self.leases.begin_to_end();
+        self.mount.unmount();
+        self.leases.close();
+    }
+
+    /// The session has ended: nothing is mounted any more, or the kernel gave up.
+    fn end(mut self) -> Result<()> {
+        self.unmount();
+        self.mount.clear_up();
+        let outcome = self.session.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
+        outcome.map_err(|error| {
+            Error::io(format!("{}: connection lost", self.mount.place.display()), error)
+        })
+    }
+
+    /// Waits until something happens, at most `limit`; tells whether the session has ended.
+    fn wait(&mut self, limit: Option<Duration>) -> Result<bool> {
+        let ask_again = self.leases.has_to_ask().then_some(ASK_AGAIN);
+        let mut watched = self.leases.watched();
+        watched.extend(self.wakes.watched());
+        watched.push(PollFd::new(&self.mounts, PollFlags::PRI));
+        wait(&mut watched, [limit, ask_again].into_iter().flatten().min())?;
+        let woken = self.wakes.take();
+        for _ in 0..woken.asked {
+            self.hold.ask(Instant::now());
+        }
+        if woken.at_once {
+            self.hold.ask_at_once();
+        }
+        Ok(woken.session_ended)
+    }
+}
+
+fn wait(watched: &mut [PollFd<'_>], limit: Option<Duration>) -> Result<()> {
+    let limit = limit.map(|limit| Timespec {
+        tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    match poll(watched, limit.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(Error::io("can not wait", error.into())),
+    }
 }
 
 /// A mount that is served, and everything that was made for it.
@@ -201,70 +317,116 @@ struct Mount {
     parts: Mutex<Option<Parts>>,
 }
 
+/// Undone in this order.
 struct Parts {
-    attached: Attached,
-    mountpoint: Mountpoint,
-    _registered: Option<Registered>,
+    /// `None` where somebody else mounted, who unmounts, too.
+    attached: Option<Attached>,
+    mountpoint: Option<Mountpoint>,
+    /// `None` where nobody else can see the mount.
+    registered: Option<Registered>,
 }
 
 impl Mount {
-    fn new(attached: Attached, mountpoint: Mountpoint) -> Arc<Self> {
-        let place = mountpoint.place().to_owned();
-        let made = mountpoint.made();
-        let registered = ProcessId::own()
-            .and_then(|daemon| {
-                Record { daemon, made, place: place.clone() }.write(attached.entry())
-            })
-            .inspect_err(|error| log::warn!("{error}; `archfs unmount` will know less"))
-            .ok();
-        let parts = Parts { attached, mountpoint, _registered: registered };
-        Arc::new(Self { place, parts: Mutex::new(Some(parts)) })
+    /// Mounts at `place`, whose lock is held, and registers that.
+    fn attach(place: &Path, plan: &MountPlan) -> Result<(Arc<Self>, OwnedFd)> {
+        let mountpoint = Mountpoint::prepare(place)?;
+        let archives = join::real_paths(plan);
+        let source = source(&archives);
+        let (attached, connection) = Attached::new(mountpoint.place(), &source, plan.access)?;
+        let record = Record {
+            daemon: ProcessId::own()?,
+            mount: MountId::of(attached.entry()),
+            identity: join::identity(plan),
+            archives,
+            place: place.to_owned(),
+        };
+        let registered = Some(record.write()?);
+        let parts = Parts { attached: Some(attached), mountpoint: Some(mountpoint), registered };
+        let place = place.to_owned();
+        Ok((Arc::new(Self { place, parts: Mutex::new(Some(parts)) }), connection))
     }
 
-    /// Asks for the root of the mount, which takes the whole way through the kernel and back.
+    /// A mount that somebody else made, on `mountpoint` if that is ours to remove.
+    fn elsewhere(plan: &MountPlan, mountpoint: Option<Mountpoint>) -> Arc<Self> {
+        let parts = Parts { attached: None, mountpoint, registered: None };
+        Arc::new(Self { place: plan.mountpoint.clone(), parts: Mutex::new(Some(parts)) })
+    }
+
+    /// Where others ask for leases; `None` where nobody else can see the mount.
+    fn listen(&self) -> Result<Option<UnixListener>> {
+        if self.parts.lock().as_ref().is_none_or(|parts| parts.registered.is_none()) {
+            return Ok(None);
+        }
+        let socket = Registry::open()?.socket(&Key::of(&self.place));
+        let _ = fs::remove_file(&socket);
+        UnixListener::bind(&socket)
+            .map(Some)
+            .map_err(|error| Error::io(format!("{}: can not listen", socket.display()), error))
+    }
+
+    /// Asks for the root of the mount, which takes the whole way through the kernel and back. Of
+    /// one that this process can not see, its maker asks.
     fn check_that_it_answers(&self) -> Result<()> {
+        if self.parts.lock().as_ref().is_none_or(|parts| parts.attached.is_none()) {
+            return Ok(());
+        }
         fs::symlink_metadata(&self.place).map(|_| ()).map_err(|error| {
             Error::io(format!("{}: mounted, but does not answer", self.place.display()), error)
         })
     }
 
-    /// Serves until there is a reason to end, and unmounts then.
-    fn hold(&self, events: &Receiver<Event>) -> Result<()> {
-        let mut asked_before = false;
-        loop {
-            // The session sends its end itself; an error here can only mean the same.
-            match events.recv().unwrap_or(Event::SessionEnded(Ok(()))) {
-                // A second signal ends it at once, files open or not.
-                Event::Signal if asked_before => return Ok(()),
-                Event::Signal => {
-                    asked_before = true;
-                    self.unmount();
-                }
-                Event::HolderEnded => self.unmount(),
-                Event::SessionEnded(outcome) => {
-                    self.unmount();
-                    return outcome.map_err(|error| {
-                        Error::io(format!("{}: connection lost", self.place.display()), error)
-                    });
-                }
-            }
+    /// Whether somebody else unmounted it; files may still be open.
+    fn was_taken_away(&self) -> bool {
+        match &*self.parts.lock() {
+            Some(Parts { attached: Some(attached), .. }) => !attached.is_there().unwrap_or(true),
+            _ => false,
         }
     }
 
-    /// Unmounts, lazily if it is in use, and removes what was made; does nothing the second time.
+    /// Unmounts and clears up, unless somebody uses the mount.
+    fn unmount_if_idle(&self) -> Result<()> {
+        if let Some(Parts { attached: Some(attached), .. }) = &*self.parts.lock() {
+            attached.detach(Detach::IfIdle)?;
+        }
+        self.clear_up();
+        Ok(())
+    }
+
+    /// Unmounts, lazily if somebody uses the mount, and clears up; does nothing the second time.
+    /// What somebody else mounted, that one unmounts; the directory is in use until then.
     fn unmount(&self) {
-        let Some(Parts { attached, mut mountpoint, _registered }) = self.parts.lock().take() else {
+        if self.parts.lock().as_ref().is_some_and(|parts| parts.attached.is_some()) {
+            self.clear_up();
+        }
+    }
+
+    /// Undoes whatever was done and is not undone yet.
+    fn clear_up(&self) {
+        let Some(Parts { attached, mountpoint, registered }) = self.parts.lock().take() else {
             return;
         };
         // First of all: the rest of this process may not get to run.
-        let idle = attached.detach(Detach::IfIdle);
-        if idle.as_ref().is_err_and(|error| error.kind() == Kind::Busy) {
-            log::warn!("{}: in use, unmounting lazily", self.place.display());
-        }
-        // Detaches lazily what is still there.
         drop(attached);
-        mountpoint.remove();
+        drop(mountpoint);
+        let is_registered = registered.is_some();
+        // Last, since it tells others that the place is free.
+        drop(registered);
+        if is_registered && let Ok(Some(lock)) = PlaceLock::try_acquire(&self.place) {
+            let _ = unmount::forget(&self.place, lock);
+        }
     }
+}
+
+/// What mount(8) shows as mounted: the archive, or the first one and how many more.
+fn source(archives: &[PathBuf]) -> PathBuf {
+    let Some((first, more)) = archives.split_first() else {
+        return PathBuf::new();
+    };
+    let mut source = first.clone().into_os_string();
+    if !more.is_empty() {
+        source.push(format!(" (+{})", more.len()));
+    }
+    source.into()
 }
 
 /// A panic in one event loop would leave a mount that answers less and less; end it loudly instead.
@@ -277,45 +439,9 @@ fn unmount_on_panic(mount: Weak<Mount>) {
             log::error!("{}: a fault in archfs itself, unmounting", mount.place.display());
             // Whoever panicked may hold the lock; waiting for it would hang instead.
             if let Some(parts) = mount.parts.try_lock().and_then(|mut parts| parts.take()) {
-                let _ = parts.attached.detach(Detach::Lazily);
                 drop(parts);
             }
         }
         std::process::exit(101);
     }));
-}
-
-/// Says that files can be read, and lets go of the terminal where a launcher waited for that.
-///
-/// # Errors
-/// `Io` where nobody reads it.
-pub fn announce(ready: Ready) -> Result<()> {
-    let failed = |error: io::Error| Error::io("nobody waits for this mount any more", error);
-    match ready {
-        Ready::Silent => Ok(()),
-        Ready::Descriptor(number) => {
-            let path = format!("/proc/self/fd/{number}");
-            let opened = File::options().write(true).open(&path);
-            let mut file = opened
-                .map_err(|error| Error::io(format!("--ready-fd {number}: can not write"), error))?;
-            file.write_all(b"ready\n").map_err(failed)
-        }
-        Ready::Launcher => {
-            let mut stdout = io::stdout();
-            stdout.write_all(b"ready\n").and_then(|()| stdout.flush()).map_err(failed)?;
-            detach_from_terminal().map_err(failed)
-        }
-    }
-}
-
-/// Whoever reads the output of the launcher must see its end, so the daemon can not keep it open.
-/// A file, such as the output of a batch job, is kept for what the daemon still has to say.
-fn detach_from_terminal() -> io::Result<()> {
-    let null = File::options().read(true).write(true).open(Path::new("/dev/null"))?;
-    rustix::stdio::dup2_stdout(&null)?;
-    let stderr = rustix::fs::fstat(rustix::stdio::stderr())?;
-    if !rustix::fs::FileType::from_raw_mode(stderr.st_mode).is_file() {
-        rustix::stdio::dup2_stderr(&null)?;
-    }
-    Ok(())
 }

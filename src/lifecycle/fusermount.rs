@@ -5,21 +5,17 @@
 //! Invariant: the helper gets no descriptor but that socket, and what it says becomes the error.
 
 use std::ffi::OsString;
-use std::io::{IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
-    recvmsg, socketpair,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::Access;
 use super::attach::{Detach, busy};
+use super::{Access, descriptor};
 use crate::error::{Error, Kind, Result};
 
 /// Names of the helper, the newer first.
@@ -53,7 +49,7 @@ pub(super) fn mount(place: &Path, source: &Path, access: Access) -> Result<Owned
         .spawn()
         .map_err(|error| Error::io(format!("{}: can not be run", helper.display()), error))?;
     drop(theirs);
-    let connection = receive(&ours);
+    let connection = descriptor::receive(&ours);
     let mut said = String::new();
     if let Some(mut stderr) = child.stderr.take() {
         let _ = stderr.read_to_string(&mut said);
@@ -109,24 +105,9 @@ fn options(source: &Path, access: Access) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// The descriptor that comes over `socket`; `None` where the helper closes it without sending one.
-fn receive(socket: &OwnedFd) -> std::result::Result<Option<OwnedFd>, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    loop {
-        let mut buffers = [IoSliceMut::new(&mut byte)];
-        match recvmsg(socket, &mut buffers, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-            Ok(_) => break,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let descriptor = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
-    Ok(descriptor)
+/// Whether this node has the helper.
+pub(super) fn is_there() -> bool {
+    find().is_ok()
 }
 
 fn find() -> Result<PathBuf> {

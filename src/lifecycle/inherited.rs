@@ -1,11 +1,41 @@
-//! Descriptors that a daemon gets from whoever started it and must not keep.
+//! Descriptors that a process gets from whoever started it.
 //!
-//! Owns closing them: a daemon that kept the writing end of a pipe would let its reader wait for as
-//! long as the mount holds. Standard input, output and error are the business of `daemon`.
-#![expect(unsafe_code, reason = "closing a descriptor by its number has no safe form")]
+//! Owns closing those that a daemon must not keep (one that kept the writing end of a pipe would
+//! let its reader wait for as long as the mount holds), and taking one that was handed over by
+//! number. Standard input, output and error are the business of `launcher`.
+#![expect(unsafe_code, reason = "a descriptor that is only a number has no safe form")]
 
 use std::fs;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use rustix::io::fcntl_dupfd_cloexec;
+
+use crate::error::{Error, Kind, Result};
+
+/// The number in a path such as `/dev/fd/3`, which is how libfuse 3 and container runtimes name a
+/// connection that is mounted already.
+pub(super) fn number(path: &Path) -> Option<RawFd> {
+    path.to_str()?.strip_prefix("/dev/fd/")?.parse().ok().filter(|number| *number >= 0)
+}
+
+/// A duplicate of the descriptor with that number.
+///
+/// # Errors
+/// `NotFound` where it is not open.
+pub(super) fn duplicate(number: RawFd) -> Result<OwnedFd> {
+    let is_open = fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
+    let not_open = || {
+        Error::new(Kind::NotFound, format!("/dev/fd/{number}: no such descriptor was handed over"))
+    };
+    if !is_open {
+        return Err(not_open());
+    }
+    // SAFETY: it is open, as was just seen, and this process has only its first thread yet, so
+    // nobody closes it before it is duplicated.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+    fcntl_dupfd_cloexec(borrowed, 3).map_err(|_| not_open())
+}
 
 /// Closes every descriptor above standard error.
 ///

@@ -13,23 +13,51 @@ mod attach;
 mod child;
 mod clone;
 mod daemon;
+mod descriptor;
 mod fusermount;
+mod gc;
+mod hold;
 mod holder;
 mod inherited;
+mod join;
+mod launcher;
+mod lease;
+mod leftover;
+mod list;
+mod mount;
 mod mountinfo;
 mod mountpoint;
+mod namespace;
+mod occupant;
 mod process;
 mod registry;
 mod session;
 mod signals;
 mod unmount;
+mod wait;
 
 pub use attach::Detach;
-pub use child::{Outcome, run};
-pub use daemon::{Ready, announce, serve, start};
+pub use child::{Outcome, Privacy, run};
+pub use daemon::{announce, serve_in_background, serve_in_foreground};
+pub use gc::{Cleared, gc};
+pub use hold::Terms;
 pub use holder::{Holder, Wish, choose as choose_holder};
+pub use list::{Listed, State, list};
+pub use mount::{Mounted, mount};
 pub use process::ProcessId;
-pub use unmount::unmount;
+pub use unmount::{Unmounted, unmount};
+pub use wait::wait;
+
+/// How the mount of a daemon in the background comes to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The daemon mounts.
+    Mount,
+    /// Its launcher mounts in a namespace of its own and hands over the connection to the kernel.
+    Private,
+    /// Somebody has mounted already; the launcher hands over the connection.
+    Handed,
+}
 
 /// What to mount, where and how: validated, with nothing left to look up but the file itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +76,8 @@ pub struct MountPlan {
     pub view: ViewOptions,
     /// Whether other users may enter.
     pub access: Access,
+    /// How long it holds.
+    pub terms: Terms,
     /// Memory for decoded blocks, bytes; `None` for the default.
     pub cache_bytes: Option<u64>,
     /// Threads that answer requests; `None` for the default.

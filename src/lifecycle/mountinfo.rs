@@ -5,7 +5,7 @@
 //! Invariant: of several mounts at one place, the last is the one that is seen.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 
 /// The type of our mounts: FUSE, subtype archfs.
 pub(super) const TYPE: &str = "fuse.archfs";
+
+const PATH: &str = "/proc/self/mountinfo";
 
 /// One line of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,9 +53,24 @@ impl MountEntry {
 /// # Errors
 /// `Io` where /proc can not be read.
 pub(super) fn topmost(place: &Path) -> Result<Option<MountEntry>> {
-    let text = fs::read("/proc/self/mountinfo")
-        .map_err(|error| Error::io("can not read /proc/self/mountinfo", error))?;
-    Ok(entries(&text).filter(|entry| entry.place == place).last())
+    Ok(all()?.into_iter().rfind(|entry| entry.place == place))
+}
+
+/// Something that becomes an exceptional condition for poll(2) with each change of the mounts.
+///
+/// # Errors
+/// `Io` where /proc can not be read.
+pub(super) fn changes() -> Result<File> {
+    File::open(PATH).map_err(|error| Error::io(format!("can not open {PATH}"), error))
+}
+
+/// All mounts, the older ones first.
+///
+/// # Errors
+/// `Io` where /proc can not be read.
+pub(super) fn all() -> Result<Vec<MountEntry>> {
+    let text = fs::read(PATH).map_err(|error| Error::io(format!("can not read {PATH}"), error))?;
+    Ok(entries(&text).collect())
 }
 
 fn entries(text: &[u8]) -> impl Iterator<Item = MountEntry> {
@@ -76,8 +93,19 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     Some(MountEntry { id, device, place, kind, source, options })
 }
 
+/// `bytes` without newlines, as the kernel writes them: `\012`, and `\134` for a backslash.
+pub(super) fn escape(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().fold(Vec::with_capacity(bytes.len()), |mut escaped, &byte| {
+        match byte {
+            b'\n' | b'\\' => escaped.extend(format!("\\{byte:03o}").into_bytes()),
+            byte => escaped.push(byte),
+        }
+        escaped
+    })
+}
+
 /// Undoes `\040` for a space, and the like for tab, newline and backslash.
-fn unescape(field: &[u8]) -> OsString {
+pub(super) fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&byte, behind)) = rest.split_first() {

@@ -1,76 +1,84 @@
 //! The directory that shows the archive.
 //!
-//! Owns its checks, making it where it is missing (0700) and removing what was made.
-//! Invariant: a directory that was there before is never removed, nor one that is not empty.
+//! Owns its checks; leaves making and removing it to `registry`. Invariant: nothing is mounted over
+//! anything but an empty directory.
 
-use std::fs::{self, DirBuilder, Metadata};
+use std::fs::{self, Metadata};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::mountinfo::{self, MountEntry};
-use super::{registry, unmount};
+use super::occupant::{self, Occupant};
+use super::registry::MadeDirectory;
+use super::unmount;
 use crate::error::{Error, Kind, Result};
 
 /// A directory that is ready to be mounted on. Dropping it removes it if it was made here.
 #[derive(Debug)]
 pub(super) struct Mountpoint {
     place: PathBuf,
-    made: Option<Made>,
-}
-
-/// A directory that archfs made: device and inode number, since its path may come to mean another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Made {
-    pub(super) device: u64,
-    pub(super) inode: u64,
+    /// Where archfs made it.
+    _made: Option<MadeDirectory>,
 }
 
 impl Mountpoint {
-    /// Checks `path`, clears a dead mount of this user there, makes the directory where it is
-    /// missing.
+    /// Checks `place`, clears a dead mount of this user there, makes the directory where it is
+    /// missing. Call it with the lock of the place.
     ///
     /// # Errors
     /// `Busy` where something is mounted or in the directory; `NotADirectory`; `NotFound` where its
     /// parent is missing; `Io`.
-    pub(super) fn prepare(path: &Path) -> Result<Self> {
-        let place = locate(path)?;
-        while let Some(entry) = mountinfo::topmost(&place)?.filter(is_in_the_way) {
-            if !clear_dead(&place, &entry)? {
-                let context = format!("{}: {} is mounted here", place.display(), entry.describe());
-                return Err(Error::new(Kind::Busy, context)
-                    .with_hint("choose another place, or unmount that first"));
+    pub(super) fn prepare(place: &Path) -> Result<Self> {
+        loop {
+            match occupant::look(place)? {
+                // A daemon that has unmounted only removes what is its own from here on.
+                Occupant::Nothing | Occupant::Leaving(_) => break,
+                Occupant::Dead(entry) => unmount::clear(place, &entry)?,
+                Occupant::Alive(entry, _) | Occupant::Other(entry) => {
+                    return Err(taken(place, &entry));
+                }
             }
         }
-        let made = make(&place)?;
-        if made.is_none() {
-            check_existing(&place)?;
+        Self::check_or_make(place)
+    }
+
+    /// The same for a mount that only a namespace of its own shall see: what is mounted there
+    /// outside does not matter.
+    ///
+    /// # Errors
+    /// As `prepare`, but for `Busy`.
+    pub(super) fn within_namespace(place: &Path) -> Result<Self> {
+        if mountinfo::topmost(place)?.is_some() {
+            return Ok(Self { place: place.to_owned(), _made: None });
         }
-        Ok(Self { place, made })
+        Self::check_or_make(place)
+    }
+
+    fn check_or_make(place: &Path) -> Result<Self> {
+        let made = MadeDirectory::make(place)?;
+        if made.is_none() {
+            check_existing(place)?;
+        }
+        Ok(Self { place: place.to_owned(), _made: made })
     }
 
     /// The directory, absolute and without symbolic links.
     pub(super) fn place(&self) -> &Path {
         &self.place
     }
-
-    /// What was made here, if anything.
-    pub(super) fn made(&self) -> Option<Made> {
-        self.made
-    }
-
-    /// Removes what was made here. A mount that somebody puts there later finds it gone.
-    pub(super) fn remove(&mut self) {
-        if let Some(made) = self.made.take() {
-            remove(&self.place, made);
-        }
-    }
 }
 
-impl Drop for Mountpoint {
-    fn drop(&mut self) {
-        self.remove();
-    }
+/// Removes the directory at `place` if archfs made it and nobody uses it.
+pub(super) fn remove_left_over(place: &Path) {
+    // Taking part in its use and leaving again is all it takes.
+    drop(MadeDirectory::existing(place));
+}
+
+/// The error for a place that something else has.
+pub(super) fn taken(place: &Path, entry: &MountEntry) -> Error {
+    let context = format!("{}: {} is mounted here", place.display(), entry.describe());
+    Error::new(Kind::Busy, context).with_hint("choose another place, or unmount that first")
 }
 
 /// `path` as the kernel will name it. Only the parent is looked at, since the place itself may be a
@@ -112,48 +120,6 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     Ok(parent.join(path.file_name().unwrap_or_default()))
 }
 
-/// Removes the directory that archfs made at `place`, unless another is there now or it got
-/// contents.
-pub(super) fn remove(place: &Path, made: Made) {
-    let is_ours = fs::symlink_metadata(place).is_ok_and(|found| Made::of(&found) == made);
-    if is_ours && let Err(error) = fs::remove_dir(place) {
-        log::warn!("{}: made by archfs, can not be removed: {error}", place.display());
-    }
-}
-
-impl Made {
-    fn of(found: &Metadata) -> Self {
-        Self { device: found.dev(), inode: found.ino() }
-    }
-}
-
-/// An automount trigger is replaced when the directory is entered; all else is in the way.
-fn is_in_the_way(entry: &MountEntry) -> bool {
-    entry.kind != "autofs"
-}
-
-/// Clears `entry` at `place` if it is a mount of this user whose daemon is gone; tells whether it
-/// was.
-fn clear_dead(place: &Path, entry: &MountEntry) -> Result<bool> {
-    if !unmount::may_touch(entry) || !registry::is_dead(entry, place) {
-        return Ok(false);
-    }
-    log::warn!("{}: clearing a dead mount of {}", place.display(), entry.describe());
-    unmount::clear(place, entry)?;
-    Ok(true)
-}
-
-/// Makes the directory; `None` where it is there already.
-fn make(place: &Path) -> Result<Option<Made>> {
-    let failed =
-        |error| Error::io(format!("{}: can not make the mount point", place.display()), error);
-    match DirBuilder::new().mode(0o700).create(place) {
-        Ok(()) => fs::symlink_metadata(place).map(|found| Some(Made::of(&found))).map_err(failed),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),
-        Err(error) => Err(failed(error)),
-    }
-}
-
 fn check_existing(place: &Path) -> Result<()> {
     let shown = place.display();
     let failed = |error| Error::io(format!("{shown}: can not be the mount point"), error);
@@ -173,34 +139,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn makes_a_missing_directory_and_removes_only_what_it_made() {
-        let folder = tempfile::tempdir().unwrap();
-        let missing = folder.path().join("missing");
-        let mountpoint = Mountpoint::prepare(&missing).unwrap();
-        assert!(mountpoint.made().is_some() && missing.is_dir());
-        drop(mountpoint);
-        assert!(!missing.exists());
-        fs::create_dir(&missing).unwrap();
-        drop(Mountpoint::prepare(&missing).unwrap());
-        assert!(missing.is_dir());
-    }
-
-    #[test]
-    fn leaves_a_directory_that_took_the_place_of_the_one_it_made() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = folder.path().join("place");
-        let mountpoint = Mountpoint::prepare(&place).unwrap();
-        // Renamed, not removed, so that the inode number can not be used again.
-        fs::rename(&place, folder.path().join("elsewhere")).unwrap();
-        fs::create_dir(&place).unwrap();
-        drop(mountpoint);
-        assert!(place.is_dir());
-    }
-
-    #[test]
     fn refuses_what_can_not_be_mounted_on() {
         let folder = tempfile::tempdir().unwrap();
-        let kind = |path: &Path| Mountpoint::prepare(path).unwrap_err().kind();
+        let kind = |path: &Path| {
+            locate(path).and_then(|place| Mountpoint::prepare(&place)).unwrap_err().kind()
+        };
         fs::write(folder.path().join("file"), "x").unwrap();
         assert_eq!(kind(folder.path()), Kind::Busy);
         assert_eq!(kind(&folder.path().join("file")), Kind::NotADirectory);

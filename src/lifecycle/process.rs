@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::error::{Error, Kind, Result};
 
 /// How often a kernel without process descriptors (before 5.3) is asked.
-const ASK_AGAIN: Duration = Duration::from_millis(250);
+pub(super) const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// A process, for ever: also after its number was given to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,14 +93,18 @@ impl ProcessId {
     /// # Errors
     /// `Io` where the system refuses to watch.
     pub fn wait_for_end(self, limit: Option<Duration>) -> Result<bool> {
-        match self.open()? {
+        match self.watch()? {
             Watch::Ended => Ok(true),
             Watch::Descriptor(descriptor) => wait_readable(&descriptor, limit),
             Watch::AskAgain => Ok(self.ask_until_it_ends(limit)),
         }
     }
 
-    fn open(self) -> Result<Watch> {
+    /// Something that tells of its end.
+    ///
+    /// # Errors
+    /// `Io` where the system refuses to watch.
+    pub(super) fn watch(self) -> Result<Watch> {
         let Some(pid) = Pid::from_raw(self.pid) else {
             return Ok(Watch::Ended);
         };
@@ -146,11 +150,36 @@ impl std::fmt::Display for ProcessId {
     }
 }
 
-enum Watch {
+/// How the end of a process is seen.
+#[derive(Debug)]
+pub(super) enum Watch {
+    /// It has ended before.
     Ended,
     /// A process descriptor, readable when the process has ended.
     Descriptor(OwnedFd),
+    /// This kernel has none; one has to ask.
     AskAgain,
+}
+
+impl Watch {
+    /// What to poll for, where that is possible.
+    pub(super) fn descriptor(&self) -> Option<&OwnedFd> {
+        match self {
+            Self::Descriptor(descriptor) => Some(descriptor),
+            Self::Ended | Self::AskAgain => None,
+        }
+    }
+
+    /// Whether `process`, which this watches, has ended.
+    pub(super) fn has_ended(&self, process: ProcessId) -> bool {
+        match self {
+            Self::Ended => true,
+            // Where poll fails there is no telling; it is asked in the other way.
+            Self::Descriptor(descriptor) => wait_readable(descriptor, Some(Duration::ZERO))
+                .unwrap_or_else(|_| !process.is_alive()),
+            Self::AskAgain => !process.is_alive(),
+        }
+    }
 }
 
 /// Waits until `descriptor` is readable; tells whether it is.
@@ -172,14 +201,17 @@ fn wait_readable(descriptor: &OwnedFd, limit: Option<Duration>) -> Result<bool> 
 }
 
 /// What is used of /proc/PID/stat.
-struct Stat {
+pub(super) struct Stat {
     state: u8,
+    pub(super) parent: i32,
+    pub(super) group: i32,
     session: i32,
     terminal: i32,
     start_time: u64,
 }
 
-fn stat(pid: i32) -> Option<Stat> {
+/// What the kernel tells of the process with the number `pid`.
+pub(super) fn stat(pid: i32) -> Option<Stat> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The second field is the name in brackets and may hold anything, brackets and spaces included.
     let behind = text.iter().rposition(|&byte| byte == b')')?;
@@ -189,6 +221,8 @@ fn stat(pid: i32) -> Option<Stat> {
     let field = |number: usize| fields.get(number - 3).copied();
     Some(Stat {
         state: *field(3)?.as_bytes().first()?,
+        parent: field(4)?.parse().ok()?,
+        group: field(5)?.parse().ok()?,
         session: field(6)?.parse().ok()?,
         terminal: field(7)?.parse().ok()?,
         start_time: field(22)?.parse().ok()?,

@@ -4,20 +4,20 @@
 //! Invariant: fuser neither mounts nor unmounts here; its own code for that is never reached.
 
 use std::io;
-use std::sync::mpsc::Sender;
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use fuser::{Config, Session, SessionACL};
 use rustix::fd::OwnedFd;
 
 use super::clone;
-use super::daemon::Event;
+use super::signals::SessionEnd;
 use crate::error::{Error, Result};
 use crate::fuse::{ArchiveFilesystem, SessionShape};
 use crate::sync::Arc;
 use crate::vfs::Tree;
 
-/// Starts to serve `tree` over `connection`; when the last use of the mount has ended, says so.
+/// Starts to serve `tree` over `connection`; when the last use of the mount has ended, tells `end`,
+/// and the thread returns how it ended.
 ///
 /// # Errors
 /// `Io` where the kernel and fuser do not come to terms.
@@ -25,8 +25,8 @@ pub(super) fn start(
     tree: Arc<dyn Tree>,
     connection: OwnedFd,
     shape: SessionShape,
-    events: Sender<Event>,
-) -> Result<()> {
+    end: SessionEnd,
+) -> Result<JoinHandle<io::Result<()>>> {
     let failed = |error: io::Error| Error::io("can not start to serve the mount", error);
     let mut config = Config::default();
     config.n_threads = Some(shape.threads);
@@ -39,9 +39,9 @@ pub(super) fn start(
     thread::Builder::new()
         .name("session".into())
         .spawn(move || {
-            // Nobody listens any more when the daemon is at its end.
-            let _ = events.send(Event::SessionEnded(session.run()));
+            let outcome = session.run();
+            end.tell();
+            outcome
         })
-        .map_err(failed)?;
-    Ok(())
+        .map_err(failed)
 }

@@ -1,74 +1,160 @@
-//! Unmounting from outside the daemon: the command `unmount`, the end of `run`, dead mounts.
+//! Unmounting from outside the daemon: the command `unmount`, and dead mounts.
 //!
-//! Owns who may unmount what. Invariant: only mounts of type fuse.archfs, of this user (or any, for
-//! root), are ever touched.
+//! Owns who may unmount what. Invariants: only mounts of type fuse.archfs, of this user (or any,
+//! for root), are ever touched; a mount that other processes hold is left to them.
 
 use std::path::Path;
-use std::time::Duration;
-
-use rustix::process::geteuid;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::attach::{self, Detach};
-use super::mountinfo::{self, MountEntry};
-use super::mountpoint;
-use super::registry::{self, Record};
+use super::holder::{self, Holder, Wish};
+use super::lease::HolderStatus;
+use super::mountinfo::MountEntry;
+use super::occupant::{self, Occupant};
+use super::registry::{PlaceLock, Record};
+use super::{join, mountpoint};
 use crate::error::{Error, Kind, Result};
 
-/// How long a daemon may take to end once its mount is gone; it has nothing left to do then.
+/// How long a daemon may take to clear up once its mount is gone; it has nothing left to do then.
 const DAEMON_END: Duration = Duration::from_secs(5);
 
+/// How long it may take to say who holds its mount.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// What `unmount` did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unmounted {
+    /// The mount and what was made for it are gone.
+    Gone,
+    /// The caller holds it no more, but others do; their processes are named.
+    HeldByOthers(String),
+}
+
 /// Unmounts what archfs mounted at `path`, and returns when the mount and what was made for it are
-/// gone.
+/// gone. What others hold is only left, unless `how` is `Lazily`.
 ///
 /// # Errors
-/// `NotMounted` where nothing, something else or somebody else's is mounted there; `Busy`; `Io`.
-pub fn unmount(path: &Path, how: Detach) -> Result<()> {
+/// `NotMounted` where nothing, something else or somebody else's is mounted there; `Busy`, also
+/// where others hold it and the caller does not; `Io`.
+pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     let place = mountpoint::locate(path)?;
     let shown = place.display();
-    let Some(entry) = mountinfo::topmost(&place)? else {
-        return Err(Error::new(Kind::NotMounted, format!("{shown}: nothing is mounted here")));
+    let (record, entry) = match occupant::look(&place)? {
+        Occupant::Alive(entry, record) => (Some(record), entry),
+        Occupant::Other(entry) if occupant::may_touch(&entry) => (None, entry),
+        Occupant::Other(entry) => {
+            let context =
+                format!("{shown}: {} is mounted here, not by archfs for you", entry.describe());
+            return Err(Error::new(Kind::NotMounted, context));
+        }
+        Occupant::Dead(_) => return clear_dead(&place).map(|()| Unmounted::Gone),
+        // It is as good as gone.
+        Occupant::Leaving(record) => {
+            wait_until_cleared(&record);
+            return Ok(Unmounted::Gone);
+        }
+        Occupant::Nothing => {
+            return Err(Error::new(Kind::NotMounted, format!("{shown}: nothing is mounted here")));
+        }
     };
-    if !may_touch(&entry) {
-        let context =
-            format!("{shown}: {} is mounted here, not by archfs for you", entry.describe());
-        return Err(Error::new(Kind::NotMounted, context));
+    if how == Detach::IfIdle
+        && let Some(others) = leave_to_others(&place)?
+    {
+        return Ok(Unmounted::HeldByOthers(others));
     }
-    if registry::is_dead(&entry, &place) {
-        return clear(&place, &entry);
-    }
-    let record = Record::read(&entry, &place);
+    log::info!("{shown}: unmounting {}", entry.describe());
     attach::detach(&place, how)?;
-    let Some(record) = record else {
-        return Ok(());
-    };
-    if let Some(made) = record.made {
-        mountpoint::remove(&place, made);
+    if let Some(record) = record {
+        wait_until_cleared(&record);
+        // A daemon whose files are still open goes on serving them; there is nothing to wait for.
+        if how == Detach::IfIdle && !record.daemon.wait_for_end(Some(DAEMON_END))? {
+            log::warn!("process {} goes on without its mount {shown}", record.daemon.pid());
+        }
     }
-    // A daemon whose files are still open goes on serving them; there is nothing to wait for.
-    if how == Detach::IfIdle && !record.daemon.wait_for_end(Some(DAEMON_END))? {
-        log::warn!("process {} goes on without its mount {shown}", record.daemon.pid());
+    Ok(Unmounted::Gone)
+}
+
+/// Gives back the lease of the caller's script where others hold the mount, too; returns those.
+///
+/// # Errors
+/// `Busy` where only others hold it.
+fn leave_to_others(place: &Path) -> Result<Option<String>> {
+    let Some(mut client) = join::connect(place) else {
+        return Ok(None);
+    };
+    let Ok(status) = client.status(ANSWER) else {
+        return Ok(None);
+    };
+    let own = match holder::choose(Wish::Usual)? {
+        Holder::Process(process) => Some(process),
+        Holder::Nobody(_) => None,
+    };
+    let is_own = |holder: &HolderStatus| own.is_some_and(|own| own.pid() == holder.pid);
+    let others: Vec<_> = status.holders.iter().filter(|holder| !is_own(holder)).collect();
+    if others.is_empty() {
+        return Ok(None);
+    }
+    let named: Vec<_> =
+        others.iter().map(|other| format!("{} ({})", other.pid, other.name)).collect();
+    let named = named.join(", ");
+    match own.filter(|_| status.holders.iter().any(is_own)) {
+        Some(own) => {
+            client.release(own)?;
+            Ok(Some(named))
+        }
+        None => {
+            Err(Error::new(Kind::Busy, format!("{}: held by process {named}", place.display()))
+                .with_hint("it goes when they end; --lazy unmounts it all the same"))
+        }
+    }
+}
+
+/// Waits until the daemon of `record`, whose mount is gone, has removed what was made for it.
+fn wait_until_cleared(record: &Record) {
+    let deadline = Instant::now() + DAEMON_END;
+    while Instant::now() < deadline
+        && record.daemon.is_alive()
+        && Record::read(&record.place).as_ref() == Some(record)
+    {
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Clears the dead mount at `place`, if it still is one, and its record and directory.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn clear_dead(place: &Path) -> Result<()> {
+    let lock = PlaceLock::acquire(place, || ())?;
+    while let Occupant::Dead(entry) = occupant::look(place)? {
+        clear(place, &entry)?;
+    }
+    forget(place, lock)
+}
+
+/// Removes what is left of a place where nothing is mounted any more.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn forget(place: &Path, lock: PlaceLock) -> Result<()> {
+    if matches!(occupant::look(place)?, Occupant::Nothing) {
+        Record::forget(place);
+        mountpoint::remove_left_over(place);
+        lock.remove();
     }
     Ok(())
 }
 
-/// Whether this user may unmount `entry` with archfs.
-pub(super) fn may_touch(entry: &MountEntry) -> bool {
-    let user = geteuid();
-    entry.is_ours() && (user.is_root() || entry.owner() == Some(user.as_raw()))
-}
-
-/// Clears the dead mount `entry` at `place`, the directory made for it and its record.
+/// Clears the dead mount `entry` at `place`. Call it with the lock of the place.
 ///
 /// # Errors
 /// `Io`.
 pub(super) fn clear(place: &Path, entry: &MountEntry) -> Result<()> {
-    let record = Record::read(entry, place);
+    log::warn!("{}: clearing a dead mount of {}", place.display(), entry.describe());
     // Processes may still hold files of it, which give them ENOTCONN for ever; they are in no one's
     // way.
     attach::detach(place, Detach::Lazily)?;
-    if let Some(made) = record.and_then(|record| record.made) {
-        mountpoint::remove(place, made);
-    }
-    registry::forget(entry);
+    Record::forget(place);
     Ok(())
 }

@@ -36,15 +36,7 @@ impl Mounted {
 
     /// The process that serves it.
     pub fn daemon(&self) -> u32 {
-        let place = self.place.as_os_str().as_encoded_bytes();
-        let serves = |process: &PathBuf| {
-            let words = fs::read(process.join("cmdline")).unwrap_or_default();
-            let words: Vec<_> = words.split(|&byte| byte == 0).collect();
-            words.contains(&place) && words.iter().any(|word| word.starts_with(b"--holder="))
-        };
-        let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-        let found = processes.find(serves).expect("a daemon serves the mount");
-        found.file_name().unwrap().to_str().unwrap().parse().unwrap()
+        daemon_of(&self.place).expect("a daemon serves the mount").try_into().unwrap()
     }
 
     /// The kernel's own SquashFS on a loop device; says why where it can not.
@@ -93,6 +85,23 @@ impl Drop for CleanUp {
             }
         }
     }
+}
+
+/// What `archfs list --json` tells of the mount at `place`.
+pub fn listed(place: &Path) -> Option<serde_json::Value> {
+    let parent = fs::canonicalize(place.parent()?).ok()?;
+    let place = parent.join(place.file_name()?);
+    let output = run(archfs().args(["list", "--json"]));
+    let lines = String::from_utf8(output.stdout).unwrap();
+    lines
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .find(|row| row["mountpoint"] == place.to_str().unwrap())
+}
+
+/// The process that serves the mount at `place`.
+pub fn daemon_of(place: &Path) -> Option<i32> {
+    listed(place)?["daemon"].as_i64()?.try_into().ok()
 }
 
 /// Whether anything is mounted at `place`, also if it is dead.

@@ -1,0 +1,37 @@
+//! `archfs gc`: clear what killed daemons left.
+
+use super::{exit, term};
+use crate::error::Result;
+use crate::lifecycle;
+use crate::log::Verbosity;
+
+/// Clear your dead archfs mounts, directories made for them, and left-over records
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "It touches nothing that is alive, nor anything of another user. In an epilog, run it as the job's user."
+)]
+pub(super) struct Args {
+    /// Say only what went wrong
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    // What is cleared is told here.
+    crate::log::start(Verbosity::Quiet, None)?;
+    let cleared = lifecycle::gc()?;
+    if !args.quiet {
+        for place in &cleared.mounts {
+            term::tell(&format!("cleared the dead mount {}", place.display()));
+        }
+        for place in &cleared.directories {
+            term::tell(&format!("removed {}", place.display()));
+        }
+    }
+    let mut status = 0;
+    for error in &cleared.errors {
+        term::show_error(error);
+        status = status.max(exit::of(error));
+    }
+    Ok(status)
+}

@@ -1,0 +1,99 @@
+//! `archfs list`: this user's mounts on this node.
+
+use std::io::Write;
+
+use serde::Serialize;
+
+use super::term;
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::{self, Listed, State};
+use crate::log::{Verbosity, printable};
+
+/// List your archfs mounts on this node: place, archives, daemon, holders, state
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "State: alive; dead (archfs gc clears it); silent (its daemon does not answer); unknown."
+)]
+pub(super) struct Args {
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The keys of `--json`, which job scripts rely on.
+#[derive(Serialize)]
+struct Row {
+    mountpoint: String,
+    archives: Vec<String>,
+    daemon: Option<i32>,
+    holders: Vec<HolderRow>,
+    kept: bool,
+    state: &'static str,
+}
+
+#[derive(Serialize)]
+struct HolderRow {
+    pid: i32,
+    name: String,
+}
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    crate::log::start(Verbosity::Usual, None)?;
+    let mut text = String::new();
+    for listed in lifecycle::list()? {
+        if args.json {
+            let row = serde_json::to_string(&row(&listed))
+                .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))?;
+            text.push_str(&row);
+        } else {
+            text.push_str(&line(&listed));
+        }
+        text.push('\n');
+    }
+    term::written(std::io::stdout().write_all(text.as_bytes()))?;
+    Ok(0)
+}
+
+fn row(listed: &Listed) -> Row {
+    let Listed { place, archives, daemon, holders, kept, state } = listed;
+    Row {
+        mountpoint: place.to_string_lossy().into_owned(),
+        archives: archives.iter().map(|path| path.to_string_lossy().into_owned()).collect(),
+        daemon: *daemon,
+        holders: holders
+            .iter()
+            .map(|(pid, name)| HolderRow { pid: *pid, name: name.clone() })
+            .collect(),
+        kept: *kept,
+        state: name(*state),
+    }
+}
+
+fn line(listed: &Listed) -> String {
+    let Listed { place, archives, daemon, holders, kept, state } = listed;
+    let archive = archives.first().map(|path| path.display().to_string()).unwrap_or_default();
+    let more = match archives.len() {
+        0 | 1 => String::new(),
+        count => format!(" (+{})", count - 1),
+    };
+    let daemon = daemon.map_or("-".to_owned(), |pid| pid.to_string());
+    let mut held: Vec<_> = holders.iter().map(|(pid, name)| format!("{pid} ({name})")).collect();
+    if *kept {
+        held.push("kept until unmount".to_owned());
+    }
+    let held = if held.is_empty() { "-".to_owned() } else { held.join(", ") };
+    let place = place.display();
+    printable(&format!(
+        "{place}: {archive}{more}; daemon {daemon}; held by {held}; {}",
+        name(*state)
+    ))
+}
+
+fn name(state: State) -> &'static str {
+    match state {
+        State::Alive => "alive",
+        State::Dead => "dead",
+        State::Silent => "silent",
+        State::Unknown => "unknown",
+    }
+}

@@ -1,0 +1,30 @@
+//! `archfs wait`: until another task of the node has mounted.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::lifecycle;
+use crate::units::parse_time;
+
+/// Return when that mount can be read (for the other tasks of a node)
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit status 6 when the time is over.\n\nExample:\n  archfs wait /dev/shm/data --timeout 5m"
+)]
+pub(super) struct Args {
+    /// Where it will be mounted
+    mountpoint: PathBuf,
+
+    /// Give up after that time (s, m, h work) [default: never]
+    #[arg(long, value_name = "T", value_parser = time)]
+    timeout: Option<Duration>,
+}
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    lifecycle::wait(&args.mountpoint, args.timeout).map(|()| 0)
+}
+
+fn time(text: &str) -> std::result::Result<Duration, String> {
+    parse_time(text).map_err(|error| error.to_string())
+}

@@ -1,0 +1,134 @@
+//! One mount for all who ask for the same archives at the same place.
+//!
+//! Owns deciding whether there is such a mount already, and taking a lease on it. Invariant: of any
+//! number of processes that ask at once, one gets the lock of the place with nothing mounted there,
+//! and all others a lease on what it mounts.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::lease::Client;
+use super::mountinfo::MountEntry;
+use super::mountpoint::taken;
+use super::occupant::{self, Occupant};
+use super::registry::{Key, PlaceLock, Record, Registry};
+use super::{MountPlan, unmount};
+use crate::error::{Error, Kind, Result};
+use crate::vfs::ViewOptions;
+
+/// How long a mount that is on its way out may take until its place is free.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often it is looked whether it is.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// What is at a place for somebody who wants to mount there.
+#[derive(Debug)]
+pub(super) enum Entrance {
+    /// What was asked for, with a lease on it.
+    Shared(Client, Record),
+    /// Nothing, and nobody else mounts there while the lock is held.
+    Free(PlaceLock),
+}
+
+/// Finds out what is at `place`, where `plan` shall be mounted; clears a dead mount.
+///
+/// # Errors
+/// `Busy` where something else is mounted there; `Io`; `TimedOut`.
+pub(super) fn enter(place: &Path, plan: &MountPlan) -> Result<Entrance> {
+    let deadline = Instant::now() + PATIENCE;
+    let tell = || log::warn!("{}: waiting for who mounts here just now", place.display());
+    let lock = PlaceLock::acquire(place, tell)?;
+    loop {
+        match occupant::look(place)? {
+            Occupant::Nothing => return Ok(Entrance::Free(lock)),
+            Occupant::Dead(entry) => unmount::clear(place, &entry)?,
+            Occupant::Other(entry) => return Err(taken(place, &entry)),
+            Occupant::Alive(entry, record) => {
+                check_same(place, &entry, &record, plan)?;
+                if let Some(client) = take_lease(place)? {
+                    return Ok(Entrance::Shared(client, record));
+                }
+            }
+            Occupant::Leaving(_) => {}
+        }
+        if Instant::now() >= deadline {
+            let context = format!("{}: the last mount here does not go", place.display());
+            return Err(Error::new(Kind::TimedOut, context)
+                .with_hint("archfs list tells which process serves it"));
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// A lease on the mount at `place`; `None` where it is on its way out.
+fn take_lease(place: &Path) -> Result<Option<Client>> {
+    let Some(mut client) = connect(place) else {
+        return Ok(None);
+    };
+    if client.hold()? {
+        return Ok(Some(client));
+    }
+    client.wait_until_gone()?;
+    Ok(None)
+}
+
+/// A connection to the daemon of the mount at `place`, if it listens.
+pub(super) fn connect(place: &Path) -> Option<Client> {
+    Client::connect(&Registry::existing()?.socket(&Key::of(place))).ok()
+}
+
+fn check_same(place: &Path, entry: &MountEntry, record: &Record, plan: &MountPlan) -> Result<()> {
+    let wanted = identity(plan);
+    if record.identity == wanted {
+        return Ok(());
+    }
+    if record.archives == real_paths(plan) {
+        let context = format!(
+            "{}: {} is mounted here, with other options or as it was before it changed",
+            place.display(),
+            entry.describe()
+        );
+        return Err(Error::new(Kind::Busy, context).with_hint(
+            "what is shared has to be asked for with the same --subdir, --offset, --recursive and -o",
+        ));
+    }
+    Err(taken(place, entry))
+}
+
+/// The archives of `plan` by paths that mean the same everywhere.
+pub(super) fn real_paths(plan: &MountPlan) -> Vec<PathBuf> {
+    let real = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+    plan.archives.iter().map(real).collect()
+}
+
+/// Equal for plans that show the same: the same files, unchanged, in the same order, in the same
+/// way. Memory, threads and the like make no difference; who comes first chooses.
+pub(super) fn identity(plan: &MountPlan) -> String {
+    let MountPlan { archives, offset, recursive, view, access, .. } = plan;
+    let ViewOptions { subdir, uid, gid } = view;
+    let mut digest = Xxh3::new();
+    for path in archives {
+        match fs::metadata(path) {
+            Ok(found) => {
+                for number in [found.dev(), found.ino(), found.size()] {
+                    digest.update(&number.to_le_bytes());
+                }
+                for number in [found.mtime(), found.mtime_nsec()] {
+                    digest.update(&number.to_le_bytes());
+                }
+            }
+            // Opening it will tell what is wrong.
+            Err(_) => digest.update(path.as_os_str().as_bytes()),
+        }
+    }
+    let options = format!("{offset} {recursive} {subdir:?} {uid:?} {gid:?} {access:?}");
+    digest.update(options.as_bytes());
+    format!("{:032x}", digest.digest128())
+}

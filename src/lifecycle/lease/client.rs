@@ -1,0 +1,179 @@
+//! The side of those who need a mount.
+//!
+//! Owns the connection to a daemon. Invariant: dropping it gives its lease back.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fd::{AsFd, BorrowedFd};
+
+use super::message::{Answer, Request, Status};
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::process::ProcessId;
+
+/// How long a daemon may take to answer; it does nothing else on the thread that answers, but for
+/// unmounting through fusermount.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// A connection to a daemon, with or without a lease.
+#[derive(Debug)]
+pub(in crate::lifecycle) struct Client {
+    stream: BufReader<UnixStream>,
+}
+
+/// What became of a mount when a lease on it was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::lifecycle) enum Left {
+    /// It is gone, or its daemon is.
+    Gone,
+    /// It stays for now: others hold it, or it lingers.
+    Stays,
+}
+
+impl Client {
+    /// The daemon that listens at `socket`.
+    ///
+    /// # Errors
+    /// `Io` where nobody listens.
+    pub(in crate::lifecycle) fn connect(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket)
+            .map_err(|error| Error::io(format!("{}: nobody answers", socket.display()), error))?;
+        Self::over(stream)
+    }
+
+    /// The daemon at the other end of `stream`.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(in crate::lifecycle) fn over(stream: UnixStream) -> Result<Self> {
+        Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    /// Takes a lease for as long as this connection is open; `false` where the mount is on its way
+    /// out.
+    ///
+    /// # Errors
+    /// `Io` where the daemon does not answer.
+    pub(in crate::lifecycle) fn hold(&mut self) -> Result<bool> {
+        self.ask(Request::Hold).map(|answer| answer == Some(Answer::Done))
+    }
+
+    /// Lets the mount hold as long as `process` lives, too.
+    ///
+    /// # Errors
+    /// `NotFound` where it has ended already; `Io` where the mount has ended, too.
+    pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<()> {
+        match self.ask(Request::Watch(process))? {
+            Some(Answer::Done) => Ok(()),
+            Some(Answer::NoProcess) => {
+                let context = format!("process {} has ended already", process.pid());
+                Err(Error::new(Kind::NotFound, context))
+            }
+            _ => Err(lost()),
+        }
+    }
+
+    /// Lets the mount hold until somebody unmounts it.
+    ///
+    /// # Errors
+    /// `Io` where the mount has ended.
+    pub(in crate::lifecycle) fn keep(&mut self) -> Result<()> {
+        match self.ask(Request::Keep)? {
+            Some(Answer::Done) => Ok(()),
+            _ => Err(lost()),
+        }
+    }
+
+    /// Ends what `watch` began.
+    ///
+    /// # Errors
+    /// `Io` where the daemon does not answer.
+    pub(in crate::lifecycle) fn release(&mut self, process: ProcessId) -> Result<()> {
+        self.ask(Request::Release(process)).map(|_| ())
+    }
+
+    /// Gives the lease back; returns when the mount is gone, or at once if it stays.
+    ///
+    /// # Errors
+    /// `Io` where the daemon does not answer.
+    pub(in crate::lifecycle) fn leave(mut self) -> Result<Left> {
+        Ok(match self.ask(Request::Leave)? {
+            Some(Answer::Held | Answer::Lingering) => Left::Stays,
+            _ => Left::Gone,
+        })
+    }
+
+    /// Who holds the mount.
+    ///
+    /// # Errors
+    /// `Io` where the daemon does not answer.
+    pub(in crate::lifecycle) fn status(&mut self, limit: Duration) -> Result<Status> {
+        self.send(Request::Status)?;
+        let line = self.line(Some(limit))?;
+        serde_json::from_str(&line)
+            .map_err(|error| Error::new(Kind::Io, "the daemon answers oddly").with_source(error))
+    }
+
+    /// Waits until the daemon ends the connection, which it does when the mount is gone.
+    ///
+    /// # Errors
+    /// `TimedOut`; `Io`.
+    pub(in crate::lifecycle) fn wait_until_gone(&mut self) -> Result<()> {
+        while !self.line(Some(ANSWER))?.is_empty() {}
+        Ok(())
+    }
+
+    /// The next line, whole; empty at the end of the connection. Waits for ever without a limit.
+    ///
+    /// # Errors
+    /// `TimedOut`; `Io`.
+    pub(in crate::lifecycle) fn line(&mut self, limit: Option<Duration>) -> Result<String> {
+        let failed = |error| Error::io("the daemon does not answer", error);
+        self.stream.get_ref().set_read_timeout(limit).map_err(failed)?;
+        let mut line = String::new();
+        match self.stream.read_line(&mut line) {
+            Ok(_) => Ok(line),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                Err(Error::new(Kind::TimedOut, "the daemon does not answer"))
+            }
+            // A daemon that was killed with unread requests.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Ok(String::new()),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// `None` at the end of the connection.
+    fn ask(&mut self, request: Request) -> Result<Option<Answer>> {
+        match self.send(request) {
+            // The daemon is gone, which the end of its answers tells, too.
+            Err(error) if is_end(&error) => return Ok(None),
+            sent => sent?,
+        }
+        Ok(Answer::decode(&self.line(Some(ANSWER))?))
+    }
+
+    fn send(&mut self, request: Request) -> Result<()> {
+        self.stream
+            .get_mut()
+            .write_all(request.encode().as_bytes())
+            .map_err(|error| Error::io("the daemon does not listen", error))
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.get_ref().as_fd()
+    }
+}
+
+fn is_end(error: &Error) -> bool {
+    use std::error::Error as _;
+    let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    source.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn lost() -> Error {
+    Error::new(Kind::Io, "the mount has ended before it was taken")
+}

@@ -1,0 +1,265 @@
+//! The daemon's side: connections, processes that are watched, and the answers.
+//!
+//! Owns what is polled for and what was said so far. Invariants: nothing here waits, so no client
+//! can hold up another; only the user of the mount and root are listened to.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+
+use super::message::{Answer, HolderStatus, REQUEST_MAX, Request, Status};
+use crate::error::{Error, Result};
+use crate::lifecycle::process::{ProcessId, Watch};
+
+/// Connections at a time; more are turned away. A task of a node needs one.
+const CLIENTS_MAX: usize = 4096;
+
+/// All leases of a mount.
+#[derive(Debug, Default)]
+pub(in crate::lifecycle) struct Leases {
+    /// `None` where nobody can ask: a private mount, or one that is on its way out.
+    listener: Option<UnixListener>,
+    clients: Vec<Client>,
+    processes: Vec<(ProcessId, Watch)>,
+    kept: bool,
+    is_ending: bool,
+}
+
+#[derive(Debug)]
+struct Client {
+    stream: UnixStream,
+    /// Of the process at the other end, if it can be told.
+    pid: Option<i32>,
+    /// What it said so far, less what was answered.
+    said: VecDeque<u8>,
+    lease: Lease,
+    is_open: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lease {
+    None,
+    Held,
+    /// It gave its lease back, and waits for what becomes of the mount.
+    Leaving,
+}
+
+impl Leases {
+    /// Nobody's yet.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(in crate::lifecycle) fn new(listener: Option<UnixListener>) -> Result<Self> {
+        if let Some(listener) = &listener {
+            listener.set_nonblocking(true).map_err(failed)?;
+        }
+        Ok(Self { listener, ..Self::default() })
+    }
+
+    /// Gives a lease to whoever is at the other end of `stream`.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(in crate::lifecycle) fn give_to(&mut self, stream: UnixStream) -> Result<()> {
+        stream.set_nonblocking(true).map_err(failed)?;
+        let pid = socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get());
+        let said = VecDeque::new();
+        self.clients.push(Client { stream, pid, said, lease: Lease::Held, is_open: true });
+        Ok(())
+    }
+
+    /// Gives a lease to `process`; tells whether it lives.
+    ///
+    /// # Errors
+    /// `Io` where it can not be watched.
+    pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<bool> {
+        match process.watch()? {
+            Watch::Ended => Ok(false),
+            watch => {
+                self.processes.push((process, watch));
+                Ok(true)
+            }
+        }
+    }
+
+    /// Holds until somebody unmounts.
+    pub(in crate::lifecycle) fn keep(&mut self) {
+        self.kept = true;
+    }
+
+    /// Whether it shall hold until somebody unmounts.
+    pub(in crate::lifecycle) fn is_kept(&self) -> bool {
+        self.kept
+    }
+
+    /// Whether a process holds a lease.
+    pub(in crate::lifecycle) fn is_held(&self) -> bool {
+        !self.processes.is_empty() || self.clients.iter().any(|client| client.lease == Lease::Held)
+    }
+
+    /// Whether a process has to be asked for, since its end can not be polled for.
+    pub(in crate::lifecycle) fn has_to_ask(&self) -> bool {
+        self.processes.iter().any(|(_, watch)| watch.descriptor().is_none())
+    }
+
+    /// No lease is given from now on.
+    pub(in crate::lifecycle) fn begin_to_end(&mut self) {
+        self.is_ending = true;
+    }
+
+    /// The mount is gone: ends all connections, whose other ends wait for that.
+    pub(in crate::lifecycle) fn close(&mut self) {
+        self.begin_to_end();
+        self.listener = None;
+        self.clients.clear();
+        self.processes.clear();
+    }
+
+    /// What to poll for, in an order of its own.
+    pub(in crate::lifecycle) fn watched(&self) -> Vec<PollFd<'_>> {
+        let listener = self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN));
+        let clients = self.clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN));
+        let processes = self.processes.iter().filter_map(|(_, watch)| watch.descriptor());
+        listener
+            .chain(clients)
+            .chain(processes.map(|process| PollFd::new(process, PollFlags::IN)))
+            .collect()
+    }
+
+    /// Answers everybody who said something, and drops the leases of those who are gone. `lingers`
+    /// tells whether the mount stays for a while without leases.
+    pub(in crate::lifecycle) fn attend(&mut self, lingers: bool) {
+        self.accept();
+        self.processes.retain(|(process, watch)| !watch.has_ended(*process));
+        for at in 0..self.clients.len() {
+            self.clients[at].listen();
+            while let Some(line) = self.clients[at].next_line() {
+                self.answer(at, &line);
+            }
+        }
+        self.clients.retain(|client| client.is_open);
+        self.tell_leavers(lingers);
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        while let Ok((stream, _)) = listener.accept() {
+            let peer = socket_peercred(&stream).ok();
+            let is_allowed = peer.is_some_and(|peer| peer.uid == geteuid() || peer.uid.is_root());
+            if !is_allowed || self.clients.len() >= CLIENTS_MAX {
+                continue;
+            }
+            if stream.set_nonblocking(true).is_ok() {
+                let pid = peer.map(|peer| peer.pid.as_raw_nonzero().get());
+                let (said, lease) = (VecDeque::new(), Lease::None);
+                self.clients.push(Client { stream, pid, said, lease, is_open: true });
+            }
+        }
+    }
+
+    fn answer(&mut self, at: usize, line: &str) {
+        let Ok(request) = Request::decode(line) else {
+            self.clients[at].is_open = false;
+            return;
+        };
+        let answer = match request {
+            Request::Status => {
+                let status = serde_json::to_string(&self.status()).unwrap_or_default();
+                return self.clients[at].say(&(status + "\n"));
+            }
+            Request::Leave => {
+                self.clients[at].lease = Lease::Leaving;
+                return;
+            }
+            Request::Release(process) => {
+                self.processes.retain(|(watched, _)| *watched != process);
+                Answer::Done
+            }
+            Request::Hold | Request::Watch(_) | Request::Keep if self.is_ending => Answer::Ending,
+            Request::Hold => {
+                self.clients[at].lease = Lease::Held;
+                Answer::Done
+            }
+            Request::Watch(process) => match self.watch(process) {
+                Ok(true) => Answer::Done,
+                Ok(false) => Answer::NoProcess,
+                Err(error) => {
+                    log::error!("{error}");
+                    Answer::NoProcess
+                }
+            },
+            Request::Keep => {
+                self.keep();
+                Answer::Done
+            }
+        };
+        self.clients[at].say(answer.encode());
+    }
+
+    /// Those who left hear that the mount stays; if it does not, they wait for their connection to
+    /// end.
+    fn tell_leavers(&mut self, lingers: bool) {
+        let answer = match (self.is_held() || self.kept, lingers) {
+            _ if self.is_ending => return,
+            (true, _) => Answer::Held,
+            (false, true) => Answer::Lingering,
+            (false, false) => return,
+        };
+        for client in self.clients.iter_mut().filter(|client| client.lease == Lease::Leaving) {
+            client.lease = Lease::None;
+            client.say(answer.encode());
+        }
+    }
+
+    fn status(&self) -> Status {
+        let clients = self.clients.iter().filter(|client| client.lease == Lease::Held);
+        let clients = clients.filter_map(|client| ProcessId::of(client.pid?).ok());
+        let mut holders: Vec<_> = clients
+            .chain(self.processes.iter().map(|(process, _)| *process))
+            .map(|process| HolderStatus { pid: process.pid(), name: process.name() })
+            .collect();
+        holders.sort_by_key(|holder| holder.pid);
+        holders.dedup();
+        Status { holders, kept: self.kept }
+    }
+}
+
+impl Client {
+    /// Takes what came, and notes if that was the last.
+    fn listen(&mut self) {
+        let mut bytes = [0; REQUEST_MAX];
+        loop {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return self.is_open = false,
+                Ok(count) => self.said.extend(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => return self.is_open = false,
+            }
+            if self.said.len() > 64 * REQUEST_MAX {
+                return self.is_open = false;
+            }
+        }
+    }
+
+    fn next_line(&mut self) -> Option<String> {
+        let end = self.said.iter().position(|&byte| byte == b'\n')?;
+        let line = self.said.drain(..=end).take(end).collect();
+        Some(String::from_utf8(line).unwrap_or_default())
+    }
+
+    /// A client that does not take so little has only itself to blame.
+    fn say(&mut self, line: &str) {
+        self.is_open &= self.stream.write_all(line.as_bytes()).is_ok();
+    }
+}
+
+fn failed(error: std::io::Error) -> Error {
+    Error::io("can not listen for who needs the mount", error)
+}

@@ -1,0 +1,84 @@
+//! `archfs mount` in the background: shared or new, and for whom.
+//!
+//! Owns the launcher's part: it ends once the daemon knows who holds the mount.
+//! Invariant: when it returns success, files can be read and somebody holds the mount.
+
+use std::ffi::OsString;
+
+use super::holder::Holder;
+use super::join::{self, Entrance};
+use super::launcher::{Launched, Started};
+use super::lease::Client;
+use super::registry::Record;
+use super::{MountPlan, Way, inherited, mountpoint, unmount};
+use crate::error::Result;
+
+/// A mount that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mounted {
+    /// A new one.
+    New,
+    /// The one of that process, which others asked for before.
+    Shared(i32),
+}
+
+/// Mounts as `plan` says, for `holder`, in the background, or takes part in such a mount.
+/// `arguments` are those with which this program is the daemon. `Ok(Err(status))` where the daemon
+/// failed and has said why.
+///
+/// # Errors
+/// `Busy` where something else is mounted there; `NotFound` where `holder` has ended; `Io`.
+pub fn mount(
+    plan: &MountPlan,
+    arguments: &dyn Fn(Way) -> Vec<OsString>,
+    holder: Holder,
+) -> Result<Started<Mounted>> {
+    if let Some(number) = inherited::number(&plan.mountpoint) {
+        let connection = inherited::duplicate(number)?;
+        let mut launched = Launched::start(&arguments(Way::Handed), None)?;
+        if let Err(status) = launched.wait_until_opened()? {
+            return Ok(Err(status));
+        }
+        launched.hand_over(connection)?;
+        return match launched.wait_until_ready()? {
+            Ok(client) => hold_for(client, holder).map(|()| Ok(Mounted::New)),
+            Err(status) => Ok(Err(status)),
+        };
+    }
+    match obtain(plan, arguments)? {
+        Ok((client, shared)) => {
+            hold_for(client, holder)?;
+            let shared = shared.map(|record| record.daemon.pid());
+            Ok(Ok(shared.map_or(Mounted::New, Mounted::Shared)))
+        }
+        Err(status) => Ok(Err(status)),
+    }
+}
+
+/// A lease on the mount that `plan` asks for, and its record where others made it.
+///
+/// # Errors
+/// As `mount`.
+pub(super) fn obtain(
+    plan: &MountPlan,
+    arguments: &dyn Fn(Way) -> Vec<OsString>,
+) -> Result<Started<(Client, Option<Record>)>> {
+    let place = mountpoint::locate(&plan.mountpoint)?;
+    let lock = match join::enter(&place, plan)? {
+        Entrance::Shared(client, record) => return Ok(Ok((client, Some(record)))),
+        Entrance::Free(lock) => lock,
+    };
+    let started =
+        Launched::start(&arguments(Way::Mount), Some(&lock)).and_then(Launched::wait_until_ready);
+    if !matches!(started, Ok(Ok(_))) {
+        unmount::forget(&place, lock)?;
+    }
+    Ok(started?.map(|client| (client, None)))
+}
+
+fn hold_for(mut client: Client, holder: Holder) -> Result<()> {
+    match holder {
+        Holder::Process(process) => client.watch(process),
+        Holder::Nobody(_) => client.keep(),
+    }
+}

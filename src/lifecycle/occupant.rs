@@ -1,0 +1,69 @@
+//! What is at a place now: nothing, a mount that is served, a dead one, something else.
+//!
+//! Owns that judgement, which everything that mounts, shares, unmounts or clears starts from.
+//! Invariants: only mounts of type fuse.archfs of this user (or any, for root) are taken for ours;
+//! the place itself is not looked at where that could hang.
+
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use super::mountinfo::{self, MountEntry};
+use super::registry::{MountId, Record};
+use crate::error::Result;
+
+/// What is at a place.
+#[derive(Debug)]
+pub(super) enum Occupant {
+    /// Nothing is mounted there.
+    Nothing,
+    /// A mount of ours, and what is known of it.
+    Alive(MountEntry, Record),
+    /// A mount of ours whose daemon is gone.
+    Dead(MountEntry),
+    /// Nothing is mounted, but that daemon has not yet cleared up behind its mount.
+    Leaving(Record),
+    /// Something that is not ours, or that nothing is known of.
+    Other(MountEntry),
+}
+
+/// What is at `place`, an absolute path without symbolic links.
+///
+/// # Errors
+/// `Io` where /proc can not be read.
+pub(super) fn look(place: &Path) -> Result<Occupant> {
+    // An automount trigger is replaced when the directory is entered; all else is in the way.
+    let entry = mountinfo::topmost(place)?.filter(|entry| entry.kind != "autofs");
+    let record = Record::read(place);
+    let Some(entry) = entry else {
+        return Ok(match record {
+            Some(record) if record.daemon.is_alive() => Occupant::Leaving(record),
+            _ => Occupant::Nothing,
+        });
+    };
+    if !may_touch(&entry) {
+        return Ok(Occupant::Other(entry));
+    }
+    Ok(match record.filter(|record| record.mount == MountId::of(&entry)) {
+        Some(record) if record.daemon.is_alive() => Occupant::Alive(entry, record),
+        Some(_) => Occupant::Dead(entry),
+        // The kernel answers stat(2) from its cache, also for the dead; statfs(2) it has to ask
+        // for.
+        None if rustix::fs::statfs(place).is_err_and(|error| error == Errno::NOTCONN) => {
+            Occupant::Dead(entry)
+        }
+        None => Occupant::Other(entry),
+    })
+}
+
+/// Whether `entry` is a mount that this user made with archfs.
+pub(super) fn is_own(entry: &MountEntry) -> bool {
+    entry.is_ours() && entry.owner() == Some(geteuid().as_raw())
+}
+
+/// Whether this user may unmount `entry` with archfs.
+pub(super) fn may_touch(entry: &MountEntry) -> bool {
+    let user = geteuid();
+    entry.is_ours() && (user.is_root() || entry.owner() == Some(user.as_raw()))
+}

@@ -1,0 +1,165 @@
+//! One process at a time does something about a place.
+//!
+//! Owns the lock of a place: who mounts there, clears a dead mount or removes its record holds it.
+//! Invariant: the file that is locked is the one that has the name, so that it can be removed.
+//!
+//! It is a flock(2), which belongs to the open file and not to the process: a launcher hands it to
+//! the daemon that it starts, and it is free when both have let go of it, also by being killed.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::{Key, Registry};
+use crate::error::{Error, Kind, Result};
+
+/// The lock of a place, free again when this and every duplicate of it is dropped.
+#[derive(Debug)]
+pub(in crate::lifecycle) struct PlaceLock {
+    file: File,
+    path: PathBuf,
+    registry: Registry,
+}
+
+impl PlaceLock {
+    /// Waits until nobody else does anything about `place`; `wait` is called first if that is not
+    /// at once.
+    ///
+    /// # Errors
+    /// `Io` where it can not be locked.
+    pub(in crate::lifecycle) fn acquire(place: &Path, wait: impl FnOnce()) -> Result<Self> {
+        let (key, mut wait) = (Key::of(place), Some(wait));
+        loop {
+            if let Some(lock) = Self::attempt(&key, FlockOperation::NonBlockingLockExclusive)? {
+                return Ok(lock);
+            }
+            if let Some(wait) = wait.take() {
+                wait();
+            }
+            if let Some(lock) = Self::attempt(&key, FlockOperation::LockExclusive)? {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// The lock of `place`, unless somebody has it.
+    ///
+    /// # Errors
+    /// `Io` where it can not be locked.
+    pub(in crate::lifecycle) fn try_acquire(place: &Path) -> Result<Option<Self>> {
+        Self::try_acquire_key(&Key::of(place))
+    }
+
+    /// The same by the key of the place.
+    ///
+    /// # Errors
+    /// `Io` where it can not be locked.
+    pub(super) fn try_acquire_key(key: &Key) -> Result<Option<Self>> {
+        Self::attempt(key, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// `None` where somebody has it, or its file was removed meanwhile.
+    fn attempt(key: &Key, how: FlockOperation) -> Result<Option<Self>> {
+        let registry = Registry::open()?;
+        let path = registry.file(key, "lock");
+        let failed = |error| Error::io(format!("{}: can not lock", path.display()), error);
+        let opened = File::options().create(true).append(true).mode(0o600).open(&path);
+        let file = match opened {
+            // The folder went with its last file.
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(failed)?,
+        };
+        loop {
+            match flock(&file, how) {
+                Ok(()) => break,
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(failed(error.into())),
+            }
+        }
+        Ok(is_named(&file, &path).then_some(Self { file, path, registry }))
+    }
+
+    /// The lock again, for another process.
+    ///
+    /// # Errors
+    /// `Io` where there are no more descriptors.
+    pub(in crate::lifecycle) fn duplicate(&self) -> Result<OwnedFd> {
+        let duplicate = self.file.as_fd().try_clone_to_owned();
+        duplicate.map_err(|error| Error::io("can not duplicate a lock", error))
+    }
+
+    /// The lock of `place` that whoever started this process handed over as `descriptor`.
+    ///
+    /// # Errors
+    /// `Usage` where it is no such lock; `Io`.
+    pub(in crate::lifecycle) fn adopt(descriptor: OwnedFd, place: &Path) -> Result<Self> {
+        let registry = Registry::open()?;
+        let path = registry.file(&Key::of(place), "lock");
+        let file = File::from(descriptor);
+        if !is_named(&file, &path) {
+            return Err(Error::new(Kind::Usage, "standard input is not the lock of the place"));
+        }
+        Ok(Self { file, path, registry })
+    }
+
+    /// Removes its file and lets go of it: nothing is left to be said about the place.
+    pub(in crate::lifecycle) fn remove(self) {
+        // Whoever waits for it finds that it has no name any more and makes a new one.
+        let _ = fs::remove_file(&self.path);
+        self.registry.tidy();
+    }
+}
+
+/// Whether `path` still is the name of `file`.
+pub(super) fn is_named(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::symlink_metadata(path)) {
+        (Ok(held), Ok(named)) => (held.dev(), held.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn one_has_it_at_a_time_and_removing_it_wakes_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("place");
+        let first = PlaceLock::acquire(&place, || ()).unwrap();
+        assert!(PlaceLock::try_acquire(&place).unwrap().is_none());
+        let (sender, waits) = channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                PlaceLock::acquire(&place, || sender.send(()).unwrap()).unwrap().remove();
+            });
+            waits.recv().unwrap();
+            first.remove();
+        });
+        PlaceLock::try_acquire(&place).unwrap().unwrap().remove();
+    }
+
+    #[test]
+    fn is_held_until_the_last_duplicate_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("place");
+        let lock = PlaceLock::acquire(&place, || ()).unwrap();
+        let duplicate = lock.duplicate().unwrap();
+        drop(lock);
+        assert!(PlaceLock::try_acquire(&place).unwrap().is_none());
+        let adopted = PlaceLock::adopt(duplicate, &place).unwrap();
+        drop(adopted);
+        PlaceLock::try_acquire(&place).unwrap().unwrap().remove();
+        let other = File::open("/dev/null").unwrap().into();
+        assert_eq!(PlaceLock::adopt(other, &place).unwrap_err().kind(), Kind::Usage);
+    }
+}

@@ -1,0 +1,195 @@
+//! Directories that archfs made to mount on, and who still uses them.
+//!
+//! Owns making and removing them. Invariant: a directory is removed by the last who uses it, only
+//! if archfs made it, and only if it is still that very directory, and empty.
+//!
+//! Several may use one: each private mount is in a namespace of its own, and removing a directory
+//! takes away what is mounted on it in every other namespace. So each directory made has a file,
+//! named by its device and inode number, on which whoever uses it holds a shared lock. The last
+//! one, which gets the lock for itself alone, removes both. A directory whose users were all killed
+//! is thereby taken over by the next mount on it, or cleared by `gc`.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::Registry;
+use super::lock::is_named;
+use crate::error::{Error, Result};
+
+/// The use of a directory that archfs made. Dropping it removes the directory with its last use.
+#[derive(Debug)]
+pub(in crate::lifecycle) struct MadeDirectory {
+    place: PathBuf,
+    /// Holds the lock.
+    file: File,
+    path: PathBuf,
+    registry: Registry,
+}
+
+impl MadeDirectory {
+    /// Makes the directory `place` (0700), or takes part in the use of it where archfs made it;
+    /// `None` where it is somebody else's work. Call it with the lock of the place.
+    ///
+    /// # Errors
+    /// `Io`, also where the parent is missing.
+    pub(in crate::lifecycle) fn make(place: &Path) -> Result<Option<Self>> {
+        let failed = |error| Error::io(format!("{}: can not make", place.display()), error);
+        loop {
+            let registry = Registry::open()?;
+            let is_new = match DirBuilder::new().mode(0o700).create(place) {
+                Ok(()) => true,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
+                Err(error) => return Err(failed(error)),
+            };
+            let Some(path) = registry.made_file(place) else {
+                match fs::symlink_metadata(place) {
+                    // Removed by its last user just now.
+                    Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                    _ => return Ok(None),
+                }
+            };
+            let opened =
+                File::options().read(true).append(true).create(is_new).mode(0o600).open(&path);
+            let mut file = match opened {
+                Ok(file) => file,
+                Err(error) if error.kind() == ErrorKind::NotFound && !is_new => return Ok(None),
+                // The folder went with its last file.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            if is_new {
+                file.write_all(place.as_os_str().as_bytes()).map_err(failed)?;
+            }
+            flock(&file, FlockOperation::LockShared).map_err(|error| failed(error.into()))?;
+            let made = Self { place: place.to_owned(), file, path, registry };
+            if is_named(&made.file, &made.path) && made.is_itself() {
+                return Ok(Some(made));
+            }
+        }
+    }
+
+    /// The use of the directory `place` where archfs made it.
+    pub(in crate::lifecycle) fn existing(place: &Path) -> Option<Self> {
+        let registry = Registry::existing()?;
+        let path = registry.made_file(place)?;
+        let file = File::open(&path).ok()?;
+        flock(&file, FlockOperation::LockShared).ok()?;
+        let made = Self { place: place.to_owned(), file, path, registry };
+        is_named(&made.file, &made.path).then_some(made)
+    }
+
+    /// Removes all directories that archfs made and nobody uses; returns them.
+    pub(in crate::lifecycle) fn clear_unused(registry: &Registry) -> Vec<PathBuf> {
+        let names: Vec<_> = registry.names_with(".made").collect();
+        names
+            .into_iter()
+            .filter_map(|name| {
+                let path = registry.folder.join(format!("{name}.made"));
+                let mut file = File::open(&path).ok()?;
+                flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+                let mut place = Vec::new();
+                file.read_to_end(&mut place).ok()?;
+                let place = PathBuf::from(std::ffi::OsString::from_vec(place));
+                let unused = Self { place: place.clone(), file, path, registry: registry.clone() };
+                let is_there = unused.is_itself();
+                drop(unused);
+                is_there.then_some(place)
+            })
+            .collect()
+    }
+
+    /// Whether the directory at the place is the one that was made.
+    fn is_itself(&self) -> bool {
+        self.registry.made_file(&self.place).is_some_and(|path| path == self.path)
+    }
+}
+
+impl Drop for MadeDirectory {
+    fn drop(&mut self) {
+        if flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return;
+        }
+        if self.is_itself()
+            && let Err(error) = fs::remove_dir(&self.place)
+        {
+            let place = self.place.display();
+            log::warn!("{place}: made by archfs, can not be removed: {error}");
+            // In use by a mount that takes no part in this, say; it is left to `gc`.
+            if error.kind() != ErrorKind::DirectoryNotEmpty {
+                return;
+            }
+        }
+        let _ = fs::remove_file(&self.path);
+        self.registry.tidy();
+    }
+}
+
+impl Registry {
+    /// The file that stands for the directory at `place`, whoever made it; `None` where there is
+    /// no directory.
+    fn made_file(&self, place: &Path) -> Option<PathBuf> {
+        let found = fs::symlink_metadata(place).ok().filter(fs::Metadata::is_dir)?;
+        let name = format!("{}-{}.made", found.dev(), found.ino());
+        Some(self.folder.join(OsStr::new(&name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goes_with_its_last_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("place");
+        let first = MadeDirectory::make(&place).unwrap().unwrap();
+        let second = MadeDirectory::make(&place).unwrap().unwrap();
+        drop(first);
+        assert!(place.is_dir());
+        drop(second);
+        assert!(!place.exists());
+    }
+
+    #[test]
+    fn leaves_what_somebody_else_made_or_filled() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("place");
+        fs::create_dir(&place).unwrap();
+        assert!(MadeDirectory::make(&place).unwrap().is_none());
+        fs::remove_dir(&place).unwrap();
+
+        let made = MadeDirectory::make(&place).unwrap().unwrap();
+        // Renamed, not removed, so that the inode number can not be used again.
+        fs::rename(&place, folder.path().join("elsewhere")).unwrap();
+        fs::create_dir(&place).unwrap();
+        drop(made);
+        assert!(place.is_dir());
+        fs::remove_dir(&place).unwrap();
+
+        let made = MadeDirectory::make(&place).unwrap().unwrap();
+        fs::write(place.join("file"), "").unwrap();
+        drop(made);
+        assert!(place.is_dir());
+    }
+
+    #[test]
+    fn what_killed_users_left_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("place");
+        let made = MadeDirectory::make(&place).unwrap().unwrap();
+        let registry = made.registry.clone();
+        assert!(!MadeDirectory::clear_unused(&registry).contains(&place), "it is in use");
+        // A killed process closes its files and does nothing more.
+        let path = made.path.clone();
+        let made = std::mem::ManuallyDrop::new(made);
+        flock(&made.file, FlockOperation::Unlock).unwrap();
+        assert!(MadeDirectory::clear_unused(&registry).contains(&place));
+        assert!(!place.exists() && !path.exists());
+    }
+}
