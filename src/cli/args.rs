@@ -13,7 +13,7 @@ use clap::builder::FalseyValueParser;
 use super::bar::Bar;
 use super::options::MountOptions;
 use crate::error::{Error, Kind, Result};
-use crate::formats::{self, OpenOptions, Saving};
+use crate::formats::{self, OpenOptions};
 use crate::lifecycle::{Access, MountPlan};
 use crate::log::Verbosity;
 use crate::progress::Progress;
@@ -150,7 +150,7 @@ impl OpenArgs {
             cache_bytes: crate::cache::default_bytes(),
             recursive: self.recursive,
             index: self.index.clone(),
-            saving: Saving::default(),
+            ..OpenOptions::default()
         };
         crate::log::start(Verbosity::Usual, None)?;
         open_watched(slice::from_ref(&self.archive), &options)

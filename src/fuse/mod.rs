@@ -24,6 +24,7 @@ use fuser::{
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
+use crate::stats::{Operation, Stats};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots};
 
@@ -47,12 +48,13 @@ thread_local! {
 /// A tree, as fuser calls it.
 pub struct ArchiveFilesystem {
     tree: Arc<dyn Tree>,
+    stats: Arc<Stats>,
 }
 
 impl ArchiveFilesystem {
-    /// Serves `tree`.
-    pub fn new(tree: Arc<dyn Tree>) -> Self {
-        Self { tree }
+    /// Serves `tree`, and counts in `stats` what is asked of it.
+    pub fn new(tree: Arc<dyn Tree>, stats: Arc<Stats>) -> Self {
+        Self { tree, stats }
     }
 }
 
@@ -71,6 +73,7 @@ macro_rules! ino_or_reply {
 macro_rules! refuse {
     ($($operation:ident($($argument:ty),*) -> $reply:ty;)*) => {
         $(fn $operation(&self, _: &Request $(, _: $argument)*, reply: $reply) {
+            self.stats.count(Operation::Other);
             reply.error(Errno::EROFS);
         })*
     };
@@ -83,6 +86,7 @@ impl Filesystem for ArchiveFilesystem {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let request = self.stats.begin(Operation::Lookup);
         let parent = ino_or_reply!(parent, reply);
         let Some(name) = Name::parse(name.as_bytes()) else {
             return reply.error(Errno::ENAMETOOLONG);
@@ -90,25 +94,27 @@ impl Filesystem for ArchiveFilesystem {
         match self.tree.lookup(parent, name) {
             Ok(Some(attr)) => reply.entry(&TTL, &file_attr(&attr), GENERATION),
             Ok(None) => reply.entry(&TTL, &negative_attr(), GENERATION),
-            Err(error) => reply.error(errno("lookup", parent, &error)),
+            Err(error) => reply.error(errno(&request, parent, &error)),
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let request = self.stats.begin(Operation::Getattr);
         let ino = ino_or_reply!(ino, reply);
         match self.tree.attr(ino) {
             Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
-            Err(error) => reply.error(errno("getattr", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        let request = self.stats.begin(Operation::Readlink);
         let ino = ino_or_reply!(ino, reply);
         match self.tree.read_link(ino) {
             // The kernel takes no more than a page, and fails in ways that say nothing.
             Ok(target) if target.len() >= PATH_MAX => reply.error(Errno::ENAMETOOLONG),
             Ok(target) => reply.data(&target),
-            Err(error) => reply.error(errno("readlink", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
@@ -123,10 +129,14 @@ impl Filesystem for ArchiveFilesystem {
         _lock: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let request = self.stats.begin(Operation::Read);
         let ino = ino_or_reply!(ino, reply);
         SCRATCH.with_borrow_mut(|scratch| match self.tree.read(ino, offset, size, scratch) {
-            Ok(bytes) => reply.data(bytes.as_slice()),
-            Err(error) => reply.error(errno("read", ino, &error)),
+            Ok(bytes) => {
+                request.hand_out(bytes.as_slice().len());
+                reply.data(bytes.as_slice());
+            }
+            Err(error) => reply.error(errno(&request, ino, &error)),
         });
     }
 
@@ -138,6 +148,7 @@ impl Filesystem for ArchiveFilesystem {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
+        let request = self.stats.begin(Operation::Readdir);
         let ino = ino_or_reply!(ino, reply);
         let (dots, cookie) = dots(Cookie(offset));
         for dot in dots {
@@ -153,7 +164,7 @@ impl Filesystem for ArchiveFilesystem {
         });
         match outcome {
             Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno("readdir", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
@@ -165,6 +176,7 @@ impl Filesystem for ArchiveFilesystem {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
+        let request = self.stats.begin(Operation::Readdirplus);
         let ino = ino_or_reply!(ino, reply);
         let (dots, cookie) = dots(Cookie(offset));
         for dot in dots {
@@ -182,7 +194,7 @@ impl Filesystem for ArchiveFilesystem {
             let (attr, ttl) = match self.tree.attr(entry.ino) {
                 Ok(attr) => (file_attr(&attr), TTL),
                 Err(error) => {
-                    errno("readdirplus", entry.ino, &error);
+                    errno(&request, entry.ino, &error);
                     (unknown_attr(entry.ino, entry.kind), Duration::ZERO)
                 }
             };
@@ -191,7 +203,7 @@ impl Filesystem for ArchiveFilesystem {
         });
         match outcome {
             Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno("readdirplus", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
@@ -204,6 +216,7 @@ impl Filesystem for ArchiveFilesystem {
         whence: i32,
         reply: ReplyLseek,
     ) {
+        let request = self.stats.begin(Operation::Lseek);
         let ino = ino_or_reply!(ino, reply);
         let target = match whence {
             libc::SEEK_DATA => SeekTarget::Data,
@@ -215,11 +228,12 @@ impl Filesystem for ArchiveFilesystem {
         };
         match self.tree.seek(ino, offset, target) {
             Ok(found) => reply.offset(i64::try_from(found).unwrap_or(i64::MAX)),
-            Err(error) => reply.error(errno("lseek", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let request = self.stats.begin(Operation::Getxattr);
         let ino = ino_or_reply!(ino, reply);
         if !self.tree.has_xattrs() {
             // The kernel remembers this one and asks no more.
@@ -227,22 +241,24 @@ impl Filesystem for ArchiveFilesystem {
         }
         match self.tree.xattr(ino, name.as_bytes()) {
             Ok(value) => reply::xattr(reply, size, &value),
-            Err(error) => reply.error(errno("getxattr", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let request = self.stats.begin(Operation::Listxattr);
         let ino = ino_or_reply!(ino, reply);
         if !self.tree.has_xattrs() {
             return reply.error(Errno::ENOSYS);
         }
         match self.tree.list_xattrs(ino) {
             Ok(names) => reply::xattr(reply, size, &names),
-            Err(error) => reply.error(errno("listxattr", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        self.stats.count(Operation::Other);
         let totals = self.tree.totals();
         let unit = totals.block_size.max(1);
         let blocks = totals.bytes.div_ceil(u64::from(unit));
@@ -254,28 +270,34 @@ impl Filesystem for ArchiveFilesystem {
     // again.
 
     fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.stats.count(Operation::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.stats.count(Operation::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        self.stats.count(Operation::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn access(&self, _: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        self.stats.count(Operation::Other);
         reply.error(Errno::ENOSYS);
     }
 
     // There is nothing to write back; saying so at once keeps fsync(2) on a read-only file quiet.
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.stats.count(Operation::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.stats.count(Operation::Other);
         reply.error(Errno::ENOSYS);
     }
 
@@ -292,6 +314,7 @@ impl Filesystem for ArchiveFilesystem {
         _output_size: u32,
         reply: ReplyIoctl,
     ) {
+        self.stats.count(Operation::Other);
         reply.error(Errno::ENOTTY);
     }
 

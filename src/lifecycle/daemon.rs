@@ -25,9 +25,10 @@ use super::registry::{Record, Registered};
 use super::{MountPlan, inherited, session, signals};
 use crate::cache;
 use crate::error::{Error, Kind, Result};
-use crate::formats::{self, OpenOptions, Saving};
+use crate::formats::{self, OpenOptions};
 use crate::fuse::session_shape;
 use crate::progress::Progress;
+use crate::stats::Stats;
 use crate::sync::{Arc, Mutex, Weak};
 use crate::vfs::{Tree, View};
 
@@ -86,7 +87,8 @@ pub fn serve(
         }
     }
     crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
-    let tree = open(plan, progress)?;
+    let stats = Arc::new(Stats::default());
+    let tree = open(plan, progress, &stats)?;
     opened();
     if ready == Ready::Launcher {
         // A session of its own, so that Ctrl-C in the terminal reaches the job and not the daemon.
@@ -102,7 +104,7 @@ pub fn serve(
     unmount_on_panic(Arc::downgrade(&mount));
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let shape = session_shape(processors, plan.threads);
-    session::start(tree, connection, shape, sender.clone())?;
+    session::start(tree, stats, connection, shape, sender.clone())?;
     if let Some(holder) = holder {
         thread::Builder::new()
             .name("holder".into())
@@ -167,13 +169,14 @@ fn somebody_waits() -> bool {
     asked.is_err() || !watched.iter().any(|fd| fd.revents().intersects(closed))
 }
 
-fn open(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tree>> {
+fn open(plan: &MountPlan, progress: &Progress, stats: &Arc<Stats>) -> Result<Arc<dyn Tree>> {
     let options = OpenOptions {
         offset: plan.offset,
         cache_bytes: plan.cache_bytes.unwrap_or_else(cache::default_bytes),
         recursive: plan.recursive,
         index: plan.index.clone(),
-        saving: Saving::default(),
+        stats: Arc::clone(stats),
+        ..OpenOptions::default()
     };
     let tree = formats::open(&plan.archives, &options, progress)?;
     View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {

@@ -14,15 +14,18 @@ use super::clone;
 use super::daemon::Event;
 use crate::error::{Error, Result};
 use crate::fuse::{ArchiveFilesystem, SessionShape};
+use crate::stats::Stats;
 use crate::sync::Arc;
 use crate::vfs::Tree;
 
-/// Starts to serve `tree` over `connection`; when the last use of the mount has ended, says so.
+/// Starts to serve `tree` over `connection`, counting in `stats`; when the last use of the mount
+/// has ended, says so.
 ///
 /// # Errors
 /// `Io` where the kernel and fuser do not come to terms.
 pub(super) fn start(
     tree: Arc<dyn Tree>,
+    stats: Arc<Stats>,
     connection: OwnedFd,
     shape: SessionShape,
     events: Sender<Event>,
@@ -33,7 +36,7 @@ pub(super) fn start(
     config.clone_fd = clone::is_possible(&connection);
     // The kernel itself keeps others out unless allow_other is given; asking again would refuse
     // requests that it makes on behalf of nobody.
-    let filesystem = ArchiveFilesystem::new(tree);
+    let filesystem = ArchiveFilesystem::new(tree, stats);
     let session =
         Session::from_fd(filesystem, connection, SessionACL::All, config).map_err(failed)?;
     thread::Builder::new()
