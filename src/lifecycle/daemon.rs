@@ -22,6 +22,7 @@ use super::attach::{Attached, Detach};
 use super::mountpoint::Mountpoint;
 use super::process::ProcessId;
 use super::registry::{Record, Registered};
+use super::report::Report;
 use super::{MountPlan, inherited, session, signals};
 use crate::cache;
 use crate::error::{Error, Kind, Result};
@@ -95,6 +96,7 @@ pub fn serve(
         let _ = setsid();
     }
     let source = source(&plan.archives);
+    let report = Report::begin(plan, Arc::clone(&stats));
     // From here on there is something to undo, so a signal may not end the process by itself.
     let (sender, events) = channel();
     signals::watch(sender.clone())?;
@@ -122,7 +124,9 @@ pub fn serve(
     let _ = std::env::set_current_dir("/");
     let _ = set_parent_process_death_signal(None);
     announce(ready)?;
-    mount.hold(&events)
+    let outcome = mount.hold(&events);
+    report.finish();
+    outcome
 }
 
 /// Starts `archfs ARGUMENTS` in the background; returns when its mount can be read.

@@ -20,8 +20,10 @@ mod mountinfo;
 mod mountpoint;
 mod process;
 mod registry;
+mod report;
 mod session;
 mod signals;
+mod snapshot;
 mod unmount;
 
 pub use attach::Detach;
@@ -29,6 +31,7 @@ pub use child::{Outcome, run};
 pub use daemon::{Ready, announce, serve, start};
 pub use holder::{Holder, Wish, choose as choose_holder};
 pub use process::ProcessId;
+pub use snapshot::Snapshot;
 pub use unmount::unmount;
 
 /// What to mount, where and how: validated, with nothing left to look up but the file itself.
@@ -54,6 +57,8 @@ pub struct MountPlan {
     pub threads: Option<usize>,
     /// Where the daemon writes what it has to say; `None` for standard error.
     pub log_file: Option<PathBuf>,
+    /// Where it writes the numbers of the mount at its end; `None` for nowhere.
+    pub stats_json: Option<PathBuf>,
     /// How much it says.
     pub verbosity: Verbosity,
 }
