@@ -69,12 +69,12 @@ macro_rules! ino_or_reply {
     };
 }
 
-/// Operations that would change something, all answered alike.
-macro_rules! refuse {
-    ($($operation:ident($($argument:ty),*) -> $reply:ty;)*) => {
+/// Operations that are all answered alike, with an error and without a look at the tree.
+macro_rules! answer_all {
+    ($errno:ident: $($operation:ident($($argument:ty),*) -> $reply:ty;)*) => {
         $(fn $operation(&self, _: &Request $(, _: $argument)*, reply: $reply) {
             self.stats.count(Operation::Other);
-            reply.error(Errno::EROFS);
+            reply.error(Errno::$errno);
         })*
     };
 }
@@ -268,59 +268,32 @@ impl Filesystem for ArchiveFilesystem {
 
     // ENOSYS to these four means "not needed": the kernel succeeds for the caller and never asks
     // again.
-
-    fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.stats.count(Operation::Other);
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.stats.count(Operation::Other);
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        self.stats.count(Operation::Other);
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn access(&self, _: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        self.stats.count(Operation::Other);
-        reply.error(Errno::ENOSYS);
+    answer_all! {
+        ENOSYS:
+        open(INodeNo, OpenFlags) -> ReplyOpen;
+        opendir(INodeNo, OpenFlags) -> ReplyOpen;
+        flush(INodeNo, FileHandle, LockOwner) -> ReplyEmpty;
+        access(INodeNo, AccessFlags) -> ReplyEmpty;
     }
 
     // There is nothing to write back; saying so at once keeps fsync(2) on a read-only file quiet.
-
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.stats.count(Operation::Other);
-        reply.error(Errno::ENOSYS);
+    answer_all! {
+        ENOSYS:
+        fsync(INodeNo, FileHandle, bool) -> ReplyEmpty;
+        fsyncdir(INodeNo, FileHandle, bool) -> ReplyEmpty;
     }
 
-    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.stats.count(Operation::Other);
-        reply.error(Errno::ENOSYS);
-    }
-
-    /// Python before 3.14 asks every file it opens whether it is a terminal, and the kernel does
-    /// not remember an ENOSYS here, so the answer is the cheapest there is.
-    fn ioctl(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _handle: FileHandle,
-        _flags: IoctlFlags,
-        _command: u32,
-        _input: &[u8],
-        _output_size: u32,
-        reply: ReplyIoctl,
-    ) {
-        self.stats.count(Operation::Other);
-        reply.error(Errno::ENOTTY);
+    // Python before 3.14 asks every file it opens whether it is a terminal, and the kernel does
+    // not remember an ENOSYS here, so the answer is the cheapest there is.
+    answer_all! {
+        ENOTTY:
+        ioctl(INodeNo, FileHandle, IoctlFlags, u32, &[u8], u32) -> ReplyIoctl;
     }
 
     // The mount is read-only, so the kernel refuses these itself; a caller that reaches us anyway
     // (a mount that somebody made writable) gets the same answer.
-    refuse! {
+    answer_all! {
+        EROFS:
         setattr(
             INodeNo, Option<u32>, Option<u32>, Option<u32>, Option<u64>, Option<TimeOrNow>,
             Option<TimeOrNow>, Option<SystemTime>, Option<FileHandle>, Option<SystemTime>,

@@ -43,8 +43,8 @@ impl Report {
         Snapshot::take(&self.served, &self.stats)
     }
 
-    /// Tells. To be called when the mount is gone and no request is being answered any more: until
-    /// then it is not the end, and unmounting must not wait for this.
+    /// Tells. To be called when the mount is gone, for unmounting must not wait for this, and the
+    /// session has ended, for until then requests are answered.
     pub(super) fn finish(&self) {
         let snapshot = self.snapshot();
         if let Some(Err(error)) = self.file.as_deref().map(|file| write(file, &snapshot)) {
