@@ -4,6 +4,7 @@
 //! Invariant: a fault that repeats does not fill the disk. Nothing is ever written to syslog.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -53,6 +54,13 @@ pub fn start(verbosity: Verbosity, file: Option<&Path>) -> Result<()> {
     // A second logger in one process is no harm: the first goes on.
     let _ = log::set_boxed_logger(Box::new(Logger { state }));
     Ok(())
+}
+
+/// Says what is no warning, and is nevertheless to be seen unless only errors are wanted.
+pub fn tell(message: fmt::Arguments<'_>) {
+    if log::max_level() >= LevelFilter::Warn {
+        log::logger().log(&Record::builder().level(log::Level::Info).args(message).build());
+    }
 }
 
 struct Logger {

@@ -5,5 +5,5 @@
 
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use std::sync::OnceLock;
-pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 pub use std::sync::{Arc, Weak};

@@ -1,7 +1,8 @@
 //! Sizes and times as people write them.
 //!
-//! Owns parsing: sizes take K, M, G, T (powers of 1024), times s, m, h. Invariant: what does not
-//! fit is an error, never a smaller number.
+//! Owns parsing, where sizes take K, M, G, T (powers of 1024) and times s, m, h, and showing, with
+//! the unit that leaves a few digits. Invariant: what does not fit is an error, never a smaller
+//! number.
 
 use std::time::Duration;
 
@@ -59,6 +60,33 @@ pub fn parse_time(text: &str) -> Result<Duration> {
     seconds.map(Duration::from_secs).ok_or_else(wrong)
 }
 
+/// A size as a person reads it: `0 B`, `1.5 KiB`, `137.4 GiB`.
+pub fn show_size(bytes: u64) -> String {
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let (mut tenths, mut unit) = (bytes / 1024 * 10 + bytes % 1024 * 10 / 1024, 0);
+    while tenths >= 10_240 && unit + 1 < units.len() {
+        (tenths, unit) = (tenths / 1024, unit + 1);
+    }
+    format!("{}.{} {}", tenths / 10, tenths % 10, units[unit])
+}
+
+/// A time as a person reads it: `0.8 us`, `3.1 ms`, `1.5 s`, `2m 3s`, `2h 3m`, `1d 2h`.
+pub fn show_duration(time: Duration) -> String {
+    let (seconds, nanoseconds) = (time.as_secs(), u64::from(time.subsec_nanos()));
+    let (minutes, hours) = (seconds / 60, seconds / 3600);
+    match (seconds, nanoseconds) {
+        (0, ..1_000_000) => format!("{}.{} us", nanoseconds / 1000, nanoseconds % 1000 / 100),
+        (0, _) => format!("{}.{} ms", nanoseconds / 1_000_000, nanoseconds / 100_000 % 10),
+        (1..60, _) => format!("{seconds}.{} s", nanoseconds / 100_000_000),
+        (60..3600, _) => format!("{minutes}m {}s", seconds % 60),
+        (3600..86400, _) => format!("{hours}h {}m", minutes % 60),
+        _ => format!("{}d {}h", hours / 24, hours % 24),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,6 +104,39 @@ mod tests {
             ("16777215T", 16_777_215 << 40),
         ] {
             assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn shows_sizes_with_a_few_digits() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536, "1.5 KiB"),
+            ((1 << 20) - 1, "1023.9 KiB"),
+            (1 << 20, "1.0 MiB"),
+            (137 << 30, "137.0 GiB"),
+            (u64::MAX, "15.9 EiB"),
+        ] {
+            assert_eq!(show_size(bytes), text);
+        }
+    }
+
+    #[test]
+    fn shows_times_with_a_few_digits() {
+        for (nanoseconds, text) in [
+            (0, "0.0 us"),
+            (850, "0.8 us"),
+            (180_399, "180.3 us"),
+            (999_999, "999.9 us"),
+            (3_100_000, "3.1 ms"),
+            (1_500_000_000, "1.5 s"),
+            (123 * 1_000_000_000, "2m 3s"),
+            (7_384_200_000_000, "2h 3m"),
+            (93_600_000_000_000, "1d 2h"),
+        ] {
+            assert_eq!(show_duration(Duration::from_nanos(nanoseconds)), text);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a request costs once its blocks are cached: no memory is allocated.
+//! What a request costs once its blocks are cached, counting it included: no memory is allocated.
 //!
 //! Owns a counting allocator, which is why this is a program of its own with one test.
 #![expect(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
@@ -11,6 +11,7 @@ use std::process::Command;
 
 use archfs::formats::{self, OpenOptions};
 use archfs::progress::Progress;
+use archfs::stats::{Operation, Stats};
 use archfs::vfs::{Cookie, Ino, Name, Scratch, Tree};
 
 mod support;
@@ -39,17 +40,24 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Requests to a tree whose root has the files of `source_folder`: bytes read and names listed.
-fn requests(tree: &dyn Tree, scratch: &mut Scratch) -> (usize, usize) {
+/// Requests to a tree, counted as `fuse` counts them, whose root has the files of `source_folder`:
+/// bytes read and names listed.
+fn requests(tree: &dyn Tree, stats: &Stats, scratch: &mut Scratch) -> (usize, usize) {
     let mut bytes = 0;
     for name in ["text", "noise", "small"] {
         let name = Name::parse(name.as_bytes()).unwrap();
+        let request = stats.begin(Operation::Lookup);
         let attr = tree.lookup(Ino::ROOT, name).unwrap().unwrap();
+        drop(request);
         // Within one block, over the border of two, and the end.
         for (offset, size) in [(0, 131_072), (100_000, 100_000), (attr.size - 10, 4096)] {
-            bytes += tree.read(attr.ino, offset, size, scratch).unwrap().as_slice().len();
+            let request = stats.begin(Operation::Read);
+            let len = tree.read(attr.ino, offset, size, scratch).unwrap().as_slice().len();
+            request.hand_out(len);
+            bytes += len;
         }
     }
+    stats.count(Operation::Readdir);
     let mut names = 0;
     tree.read_dir(Ino::ROOT, Cookie::START, &mut |entry| {
         names += usize::from(tree.attr(entry.ino).is_ok());
@@ -79,12 +87,15 @@ fn a_request_whose_blocks_are_cached_allocates_nothing() {
         let options = OpenOptions { cache_bytes: 512 << 20, ..OpenOptions::default() };
         let tree = formats::open(&paths, &options, &Progress::default()).unwrap();
         let mut scratch = Scratch::default();
-        let cold = requests(tree.as_ref(), &mut scratch);
+        let stats = &options.stats;
+        let cold = requests(tree.as_ref(), stats, &mut scratch);
         assert_eq!(cold.1, 3);
         let before = ALLOCATIONS.with(Cell::get);
-        let warm = requests(tree.as_ref(), &mut scratch);
+        let warm = requests(tree.as_ref(), stats, &mut scratch);
         let allocations = ALLOCATIONS.with(Cell::get) - before;
         assert_eq!(allocations, 0, "allocations of warm requests to {paths:?}");
         assert_eq!(warm, cold);
+        let totals = stats.totals();
+        assert_eq!((totals.all_requests(), totals.bytes), (26, 2 * cold.0 as u64));
     }
 }

@@ -16,6 +16,7 @@
 use std::hash::{BuildHasher, Hash, RandomState};
 
 use crate::error::Result;
+use crate::stats::{CacheCounts, Held, Stats};
 use crate::sync::{Arc, Mutex};
 
 mod budget;
@@ -39,24 +40,15 @@ impl Cached for Arc<[u8]> {
     }
 }
 
-/// What a cache did so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Lookups that found their block.
-    pub hits: u64,
-    /// Lookups that loaded it.
-    pub loads: u64,
-    /// Lookups that waited for somebody else's load.
-    pub waits: u64,
-}
-
 /// A cache from `K` to `V`.
 pub struct Cache<K, V> {
     hasher: RandomState,
     /// Each lock guards one shard, is the only one held at a time, and only while the shard's maps
     /// are touched.
-    shards: Box<[Mutex<Shard<K, V>>]>,
+    shards: Shards<K, V>,
 }
+
+type Shards<K, V> = Arc<[Mutex<Shard<K, V>>]>;
 
 /// What a lookup that found nothing has to do.
 enum Turn<V> {
@@ -108,21 +100,28 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
     }
 
     /// What the cache did so far.
-    pub fn counters(&self) -> Counters {
-        self.shards.iter().fold(Counters::default(), |sum, shard| {
-            let one = shard.lock().counters();
-            Counters {
-                hits: sum.hits + one.hits,
-                loads: sum.loads + one.loads,
-                waits: sum.waits + one.waits,
-            }
-        })
+    pub fn counts(&self) -> CacheCounts {
+        counts(&self.shards)
+    }
+
+    /// Has `stats` ask for that from now on, as the counts of a cache of what is `held`.
+    pub fn report_to(&self, stats: &Stats, held: Held)
+    where
+        K: Send + 'static,
+        V: Send + 'static,
+    {
+        let shards = Arc::clone(&self.shards);
+        stats.watch_cache(held, Arc::new(move || counts(&shards)));
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
         let hash = usize::try_from(self.hasher.hash_one(key) >> 32).unwrap_or(0);
         &self.shards[hash % self.shards.len()]
     }
+}
+
+fn counts<K: Copy + Eq + Hash, V: Cached>(shards: &[Mutex<Shard<K, V>>]) -> CacheCounts {
+    shards.iter().map(|shard| shard.lock().counts()).sum()
 }
 
 /// The one that loads; abandons its flight when dropped before landing.
@@ -188,9 +187,9 @@ mod tests {
             }
         });
         assert_eq!(loads.into_inner(), 64);
-        let counters = cache.counters();
-        assert_eq!(counters.loads, 64);
-        assert_eq!(counters.hits + counters.loads + counters.waits, 64 * READERS as u64);
+        let counts = cache.counts();
+        assert_eq!((counts.loads, counts.loaded_bytes), (64, 6400));
+        assert_eq!(counts.hits + counts.loads + counts.waits, 64 * READERS as u64);
     }
 
     #[test]
@@ -211,7 +210,7 @@ mod tests {
                     cache.get_or_load(1, || {
                         leading.wait();
                         // Until the other has boarded the flight.
-                        while cache.counters().waits == 0 {
+                        while cache.counts().waits == 0 {
                             thread::yield_now();
                         }
                         assert!(!unwinds, "the leader unwinds");
@@ -242,11 +241,26 @@ mod tests {
         }
         load(0).unwrap();
         load(100).unwrap();
-        assert_eq!(cache.counters(), Counters { hits: 1, loads: 9, waits: 0 });
+        let loaded_bytes = 9 * (1024 - 128);
+        let counts = CacheCounts { hits: 1, loads: 9, waits: 0, evictions: 1, loaded_bytes };
+        assert_eq!(cache.counts(), counts);
         load(0).unwrap();
-        assert_eq!(cache.counters().hits, 2, "0 was used after 1 and stays");
+        assert_eq!(cache.counts().hits, 2, "0 was used after 1 and stays");
         load(1).unwrap();
-        assert_eq!(cache.counters().loads, 10, "1 was the least recently used");
+        assert_eq!(cache.counts().loads, 10, "1 was the least recently used");
+    }
+
+    #[test]
+    fn tells_its_counts_also_when_it_is_gone() {
+        let stats = Stats::default();
+        let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
+        cache.report_to(&stats, Held::Metadata);
+        cache.get_or_load(1, || Ok(block(1, 10))).unwrap();
+        cache.get_or_load(1, || Ok(block(1, 10))).unwrap();
+        drop(cache);
+        let totals = stats.totals();
+        assert_eq!((totals.metadata.hits, totals.metadata.loads), (1, 1));
+        assert_eq!(totals.data, CacheCounts::default());
     }
 
     #[test]
@@ -254,6 +268,6 @@ mod tests {
         let cache: Cache<u64, Arc<[u8]>> = Cache::new(100, 100);
         assert_eq!(cache.get_or_load(1, || Ok(block(1, 1000))).unwrap().len(), 1000);
         assert_eq!(cache.get_or_load(1, || Ok(block(1, 1000))).unwrap().len(), 1000);
-        assert_eq!(cache.counters().loads, 2);
+        assert_eq!(cache.counts().loads, 2);
     }
 }

@@ -10,7 +10,8 @@ use std::hash::Hash;
 use lru::LruCache;
 
 use super::inflight::Flight;
-use super::{Cached, Counters, Turn};
+use super::{Cached, Turn};
+use crate::stats::CacheCounts;
 use crate::sync::Arc;
 
 /// What an entry takes besides its value, bytes: list node, table slot, reference counts.
@@ -21,7 +22,7 @@ pub(super) struct Shard<K, V> {
     flights: HashMap<K, Arc<Flight<V>>>,
     weight: u64,
     capacity: u64,
-    counters: Counters,
+    counts: CacheCounts,
 }
 
 impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
@@ -31,23 +32,23 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
             flights: HashMap::new(),
             weight: 0,
             capacity,
-            counters: Counters::default(),
+            counts: CacheCounts::default(),
         }
     }
 
     pub(super) fn get(&mut self, key: &K) -> Option<V> {
         let value = self.entries.get(key).cloned()?;
-        self.counters.hits += 1;
+        self.counts.hits += 1;
         Some(value)
     }
 
     /// Joins the load of `key` that is under way, or leads a new one.
     pub(super) fn board(&mut self, key: K) -> Turn<V> {
         if let Some(flight) = self.flights.get(&key) {
-            self.counters.waits += 1;
+            self.counts.waits += 1;
             return Turn::Wait(Arc::clone(flight));
         }
-        self.counters.loads += 1;
+        self.counts.loads += 1;
         let flight = Arc::new(Flight::new());
         self.flights.insert(key, Arc::clone(&flight));
         Turn::Lead(flight)
@@ -56,6 +57,7 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
     /// Ends the load of `key` with a value; returns what had to go, for the caller to free.
     pub(super) fn land(&mut self, key: K, value: V) -> Vec<V> {
         self.flights.remove(&key);
+        self.counts.loaded_bytes += value.weight();
         let weight = value.weight().saturating_add(ENTRY_OVERHEAD);
         if weight > self.capacity {
             return Vec::new();
@@ -67,6 +69,7 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
             };
             self.weight -= oldest.weight().saturating_add(ENTRY_OVERHEAD);
             evicted.push(oldest);
+            self.counts.evictions += 1;
         }
         self.weight += weight;
         if let Some(replaced) = self.entries.put(key, value) {
@@ -81,7 +84,7 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
         self.flights.remove(key);
     }
 
-    pub(super) fn counters(&self) -> Counters {
-        self.counters
+    pub(super) fn counts(&self) -> CacheCounts {
+        self.counts
     }
 }

@@ -14,7 +14,7 @@ use clap::builder::FalseyValueParser;
 use super::bar::Bar;
 use super::options::MountOptions;
 use crate::error::{Error, Kind, Result};
-use crate::formats::{self, OpenOptions, Saving};
+use crate::formats::{self, OpenOptions};
 use crate::lifecycle::{Access, MountPlan, Terms};
 use crate::log::Verbosity;
 use crate::progress::Progress;
@@ -74,6 +74,10 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "FILE", env = "ARCHFS_LOG_FILE")]
     log_file: Option<PathBuf>,
 
+    /// Write the numbers of the mount (requests, bytes, latencies, memory) to this file at its end
+    #[arg(long, value_name = "FILE", env = "ARCHFS_STATS_JSON")]
+    stats_json: Option<PathBuf>,
+
     /// Say what is done, too
     #[arg(short, long, conflicts_with = "quiet")]
     verbose: bool,
@@ -114,6 +118,7 @@ impl MountArgs {
             cache_bytes: self.cache,
             threads: self.threads,
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
+            stats_json: self.stats_json.as_ref().map(absolute).transpose()?,
             verbosity: match (self.quiet, self.verbose) {
                 (true, _) => Verbosity::Quiet,
                 (false, true) => Verbosity::Verbose,
@@ -164,7 +169,7 @@ impl OpenArgs {
             cache_bytes: crate::cache::default_bytes(),
             recursive: self.recursive,
             index: self.index.clone(),
-            saving: Saving::default(),
+            ..OpenOptions::default()
         };
         crate::log::start(Verbosity::Usual, None)?;
         open_watched(slice::from_ref(&self.archive), &options)
@@ -196,6 +201,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         cache_bytes,
         threads,
         log_file,
+        stats_json,
         verbosity,
     } = plan;
     let mut arguments = Vec::new();
@@ -216,6 +222,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--cache=", cache_bytes.map(|bytes| bytes.to_string().into()));
     add("--threads=", threads.map(|threads| threads.to_string().into()));
     add("--log-file=", log_file.clone().map(OsString::from));
+    add("--stats-json=", stats_json.clone().map(OsString::from));
     if *recursive {
         arguments.push("--recursive".into());
     }
@@ -285,6 +292,7 @@ mod tests {
             cache_bytes: None,
             threads: None,
             log_file: None,
+            stats_json: None,
             verbosity: Verbosity::Usual,
         };
         let most = MountPlan {
@@ -305,6 +313,7 @@ mod tests {
             cache_bytes: Some(1),
             threads: Some(1024),
             log_file: Some("/l,o g".into()),
+            stats_json: Some("/s=t,a ts".into()),
             verbosity: Verbosity::Verbose,
             ..least.clone()
         };

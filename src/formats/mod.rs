@@ -23,6 +23,7 @@ use std::path::PathBuf;
 
 use crate::error::Result;
 use crate::progress::Progress;
+use crate::stats::Stats;
 use crate::storage::{FilePool, FileStorage};
 use crate::sync::Arc;
 use crate::vfs::{Layer, Tree, Union};
@@ -41,7 +42,7 @@ use opening::{Memory, Opening};
 pub use tar::Saving;
 
 /// How to open archives.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// Where in the file the archive starts, bytes.
     pub offset: u64,
@@ -53,6 +54,8 @@ pub struct OpenOptions {
     pub index: Option<PathBuf>,
     /// When a new index is saved.
     pub saving: Saving,
+    /// Where reads from the archives, and what their caches do, are counted.
+    pub stats: Arc<Stats>,
 }
 
 /// Archives opened at once, each by a thread: on a parallel file system most of it is waiting.

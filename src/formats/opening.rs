@@ -15,7 +15,7 @@ use super::tar::{self, Bytes, Packed, SavedIndex, Tar, TarOptions};
 use super::{OpenOptions, Saving};
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
-use crate::storage::{FileStorage, Storage, Window};
+use crate::storage::{FileStorage, Metered, Storage, Window};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::vfs::{Layer, Tree, View};
 
@@ -36,8 +36,10 @@ impl Memory {
         let kinds = if archives > 1 || options.recursive { 2 } else { 1 };
         let chunk_bytes = options.cache_bytes.checked_div(kinds).unwrap_or(0);
         let images = length(archives.max(1));
+        let chunks = ChunkCache::new(chunk_bytes, GIANT_CHUNK_MAX);
+        chunks.report_to(&options.stats);
         Self {
-            chunks: Arc::new(ChunkCache::new(chunk_bytes, GIANT_CHUNK_MAX)),
+            chunks: Arc::new(chunks),
             chunk_bytes,
             image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
             inner: AtomicU64::new(0),
@@ -64,8 +66,9 @@ impl Opening<'_> {
     /// As `super::open`.
     pub(super) fn file(&self, path: &Path, file: Arc<FileStorage>) -> Result<Vec<Layer>> {
         let name = path.display().to_string();
-        let mut storage: Arc<dyn Storage> = Arc::<FileStorage>::clone(&file);
-        let OpenOptions { offset, saving, .. } = *self.options;
+        let OpenOptions { offset, saving, ref stats, .. } = *self.options;
+        let whole = Arc::<FileStorage>::clone(&file);
+        let mut storage: Arc<dyn Storage> = Arc::new(Metered::new(whole, Arc::clone(stats)));
         if offset != 0 {
             let window = Window::new(storage, offset).map_err(|error| error.within(&name))?;
             storage = Arc::new(window);
@@ -124,6 +127,7 @@ impl Opening<'_> {
         // Images in it get half of its memory.
         let own = if self.options.recursive { self.sharing(2) } else { *self };
         let image = SquashFs::open(name, storage, own.image_bytes)?;
+        image.report_to(&self.options.stats);
         let mut tree: Arc<dyn Tree> = Arc::new(image);
         let mut layers = Vec::new();
         if self.options.recursive && depth < NESTING_MAX {

@@ -9,7 +9,13 @@ use fuser::{InitFlags, KernelConfig};
 
 /// How long the kernel may keep names, attributes and the absence of names: for ever, since an
 /// archive never changes. Seconds; the kernel caps it far below overflow.
-pub(super) const TTL: Duration = Duration::from_secs(u32::MAX as u64);
+const TTL: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// The same for a mount that shall go when nothing was asked for `idle`: half of that, so that
+/// whoever opens a file by its path, also one that the kernel has whole, is heard of in time.
+pub(super) fn ttl(idle: Option<Duration>) -> Duration {
+    idle.map_or(TTL, |idle| idle / 2)
+}
 
 /// Requests that the kernel may have under way for readahead. fuser's 16 leaves a 64-core node
 /// idle.

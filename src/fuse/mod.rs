@@ -24,6 +24,7 @@ use fuser::{
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
+use crate::stats::{Operation, Stats};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots};
 
@@ -32,7 +33,7 @@ mod reply;
 
 pub use config::{SessionShape, session_shape};
 
-use config::TTL;
+use config::ttl;
 use reply::{GENERATION, NO_PARENT, errno, file_attr, file_type, negative_attr, unknown_attr};
 
 /// The longest target of a symbolic link that the kernel takes, bytes, with the NUL it adds
@@ -47,12 +48,16 @@ thread_local! {
 /// A tree, as fuser calls it.
 pub struct ArchiveFilesystem {
     tree: Arc<dyn Tree>,
+    stats: Arc<Stats>,
+    /// How long the kernel may keep what it was told.
+    ttl: Duration,
 }
 
 impl ArchiveFilesystem {
-    /// Serves `tree`.
-    pub fn new(tree: Arc<dyn Tree>) -> Self {
-        Self { tree }
+    /// Serves `tree`, and counts in `stats` what is asked of it. The kernel asks again often enough
+    /// that no use of it goes unnoticed for `idle`, if any.
+    pub fn new(tree: Arc<dyn Tree>, stats: Arc<Stats>, idle: Option<Duration>) -> Self {
+        Self { tree, stats, ttl: ttl(idle) }
     }
 }
 
@@ -67,11 +72,12 @@ macro_rules! ino_or_reply {
     };
 }
 
-/// Operations that would change something, all answered alike.
-macro_rules! refuse {
-    ($($operation:ident($($argument:ty),*) -> $reply:ty;)*) => {
+/// Operations that are all answered alike, with an error and without a look at the tree.
+macro_rules! answer_all {
+    ($errno:ident: $($operation:ident($($argument:ty),*) -> $reply:ty;)*) => {
         $(fn $operation(&self, _: &Request $(, _: $argument)*, reply: $reply) {
-            reply.error(Errno::EROFS);
+            self.stats.count(Operation::Other);
+            reply.error(Errno::$errno);
         })*
     };
 }
@@ -83,32 +89,35 @@ impl Filesystem for ArchiveFilesystem {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let request = self.stats.begin(Operation::Lookup);
         let parent = ino_or_reply!(parent, reply);
         let Some(name) = Name::parse(name.as_bytes()) else {
             return reply.error(Errno::ENAMETOOLONG);
         };
         match self.tree.lookup(parent, name) {
-            Ok(Some(attr)) => reply.entry(&TTL, &file_attr(&attr), GENERATION),
-            Ok(None) => reply.entry(&TTL, &negative_attr(), GENERATION),
-            Err(error) => reply.error(errno("lookup", parent, &error)),
+            Ok(Some(attr)) => reply.entry(&self.ttl, &file_attr(&attr), GENERATION),
+            Ok(None) => reply.entry(&self.ttl, &negative_attr(), GENERATION),
+            Err(error) => reply.error(errno(&request, parent, &error)),
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let request = self.stats.begin(Operation::Getattr);
         let ino = ino_or_reply!(ino, reply);
         match self.tree.attr(ino) {
-            Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
-            Err(error) => reply.error(errno("getattr", ino, &error)),
+            Ok(attr) => reply.attr(&self.ttl, &file_attr(&attr)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        let request = self.stats.begin(Operation::Readlink);
         let ino = ino_or_reply!(ino, reply);
         match self.tree.read_link(ino) {
             // The kernel takes no more than a page, and fails in ways that say nothing.
             Ok(target) if target.len() >= PATH_MAX => reply.error(Errno::ENAMETOOLONG),
             Ok(target) => reply.data(&target),
-            Err(error) => reply.error(errno("readlink", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
@@ -123,10 +132,14 @@ impl Filesystem for ArchiveFilesystem {
         _lock: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let request = self.stats.begin(Operation::Read);
         let ino = ino_or_reply!(ino, reply);
         SCRATCH.with_borrow_mut(|scratch| match self.tree.read(ino, offset, size, scratch) {
-            Ok(bytes) => reply.data(bytes.as_slice()),
-            Err(error) => reply.error(errno("read", ino, &error)),
+            Ok(bytes) => {
+                request.hand_out(bytes.as_slice().len());
+                reply.data(bytes.as_slice());
+            }
+            Err(error) => reply.error(errno(&request, ino, &error)),
         });
     }
 
@@ -138,6 +151,7 @@ impl Filesystem for ArchiveFilesystem {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
+        let request = self.stats.begin(Operation::Readdir);
         let ino = ino_or_reply!(ino, reply);
         let (dots, cookie) = dots(Cookie(offset));
         for dot in dots {
@@ -153,7 +167,7 @@ impl Filesystem for ArchiveFilesystem {
         });
         match outcome {
             Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno("readdir", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
@@ -165,6 +179,7 @@ impl Filesystem for ArchiveFilesystem {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
+        let request = self.stats.begin(Operation::Readdirplus);
         let ino = ino_or_reply!(ino, reply);
         let (dots, cookie) = dots(Cookie(offset));
         for dot in dots {
@@ -172,7 +187,7 @@ impl Filesystem for ArchiveFilesystem {
             let number = dot_number(ino, dot);
             let attr = FileAttr { ino: number, ..unknown_attr(ino, FileKind::Directory) };
             let name = OsStr::from_bytes(dot.name);
-            if reply.add(number, dot.next.0, name, &TTL, &attr, GENERATION) {
+            if reply.add(number, dot.next.0, name, &self.ttl, &attr, GENERATION) {
                 return reply.ok();
             }
         }
@@ -180,9 +195,9 @@ impl Filesystem for ArchiveFilesystem {
             // One bad inode must not hide its neighbours: it is listed with a time-out of nothing,
             // so that whoever asks for it gets the error.
             let (attr, ttl) = match self.tree.attr(entry.ino) {
-                Ok(attr) => (file_attr(&attr), TTL),
+                Ok(attr) => (file_attr(&attr), self.ttl),
                 Err(error) => {
-                    errno("readdirplus", entry.ino, &error);
+                    errno(&request, entry.ino, &error);
                     (unknown_attr(entry.ino, entry.kind), Duration::ZERO)
                 }
             };
@@ -191,7 +206,7 @@ impl Filesystem for ArchiveFilesystem {
         });
         match outcome {
             Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno("readdirplus", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
@@ -204,6 +219,7 @@ impl Filesystem for ArchiveFilesystem {
         whence: i32,
         reply: ReplyLseek,
     ) {
+        let request = self.stats.begin(Operation::Lseek);
         let ino = ino_or_reply!(ino, reply);
         let target = match whence {
             libc::SEEK_DATA => SeekTarget::Data,
@@ -215,11 +231,12 @@ impl Filesystem for ArchiveFilesystem {
         };
         match self.tree.seek(ino, offset, target) {
             Ok(found) => reply.offset(i64::try_from(found).unwrap_or(i64::MAX)),
-            Err(error) => reply.error(errno("lseek", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let request = self.stats.begin(Operation::Getxattr);
         let ino = ino_or_reply!(ino, reply);
         if !self.tree.has_xattrs() {
             // The kernel remembers this one and asks no more.
@@ -227,22 +244,24 @@ impl Filesystem for ArchiveFilesystem {
         }
         match self.tree.xattr(ino, name.as_bytes()) {
             Ok(value) => reply::xattr(reply, size, &value),
-            Err(error) => reply.error(errno("getxattr", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let request = self.stats.begin(Operation::Listxattr);
         let ino = ino_or_reply!(ino, reply);
         if !self.tree.has_xattrs() {
             return reply.error(Errno::ENOSYS);
         }
         match self.tree.list_xattrs(ino) {
             Ok(names) => reply::xattr(reply, size, &names),
-            Err(error) => reply.error(errno("listxattr", ino, &error)),
+            Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        self.stats.count(Operation::Other);
         let totals = self.tree.totals();
         let unit = totals.block_size.max(1);
         let blocks = totals.bytes.div_ceil(u64::from(unit));
@@ -252,52 +271,32 @@ impl Filesystem for ArchiveFilesystem {
 
     // ENOSYS to these four means "not needed": the kernel succeeds for the caller and never asks
     // again.
-
-    fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn access(&self, _: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    answer_all! {
+        ENOSYS:
+        open(INodeNo, OpenFlags) -> ReplyOpen;
+        opendir(INodeNo, OpenFlags) -> ReplyOpen;
+        flush(INodeNo, FileHandle, LockOwner) -> ReplyEmpty;
+        access(INodeNo, AccessFlags) -> ReplyEmpty;
     }
 
     // There is nothing to write back; saying so at once keeps fsync(2) on a read-only file quiet.
-
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    answer_all! {
+        ENOSYS:
+        fsync(INodeNo, FileHandle, bool) -> ReplyEmpty;
+        fsyncdir(INodeNo, FileHandle, bool) -> ReplyEmpty;
     }
 
-    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    /// Python before 3.14 asks every file it opens whether it is a terminal, and the kernel does
-    /// not remember an ENOSYS here, so the answer is the cheapest there is.
-    fn ioctl(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _handle: FileHandle,
-        _flags: IoctlFlags,
-        _command: u32,
-        _input: &[u8],
-        _output_size: u32,
-        reply: ReplyIoctl,
-    ) {
-        reply.error(Errno::ENOTTY);
+    // Python before 3.14 asks every file it opens whether it is a terminal, and the kernel does
+    // not remember an ENOSYS here, so the answer is the cheapest there is.
+    answer_all! {
+        ENOTTY:
+        ioctl(INodeNo, FileHandle, IoctlFlags, u32, &[u8], u32) -> ReplyIoctl;
     }
 
     // The mount is read-only, so the kernel refuses these itself; a caller that reaches us anyway
     // (a mount that somebody made writable) gets the same answer.
-    refuse! {
+    answer_all! {
+        EROFS:
         setattr(
             INodeNo, Option<u32>, Option<u32>, Option<u32>, Option<u64>, Option<TimeOrNow>,
             Option<TimeOrNow>, Option<SystemTime>, Option<FileHandle>, Option<SystemTime>,

@@ -2,13 +2,15 @@
 //!
 //! Owns the one table from error kinds to errno, and the translation of attributes; leaves the
 //! decision what to answer to the handlers. Invariant: a fault of the archive or of the storage is
-//! logged here, once, with the inode and the operation; what a caller may ask in vain is not.
+//! logged and counted here, once, with the inode and the operation; what a caller may ask in vain
+//! is not.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{Errno, FileAttr, FileType, Generation, INodeNo, ReplyXattr};
 
 use crate::error::{Error, Kind};
+use crate::stats::Pending;
 use crate::vfs::{Attr, FileKind, Ino, Timestamp};
 
 /// Inode numbers are never used twice in the life of a mount, so one generation does.
@@ -18,8 +20,8 @@ pub(super) const GENERATION: Generation = Generation(0);
 /// libfuse uses the same value (FUSE_UNKNOWN_INO).
 pub(super) const NO_PARENT: INodeNo = INodeNo(0xffff_ffff);
 
-/// The errno for `error`, which befell `operation` on `ino`.
-pub(super) fn errno(operation: &str, ino: Ino, error: &Error) -> Errno {
+/// The errno for `error`, which befell `request` on `ino`.
+pub(super) fn errno(request: &Pending<'_>, ino: Ino, error: &Error) -> Errno {
     let (errno, at_fault) = match error.kind() {
         Kind::NotFound => (Errno::ENOENT, false),
         Kind::NotADirectory => (Errno::ENOTDIR, false),
@@ -38,6 +40,8 @@ pub(super) fn errno(operation: &str, ino: Ino, error: &Error) -> Errno {
         | Kind::NotMounted => (Errno::EIO, true),
     };
     if at_fault {
+        request.meet_fault();
+        let operation = request.operation().name();
         log::error!("{operation} of inode {}: {error}", ino.number());
     }
     errno

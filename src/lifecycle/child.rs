@@ -155,6 +155,9 @@ impl Lease {
             }
         }
         let left = self.client.leave();
+        if let Ok(Left::Gone(summary)) = &left {
+            crate::log::tell(format_args!("{summary}"));
+        }
         // A daemon that was killed leaves its mount, dead.
         let cleared = match (&left, occupant::look(place)) {
             (Ok(Left::Stays), _) => Ok(()),

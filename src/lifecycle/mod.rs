@@ -25,14 +25,17 @@ mod lease;
 mod leftover;
 mod list;
 mod mount;
+mod mounted;
 mod mountinfo;
 mod mountpoint;
 mod namespace;
 mod occupant;
 mod process;
 mod registry;
+mod report;
 mod session;
 mod signals;
+mod snapshot;
 mod unmount;
 mod wait;
 
@@ -45,6 +48,7 @@ pub use holder::{Holder, Wish, choose as choose_holder};
 pub use list::{Listed, State, list};
 pub use mount::{Mounted, mount};
 pub use process::ProcessId;
+pub use snapshot::Snapshot;
 pub use unmount::{Unmounted, unmount};
 pub use wait::wait;
 
@@ -84,6 +88,8 @@ pub struct MountPlan {
     pub threads: Option<usize>,
     /// Where the daemon writes what it has to say; `None` for standard error.
     pub log_file: Option<PathBuf>,
+    /// Where it writes the numbers of the mount at its end; `None` for nowhere.
+    pub stats_json: Option<PathBuf>,
     /// How much it says.
     pub verbosity: Verbosity,
 }

@@ -13,16 +13,14 @@ use super::clone;
 use super::signals::SessionEnd;
 use crate::error::{Error, Result};
 use crate::fuse::{ArchiveFilesystem, SessionShape};
-use crate::sync::Arc;
-use crate::vfs::Tree;
 
-/// Starts to serve `tree` over `connection`; when the last use of the mount has ended, tells `end`,
-/// and the thread returns how it ended.
+/// Starts to serve `filesystem` over `connection`; when the last use of the mount has ended, tells
+/// `end`, and the thread returns how it ended.
 ///
 /// # Errors
 /// `Io` where the kernel and fuser do not come to terms.
 pub(super) fn start(
-    tree: Arc<dyn Tree>,
+    filesystem: ArchiveFilesystem,
     connection: OwnedFd,
     shape: SessionShape,
     end: SessionEnd,
@@ -33,7 +31,6 @@ pub(super) fn start(
     config.clone_fd = clone::is_possible(&connection);
     // The kernel itself keeps others out unless allow_other is given; asking again would refuse
     // requests that it makes on behalf of nobody.
-    let filesystem = ArchiveFilesystem::new(tree);
     let session =
         Session::from_fd(filesystem, connection, SessionACL::All, config).map_err(failed)?;
     thread::Builder::new()

@@ -9,12 +9,14 @@ use crate::error::Result;
 mod file;
 #[cfg(test)]
 mod mem;
+mod metered;
 mod pool;
 mod window;
 
 pub use file::{FileStorage, Identity};
 #[cfg(test)]
 pub use mem::MemStorage;
+pub use metered::Metered;
 pub use pool::FilePool;
 pub use window::Window;
 

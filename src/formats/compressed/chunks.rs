@@ -7,6 +7,7 @@
 use crate::cache::Cache;
 use crate::error::Result;
 use crate::formats::bytes::length;
+use crate::stats::{Held, Stats};
 use crate::sync::{Condvar, Mutex};
 use crate::vfs::SharedBytes;
 
@@ -29,6 +30,11 @@ impl ChunkCache {
     pub(crate) fn new(capacity: u64, heaviest: u64) -> Self {
         let cache = Cache::new(capacity, heaviest);
         Self { cache, capacity, under_way: Mutex::new(0), ended: Condvar::new() }
+    }
+
+    /// Has `stats` ask what it did.
+    pub(crate) fn report_to(&self, stats: &Stats) {
+        self.cache.report_to(stats, Held::Data);
     }
 
     /// The chunk `key` of `len` bytes, from the cache or from `decode`, once there is room for

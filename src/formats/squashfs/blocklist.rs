@@ -16,6 +16,7 @@ use crate::cache::{Cache, Cached};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::SQUASHFS_FILE_BLOCKS_MAX;
+use crate::stats::{Held, Stats};
 use crate::sync::Arc;
 
 /// Words between two checkpoints, and the length of a list that needs none.
@@ -75,6 +76,11 @@ impl BlockLists {
     pub(super) fn new(block_size: u32, capacity: u64) -> Self {
         // A list of 2^30 words has 2^19 checkpoints; such files are rare, so few shards do.
         Self { block_size, checkpoints: Cache::new(capacity, capacity / 8) }
+    }
+
+    /// Has `stats` ask what its cache did.
+    pub(super) fn report_to(&self, stats: &Stats) {
+        self.checkpoints.report_to(stats, Held::Metadata);
     }
 
     /// Number of blocks of a file; its tail in a fragment is none of them.

@@ -20,6 +20,7 @@ use crate::cache::Cache;
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
+use crate::stats::{Held, Stats};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{ReadBytes, Scratch, SeekTarget, SharedBytes};
@@ -69,6 +70,12 @@ impl Data {
             fragments,
             cache: Cache::new(capacity.saturating_sub(lists_share), u64::from(block_size)),
         }
+    }
+
+    /// Has `stats` ask what its caches did.
+    pub(super) fn report_to(&self, stats: &Stats) {
+        self.lists.report_to(stats);
+        self.cache.report_to(stats, Held::Data);
     }
 
     /// Up to `size` bytes of a file from `offset`, fewer only at its end.

@@ -14,6 +14,7 @@ use crate::codecs::Codec;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::SQUASHFS_METADATA_MAX;
+use crate::stats::{Held, Stats};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
@@ -58,6 +59,11 @@ impl Metadata {
     pub(super) fn new(storage: Arc<dyn Storage>, codec: Codec, capacity: u64) -> Self {
         let cache = Cache::new(capacity, length(SQUASHFS_METADATA_MAX));
         Self { storage, codec, cache }
+    }
+
+    /// Has `stats` ask what its cache did.
+    pub(super) fn report_to(&self, stats: &Stats) {
+        self.cache.report_to(stats, Held::Metadata);
     }
 
     /// A cursor at `position`.

@@ -9,6 +9,7 @@
 use std::ops::ControlFlow;
 
 use crate::error::{Error, Kind, Result};
+use crate::stats::Stats;
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{
@@ -106,6 +107,12 @@ impl SquashFs {
             FileKind::Directory => Ok(image),
             other => Err(Error::corrupt(format!("the root is no directory but {other:?}"))),
         }
+    }
+
+    /// Has `stats` ask what its caches did.
+    pub(crate) fn report_to(&self, stats: &Stats) {
+        self.metadata.report_to(stats);
+        self.data.report_to(stats);
     }
 
     fn reference(&self, ino: Ino) -> Result<InodeRef> {

@@ -24,10 +24,12 @@ pub(in crate::lifecycle) struct Client {
 }
 
 /// What became of a mount when a lease on it was given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) enum Left {
-    /// It is gone, or its daemon is.
-    Gone,
+    /// It is gone; the line tells what was served.
+    Gone(String),
+    /// Its daemon has ended without a word.
+    Lost,
     /// It stays for now: others hold it, or it lingers.
     Stays,
 }
@@ -99,9 +101,15 @@ impl Client {
     /// # Errors
     /// `Io` where the daemon does not answer.
     pub(in crate::lifecycle) fn leave(mut self) -> Result<Left> {
-        Ok(match self.ask(Request::Leave)? {
+        match self.send(Request::Leave) {
+            Err(error) if is_end(&error) => return Ok(Left::Lost),
+            sent => sent?,
+        }
+        let line = self.line(Some(ANSWER))?;
+        Ok(match Answer::decode(&line) {
             Some(Answer::Held | Answer::Lingering) => Left::Stays,
-            _ => Left::Gone,
+            _ if line.is_empty() => Left::Lost,
+            _ => Left::Gone(line.trim_end().to_owned()),
         })
     }
 

@@ -111,12 +111,19 @@ impl Leases {
         self.is_ending = true;
     }
 
-    /// The mount is gone: ends all connections, whose other ends wait for that.
-    pub(in crate::lifecycle) fn close(&mut self) {
+    /// The mount is gone: ends all connections, whose other ends wait for that. Those who gave back
+    /// a lease get a line with `summary`; tells whether there were any.
+    pub(in crate::lifecycle) fn close(&mut self, summary: &str) -> bool {
         self.begin_to_end();
+        let mut has_told = false;
+        for client in self.clients.iter_mut().filter(|client| client.lease == Lease::Leaving) {
+            client.say(&format!("{summary}\n"));
+            has_told = true;
+        }
         self.listener = None;
         self.clients.clear();
         self.processes.clear();
+        has_told
     }
 
     /// What to poll for, in an order of its own.

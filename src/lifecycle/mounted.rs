@@ -1,0 +1,159 @@
+//! A mount that is served, and everything that was made for it.
+//!
+//! Owns making and undoing it in order: directory, mount, record; and how a fault in archfs itself
+//! ends it. Leaves when that is to `daemon`. Invariant: each part is undone once, the mount first.
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fd::OwnedFd;
+
+use super::attach::{Attached, Detach};
+use super::mountpoint::Mountpoint;
+use super::process::ProcessId;
+use super::registry::{Key, MountId, PlaceLock, Record, Registered, Registry};
+use super::{MountPlan, join, unmount};
+use crate::error::{Error, Result};
+use crate::sync::{Arc, Mutex, Weak};
+
+/// The mount of this process.
+pub(super) struct Mounted {
+    place: PathBuf,
+    /// Guards what is left to undo, so that it is undone once. No other lock is taken within.
+    parts: Mutex<Option<Parts>>,
+}
+
+/// Undone in this order.
+struct Parts {
+    /// `None` where somebody else mounted, who unmounts, too.
+    attached: Option<Attached>,
+    mountpoint: Option<Mountpoint>,
+    /// `None` where nobody else can see the mount.
+    registered: Option<Registered>,
+}
+
+impl Mounted {
+    /// Mounts at `place`, whose lock is held, and registers that.
+    pub(super) fn attach(place: &Path, plan: &MountPlan) -> Result<(Arc<Self>, OwnedFd)> {
+        let mountpoint = Mountpoint::prepare(place)?;
+        let archives = join::real_paths(plan);
+        let source = source(&archives);
+        let (attached, connection) = Attached::new(mountpoint.place(), &source, plan.access)?;
+        let record = Record {
+            daemon: ProcessId::own()?,
+            mount: MountId::of(attached.entry()),
+            identity: join::identity(plan),
+            archives,
+            place: place.to_owned(),
+        };
+        let registered = Some(record.write()?);
+        let parts = Parts { attached: Some(attached), mountpoint: Some(mountpoint), registered };
+        let place = place.to_owned();
+        Ok((Arc::new(Self { place, parts: Mutex::new(Some(parts)) }), connection))
+    }
+
+    /// A mount that somebody else made, on `mountpoint` if that is ours to remove.
+    pub(super) fn elsewhere(plan: &MountPlan, mountpoint: Option<Mountpoint>) -> Arc<Self> {
+        let parts = Parts { attached: None, mountpoint, registered: None };
+        Arc::new(Self { place: plan.mountpoint.clone(), parts: Mutex::new(Some(parts)) })
+    }
+
+    /// Where it is.
+    pub(super) fn place(&self) -> &Path {
+        &self.place
+    }
+
+    /// Where others ask for leases; `None` where nobody else can see the mount.
+    pub(super) fn listen(&self) -> Result<Option<UnixListener>> {
+        if self.parts.lock().as_ref().is_none_or(|parts| parts.registered.is_none()) {
+            return Ok(None);
+        }
+        let socket = Registry::open()?.socket(&Key::of(&self.place));
+        let _ = fs::remove_file(&socket);
+        UnixListener::bind(&socket)
+            .map(Some)
+            .map_err(|error| Error::io(format!("{}: can not listen", socket.display()), error))
+    }
+
+    /// Asks for the root of the mount, which takes the whole way through the kernel and back. Of
+    /// one that this process can not see, its maker asks.
+    pub(super) fn check_that_it_answers(&self) -> Result<()> {
+        if self.parts.lock().as_ref().is_none_or(|parts| parts.attached.is_none()) {
+            return Ok(());
+        }
+        fs::symlink_metadata(&self.place).map(|_| ()).map_err(|error| {
+            Error::io(format!("{}: mounted, but does not answer", self.place.display()), error)
+        })
+    }
+
+    /// Whether somebody else unmounted it; files may still be open.
+    pub(super) fn was_taken_away(&self) -> bool {
+        match &*self.parts.lock() {
+            Some(Parts { attached: Some(attached), .. }) => !attached.is_there().unwrap_or(true),
+            _ => false,
+        }
+    }
+
+    /// Unmounts and clears up, unless somebody uses the mount.
+    pub(super) fn unmount_if_idle(&self) -> Result<()> {
+        if let Some(Parts { attached: Some(attached), .. }) = &*self.parts.lock() {
+            attached.detach(Detach::IfIdle)?;
+        }
+        self.clear_up();
+        Ok(())
+    }
+
+    /// Unmounts, lazily if somebody uses the mount, and clears up; does nothing the second time.
+    /// What somebody else mounted, that one unmounts; the directory is in use until then.
+    pub(super) fn unmount(&self) {
+        if self.parts.lock().as_ref().is_some_and(|parts| parts.attached.is_some()) {
+            self.clear_up();
+        }
+    }
+
+    /// Undoes whatever was done and is not undone yet.
+    pub(super) fn clear_up(&self) {
+        let Some(Parts { attached, mountpoint, registered }) = self.parts.lock().take() else {
+            return;
+        };
+        // First of all: the rest of this process may not get to run.
+        drop(attached);
+        drop(mountpoint);
+        let is_registered = registered.is_some();
+        // Last, since it tells others that the place is free.
+        drop(registered);
+        if is_registered && let Ok(Some(lock)) = PlaceLock::try_acquire(&self.place) {
+            let _ = unmount::forget(&self.place, lock);
+        }
+    }
+}
+
+/// What mount(8) shows as mounted: the archive, or the first one and how many more.
+fn source(archives: &[PathBuf]) -> PathBuf {
+    let Some((first, more)) = archives.split_first() else {
+        return PathBuf::new();
+    };
+    let mut source = first.clone().into_os_string();
+    if !more.is_empty() {
+        source.push(format!(" (+{})", more.len()));
+    }
+    source.into()
+}
+
+/// A panic in one event loop would leave a mount that answers less and less; end it loudly instead.
+/// The hook lives as long as the process, so it must not keep the mount from being dropped.
+pub(super) fn unmount_on_panic(mount: Weak<Mounted>) {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        usual(panic);
+        if let Some(mount) = mount.upgrade() {
+            log::error!("{}: a fault in archfs itself, unmounting", mount.place.display());
+            // Whoever panicked may hold the lock; waiting for it would hang instead.
+            if let Some(parts) = mount.parts.try_lock().and_then(|mut parts| parts.take()) {
+                drop(parts);
+            }
+        }
+        std::process::exit(101);
+    }));
+}

@@ -1,0 +1,32 @@
+//! Storage whose reads are counted: the file of an archive.
+//!
+//! Owns the counting alone. Invariant: a read counts whether or not it succeeds.
+
+use super::Storage;
+use crate::error::Result;
+use crate::stats::Stats;
+use crate::sync::Arc;
+
+/// The bytes of `inner`.
+pub struct Metered {
+    inner: Arc<dyn Storage>,
+    stats: Arc<Stats>,
+}
+
+impl Metered {
+    /// Counts the reads of `inner` in `stats`.
+    pub fn new(inner: Arc<dyn Storage>, stats: Arc<Stats>) -> Self {
+        Self { inner, stats }
+    }
+}
+
+impl Storage for Metered {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.stats.archive_read(buffer.len());
+        self.inner.read_exact_at(buffer, offset)
+    }
+}

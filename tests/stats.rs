@@ -1,0 +1,182 @@
+//! The numbers that a mount tells at its end, against what was done with it.
+//!
+//! Owns `--stats-json` and the line in the log. What the keys mean is in docs/STATS.md.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+mod support;
+
+use support::mount::{CleanUp, is_mounted};
+use support::{archfs, can_mount, image, run, source, work_folder};
+
+/// Files of several sizes: none, less than a page, some blocks, some requests.
+const SIZES: [usize; 6] = [0, 1, 5000, 131_072, 300_000, 2_000_000];
+
+struct Stage {
+    archive: PathBuf,
+    place: PathBuf,
+    stats: PathBuf,
+    // In this order: unmounted first, then removed.
+    _clean_up: CleanUp,
+    work: tempfile::TempDir,
+}
+
+fn stage() -> Option<Stage> {
+    if !can_mount() {
+        return None;
+    }
+    let work = work_folder();
+    let source = work.path().join("source");
+    fs::create_dir(&source).unwrap();
+    for (number, size) in SIZES.into_iter().enumerate() {
+        // Every second piece compresses, so that all blocks are decoded.
+        let mut bytes = source::noise(number as u64 + 1, size);
+        bytes.chunks_mut(512).step_by(2).for_each(|piece| piece.fill(b'x'));
+        fs::write(source.join(number.to_string()), bytes).unwrap();
+    }
+    let archive = image::make(work.path(), "data.sqfs", &source, &["-comp", "zstd"]);
+    let place = work.path().join("mount");
+    let stats = work.path().join("stats.json");
+    Some(Stage { archive, _clean_up: CleanUp(place.clone()), place, stats, work })
+}
+
+impl Stage {
+    fn mount(&self, options: &[&str], stats: &Path) -> Output {
+        let mut mount = archfs();
+        mount.args(["mount", "--keep", "--stats-json"]).arg(stats).args(options);
+        run(mount.arg(&self.archive).arg(&self.place))
+    }
+
+    fn unmount(&self) {
+        run(archfs().arg("unmount").arg(&self.place));
+    }
+
+    fn read_all(&self) {
+        for (number, size) in SIZES.into_iter().enumerate() {
+            assert_eq!(fs::read(self.place.join(number.to_string())).unwrap().len(), size);
+        }
+    }
+
+    fn told(&self) -> Value {
+        serde_json::from_str(&fs::read_to_string(&self.stats).unwrap()).unwrap()
+    }
+}
+
+/// A number below `value`, by the names on the way.
+fn number(value: &Value, path: &[&str]) -> u64 {
+    let found = path.iter().fold(value, |value, name| &value[*name]);
+    found.as_u64().unwrap_or_else(|| panic!("{path:?} is {found}"))
+}
+
+#[test]
+fn the_numbers_are_those_of_what_was_done() {
+    let Some(stage) = stage() else { return };
+    let mut reads = Vec::new();
+    for passes in [1, 3] {
+        stage.mount(&["--quiet"], &stage.stats);
+        assert!(!stage.stats.exists(), "it is told at the end");
+        for _ in 0..passes {
+            stage.read_all();
+        }
+        assert!(fs::symlink_metadata(stage.place.join("not there")).is_err());
+        stage.unmount();
+        let told = stage.told();
+        fs::remove_file(&stage.stats).unwrap();
+        let bytes: usize = SIZES.iter().sum();
+        assert_eq!(number(&told, &["served_bytes"]), bytes as u64, "{told}");
+        let not_empty = SIZES.iter().filter(|size| **size > 0).count();
+        assert!(number(&told, &["requests", "read"]) >= not_empty as u64, "{told}");
+        assert_eq!(number(&told, &["requests", "lookup"]), SIZES.len() as u64 + 1, "{told}");
+        assert_eq!(number(&told, &["faults"]), 0, "{told}");
+        let [p50, p90, p99, max] = ["p50_ns", "p90_ns", "p99_ns", "max_ns"]
+            .map(|key| number(&told["read_latency"], &[key]));
+        assert!(0 < p50 && p50 <= p90 && p90 <= p99 && p99 <= max, "{told}");
+        assert!(number(&told, &["data_cache", "loads"]) >= 16, "{told}");
+        assert!(number(&told, &["data_cache", "loaded_bytes"]) >= bytes as u64, "{told}");
+        assert!(number(&told, &["metadata_cache", "hits"]) > 0, "{told}");
+        let archive_bytes = number(&told, &["archive_bytes"]);
+        assert!(archive_bytes >= bytes as u64 / 2, "{told}");
+        assert!(number(&told, &["archive_reads"]) > 16, "{told}");
+        assert!(number(&told, &["peak_memory_bytes"]) > 1 << 20, "{told}");
+        assert_eq!(told["archives"][0], stage.archive.to_str().unwrap());
+        assert_eq!(told["mountpoint"], stage.place.to_str().unwrap());
+        reads.push(number(&told, &["requests", "read"]));
+    }
+    assert_eq!(reads[0], reads[1], "further passes come from the page cache");
+}
+
+#[test]
+fn damage_is_counted_and_the_line_tells_of_it() {
+    let Some(stage) = stage() else { return };
+    // In the middle of the largest file, whose blocks take most of the image.
+    let mut bytes = fs::read(&stage.archive).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 300_000].fill(0xff);
+    fs::write(&stage.archive, bytes).unwrap();
+    let log = stage.work.path().join("log");
+    stage.mount(&["--log-file", log.to_str().unwrap()], &stage.stats);
+    assert!(fs::read(stage.place.join("5")).is_err());
+    stage.unmount();
+    assert!(number(&stage.told(), &["faults"]) > 0, "{}", stage.told());
+    let log = fs::read_to_string(log).unwrap();
+    let last = log.lines().last().unwrap();
+    assert!(last.starts_with("archfs: served data.sqfs at ") && last.contains(" FAULTS"), "{log}");
+}
+
+#[test]
+fn a_file_that_can_not_be_written_is_a_warning_and_the_mount_goes_on() {
+    let Some(stage) = stage() else { return };
+    let dataset = fs::read(&stage.archive).unwrap();
+    let no_folder = stage.work.path().join("none/stats.json");
+    for (place, why) in [
+        (&no_folder, "none/stats.json: can not be written"),
+        (&stage.archive, "data.sqfs: holds something else: not overwritten"),
+    ] {
+        let output = stage.mount(&[], place);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(why) && said.contains("mounting all the same"), "{said}");
+        stage.read_all();
+        stage.unmount();
+    }
+    assert_eq!(fs::read(&stage.archive).unwrap(), dataset);
+}
+
+#[test]
+fn run_writes_it_too_and_others_may_read_it_as_the_umask_says() {
+    let Some(stage) = stage() else { return };
+    for (umask, mode) in [("022", 0o644), ("077", 0o600)] {
+        let script = format!("umask {umask}; exec \"$0\" run \"$1\" \"$2\" -- cat \"$2/1\"");
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_archfs")]).arg(&stage.archive);
+        let ran = run(shell.arg(&stage.place).env("ARCHFS_STATS_JSON", &stage.stats));
+        assert_eq!(ran.stdout, b"x");
+        assert!(!is_mounted(&stage.place));
+        assert_eq!(number(&stage.told(), &["served_bytes"]), 1);
+        assert_eq!(fs::metadata(&stage.stats).unwrap().permissions().mode() & 0o777, mode);
+    }
+}
+
+#[test]
+fn the_foreground_tells_on_standard_error_unless_quiet() {
+    let Some(stage) = stage() else { return };
+    for quiet in [false, true] {
+        let said = stage.work.path().join("said");
+        let mut mount = archfs();
+        mount.args(["mount", "--foreground", "--ready-fd", "1"]).args(quiet.then_some("--quiet"));
+        mount.arg(&stage.archive).arg(&stage.place).stderr(File::create(&said).unwrap());
+        let mut daemon = mount.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        stage.unmount();
+        assert!(daemon.wait().unwrap().success());
+        let said = fs::read_to_string(&said).unwrap();
+        assert_eq!(said.starts_with("archfs: served data.sqfs at "), !quiet, "{said}");
+    }
+}
