@@ -1,8 +1,8 @@
 //! archfs mounts archives read-only through FUSE, fast and in parallel, for as long as a job runs.
 //!
 //! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
-//! formats -> { cache, codecs, storage }`, every layer on top of `error`, `units`, `sync`, `log`
-//! and `progress`. docs/ARCHITECTURE.md tells why.
+//! formats -> { cache, codecs, storage }`, every layer on top of `error`, `units`, `sync`, `log`,
+//! `memory` and `progress`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;
@@ -12,6 +12,7 @@ pub mod formats;
 pub mod fuse;
 pub mod lifecycle;
 pub mod log;
+pub mod memory;
 pub mod progress;
 pub mod storage;
 pub mod sync;
