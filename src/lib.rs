@@ -2,7 +2,7 @@
 //!
 //! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
 //! formats -> { cache, codecs, storage }`, every layer on top of `error`, `units`, `sync`, `log`,
-//! `memory` and `progress`. docs/ARCHITECTURE.md tells why.
+//! `memory`, `ordered` and `progress`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;
@@ -13,6 +13,7 @@ pub mod fuse;
 pub mod lifecycle;
 pub mod log;
 pub mod memory;
+pub mod ordered;
 pub mod progress;
 pub mod storage;
 pub mod sync;

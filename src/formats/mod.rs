@@ -18,10 +18,10 @@
     )
 )]
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use crate::error::Result;
+use crate::ordered::try_ordered;
 use crate::progress::Progress;
 use crate::storage::{FilePool, FileStorage};
 use crate::sync::Arc;
@@ -32,7 +32,6 @@ mod compressed;
 mod inside;
 mod limits;
 mod opening;
-mod ordered;
 mod squashfs;
 mod tar;
 
@@ -71,7 +70,6 @@ pub fn open(
 ) -> Result<Arc<dyn Tree>> {
     let memory = Memory::new(paths.len(), options);
     let mut layers = Vec::new();
-    let mut outcome = Ok(());
     // A pool is for more files than may be open: reads of a pooled file take its lock for a moment.
     if paths.len() > FilePool::room() {
         FilePool::enlarge_room();
@@ -89,19 +87,8 @@ pub fn open(
             opening.file(path, Arc::new(file?))
         })
     };
-    ordered::ordered(paths.len(), OPENED_AT_ONCE, open, |_, opened| {
-        match opened.unwrap_or_else(|| Ok(Vec::new())) {
-            Ok(opened) => {
-                layers.extend(opened);
-                ControlFlow::Continue(())
-            }
-            Err(error) => {
-                outcome = Err(error);
-                ControlFlow::Break(())
-            }
-        }
-    });
-    outcome?;
+    let open = |nth| open(nth).unwrap_or_else(|| Ok(Vec::new()));
+    try_ordered(paths.len(), OPENED_AT_ONCE, open, |opened| layers.extend(opened))?;
     match layers.as_slice() {
         [Layer { path, tree }] if path.is_empty() => Ok(Arc::clone(tree)),
         _ => {
