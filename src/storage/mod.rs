@@ -10,12 +10,14 @@ mod file;
 #[cfg(test)]
 mod mem;
 mod pool;
+mod unlinked;
 mod window;
 
 pub use file::{FileStorage, Identity};
 #[cfg(test)]
 pub use mem::MemStorage;
 pub use pool::FilePool;
+pub use unlinked::{free_bytes, is_in_memory, reserve, unlinked};
 pub use window::Window;
 
 /// Bytes that can be read at any offset.
