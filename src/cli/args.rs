@@ -163,7 +163,7 @@ impl OpenArgs {
 /// What `formats::open` reports.
 pub(super) fn open_watched(paths: &[PathBuf], options: &OpenOptions) -> Result<Arc<dyn Tree>> {
     let progress = Arc::new(Progress::default());
-    let _bar = Bar::watch("reading headers", &progress);
+    let _bar = Bar::watch(&progress);
     formats::open(paths, options, &progress)
 }
 

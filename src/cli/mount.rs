@@ -93,8 +93,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 /// Serves, with a bar on a terminal while opening takes long.
 fn serve(plan: &lifecycle::MountPlan, holder: Option<ProcessId>, ready: Ready) -> Result<()> {
     let progress = Arc::new(Progress::default());
-    let bar =
-        (plan.verbosity != Verbosity::Quiet).then(|| Bar::watch("reading headers", &progress));
+    let bar = (plan.verbosity != Verbosity::Quiet).then(|| Bar::watch(&progress));
     lifecycle::serve(plan, holder, ready, &progress, || drop(bar))
 }
 

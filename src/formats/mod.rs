@@ -68,6 +68,7 @@ pub fn open(
     options: &OpenOptions,
     progress: &Progress,
 ) -> Result<Arc<dyn Tree>> {
+    progress.begin("reading headers");
     let memory = Memory::new(paths.len(), options);
     let mut layers = Vec::new();
     // A pool is for more files than may be open: reads of a pooled file take its lock for a moment.
