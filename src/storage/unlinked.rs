@@ -1,7 +1,7 @@
 //! Files without a name, for what must not outlive this process.
 //!
 //! Owns making them and what room there is where they lie. Invariant: whatever becomes of this
-//! process, nothing is left of such a file, and nobody but its user could open it meanwhile.
+//! process, nothing is left of such a file, and no other user could open it meanwhile.
 
 use std::fs::{File, Permissions};
 use std::io;
