@@ -1,7 +1,9 @@
 //! Sizes and times as people write them.
 //!
-//! Owns parsing: sizes take K, M, G, T (powers of 1024). Invariant: what does not fit in 64 bits is
-//! an error, never a smaller number.
+//! Owns parsing and showing: sizes take K, M, G, T (powers of 1024). Invariant: what does not fit
+//! in 64 bits is an error, never a smaller number.
+
+use std::fmt;
 
 use crate::error::{Error, Kind, Result};
 
@@ -30,6 +32,25 @@ pub fn parse_size(text: &str) -> Result<u64> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
+/// A size in bytes to be shown: to the byte, and so that a person can take it in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(bytes) = *self;
+        write!(f, "{bytes} bytes")?;
+        let units = [(40, 'T'), (30, 'G'), (20, 'M'), (10, 'K')];
+        match units.into_iter().find(|&(shift, _)| bytes >> shift > 0) {
+            Some((shift, unit)) => {
+                let tenths = (u128::from(bytes) * 10) >> shift;
+                write!(f, " ({}.{}{unit})", tenths / 10, tenths % 10)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,6 +77,20 @@ mod tests {
             ["", "K", "-1", "+1", "1.5G", "1 G", "G1", "1X", "16777216T", "99999999999999999999"]
         {
             assert_eq!(parse_size(text).unwrap_err().kind(), Kind::Usage, "{text}");
+        }
+    }
+
+    #[test]
+    fn shows_sizes_to_the_byte_and_in_the_largest_unit() {
+        for (bytes, shown) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1024, "1024 bytes (1.0K)"),
+            ((1 << 20) - 1, "1048575 bytes (1023.9K)"),
+            (150 << 30, "161061273600 bytes (150.0G)"),
+            (u64::MAX, "18446744073709551615 bytes (16777215.9T)"),
+        ] {
+            assert_eq!(Size(bytes).to_string(), shown);
         }
     }
 }

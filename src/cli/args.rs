@@ -53,6 +53,14 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
+    /// Copy the archives to DIR of this node first, such as /dev/shm: private, gone at the end
+    #[arg(long, value_name = "DIR", env = "ARCHFS_STAGE")]
+    stage: Option<PathBuf>,
+
+    /// Read the archives into memory first
+    #[arg(long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
+    preload: bool,
+
     /// Threads that answer requests [default: two a processor, at least 8]
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
@@ -98,6 +106,8 @@ impl MountArgs {
             },
             access: options.access,
             cache_bytes: self.cache,
+            stage: self.stage.as_ref().map(absolute).transpose()?,
+            preload: self.preload,
             threads: self.threads,
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
             verbosity: match (self.quiet, self.verbose) {
@@ -179,6 +189,8 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         view: ViewOptions { subdir, uid, gid },
         access,
         cache_bytes,
+        stage,
+        preload,
         threads,
         log_file,
         verbosity,
@@ -196,10 +208,14 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("-ouid=", uid.map(|uid| uid.to_string().into()));
     add("-ogid=", gid.map(|gid| gid.to_string().into()));
     add("--cache=", cache_bytes.map(|bytes| bytes.to_string().into()));
+    add("--stage=", stage.clone().map(OsString::from));
     add("--threads=", threads.map(|threads| threads.to_string().into()));
     add("--log-file=", log_file.clone().map(OsString::from));
     if *recursive {
         arguments.push("--recursive".into());
+    }
+    if *preload {
+        arguments.push("--preload".into());
     }
     match access {
         Access::Owner => {}
@@ -260,6 +276,8 @@ mod tests {
             view: ViewOptions::default(),
             access: Access::Owner,
             cache_bytes: None,
+            stage: None,
+            preload: false,
             threads: None,
             log_file: None,
             verbosity: Verbosity::Usual,
@@ -275,6 +293,8 @@ mod tests {
             },
             access: Access::Everybody,
             cache_bytes: Some(1),
+            stage: Some("/s,t\n".into()),
+            preload: true,
             threads: Some(1024),
             log_file: Some("/l,o g".into()),
             verbosity: Verbosity::Verbose,

@@ -22,7 +22,7 @@ use super::attach::{Attached, Detach};
 use super::mountpoint::Mountpoint;
 use super::process::ProcessId;
 use super::registry::{Record, Registered};
-use super::{MountPlan, inherited, session, signals};
+use super::{MountPlan, inherited, session, signals, stage};
 use crate::cache;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions, Saving};
@@ -175,7 +175,8 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tree>> {
         index: plan.index.clone(),
         saving: Saving::default(),
     };
-    let tree = formats::open(&plan.archives, &options, progress)?;
+    let files = stage::archives(plan, options.cache_bytes, progress)?;
+    let tree = formats::open_files(&files, &options, progress)?;
     View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
         Some(first) => error.within(first.display()),
         None => error,

@@ -22,6 +22,7 @@ mod process;
 mod registry;
 mod session;
 mod signals;
+mod stage;
 mod unmount;
 
 pub use attach::Detach;
@@ -50,6 +51,10 @@ pub struct MountPlan {
     pub access: Access,
     /// Memory for decoded blocks, bytes; `None` for the default.
     pub cache_bytes: Option<u64>,
+    /// Where the archives are copied to before they are opened; `None` to read them where they are.
+    pub stage: Option<PathBuf>,
+    /// Whether they are read into memory before.
+    pub preload: bool,
     /// Threads that answer requests; `None` for the default.
     pub threads: Option<usize>,
     /// Where the daemon writes what it has to say; `None` for standard error.
