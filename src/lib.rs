@@ -2,7 +2,7 @@
 //!
 //! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
 //! formats -> { cache, codecs, storage }`, every layer on top of `error`, `units`, `sync`, `stats`,
-//! `log` and `progress`. docs/ARCHITECTURE.md tells why.
+//! `log`, `memory`, `ordered` and `progress`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;
@@ -12,6 +12,8 @@ pub mod formats;
 pub mod fuse;
 pub mod lifecycle;
 pub mod log;
+pub mod memory;
+pub mod ordered;
 pub mod progress;
 pub mod stats;
 pub mod storage;

@@ -1,18 +1,33 @@
 //! How far a long piece of work is.
 //!
-//! Owns two counters that work adds to and somebody may watch; knows neither. Leaves showing them
-//! to `cli::bar`. Invariant: counting costs no lock and no allocation.
+//! Owns a name and two counters that work sets and somebody may watch; knows neither. Leaves
+//! showing them to `cli::bar`. Invariant: counting costs no lock and no allocation.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// Bytes done of bytes to do. Relaxed, for nobody decides anything by them.
 #[derive(Debug, Default)]
 pub struct Progress {
+    /// Guards the name of what is being done, which changes a few times in all; taken alone.
+    phase: Mutex<String>,
     done: AtomicU64,
     total: AtomicU64,
 }
 
 impl Progress {
+    /// Begins `phase`, such as `reading headers`, of which nothing is done or known yet.
+    pub fn begin(&self, phase: impl Into<String>) {
+        let mut name = self.phase.lock();
+        *name = phase.into();
+        self.done.store(0, Ordering::Relaxed);
+        self.total.store(0, Ordering::Relaxed);
+    }
+
+    /// What is being done.
+    pub fn phase(&self) -> String {
+        self.phase.lock().clone()
+    }
+
     /// Adds `bytes` to what is to be done.
     pub fn expect(&self, bytes: u64) {
         self.total.fetch_add(bytes, Ordering::Relaxed);

@@ -4,6 +4,7 @@
 //! the unit that leaves a few digits. Invariant: what does not fit is an error, never a smaller
 //! number.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
@@ -87,6 +88,18 @@ pub fn show_duration(time: Duration) -> String {
     }
 }
 
+/// A size in bytes to be shown: to the byte, and so that a person can take it in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(bytes) = *self;
+        write!(f, "{bytes} bytes")?;
+        if bytes >= 1024 { write!(f, " ({})", show_size(bytes)) } else { Ok(()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,6 +171,20 @@ mod tests {
         }
         for text in ["", "s", "-1", "1.5m", "1d", "8761h", "99999999999999999999"] {
             assert_eq!(parse_time(text).unwrap_err().kind(), Kind::Usage, "{text}");
+        }
+    }
+
+    #[test]
+    fn shows_sizes_to_the_byte_and_in_the_largest_unit() {
+        for (bytes, shown) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1024, "1024 bytes (1.0 KiB)"),
+            ((1 << 20) - 1, "1048575 bytes (1023.9 KiB)"),
+            (150 << 30, "161061273600 bytes (150.0 GiB)"),
+            (u64::MAX, "18446744073709551615 bytes (15.9 EiB)"),
+        ] {
+            assert_eq!(Size(bytes).to_string(), shown);
         }
     }
 }

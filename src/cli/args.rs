@@ -54,6 +54,14 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
+    /// Copy the archives to DIR of this node first, such as /dev/shm: private, gone at the end
+    #[arg(long, value_name = "DIR", env = "ARCHFS_STAGE")]
+    stage: Option<PathBuf>,
+
+    /// Read the archives into memory first
+    #[arg(long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
+    preload: bool,
+
     /// Threads that answer requests [default: two a processor, at least 8]
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
@@ -116,6 +124,8 @@ impl MountArgs {
             access: options.access,
             terms: Terms { grace: self.grace, linger: self.linger, idle: self.idle_timeout },
             cache_bytes: self.cache,
+            stage: self.stage.as_ref().map(absolute).transpose()?,
+            preload: self.preload,
             threads: self.threads,
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
             stats_json: self.stats_json.as_ref().map(absolute).transpose()?,
@@ -182,7 +192,7 @@ impl OpenArgs {
 /// What `formats::open` reports.
 pub(super) fn open_watched(paths: &[PathBuf], options: &OpenOptions) -> Result<Arc<dyn Tree>> {
     let progress = Arc::new(Progress::default());
-    let _bar = Bar::watch("reading headers", &progress);
+    let _bar = Bar::watch(&progress);
     formats::open(paths, options, &progress)
 }
 
@@ -199,6 +209,8 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         access,
         terms: Terms { grace, linger, idle },
         cache_bytes,
+        stage,
+        preload,
         threads,
         log_file,
         stats_json,
@@ -220,11 +232,15 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--linger=", Some(linger.as_secs().to_string().into()));
     add("--idle-timeout=", idle.map(|idle| idle.as_secs().to_string().into()));
     add("--cache=", cache_bytes.map(|bytes| bytes.to_string().into()));
+    add("--stage=", stage.clone().map(OsString::from));
     add("--threads=", threads.map(|threads| threads.to_string().into()));
     add("--log-file=", log_file.clone().map(OsString::from));
     add("--stats-json=", stats_json.clone().map(OsString::from));
     if *recursive {
         arguments.push("--recursive".into());
+    }
+    if *preload {
+        arguments.push("--preload".into());
     }
     match access {
         Access::Owner => {}
@@ -290,6 +306,8 @@ mod tests {
             access: Access::Owner,
             terms: Terms::default(),
             cache_bytes: None,
+            stage: None,
+            preload: false,
             threads: None,
             log_file: None,
             stats_json: None,
@@ -311,6 +329,8 @@ mod tests {
                 idle: Some(Duration::from_secs(7200)),
             },
             cache_bytes: Some(1),
+            stage: Some("/s,t\n".into()),
+            preload: true,
             threads: Some(1024),
             log_file: Some("/l,o g".into()),
             stats_json: Some("/s=t,a ts".into()),

@@ -27,8 +27,8 @@ pub(super) struct Bar {
 }
 
 impl Bar {
-    /// Watches `progress`, a number of bytes, under the name `what`.
-    pub(super) fn watch(what: &'static str, progress: &Arc<Progress>) -> Self {
+    /// Watches `progress`, a number of bytes, in each phase that has a name.
+    pub(super) fn watch(progress: &Arc<Progress>) -> Self {
         let (stop, stopped) = channel::<()>();
         let progress = Arc::clone(progress);
         let draw = move || {
@@ -36,20 +36,19 @@ impl Bar {
                 return;
             }
             // Drawn to standard error, and only if that is a terminal.
-            let bar = ProgressBar::no_length().with_message(what);
-            let mut moves = None;
-            loop {
+            let (mut phase, mut bar) = (String::new(), ProgressBar::hidden());
+            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                let now = progress.phase();
                 let (done, total) = progress.now();
-                // How long it will take can be told once something is done.
-                if moves != Some(done > 0) {
-                    moves = Some(done > 0);
-                    bar.set_style(style(if done > 0 { ", {eta} left" } else { "" }));
+                if now != phase {
+                    bar.finish_and_clear();
+                    bar = ProgressBar::new(total).with_style(style("")).with_message(now.clone());
+                    phase = now;
                 }
+                // How long it will take can be told once something is done.
+                bar.set_style(style(if done > 0 { ", {eta} left" } else { "" }));
                 bar.set_length(total);
                 bar.set_position(done.min(total));
-                if stopped.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout) {
-                    break;
-                }
             }
             bar.finish_and_clear();
         };

@@ -59,7 +59,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let quiet = plan.verbosity == Verbosity::Quiet;
     let progress = Arc::new(Progress::default());
     // On a terminal, while opening takes long.
-    let bar = || (!quiet).then(|| Bar::watch("reading headers", &progress));
+    let bar = || (!quiet).then(|| Bar::watch(&progress));
     if let Some(way) = args.daemon {
         let bar = bar();
         lifecycle::serve_in_background(&plan, way.into(), &progress, || drop(bar))?;

@@ -18,13 +18,13 @@
     )
 )]
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use crate::error::Result;
+use crate::ordered::try_ordered;
 use crate::progress::Progress;
 use crate::stats::Stats;
-use crate::storage::{FilePool, FileStorage};
+use crate::storage::{self, FileStorage};
 use crate::sync::Arc;
 use crate::vfs::{Layer, Tree, Union};
 
@@ -33,7 +33,6 @@ mod compressed;
 mod inside;
 mod limits;
 mod opening;
-mod ordered;
 mod squashfs;
 mod tar;
 
@@ -72,39 +71,33 @@ pub fn open(
     options: &OpenOptions,
     progress: &Progress,
 ) -> Result<Arc<dyn Tree>> {
-    let memory = Memory::new(paths.len(), options);
+    open_files(&storage::open_files(paths)?, options, progress)
+}
+
+/// The same for files that are open.
+///
+/// # Errors
+/// As `open`.
+pub fn open_files(
+    files: &[Arc<FileStorage>],
+    options: &OpenOptions,
+    progress: &Progress,
+) -> Result<Arc<dyn Tree>> {
+    progress.begin("reading headers");
+    let memory = Memory::new(files.len(), options);
     let mut layers = Vec::new();
-    let mut outcome = Ok(());
-    // A pool is for more files than may be open: reads of a pooled file take its lock for a moment.
-    if paths.len() > FilePool::room() {
-        FilePool::enlarge_room();
-    }
-    let pool = (paths.len() > FilePool::room()).then(|| FilePool::new(FilePool::room()));
     let open = |nth: usize| {
-        paths.get(nth).map(|path| {
-            let file = match &pool {
-                Some(pool) => FileStorage::open_in(path, pool),
-                None => FileStorage::open(path),
-            };
-            let number = u32::try_from(nth).unwrap_or(u32::MAX);
-            let image_bytes = memory.image_bytes;
-            let opening = Opening { options, memory: &memory, progress, number, image_bytes };
-            opening.file(path, Arc::new(file?))
-        })
+        files.get(nth).map_or_else(
+            || Ok(Vec::new()),
+            |file| {
+                let number = u32::try_from(nth).unwrap_or(u32::MAX);
+                let image_bytes = memory.image_bytes;
+                let opening = Opening { options, memory: &memory, progress, number, image_bytes };
+                opening.file(file)
+            },
+        )
     };
-    ordered::ordered(paths.len(), OPENED_AT_ONCE, open, |_, opened| {
-        match opened.unwrap_or_else(|| Ok(Vec::new())) {
-            Ok(opened) => {
-                layers.extend(opened);
-                ControlFlow::Continue(())
-            }
-            Err(error) => {
-                outcome = Err(error);
-                ControlFlow::Break(())
-            }
-        }
-    });
-    outcome?;
+    try_ordered(files.len(), OPENED_AT_ONCE, open, |opened| layers.extend(opened))?;
     match layers.as_slice() {
         [Layer { path, tree }] if path.is_empty() => Ok(Arc::clone(tree)),
         _ => {

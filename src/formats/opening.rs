@@ -4,8 +4,6 @@
 //! archive are shown. Leaves finding those to each format: a tar knows its own from the scan.
 //! Invariant: an archive within that can not be read costs a warning, never the mount.
 
-use std::path::Path;
-
 use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
 use super::inside::{self, Inside};
@@ -64,10 +62,10 @@ impl Opening<'_> {
     ///
     /// # Errors
     /// As `super::open`.
-    pub(super) fn file(&self, path: &Path, file: Arc<FileStorage>) -> Result<Vec<Layer>> {
-        let name = path.display().to_string();
+    pub(super) fn file(&self, file: &Arc<FileStorage>) -> Result<Vec<Layer>> {
+        let name = file.path().display().to_string();
         let OpenOptions { offset, saving, ref stats, .. } = *self.options;
-        let whole = Arc::<FileStorage>::clone(&file);
+        let whole = Arc::<FileStorage>::clone(file);
         let mut storage: Arc<dyn Storage> = Arc::new(Metered::new(whole, Arc::clone(stats)));
         if offset != 0 {
             let window = Window::new(storage, offset).map_err(|error| error.within(&name))?;
@@ -75,7 +73,7 @@ impl Opening<'_> {
         }
         // A part of a file has no modification time of its own, and no name to keep an index under.
         let place = self.options.index.as_deref();
-        let saved = (offset == 0).then_some(SavedIndex { path, file: &file, place, saving });
+        let saved = (offset == 0).then_some(SavedIndex { file, place, saving });
         self.progress.expect(storage.len());
         self.storage(&name, storage, saved, 0)
     }

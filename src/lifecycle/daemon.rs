@@ -23,7 +23,7 @@ use super::mountpoint::{self, Mountpoint};
 use super::process::{ASK_AGAIN, ProcessId};
 use super::report::Report;
 use super::signals::{self, SessionEnd, Wakes};
-use super::{MountPlan, Way, inherited, mountinfo, session, unmount};
+use super::{MountPlan, Way, inherited, mountinfo, session, stage, unmount};
 use crate::cache;
 use crate::error::{Error, Result};
 use crate::formats::{self, OpenOptions};
@@ -186,7 +186,8 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
         stats: Arc::clone(&stats),
         ..OpenOptions::default()
     };
-    let tree = formats::open(&plan.archives, &options, progress)?;
+    let files = stage::archives(plan, options.cache_bytes, progress)?;
+    let tree = formats::open_files(&files, &options, progress)?;
     let tree = View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
         Some(first) => error.within(first.display()),
         None => error,

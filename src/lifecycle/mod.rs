@@ -36,6 +36,7 @@ mod report;
 mod session;
 mod signals;
 mod snapshot;
+mod stage;
 mod unmount;
 mod wait;
 
@@ -84,6 +85,10 @@ pub struct MountPlan {
     pub terms: Terms,
     /// Memory for decoded blocks, bytes; `None` for the default.
     pub cache_bytes: Option<u64>,
+    /// Where the archives are copied to before they are opened; `None` to read them where they are.
+    pub stage: Option<PathBuf>,
+    /// Whether they are read into memory before.
+    pub preload: bool,
     /// Threads that answer requests; `None` for the default.
     pub threads: Option<usize>,
     /// Where the daemon writes what it has to say; `None` for standard error.

@@ -1,17 +1,24 @@
 //! An archive in a file or on a block device, read with pread(2).
 //!
 //! Owns the open descriptor, which is the truth about the archive: a file that is replaced or
-//! deleted while mounted goes on being read as it was opened.
+//! deleted while mounted goes on being read as it was opened. One that was copied is read from its
+//! copy, and stays the file it was in all else: name, length and time.
 //! Invariant: length and time are what they were at opening; a file cut short later gives errors,
 //! not zeros.
 
 use std::fs::File;
-use std::io::{ErrorKind, Seek, SeekFrom};
+use std::io::{ErrorKind, IoSliceMut, Seek, SeekFrom};
+use std::num::NonZeroU64;
+use std::ops::Deref;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Advice, fadvise};
+use rustix::io::{ReadWriteFlags, preadv2};
+
 use super::Storage;
 use super::pool::{FilePool, Slot};
+use super::unlinked::is_in_memory;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex};
 
@@ -30,6 +37,25 @@ enum Handle {
     Open(File),
     /// Open while its pool has room for it.
     Pooled(Arc<FilePool>, Arc<Slot>),
+    /// Read from a copy, which starts so many bytes into that file.
+    Copied(Arc<File>, u64),
+}
+
+/// The file behind a handle, for the time of a call.
+enum Opened<'h> {
+    Borrowed(&'h File),
+    Shared(Arc<File>),
+}
+
+impl Deref for Opened<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::Borrowed(file) => file,
+            Self::Shared(file) => file,
+        }
+    }
 }
 
 impl FileStorage {
@@ -55,12 +81,75 @@ impl FileStorage {
         Ok(Self { handle, path: path.to_owned(), identity })
     }
 
+    /// The same file, read from its copy, which starts at `start` of `copy`.
+    pub(super) fn copied(&self, copy: &Arc<File>, start: u64) -> Self {
+        let handle = Handle::Copied(Arc::clone(copy), start);
+        Self { handle, path: self.path.clone(), identity: self.identity }
+    }
+
+    /// Where the file was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// What the file was when it was opened.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    fn reopen(&self) -> Result<File> {
+    /// Whether its bytes are in memory and nowhere else.
+    pub fn is_in_memory(&self) -> bool {
+        self.opened().is_ok_and(|(file, _)| is_in_memory(&file))
+    }
+
+    /// Fails where a copy of the file, made since it was opened, may be of two versions of it.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        // By its path, since some network file systems ask their server only when a file is opened.
+        self.reopen("was copied").map(drop)
+    }
+
+    /// Whether the byte at each of `offsets` is in the page cache; `false` where the system does
+    /// not tell.
+    pub(super) fn are_cached(&self, offsets: impl Iterator<Item = u64>) -> Vec<bool> {
+        let Ok((file, start)) = self.opened() else {
+            return Vec::new();
+        };
+        // Asked for a byte that is not there, the kernel says so and brings it in all the same: by
+        // itself if reads are random, else with what may come next, which would be asked for then.
+        let _ = fadvise(&*file, 0, None, Advice::Random);
+        let is_cached = |offset| {
+            let mut byte = [0];
+            let bytes = &mut [IoSliceMut::new(&mut byte)];
+            preadv2(&*file, bytes, start + offset, ReadWriteFlags::NOWAIT) == Ok(1)
+        };
+        let cached = offsets.map(is_cached).collect();
+        let _ = fadvise(&*file, 0, None, Advice::Normal);
+        cached
+    }
+
+    /// Lets go of what the page cache holds of these bytes. Advice: that it can not be followed is
+    /// no failure.
+    pub(super) fn let_go(&self, offset: u64, len: u64) {
+        if let Ok((file, start)) = self.opened() {
+            let _ = fadvise(&*file, start + offset, NonZeroU64::new(len), Advice::DontNeed);
+        }
+    }
+
+    /// The file to read from, and where in it this one starts.
+    fn opened(&self) -> Result<(Opened<'_>, u64)> {
+        Ok(match &self.handle {
+            Handle::Open(file) => (Opened::Borrowed(file), 0),
+            Handle::Pooled(pool, slot) => {
+                (Opened::Shared(pool.file(slot, || self.reopen("is mounted"))?), 0)
+            }
+            Handle::Copied(file, start) => (Opened::Borrowed(file), *start),
+        })
+    }
+
+    fn reopen(&self, meanwhile: &str) -> Result<File> {
         // That it is gone is a fault of the storage now, and says nothing of names in the archive.
         let failed =
             |error: Error| Error::new(Kind::Io, "can not be opened again").with_source(error);
@@ -69,7 +158,7 @@ impl FileStorage {
             return Ok(file);
         }
         let context =
-            format!("{}: was replaced or changed while it is mounted", self.path.display());
+            format!("{}: was replaced or changed while it {meanwhile}", self.path.display());
         Err(Error::new(Kind::Io, context))
     }
 }
@@ -127,23 +216,18 @@ impl Storage for FileStorage {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let pooled;
-        let file = match &self.handle {
-            Handle::Open(file) => file,
-            Handle::Pooled(pool, slot) => {
-                pooled = pool.file(slot, || self.reopen())?;
-                pooled.as_ref()
-            }
-        };
-        file.read_exact_at(buffer, offset).map_err(|error| {
-            let context =
-                format!("{}: reading {} bytes at {offset:#x}", self.path.display(), buffer.len());
-            match error.kind() {
-                ErrorKind::UnexpectedEof => {
-                    Error::corrupt(format!("{context}: the file ends before that"))
-                }
-                _ => Error::io(context, error),
-            }
+        let wanted = buffer.len();
+        let context = || format!("{}: reading {wanted} bytes at {offset:#x}", self.path.display());
+        let early = || Error::corrupt(format!("{}: the file ends before that", context()));
+        // Behind a copy there may be another one.
+        let end = offset.checked_add(wanted as u64).ok_or_else(early)?;
+        let (file, start) = self.opened()?;
+        if end > self.identity.len {
+            return Err(early());
+        }
+        file.read_exact_at(buffer, start + offset).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => early(),
+            _ => Error::io(context(), error),
         })
     }
 }

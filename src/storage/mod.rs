@@ -1,23 +1,26 @@
 //! Where the bytes of an archive come from.
 //!
-//! Owns reading at an offset and the names of files in errors; leaves caching to `cache` and the
-//! meaning of the bytes to `formats`. Invariant: a read fills the whole buffer or fails, and may
-//! run from any number of threads at once.
+//! Owns reading at an offset, files as a whole, files without a name, and the names of files in
+//! errors; leaves caching to `cache` and the meaning of the bytes to `formats`. Invariant: a read
+//! fills the whole buffer or fails, and may run from any number of threads at once.
 
 use crate::error::Result;
 
+mod archives;
 mod file;
 #[cfg(test)]
 mod mem;
 mod metered;
 mod pool;
+mod unlinked;
 mod window;
 
+pub use archives::{copied_len, copy, open_files, read_all};
 pub use file::{FileStorage, Identity};
 #[cfg(test)]
 pub use mem::MemStorage;
 pub use metered::Metered;
-pub use pool::FilePool;
+pub use unlinked::{free_bytes, is_in_memory, reserve, unlinked};
 pub use window::Window;
 
 /// Bytes that can be read at any offset.

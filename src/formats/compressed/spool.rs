@@ -5,8 +5,8 @@
 //! Invariants: bytes below `written` never change; whoever waits is woken when there are more, when
 //! there will be no more, and when that is an error, which every reader past it is told.
 
-use std::fs::{File, Permissions};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 
@@ -14,7 +14,7 @@ use super::Container;
 use super::forward::Forward;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
-use crate::storage::Storage;
+use crate::storage::{Storage, free_bytes, unlinked};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::vfs::SharedBytes;
 
@@ -74,11 +74,8 @@ impl Spool {
             let context = format!("{name}: making a temporary file in {shown}");
             Error::io(context, error).with_hint("set TMPDIR to a directory with more room")
         };
-        let file = tempfile::tempfile_in(&directory).map_err(failed)?;
-        // It has no name, but /proc shows it; and without O_TMPFILE it had a name for a moment.
-        file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
-        let free = rustix::fs::fstatvfs(&file).map_err(|error| failed(error.into()))?;
-        let limit = free.f_bavail.saturating_mul(free.f_frsize) / 2;
+        let file = unlinked(&directory).map_err(failed)?;
+        let limit = free_bytes(&file).map_err(failed)?.unwrap_or(u64::MAX) / 2;
         let room = Room { file, directory: &directory, limit };
         if expected.is_some_and(|expected| expected > limit) {
             return Err(room.exceeded(container).into());

@@ -45,7 +45,6 @@ pub(crate) struct TarOptions<'o> {
 
 /// Where a saved index may be, and whether to make one.
 pub(crate) struct SavedIndex<'o> {
-    pub(crate) path: &'o Path,
     pub(crate) file: &'o FileStorage,
     /// The only place, where the user named one.
     pub(crate) place: Option<&'o Path>,
@@ -128,8 +127,8 @@ impl TarOptions<'_> {
     /// Where the saved index may be, if there may be one.
     pub(super) fn saved(&self) -> Result<Option<(&SavedIndex<'_>, Saved)>> {
         let with_places = |known| {
-            let &SavedIndex { path, file, place, .. } = known;
-            Saved::new(path, file, place, self.recursive).map(|saved| (known, saved))
+            let &SavedIndex { file, place, .. } = known;
+            Saved::new(file, place, self.recursive).map(|saved| (known, saved))
         };
         self.saved.as_ref().map(with_places).transpose()
     }

@@ -40,14 +40,9 @@ pub(super) struct Saved {
 }
 
 impl Saved {
-    /// The places for the archive `path`, opened as `file`: `index` alone, if it is given.
-    pub(super) fn new(
-        path: &Path,
-        file: &FileStorage,
-        index: Option<&Path>,
-        recursive: bool,
-    ) -> Result<Self> {
-        let identity = file.identity();
+    /// The places for the archive `file`: `index` alone, if it is given.
+    pub(super) fn new(file: &FileStorage, index: Option<&Path>, recursive: bool) -> Result<Self> {
+        let (path, identity) = (file.path(), file.identity());
         let suffix = if recursive { ".recursive.archfs-index" } else { ".archfs-index" };
         let places = match index {
             Some(index) => vec![index.to_owned()],

@@ -17,7 +17,7 @@ use super::segments::{self, Grain};
 use super::source::{Source, Windowed};
 use crate::error::Result;
 use crate::formats::limits::{NESTING_MAX, TAR_SEARCH_MAX};
-use crate::formats::ordered::ordered;
+use crate::ordered::ordered;
 use crate::progress::Progress;
 use crate::storage::Storage;
 

@@ -29,7 +29,7 @@ use super::scan::{Scan, THREADS, Walk};
 use super::source::{Source, Windowed};
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
-use crate::formats::ordered::ordered;
+use crate::ordered::ordered;
 use crate::progress::Progress;
 use crate::storage::Storage;
 

@@ -22,7 +22,7 @@ struct Gate {
 
 /// Does `work` for the numbers from 0 up to `count` on up to `threads` threads, and gives the
 /// results to `take` in order, in this thread, until it breaks.
-pub(crate) fn ordered<R: Send>(
+pub fn ordered<R: Send>(
     count: usize,
     threads: usize,
     work: impl Fn(usize) -> R + Sync,
@@ -67,6 +67,30 @@ pub(crate) fn ordered<R: Send>(
     });
 }
 
+/// The same for work that may fail: stops at the first error in the order of the numbers.
+///
+/// # Errors
+/// That one.
+pub fn try_ordered<T: Send, E: Send>(
+    count: usize,
+    threads: usize,
+    work: impl Fn(usize) -> Result<T, E> + Sync,
+    mut take: impl FnMut(T),
+) -> Result<(), E> {
+    let mut outcome = Ok(());
+    ordered(count, threads, work, |_, result| match result {
+        Ok(result) => {
+            take(result);
+            ControlFlow::Continue(())
+        }
+        Err(error) => {
+            outcome = Err(error);
+            ControlFlow::Break(())
+        }
+    });
+    outcome
+}
+
 /// The next number to work on, once it may be begun; `None` where there is none any more.
 fn begin(gate: &Mutex<Gate>, opened: &Condvar, count: usize) -> Option<usize> {
     let mut gate = gate.lock();
@@ -107,6 +131,14 @@ mod tests {
             });
             assert_eq!(taken, (0..count).map(|nth| (nth, nth * 2)).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn the_first_error_in_order_ends_it() {
+        let work = |nth: usize| if nth == 30 || nth == 31 { Err(nth) } else { Ok(nth) };
+        let mut taken = Vec::new();
+        assert_eq!(try_ordered(1000, 4, work, |nth| taken.push(nth)), Err(30));
+        assert_eq!(taken, (0..30).collect::<Vec<_>>());
     }
 
     #[test]

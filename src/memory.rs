@@ -1,0 +1,221 @@
+//! How much memory this process may use: what the node has, and what its control groups allow.
+//!
+//! Owns reading /proc/meminfo and the files of control groups, of both versions; leaves to others
+//! what they make of it. Invariant: a limit that can not be read is taken as none.
+//!
+//! A job on a cluster lives in a control group whose limit is far below the node's memory, and any
+//! group above it may limit it too, so the smallest on the way to the root counts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What can still be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Bytes.
+    pub bytes: u64,
+    /// What sets that bound.
+    pub bound: Bound,
+}
+
+/// What bounds the memory of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// What the node has available.
+    Node,
+    /// The limit of a control group, such as the job's.
+    ControlGroup,
+}
+
+/// The smallest limit of this process's control groups or what the node has available, bytes.
+pub fn limit() -> Option<u64> {
+    let groups = groups();
+    [available(), groups.iter().filter_map(Group::limit).min()].into_iter().flatten().min()
+}
+
+/// What the node and the control groups let this process take besides what is taken now. Memory
+/// that the kernel gives back when asked, such as the page cache, does not count as taken.
+pub fn left() -> Option<Left> {
+    let node = available().map(|bytes| Left { bytes, bound: Bound::Node });
+    let group = groups().iter().filter_map(Group::left).min();
+    let group = group.map(|bytes| Left { bytes, bound: Bound::ControlGroup });
+    [node, group].into_iter().flatten().min_by_key(|left| left.bytes)
+}
+
+/// MemAvailable of /proc/meminfo, bytes.
+fn available() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The groups of this process that count its memory, all up to the roots.
+fn groups() -> Vec<Group> {
+    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    text.lines()
+        .filter_map(hierarchy)
+        .flat_map(|(root, group, names)| up_to_the_root(&root, &group, names))
+        .collect()
+}
+
+/// A group that may limit memory.
+#[derive(Debug)]
+struct Group {
+    folder: PathBuf,
+    names: &'static Names,
+}
+
+/// What a version calls its files.
+#[derive(Debug, PartialEq, Eq)]
+struct Names {
+    limits: &'static [&'static str],
+    usage: &'static str,
+    /// Lines of memory.stat: what the group and those below it give back when asked. Files of tmpfs
+    /// are not in these, for they have nowhere to go.
+    reclaimable: &'static [&'static str],
+}
+
+/// Documentation/admin-guide/cgroup-v1/memory.rst of the kernel.
+const VERSION_1: Names = Names {
+    limits: &["memory.limit_in_bytes"],
+    usage: "memory.usage_in_bytes",
+    reclaimable: &["total_active_file", "total_inactive_file"],
+};
+
+/// Documentation/admin-guide/cgroup-v2.rst. Above memory.high nothing is killed, but processes are
+/// slowed down until they hardly run.
+const VERSION_2: Names = Names {
+    limits: &["memory.max", "memory.high"],
+    usage: "memory.current",
+    reclaimable: &["active_file", "inactive_file", "slab_reclaimable"],
+};
+
+/// For a line of /proc/self/cgroup: the hierarchy's root, the group below it, the names in it.
+fn hierarchy(line: &str) -> Option<(PathBuf, PathBuf, &'static Names)> {
+    let mut fields = line.splitn(3, ':');
+    let (_, controllers, group) = (fields.next()?, fields.next()?, fields.next()?);
+    let group = PathBuf::from(group.trim_start_matches('/'));
+    if controllers.is_empty() {
+        Some((PathBuf::from("/sys/fs/cgroup"), group, &VERSION_2))
+    } else if controllers.split(',').any(|controller| controller == "memory") {
+        Some((PathBuf::from("/sys/fs/cgroup/memory"), group, &VERSION_1))
+    } else {
+        None
+    }
+}
+
+fn up_to_the_root(root: &Path, group: &Path, names: &'static Names) -> Vec<Group> {
+    group.ancestors().map(|group| Group { folder: root.join(group), names }).collect()
+}
+
+impl Group {
+    /// Its limit, bytes.
+    fn limit(&self) -> Option<u64> {
+        // "max" is no number; version 1 writes about 2^63 for no limit, which a minimum ignores.
+        let limits = self.names.limits.iter().filter_map(|name| self.number(name));
+        limits.min()
+    }
+
+    /// What its limit leaves, bytes.
+    fn left(&self) -> Option<u64> {
+        let stat = fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
+        let reclaimable: u64 = stat
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .filter(|(name, _)| self.names.reclaimable.contains(name))
+            .filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok())
+            .fold(0, u64::saturating_add);
+        let taken = self.number(self.names.usage).unwrap_or(0).saturating_sub(reclaimable);
+        Some(self.limit()?.saturating_sub(taken))
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hierarchy of files of these contents.
+    fn fake(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    fn smallest(
+        files: &[(&str, &str)],
+        names: &'static Names,
+        of: fn(&Group) -> Option<u64>,
+    ) -> Option<u64> {
+        let root = fake(files);
+        let groups = up_to_the_root(root.path(), Path::new("slurm/job"), names);
+        groups.iter().filter_map(of).min()
+    }
+
+    #[test]
+    fn knows_both_versions_of_control_groups() {
+        let (root, group, names) = hierarchy("0::/system.slice/job_1").unwrap();
+        assert_eq!(root.join(group), Path::new("/sys/fs/cgroup/system.slice/job_1"));
+        assert_eq!(names, &VERSION_2);
+        let (root, group, names) = hierarchy("9:memory:/slurm/uid_1/job_2").unwrap();
+        assert_eq!(root.join(group), Path::new("/sys/fs/cgroup/memory/slurm/uid_1/job_2"));
+        assert_eq!(names, &VERSION_1);
+        assert!(hierarchy("4:cpu,cpuacct:/x").is_none());
+    }
+
+    #[test]
+    fn heeds_the_smallest_limit_on_the_way_to_the_root() {
+        let mut files = vec![
+            ("slurm/job/memory.max", "max\n"),
+            ("slurm/memory.max", "4096\n"),
+            ("memory.max", "8192\n"),
+        ];
+        assert_eq!(smallest(&files, &VERSION_2, Group::limit), Some(4096));
+        files.push(("slurm/job/memory.high", "1024\n"));
+        assert_eq!(smallest(&files, &VERSION_2, Group::limit), Some(1024));
+        assert_eq!(smallest(&files[..1], &VERSION_2, Group::limit), None);
+    }
+
+    #[test]
+    fn page_cache_is_not_taken_and_memory_of_processes_and_tmpfs_is() {
+        let stat = "anon 3000\nfile 2500\nshmem 1000\ninactive_anon 4000\nactive_file 900\n\
+                    inactive_file 600\nslab_reclaimable 100\n";
+        let files = [
+            ("slurm/job/memory.max", "10000\n"),
+            ("slurm/job/memory.current", "5600\n"),
+            ("slurm/job/memory.stat", stat),
+        ];
+        assert_eq!(smallest(&files, &VERSION_2, Group::left), Some(10_000 - 4000));
+
+        let stat = "cache 99\nactive_file 1\ninactive_file 1\ntotal_active_file 900\n\
+                    total_inactive_file 600\n";
+        let files = [
+            ("slurm/job/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("slurm/job/memory.usage_in_bytes", "5500\n"),
+            ("slurm/job/memory.stat", stat),
+            ("slurm/memory.limit_in_bytes", "10000\n"),
+            ("slurm/memory.usage_in_bytes", "5500\n"),
+            ("slurm/memory.stat", stat),
+        ];
+        assert_eq!(smallest(&files, &VERSION_1, Group::left), Some(10_000 - 4000));
+    }
+
+    #[test]
+    fn a_group_over_its_limit_has_nothing_left() {
+        let files = [("memory.max", "100\n"), ("memory.current", "101\n")];
+        assert_eq!(smallest(&files, &VERSION_2, Group::left), Some(0));
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        let left = left().unwrap();
+        assert!(left.bytes > 0 && limit().unwrap() > 0, "{left:?}");
+    }
+}

@@ -1,0 +1,472 @@
+//! `--stage` and `--preload`: archives brought near before they are mounted.
+//!
+//! Owns the copy as the system shows it (private, nameless, gone however its daemon ends), what
+//! is refused, and both sides of each limit. Limits of control groups are made up: a folder in the
+//! place of /sys/fs/cgroup, in a mount namespace of the process under test.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{Advice, fadvise};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+mod support;
+
+use support::mount::{CleanUp, Mounted, is_mounted};
+use support::snapshot::{Depth, assert_same, take};
+use support::{archfs, can_mount, image, run, source, tar, wait_until, work_folder};
+
+const PAGE: u64 = 4096;
+
+/// What tests that look at memory give the cache.
+const CACHE: u64 = 64 << 20;
+
+/// A file system in memory with nothing in it, gone at the end.
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn new(place: PathBuf, bytes: u64) -> Self {
+        fs::create_dir(&place).unwrap();
+        let mut mount = Command::new("mount");
+        run(mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(&place));
+        Self(place)
+    }
+
+    /// Bytes that its files take, with and without names.
+    fn used(&self) -> u64 {
+        let found = rustix::fs::statvfs(&self.0).unwrap();
+        (found.f_blocks - found.f_bfree) * found.f_frsize
+    }
+
+    fn option(&self) -> String {
+        format!("--stage={}", self.0.display())
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A folder of files of all kinds and sizes.
+fn tree(work: &Path) -> PathBuf {
+    let root = work.join("tree");
+    fs::create_dir_all(root.join("folder/empty")).unwrap();
+    for (number, len) in [0, 1, 4095, 4096, 300_000, 5_000_000].into_iter().enumerate() {
+        let name = format!("folder/{len}");
+        fs::write(root.join(name), source::noise(number as u64 + 1, len)).unwrap();
+    }
+    fs::write(root.join("text"), "hello, world\n".repeat(20_000)).unwrap();
+    root
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What `archfs mount` says that must fail with status 1.
+fn refused(archive: &Path, place: &Path, options: &[&str]) -> String {
+    let output = archfs().arg("mount").args(options).arg(archive).arg(place).output().unwrap();
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(!is_mounted(place) && !place.exists(), "{said}");
+    said
+}
+
+/// Mode, links and size of the files that process `id` has open below `folder`.
+fn held(id: u32, folder: &Path) -> Vec<(u32, u64, u64)> {
+    let descriptors = fs::read_dir(format!("/proc/{id}/fd")).unwrap();
+    let paths = descriptors.map(|entry| entry.unwrap().path());
+    paths
+        .filter(|path| fs::read_link(path).is_ok_and(|target| target.starts_with(folder)))
+        .map(|path| fs::metadata(path).unwrap())
+        .map(|found| (found.mode() & 0o7777, found.nlink(), found.len()))
+        .collect()
+}
+
+#[test]
+fn a_staged_archive_is_read_from_a_private_copy_whatever_becomes_of_the_original() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = tree(work.path());
+    let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
+    let stored = work.path().join("stored.tar");
+    tar::pack(&stored, &tree);
+    let packed = work.path().join("packed.tar.gz");
+    run(Command::new("sh").args(["-c", "gzip -c < $0 > $1"]).arg(&stored).arg(&packed));
+    let within = work.path().join("within.sif");
+    let bytes = [vec![7; 10_001], fs::read(&image).unwrap()].concat();
+    fs::write(&within, bytes).unwrap();
+    let place = work.path().join("mount");
+    for (archive, options) in
+        [(image, &[][..]), (stored, &[]), (packed, &[]), (within, &["--offset=10001"])]
+    {
+        let plain = Mounted::archfs(&archive, &place, options);
+        let expected = take(plain.path(), Depth::Everything);
+        drop(plain);
+        let len = fs::metadata(&archive).unwrap().len();
+        let tmpfs = Tmpfs::new(work.path().join("near"), 64 << 20);
+        let mounted = Mounted::archfs(&archive, &place, &[options, &[&tmpfs.option()]].concat());
+        assert_eq!(fs::read_dir(&tmpfs.0).unwrap().count(), 0, "it has a name");
+        assert_eq!(held(mounted.daemon(), &tmpfs.0), [(0o600, 0, len)]);
+        assert_eq!(held(mounted.daemon(), &archive), [], "the original is still open");
+        // Nothing of the original is read any more.
+        File::options().write(true).open(&archive).unwrap().set_len(0).unwrap();
+        fs::remove_file(&archive).unwrap();
+        assert_same(
+            &archive.display().to_string(),
+            &expected,
+            &take(mounted.path(), Depth::Everything),
+        );
+        assert!(tmpfs.used() >= len);
+        drop(mounted);
+        assert_eq!(tmpfs.used(), 0);
+        drop(tmpfs);
+        fs::remove_dir(work.path().join("near")).unwrap();
+    }
+}
+
+#[test]
+fn the_copy_is_gone_when_the_daemon_was_killed() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let place = work.path().join("mount");
+    let tmpfs = Tmpfs::new(work.path().join("near"), 16 << 20);
+    let mounted = Mounted::archfs(&image, &place, &[&tmpfs.option()]);
+    assert!(tmpfs.used() > 0);
+    kill_process(Pid::from_raw(mounted.daemon() as i32).unwrap(), Signal::KILL).unwrap();
+    wait_until("the room is given back", || tmpfs.used() == 0);
+    assert_eq!(fs::read_dir(&tmpfs.0).unwrap().count(), 0);
+}
+
+#[test]
+fn a_copy_that_fits_to_the_page_is_made_and_one_page_more_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let place = work.path().join("mount");
+    let len = fs::metadata(&image).unwrap().len();
+    assert_eq!(len % PAGE, 0, "images are padded to pages");
+    {
+        let exact = Tmpfs::new(work.path().join("exact"), len);
+        let mounted = Mounted::archfs(&image, &place, &[&exact.option()]);
+        assert_eq!(fs::read(place.join("hello")).unwrap(), b"hello, world\n");
+        assert_eq!(exact.used(), len);
+        drop(mounted);
+    }
+    let small = Tmpfs::new(work.path().join("small"), len - PAGE);
+    let said = refused(&image, &place, &[&small.option()]);
+    assert!(said.contains(&format!("--stage {}", small.0.display())), "{said}");
+    assert!(said.contains(&format!("the copy takes {len} bytes")), "{said}");
+    assert!(said.contains(&format!("{} bytes", len - PAGE)), "{said}");
+    assert!(said.contains("hint: ") && said.contains("$TMPDIR"), "{said}");
+    assert_eq!(small.used(), 0);
+    // On a disk nothing else is asked for.
+    let disk = work.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let option = format!("--stage={}", disk.display());
+    drop(Mounted::archfs(&image, &place, &[&option]));
+    assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);
+}
+
+/// Folders like /sys/fs/cgroup, one for each hierarchy here that may limit memory, in which it
+/// leaves this process `left` bytes.
+fn limits(work: &Path, left: u64) -> Vec<PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let mut made = Vec::new();
+    for line in own.lines() {
+        let fields: Vec<_> = line.splitn(3, ':').collect();
+        let (root, limit, usage) = match fields[1] {
+            "" => ("", "memory.max", "memory.current"),
+            "memory" => ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+            _ => continue,
+        };
+        let fake = work.join(format!("groups-{}-{left}", made.len()));
+        let group = fake.join(root).join(fields[2].trim_start_matches('/'));
+        fs::create_dir_all(&group).unwrap();
+        let (pages, taken) = (5000, 7000);
+        fs::write(group.join(limit), format!("{}\n", left + taken)).unwrap();
+        fs::write(group.join(usage), format!("{}\n", taken + pages)).unwrap();
+        let names = ["active_file", "total_active_file"];
+        let stat: String = names.iter().map(|name| format!("{name} {pages}\n")).collect();
+        fs::write(group.join("memory.stat"), stat).unwrap();
+        made.push(fake);
+    }
+    assert!(!made.is_empty(), "no control group here may limit memory:\n{own}");
+    made
+}
+
+/// `archfs run OPTIONS archive place -- cat place/hello`, under made-up limits.
+fn limited(groups: &Path, archive: &Path, place: &Path, options: &[&str]) -> Output {
+    let script = "mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script, "sh"]).arg(groups);
+    command.arg(env!("CARGO_BIN_EXE_archfs")).arg("run").args(options);
+    command.arg(format!("--cache={CACHE}")).arg(archive).arg(place).arg("--");
+    command.arg("cat").arg(place.join("hello")).output().unwrap()
+}
+
+#[test]
+fn what_the_memory_limit_of_the_job_leaves_is_enough_or_refused_to_the_byte() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let len = fs::metadata(&image).unwrap().len();
+    let place = work.path().join("mount");
+    let tmpfs = Tmpfs::new(work.path().join("near"), 64 << 20);
+    let stage = tmpfs.option();
+    for (what, options) in [
+        ("--stage", &[stage.as_str()][..]),
+        ("--preload", &["--preload"]),
+        // A copy in memory is loaded.
+        ("--stage", &[&stage, "--preload"]),
+    ] {
+        for groups in limits(work.path(), len + CACHE) {
+            let output = limited(&groups, &image, &place, options);
+            assert!(output.status.success(), "{options:?}: {}", stderr(&output));
+            assert_eq!(output.stdout, b"hello, world\n");
+        }
+        for groups in limits(work.path(), len + CACHE - 1) {
+            let output = limited(&groups, &image, &place, options);
+            let said = stderr(&output);
+            assert_eq!(output.status.code(), Some(121), "{options:?}: {said}");
+            assert!(output.stdout.is_empty() && !place.exists());
+            assert!(said.contains(&format!("archfs: {what}")), "{said}");
+            for size in [len, CACHE, len + CACHE - 1] {
+                assert!(said.contains(&format!("{size} bytes")), "{size}: {said}");
+            }
+            assert!(said.contains("the limit of the job leaves"), "{said}");
+            assert!(said.contains("hint: "), "{said}");
+        }
+    }
+    // A disk is no memory of the job.
+    let disk = format!("--stage={}", work.path().display());
+    for groups in limits(work.path(), 1) {
+        let output = limited(&groups, &image, &place, &[&disk]);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    assert_eq!(tmpfs.used(), 0);
+}
+
+#[test]
+fn a_thousand_shards_are_one_copy_and_few_open_files() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let contents = |number: u64| source::noise(number + 1, 100 + number as usize * 7 % 9000);
+    let shards: Vec<_> = (0..1000)
+        .map(|number| {
+            let path = work.path().join(format!("shard-{number:04}.tar"));
+            let name = format!("{number:04}.jpg");
+            fs::write(&path, tar::of(&[(&name, &contents(number))])).unwrap();
+            path
+        })
+        .collect();
+    let place = work.path().join("mount");
+    let tmpfs = Tmpfs::new(work.path().join("near"), 64 << 20);
+    let before = ["prlimit", "--nofile=256:256"];
+    let stage = tmpfs.option();
+    for preload in [&[][..], &["--preload"]] {
+        let options = [&[stage.as_str()], preload].concat();
+        let mounted = Mounted::several(&before, &shards, &place, &options);
+        let held = held(mounted.daemon(), &tmpfs.0);
+        assert!(matches!(held.as_slice(), [(0o600, 0, _)]), "{held:?}");
+        let open = fs::read_dir(format!("/proc/{}/fd", mounted.daemon())).unwrap().count();
+        assert!(open < 100, "{open} files open");
+        if !preload.is_empty() {
+            for shard in &shards {
+                fs::remove_file(shard).unwrap();
+            }
+        }
+        for number in 0..1000 {
+            let found = fs::read(place.join(format!("{number:04}.jpg"))).unwrap();
+            assert!(found == contents(number), "{number}");
+        }
+    }
+    wait_until("the room is given back", || tmpfs.used() == 0);
+}
+
+/// How many pages of the file are in the page cache.
+fn resident_pages(path: &Path) -> u64 {
+    let output = run(Command::new("fincore").args(["-n", "-o", "PAGES"]).arg(path));
+    String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+}
+
+/// Lets the page cache forget the file; whether it did.
+fn forget(path: &Path) -> bool {
+    let file = File::open(path).unwrap();
+    file.sync_all().unwrap();
+    fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    resident_pages(path) == 0
+}
+
+#[test]
+fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let archives: Vec<_> = ["a", "b"]
+        .map(|name| {
+            let path = work.path().join(name);
+            fs::write(&path, tar::of(&[(name, &source::noise(1, 30_000_000))])).unwrap();
+            path
+        })
+        .to_vec();
+    let pages = fs::metadata(&archives[0]).unwrap().len().div_ceil(PAGE);
+    let place = work.path().join("mount");
+    if !archives.iter().all(|path| forget(path)) {
+        eprintln!("SKIPPED: {} keeps files in memory", work.path().display());
+        return;
+    }
+    let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
+    drop(Mounted::several(&[], &archives, &place, &[&tmpfs.option()]));
+    assert_eq!(archives.iter().map(|path| resident_pages(path)).sum::<u64>(), 0);
+    // Somebody else is at work with one of them.
+    fs::read(&archives[1]).unwrap();
+    drop(Mounted::several(&[], &archives, &place, &[&tmpfs.option()]));
+    assert_eq!(archives.iter().map(|path| resident_pages(path)).sum::<u64>(), pages);
+
+    assert!(forget(&archives[1]));
+    drop(Mounted::several(&["env", "ARCHFS_PRELOAD=1"], &archives, &place, &[]));
+    for archive in &archives {
+        assert_eq!(resident_pages(archive), pages, "{}", archive.display());
+    }
+}
+
+#[test]
+fn the_index_of_a_staged_tar_is_beside_the_original_and_used_from_there() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let archive = work.path().join("data.tar");
+    let names: Vec<_> = (0..1500).map(|number| format!("{number:04}")).collect();
+    let files: Vec<_> = names.iter().map(|name| (name.as_str(), name.as_bytes())).collect();
+    fs::write(&archive, tar::of(&files)).unwrap();
+    let index = work.path().join("data.tar.archfs-index");
+    let near = work.path().join("near");
+    fs::create_dir(&near).unwrap();
+    let place = work.path().join("mount");
+    for turn in ["made", "used"] {
+        let log = work.path().join(turn);
+        let options = [format!("--log-file={}", log.display()), "--verbose".into()];
+        let mut command = archfs();
+        command.env("ARCHFS_STAGE", &near).args(["mount", "--keep"]).args(&options);
+        run(command.arg(&archive).arg(&place));
+        assert_eq!(fs::read(place.join("0777")).unwrap(), b"0777");
+        run(archfs().arg("unmount").arg(&place));
+        assert!(index.exists());
+        let said = fs::read_to_string(&log).unwrap();
+        assert_eq!(said.contains("index saved"), turn == "made", "{turn}: {said}");
+        assert!(!said.contains("not used"), "{said}");
+    }
+    // The same without a copy.
+    let log = work.path().join("plain");
+    let option = format!("--log-file={}", log.display());
+    drop(Mounted::archfs(&archive, &place, &[&option]));
+    assert_eq!(fs::read_to_string(&log).unwrap(), "");
+    assert_eq!(fs::read_dir(&near).unwrap().count(), 0);
+}
+
+#[test]
+fn an_archive_that_grows_while_it_is_copied_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let archive = work.path().join("data.tar");
+    fs::write(&archive, tar::of(&[("file", &source::noise(1, 64 << 20))])).unwrap();
+    let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
+    let ended = AtomicBool::new(false);
+    let said = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut file = OpenOptions::new().append(true).open(&archive).unwrap();
+            while !ended.load(Ordering::Relaxed) {
+                file.write_all(b"x").unwrap();
+            }
+        });
+        let place = work.path().join("mount");
+        let mount = || refused(&archive, &place, &[&tmpfs.option()]);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(mount));
+        ended.store(true, Ordering::Relaxed);
+        outcome
+    });
+    let said = said.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    assert!(said.contains("data.tar: was replaced or changed while it was copied"), "{said}");
+    assert_eq!(tmpfs.used(), 0);
+}
+
+#[test]
+fn a_place_for_the_copy_that_is_none_is_told() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let place = work.path().join("mount");
+    let missing = work.path().join("missing");
+    for (directory, why) in [
+        (missing.to_str().unwrap(), "no such directory"),
+        (image.to_str().unwrap(), "not a directory"),
+        ("/proc", "can not make a file there"),
+    ] {
+        let said = refused(&image, &place, &["--stage", directory]);
+        let expected = format!("archfs: --stage {directory}: {why}");
+        assert!(said.starts_with(&expected), "{said}");
+    }
+    let said = refused(&missing, &place, &["--stage=/dev/shm", "--preload"]);
+    assert!(said.contains("missing: no such file"), "{said}");
+}
+
+#[test]
+fn a_signal_while_an_archive_is_copied_ends_everything_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    // Takes a second or more, and is no archive in the end.
+    let archive = work.path().join("huge");
+    File::create(&archive).unwrap().set_len(2 << 30).unwrap();
+    let tmpfs = Tmpfs::new(work.path().join("near"), 3 << 30);
+    let place = work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
+    for foreground in [true, false] {
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL] {
+            let what = format!("{signal:?}, foreground: {foreground}");
+            let mut command = Command::new("env");
+            command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg("mount");
+            command.args(foreground.then_some("--foreground")).arg(tmpfs.option());
+            command.arg(&archive).arg(&place).stderr(Stdio::null());
+            let mut child =
+                std::os::unix::process::CommandExt::process_group(&mut command, 0).spawn().unwrap();
+            wait_until("it is at work", || tmpfs.used() > 0);
+            // Foreground: the daemon itself. Background: as Ctrl-C does, or the launcher alone.
+            let pid = Pid::from_child(&child);
+            match signal {
+                Signal::INT => kill_process_group(pid, signal).unwrap(),
+                _ => kill_process(pid, signal).unwrap(),
+            }
+            let status = child.wait().unwrap();
+            assert_eq!(status.signal(), Some(signal.as_raw()), "{what}: {status}");
+            wait_until(&format!("{what}: the room is given back"), || tmpfs.used() == 0);
+            assert!(!is_mounted(&place) && !place.exists(), "{what}");
+        }
+    }
+}
