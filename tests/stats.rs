@@ -75,6 +75,26 @@ fn number(value: &Value, path: &[&str]) -> u64 {
 }
 
 #[test]
+fn a_live_mount_tells_the_same_numbers() {
+    let Some(stage) = stage() else { return };
+    stage.mount(&["-q"], &stage.stats);
+    stage.read_all();
+    let stats = |options: &[&str]| {
+        let output = run(archfs().arg("stats").args(options).arg(&stage.place));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let live: Value = serde_json::from_str(&stats(&["--json"])).unwrap();
+    let bytes = SIZES.iter().sum::<usize>();
+    assert_eq!(number(&live, &["served_bytes"]), bytes as u64);
+    assert!(stats(&[]).contains(&format!("\nserved_bytes {bytes}\n")));
+    stage.unmount();
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&live), keys(&stage.told()));
+    let gone = archfs().arg("stats").arg(&stage.place).output().unwrap();
+    assert_eq!(gone.status.code(), Some(5));
+}
+
+#[test]
 fn the_numbers_are_those_of_what_was_done() {
     let Some(stage) = stage() else { return };
     let mut reads = Vec::new();

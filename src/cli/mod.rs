@@ -20,6 +20,7 @@ mod ls;
 mod mount;
 mod options;
 mod run;
+mod stats;
 mod term;
 mod unmount;
 mod wait;
@@ -48,6 +49,7 @@ enum Command {
     Wait(wait::Args),
     List(list::Args),
     Gc(gc::Args),
+    Stats(stats::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Index(index::Args),
@@ -71,6 +73,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Wait(args) => exit::status(wait::run(&args)),
         Command::List(args) => exit::status(list::run(&args)),
         Command::Gc(args) => exit::status(gc::run(&args)),
+        Command::Stats(args) => exit::status(stats::run(&args)),
         Command::Ls(args) => exit::status(ls::run(&args)),
         Command::Cat(args) => exit::status(cat::run(&args)),
         Command::Index(args) => exit::status(index::run(&args)),

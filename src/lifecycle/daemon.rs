@@ -158,7 +158,7 @@ fn hold_what_is_shared(client: Client, mut wakes: Wakes, holder: Option<ProcessI
         let limit = leases.has_to_ask().then_some(ASK_AGAIN);
         wait(&mut watched, limit)?;
         let is_gone = watched.last().is_some_and(|daemon| !daemon.revents().is_empty());
-        leases.attend(false);
+        leases.attend(false, &String::new);
         let woken = wakes.take();
         if is_gone {
             return Ok(());
@@ -249,7 +249,7 @@ impl Daemon {
     /// Serves until there is a reason to end, and unmounts then.
     fn serve(mut self) -> Result<()> {
         loop {
-            self.leases.attend(self.hold.lingers());
+            self.leases.attend(self.hold.lingers(), &|| self.report.snapshot().json());
             let held = Held { by_process: self.leases.is_held(), kept: self.leases.is_kept() };
             let now = Instant::now();
             match self.hold.next(now, held, self.stats.requests()) {

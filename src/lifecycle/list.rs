@@ -1,16 +1,16 @@
-//! This user's archfs mounts on this node.
+//! This user's archfs mounts on this node, and the numbers of one.
 //!
 //! Owns gathering what is known of each. Invariant: a daemon that does not answer costs a moment,
 //! not a hang.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::lease::Status;
 use super::occupant::{self, Occupant};
 use super::registry::Record;
-use super::{join, mountinfo};
-use crate::error::Result;
+use super::{join, mountinfo, mountpoint};
+use crate::error::{Error, Kind, Result};
 
 /// How long a daemon may take to say who holds its mount.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -43,6 +43,27 @@ pub enum State {
     Silent,
     /// Nothing is known of its daemon.
     Unknown,
+}
+
+/// What the mount of archfs at `path` served so far: one JSON object, with the keys of
+/// docs/STATS.md.
+///
+/// # Errors
+/// `NotMounted` where no mount of this user is served there; `TimedOut`; `Io`.
+pub fn stats(path: &Path) -> Result<String> {
+    let place = mountpoint::locate(path)?;
+    let Occupant::Alive(..) = occupant::look(&place)? else {
+        let context = format!("{}: no archfs mount of yours is served here", place.display());
+        return Err(Error::new(Kind::NotMounted, context));
+    };
+    let numbers = match join::connect(&place) {
+        Some(mut client) => client.numbers()?,
+        None => String::new(),
+    };
+    match numbers.trim_end() {
+        "" => Err(Error::new(Kind::NotMounted, format!("{}: it has just ended", place.display()))),
+        numbers => Ok(numbers.to_owned()),
+    }
 }
 
 /// All mounts of archfs of this user, in the order they were made.

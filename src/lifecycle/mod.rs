@@ -46,7 +46,7 @@ pub use daemon::{announce, serve_in_background, serve_in_foreground};
 pub use gc::{Cleared, gc};
 pub use hold::Terms;
 pub use holder::{Holder, Wish, choose as choose_holder};
-pub use list::{Listed, State, list};
+pub use list::{Listed, State, list, stats};
 pub use mount::{Mounted, mount};
 pub use process::ProcessId;
 pub use snapshot::Snapshot;

@@ -38,10 +38,15 @@ impl Report {
         Self { served, stats, file }
     }
 
+    /// The numbers so far.
+    pub(super) fn snapshot(&self) -> Snapshot {
+        Snapshot::take(&self.served, &self.stats)
+    }
+
     /// Writes the file, and returns the numbers so far. To be called when the mount is gone, before
     /// those who wait for that are told.
     pub(super) fn write(&self) -> Snapshot {
-        let snapshot = Snapshot::take(&self.served, &self.stats);
+        let snapshot = self.snapshot();
         if let Some(Err(error)) = self.file.as_deref().map(|file| write(file, &snapshot)) {
             log::warn!("{error}");
         }

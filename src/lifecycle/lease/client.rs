@@ -124,6 +124,15 @@ impl Client {
             .map_err(|error| Error::new(Kind::Io, "the daemon answers oddly").with_source(error))
     }
 
+    /// What the mount served so far, as a line of JSON.
+    ///
+    /// # Errors
+    /// `TimedOut`; `Io`.
+    pub(in crate::lifecycle) fn numbers(&mut self) -> Result<String> {
+        self.send(Request::Numbers)?;
+        self.line(Some(ANSWER))
+    }
+
     /// Waits until the daemon ends the connection, which it does when the mount is gone.
     ///
     /// # Errors

@@ -26,6 +26,8 @@ pub(super) enum Request {
     Leave,
     /// Who holds it, and how it does.
     Status,
+    /// What it served so far.
+    Numbers,
 }
 
 /// What the daemon answers.
@@ -52,6 +54,7 @@ impl Request {
             Self::Release(process) => format!("release {process}\n"),
             Self::Leave => "leave\n".into(),
             Self::Status => "status\n".into(),
+            Self::Numbers => "numbers\n".into(),
         }
     }
 
@@ -68,6 +71,7 @@ impl Request {
             ("release", process) => process.parse().map(Self::Release),
             ("leave", "") => Ok(Self::Leave),
             ("status", "") => Ok(Self::Status),
+            ("numbers", "") => Ok(Self::Numbers),
             _ => Err(Error::new(Kind::Usage, format!("{line:?} is no request"))),
         }
     }
@@ -121,6 +125,7 @@ mod tests {
             Request::Release(process),
             Request::Leave,
             Request::Status,
+            Request::Numbers,
         ] {
             let line = request.encode();
             assert!(line.len() <= REQUEST_MAX);

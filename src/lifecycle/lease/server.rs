@@ -138,14 +138,15 @@ impl Leases {
     }
 
     /// Answers everybody who said something, and drops the leases of those who are gone. `lingers`
-    /// tells whether the mount stays for a while without leases.
-    pub(in crate::lifecycle) fn attend(&mut self, lingers: bool) {
+    /// tells whether the mount stays for a while without leases; `numbers` are given to those who
+    /// ask.
+    pub(in crate::lifecycle) fn attend(&mut self, lingers: bool, numbers: &dyn Fn() -> String) {
         self.accept();
         self.processes.retain(|(process, watch)| !watch.has_ended(*process));
         for at in 0..self.clients.len() {
             self.clients[at].listen();
             while let Some(line) = self.clients[at].next_line() {
-                self.answer(at, &line);
+                self.answer(at, &line, numbers);
             }
         }
         self.clients.retain(|client| client.is_open);
@@ -170,7 +171,7 @@ impl Leases {
         }
     }
 
-    fn answer(&mut self, at: usize, line: &str) {
+    fn answer(&mut self, at: usize, line: &str, numbers: &dyn Fn() -> String) {
         let Ok(request) = Request::decode(line) else {
             self.clients[at].is_open = false;
             return;
@@ -180,6 +181,7 @@ impl Leases {
                 let status = serde_json::to_string(&self.status()).unwrap_or_default();
                 return self.clients[at].say(&(status + "\n"));
             }
+            Request::Numbers => return self.clients[at].say(&(numbers() + "\n")),
             Request::Leave => {
                 self.clients[at].lease = Lease::Leaving;
                 return;
