@@ -120,7 +120,7 @@ fn find() -> Result<PathBuf> {
         .find(|helper| helper.is_absolute() && helper.is_file())
         .ok_or_else(|| {
             Error::new(Kind::CannotMount, "neither fusermount3 nor fusermount is on this node")
-                .with_hint("ask for the package fuse3 on the compute nodes; `archfs ls` and `archfs cat` work without")
+                .with_hint("`archfs run` does without; for `archfs mount`, ask for the package fuse3 on the compute nodes")
         })
 }
 
@@ -148,7 +148,7 @@ fn refused(place: &Path, said: &str) -> Error {
     if said.contains("user_allow_other") {
         error.with_hint("leave out allow_other, or ask for user_allow_other in /etc/fuse.conf")
     } else if said.contains("mounting over filesystem type") {
-        error.with_hint("mount under /dev/shm or /tmp instead")
+        error.with_hint("mount under /dev/shm or /tmp instead, or use `archfs run --private`")
     } else {
         error.with_hint("the mount point must be a directory of yours, such as one under /dev/shm")
     }
