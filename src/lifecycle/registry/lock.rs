@@ -10,6 +10,8 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FlockOperation, flock};
@@ -17,6 +19,12 @@ use rustix::io::Errno;
 
 use super::{Key, Registry};
 use crate::error::{Error, Kind, Result};
+
+/// After what time one who waits is told so. Mounting an image takes less.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often one looks until then.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The lock of a place, free again when this and every duplicate of it is dropped.
 #[derive(Debug)]
@@ -27,20 +35,22 @@ pub(in crate::lifecycle) struct PlaceLock {
 }
 
 impl PlaceLock {
-    /// Waits until nobody else does anything about `place`; `wait` is called first if that is not
-    /// at once.
+    /// Waits until nobody else does anything about `place`; `tell` is called if that takes long
+    /// enough for a person to wonder.
     ///
     /// # Errors
     /// `Io` where it can not be locked.
-    pub(in crate::lifecycle) fn acquire(place: &Path, wait: impl FnOnce()) -> Result<Self> {
-        let (key, mut wait) = (Key::of(place), Some(wait));
-        loop {
-            if let Some(lock) = Self::attempt(&key, FlockOperation::NonBlockingLockExclusive)? {
+    pub(in crate::lifecycle) fn acquire(place: &Path, tell: impl FnOnce()) -> Result<Self> {
+        let key = Key::of(place);
+        let patience = Instant::now() + PATIENCE;
+        while Instant::now() < patience {
+            if let Some(lock) = Self::try_acquire_key(&key)? {
                 return Ok(lock);
             }
-            if let Some(wait) = wait.take() {
-                wait();
-            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        tell();
+        loop {
             if let Some(lock) = Self::attempt(&key, FlockOperation::LockExclusive)? {
                 return Ok(lock);
             }
