@@ -114,6 +114,27 @@ fn a_mount_in_a_script_goes_when_the_script_is_killed() {
 }
 
 #[test]
+fn nothing_is_mounted_for_a_caller_that_has_ended() {
+    let Some(stage) = stage() else { return };
+    // The process that becomes `archfs mount` is in the background, and waits until the script has
+    // ended; init, or whoever takes orphans over here, is its parent then.
+    let script = "exec 3<&0; (read line <&3; exec \"$ARCHFS\" mount small.sqfs mount) &";
+    let mut shell = Command::new("setsid");
+    shell.args(["--wait", "bash", "-c", script]).current_dir(stage.work.path());
+    shell.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env_remove("SLURM_TASK_PID");
+    shell.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut shell = shell.spawn().unwrap();
+    // `wait` would close it.
+    let stdin = shell.stdin.take().unwrap();
+    shell.wait().unwrap();
+    drop(stdin);
+    let mut text = String::new();
+    shell.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(text.contains("whoever called this has ended"), "{text}");
+    assert!(stage.is_gone());
+}
+
+#[test]
 fn the_task_of_a_batch_job_holds_a_mount_when_the_caller_has_ended() {
     let Some(stage) = stage() else { return };
     let mut task = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();

@@ -13,6 +13,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getegid, geteuid};
 
 use super::mountinfo::{self, MountEntry, TYPE};
+use super::registry::PlaceLock;
 use super::{Access, fusermount};
 use crate::error::{Error, Kind, Result};
 
@@ -34,15 +35,21 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// Attaches a new connection to `place`, shown as `source`; returns the daemon's end of it.
+    /// Attaches a new connection to `place`, shown as `source` and locked by `lock`; returns the
+    /// daemon's end of it.
     ///
     /// # Errors
     /// `CannotMount` where the node, the user or the place does not allow it; `Io`.
-    pub(super) fn new(place: &Path, source: &Path, access: Access) -> Result<(Self, OwnedFd)> {
+    pub(super) fn new(
+        place: &Path,
+        source: &Path,
+        access: Access,
+        lock: &PlaceLock,
+    ) -> Result<(Self, OwnedFd)> {
         let connection = if geteuid().is_root() {
             mount_as_root(place, source, access)?
         } else {
-            fusermount::mount(place, source, access)?
+            fusermount::mount(place, source, access, lock.duplicate()?)?
         };
         match mountinfo::topmost(place)? {
             Some(entry) if entry.is_ours() => {
@@ -86,14 +93,26 @@ impl Drop for Attached {
     }
 }
 
-/// Detaches what is seen at `place`, whoever mounted it.
+/// Detaches what is seen at `place`, whoever mounted it. That somebody else does so at the same
+/// time is as good.
 ///
 /// # Errors
 /// `Busy` where `how` is `IfIdle` and somebody uses it; `Io`.
 pub(super) fn detach(place: &Path, how: Detach) -> Result<()> {
-    if !geteuid().is_root() {
-        return fusermount::unmount(place, how);
+    let detached = match geteuid().is_root() {
+        true => detach_as_root(place, how),
+        false => fusermount::unmount(place, how),
+    };
+    match detached {
+        Err(error) if error.kind() != Kind::Busy && mountinfo::topmost(place)?.is_none() => {
+            log::debug!("{error}: unmounted by somebody else");
+            Ok(())
+        }
+        detached => detached,
     }
+}
+
+fn detach_as_root(place: &Path, how: Detach) -> Result<()> {
     let flags = match how {
         Detach::IfIdle => UnmountFlags::NOFOLLOW,
         Detach::Lazily => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,

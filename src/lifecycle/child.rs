@@ -134,15 +134,19 @@ fn mount_privately(
     }
     namespace::enter()?;
     let source = join::real_paths(plan).into_iter().next().unwrap_or_default();
-    launched.hand_over(attach::mount_here(place, &source, plan.access)?)?;
-    let client = match launched.wait_until_ready()? {
-        Ok(client) => client,
-        Err(status) => return Ok(Err(status)),
-    };
-    std::fs::symlink_metadata(place).map_err(|error| {
-        Error::io(format!("{}: mounted, but does not answer", place.display()), error)
-    })?;
-    Ok(Ok(Lease { client, is_private: true }))
+    let connection = attach::mount_here(place, &source, plan.access)?;
+    let served = launched.hand_over(connection).and_then(|()| launched.wait_until_ready());
+    let answers = served.and_then(|started| match started {
+        Ok(client) => std::fs::symlink_metadata(place).map(|_| Ok(client)).map_err(|error| {
+            Error::io(format!("{}: mounted, but does not answer", place.display()), error)
+        }),
+        failed => Ok(failed),
+    });
+    if !matches!(answers, Ok(Ok(_))) {
+        attach::detach_here(place)?;
+        mountpoint::remove_left_over(place);
+    }
+    Ok(answers?.map(|client| Lease { client, is_private: true }))
 }
 
 impl Lease {
@@ -158,9 +162,13 @@ impl Lease {
         if let Ok(Left::Gone(summary)) = &left {
             crate::log::tell(format_args!("{summary}"));
         }
-        // A daemon that was killed leaves its mount, dead.
+        // A daemon that was killed leaves its mount, dead, and its directory.
         let cleared = match (&left, occupant::look(place)) {
             (Ok(Left::Stays), _) => Ok(()),
+            (Ok(Left::Lost), _) if self.is_private => {
+                mountpoint::remove_left_over(place);
+                Ok(())
+            }
             (_, Ok(Occupant::Dead(_))) if !self.is_private => unmount::clear_dead(place),
             _ => Ok(()),
         };

@@ -55,8 +55,8 @@ pub fn serve_in_background(
     let (mount, connection) = match way {
         Way::Mount => {
             let place = mountpoint::locate(&plan.mountpoint)?;
-            lock = Some(launcher.lock(&place)?);
-            Mounted::attach(&place, plan)?
+            let lock = lock.insert(launcher.lock(&place)?);
+            Mounted::attach(&place, plan, lock)?
         }
         Way::Private => {
             let place = mountpoint::locate(&plan.mountpoint)?;
@@ -111,7 +111,7 @@ pub fn serve_in_foreground(
     let served = open(plan, progress).and_then(|archive| {
         opened();
         let wakes = signals::watch()?;
-        let (mount, connection) = Mounted::attach(&place, plan)?;
+        let (mount, connection) = Mounted::attach(&place, plan, &lock)?;
         let mut daemon = Daemon::start(plan, archive, mount, connection, wakes)?;
         daemon.hold_for(holder)?;
         announce(ready)?;
@@ -123,7 +123,8 @@ pub fn serve_in_foreground(
             daemon.serve()
         }
         Err(error) => {
-            let _ = unmount::forget(&place, lock);
+            drop(lock);
+            let _ = unmount::clear_up(&place);
             Err(error)
         }
     }
@@ -249,6 +250,10 @@ impl Daemon {
     /// Serves until there is a reason to end, and unmounts then.
     fn serve(mut self) -> Result<()> {
         loop {
+            if self.hold.is_over(Instant::now()) {
+                // Before anybody is answered, who else would get a lease on a mount that goes.
+                self.leases.begin_to_end();
+            }
             self.leases.attend(self.hold.lingers(), &|| self.report.snapshot().json());
             let held = Held { by_process: self.leases.is_held(), kept: self.leases.is_kept() };
             let now = Instant::now();

@@ -2,7 +2,11 @@
 //!
 //! Owns the helper's protocol (libfuse, lib/mount.c): it mounts, and sends the descriptor of the
 //! connection over the socket whose number stands in _FUSE_COMMFD.
-//! Invariant: the helper gets no descriptor but that socket, and what it says becomes the error.
+//! Invariant: the helper gets no descriptor but that socket and the lock of the place, and what it
+//! says becomes the error.
+//!
+//! The helper outlives a daemon that is killed meanwhile, and a moment later mounts, finds nobody to
+//! hand the mount to, and unmounts what is there. Until then nobody else may mount.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -24,11 +28,12 @@ const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 /// Where the helper is looked for besides PATH; batch jobs often start with a short one.
 const FOLDERS: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"];
 
-/// Lets the helper mount at `place`; returns the daemon's end of the connection.
+/// Lets the helper mount at `place`, whose lock it holds as long as it runs; returns the daemon's end
+/// of the connection.
 ///
 /// # Errors
 /// `CannotMount` with what the helper said.
-pub(super) fn mount(place: &Path, source: &Path, access: Access) -> Result<OwnedFd> {
+pub(super) fn mount(place: &Path, source: &Path, access: Access, lock: OwnedFd) -> Result<OwnedFd> {
     check_device()?;
     let helper = find()?;
     let failed = |error: Errno| Error::io("can not talk to fusermount", error.into());
@@ -43,7 +48,7 @@ pub(super) fn mount(place: &Path, source: &Path, access: Access) -> Result<Owned
         .arg("--")
         .arg(place)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
-        .stdin(Stdio::null())
+        .stdin(lock)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()

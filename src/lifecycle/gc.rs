@@ -60,11 +60,8 @@ fn clear(place: &Path) -> Result<bool> {
     let Some(lock) = PlaceLock::try_acquire(place)? else {
         return Ok(false);
     };
-    let mut was_mounted = false;
-    while let Occupant::Dead(entry) = occupant::look(place)? {
-        unmount::clear(place, &entry)?;
-        was_mounted = true;
-    }
+    let was_mounted = matches!(occupant::look(place)?, Occupant::Dead(_));
+    unmount::clear_all_dead(place)?;
     unmount::forget(place, lock)?;
     Ok(was_mounted)
 }

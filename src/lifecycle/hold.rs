@@ -117,6 +117,11 @@ impl Hold {
         !self.terms.linger.is_zero() && self.end_by.is_none()
     }
 
+    /// Whether it goes now, or is gone, whoever holds it.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.unmounted || self.at_once || self.end_by.is_some_and(|end| now >= end)
+    }
+
     /// What to do at `now`, held by `held`, when that many requests came since it was mounted.
     pub(super) fn next(&mut self, now: Instant, held: Held, requests: u64) -> Step {
         if self.at_once || self.end_by.is_some_and(|end| now >= end) {
@@ -214,6 +219,7 @@ mod tests {
         assert_eq!(hold.next(now, HELD, 0), Step::Serve(Some(end)));
         assert_eq!(hold.next(end - seconds(1), FREE, 0), Step::Unmount);
         assert_eq!(hold.next(end - seconds(1), HELD, 0), Step::Serve(Some(end)));
+        assert!(!hold.is_over(end - seconds(1)) && hold.is_over(end));
         assert_eq!(hold.next(end, HELD, 0), Step::Exit);
         // After a lazy unmount files stay open no longer than that either.
         let mut hold = Hold::new(Terms::default(), now);
@@ -244,7 +250,9 @@ mod tests {
         hold.ask(now);
         assert_eq!(hold.next(now, HELD, 0), Step::Exit);
         let mut hold = Hold::new(Terms::default(), now);
+        assert!(!hold.is_over(now));
         hold.ask_at_once();
+        assert!(hold.is_over(now));
         assert_eq!(hold.next(now, HELD, 0), Step::Exit);
     }
 

@@ -8,8 +8,8 @@ use std::fmt;
 
 use rustix::process::{getpid, getppid};
 
-use super::process::ProcessId;
-use crate::error::Result;
+use super::process::{self, ProcessId};
+use crate::error::{Error, Kind, Result};
 
 /// Who holds a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub enum Wish {
 /// In a job script that is the script: SLURM_TASK_PID where a batch job set it, else the caller.
 ///
 /// # Errors
-/// `NotFound` where the process named has ended already.
+/// `NotFound` where the process named, or the caller, has ended already.
 pub fn choose(wish: Wish) -> Result<Holder> {
     match wish {
         Wish::Keep => Ok(Holder::Nobody(Reason::Asked)),
@@ -60,6 +60,10 @@ pub fn choose(wish: Wish) -> Result<Holder> {
                 return Ok(Holder::Nobody(Reason::Interactive));
             };
             let caller = ProcessId::of(caller.as_raw_nonzero().get())?;
+            if !may_have_called(caller) {
+                let context = "whoever called this has ended, so nobody needs the mount";
+                return Err(Error::new(Kind::NotFound, context));
+            }
             if !in_batch_job && caller.is_session_leader_with_terminal() {
                 return Ok(Holder::Nobody(Reason::Interactive));
             }
@@ -74,6 +78,19 @@ fn batch_task(pid: i32) -> Option<ProcessId> {
         return None;
     }
     ProcessId::of(pid).ok()
+}
+
+/// Whether `parent` started this process, and did not only take it over from one that has ended: init
+/// would hold the mount for ever. Whoever starts a process is in its session, unless the process
+/// was made the leader of a new one.
+fn may_have_called(parent: ProcessId) -> bool {
+    let own = getpid().as_raw_nonzero().get();
+    match (process::stat(own), process::stat(parent.pid())) {
+        (Some(own_stat), Some(parent)) => {
+            own_stat.session == own || own_stat.session == parent.session
+        }
+        _ => false,
+    }
 }
 
 impl fmt::Display for Holder {

@@ -22,6 +22,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Signal, set_parent_process_death_signal, setsid};
 
 use super::lease::Client;
+use super::process::ProcessId;
 use super::registry::PlaceLock;
 use super::{descriptor, inherited};
 use crate::error::{Error, Kind, Result};
@@ -66,7 +67,8 @@ impl Launched {
             .stdout(OwnedFd::from(theirs))
             .spawn()
             .map_err(failed)?;
-        Ok(Self { process, client: Client::over(ours)? })
+        let daemon = i32::try_from(process.id()).ok().and_then(|pid| ProcessId::of(pid).ok());
+        Ok(Self { process, client: Client::over(ours, daemon) })
     }
 
     /// Waits until it has opened the archives and needs a connection to the kernel.

@@ -71,7 +71,8 @@ pub(super) fn obtain(
     let started =
         Launched::start(&arguments(Way::Mount), Some(&lock)).and_then(Launched::wait_until_ready);
     if !matches!(started, Ok(Ok(_))) {
-        unmount::forget(&place, lock)?;
+        drop(lock);
+        unmount::clear_up(&place)?;
     }
     Ok(started?.map(|client| (client, None)))
 }

@@ -34,12 +34,21 @@ struct Parts {
 }
 
 impl Mounted {
-    /// Mounts at `place`, whose lock is held, and registers that.
-    pub(super) fn attach(place: &Path, plan: &MountPlan) -> Result<(Arc<Self>, OwnedFd)> {
+    /// Mounts at `place`, whose lock is `lock`, and registers that.
+    pub(super) fn attach(
+        place: &Path,
+        plan: &MountPlan,
+        lock: &PlaceLock,
+    ) -> Result<(Arc<Self>, OwnedFd)> {
         let mountpoint = Mountpoint::prepare(place)?;
         let archives = join::real_paths(plan);
         let source = source(&archives);
-        let (attached, connection) = Attached::new(mountpoint.place(), &source, plan.access)?;
+        let attached = Attached::new(mountpoint.place(), &source, plan.access, lock);
+        if attached.is_err() {
+            // A helper that was killed may have mounted before.
+            unmount::clear_all_dead(place)?;
+        }
+        let (attached, connection) = attached?;
         let record = Record {
             daemon: ProcessId::own()?,
             mount: MountId::of(attached.entry()),

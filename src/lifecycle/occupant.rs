@@ -49,8 +49,10 @@ pub(super) fn look(place: &Path) -> Result<Occupant> {
         Some(record) if record.daemon.is_alive() => Occupant::Alive(entry, record),
         Some(_) => Occupant::Dead(entry),
         // The kernel answers stat(2) from its cache, also for the dead; statfs(2) it has to ask
-        // for.
-        None if rustix::fs::statfs(place).is_err_and(|error| error == Errno::NOTCONN) => {
+        // for. Of a daemon that ends just then it says that the connection was aborted.
+        None if rustix::fs::statfs(place)
+            .is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED)) =>
+        {
             Occupant::Dead(entry)
         }
         None => Occupant::Other(entry),

@@ -109,8 +109,11 @@ impl ProcessId {
             return Ok(Watch::Ended);
         };
         match pidfd_open(pid, PidfdFlags::empty()) {
-            // The number may have been given away between the two.
-            Ok(descriptor) if self.is_alive() => Ok(Watch::Descriptor(descriptor)),
+            // The number may have been given away between the two. Of a process that was killed, the
+            // first thread may have ended and others not: then its files are still open.
+            Ok(descriptor) if stat(self.pid).is_some_and(|s| s.start_time == self.start_time) => {
+                Ok(Watch::Descriptor(descriptor))
+            }
             Ok(_) | Err(Errno::SRCH) => Ok(Watch::Ended),
             Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => Ok(Watch::AskAgain),
             Err(error) => {
@@ -205,7 +208,7 @@ pub(super) struct Stat {
     state: u8,
     pub(super) parent: i32,
     pub(super) group: i32,
-    session: i32,
+    pub(super) session: i32,
     terminal: i32,
     start_time: u64,
 }

@@ -19,6 +19,9 @@ use crate::error::{Error, Kind, Result};
 /// How long a daemon may take to clear up once its mount is gone; it has nothing left to do then.
 const DAEMON_END: Duration = Duration::from_secs(5);
 
+/// How long the helper of a daemon that was killed may take to end.
+const HELPER_END: Duration = Duration::from_secs(2);
+
 /// How long it may take to say who holds its mount.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -40,6 +43,12 @@ pub enum Unmounted {
 pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     let place = mountpoint::locate(path)?;
     let shown = place.display();
+    // Whoever wants to share the mount has the lock while taking a lease: before, and is counted
+    // here, or after, and finds that it is gone.
+    let lock = match occupant::look(&place)? {
+        Occupant::Alive(..) => Some(PlaceLock::acquire(&place, || ())?),
+        _ => None,
+    };
     let (record, entry) = match occupant::look(&place)? {
         Occupant::Alive(entry, record) => (Some(record), entry),
         Occupant::Other(entry) if occupant::may_touch(&entry) => (None, entry),
@@ -48,13 +57,20 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
                 format!("{shown}: {} is mounted here, not by archfs for you", entry.describe());
             return Err(Error::new(Kind::NotMounted, context));
         }
-        Occupant::Dead(_) => return clear_dead(&place).map(|()| Unmounted::Gone),
+        Occupant::Dead(_) => {
+            drop(lock);
+            return clear_dead(&place).map(|()| Unmounted::Gone);
+        }
         // It is as good as gone.
         Occupant::Leaving(record) => {
             wait_until_cleared(&record);
-            return Ok(Unmounted::Gone);
+            return forget_locked(&place, lock);
         }
         Occupant::Nothing => {
+            // Where it went while the lock was waited for, that is what was asked for.
+            if lock.is_some() {
+                return forget_locked(&place, lock);
+            }
             return Err(Error::new(Kind::NotMounted, format!("{shown}: nothing is mounted here")));
         }
     };
@@ -65,12 +81,22 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     }
     log::info!("{shown}: unmounting {}", entry.describe());
     attach::detach(&place, how)?;
+    if let Some(record) = &record {
+        wait_until_cleared(record);
+    }
+    let gone = forget_locked(&place, lock)?;
     if let Some(record) = record {
-        wait_until_cleared(&record);
         // A daemon whose files are still open goes on serving them; there is nothing to wait for.
         if how == Detach::IfIdle && !record.daemon.wait_for_end(Some(DAEMON_END))? {
             log::warn!("process {} goes on without its mount {shown}", record.daemon.pid());
         }
+    }
+    Ok(gone)
+}
+
+fn forget_locked(place: &Path, lock: Option<PlaceLock>) -> Result<Unmounted> {
+    if let Some(lock) = lock {
+        forget(place, lock)?;
     }
     Ok(Unmounted::Gone)
 }
@@ -127,10 +153,37 @@ fn wait_until_cleared(record: &Record) {
 /// `Io`.
 pub(super) fn clear_dead(place: &Path) -> Result<()> {
     let lock = PlaceLock::acquire(place, || ())?;
+    clear_all_dead(place)?;
+    forget(place, lock)
+}
+
+/// Clears what is left at `place` of a daemon that ended before it served. The caller has let go of
+/// the lock of the place: a helper that the daemon has started may still hold it.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn clear_up(place: &Path) -> Result<()> {
+    let deadline = Instant::now() + HELPER_END;
+    while Instant::now() < deadline {
+        if let Some(lock) = PlaceLock::try_acquire(place)? {
+            clear_all_dead(place)?;
+            return forget(place, lock);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    // Somebody mounts there now, and has cleared what was dead.
+    Ok(())
+}
+
+/// Clears all dead mounts at `place`. Call it with the lock of the place.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn clear_all_dead(place: &Path) -> Result<()> {
     while let Occupant::Dead(entry) = occupant::look(place)? {
         clear(place, &entry)?;
     }
-    forget(place, lock)
+    Ok(())
 }
 
 /// Removes what is left of a place where nothing is mounted any more.

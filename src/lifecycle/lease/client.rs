@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd};
+use rustix::net::sockopt::socket_peercred;
 
 use super::message::{Answer, Request, Status};
 use crate::error::{Error, Kind, Result};
@@ -17,10 +18,15 @@ use crate::lifecycle::process::ProcessId;
 /// unmounting through fusermount.
 const ANSWER: Duration = Duration::from_secs(30);
 
+/// How long it may take to end once it was killed, or has unmounted.
+const DEATH: Duration = Duration::from_secs(5);
+
 /// A connection to a daemon, with or without a lease.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Client {
     stream: BufReader<UnixStream>,
+    /// The process at the other end, where it was there to be seen.
+    daemon: Option<ProcessId>,
 }
 
 /// What became of a mount when a lease on it was given back.
@@ -42,15 +48,14 @@ impl Client {
     pub(in crate::lifecycle) fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .map_err(|error| Error::io(format!("{}: nobody answers", socket.display()), error))?;
-        Self::over(stream)
+        let peer = socket_peercred(&stream).ok();
+        let daemon = peer.and_then(|peer| ProcessId::of(peer.pid.as_raw_nonzero().get()).ok());
+        Ok(Self::over(stream, daemon))
     }
 
-    /// The daemon at the other end of `stream`.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub(in crate::lifecycle) fn over(stream: UnixStream) -> Result<Self> {
-        Ok(Self { stream: BufReader::new(stream) })
+    /// The process `daemon` at the other end of `stream`.
+    pub(in crate::lifecycle) fn over(stream: UnixStream, daemon: Option<ProcessId>) -> Self {
+        Self { stream: BufReader::new(stream), daemon }
     }
 
     /// Takes a lease for as long as this connection is open; `false` where the mount is on its way
@@ -102,15 +107,24 @@ impl Client {
     /// `Io` where the daemon does not answer.
     pub(in crate::lifecycle) fn leave(mut self) -> Result<Left> {
         match self.send(Request::Leave) {
-            Err(error) if is_end(&error) => return Ok(Left::Lost),
+            Err(error) if is_end(&error) => return self.lost(),
             sent => sent?,
         }
         let line = self.line(Some(ANSWER))?;
         Ok(match Answer::decode(&line) {
             Some(Answer::Held | Answer::Lingering) => Left::Stays,
-            _ if line.is_empty() => Left::Lost,
+            _ if line.is_empty() => return self.lost(),
             _ => Left::Gone(line.trim_end().to_owned()),
         })
+    }
+
+    /// A process that is killed closes one file after the other, and its mount looks alive until the
+    /// last; only then can it be cleared.
+    fn lost(self) -> Result<Left> {
+        if let Some(daemon) = self.daemon {
+            daemon.wait_for_end(Some(DEATH))?;
+        }
+        Ok(Left::Lost)
     }
 
     /// Who holds the mount.

@@ -64,7 +64,12 @@ impl MadeDirectory {
                 Err(error) => return Err(failed(error)),
             };
             if is_new {
+                // One that is there already is of a directory that was removed by somebody else,
+                // whose inode number this one has got.
+                file.set_len(0).map_err(failed)?;
                 file.write_all(place.as_os_str().as_bytes()).map_err(failed)?;
+            } else if written_in(&mut file).is_none_or(|made| made != place) {
+                return Ok(None);
             }
             flock(&file, FlockOperation::LockShared).map_err(|error| failed(error.into()))?;
             let made = Self { place: place.to_owned(), file, path, registry };
@@ -78,8 +83,9 @@ impl MadeDirectory {
     pub(in crate::lifecycle) fn existing(place: &Path) -> Option<Self> {
         let registry = Registry::existing()?;
         let path = registry.made_file(place)?;
-        let file = File::open(&path).ok()?;
+        let mut file = File::open(&path).ok()?;
         flock(&file, FlockOperation::LockShared).ok()?;
+        written_in(&mut file).filter(|made| made == place)?;
         let made = Self { place: place.to_owned(), file, path, registry };
         is_named(&made.file, &made.path).then_some(made)
     }
@@ -93,9 +99,7 @@ impl MadeDirectory {
                 let path = registry.folder.join(format!("{name}.made"));
                 let mut file = File::open(&path).ok()?;
                 flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-                let mut place = Vec::new();
-                file.read_to_end(&mut place).ok()?;
-                let place = PathBuf::from(std::ffi::OsString::from_vec(place));
+                let place = written_in(&mut file)?;
                 let unused = Self { place: place.clone(), file, path, registry: registry.clone() };
                 let is_there = unused.is_itself();
                 drop(unused);
@@ -128,6 +132,13 @@ impl Drop for MadeDirectory {
         let _ = fs::remove_file(&self.path);
         self.registry.tidy();
     }
+}
+
+/// The directory for which a file was made.
+fn written_in(file: &mut File) -> Option<PathBuf> {
+    let mut place = Vec::new();
+    file.read_to_end(&mut place).ok()?;
+    Some(PathBuf::from(std::ffi::OsString::from_vec(place)))
 }
 
 impl Registry {
@@ -176,6 +187,33 @@ mod tests {
         fs::write(place.join("file"), "").unwrap();
         drop(made);
         assert!(place.is_dir());
+    }
+
+    #[test]
+    fn an_inode_number_that_comes_again_is_another_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let (place, other) = (folder.path().join("place"), folder.path().join("other"));
+        let made = std::mem::ManuallyDrop::new(MadeDirectory::make(&place).unwrap().unwrap());
+        flock(&made.file, FlockOperation::Unlock).unwrap();
+        // The same inode at another place, as if the first was removed.
+        fs::rename(&place, &other).unwrap();
+        assert!(MadeDirectory::make(&other).unwrap().is_none(), "somebody else's");
+        assert!(MadeDirectory::existing(&other).is_none());
+        let cleared = MadeDirectory::clear_unused(&made.registry);
+        assert!(!cleared.contains(&other) && !cleared.contains(&place), "{cleared:?}");
+        assert!(other.is_dir() && !made.path.exists());
+
+        // Left from a directory that was removed before this one was made.
+        fs::create_dir(&place).unwrap();
+        let path = made.registry.made_file(&place).unwrap();
+        fs::remove_dir(&place).unwrap();
+        fs::create_dir_all(&made.registry.folder).unwrap();
+        fs::write(&path, "/elsewhere").unwrap();
+        let again = MadeDirectory::make(&place).unwrap().unwrap();
+        assert_eq!(written_in(&mut File::open(&again.path).unwrap()).unwrap(), place);
+        drop(again);
+        let _ = fs::remove_file(path);
+        assert!(!place.exists());
     }
 
     #[test]

@@ -129,7 +129,8 @@ impl Registry {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        for suffix in ["record", "socket"] {
+        // The record last: once it is gone the place is free, and a socket of this name another's.
+        for suffix in ["socket", "record"] {
             let _ = fs::remove_file(self.registry.file(&self.key, suffix));
         }
         self.registry.tidy();

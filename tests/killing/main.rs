@@ -1,0 +1,195 @@
+//! Kills whatever takes part in a mount, at random moments, and looks at what is left.
+//!
+//! Owns the number of rounds and of places in parallel, and the look at the whole at the end: no
+//! mount, socket, record, directory or process of the test's is left. What one round is stands in
+//! `plan`, how it is played in `round`.
+//!
+//! ARCHFS_KILL_ROUNDS sets how many rounds in all (300), ARCHFS_SEED repeats the choices of an
+//! earlier run; what the processes then do in which order is up to the machine.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod plan;
+mod process;
+mod reader;
+mod round;
+mod table;
+
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Instant, SystemTime};
+
+use plan::{Plan, ROOT};
+use process::Processes;
+use table::Table;
+
+/// Places that are killed at in parallel; most of a round is waiting.
+const PLACES: usize = 6;
+
+/// What all rounds share.
+struct Stage {
+    work: PathBuf,
+    image: PathBuf,
+    source: PathBuf,
+    users: [u32; 2],
+    /// The program, where any user can run it, and this test, which has the readers in it.
+    archfs: PathBuf,
+    reader: PathBuf,
+    processes: Processes,
+}
+
+#[test]
+fn whatever_is_killed_nothing_is_left_and_the_place_can_be_used_again() {
+    if !support::can_mount() {
+        return;
+    }
+    let number = |name: &str| Some(std::env::var(name).ok()?.parse::<u64>().expect(name));
+    let rounds = number("ARCHFS_KILL_ROUNDS").unwrap_or(300);
+    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let seed = number("ARCHFS_SEED").unwrap_or(clock.as_micros() as u64 % 1_000_000_000);
+    say(&format!("killing: {rounds} rounds, ARCHFS_SEED={seed}\n"));
+    let _restore = open_device();
+    let folder = support::work_folder();
+    let stage = stage(folder.path());
+
+    let since = Instant::now();
+    let (next, table, failures) = (AtomicU64::new(0), Mutex::default(), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for worker in 0..PLACES {
+            let (stage, next, table, failures) = (&stage, &next, &table, &failures);
+            scope.spawn(move || {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= rounds {
+                        return;
+                    }
+                    let plan = Plan::draw(seed, number, stage.users);
+                    match round::play(stage, worker, &plan) {
+                        Ok(seen) => Table::add(&mut table.lock().unwrap(), &plan, &seen),
+                        Err(failure) => {
+                            say(&format!("killing: {failure}\n"));
+                            failures.lock().unwrap().push(failure);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let table: Table = table.into_inner().unwrap();
+    say(&format!("{table}{rounds} rounds took {:.0?}\n", since.elapsed()));
+    let mut failures = failures.into_inner().unwrap();
+    failures.extend(what_is_left(&stage));
+    assert!(
+        failures.is_empty(),
+        "ARCHFS_SEED={seed}: {} failures\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+}
+
+/// Not a test: what the readers of a round run, each as a process of its own.
+#[test]
+#[ignore = "the readers of the test above"]
+fn reads() {
+    reader::main();
+}
+
+/// Past the capturing of the test's output, since it is of interest when all goes well, too.
+fn say(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+fn stage(work: &Path) -> Stage {
+    fs::set_permissions(work, Permissions::from_mode(0o755)).unwrap();
+    let source = work.join("source");
+    reader::make_source(&source);
+    let image = support::image::make(work, "image.sqfs", &source, &["-comp", "zstd"]);
+    // What this was built to may lie where only root can go.
+    let (archfs, reader) = (work.join("archfs"), work.join("reader"));
+    fs::copy(env!("CARGO_BIN_EXE_archfs"), &archfs).unwrap();
+    fs::copy(std::env::current_exe().unwrap(), &reader).unwrap();
+    let users = plan::users();
+    for worker in 0..PLACES {
+        for user in [ROOT].into_iter().chain(users) {
+            let parent = work.join(format!("{worker}/{user}"));
+            fs::create_dir_all(&parent).unwrap();
+            chown(&parent, Some(user), Some(user)).unwrap();
+        }
+    }
+    Stage {
+        work: work.to_owned(),
+        image,
+        source,
+        users,
+        archfs,
+        reader,
+        processes: Processes::new(),
+    }
+}
+
+/// Lets ordinary users open the device, as every distribution does; gives it its old mode back.
+fn open_device() -> impl Drop {
+    struct Restore(Permissions);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let _ = fs::set_permissions("/dev/fuse", self.0.clone());
+        }
+    }
+    let restore = Restore(fs::metadata("/dev/fuse").unwrap().permissions());
+    fs::set_permissions("/dev/fuse", Permissions::from_mode(0o666)).unwrap();
+    restore
+}
+
+/// What there is of the test after `archfs gc` as each user.
+fn what_is_left(stage: &Stage) -> Vec<String> {
+    let mut left = Vec::new();
+    for user in [ROOT].into_iter().chain(stage.users) {
+        let output = as_user(user, &[stage.archfs.to_str().unwrap(), "gc"]).output().unwrap();
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            left.push(format!("gc as user {user}: {}: {said}", output.status));
+        }
+        let folder = PathBuf::from(format!("/tmp/archfs-{user}"));
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            // Other tests mount as root, too; the names of files are digests.
+            let text = fs::read(entry.path()).unwrap_or_default();
+            let names = String::from_utf8_lossy(&text).contains(stage.work.to_str().unwrap());
+            if user != ROOT || names {
+                left.push(format!("{}: left", entry.path().display()));
+            }
+        }
+        if user != ROOT && folder.exists() {
+            left.push(format!("{}: left", folder.display()));
+        }
+        for worker in 0..PLACES {
+            let parent = stage.work.join(format!("{worker}/{user}"));
+            for entry in fs::read_dir(parent).unwrap().flatten() {
+                left.push(format!("{}: left", entry.path().display()));
+            }
+        }
+    }
+    left.extend(process::mounts_below(&stage.work).into_iter().map(|line| format!("left: {line}")));
+    let processes = stage.processes.of_test();
+    left.extend(processes.iter().map(|process| format!("left: {}", process.describe())));
+    left
+}
+
+/// The command with these words, run by `user`.
+fn as_user(user: u32, words: &[&str]) -> Command {
+    if user == ROOT {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]);
+        return command;
+    }
+    let mut command = Command::new("setpriv");
+    command.args([format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".into()]);
+    command.args(words);
+    command
+}

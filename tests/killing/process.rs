@@ -1,0 +1,172 @@
+//! The processes of a round, and the mounts of the test, as /proc tells.
+//!
+//! Owns telling them from all others: each has a variable of the test in its environment, which
+//! every process hands down. A signal is sent only to a process that has it.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Mutex;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// The name of the variable.
+pub(crate) const MARK: &str = "ARCHFS_KILLING";
+
+/// What a process is in its round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Daemon,
+    /// The script, or `run`.
+    Holder,
+    Command,
+    Reader,
+    /// `archfs mount`.
+    Launcher,
+    /// `archfs unmount`, fusermount.
+    Helper,
+}
+
+/// A process of the test.
+#[derive(Clone, Debug)]
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    pub(crate) role: Role,
+    /// Which one it takes part with: `a` or `b` of those that share, or what is done afterwards.
+    pub(crate) part: String,
+    mark: String,
+}
+
+/// The look at all processes.
+pub(crate) struct Processes {
+    test: String,
+    /// Those that were there before the test, which need no look.
+    older: Mutex<HashSet<i32>>,
+}
+
+impl Processes {
+    pub(crate) fn new() -> Self {
+        let test = std::process::id().to_string();
+        Self { test, older: Mutex::new(pids().collect()) }
+    }
+
+    /// What stands in the variable.
+    pub(crate) fn mark(&self, round: u64, part: &str) -> String {
+        format!("{}.{round}.{part}", self.test)
+    }
+
+    /// Those of one round that have not ended.
+    pub(crate) fn of_round(&self, round: u64) -> Vec<Process> {
+        self.marked(&format!("{}.{round}.", self.test))
+    }
+
+    /// Those of all rounds.
+    pub(crate) fn of_test(&self) -> Vec<Process> {
+        self.marked(&format!("{}.", self.test))
+    }
+
+    fn marked(&self, start: &str) -> Vec<Process> {
+        let all: HashSet<i32> = pids().collect();
+        let mut older = self.older.lock().unwrap();
+        older.retain(|pid| all.contains(pid));
+        let newer: Vec<i32> = all.difference(&older).copied().collect();
+        drop(older);
+        let found = newer.into_iter().filter_map(|pid| {
+            let mark = mark_of(pid).filter(|mark| mark.starts_with(start))?;
+            let part = mark.rsplit('.').next()?.to_owned();
+            Some(Process { pid, role: role(&command_line(pid)), part, mark })
+        });
+        found.collect()
+    }
+}
+
+impl Process {
+    /// Sends `signal`; tells whether it was there to get it.
+    pub(crate) fn kill(&self, signal: Signal) -> bool {
+        let Some(descriptor) =
+            Pid::from_raw(self.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+        else {
+            return false;
+        };
+        // The descriptor is of whoever has the number now, so this is looked at behind it.
+        mark_of(self.pid).as_ref() == Some(&self.mark)
+            && pidfd_send_signal(descriptor, signal).is_ok()
+    }
+
+    /// All that helps to understand why it is still there.
+    pub(crate) fn describe(&self) -> String {
+        let pid = self.pid;
+        let mut text =
+            format!("process {pid} {:?} {}: {}", self.role, self.part, command_line(pid).join(" "));
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        for task in tasks {
+            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let status = read("status");
+            let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or("");
+            let stack: Vec<_> = read("stack").lines().map(|line| line.trim().to_owned()).collect();
+            text.push_str(&format!(
+                "\n    {} {state} wchan {} {}",
+                read("comm").trim(),
+                read("wchan"),
+                stack.join(" < ")
+            ));
+        }
+        text
+    }
+}
+
+/// What is mounted at or below `folder`, as lines of mountinfo.
+pub(crate) fn mounts_below(folder: &Path) -> Vec<String> {
+    let text = fs::read("/proc/self/mountinfo").unwrap();
+    let text = String::from_utf8_lossy(&text);
+    let is_below = |line: &&str| {
+        line.split(' ').nth(4).is_some_and(|place| Path::new(place).starts_with(folder))
+    };
+    text.lines().filter(is_below).map(str::to_owned).collect()
+}
+
+fn pids() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Nothing for the remains of a process.
+fn mark_of(pid: i32) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let start = format!("{MARK}=");
+    let mut variables = environment.split(|&byte| byte == 0);
+    let found = variables.find_map(|variable| variable.strip_prefix(start.as_bytes()))?;
+    String::from_utf8(found.to_vec()).ok()
+}
+
+fn command_line(pid: i32) -> Vec<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = line.split(|&byte| byte == 0).filter(|word| !word.is_empty());
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
+fn role(words: &[String]) -> Role {
+    let is = |word: &String, name: &str| {
+        Path::new(word).file_name().is_some_and(|found| found.as_bytes() == name.as_bytes())
+    };
+    let [first, rest @ ..] = words else {
+        return Role::Helper;
+    };
+    if rest.iter().any(|word| word.starts_with("--daemon=")) {
+        return Role::Daemon;
+    }
+    if is(first, "reader") {
+        return Role::Reader;
+    }
+    if is(first, "fusermount3") || is(first, "fusermount") {
+        return Role::Helper;
+    }
+    match rest.first() {
+        Some(word) if is(first, "archfs") && word == "mount" => Role::Launcher,
+        Some(word) if is(first, "archfs") && word != "run" => Role::Helper,
+        Some(word) if is(first, "bash") && is(word, "command.sh") => Role::Command,
+        // Those that become the script or `run`, too.
+        _ => Role::Holder,
+    }
+}

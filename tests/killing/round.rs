@@ -1,0 +1,514 @@
+//! One round: mount, read, kill, and look at what came of it.
+//!
+//! Owns what has to hold afterwards. Whatever a round that failed leaves is cleared by force, so
+//! that the next one at the place says something of its own.
+//!
+//! What has to hold: all processes end within LIMIT. No reader met a wrong byte. Unless SIGKILL
+//! ended the daemon, the mount goes within AFTER_HOLDERS of the last process that held it, and its
+//! directory with it; so it does where SIGKILL ended only the daemon while `run` or `mount` was
+//! there to see it. The next `run` or `mount` at the place works and reads right, `unmount` and
+//! `gc` clear a dead mount, and nothing is there at the end.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::plan::{Phase, Plan, Then, Variant, Victim};
+use super::process::{MARK, Role, mounts_below};
+use super::{Stage, as_user, reader};
+
+/// What takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(15);
+/// What docs/ARCHITECTURE.md promises.
+const AFTER_HOLDERS: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(8);
+
+/// Starts readers and waits for them: what `run` runs, and most of a script.
+const COMMAND: &str = "\
+for way in $READ_WAYS; do
+    READ_WAY=$way \"$READER\" --exact reads --ignored --nocapture > /dev/null &
+done
+wait
+";
+
+const SCRIPT: &str = "\
+\"$ARCHFS\" mount -q \"$IMAGE\" \"$READ_PLACE\" || exit 9
+. \"$COMMAND\"
+[ \"$UNMOUNTS\" = 0 ] || \"$ARCHFS\" unmount \"$READ_PLACE\"
+";
+
+/// The status of a script whose mount failed.
+const NOT_MOUNTED: i32 = 9;
+
+/// Hides fusermount from what it runs.
+const WITHOUT_HELPER: &str = "\
+for folder in /usr/bin /bin /usr/local/bin /usr/sbin; do
+    for name in fusermount3 fusermount; do
+        [ ! -e $folder/$name ] || mount --bind /dev/null $folder/$name || exit 1
+    done
+done
+exec \"$@\"
+";
+
+/// What came of a round.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// How many processes got the signal.
+    pub(crate) hits: usize,
+    /// Whether something was read before the end.
+    pub(crate) was_read: bool,
+    /// Whether the mount was dead when all had ended.
+    pub(crate) dead: bool,
+    pub(crate) reads: u64,
+    pub(crate) errors: u64,
+    /// How long it was still mounted after the last process that held it.
+    pub(crate) mounted_for: Option<Duration>,
+    pub(crate) ended_after: Duration,
+}
+
+/// Plays `plan` at a place of `worker`.
+pub(crate) fn play(stage: &Stage, worker: usize, plan: &Plan) -> Result<Seen, String> {
+    let folder = stage.work.join(format!("{worker}/round-{}", plan.number));
+    let place = stage.work.join(format!("{worker}/{}/mount", plan.user));
+    for part in ["a", "b", "then"] {
+        let results = folder.join(part);
+        fs::create_dir_all(&results).unwrap();
+        fs::set_permissions(&results, Permissions::from_mode(0o777)).unwrap();
+    }
+    fs::write(folder.join("command.sh"), COMMAND).unwrap();
+    fs::write(folder.join("script.sh"), SCRIPT).unwrap();
+    let round = Round { stage, plan, folder, place };
+    let mut seen = Seen::default();
+    let mut holders = Vec::new();
+    let outcome = round.play(&mut holders, &mut seen).map_err(|why| {
+        let said = fs::read_to_string(round.folder.join("said")).unwrap_or_default();
+        let left: Vec<_> =
+            round.processes().iter().map(super::process::Process::describe).collect();
+        let mounts = mounts_below(&round.place);
+        format!("{why}\n  {plan:?}\n  {seen:?}\n  said:\n{said}  left: {left:#?}\n  {mounts:?}")
+    });
+    if outcome.is_err() {
+        round.clear_by_force();
+    }
+    for mut holder in holders {
+        let _ = holder.wait();
+    }
+    let _ = fs::remove_dir_all(&round.folder);
+    outcome.map(|()| seen)
+}
+
+struct Round<'a> {
+    stage: &'a Stage,
+    plan: &'a Plan,
+    folder: PathBuf,
+    place: PathBuf,
+}
+
+/// What the signal has hit.
+#[derive(Default)]
+struct Hits {
+    count: usize,
+    /// Whether it ended what serves or makes the mount before that could do anything.
+    hard: bool,
+    command: bool,
+}
+
+impl Round<'_> {
+    fn play(&self, holders: &mut Vec<Child>, seen: &mut Seen) -> Result<(), String> {
+        let plan = self.plan;
+        let is_shared = plan.variant == Variant::Shared;
+        holders.push(self.start("a", plan.by_run[0]));
+        if is_shared {
+            holders.push(self.start("b", plan.by_run[1]));
+        }
+        if plan.phase != Phase::Mount {
+            self.wait_until_read("a", &mut holders[0])?;
+        }
+        if plan.phase == Phase::Unmount {
+            self.stop("a");
+        }
+        // The moment is what the test is about.
+        sleep(plan.delay);
+        let hits = self.kill();
+        seen.hits = hits.count;
+        if plan.phase != Phase::Unmount {
+            sleep(Duration::from_millis(plan.seed % 50));
+            self.stop("a");
+        }
+        if is_shared {
+            self.look_at_the_other(&mut holders[1])?;
+        }
+        if plan.then == Then::RunAtOnce {
+            self.run_again()?;
+        }
+        self.wait_for_the_end(seen)?;
+        let ended: Vec<ExitStatus> =
+            holders.iter_mut().map(|child| child.wait().unwrap()).collect();
+        self.look_at_results(seen, &ended, &hits)?;
+        self.look_at_the_place(seen, &ended, &hits)?;
+        self.use_it_again()?;
+        match self.what_is_there() {
+            Some(left) => Err(format!("at the end of the round there is {left}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts a process that holds the mount, and readers.
+    fn start(&self, part: &str, by_run: bool) -> Child {
+        let plan = self.plan;
+        let ways = reader::WAYS.iter().cycle().skip(plan.seed as usize % 3);
+        let ways: Vec<&str> = ways.copied().take(plan.readers as usize).collect();
+        let script = self.folder.join("script.sh");
+        let command = self.folder.join("command.sh");
+        let mut child = if by_run {
+            self.archfs_run(&["bash", command.to_str().unwrap()])
+        } else {
+            self.command(&["bash", script.to_str().unwrap()])
+        };
+        self.prepare(&mut child, part);
+        child.env("READ_WAYS", ways.join(" ")).env("COMMAND", command);
+        child.env("UNMOUNTS", if plan.unmounts { "1" } else { "0" });
+        child.spawn().unwrap()
+    }
+
+    /// `archfs run` of a command at the place.
+    fn archfs_run(&self, words: &[&str]) -> Command {
+        let [image, place] = [&self.stage.image, &self.place].map(|path| path.to_str().unwrap());
+        let mut run = vec![self.stage.archfs.to_str().unwrap(), "run", "-v"];
+        run.extend((self.plan.variant == Variant::RunPrivately).then_some("--private"));
+        run.extend([image, place, "--"]);
+        run.extend(words);
+        self.command(&run)
+    }
+
+    /// A command of the round's user.
+    fn command(&self, words: &[&str]) -> Command {
+        let command = as_user(self.plan.user, words);
+        if self.plan.variant != Variant::RunInNamespace {
+            return command;
+        }
+        let mut hidden = Command::new("unshare");
+        hidden.args(["--mount", "sh", "-c", WITHOUT_HELPER, "sh"]);
+        hidden.arg(command.get_program()).args(command.get_args());
+        hidden
+    }
+
+    fn prepare(&self, command: &mut Command, part: &str) {
+        let said = File::options().create(true).append(true).open(self.folder.join("said"));
+        command.current_dir(&self.stage.work);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said.unwrap());
+        for name in ["SLURM_TASK_PID", "SLURM_JOB_ID", "SLURM_STEP_ID"] {
+            command.env_remove(name);
+        }
+        command.env(MARK, self.stage.processes.mark(self.plan.number, part));
+        command.env("ARCHFS", &self.stage.archfs).env("IMAGE", &self.stage.image);
+        command.env("READER", &self.stage.reader).env("READ_PLACE", &self.place);
+        command.env("READ_SOURCE", &self.stage.source).env("READ_RESULTS", self.folder.join(part));
+        command.env("READ_PART", part).env("READ_SEED", self.plan.seed.to_string());
+    }
+
+    fn processes(&self) -> Vec<super::process::Process> {
+        self.stage.processes.of_round(self.plan.number)
+    }
+
+    /// Whether a reader of `part` has made a result of that kind.
+    fn has(&self, part: &str, kind: &str) -> bool {
+        !self.results(part, kind).is_empty()
+    }
+
+    fn results(&self, part: &str, kind: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.join(part)).unwrap().flatten();
+        let of_kind = entries
+            .filter(|entry| entry.file_name().to_string_lossy().split('.').next() == Some(kind));
+        of_kind.map(|entry| fs::read_to_string(entry.path()).unwrap_or_default()).collect()
+    }
+
+    fn wait_until_read(&self, part: &str, holder: &mut Child) -> Result<(), String> {
+        self.wait_until(&format!("something is read by {part}"), || {
+            // One that could not mount is told of later.
+            self.has(part, "begun") || holder.try_wait().unwrap().is_some()
+        })
+    }
+
+    fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) -> Result<(), String> {
+        let deadline = Instant::now() + LIMIT;
+        while !condition() {
+            if Instant::now() >= deadline {
+                return Err(format!("HANGS: waited {LIMIT:?} until {what}"));
+            }
+            sleep(LOOK_AGAIN);
+        }
+        Ok(())
+    }
+
+    fn stop(&self, part: &str) {
+        File::create(self.folder.join(part).join("stop")).unwrap();
+    }
+
+    fn kill(&self) -> Hits {
+        let plan = self.plan;
+        let is_victim = |role: Role| match plan.victim {
+            Victim::Daemon => role == Role::Daemon,
+            Victim::Holder => role == Role::Holder,
+            Victim::Command if plan.by_run[0] => role == Role::Command,
+            Victim::Command => role == Role::Reader,
+            Victim::Launcher => role == Role::Launcher,
+            Victim::All => true,
+        };
+        let mut hits = Hits::default();
+        for process in self.processes() {
+            let is_theirs = plan.variant == Variant::Shared && process.part != "a";
+            if is_theirs || !is_victim(process.role) || !process.kill(plan.signal) {
+                continue;
+            }
+            hits.count += 1;
+            hits.command |= process.role == Role::Command;
+            hits.hard |= match process.role {
+                Role::Daemon => plan.signal == Signal::KILL,
+                // One that has mounted and not yet handed over leaves a mount that nobody knows of.
+                Role::Helper => true,
+                _ => false,
+            };
+        }
+        hits
+    }
+
+    /// The one who shares the mount with those who were killed must not notice.
+    fn look_at_the_other(&self, holder: &mut Child) -> Result<(), String> {
+        self.wait_until_read("b", holder)?;
+        self.wait_until("those who were killed have ended", || {
+            let processes = self.processes();
+            !processes.iter().any(|other| other.part == "a" && other.role != Role::Daemon)
+        })?;
+        sleep(Duration::from_millis(50));
+        self.stop("b");
+        self.wait_until("the other has ended", || holder.try_wait().unwrap().is_some())?;
+        let status = holder.wait().unwrap();
+        let told = self.results("b", "ended");
+        if !status.success() || told.len() as u64 != self.plan.readers {
+            return Err(format!("the other ended with {status}, its readers with {told:?}"));
+        }
+        match told.iter().find(|text| !text.contains(" errors 0 ") || text.starts_with("reads 0 "))
+        {
+            Some(text) => Err(format!("a reader of the other met errors: {text}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until no process of the round is left, and how long it stays mounted meanwhile.
+    fn wait_for_the_end(&self, seen: &mut Seen) -> Result<(), String> {
+        let is_private = self.plan.is_private();
+        let since = Instant::now();
+        let (mut without_holder, mut mounted) = (None, None);
+        loop {
+            let processes = self.processes();
+            let holds = |role: Role| matches!(role, Role::Holder | Role::Launcher | Role::Command);
+            let is_held = processes.iter().any(|process| match process.role {
+                // What is in the namespace keeps it.
+                Role::Reader => is_private,
+                role => holds(role),
+            });
+            let is_mounted = match is_private {
+                true => processes.iter().any(|process| process.role == Role::Daemon),
+                false => !mounts_below(&self.place).is_empty(),
+            };
+            let now = Instant::now();
+            if is_held {
+                without_holder = None;
+            } else {
+                without_holder.get_or_insert(now);
+            }
+            if is_mounted {
+                mounted = Some(now);
+            }
+            if processes.is_empty() {
+                break;
+            }
+            if since.elapsed() > LIMIT {
+                return Err(format!("HANGS: not all processes have ended within {LIMIT:?}"));
+            }
+            sleep(LOOK_AGAIN);
+        }
+        seen.ended_after = since.elapsed();
+        seen.dead = !mounts_below(&self.place).is_empty();
+        if !seen.dead
+            && let (Some(start), Some(end)) = (without_holder, mounted)
+        {
+            seen.mounted_for = Some(end.saturating_duration_since(start));
+        }
+        Ok(())
+    }
+
+    fn look_at_results(
+        &self,
+        seen: &mut Seen,
+        ended: &[ExitStatus],
+        hits: &Hits,
+    ) -> Result<(), String> {
+        let plan = self.plan;
+        for part in ["a", "b", "then"] {
+            if let Some(wrong) = self.results(part, "wrong").first() {
+                return Err(format!("WRONG BYTES: {wrong}"));
+            }
+            for told in self.results(part, "ended") {
+                let mut numbers = told.split(' ').filter_map(|word| word.parse::<u64>().ok());
+                seen.reads += numbers.next().unwrap_or_default();
+                seen.errors += numbers.next().unwrap_or_default();
+            }
+        }
+        seen.was_read = self.has("a", "begun");
+        let said = fs::read_to_string(self.folder.join("said")).unwrap_or_default();
+        if seen.was_read
+            && plan.variant == Variant::RunInNamespace
+            && !said.contains("mounting where only the command sees it")
+        {
+            return Err("fusermount was not hidden".into());
+        }
+        if said.contains("panicked") {
+            return Err("a panic".into());
+        }
+        // `run` tells what became of its command, whatever else goes on.
+        let status = ended[0];
+        if hits.command
+            && (plan.victim, plan.phase, plan.signal)
+                == (Victim::Command, Phase::Read, Signal::KILL)
+            && status.code() != Some(137)
+        {
+            return Err(format!("COMMAND was killed, and run ended with {status}"));
+        }
+        if hits.count == 0 && !status.success() {
+            return Err(format!("nobody was killed, and it ended with {status}"));
+        }
+        Ok(())
+    }
+
+    /// When all have ended.
+    fn look_at_the_place(
+        &self,
+        seen: &Seen,
+        ended: &[ExitStatus],
+        hits: &Hits,
+    ) -> Result<(), String> {
+        let plan = self.plan;
+        // Somebody was there to see the daemon's end, and to clear up behind it.
+        let was_seen = plan.victim == Victim::Daemon
+            && ended[0].signal().is_none()
+            && (plan.by_run[0] || ended[0].code() == Some(NOT_MOUNTED));
+        let may_be_left = hits.hard && !was_seen && plan.then != Then::RunAtOnce;
+        if let Some(left) = self.what_is_there().filter(|_| !may_be_left) {
+            return Err(format!("when all had ended there was {left}"));
+        }
+        match seen.mounted_for {
+            Some(time) if time > AFTER_HOLDERS && !hits.hard && plan.then != Then::RunAtOnce => {
+                Err(format!("mounted for {time:?} after the last holder had ended"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn use_it_again(&self) -> Result<(), String> {
+        if self.plan.is_private() {
+            return if self.plan.then == Then::RunAtOnce { Ok(()) } else { self.run_again() };
+        }
+        let place = self.place.to_str().unwrap();
+        let image = self.stage.image.to_str().unwrap();
+        let dead = !mounts_below(&self.place).is_empty();
+        match self.plan.then {
+            Then::RunAtOnce => return Ok(()),
+            Then::Mount => {}
+            Then::Unmount => {
+                let expected = if dead { 0 } else { 5 };
+                self.archfs(&["unmount", place], expected)?;
+                if !mounts_below(&self.place).is_empty() {
+                    return Err("unmount left it mounted".into());
+                }
+            }
+            Then::Collect => {
+                self.archfs(&["gc"], 0)?;
+                if let Some(left) = self.what_is_there() {
+                    return Err(format!("after gc there is {left}"));
+                }
+            }
+        }
+        self.archfs(&["mount", "--keep", "-q", image, place], 0)?;
+        let reader = self.reading_once();
+        let words: Vec<&str> = reader.iter().map(String::as_str).collect();
+        self.finish("reading again", self.command(&words), 0)?;
+        self.archfs(&["unmount", place], 0)
+    }
+
+    fn run_again(&self) -> Result<(), String> {
+        let reader = self.reading_once();
+        let words: Vec<&str> = reader.iter().map(String::as_str).collect();
+        self.finish("run, again", self.archfs_run(&words), 0)
+    }
+
+    fn archfs(&self, words: &[&str], expected: i32) -> Result<(), String> {
+        let mut all = vec![self.stage.archfs.to_str().unwrap()];
+        all.extend(words);
+        self.finish(words[0], self.command(&all), expected)
+    }
+
+    fn reading_once(&self) -> Vec<String> {
+        let reader = self.stage.reader.to_str().unwrap();
+        let once = format!("READ_WAY={}", reader::ONCE);
+        let words = ["env", &once, reader, "--exact", "reads", "--ignored", "--nocapture"];
+        words.map(str::to_owned).to_vec()
+    }
+
+    /// Runs to its end, which is that status.
+    fn finish(&self, what: &str, mut command: Command, expected: i32) -> Result<(), String> {
+        self.prepare(&mut command, "then");
+        let mut child = command.spawn().unwrap();
+        let since = Instant::now();
+        let ended =
+            self.wait_until(&format!("{what} has ended"), || child.try_wait().unwrap().is_some());
+        if let Err(hang) = ended {
+            let left: Vec<_> = self.processes().iter().map(|left| left.describe()).collect();
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("{hang}\n{}", left.join("\n")));
+        }
+        let status = child.wait().unwrap();
+        if status.code() == Some(expected) {
+            return Ok(());
+        }
+        Err(format!(
+            "{what} ended with {status} instead of {expected}, after {:?}",
+            since.elapsed()
+        ))
+    }
+
+    /// A mount or a directory at the place. What is mounted is not looked at, which might hang.
+    fn what_is_there(&self) -> Option<String> {
+        if let Some(line) = mounts_below(&self.place).first() {
+            return Some(line.clone());
+        }
+        fs::symlink_metadata(&self.place).is_ok().then(|| "its directory".to_owned())
+    }
+
+    fn clear_by_force(&self) {
+        for _ in 0..200 {
+            let processes = self.processes();
+            for process in &processes {
+                process.kill(Signal::KILL);
+            }
+            if processes.is_empty() {
+                break;
+            }
+            sleep(LOOK_AGAIN);
+        }
+        while !mounts_below(&self.place).is_empty() && unmount_by_force(&self.place) {}
+        let _ = fs::remove_dir(&self.place);
+    }
+}
+
+fn unmount_by_force(place: &Path) -> bool {
+    Command::new("umount").arg("-l").arg(place).status().is_ok_and(|status| status.success())
+}
