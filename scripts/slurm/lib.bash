@@ -26,7 +26,8 @@ set_up() {
     # What runs in a job while files are there: reads, keeps a file open as programs do, and ends.
     cat > "$ARCHFS_TEST_FOLDER/work" << 'END'
 #!/bin/bash
-# work HOW: ends, fails, waits, or has its job ended by scancel or kill (SIGKILL to all of it).
+# work HOW: ends, fails, waits; has its job ended by scancel, or by scancel --signal=KILL --full (kill);
+# or all of its processes killed at once (killed), as when a job's memory runs out.
 cmp -s "$place/data" "$ARCHFS_TEST_FOLDER/source/data" || exit 98
 exec 9< "$place/data"
 : > "$case/started"
@@ -38,6 +39,14 @@ case $1 in
     fails) exit 3 ;;
     scancel) scancel "$job" & ;;
     kill) scancel --signal=KILL --full "$job" & ;;
+    killed)
+        for process in /proc/[0-9]*; do
+            if grep -qzxs "SLURM_JOB_ID=$SLURM_JOB_ID" "$process/environ"; then
+                processes+=("${process#/proc/}")
+            fi
+        done 2> /dev/null
+        kill -KILL "${processes[@]}"
+        ;;
 esac
 exec sleep 600
 END
