@@ -81,7 +81,6 @@ job_script() {
             echo 'trap '\''archfs unmount --lazy "$place"'\'' EXIT'
             echo "$work"
             ;;
-        run) echo "archfs run -q $what -- $work" ;;
         exec-run) echo "exec archfs run -q $what -- $work" ;;
         srun-run) echo "srun --overlap --ntasks=1 archfs run -q $what -- $work" ;;
         step)
@@ -90,7 +89,7 @@ job_script() {
             echo 'archfs wait --timeout 60s "$place" || exit 97'
             echo "$work"
             ;;
-        private) echo "archfs run --private -q $what -- $work" ;;
+        private) echo "exec archfs run --private -q $what -- $work" ;;
     esac
 }
 
