@@ -88,6 +88,8 @@ job_script() {
             # shellcheck disable=SC2016
             echo 'archfs wait --timeout 60s "$place" || exit 97'
             echo "$work"
+            # shellcheck disable=SC2016
+            echo 'status=$?; archfs unmount "$place"; wait; exit $status'
             ;;
         private) echo "exec archfs run --private -q $what -- $work" ;;
     esac
