@@ -89,7 +89,7 @@ job_script() {
             echo 'archfs wait --timeout 60s "$place" || exit 97'
             echo "$work"
             # shellcheck disable=SC2016
-            echo 'status=$?; archfs unmount "$place"; wait; exit $status'
+            echo 'status=$?; archfs unmount --lazy "$place"; wait; exit $status'
             ;;
         private) echo "exec archfs run --private -q $what -- $work" ;;
     esac
