@@ -105,11 +105,19 @@ fn tell((mountpoint, archives): (&PathBuf, &[PathBuf]), mounted: Mounted, holder
             term::tell(&format!("sharing {what} at {place} (process {daemon}) {holder}"));
         }
     }
-    if mounted == Mounted::New && in_srun_step() {
+    if mounted != Mounted::New {
+        return;
+    }
+    if in_srun_step() {
         term::tell(
             "started inside an srun step: Slurm ends the daemon with this step, and may leave a dead mount; \
              `srun archfs run` or a step of its own with --foreground does not (docs/SLURM.md)",
         );
+    } else if let Some(job) = lifecycle::killed_with() {
+        term::tell(&format!(
+            "{job}: Slurm kills the daemon at its end, and may leave a dead mount, which the next one clears; \
+             `exec archfs run`, or `archfs unmount` in a trap, leaves none (docs/SLURM.md)"
+        ));
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::batch::Group;
 use super::lease::Client;
 use super::mountinfo::MountEntry;
 use super::mountpoint::taken;
@@ -24,6 +25,9 @@ use crate::vfs::ViewOptions;
 
 /// How long a mount that is on its way out may take until its place is free.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a daemon may take to say whether it is kept.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// How often it is looked whether it is.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -52,7 +56,8 @@ pub(super) fn enter(place: &Path, plan: &MountPlan) -> Result<Entrance> {
             Occupant::Other(entry) => return Err(taken(place, &entry)),
             Occupant::Alive(entry, record) => {
                 check_same(place, &entry, &record, plan)?;
-                if let Some(client) = take_lease(place)? {
+                if let Some(mut client) = take_lease(place)? {
+                    check_lasts(place, &record, &mut client)?;
                     return Ok(Entrance::Shared(client, record));
                 }
             }
@@ -100,6 +105,26 @@ fn check_same(place: &Path, entry: &MountEntry, record: &Record, plan: &MountPla
         ));
     }
     Err(taken(place, entry))
+}
+
+/// A daemon that a batch system kills with another job, or with a step that may end first, would
+/// take its mount away while this process still reads. One that is kept, such as a mount step of
+/// its own, is meant to outlast the steps of its job.
+fn check_lasts(place: &Path, record: &Record, client: &mut Client) -> Result<()> {
+    let own = Group::own();
+    let Some(group) = Group::of(record.daemon.pid()) else {
+        return Ok(());
+    };
+    if !group.may_end_before(own.as_ref())
+        || (group.is_of_the_job_of(own.as_ref()) && client.status(ANSWER)?.kept)
+    {
+        return Ok(());
+    }
+    let context =
+        format!("{}: what is mounted here ends with {}", place.display(), group.describe());
+    Err(Error::new(Kind::Busy, context).with_hint(
+        "mount at a place of this job's own, such as one with $SLURM_JOB_ID in it, or use `archfs run --private`",
+    ))
 }
 
 /// The archives of `plan` by paths that mean the same everywhere.

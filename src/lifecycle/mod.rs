@@ -10,6 +10,7 @@ use crate::log::Verbosity;
 use crate::vfs::ViewOptions;
 
 mod attach;
+mod batch;
 mod child;
 mod clone;
 mod daemon;
@@ -41,6 +42,7 @@ mod unmount;
 mod wait;
 
 pub use attach::Detach;
+pub use batch::killed_with;
 pub use child::{Outcome, Privacy, run};
 pub use daemon::{announce, serve_in_background, serve_in_foreground};
 pub use gc::{Cleared, gc};
