@@ -41,13 +41,18 @@ pub fn mount(
         }
         launched.hand_over(connection)?;
         return match launched.wait_until_ready()? {
-            Ok(client) => hold_for(client, holder).map(|()| Ok(Mounted::New)),
+            Ok(mut client) => hold_for(&mut client, holder).map(|()| Ok(Mounted::New)),
             Err(status) => Ok(Err(status)),
         };
     }
     match obtain(plan, arguments)? {
-        Ok((client, shared)) => {
-            hold_for(client, holder)?;
+        Ok((mut client, shared)) => {
+            if let Err(error) = hold_for(&mut client, holder) {
+                // A daemon that was killed leaves its mount.
+                let _ = client.leave();
+                unmount::clear_up(&mountpoint::locate(&plan.mountpoint)?)?;
+                return Err(error);
+            }
             let shared = shared.map(|record| record.daemon.pid());
             Ok(Ok(shared.map_or(Mounted::New, Mounted::Shared)))
         }
@@ -77,7 +82,7 @@ pub(super) fn obtain(
     Ok(started?.map(|client| (client, None)))
 }
 
-fn hold_for(mut client: Client, holder: Holder) -> Result<()> {
+fn hold_for(client: &mut Client, holder: Holder) -> Result<()> {
     match holder {
         Holder::Process(process) => client.watch(process),
         Holder::Nobody(_) => client.keep(),

@@ -33,8 +33,26 @@ pub(super) enum Occupant {
 /// # Errors
 /// `Io` where /proc can not be read.
 pub(super) fn look(place: &Path) -> Result<Occupant> {
-    // An automount trigger is replaced when the directory is entered; all else is in the way.
-    let entry = mountinfo::topmost(place)?.filter(|entry| entry.kind != "autofs");
+    loop {
+        let occupant = look_once(place)?;
+        match &occupant {
+            // It may have been unmounted, and its record removed, between the look at the one and
+            // that at the other.
+            Occupant::Dead(entry) | Occupant::Other(entry)
+                if seen_at(place)?.as_ref() != Some(entry) => {}
+            _ => return Ok(occupant),
+        }
+    }
+}
+
+/// What is mounted at `place`. An automount trigger is replaced when the directory is entered; all
+/// else is in the way.
+fn seen_at(place: &Path) -> Result<Option<MountEntry>> {
+    Ok(mountinfo::topmost(place)?.filter(|entry| entry.kind != "autofs"))
+}
+
+fn look_once(place: &Path) -> Result<Occupant> {
+    let entry = seen_at(place)?;
     let record = Record::read(place);
     let Some(entry) = entry else {
         return Ok(match record {

@@ -81,8 +81,10 @@ pub(crate) struct Plan {
     pub(crate) victim: Victim,
     pub(crate) phase: Phase,
     pub(crate) signal: Signal,
-    /// After the beginning of the phase.
+    /// After the beginning of the phase, or, while it mounts, of the victim.
     pub(crate) delay: Duration,
+    /// When SIGKILL to all follows, as batch systems send it.
+    pub(crate) kill_after: Option<Duration>,
     pub(crate) then: Then,
     pub(crate) readers: u64,
     /// Whether a script unmounts, rather than leave that to its end.
@@ -143,6 +145,8 @@ impl Plan {
                 0 => most,
                 _ => most * most / 60_000,
             }),
+            kill_after: (variant != Variant::Shared && random.below(4) == 0)
+                .then(|| Duration::from_micros(random.below(15_000))),
             then: *random.one_of(&then),
             readers: 2 + random.below(3),
             unmounts: random.below(2) == 0,

@@ -3,7 +3,7 @@
 //! Owns telling them from all others: each has a variable of the test in its environment, which
 //! every process hands down. A signal is sent only to a process that has it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -43,12 +43,15 @@ pub(crate) struct Processes {
     test: String,
     /// Those that were there before the test, which need no look.
     older: Mutex<HashSet<i32>>,
+    /// Those that had the variable when they were last looked at, with their start times. A process
+    /// on its way out has no environment any more, but still its files, locks and mounts.
+    known: Mutex<HashMap<i32, (String, Process)>>,
 }
 
 impl Processes {
     pub(crate) fn new() -> Self {
         let test = std::process::id().to_string();
-        Self { test, older: Mutex::new(pids().collect()) }
+        Self { test, older: Mutex::new(pids().collect()), known: Mutex::default() }
     }
 
     /// What stands in the variable.
@@ -72,12 +75,20 @@ impl Processes {
         older.retain(|pid| all.contains(pid));
         let newer: Vec<i32> = all.difference(&older).copied().collect();
         drop(older);
-        let found = newer.into_iter().filter_map(|pid| {
-            let mark = mark_of(pid).filter(|mark| mark.starts_with(start))?;
-            let part = mark.rsplit('.').next()?.to_owned();
-            Some(Process { pid, role: role(&command_line(pid)), part, mark })
-        });
-        found.collect()
+        let mut known = self.known.lock().unwrap();
+        for pid in newer {
+            let Some(start_time) = start_time(pid) else {
+                continue;
+            };
+            if let Some(mark) = mark_of(pid).filter(|mark| mark.starts_with(&self.test)) {
+                let part = mark.rsplit('.').next().unwrap_or_default().to_owned();
+                let process = Process { pid, role: role(&command_line(pid)), part, mark };
+                known.insert(pid, (start_time, process));
+            }
+        }
+        known.retain(|pid, (began, _)| start_time(*pid).as_ref() == Some(began));
+        let of_those = known.values().filter(|(_, process)| process.mark.starts_with(start));
+        of_those.map(|(_, process)| process.clone()).collect()
     }
 }
 
@@ -131,7 +142,18 @@ fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Nothing for the remains of a process.
+/// Field 22 of /proc/PID/stat; nothing for a process all threads of which have ended.
+fn start_time(pid: i32) -> Option<String> {
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let mut fields = text.rsplit_once(") ")?.1.split(' ');
+    let (state, start_time) = (fields.next()?, fields.nth(18)?.to_owned());
+    let has_ended = matches!(state, "Z" | "X")
+        && fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1;
+    (!has_ended).then_some(start_time)
+}
+
+/// Nothing for what is on its way out.
 fn mark_of(pid: i32) -> Option<String> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     let start = format!("{MARK}=");

@@ -67,7 +67,7 @@ pub(crate) struct Seen {
     pub(crate) dead: bool,
     pub(crate) reads: u64,
     pub(crate) errors: u64,
-    /// How long it was still mounted after the last process that held it.
+    /// How long after the end of the last process that held it it was seen to be gone, at most.
     pub(crate) mounted_for: Option<Duration>,
     pub(crate) ended_after: Duration,
 }
@@ -119,6 +119,13 @@ struct Hits {
     command: bool,
 }
 
+/// Since when it is so, if it is.
+#[derive(Default)]
+struct Watch {
+    without_holder: Option<Instant>,
+    gone: Option<Instant>,
+}
+
 impl Round<'_> {
     fn play(&self, holders: &mut Vec<Child>, seen: &mut Seen) -> Result<(), String> {
         let plan = self.plan;
@@ -133,12 +140,21 @@ impl Round<'_> {
         if plan.phase == Phase::Unmount {
             self.stop("a");
         }
-        // The moment is what the test is about.
-        sleep(plan.delay);
-        let hits = self.kill();
+        self.wait_for_the_moment();
+        let mut hits = Hits::default();
+        self.kill(plan.victim, plan.signal, &mut hits);
         seen.hits = hits.count;
+        if let Some(after) = plan.kill_after {
+            sleep(after);
+            self.kill(Victim::All, Signal::KILL, &mut hits);
+        }
+        let mut watch = Watch::default();
+        let stop = Instant::now() + Duration::from_millis(plan.seed % 50);
+        while plan.phase != Phase::Unmount && Instant::now() < stop {
+            self.look(&mut watch);
+            sleep(LOOK_AGAIN);
+        }
         if plan.phase != Phase::Unmount {
-            sleep(Duration::from_millis(plan.seed % 50));
             self.stop("a");
         }
         if is_shared {
@@ -147,7 +163,7 @@ impl Round<'_> {
         if plan.then == Then::RunAtOnce {
             self.run_again()?;
         }
-        self.wait_for_the_end(seen)?;
+        self.wait_for_the_end(&mut watch, seen)?;
         let ended: Vec<ExitStatus> =
             holders.iter_mut().map(|child| child.wait().unwrap()).collect();
         self.look_at_results(seen, &ended, &hits)?;
@@ -251,9 +267,26 @@ impl Round<'_> {
         File::create(self.folder.join(part).join("stop")).unwrap();
     }
 
-    fn kill(&self) -> Hits {
+    /// The moment is what the test is about. `archfs mount` and a daemon that mounts live so shortly
+    /// that they would hardly be met.
+    fn wait_for_the_moment(&self) {
+        let role = match (self.plan.phase, self.plan.victim) {
+            (Phase::Mount, Victim::Launcher) => Role::Launcher,
+            (Phase::Mount, Victim::Daemon) => Role::Daemon,
+            _ => return sleep(self.plan.delay),
+        };
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < deadline
+            && !self.processes().iter().any(|process| process.role == role)
+        {
+            sleep(Duration::from_micros(200));
+        }
+        sleep(self.plan.delay / 4);
+    }
+
+    fn kill(&self, victim: Victim, signal: Signal, hits: &mut Hits) {
         let plan = self.plan;
-        let is_victim = |role: Role| match plan.victim {
+        let is_victim = |role: Role| match victim {
             Victim::Daemon => role == Role::Daemon,
             Victim::Holder => role == Role::Holder,
             Victim::Command if plan.by_run[0] => role == Role::Command,
@@ -261,22 +294,20 @@ impl Round<'_> {
             Victim::Launcher => role == Role::Launcher,
             Victim::All => true,
         };
-        let mut hits = Hits::default();
         for process in self.processes() {
             let is_theirs = plan.variant == Variant::Shared && process.part != "a";
-            if is_theirs || !is_victim(process.role) || !process.kill(plan.signal) {
+            if is_theirs || !is_victim(process.role) || !process.kill(signal) {
                 continue;
             }
             hits.count += 1;
             hits.command |= process.role == Role::Command;
             hits.hard |= match process.role {
-                Role::Daemon => plan.signal == Signal::KILL,
+                Role::Daemon => signal == Signal::KILL,
                 // One that has mounted and not yet handed over leaves a mount that nobody knows of.
                 Role::Helper => true,
                 _ => false,
             };
         }
-        hits
     }
 
     /// The one who shares the mount with those who were killed must not notice.
@@ -301,35 +332,10 @@ impl Round<'_> {
         }
     }
 
-    /// Waits until no process of the round is left, and how long it stays mounted meanwhile.
-    fn wait_for_the_end(&self, seen: &mut Seen) -> Result<(), String> {
-        let is_private = self.plan.is_private();
+    /// Waits until no process of the round is left.
+    fn wait_for_the_end(&self, watch: &mut Watch, seen: &mut Seen) -> Result<(), String> {
         let since = Instant::now();
-        let (mut without_holder, mut mounted) = (None, None);
-        loop {
-            let processes = self.processes();
-            let holds = |role: Role| matches!(role, Role::Holder | Role::Launcher | Role::Command);
-            let is_held = processes.iter().any(|process| match process.role {
-                // What is in the namespace keeps it.
-                Role::Reader => is_private,
-                role => holds(role),
-            });
-            let is_mounted = match is_private {
-                true => processes.iter().any(|process| process.role == Role::Daemon),
-                false => !mounts_below(&self.place).is_empty(),
-            };
-            let now = Instant::now();
-            if is_held {
-                without_holder = None;
-            } else {
-                without_holder.get_or_insert(now);
-            }
-            if is_mounted {
-                mounted = Some(now);
-            }
-            if processes.is_empty() {
-                break;
-            }
+        while self.look(watch) {
             if since.elapsed() > LIMIT {
                 return Err(format!("HANGS: not all processes have ended within {LIMIT:?}"));
             }
@@ -338,11 +344,36 @@ impl Round<'_> {
         seen.ended_after = since.elapsed();
         seen.dead = !mounts_below(&self.place).is_empty();
         if !seen.dead
-            && let (Some(start), Some(end)) = (without_holder, mounted)
+            && let (Some(start), Some(end)) = (watch.without_holder, watch.gone)
         {
             seen.mounted_for = Some(end.saturating_duration_since(start));
         }
         Ok(())
+    }
+
+    /// Notes since when nobody holds the mount, and since when it is gone; tells whether processes
+    /// of the round are left.
+    fn look(&self, watch: &mut Watch) -> bool {
+        let is_private = self.plan.is_private();
+        let processes = self.processes();
+        let is_held = processes.iter().any(|process| match process.role {
+            Role::Holder | Role::Launcher | Role::Command => true,
+            // What is in the namespace keeps it.
+            Role::Reader => is_private,
+            Role::Daemon | Role::Helper => false,
+        });
+        let is_mounted = match is_private {
+            true => processes.iter().any(|process| process.role == Role::Daemon),
+            false => !mounts_below(&self.place).is_empty(),
+        };
+        let now = Instant::now();
+        for (is, since) in [(!is_held, &mut watch.without_holder), (!is_mounted, &mut watch.gone)] {
+            match is {
+                true => drop(since.get_or_insert(now)),
+                false => *since = None,
+            }
+        }
+        !processes.is_empty()
     }
 
     fn look_at_results(
@@ -378,6 +409,7 @@ impl Round<'_> {
         if hits.command
             && (plan.victim, plan.phase, plan.signal)
                 == (Victim::Command, Phase::Read, Signal::KILL)
+            && plan.kill_after.is_none()
             && status.code() != Some(137)
         {
             return Err(format!("COMMAND was killed, and run ended with {status}"));
@@ -398,6 +430,7 @@ impl Round<'_> {
         let plan = self.plan;
         // Somebody was there to see the daemon's end, and to clear up behind it.
         let was_seen = plan.victim == Victim::Daemon
+            && plan.kill_after.is_none()
             && ended[0].signal().is_none()
             && (plan.by_run[0] || ended[0].code() == Some(NOT_MOUNTED));
         let may_be_left = hits.hard && !was_seen && plan.then != Then::RunAtOnce;

@@ -56,12 +56,12 @@ impl fmt::Display for Table {
         writeln!(
             f,
             "variant         rounds  hit  read from  dead mounts    reads  errors  \
-             longest mounted after the last holder  until all ended"
+             gone after the last holder within  all ended within"
         )?;
         for (variant, row) in &self.variants {
             writeln!(
                 f,
-                "{:<16}{:>6}{:>5}{:>11}{:>13}{:>9}{:>8}{:>36} ms{:>14} ms",
+                "{:<16}{:>6}{:>5}{:>11}{:>13}{:>9}{:>8}{:>32} ms{:>15} ms",
                 format!("{variant:?}"),
                 row.rounds,
                 row.hits,

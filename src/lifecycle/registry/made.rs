@@ -8,6 +8,10 @@
 //! named by its device and inode number, on which whoever uses it holds a shared lock. The last
 //! one, which gets the lock for itself alone, removes both. A directory whose users were all killed
 //! is thereby taken over by the next mount on it, or cleared by `gc`.
+//!
+//! The number is known only once the directory is there, and whoever makes it may be killed in
+//! between. So that a directory is to be made is written down before, under the key of the place;
+//! whoever finds that note, with the lock of the place, finishes what was begun.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
@@ -18,8 +22,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::Registry;
 use super::lock::is_named;
+use super::{Key, PlaceLock, Registry};
 use crate::error::{Error, Result};
 
 /// The use of a directory that archfs made. Dropping it removes the directory with its last use.
@@ -39,12 +43,27 @@ impl MadeDirectory {
     /// # Errors
     /// `Io`, also where the parent is missing.
     pub(in crate::lifecycle) fn make(place: &Path) -> Result<Option<Self>> {
+        let registry = Registry::open()?;
+        let note = registry.note(place);
+        let made = Self::make_noted(place, &note);
+        let _ = fs::remove_file(note);
+        made
+    }
+
+    fn make_noted(place: &Path, note: &Path) -> Result<Option<Self>> {
         let failed = |error| Error::io(format!("{}: can not make", place.display()), error);
         loop {
             let registry = Registry::open()?;
+            if fs::symlink_metadata(place).is_err() {
+                let mut options = File::options();
+                let opened = options.create(true).write(true).truncate(true).mode(0o600).open(note);
+                opened
+                    .and_then(|mut file| file.write_all(place.as_os_str().as_bytes()))
+                    .map_err(failed)?;
+            }
             let is_new = match DirBuilder::new().mode(0o700).create(place) {
                 Ok(()) => true,
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => was_begun(place, note),
                 Err(error) => return Err(failed(error)),
             };
             let Some(path) = registry.made_file(place) else {
@@ -82,6 +101,9 @@ impl MadeDirectory {
     /// The use of the directory `place` where archfs made it.
     pub(in crate::lifecycle) fn existing(place: &Path) -> Option<Self> {
         let registry = Registry::existing()?;
+        if was_begun(place, &registry.note(place)) {
+            return Self::make(place).ok()?;
+        }
         let path = registry.made_file(place)?;
         let mut file = File::open(&path).ok()?;
         flock(&file, FlockOperation::LockShared).ok()?;
@@ -92,8 +114,9 @@ impl MadeDirectory {
 
     /// Removes all directories that archfs made and nobody uses; returns them.
     pub(in crate::lifecycle) fn clear_unused(registry: &Registry) -> Vec<PathBuf> {
+        let begun = Self::clear_begun(registry);
         let names: Vec<_> = registry.names_with(".made").collect();
-        names
+        let unused = names
             .into_iter()
             .filter_map(|name| {
                 let path = registry.folder.join(format!("{name}.made"));
@@ -104,6 +127,27 @@ impl MadeDirectory {
                 let is_there = unused.is_itself();
                 drop(unused);
                 is_there.then_some(place)
+            })
+            .collect::<Vec<_>>();
+        [begun, unused].concat()
+    }
+
+    /// The same for those that were begun to be made and no more.
+    fn clear_begun(registry: &Registry) -> Vec<PathBuf> {
+        let names: Vec<_> = registry.names_with(".making").collect();
+        names
+            .into_iter()
+            .filter_map(|name| {
+                let key = Key(name);
+                let _lock = PlaceLock::try_acquire_key(&key).ok()??;
+                let note = registry.file(&key, "making");
+                let place = written_in(&mut File::open(&note).ok()?)?;
+                let made = was_begun(&place, &note).then(|| Self::make_noted(&place, &note));
+                let _ = fs::remove_file(note);
+                made.map(|made| {
+                    drop(made);
+                    place
+                })
             })
             .collect()
     }
@@ -141,7 +185,27 @@ fn written_in(file: &mut File) -> Option<PathBuf> {
     Some(PathBuf::from(std::ffi::OsString::from_vec(place)))
 }
 
+/// Whether `note` says that the directory `place` was to be made, and it was, at that time.
+fn was_begun(place: &Path, note: &Path) -> bool {
+    let (Ok(mut file), Ok(found)) = (File::open(note), fs::symlink_metadata(place)) else {
+        return false;
+    };
+    let Ok(noted) = file.metadata() else {
+        return false;
+    };
+    // Somebody else's who came later would be younger. Mounting leaves these times alone.
+    found.is_dir()
+        && found.uid() == noted.uid()
+        && found.ctime().abs_diff(noted.mtime()) <= 1
+        && written_in(&mut file).is_some_and(|noted| noted == place)
+}
+
 impl Registry {
+    /// Where it is written down that the directory `place` is about to be made.
+    fn note(&self, place: &Path) -> PathBuf {
+        self.file(&Key::of(place), "making")
+    }
+
     /// The file that stands for the directory at `place`, whoever made it; `None` where there is
     /// no directory.
     fn made_file(&self, place: &Path) -> Option<PathBuf> {
@@ -214,6 +278,39 @@ mod tests {
         drop(again);
         let _ = fs::remove_file(path);
         assert!(!place.exists());
+    }
+
+    #[test]
+    fn what_was_only_begun_is_finished_by_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("place");
+        // Keeps the folder of the registry.
+        let other = MadeDirectory::make(&folder.path().join("other")).unwrap().unwrap();
+        let begin = || {
+            let note = other.registry.note(&place);
+            fs::write(&note, place.as_os_str().as_bytes()).unwrap();
+            fs::create_dir(&place).unwrap();
+            note
+        };
+        let note = begin();
+        let made = MadeDirectory::make(&place).unwrap().unwrap();
+        assert!(!note.exists());
+        drop(made);
+        assert!(!place.exists());
+
+        begin();
+        drop(MadeDirectory::existing(&place).unwrap());
+        assert!(!place.exists() && !note.exists());
+
+        begin();
+        assert!(MadeDirectory::clear_unused(&other.registry).contains(&place));
+        assert!(!place.exists() && !note.exists());
+
+        // Another's, which is there although it was not made.
+        fs::write(&note, "/elsewhere").unwrap();
+        fs::create_dir(&place).unwrap();
+        assert!(MadeDirectory::make(&place).unwrap().is_none());
+        assert!(!note.exists());
     }
 
     #[test]
