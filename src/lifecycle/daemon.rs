@@ -289,14 +289,20 @@ impl Daemon {
 
     fn unmount(&mut self) {
         self.leases.begin_to_end();
-        self.mount.unmount();
+        // Whoever waits for the end, and mounted by himself, has unmounted, too, and may be the last
+        // whom a batch system waits for: nothing may be left to do when he is told.
+        if self.leases.is_awaited() {
+            self.mount.clear_up();
+        } else {
+            self.mount.unmount();
+        }
         self.has_told |= self.leases.close(&self.report.write().summary());
     }
 
     /// The session has ended: nothing is mounted any more, or the kernel gave up.
     fn end(mut self) -> Result<()> {
-        self.unmount();
         self.mount.clear_up();
+        self.unmount();
         self.report.finish(self.has_told);
         let outcome = self.session.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
         outcome.map_err(|error| {

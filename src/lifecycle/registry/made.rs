@@ -25,6 +25,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::lock::is_named;
 use super::{Key, PlaceLock, Registry};
 use crate::error::{Error, Result};
+use crate::lifecycle::mountinfo;
 
 /// The use of a directory that archfs made. Dropping it removes the directory with its last use.
 #[derive(Debug)]
@@ -160,7 +161,10 @@ impl MadeDirectory {
 
 impl Drop for MadeDirectory {
     fn drop(&mut self) {
-        if flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        // What is mounted there hides the directory, so one could not tell whether it is the one; a
+        // dead mount, say, which is cleared at another time.
+        let is_hidden = !matches!(mountinfo::topmost(&self.place), Ok(None));
+        if is_hidden || flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return;
         }
         if self.is_itself()
