@@ -5,8 +5,8 @@
 //! Invariant: the helper gets no descriptor but that socket and the lock of the place, and what it
 //! says becomes the error.
 //!
-//! The helper outlives a daemon that is killed meanwhile, and a moment later mounts, finds nobody to
-//! hand the mount to, and unmounts what is there. Until then nobody else may mount.
+//! The helper outlives a daemon that is killed meanwhile, and a moment later mounts, finds nobody
+//! to hand the mount to, and unmounts what is there. Until then nobody else may mount.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -28,8 +28,8 @@ const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 /// Where the helper is looked for besides PATH; batch jobs often start with a short one.
 const FOLDERS: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"];
 
-/// Lets the helper mount at `place`, whose lock it holds as long as it runs; returns the daemon's end
-/// of the connection.
+/// Lets the helper mount at `place`, whose lock it holds as long as it runs; returns the daemon's
+/// end of the connection.
 ///
 /// # Errors
 /// `CannotMount` with what the helper said.

@@ -80,9 +80,9 @@ fn batch_task(pid: i32) -> Option<ProcessId> {
     ProcessId::of(pid).ok()
 }
 
-/// Whether `parent` started this process, and did not only take it over from one that has ended: init
-/// would hold the mount for ever. Whoever starts a process is in its session, unless the process
-/// was made the leader of a new one.
+/// Whether `parent` started this process, and did not only take it over from one that has ended:
+/// init would hold the mount for ever. Whoever starts a process is in its session, unless the
+/// process was made the leader of a new one.
 fn may_have_called(parent: ProcessId) -> bool {
     let own = getpid().as_raw_nonzero().get();
     match (process::stat(own), process::stat(parent.pid())) {

@@ -109,8 +109,8 @@ impl ProcessId {
             return Ok(Watch::Ended);
         };
         match pidfd_open(pid, PidfdFlags::empty()) {
-            // The number may have been given away between the two. Of a process that was killed, the
-            // first thread may have ended and others not: then its files are still open.
+            // The number may have been given away between the two. Of a process that was killed,
+            // the first thread may have ended and others not: then its files are still open.
             Ok(descriptor) if stat(self.pid).is_some_and(|s| s.start_time == self.start_time) => {
                 Ok(Watch::Descriptor(descriptor))
             }

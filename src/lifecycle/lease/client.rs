@@ -118,8 +118,8 @@ impl Client {
         })
     }
 
-    /// A process that is killed closes one file after the other, and its mount looks alive until the
-    /// last; only then can it be cleared.
+    /// A process that is killed closes one file after the other, and its mount looks alive until
+    /// the last; only then can it be cleared.
     fn lost(self) -> Result<Left> {
         if let Some(daemon) = self.daemon {
             daemon.wait_for_end(Some(DEATH))?;
