@@ -10,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod again;
 mod plan;
 mod process;
 mod reader;

@@ -25,7 +25,7 @@ use super::{Stage, as_user, reader};
 
 /// What takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(15);
-/// What docs/ARCHITECTURE.md promises.
+/// A mount goes within that time of its last holder.
 const AFTER_HOLDERS: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(8);
 
@@ -103,11 +103,11 @@ pub(crate) fn play(stage: &Stage, worker: usize, plan: &Plan) -> Result<Seen, St
     outcome.map(|()| seen)
 }
 
-struct Round<'a> {
-    stage: &'a Stage,
-    plan: &'a Plan,
+pub(super) struct Round<'a> {
+    pub(super) stage: &'a Stage,
+    pub(super) plan: &'a Plan,
     folder: PathBuf,
-    place: PathBuf,
+    pub(super) place: PathBuf,
 }
 
 /// What the signal has hit.
@@ -194,7 +194,7 @@ impl Round<'_> {
     }
 
     /// `archfs run` of a command at the place.
-    fn archfs_run(&self, words: &[&str]) -> Command {
+    pub(super) fn archfs_run(&self, words: &[&str]) -> Command {
         let [image, place] = [&self.stage.image, &self.place].map(|path| path.to_str().unwrap());
         let mut run = vec![self.stage.archfs.to_str().unwrap(), "run", "-v"];
         run.extend((self.plan.variant == Variant::RunPrivately).then_some("--private"));
@@ -204,7 +204,7 @@ impl Round<'_> {
     }
 
     /// A command of the round's user.
-    fn command(&self, words: &[&str]) -> Command {
+    pub(super) fn command(&self, words: &[&str]) -> Command {
         let command = as_user(self.plan.user, words);
         if self.plan.variant != Variant::RunInNamespace {
             return command;
@@ -215,7 +215,7 @@ impl Round<'_> {
         hidden
     }
 
-    fn prepare(&self, command: &mut Command, part: &str) {
+    pub(super) fn prepare(&self, command: &mut Command, part: &str) {
         let said = File::options().create(true).append(true).open(self.folder.join("said"));
         command.current_dir(&self.stage.work);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said.unwrap());
@@ -229,7 +229,7 @@ impl Round<'_> {
         command.env("READ_PART", part).env("READ_SEED", self.plan.seed.to_string());
     }
 
-    fn processes(&self) -> Vec<super::process::Process> {
+    pub(super) fn processes(&self) -> Vec<super::process::Process> {
         self.stage.processes.of_round(self.plan.number)
     }
 
@@ -252,7 +252,11 @@ impl Round<'_> {
         })
     }
 
-    fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) -> Result<(), String> {
+    pub(super) fn wait_until(
+        &self,
+        what: &str,
+        mut condition: impl FnMut() -> bool,
+    ) -> Result<(), String> {
         let deadline = Instant::now() + LIMIT;
         while !condition() {
             if Instant::now() >= deadline {
@@ -445,81 +449,8 @@ impl Round<'_> {
         }
     }
 
-    fn use_it_again(&self) -> Result<(), String> {
-        if self.plan.is_private() {
-            return if self.plan.then == Then::RunAtOnce { Ok(()) } else { self.run_again() };
-        }
-        let place = self.place.to_str().unwrap();
-        let image = self.stage.image.to_str().unwrap();
-        let dead = !mounts_below(&self.place).is_empty();
-        match self.plan.then {
-            Then::RunAtOnce => return Ok(()),
-            Then::Mount => {}
-            Then::Unmount => {
-                let expected = if dead { 0 } else { 5 };
-                self.archfs(&["unmount", place], expected)?;
-                if !mounts_below(&self.place).is_empty() {
-                    return Err("unmount left it mounted".into());
-                }
-            }
-            Then::Collect => {
-                self.archfs(&["gc"], 0)?;
-                if let Some(left) = self.what_is_there() {
-                    return Err(format!("after gc there is {left}"));
-                }
-            }
-        }
-        self.archfs(&["mount", "--keep", "-q", image, place], 0)?;
-        let reader = self.reading_once();
-        let words: Vec<&str> = reader.iter().map(String::as_str).collect();
-        self.finish("reading again", self.command(&words), 0)?;
-        self.archfs(&["unmount", place], 0)
-    }
-
-    fn run_again(&self) -> Result<(), String> {
-        let reader = self.reading_once();
-        let words: Vec<&str> = reader.iter().map(String::as_str).collect();
-        self.finish("run, again", self.archfs_run(&words), 0)
-    }
-
-    fn archfs(&self, words: &[&str], expected: i32) -> Result<(), String> {
-        let mut all = vec![self.stage.archfs.to_str().unwrap()];
-        all.extend(words);
-        self.finish(words[0], self.command(&all), expected)
-    }
-
-    fn reading_once(&self) -> Vec<String> {
-        let reader = self.stage.reader.to_str().unwrap();
-        let once = format!("READ_WAY={}", reader::ONCE);
-        let words = ["env", &once, reader, "--exact", "reads", "--ignored", "--nocapture"];
-        words.map(str::to_owned).to_vec()
-    }
-
-    /// Runs to its end, which is that status.
-    fn finish(&self, what: &str, mut command: Command, expected: i32) -> Result<(), String> {
-        self.prepare(&mut command, "then");
-        let mut child = command.spawn().unwrap();
-        let since = Instant::now();
-        let ended =
-            self.wait_until(&format!("{what} has ended"), || child.try_wait().unwrap().is_some());
-        if let Err(hang) = ended {
-            let left: Vec<_> = self.processes().iter().map(|left| left.describe()).collect();
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(format!("{hang}\n{}", left.join("\n")));
-        }
-        let status = child.wait().unwrap();
-        if status.code() == Some(expected) {
-            return Ok(());
-        }
-        Err(format!(
-            "{what} ended with {status} instead of {expected}, after {:?}",
-            since.elapsed()
-        ))
-    }
-
     /// A mount or a directory at the place. What is mounted is not looked at, which might hang.
-    fn what_is_there(&self) -> Option<String> {
+    pub(super) fn what_is_there(&self) -> Option<String> {
         if let Some(line) = mounts_below(&self.place).first() {
             return Some(line.clone());
         }

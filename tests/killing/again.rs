@@ -1,0 +1,86 @@
+//! What is done at the place of a round afterwards, which has to work whatever was killed.
+//!
+//! Owns the next `mount`, `run`, `unmount` and `gc` there; leaves what has to be gone to `round`.
+
+use std::process::Command;
+use std::time::Instant;
+
+use super::plan::Then;
+use super::process::mounts_below;
+use super::reader;
+use super::round::Round;
+
+impl Round<'_> {
+    pub(super) fn use_it_again(&self) -> Result<(), String> {
+        if self.plan.is_private() {
+            return if self.plan.then == Then::RunAtOnce { Ok(()) } else { self.run_again() };
+        }
+        let place = self.place.to_str().unwrap();
+        let image = self.stage.image.to_str().unwrap();
+        let dead = !mounts_below(&self.place).is_empty();
+        match self.plan.then {
+            Then::RunAtOnce => return Ok(()),
+            Then::Mount => {}
+            Then::Unmount => {
+                let expected = if dead { 0 } else { 5 };
+                self.archfs(&["unmount", place], expected)?;
+                if !mounts_below(&self.place).is_empty() {
+                    return Err("unmount left it mounted".into());
+                }
+            }
+            Then::Collect => {
+                self.archfs(&["gc"], 0)?;
+                if let Some(left) = self.what_is_there() {
+                    return Err(format!("after gc there is {left}"));
+                }
+            }
+        }
+        self.archfs(&["mount", "--keep", "-q", image, place], 0)?;
+        let reader = self.reading_once();
+        let words: Vec<&str> = reader.iter().map(String::as_str).collect();
+        self.finish("reading again", self.command(&words), 0)?;
+        self.archfs(&["unmount", place], 0)
+    }
+
+    pub(super) fn run_again(&self) -> Result<(), String> {
+        let reader = self.reading_once();
+        let words: Vec<&str> = reader.iter().map(String::as_str).collect();
+        self.finish("run, again", self.archfs_run(&words), 0)
+    }
+
+    fn archfs(&self, words: &[&str], expected: i32) -> Result<(), String> {
+        let mut all = vec![self.stage.archfs.to_str().unwrap()];
+        all.extend(words);
+        self.finish(words[0], self.command(&all), expected)
+    }
+
+    fn reading_once(&self) -> Vec<String> {
+        let reader = self.stage.reader.to_str().unwrap();
+        let once = format!("READ_WAY={}", reader::ONCE);
+        let words = ["env", &once, reader, "--exact", "reads", "--ignored", "--nocapture"];
+        words.map(str::to_owned).to_vec()
+    }
+
+    /// Runs to its end, which is that status.
+    fn finish(&self, what: &str, mut command: Command, expected: i32) -> Result<(), String> {
+        self.prepare(&mut command, "then");
+        let mut child = command.spawn().unwrap();
+        let since = Instant::now();
+        let ended =
+            self.wait_until(&format!("{what} has ended"), || child.try_wait().unwrap().is_some());
+        if let Err(hang) = ended {
+            let left: Vec<_> = self.processes().iter().map(|left| left.describe()).collect();
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("{hang}\n{}", left.join("\n")));
+        }
+        let status = child.wait().unwrap();
+        if status.code() == Some(expected) {
+            return Ok(());
+        }
+        Err(format!(
+            "{what} ended with {status} instead of {expected}, after {:?}",
+            since.elapsed()
+        ))
+    }
+}
