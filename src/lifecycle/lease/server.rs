@@ -106,6 +106,11 @@ impl Leases {
         self.processes.iter().any(|(_, watch)| watch.descriptor().is_none())
     }
 
+    /// Whether somebody gave back a lease and waits for the end of the mount.
+    pub(in crate::lifecycle) fn is_awaited(&self) -> bool {
+        self.clients.iter().any(|client| client.lease == Lease::Leaving)
+    }
+
     /// No lease is given from now on.
     pub(in crate::lifecycle) fn begin_to_end(&mut self) {
         self.is_ending = true;
