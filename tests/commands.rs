@@ -10,7 +10,7 @@ use rustix::process::{Signal, kill_process};
 
 mod support;
 
-use support::mount::is_mounted;
+use support::mount::{is_mounted, listed};
 use support::stage::{Stage, Talker, has_ended, said, stage, stage_with};
 use support::{image, run, wait_until};
 
@@ -199,6 +199,10 @@ fn a_command_keeps_its_files_when_run_is_killed() {
     let mut run = Talker::start(&mut command(&stage, script));
     assert_eq!(run.line(), "started");
     let daemon = stage.daemon();
+    // The command is told to the daemon just after its start.
+    wait_until("both hold the mount", || {
+        listed(&stage.place).unwrap()["holders"].as_array().unwrap().len() == 2
+    });
     run.signal(Signal::KILL);
     wait_until("run has ended", || run.has_ended());
     run.write("go\n");
