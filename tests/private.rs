@@ -54,7 +54,7 @@ fn only_the_command_sees_a_private_mount() {
 #[test]
 fn a_private_command_gives_its_status_and_failures_are_told_apart() {
     let Some(stage) = stage() else { return };
-    as_both(&stage, 5, |bash, place, who| {
+    as_both(&stage, 1, |bash, place, who| {
         for (script, status) in [
             ("$IMAGE mount -- sh -c 'exit 7'", 7),
             ("$IMAGE mount -- sh -c 'kill -TERM $$'", 143),

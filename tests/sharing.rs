@@ -69,7 +69,7 @@ fn sixty_four_at_once_share_one_mount() {
 fn sixty_four_of_an_ordinary_user_share_one_mount() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
-    let user = User::new(&stage, 2);
+    let user = User::new(&stage, 4);
     for script in [MOUNT, RUN] {
         crowd(&stage.image, &user.place, script, || user.bash(script));
     }
