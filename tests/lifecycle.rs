@@ -4,10 +4,10 @@
 //! exit status; ordinary users. Whatever fails, nothing stays mounted.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -15,82 +15,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 mod support;
 
-use support::mount::{CleanUp, daemon_of, is_mounted, kind_of_mount};
-use support::{archfs, can_mount, image, run, wait_until, work_folder};
-
-/// A small image and a place for its mount, in a folder of their own.
-struct Stage {
-    image: PathBuf,
-    place: PathBuf,
-    // In this order: unmounted first, then removed.
-    _clean_up: CleanUp,
-    work: tempfile::TempDir,
-}
-
-fn stage() -> Option<Stage> {
-    if !can_mount() {
-        return None;
-    }
-    let work = work_folder();
-    let image = image::small(work.path());
-    let place = work.path().join("mount");
-    Some(Stage { image, _clean_up: CleanUp(place.clone()), place, work })
-}
-
-impl Stage {
-    fn mount(&self, options: &[&str]) -> Output {
-        let mut command = archfs();
-        command.arg("mount").args(options).arg(&self.image).arg(&self.place).output().unwrap()
-    }
-
-    fn run(&self, command: &[&str]) -> Output {
-        let mut archfs = archfs();
-        archfs.arg("run").arg(&self.image).arg(&self.place).arg("--").args(command);
-        archfs.output().unwrap()
-    }
-
-    fn is_gone(&self) -> bool {
-        !is_mounted(&self.place) && fs::symlink_metadata(&self.place).is_err()
-    }
-
-    fn assert_readable(&self) {
-        assert_eq!(fs::read_to_string(self.place.join("hello")).unwrap(), "hello, world\n");
-    }
-
-    /// The daemon of the mount, as `archfs list` says.
-    fn daemon(&self) -> Pid {
-        Pid::from_raw(daemon_of(&self.place).expect("a daemon")).unwrap()
-    }
-}
-
-fn has_ended(process: Pid) -> bool {
-    !Path::new(&format!("/proc/{}", process.as_raw_nonzero())).exists()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// A shell that runs what is written to it, like a job script that goes on.
-fn shell(work: &Path) -> Child {
-    let mut shell = Command::new("bash");
-    shell.current_dir(work).stdin(Stdio::piped()).stdout(Stdio::piped());
-    shell.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env_remove("SLURM_TASK_PID");
-    shell.spawn().unwrap()
-}
-
-/// Lets the shell run a line, and returns what it prints last.
-fn tell(shell: &mut Child, line: &str) -> String {
-    writeln!(shell.stdin.as_mut().unwrap(), "{line}; echo done $?").unwrap();
-    let mut answer = String::new();
-    let stdout = shell.stdout.as_mut().unwrap();
-    let mut byte = [0];
-    while !answer.ends_with('\n') {
-        stdout.read_exact(&mut byte).unwrap();
-        answer.push(byte[0].into());
-    }
-    answer
-}
+use support::mount::{CleanUp, is_mounted, kind_of_mount};
+use support::stage::{has_ended, said, shell, stage, tell};
+use support::user::OpenDevice;
+use support::{archfs, image, run, wait_until};
 
 #[test]
 fn a_mount_in_a_script_goes_when_the_script_ends() {
@@ -513,14 +441,11 @@ fn what_goes_wrong_later_is_written_to_the_log() {
     assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
-/// An ordinary user mounts through fusermount. /dev/fuse is given the mode that every distribution
-/// gives it, and its old one back.
+/// An ordinary user mounts through fusermount.
 #[test]
 fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
     let Some(stage) = stage() else { return };
-    let device = fs::metadata("/dev/fuse").unwrap().permissions();
-    fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
-    let _restore = Restore(device);
+    let _device = OpenDevice::new();
     let home = stage.work.path().join("home");
     fs::create_dir(&home).unwrap();
     for folder in [stage.work.path(), &home] {
@@ -581,13 +506,5 @@ fn without_the_device_it_says_what_to_do() {
         assert_eq!(output.status.code(), Some(code), "{hide}: {}", said(&output));
         assert!(said(&output).contains("hint: "), "{}", said(&output));
         assert!(stage.is_gone(), "{hide}");
-    }
-}
-
-struct Restore(fs::Permissions);
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        let _ = fs::set_permissions("/dev/fuse", self.0.clone());
     }
 }

@@ -2,10 +2,9 @@
 //!
 //! Owns signals before anything is mounted; those to a mount are in `lifecycle.rs`.
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::fs;
+use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -13,29 +12,9 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 mod support;
 
 use support::mount::is_mounted;
+use support::stage::processes_about;
+use support::tar::slow_archive;
 use support::{archfs, can_mount, run, wait_until, work_folder};
-
-/// A tar.gz that takes seconds to open: one member of so many times 256 MiB of zeros.
-fn slow_archive(folder: &Path, times: usize) -> PathBuf {
-    let path = folder.join("slow.tar.gz");
-    let script = "cd \"$1\"; truncate -s $((268435456 * $2)) zeros; tar -cf - zeros | head -c 512 | gzip > head.gz; \
-                  head -c 268435456 /dev/zero | gzip -1 > piece.gz; rm zeros";
-    run(Command::new("sh").args(["-c", script, "sh"]).arg(folder).arg(times.to_string()));
-    let mut out = File::create(&path).unwrap();
-    out.write_all(&fs::read(folder.join("head.gz")).unwrap()).unwrap();
-    let piece = fs::read(folder.join("piece.gz")).unwrap();
-    for _ in 0..times {
-        out.write_all(&piece).unwrap();
-    }
-    path
-}
-
-/// Processes whose command line has `word` in it.
-fn processes_about(word: &str) -> usize {
-    let entries = fs::read_dir("/proc").unwrap();
-    let lines = entries.filter_map(|entry| fs::read(entry.unwrap().path().join("cmdline")).ok());
-    lines.filter(|line| String::from_utf8_lossy(line).contains(word)).count()
-}
 
 fn pid(child: &Child) -> Pid {
     Pid::from_child(child)
@@ -69,7 +48,7 @@ fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
             for to_group in [false, true] {
                 let mut child = mount(word).spawn().unwrap();
                 let expected = if word == "index" { 1 } else { 2 };
-                wait_until("it is at work", || processes_about(&name) == expected);
+                wait_until("it is at work", || processes_about(&[&name]).len() == expected);
                 let what = format!("{word} {signal:?}");
                 match to_group {
                     // As Ctrl-C in a terminal does.
@@ -84,7 +63,9 @@ fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
                 if !to_group {
                     assert_eq!(status.signal(), Some(signal.as_raw()), "{what}: {status}");
                 }
-                wait_until(&format!("{what}: nobody is left"), || processes_about(&name) == 0);
+                wait_until(&format!("{what}: nobody is left"), || {
+                    processes_about(&[&name]).is_empty()
+                });
                 assert!(!is_mounted(&place) && !place.exists(), "{what}");
             }
         }

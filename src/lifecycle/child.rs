@@ -6,8 +6,9 @@
 //! Invariant: the mount is gone when `run` returns, whatever became of the command, unless others
 //! hold it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -132,9 +133,15 @@ fn mount_privately(
     if let Err(status) = opened? {
         return Ok(Err(status));
     }
-    namespace::enter()?;
     let source = join::real_paths(plan).into_iter().next().unwrap_or_default();
-    let connection = attach::mount_here(place, &source, plan.access)?;
+    let connection =
+        match namespace::enter().and_then(|()| attach::mount_here(place, &source, plan.access)) {
+            Ok(connection) => connection,
+            Err(error) => {
+                launched.give_up();
+                return Err(error);
+            }
+        };
     let served = launched.hand_over(connection).and_then(|()| launched.wait_until_ready());
     let answers = served.and_then(|started| match started {
         Ok(client) => std::fs::symlink_metadata(place).map(|_| Ok(client)).map_err(|error| {
@@ -191,7 +198,7 @@ fn execute(
     let spawned = Command::new(program).args(arguments).env("ARCHFS_MOUNTPOINT", place).spawn();
     let child = match spawned {
         Ok(child) => child,
-        Err(error) if error.kind() == ErrorKind::NotFound => {
+        Err(error) if is_nowhere(&error, program) => {
             log::error!("{shown}: command not found");
             return Ok(Outcome::NotFound);
         }
@@ -230,6 +237,19 @@ fn execute(
         status
     });
     status.map(outcome).map_err(|error| Error::io("can not wait for the command", error.into()))
+}
+
+/// Whether `error` means that there is no such command. A folder of PATH that may not be searched
+/// gives another error (execvp(3)), which is not that of a command found and not executable.
+fn is_nowhere(error: &std::io::Error, program: &OsStr) -> bool {
+    match error.kind() {
+        ErrorKind::NotFound => true,
+        ErrorKind::PermissionDenied if !program.as_bytes().contains(&b'/') => {
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            !std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+        }
+        _ => false,
+    }
 }
 
 /// Waits for the end of `pid`, and buries orphans that were left to this process meanwhile.

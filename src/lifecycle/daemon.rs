@@ -63,9 +63,17 @@ pub fn serve_in_background(
             let lock = launcher.lock(&place)?;
             let mountpoint = Mountpoint::within_namespace(&place)?;
             drop(lock);
-            (Mounted::elsewhere(plan, Some(mountpoint)), launcher.connection()?)
+            let Some(connection) = launcher.connection()? else {
+                return Ok(());
+            };
+            (Mounted::elsewhere(plan, Some(mountpoint)), connection)
         }
-        Way::Handed => (Mounted::elsewhere(plan, None), launcher.connection()?),
+        Way::Handed => {
+            let Some(connection) = launcher.connection()? else {
+                return Ok(());
+            };
+            (Mounted::elsewhere(plan, None), connection)
+        }
     };
     let mut daemon = Daemon::start(plan, archive, mount, connection, (wakes, session_end))?;
     daemon.leases.give_to(launcher.ready()?)?;
@@ -289,12 +297,11 @@ impl Daemon {
 
     fn unmount(&mut self) {
         self.leases.begin_to_end();
-        // Whoever waits for the end, and mounted by himself, has unmounted, too, and may be the last
-        // whom a batch system waits for: nothing may be left to do when he is told.
-        if self.leases.is_awaited() {
+        // Of a private mount only the directory is left, once `run` has detached it and waits for
+        // that. Where `run` was killed, it goes with the last process of the namespace: until then
+        // it is what they find their files below.
+        if self.mount.is_attached() || self.leases.is_awaited() {
             self.mount.clear_up();
-        } else {
-            self.mount.unmount();
         }
         self.has_told |= self.leases.close(&self.report.write().summary());
     }

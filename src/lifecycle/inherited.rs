@@ -9,6 +9,7 @@ use std::fs;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
+use rustix::fs::{FileType, fstat, major, minor};
 use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::error::{Error, Kind, Result};
@@ -19,10 +20,14 @@ pub(super) fn number(path: &Path) -> Option<RawFd> {
     path.to_str()?.strip_prefix("/dev/fd/")?.parse().ok().filter(|number| *number >= 0)
 }
 
-/// A duplicate of the descriptor with that number.
+/// Numbers of the FUSE device, /dev/fuse (Linux, Documentation/admin-guide/devices.txt).
+const DEVICE: (u32, u32) = (10, 229);
+
+/// A duplicate of the connection that is the descriptor with that number.
 ///
 /// # Errors
-/// `NotFound` where it is not open.
+/// `NotFound` where it is not open; `InvalidInput` where it is something else, from which one could
+/// wait for requests for ever.
 pub(super) fn duplicate(number: RawFd) -> Result<OwnedFd> {
     let is_open = fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
     let not_open = || {
@@ -34,7 +39,16 @@ pub(super) fn duplicate(number: RawFd) -> Result<OwnedFd> {
     // SAFETY: it is open, as was just seen, and this process has only its first thread yet, so
     // nobody closes it before it is duplicated.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
-    fcntl_dupfd_cloexec(borrowed, 3).map_err(|_| not_open())
+    let duplicate = fcntl_dupfd_cloexec(borrowed, 3).map_err(|_| not_open())?;
+    let is_device = fstat(&duplicate).is_ok_and(|found| {
+        FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice
+            && (major(found.st_rdev), minor(found.st_rdev)) == DEVICE
+    });
+    if !is_device {
+        let context = format!("/dev/fd/{number}: not a connection to FUSE (/dev/fuse)");
+        return Err(Error::new(Kind::InvalidInput, context));
+    }
+    Ok(duplicate)
 }
 
 /// Closes every descriptor above standard error.

@@ -96,6 +96,12 @@ impl Launched {
         Ok(self.wait_for(READY)?.map(|()| self.client))
     }
 
+    /// Lets go of it and returns when it has ended, and removed what it made.
+    pub(super) fn give_up(mut self) {
+        drop(self.client);
+        let _ = self.process.wait();
+    }
+
     fn wait_for(&mut self, word: &str) -> Result<Started<()>> {
         // Ends with the line, or without one when the process does.
         if self.client.line(None)? == word {
@@ -162,16 +168,15 @@ impl Launcher {
         let _ = setsid();
     }
 
-    /// Asks for a connection to the kernel.
+    /// Asks for a connection to the kernel; `None` where the launcher could not mount, which it
+    /// says.
     ///
     /// # Errors
-    /// `Io`, also where the launcher could not mount, which it has said.
-    pub(super) fn connection(&mut self) -> Result<OwnedFd> {
+    /// `Io`.
+    pub(super) fn connection(&mut self) -> Result<Option<OwnedFd>> {
         let failed = |error: io::Error| Error::io("no mount was handed over", error);
         self.stream.write_all(OPENED.as_bytes()).map_err(failed)?;
-        descriptor::receive(&self.stream)
-            .map_err(|error| failed(error.into()))?
-            .ok_or_else(|| Error::new(Kind::Io, "no mount was handed over"))
+        descriptor::receive(&self.stream).map_err(|error| failed(error.into()))
     }
 
     /// Says that files can be read, and lets go of the terminal and of the lock; returns the

@@ -113,15 +113,13 @@ impl Mounted {
         Ok(())
     }
 
-    /// Unmounts, lazily if somebody uses the mount, and clears up; does nothing the second time.
-    /// What somebody else mounted, that one unmounts; the directory is in use until then.
-    pub(super) fn unmount(&self) {
-        if self.parts.lock().as_ref().is_some_and(|parts| parts.attached.is_some()) {
-            self.clear_up();
-        }
+    /// Whether this process mounted it.
+    pub(super) fn is_attached(&self) -> bool {
+        self.parts.lock().as_ref().is_some_and(|parts| parts.attached.is_some())
     }
 
-    /// Undoes whatever was done and is not undone yet.
+    /// Unmounts, lazily if somebody uses the mount, and undoes whatever else was done; does nothing
+    /// the second time. What somebody else mounted, that one unmounts.
     pub(super) fn clear_up(&self) {
         let Some(Parts { attached, mountpoint, registered }) = self.parts.lock().take() else {
             return;

@@ -85,11 +85,18 @@ pub(super) fn taken(place: &Path, entry: &MountEntry) -> Error {
 /// dead mount, which no system call can look at.
 ///
 /// # Errors
-/// `NotFound` where the parent does not exist; `Usage` for a path that ends in `..`.
+/// `NotFound` where the parent does not exist; `Usage` for the root directory and descriptors.
 pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     let shown = path.display();
     if path == Path::new("/") {
         return Err(Error::new(Kind::Usage, "/: can not mount over the root directory"));
+    }
+    if path.starts_with("/dev/fd") {
+        // Another folder in each process; `mount` has taken the numbers of descriptors before.
+        let context = format!("{shown}: can not be the mount point");
+        return Err(Error::new(Kind::Usage, context).with_hint(
+            "a mount that is handed over is served by: archfs mount ARCHIVE /dev/fd/N",
+        ));
     }
     // Without empty components and a `.` at the end, which would hide a symbolic link.
     let path: PathBuf = path.components().collect();

@@ -12,8 +12,10 @@ pub mod mount;
 pub mod pack;
 pub mod snapshot;
 pub mod source;
+pub mod stage;
 pub mod tar;
 pub mod tree;
+pub mod user;
 
 /// The program under test.
 pub fn archfs() -> Command {

@@ -2,7 +2,9 @@
 //!
 //! Owns the bytes of what no tar writes.
 
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::run;
@@ -11,6 +13,21 @@ use super::run;
 pub fn pack(archive: &Path, folder: &Path) {
     let script = "cd \"$1\" && tar --sort=name --format=gnu --sparse --xattrs -cf \"$2\" *";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(folder).arg(archive));
+}
+
+/// A tar.gz that takes seconds to open: one member of so many times 256 MiB of zeros.
+pub fn slow_archive(folder: &Path, times: usize) -> PathBuf {
+    let path = folder.join("slow.tar.gz");
+    let script = "cd \"$1\"; truncate -s $((268435456 * $2)) zeros; tar -cf - zeros | head -c 512 | gzip > head.gz; \
+                  head -c 268435456 /dev/zero | gzip -1 > piece.gz; rm zeros";
+    run(Command::new("sh").args(["-c", script, "sh"]).arg(folder).arg(times.to_string()));
+    let mut out = File::create(&path).unwrap();
+    out.write_all(&fs::read(folder.join("head.gz")).unwrap()).unwrap();
+    let piece = fs::read(folder.join("piece.gz")).unwrap();
+    for _ in 0..times {
+        out.write_all(&piece).unwrap();
+    }
+    path
 }
 
 /// A tar of regular files.

@@ -27,6 +27,9 @@ pub(in crate::lifecycle) struct Leases {
     processes: Vec<(ProcessId, Watch)>,
     kept: bool,
     is_ending: bool,
+    /// Whether no connection could be taken, for want of descriptors, say. The listener stays
+    /// readable then, and polling for it would never wait.
+    is_full: bool,
 }
 
 #[derive(Debug)]
@@ -101,12 +104,12 @@ impl Leases {
         !self.processes.is_empty() || self.clients.iter().any(|client| client.lease == Lease::Held)
     }
 
-    /// Whether a process has to be asked for, since its end can not be polled for.
+    /// Whether something has to be asked for now and then, since it can not be polled for.
     pub(in crate::lifecycle) fn has_to_ask(&self) -> bool {
-        self.processes.iter().any(|(_, watch)| watch.descriptor().is_none())
+        self.is_full || self.processes.iter().any(|(_, watch)| watch.descriptor().is_none())
     }
 
-    /// Whether somebody who gave back a lease waits for the end of the mount.
+    /// Whether somebody gave back a lease and waits for the end of the mount.
     pub(in crate::lifecycle) fn is_awaited(&self) -> bool {
         self.clients.iter().any(|client| client.lease == Lease::Leaving)
     }
@@ -133,7 +136,8 @@ impl Leases {
 
     /// What to poll for, in an order of its own.
     pub(in crate::lifecycle) fn watched(&self) -> Vec<PollFd<'_>> {
-        let listener = self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN));
+        let listener = self.listener.iter().filter(|_| !self.is_full);
+        let listener = listener.map(|listener| PollFd::new(listener, PollFlags::IN));
         let clients = self.clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN));
         let processes = self.processes.iter().filter_map(|(_, watch)| watch.descriptor());
         listener
@@ -162,7 +166,15 @@ impl Leases {
         let Some(listener) = &self.listener else {
             return;
         };
-        while let Ok((stream, _)) = listener.accept() {
+        loop {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    let is_passing =
+                        matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
+                    return self.is_full = !is_passing;
+                }
+            };
             let peer = socket_peercred(&stream).ok();
             let is_allowed = peer.is_some_and(|peer| peer.uid == geteuid() || peer.uid.is_root());
             if !is_allowed || self.clients.len() >= CLIENTS_MAX {

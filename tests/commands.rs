@@ -1,0 +1,284 @@
+//! The command of `run`: its signals, what it leaves running, and its end however it comes.
+//!
+//! Owns what becomes of processes; what shares and what is private is tested beside this.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::{Signal, kill_process};
+
+mod support;
+
+use support::mount::{is_mounted, listed};
+use support::stage::{Stage, Talker, has_ended, said, stage, stage_with};
+use support::{image, run, wait_until};
+
+/// `archfs run` with a script of bash, which finds the folder above the place as $HERE.
+fn command(stage: &Stage, script: &str) -> Command {
+    let mut command = stage.bash("exec $ARCHFS run $IMAGE mount -- bash -c \"$SCRIPT\"");
+    command.env("SCRIPT", script).env("HERE", stage.work.path());
+    command
+}
+
+fn written(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let Some(stage) = stage() else { return };
+    for (name, signal) in [
+        ("TERM", Signal::TERM),
+        ("INT", Signal::INT),
+        ("HUP", Signal::HUP),
+        ("QUIT", Signal::QUIT),
+        ("USR1", Signal::USR1),
+        ("USR2", Signal::USR2),
+    ] {
+        let script = format!(
+            "trap 'echo got it; exit 9' {name}; echo started; while :; do sleep 0.01; done"
+        );
+        let mut run = Talker::start(&mut command(&stage, &script));
+        assert_eq!(run.line(), "started");
+        stage.assert_readable();
+        run.signal(signal);
+        assert_eq!(run.line(), "got it", "{name}");
+        assert_eq!(run.end(), Some(9), "{name}");
+        assert!(stage.is_gone(), "{name}");
+    }
+    // A command that knows none of them ends by it.
+    let mut run = Talker::start(&mut command(&stage, "echo started; read x"));
+    assert_eq!(run.line(), "started");
+    run.signal(Signal::USR1);
+    wait_until("run has ended", || run.has_ended());
+    assert_eq!(run.end(), Some(128 + 10));
+    assert!(stage.is_gone());
+}
+
+/// Sends lines through a terminal: 20 times Ctrl-C, whose signals the command counts.
+#[test]
+fn an_interrupt_at_a_terminal_reaches_the_command_once() {
+    let Some(stage) = stage() else { return };
+    let counter = "\
+import signal, sys
+count = 0
+def note(*_):
+    global count
+    count += 1
+    print('got', flush=True)
+signal.signal(signal.SIGINT, note)
+print('started', flush=True)
+sys.stdin.readline()
+print('counted', count, flush=True)
+";
+    let script = stage.work.path().join("counter.py");
+    fs::write(&script, counter).unwrap();
+    let mut terminal = Command::new("env");
+    let line = format!(
+        "{} run -q {} {} -- python3 {}",
+        env!("CARGO_BIN_EXE_archfs"),
+        stage.image.display(),
+        stage.place.display(),
+        script.display()
+    );
+    terminal.args(["--default-signal", "script", "-qefc", &line, "/dev/null"]);
+    let mut terminal = Talker::start(&mut terminal);
+    terminal.line_with("started");
+    for _ in 0..20 {
+        terminal.write("\x03");
+        terminal.line_with("got");
+    }
+    terminal.write("\n");
+    let line = terminal.line_with("counted");
+    assert_eq!(line.trim_end(), "counted 20");
+    assert_eq!(terminal.end(), Some(0));
+    assert!(stage.is_gone());
+}
+
+/// An image with a program in it.
+fn with_program(work: &Path) -> std::path::PathBuf {
+    let source = work.join("program-source");
+    fs::create_dir_all(source.join("folder")).unwrap();
+    fs::write(source.join("hello"), "hello, world\n").unwrap();
+    fs::write(source.join("folder/data"), support::source::noise(1, 300_000)).unwrap();
+    fs::copy("/bin/cat", source.join("cat")).unwrap();
+    image::make(work, "program.sqfs", &source, &["-comp", "zstd"])
+}
+
+/// Ways to leave something running that uses the mount until `go` is written to.
+const USES: [(&str, &str); 4] = [
+    ("an open file", "exec 9<mount/folder/data; (read x <go) & exit 3"),
+    ("a working directory", "cd mount/folder; (read x <\"$HERE\"/go) & exit 3"),
+    (
+        "a mapping",
+        "exec python3 -c '
+import mmap, os
+with open(\"mount/folder/data\") as file:
+    data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+if os.fork():
+    os._exit(3)
+open(\"go\").read()
+'",
+    ),
+    (
+        "a program",
+        "mount/cat go & until [ \"$(readlink /proc/$!/exe)\" = \"$HERE\"/mount/cat ]; do :; done; exit 3",
+    ),
+];
+
+#[test]
+fn what_the_command_leaves_keeps_the_mount_as_long_as_it_uses_it() {
+    let Some(stage) = stage_with(with_program) else { return };
+    let go = stage.fifo("go");
+    for (what, script) in USES {
+        let mut run = Talker::complaining(&mut command(&stage, script));
+        let line = run.line_with("the command has ended, waiting for process ");
+        assert!(line.ends_with(" that it left; a signal unmounts"), "{line}");
+        stage.assert_readable();
+        assert!(!run.has_ended(), "{what}");
+        fs::write(&go, "x\n").unwrap();
+        assert_eq!(run.end(), Some(3), "{what}");
+        assert!(stage.is_gone(), "{what}");
+    }
+}
+
+#[test]
+fn a_signal_takes_the_mount_from_what_the_command_left() {
+    let Some(stage) = stage() else { return };
+    let go = stage.fifo("go");
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let script = "exec 9<mount/folder/data; (read x <go; wc -c <&9 >out; mv out done) & exit 3";
+        let mut run = Talker::complaining(&mut command(&stage, script));
+        run.line_with("the command has ended, waiting for process ");
+        let daemon = stage.daemon();
+        run.signal(signal);
+        assert_eq!(run.end(), Some(3));
+        assert!(stage.is_gone(), "at once, under its name");
+        // What is open stays readable.
+        fs::write(&go, "x\n").unwrap();
+        let done = stage.work.path().join("done");
+        wait_until("it has read on", || done.exists());
+        assert_eq!(written(&done), "300000\n");
+        fs::remove_file(done).unwrap();
+        wait_until("the daemon has ended", || has_ended(daemon));
+    }
+}
+
+#[test]
+fn what_does_not_use_the_mount_does_not_keep_it() {
+    let Some(stage) = stage() else { return };
+    let go = stage.fifo("go");
+    let output = run(&mut command(&stage, "(read x <go; echo >done) >/dev/null 2>&1 & exit 0"));
+    assert!(stage.is_gone(), "{}", said(&output));
+    let done = stage.work.path().join("done");
+    assert!(!done.exists());
+    fs::write(&go, "x\n").unwrap();
+    wait_until("it goes on", || done.exists());
+}
+
+#[test]
+fn what_left_the_session_does_not_keep_the_mount_and_can_read_on() {
+    let Some(stage) = stage() else { return };
+    let go = stage.fifo("go");
+    let script = "exec 9<mount/folder/data; \
+                  setsid sh -c 'read x <go; wc -c <&9 >out; mv out done' >/dev/null 2>&1 & exit 0";
+    run(&mut command(&stage, script));
+    assert!(stage.is_gone());
+    fs::write(&go, "x\n").unwrap();
+    let done = stage.work.path().join("done");
+    wait_until("it has read on", || done.exists());
+    assert_eq!(written(&done), "300000\n");
+}
+
+#[test]
+fn a_command_keeps_its_files_when_run_is_killed() {
+    let Some(stage) = stage() else { return };
+    let script = "exec 9<mount/folder/data; echo started; read x; cat mount/hello; wc -c <&9; \
+                  read x; echo last";
+    let mut run = Talker::start(&mut command(&stage, script));
+    assert_eq!(run.line(), "started");
+    let daemon = stage.daemon();
+    // The command is told to the daemon just after its start.
+    wait_until("both hold the mount", || {
+        listed(&stage.place).unwrap()["holders"].as_array().unwrap().len() == 2
+    });
+    run.signal(Signal::KILL);
+    wait_until("run has ended", || run.has_ended());
+    run.write("go\n");
+    assert_eq!(run.line(), "hello, world");
+    assert_eq!(run.line(), "300000");
+    stage.assert_readable();
+    run.write("go\n");
+    assert_eq!(run.line(), "last");
+    wait_until("the mount is gone", || stage.is_gone());
+    wait_until("the daemon has ended", || has_ended(daemon));
+}
+
+#[test]
+fn a_killed_daemon_leaves_a_dead_mount_that_run_clears() {
+    let Some(stage) = stage() else { return };
+    let script = "echo started; read x; cat mount/hello || exit 5";
+    let mut run = Talker::start(&mut command(&stage, script));
+    assert_eq!(run.line(), "started");
+    kill_process(stage.daemon(), Signal::KILL).unwrap();
+    run.write("go\n");
+    assert_eq!(run.end(), Some(5));
+    assert!(stage.is_gone());
+}
+
+/// The children of `parent` that have ended and were not buried.
+fn zombies_of(parent: i32) -> usize {
+    let stats = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let stat = fs::read_to_string(entry.unwrap().path().join("stat")).ok()?;
+        let fields: Vec<String> =
+            stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect();
+        Some((fields[0].clone(), fields[1].parse::<i32>().unwrap()))
+    });
+    stats.filter(|(state, its_parent)| state == "Z" && *its_parent == parent).count()
+}
+
+#[test]
+fn orphans_are_buried() {
+    let Some(stage) = stage() else { return };
+    let script = "for i in $(seq 100); do (true & ) ; done; echo made; read x";
+    let mut run = Talker::start(&mut command(&stage, script));
+    assert_eq!(run.line(), "made");
+    let pid = run.pid().as_raw_nonzero().get();
+    wait_until("no orphan is left unburied", || zombies_of(pid) == 0);
+    run.write("go\n");
+    assert_eq!(run.end(), Some(0));
+}
+
+/// As the workers of a data loader do: they read, and look now and then whether their parent lives.
+#[test]
+fn workers_of_a_killed_command_do_not_hold_up_its_end() {
+    let Some(stage) = stage() else { return };
+    let loader = "\
+import multiprocessing, os, signal
+
+def work(parent, started):
+    count = 0
+    while os.getppid() == parent:
+        with open('mount/folder/data', 'rb') as file:
+            assert len(file.read()) == 300000
+        count += 1
+        if count == 10:
+            started.release()
+
+if __name__ == '__main__':
+    multiprocessing.set_start_method('fork')
+    started = multiprocessing.Semaphore(0)
+    workers = [multiprocessing.Process(target=work, args=(os.getpid(), started), daemon=True)
+               for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        started.acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+";
+    fs::write(stage.work.path().join("loader.py"), loader).unwrap();
+    let output = command(&stage, "exec python3 loader.py").output().unwrap();
+    assert_eq!(output.status.code(), Some(137), "{}", said(&output));
+    assert!(stage.is_gone() && !is_mounted(&stage.place));
+}

@@ -1,0 +1,211 @@
+//! What killed daemons leave, and daemons that do not answer: `list`, `gc`, and who comes next.
+//!
+//! Owns that each user's mounts are touched by that user alone, and live ones by nobody.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::Path;
+use std::process::Output;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+
+mod support;
+
+use support::mount::{is_mounted, listed};
+use support::stage::{Stage, has_ended, said, stage};
+use support::user::{OpenDevice, User};
+use support::{archfs, run, wait_until};
+
+/// What one test leaves dead, `gc` of another would clear.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn wait_until_dead(place: &Path) {
+    wait_until("the mount is dead", || {
+        // stat would be answered from the kernel's cache.
+        rustix::fs::statvfs(place).is_err_and(|error| error == Errno::NOTCONN)
+    });
+}
+
+/// Mounts, and kills the daemon.
+fn leave_dead(stage: &Stage) {
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let daemon = stage.daemon();
+    kill_process(daemon, Signal::KILL).unwrap();
+    wait_until_dead(&stage.place);
+    // While it ends it is still there, and only silent.
+    wait_until("the daemon has ended", || has_ended(daemon));
+}
+
+/// The daemon of the user's mount, as the user's `list` says.
+fn daemon_of(user: &User) -> Pid {
+    let row: serde_json::Value =
+        serde_json::from_str(&out(&user.runs("$ARCHFS list --json"))).unwrap();
+    assert_eq!(row["mountpoint"], user.place.to_str().unwrap());
+    assert_eq!(row["state"], "alive");
+    Pid::from_raw(row["daemon"].as_i64().unwrap().try_into().unwrap()).unwrap()
+}
+
+#[test]
+fn list_tells_a_dead_mount_and_gc_clears_it_with_its_directory() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    for is_there in [false, true] {
+        if is_there {
+            fs::create_dir(&stage.place).unwrap();
+        }
+        leave_dead(&stage);
+        let row = listed(&stage.place).unwrap();
+        assert_eq!((&row["state"], &row["kept"]), (&"dead".into(), &false.into()), "{row}");
+        assert_eq!(row["archives"][0], stage.image.to_str().unwrap());
+        assert!(out(&run(archfs().arg("list"))).contains("; dead\n"));
+        let cleared = said(&run(archfs().arg("gc")));
+        let expected = format!("cleared the dead mount {}", stage.place.display());
+        assert!(cleared.contains(&expected), "{cleared}");
+        assert_eq!((is_mounted(&stage.place), stage.place.exists()), (false, is_there));
+        assert!(listed(&stage.place).is_none());
+    }
+}
+
+#[test]
+fn several_dead_mounts_on_each_other_are_cleared_together() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    leave_dead(&stage);
+    // As fusermount and mount(8) allow it, past archfs.
+    let script = "exec 3<>/dev/fuse; mount -i -t fuse.archfs -o \
+                  ro,fd=3,rootmode=40000,user_id=0,group_id=0 none mount";
+    run(&mut stage.bash(script));
+    run(archfs().args(["gc", "-q"]));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn mount_and_run_clear_a_dead_mount_with_a_note() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    let note = format!("{}: clearing a dead mount of ", stage.place.display());
+    leave_dead(&stage);
+    let output = stage.run(&["cat", stage.place.join("hello").to_str().unwrap()]);
+    assert_eq!(out(&output), "hello, world\n");
+    assert!(said(&output).contains(&note), "{}", said(&output));
+    assert!(stage.is_gone());
+    leave_dead(&stage);
+    let output = stage.bash("$ARCHFS mount $IMAGE mount && cat mount/hello").output().unwrap();
+    assert_eq!(out(&output), "hello, world\n");
+    assert!(said(&output).contains(&note), "{}", said(&output));
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+#[test]
+fn each_user_clears_only_what_is_dead_and_its_own() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let (dead, alive) = (User::new(&stage, 34), User::new(&stage, 38));
+    for user in [&dead, &alive] {
+        let mounted = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
+        assert!(mounted.status.success(), "{}", said(&mounted));
+    }
+    kill_process(daemon_of(&dead), Signal::KILL).unwrap();
+    let state = |user: &User| {
+        let row: serde_json::Value =
+            serde_json::from_str(&out(&user.runs("$ARCHFS list --json"))).unwrap();
+        row["state"].as_str().unwrap().to_owned()
+    };
+    wait_until("the mount is dead", || state(&dead) == "dead");
+    // Neither root nor the other user lists or clears it.
+    let name = dead.place.to_str().unwrap();
+    for output in [run(archfs().args(["list", "--json"])), alive.runs("$ARCHFS list --json")] {
+        assert!(!out(&output).contains(name));
+    }
+    for output in [run(archfs().arg("gc")), alive.runs("$ARCHFS gc")] {
+        assert!(!said(&output).contains(name), "{}", said(&output));
+    }
+    assert!(is_mounted(&dead.place) && state(&dead) == "dead" && dead.registry().exists());
+    let cleared = dead.runs("$ARCHFS gc");
+    assert!(said(&cleared).contains("cleared the dead mount "), "{}", said(&cleared));
+    assert!(!is_mounted(&dead.place) && !dead.place.exists());
+    assert!(!dead.registry().exists(), "nothing else was there");
+
+    // What is alive stays: a mount, one on its way, and what holds it.
+    assert_eq!(out(&alive.runs("$ARCHFS gc && cat mount/hello")), "hello, world\n");
+    assert_eq!(state(&alive), "alive");
+    let unmounted = alive.runs("$ARCHFS unmount mount");
+    assert!(unmounted.status.success(), "{}", said(&unmounted));
+    assert!(!alive.registry().exists());
+}
+
+#[test]
+fn gc_clears_records_of_mounts_that_others_took_away() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 39);
+    let mounted = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    let daemon = daemon_of(&user);
+    kill_process(daemon, Signal::KILL).unwrap();
+    wait_until("the daemon has ended", || has_ended(daemon));
+    run(std::process::Command::new("umount").arg("-l").arg(&user.place));
+    assert!(user.registry().exists() && user.place.exists());
+    let cleared = user.runs("$ARCHFS gc");
+    assert!(cleared.status.success(), "{}", said(&cleared));
+    assert!(!user.registry().exists() && !user.place.exists());
+}
+
+#[test]
+fn gc_leaves_directories_and_files_of_others_alone() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 13);
+    let mounted = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    kill_process(daemon_of(&user), Signal::KILL).unwrap();
+    let clear = "until $ARCHFS list | grep -q dead; do :; done; fusermount3 -u mount; rmdir mount";
+    assert!(user.runs(clear).status.success());
+    // Another directory, with something in it, at the name that archfs made one at.
+    fs::create_dir(&user.place).unwrap();
+    chown(&user.place, Some(user.uid), Some(user.uid)).unwrap();
+    fs::write(user.place.join("precious"), "").unwrap();
+    let cleared = user.runs("$ARCHFS gc");
+    assert!(cleared.status.success(), "{}", said(&cleared));
+    assert!(user.place.join("precious").exists());
+    assert!(!user.registry().exists());
+}
+
+#[test]
+fn a_daemon_that_is_stopped_is_silent_and_holds_nobody_up() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let daemon = stage.daemon();
+    kill_process(daemon, Signal::STOP).unwrap();
+    let before = Instant::now();
+    let row = listed(&stage.place).unwrap();
+    assert_eq!(row["state"], "silent", "{row}");
+    assert_eq!(row["daemon"], daemon.as_raw_nonzero().get(), "{row}");
+    run(archfs().args(["gc", "-q"]));
+    assert!(before.elapsed() < Duration::from_secs(9), "{:?}", before.elapsed());
+    assert!(is_mounted(&stage.place), "it is alive");
+    kill_process(daemon, Signal::CONT).unwrap();
+    stage.assert_readable();
+    assert_eq!(listed(&stage.place).unwrap()["state"], "alive");
+    // Unmounting does not need it.
+    kill_process(daemon, Signal::STOP).unwrap();
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    assert!(!is_mounted(&stage.place));
+    kill_process(daemon, Signal::CONT).unwrap();
+    wait_until("the daemon has ended", || has_ended(daemon));
+    wait_until("the directory is gone", || stage.is_gone());
+}

@@ -1,0 +1,335 @@
+//! Who holds a mount, for how long, and how that is asked for.
+//!
+//! Owns the ends of scripts with children that read on, terminals, the grace, the idle time, and
+//! the socket: who may speak there and what bad manners do.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+mod support;
+
+use support::mount::{is_mounted, listed};
+use support::stage::{Stage, end, has_ended, processes_about, said, shell, stage, tell};
+use support::user::{OpenDevice, User};
+use support::{archfs, run, wait_until};
+
+/// A script that holds the mount.
+fn holder(stage: &Stage, options: &str) -> std::process::Child {
+    let mut script = shell(stage.work.path());
+    let line = format!("$ARCHFS mount -q {options} small.sqfs mount");
+    assert_eq!(tell(&mut script, &line), "done 0\n");
+    script
+}
+
+#[test]
+fn children_that_a_script_leaves_keep_their_files_and_not_the_mount() {
+    let Some(stage) = stage() else { return };
+    let go = stage.fifo("go");
+    let mut script = holder(&stage, "");
+    let left = "exec 9<mount/folder/data; (read x <go; wc -c <&9 >out; mv out done) >/dev/null 2>&1 & \
+                exec 9<&-";
+    assert_eq!(tell(&mut script, left), "done 0\n");
+    let daemon = stage.daemon();
+    end(script);
+    wait_until("the mount is gone", || stage.is_gone());
+    assert!(!has_ended(daemon), "it serves what is open");
+    fs::write(go, "x\n").unwrap();
+    let done = stage.work.path().join("done");
+    wait_until("it has read on", || done.exists());
+    assert_eq!(fs::read_to_string(done).unwrap(), "300000\n");
+    wait_until("the daemon has ended", || has_ended(daemon));
+}
+
+/// Runs a line in the shell of a terminal, which ends then; returns what it said.
+fn at_a_terminal(stage: &Stage, line: &str) -> String {
+    let mut terminal = Command::new("script");
+    // Not its last command, which a shell puts in its own place.
+    terminal.args(["-qefc", &format!("{line}; echo ended"), "/dev/null"]).stdin(Stdio::null());
+    terminal.current_dir(stage.work.path()).env("SHELL", "/bin/bash");
+    terminal.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env_remove("SLURM_TASK_PID");
+    let output = run(&mut terminal);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.trim_end().ends_with("ended"), "{text}");
+    text
+}
+
+#[test]
+fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
+    let Some(stage) = stage() else { return };
+    let text = at_a_terminal(&stage, "$ARCHFS mount small.sqfs mount");
+    assert!(text.contains("until unmount; --until-pid PID to hold as long as a process"), "{text}");
+    let row = listed(&stage.place).unwrap();
+    assert_eq!((&row["kept"], &row["holders"]), (&true.into(), &serde_json::json!([])), "{row}");
+    stage.assert_readable();
+    run(archfs().arg("unmount").arg(&stage.place));
+    assert!(stage.is_gone());
+    // A script that is started there holds for itself, and so does all of a batch job.
+    let text = at_a_terminal(&stage, "bash -c '$ARCHFS mount small.sqfs mount; true'");
+    assert!(text.contains("(bash) ends; --keep to hold until unmount"), "{text}");
+    wait_until("the mount is gone", || stage.is_gone());
+    at_a_terminal(&stage, "export SLURM_JOB_ID=1; $ARCHFS mount small.sqfs mount");
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+#[test]
+fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
+    let Some(stage) = stage() else { return };
+    let script = holder(&stage, "");
+    let daemon = stage.daemon();
+    for signal in [Signal::CONT, Signal::TERM, Signal::CONT] {
+        kill_process(daemon, signal).unwrap();
+    }
+    let until = Instant::now() + Duration::from_millis(700);
+    while Instant::now() < until {
+        stage.assert_readable();
+    }
+    end(script);
+    wait_until("the mount is gone", || stage.is_gone());
+    wait_until("the daemon has ended", || has_ended(daemon));
+}
+
+#[test]
+fn the_grace_ends_a_mount_that_a_script_holds() {
+    let Some(stage) = stage() else { return };
+    let script = holder(&stage, "--grace 1s");
+    let (daemon, before) = (stage.daemon(), Instant::now());
+    let mut file = File::open(stage.place.join("folder/data")).unwrap();
+    kill_process(daemon, Signal::HUP).unwrap();
+    wait_until("the daemon has ended", || has_ended(daemon));
+    assert!(before.elapsed() >= Duration::from_millis(990), "{:?}", before.elapsed());
+    assert!(stage.is_gone());
+    assert!(file.read_to_end(&mut Vec::new()).is_err(), "nobody answers any more");
+    end(script);
+}
+
+#[test]
+fn continuing_a_job_changes_nothing() {
+    let Some(stage) = stage() else { return };
+    let script = holder(&stage, "");
+    let daemon = stage.daemon();
+    for _ in 0..3 {
+        kill_process(daemon, Signal::STOP).unwrap();
+        kill_process(daemon, Signal::CONT).unwrap();
+        stage.assert_readable();
+    }
+    assert_eq!(stage.daemon(), daemon);
+    end(script);
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+#[test]
+fn an_idle_mount_goes_whoever_holds_it() {
+    let Some(stage) = stage() else { return };
+    let script = holder(&stage, "--idle-timeout 1s");
+    wait_until("the mount of a script is gone", || stage.is_gone());
+    end(script);
+    let before = Instant::now();
+    assert!(stage.mount(&["--keep", "-q", "--idle-timeout", "1s"]).status.success());
+    wait_until("a kept mount is gone", || stage.is_gone());
+    assert!(before.elapsed() >= Duration::from_secs(1));
+}
+
+/// While `use_it` does what it does for three idle times, the mount stays; afterwards it goes.
+fn stays_while(stage: &Stage, mut use_it: impl FnMut()) {
+    let until = Instant::now() + Duration::from_millis(3500);
+    while Instant::now() < until {
+        use_it();
+        assert!(is_mounted(&stage.place));
+    }
+}
+
+#[test]
+fn a_mount_in_use_is_not_idle() {
+    let Some(stage) = stage() else { return };
+    let options = ["--keep", "-q", "--idle-timeout", "1s"];
+    assert!(stage.mount(&options).status.success());
+    let file = File::open(stage.place.join("folder/data")).unwrap();
+    stays_while(&stage, std::thread::yield_now);
+    drop(file);
+    wait_until("the mount is gone", || stage.is_gone());
+
+    assert!(stage.mount(&options).status.success());
+    let mut within = Command::new("cat");
+    let within = within.current_dir(&stage.place).stdin(Stdio::piped()).spawn().unwrap();
+    stays_while(&stage, std::thread::yield_now);
+    end(within);
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+/// The kernel has all that is read, and still the daemon hears of it, since what the kernel knows of
+/// names holds for half of the idle time.
+#[test]
+fn a_reader_whom_the_kernel_answers_is_heard_of() {
+    let Some(stage) = stage() else { return };
+    let account = stage.work.path().join("stats.json");
+    let account_option = format!("--stats-json={}", account.display());
+    let options = ["--keep", "-q", "--idle-timeout", "1s", &account_option];
+    assert!(stage.mount(&options).status.success());
+    let mut opened = 0;
+    stays_while(&stage, || {
+        stage.assert_readable();
+        opened += 1;
+    });
+    wait_until("the mount is gone", || stage.is_gone());
+    wait_until("the account is there", || account.exists());
+    let told: serde_json::Value = serde_json::from_slice(&fs::read(account).unwrap()).unwrap();
+    let requests = |name: &str| told["requests"][name].as_u64().unwrap();
+    // A lookup each half second of three and a half, and the file once.
+    assert!(requests("read") <= 2, "{told}");
+    assert!((3..=20).contains(&requests("lookup")), "{told}");
+    assert!(opened > 40, "{opened}");
+}
+
+/// The folder of a user's records and the socket in it, of the only mount.
+fn socket_of(user: &User) -> (PathBuf, PathBuf) {
+    let folder = user.registry();
+    let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let sockets: Vec<_> =
+        names.filter(|path| path.extension() == Some("socket".as_ref())).collect();
+    assert_eq!(sockets.len(), 1, "{sockets:?}");
+    (folder, sockets[0].clone())
+}
+
+/// What the daemon answers to a line; empty if it ends the connection.
+fn ask(socket: &Path, line: &str) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    // It may have closed before it has read all.
+    let _ = stream.write_all(line.as_bytes());
+    let mut answer = String::new();
+    let _ = BufReader::new(stream).read_line(&mut answer);
+    answer
+}
+
+/// Gives a folder back to its user alone.
+struct Closed(PathBuf);
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        let _ = fs::set_permissions(&self.0, fs::Permissions::from_mode(0o700));
+    }
+}
+
+const STATUS: &str = "{\"holders\":[],\"kept\":true}\n";
+
+#[test]
+fn only_the_user_and_root_are_listened_to() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let (user, other) = (User::new(&stage, 4), User::new(&stage, 3));
+    let mounted = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    let (folder, socket) = socket_of(&user);
+    let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&folder), 0o700);
+    for entry in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+        assert_eq!(mode(&entry) & 0o022, 0, "{}", entry.display());
+    }
+    assert_eq!(ask(&socket, "status\n"), STATUS, "root");
+    let asks = format!(
+        "import socket\nit = socket.socket(socket.AF_UNIX)\nit.settimeout(10)\n\
+         it.connect('{}')\nit.sendall(b'status\\n')\nprint(len(it.recv(100)))",
+        socket.display()
+    );
+    fs::write(stage.work.path().join("asks.py"), asks).unwrap();
+    // The daemon's user has a python3 that everybody may run, or none has.
+    let ask_as = |user: &User| user.runs("/usr/bin/python3 ../asks.py 2>&1");
+    let refused = ask_as(&other);
+    assert!(String::from_utf8_lossy(&refused.stdout).contains("PermissionError"), "{refused:?}");
+
+    // Where somebody opened up what keeps others out, the daemon itself does.
+    let _closed = Closed(folder.clone());
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
+    let own = String::from_utf8_lossy(&ask_as(&user).stdout).into_owned();
+    assert_eq!(own, format!("{}\n", STATUS.len()));
+    let foreign = String::from_utf8_lossy(&ask_as(&other).stdout).into_owned();
+    let is_refused =
+        ["ConnectionResetError", "BrokenPipeError"].iter().any(|e| foreign.contains(e));
+    assert!(foreign == "0\n" || is_refused, "{foreign}");
+    // And nothing in it is believed any more, which is told.
+    let told = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
+    assert_eq!(told.status.code(), Some(1), "{}", said(&told));
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+    let unmounted = user.runs("$ARCHFS unmount mount");
+    assert!(unmounted.status.success(), "{}", said(&unmounted));
+    wait_until("nothing is left", || !folder.exists());
+}
+
+#[test]
+fn bad_manners_at_the_socket_disturb_nobody() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 1);
+    let mounted = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    let (_, socket) = socket_of(&user);
+    for line in ["\0\u{1}garbage\n", "hold on\n", "watch 1\n", "watch 0:0 1\n", "\n", "STATUS\n"] {
+        assert_eq!(ask(&socket, line), "", "{line:?}");
+    }
+    assert_eq!(ask(&socket, "watch 2147483647:1\n"), "no process\n");
+    assert_eq!(ask(&socket, "release 2147483647:1\n"), "done\n");
+    // A line without an end, and as many requests as it takes until the answers fit nowhere.
+    assert_eq!(ask(&socket, &"x".repeat(1 << 20)), "");
+    let mut deaf = UnixStream::connect(&socket).unwrap();
+    deaf.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+    let many = "status\n".repeat(1000);
+    assert!((0..10_000).any(|_| deaf.write_all(many.as_bytes()).is_err()), "it is let go of");
+    let one_byte = |byte: u8| {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        stream.write_all(&[byte]).unwrap();
+        stream
+    };
+    let idle: Vec<_> = (0..200).map(|_| one_byte(b's')).collect();
+    let before = Instant::now();
+    assert_eq!(ask(&socket, "status\n"), STATUS);
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
+    assert_eq!(String::from_utf8_lossy(&user.runs("cat mount/hello").stdout), "hello, world\n");
+    drop((idle, deaf));
+    // Leaving without a lease takes nothing from those who hold the mount.
+    assert_eq!(ask(&socket, "leave\n"), "held\n");
+    assert_eq!(ask(&socket, "status\n"), STATUS);
+    let unmounted = user.runs("$ARCHFS unmount mount");
+    assert!(unmounted.status.success(), "{}", said(&unmounted));
+    wait_until("nothing is left", || !user.registry().exists());
+}
+
+/// Seconds of processor time that a process has used, in hundredths.
+fn used_time(process: Pid) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn connections_beyond_the_limit_of_descriptors_wait_and_cost_no_time() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 6);
+    let mounted = user.runs("ulimit -n 64; $ARCHFS mount -q --keep $IMAGE mount");
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    let (_, socket) = socket_of(&user);
+    let daemon = match processes_about(&[user.place.to_str().unwrap(), "--daemon="])[..] {
+        [one] => Pid::from_raw(one).unwrap(),
+        ref several => panic!("{several:?}"),
+    };
+    let many: Vec<_> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    let until = Instant::now() + Duration::from_secs(1);
+    let before = used_time(daemon);
+    while Instant::now() < until {
+        let read = user.runs("cat mount/hello").stdout;
+        assert_eq!(String::from_utf8_lossy(&read), "hello, world\n");
+    }
+    assert!(used_time(daemon) - before < 20, "{} {before}", used_time(daemon));
+    drop(many);
+    assert_eq!(ask(&socket, "status\n"), STATUS);
+    let unmounted = user.runs("$ARCHFS unmount mount");
+    assert!(unmounted.status.success(), "{}", said(&unmounted));
+    wait_until("nothing is left", || !user.registry().exists());
+}

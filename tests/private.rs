@@ -1,0 +1,333 @@
+//! Mounts that only one command sees, and mounts that somebody else made.
+//!
+//! Owns `run --private`, as root and as ordinary users, and mount points such as /dev/fd/3.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+
+mod support;
+
+use support::mount::is_mounted;
+use support::stage::{Stage, Talker, has_ended, processes_about, said, stage};
+use support::user::{OpenDevice, User};
+use support::{archfs, run, wait_until};
+
+const PRIVATE: &str = "exec $ARCHFS run --private -q $IMAGE mount -- ";
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs it as root and as an ordinary user, for whom the place is another.
+fn as_both(stage: &Stage, uid: u32, check: impl Fn(&dyn Fn(&str) -> Command, &Path, &str)) {
+    check(&|script| stage.bash(script), &stage.place, "root");
+    let _device = OpenDevice::new();
+    let user = User::new(stage, uid);
+    check(&|script| user.bash(script), &user.place, "an ordinary user");
+    // Where run was killed, nobody waits for the daemon.
+    wait_until("nothing is left", || !user.registry().exists());
+}
+
+#[test]
+fn only_the_command_sees_a_private_mount() {
+    let Some(stage) = stage() else { return };
+    as_both(&stage, 3, |bash, place, who| {
+        let script = "sh -c 'cat mount/hello; echo x > written; grep -c $PWD/mount.fuse.archfs /proc/mounts; read x'";
+        let mut run = Talker::start(&mut bash(&format!("{PRIVATE}{script}")));
+        assert_eq!(run.line(), "hello, world", "{who}");
+        assert_eq!(run.line(), "1", "{who}");
+        assert!(!is_mounted(place) && place.is_dir(), "{who}: nothing is there for others");
+        assert_eq!(fs::read_dir(place).unwrap().count(), 0, "{who}");
+        assert_eq!(fs::read(place.with_file_name("written")).unwrap(), b"x\n", "{who}");
+        run.write("go\n");
+        assert_eq!(run.end(), Some(0), "{who}");
+        assert!(!place.exists(), "{who}");
+    });
+}
+
+#[test]
+fn a_private_command_gives_its_status_and_failures_are_told_apart() {
+    let Some(stage) = stage() else { return };
+    as_both(&stage, 1, |bash, place, who| {
+        for (script, status) in [
+            ("$IMAGE mount -- sh -c 'exit 7'", 7),
+            ("$IMAGE mount -- sh -c 'kill -TERM $$'", 143),
+            ("$IMAGE mount -- archfs-no-such-command", 127),
+            ("$IMAGE mount -- /etc/passwd", 126),
+            ("/no/such/file mount -- true", 121),
+            ("/etc/passwd mount -- true", 123),
+            ("$IMAGE /no/such/folder/mount -- true", 121),
+            ("$IMAGE ./archfs/mount -- true", 121),
+            ("$IMAGE mount", 122),
+        ] {
+            let output = bash(&format!("exec $ARCHFS run --private {script}")).output().unwrap();
+            assert_eq!(output.status.code(), Some(status), "{who}, {script}: {}", said(&output));
+            assert!(!place.exists(), "{who}, {script}: {}", said(&output));
+        }
+    });
+}
+
+#[test]
+fn a_private_command_keeps_its_user_group_and_rights() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 6);
+    let secret = stage.work.path().join("secret");
+    fs::write(&secret, "of the group\n").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::chown(&secret, Some(0), Some(60)).unwrap();
+    let script = format!(
+        "{PRIVATE}sh -c 'id -u; id -g; grep CapEff /proc/self/status; cat ../secret; cat mount/hello'"
+    );
+    let output = user.bash_in_groups(&script, "--groups=60").output().unwrap();
+    let expected = "6\n6\nCapEff:\t0000000000000000\nof the group\nhello, world\n";
+    assert_eq!(text(&output), expected, "{}", said(&output));
+    let output = user.bash(&format!("{PRIVATE}cat ../secret")).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+
+    // Root stays root.
+    let output =
+        run(&mut stage.bash(&format!("{PRIVATE}grep -E '^(Uid|CapEff)' /proc/self/status")));
+    let plain = run(Command::new("grep").args(["-E", "^(Uid|CapEff)", "/proc/self/status"]));
+    assert_eq!(text(&output), text(&plain));
+}
+
+#[test]
+fn root_without_the_right_to_mount_gets_a_namespace_where_it_has() {
+    let Some(stage) = stage() else { return };
+    let script = format!("setpriv --bounding-set=-sys_admin bash -c '{PRIVATE}cat mount/hello'");
+    let output = stage.bash(&script).output().unwrap();
+    assert_eq!(text(&output), "hello, world\n", "{}", said(&output));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn a_private_mount_covers_a_directory_that_is_there() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 7);
+    // Where fusermount would not let the user mount.
+    let place = stage.work.path().join("theirs");
+    fs::create_dir(&place).unwrap();
+    let script = format!("$ARCHFS run --private -q $IMAGE {0} -- cat {0}/hello", place.display());
+    for mut command in [stage.bash(&script), user.bash(&script)] {
+        let output = command.output().unwrap();
+        assert_eq!(text(&output), "hello, world\n", "{}", said(&output));
+        assert!(place.is_dir() && !is_mounted(&place));
+    }
+}
+
+#[test]
+fn two_private_mounts_at_one_place_do_not_disturb_each_other() {
+    let Some(stage) = stage() else { return };
+    as_both(&stage, 8, |bash, place, who| {
+        let start = || {
+            let script = "sh -c 'cat mount/hello; read x; cat mount/folder/data | wc -c'";
+            let mut run = Talker::start(&mut bash(&format!("{PRIVATE}{script}")));
+            assert_eq!(run.line(), "hello, world", "{who}");
+            run
+        };
+        let finish = |mut run: Talker| {
+            run.write("go\n");
+            assert_eq!(run.line(), "300000", "{who}");
+            assert_eq!(run.end(), Some(0), "{who}");
+        };
+        let (first, second) = (start(), start());
+        finish(first);
+        assert!(place.is_dir(), "{who}: it is in use");
+        let third = start();
+        finish(second);
+        finish(third);
+        assert!(!place.exists(), "{who}");
+    });
+}
+
+#[test]
+fn killed_all_at_once_a_private_mount_leaves_an_empty_directory_at_most() {
+    let Some(stage) = stage() else { return };
+    as_both(&stage, 9, |bash, place, who| {
+        for is_there in [false, true] {
+            if is_there {
+                run(&mut bash("mkdir mount"));
+            }
+            let mut run =
+                Talker::start(&mut bash(&format!("{PRIVATE}sh -c 'echo started; read x'")));
+            assert_eq!(run.line(), "started");
+            let parent = run.pid().as_raw_nonzero().get().to_string();
+            let children = Command::new("pgrep").args(["-P", &parent]).output().unwrap();
+            let pid = |line: &str| Pid::from_raw(line.parse().unwrap()).unwrap();
+            let children: Vec<Pid> = text(&children).lines().map(pid).collect();
+            assert_eq!(children.len(), 2, "the command and the daemon");
+            run.signal(Signal::STOP);
+            for &child in &children {
+                kill_process(child, Signal::KILL).unwrap();
+            }
+            run.signal(Signal::KILL);
+            assert_eq!(run.end(), None);
+            wait_until("all have ended", || children.iter().all(|child| has_ended(*child)));
+            assert!(!is_mounted(place), "{who}");
+            assert_eq!(fs::read_dir(place).unwrap().count(), 0, "{who}");
+            let cleared = support::run(&mut bash("$ARCHFS gc"));
+            let named = said(&cleared).contains(place.to_str().unwrap());
+            assert_eq!((named, place.exists()), (!is_there, is_there), "{who}: {}", said(&cleared));
+        }
+        run(&mut bash("rmdir mount"));
+    });
+}
+
+#[test]
+fn run_killed_alone_leaves_nothing_of_a_private_mount() {
+    let Some(stage) = stage() else { return };
+    as_both(&stage, 10, |bash, place, who| {
+        let script = "sh -c 'echo started; read x; cat mount/hello'";
+        let mut run = Talker::start(&mut bash(&format!("{PRIVATE}{script}")));
+        assert_eq!(run.line(), "started");
+        run.signal(Signal::KILL);
+        wait_until("run has ended", || run.has_ended());
+        run.write("go\n");
+        assert_eq!(run.line(), "hello, world", "{who}: the command keeps its files");
+        wait_until("the directory is gone", || !place.exists());
+    });
+}
+
+#[test]
+fn without_fusermount_run_mounts_privately() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 13);
+    let script = "$ARCHFS run $IMAGE mount -- sh -c 'cat mount/hello; grep -c $PWD/mount.fuse.archfs /proc/mounts'";
+    let mut command = Command::new("unshare");
+    let hide = "cp -a /usr/bin \"$1\"/bin && rm \"$1\"/bin/fusermount* && \
+                mount --bind \"$1\"/bin /usr/bin && shift && exec \"$@\"";
+    command.args(["--mount", "sh", "-c", hide, "sh"]).arg(stage.work.path());
+    let inner = user.bash(script);
+    command.arg(inner.get_program()).args(inner.get_args()).current_dir(&user.home);
+    command.env("ARCHFS", user.home.join("archfs")).env("IMAGE", &stage.image);
+    let output = command.output().unwrap();
+    assert_eq!(text(&output), "hello, world\n1\n", "{}", said(&output));
+    assert!(said(&output).contains("no fusermount3 here"), "{}", said(&output));
+    assert!(!user.place.exists());
+}
+
+/// A user namespace of its own has its own limit on user namespaces.
+#[test]
+fn where_namespaces_are_forbidden_it_says_what_to_ask_for() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 33);
+    let mut command = Command::new("unshare");
+    // The numbers of users are mapped from outside. What is root then gets its rights by exec.
+    let limit = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"";
+    let map = "echo started >&2; read x; exec sh -c \"$LIMIT\" sh \"$@\"";
+    command.args(["--user", "sh", "-c", map, "sh"]).env("LIMIT", limit);
+    let inner = user.bash("$ARCHFS run --private $IMAGE mount -- true");
+    command.arg(inner.get_program()).args(inner.get_args()).current_dir(&user.home);
+    command.env("ARCHFS", user.home.join("archfs")).env("IMAGE", &stage.image);
+    let mut within = Talker::complaining(command.stdin(Stdio::piped()));
+    assert_eq!(within.line(), "started");
+    for map in ["uid_map", "gid_map"] {
+        fs::write(format!("/proc/{}/{map}", within.pid()), "0 0 65536").unwrap();
+    }
+    within.write("go\n");
+    within.line_with("lets you make no namespace to mount in");
+    assert!(within.line().starts_with("hint: ask for fusermount3"));
+    assert_eq!(within.end(), Some(124));
+    assert!(!user.place.exists());
+}
+
+/// Mounts as a container runtime does, and returns the connection.
+fn mounted_by_somebody_else(place: &Path) -> OwnedFd {
+    fs::create_dir(place).unwrap();
+    let device: OwnedFd = File::options().read(true).write(true).open("/dev/fuse").unwrap().into();
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    let options = std::ffi::CString::new(options).unwrap();
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    mount("somebody", place, "fuse", flags, Some(options.as_c_str())).unwrap();
+    device
+}
+
+/// bash with a script that finds the connection as descriptor 3.
+fn with_connection(stage: &Stage, connection: OwnedFd, script: &str) -> Command {
+    let mut command = stage.bash(&format!("exec 3<&0 </dev/null; {script}"));
+    command.stdin(Stdio::from(connection));
+    command
+}
+
+#[test]
+fn the_foreground_serves_a_connection_that_is_handed_over() {
+    let Some(stage) = stage() else { return };
+    // The first is how Apptainer and Singularity call the program of --fusemount.
+    for line in ["mount $IMAGE /dev/fd/3 -f", "mount --foreground $IMAGE /dev/fd/7 7<&3"] {
+        let connection = mounted_by_somebody_else(&stage.place);
+        let line = format!("exec $ARCHFS {line}");
+        // What holds the connection besides is dropped, lest a daemon that fails is never missed.
+        let mut daemon = with_connection(&stage, connection, &line).spawn().unwrap();
+        stage.assert_readable();
+        assert_eq!(fs::read(stage.place.join("folder/data")).unwrap().len(), 300_000);
+        unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
+        assert_eq!(daemon.wait().unwrap().code(), Some(0), "{line}");
+        fs::remove_dir(&stage.place).unwrap();
+    }
+    // A runtime that ends the program, too.
+    let connection = mounted_by_somebody_else(&stage.place);
+    let line = "exec $ARCHFS mount --grace 1s $IMAGE /dev/fd/3 -f";
+    let mut daemon = with_connection(&stage, connection, line).spawn().unwrap();
+    stage.assert_readable();
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
+    unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
+}
+
+#[test]
+fn the_background_serves_a_connection_that_is_handed_over() {
+    let Some(stage) = stage() else { return };
+    let connection = mounted_by_somebody_else(&stage.place);
+    let line = "$ARCHFS mount -q $IMAGE /dev/fd/3 && exec 3<&- && cat mount/hello; exit $?";
+    let output = run(&mut with_connection(&stage, connection, line));
+    assert_eq!(text(&output), "hello, world\n");
+    // Whoever mounted unmounts; the end of the script changes nothing.
+    stage.assert_readable();
+    let image = stage.image.to_str().unwrap();
+    let daemon = match processes_about(&[image, "--daemon="])[..] {
+        [one] => Pid::from_raw(one).unwrap(),
+        ref several => panic!("{several:?}"),
+    };
+    unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
+    wait_until("the daemon has ended", || has_ended(daemon));
+    fs::remove_dir(&stage.place).unwrap();
+}
+
+#[test]
+fn what_is_no_connection_is_refused() {
+    let Some(stage) = stage() else { return };
+    for (line, what) in [
+        ("/dev/fd/99", "no such descriptor"),
+        ("/dev/fd/99 -f", "no such descriptor"),
+        ("/dev/fd/3 -f 3</dev/null", "/dev/fd/3"),
+        ("/dev/fd/3 3</dev/null", "/dev/fd/3"),
+        ("/dev/fd/3 -f 3< <(read x)", "/dev/fd/3"),
+        ("/dev/fd/x", "/dev/fd"),
+        ("/dev/fd/-1", "/dev/fd"),
+        // Opened, but mounted nowhere.
+        ("/dev/fd/3 -f 3<>/dev/fuse", "can not start to serve"),
+        ("/dev/fd/3 3<>/dev/fuse", "can not start to serve"),
+    ] {
+        let script = format!("exec timeout 10 $ARCHFS mount --keep $IMAGE {line}");
+        let script = if line.contains("-f") { script.replace("--keep", "") } else { script };
+        let output = stage.bash(&script).output().unwrap();
+        let status = if what == "/dev/fd" { 2 } else { 1 };
+        assert_eq!(output.status.code(), Some(status), "{line}: {}", said(&output));
+        assert!(said(&output).contains(what), "{line}: {}", said(&output));
+    }
+    let image = stage.image.to_str().unwrap();
+    wait_until("no daemon is left", || processes_about(&[image, "--daemon="]).is_empty());
+    // Nor are there private mounts on descriptors.
+    let output = archfs().arg("run").arg(&stage.image).args(["/dev/fd/99", "--", "true"]).output();
+    assert_eq!(output.unwrap().status.code(), Some(122));
+}

@@ -1,0 +1,381 @@
+//! One mount for all who ask for the same archives at one place.
+//!
+//! Owns who shares, who is refused and with what words, who is the last one out, `unmount` among
+//! several holders, and `wait`.
+
+use std::fs;
+use std::io::{Read, pipe};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process};
+
+mod support;
+
+use support::mount::{is_mounted, listed};
+use support::stage::{
+    Stage, Talker, end, has_ended, processes_about, said, shell, stage, stage_with, tell,
+};
+use support::user::{OpenDevice, User};
+use support::{archfs, run, wait_until};
+
+/// The numbers of the processes that hold the mount, and whether it is kept.
+fn holders(place: &Path) -> (Vec<u64>, bool) {
+    let row = listed(place).expect("a mount");
+    let holders = row["holders"].as_array().unwrap();
+    let pids = holders.iter().map(|holder| holder["pid"].as_u64().unwrap()).collect();
+    (pids, row["kept"].as_bool().unwrap())
+}
+
+/// Starts 64 of `command` at once, whose first line comes when it can read; then lets them end.
+fn crowd(image: &Path, place: &Path, what: &str, mut command: impl FnMut() -> Command) {
+    let (reader, writer) = pipe().unwrap();
+    let start = |_| {
+        let mut command = command();
+        command.stdin(Stdio::from(reader.try_clone().unwrap())).stdout(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let mut crowd: Vec<_> = (0..64).map(start).collect();
+    let expected = "hello, world\n";
+    for member in &mut crowd {
+        let mut line = vec![0; expected.len()];
+        member.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        assert_eq!(line, expected.as_bytes(), "{what}");
+    }
+    let image = image.to_str().unwrap();
+    assert_eq!(processes_about(&[image, "--daemon="]).len(), 1, "{what}: one daemon");
+    drop((reader, writer));
+    for mut member in crowd {
+        assert!(member.wait().unwrap().success(), "{what}");
+    }
+    wait_until("the mount is gone", || !is_mounted(place) && !place.exists());
+    wait_until("the daemon has ended", || processes_about(&[image, "--daemon="]).is_empty());
+}
+
+const MOUNT: &str = "$ARCHFS mount -q $IMAGE mount && cat mount/hello && read x; exit 0";
+const RUN: &str = "$ARCHFS run -q $IMAGE mount -- sh -c 'cat mount/hello; read x; exit 0'";
+
+#[test]
+fn sixty_four_at_once_share_one_mount() {
+    let Some(stage) = stage() else { return };
+    for script in [MOUNT, RUN] {
+        crowd(&stage.image, &stage.place, script, || stage.bash(script));
+    }
+}
+
+#[test]
+fn sixty_four_of_an_ordinary_user_share_one_mount() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 4);
+    for script in [MOUNT, RUN] {
+        crowd(&stage.image, &user.place, script, || user.bash(script));
+    }
+    assert!(!user.registry().exists(), "nothing is left");
+}
+
+#[test]
+fn what_shows_something_else_is_refused_and_told() {
+    let Some(stage) = stage() else { return };
+    let other = stage.work.path().join("other.sqfs");
+    fs::copy(&stage.image, &other).unwrap();
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let refused = |words: &[&str], archive: &Path, status: i32| {
+        let mut command = archfs();
+        command.args(words).arg(archive).arg(&stage.place);
+        if words[0] == "run" {
+            command.args(["--", "true"]);
+        }
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {}", said(&output));
+        stage.assert_readable();
+        said(&output)
+    };
+    for (word, status) in [("mount", 1), ("run", 121)] {
+        let text = refused(&[word], &other, status);
+        assert!(text.contains("small.sqfs (fuse.archfs) is mounted here"), "{text}");
+        let text = refused(&[word, "--subdir", "folder"], &stage.image, status);
+        assert!(text.contains("with other options") && text.contains("--subdir"), "{text}");
+    }
+    let text = refused(&["mount", "--foreground"], &other, 1);
+    assert!(text.contains("small.sqfs (fuse.archfs) is mounted here"), "{text}");
+    // The same bytes under the same name, but another file.
+    fs::rename(&other, &stage.image).unwrap();
+    let text = refused(&["mount"], &stage.image, 1);
+    assert!(text.contains("as it was before it changed"), "{text}");
+}
+
+#[test]
+fn other_ways_to_say_the_same_share() {
+    let Some(stage) = stage() else { return };
+    let work = stage.work.path();
+    symlink("small.sqfs", work.join("link.sqfs")).unwrap();
+    symlink("mount", work.join("link")).unwrap();
+    symlink(".", work.join("here")).unwrap();
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let daemon = stage.daemon();
+    for arguments in [
+        "small.sqfs mount",
+        "./small.sqfs mount/",
+        "link.sqfs mount",
+        "small.sqfs link",
+        "here/link.sqfs here/link/.",
+        "--cache 1M --threads 3 --grace 1s small.sqfs mount",
+        "--until-pid $$ small.sqfs mount",
+        "--keep small.sqfs mount",
+    ] {
+        let output = stage.bash(&format!("$ARCHFS mount {arguments}; exit $?")).output().unwrap();
+        assert!(output.status.success(), "{arguments}: {}", said(&output));
+        assert!(said(&output).contains("archfs: sharing "), "{arguments}: {}", said(&output));
+        assert_eq!(stage.daemon(), daemon);
+    }
+    wait_until("the scripts are forgotten", || holders(&stage.place) == (vec![], true));
+}
+
+#[test]
+fn the_last_script_takes_the_mount_away() {
+    for first in [0, 1] {
+        let Some(stage) = stage() else { return };
+        let mut scripts = [(); 2].map(|()| shell(stage.work.path()));
+        for script in &mut scripts {
+            assert_eq!(tell(script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+        }
+        let mut expected = scripts.each_ref().map(|script| u64::from(script.id()));
+        let [left, right] = scripts;
+        let (leaves, stays) = if first == 0 { (left, right) } else { (right, left) };
+        let last = u64::from(stays.id());
+        expected.sort_unstable();
+        assert_eq!(holders(&stage.place), (expected.to_vec(), false));
+        end(leaves);
+        wait_until("one is left", || holders(&stage.place).0 == [last]);
+        stage.assert_readable();
+        end(stays);
+        wait_until("the mount is gone", || stage.is_gone());
+    }
+}
+
+/// A command that runs until it reads a line.
+fn long_run(stage: &Stage) -> Talker {
+    let mut run =
+        Talker::start(&mut stage.bash(
+            "exec $ARCHFS run -q $IMAGE mount -- sh -c 'echo started; read x; cat mount/hello'",
+        ));
+    assert_eq!(run.line(), "started");
+    run
+}
+
+fn finish(mut run: Talker) {
+    run.write("go\n");
+    assert_eq!(run.line(), "hello, world");
+    assert_eq!(run.end(), Some(0));
+}
+
+#[test]
+fn the_last_run_takes_the_mount_away() {
+    for first in [0, 1] {
+        let Some(stage) = stage() else { return };
+        let (left, right) = (long_run(&stage), long_run(&stage));
+        let (leaves, stays) = if first == 0 { (left, right) } else { (right, left) };
+        finish(leaves);
+        stage.assert_readable();
+        finish(stays);
+        assert!(stage.is_gone(), "run returns when it is gone");
+    }
+}
+
+#[test]
+fn scripts_and_runs_share_whoever_ends_first() {
+    let Some(stage) = stage() else { return };
+    let mut script = shell(stage.work.path());
+    assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+    finish(long_run(&stage));
+    stage.assert_readable();
+    let run = long_run(&stage);
+    let caller = u64::from(script.id());
+    end(script);
+    wait_until("the script is forgotten", || !holders(&stage.place).0.contains(&caller));
+    stage.assert_readable();
+    finish(run);
+    assert!(stage.is_gone(), "run returns when it is gone");
+    // The run is the daemon's parent here, and the script joins.
+    let run = long_run(&stage);
+    let mut script = shell(stage.work.path());
+    assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+    finish(run);
+    stage.assert_readable();
+    end(script);
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+#[test]
+fn a_lingering_mount_is_there_for_who_comes_next() {
+    let Some(stage) = stage() else { return };
+    let linger = "$ARCHFS mount -q --linger 1h small.sqfs mount; exit $?";
+    run(&mut stage.bash(linger));
+    wait_until("nobody holds it", || holders(&stage.place) == (vec![], false));
+    stage.assert_readable();
+    let daemon = stage.daemon();
+    finish(long_run(&stage));
+    let joined = run(&mut stage.bash("$ARCHFS mount small.sqfs mount; exit $?"));
+    assert!(said(&joined).contains("sharing"), "{}", said(&joined));
+    assert_eq!(stage.daemon(), daemon);
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+
+    let before = Instant::now();
+    run(&mut stage.bash("$ARCHFS mount -q --linger 1s small.sqfs mount; exit $?"));
+    wait_until("the mount is gone", || stage.is_gone());
+    assert!(before.elapsed() >= Duration::from_secs(1));
+}
+
+#[test]
+fn who_joins_can_keep() {
+    let Some(stage) = stage() else { return };
+    let mut script = shell(stage.work.path());
+    assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    end(script);
+    wait_until("the script is forgotten", || holders(&stage.place) == (vec![], true));
+    stage.assert_readable();
+    run(archfs().arg("unmount").arg(&stage.place));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn the_foreground_joins_and_leaves_without_taking_the_mount_away() {
+    let Some(stage) = stage() else { return };
+    let mut script = shell(stage.work.path());
+    assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+    let foreground = || {
+        let mut joined = Talker::start(
+            archfs().args(["mount", "-f", "--ready-fd", "1"]).arg(&stage.image).arg(&stage.place),
+        );
+        assert_eq!(joined.line(), "ready");
+        assert!(holders(&stage.place).0.contains(&pid_of(&joined)));
+        joined
+    };
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let joined = foreground();
+        joined.signal(signal);
+        assert_eq!(joined.end(), Some(0), "{signal:?}");
+        stage.assert_readable();
+    }
+    // It holds the mount as anybody does, and ends with it.
+    let joined = foreground();
+    end(script);
+    wait_until("the script is forgotten", || holders(&stage.place).0 == [pid_of(&joined)]);
+    stage.assert_readable();
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    assert_eq!(joined.end(), Some(0));
+}
+
+fn pid_of(talker: &Talker) -> u64 {
+    u64::try_from(talker.pid().as_raw_nonzero().get()).unwrap()
+}
+
+#[test]
+fn the_next_in_line_mounts_when_the_first_is_killed() {
+    let Some(stage) = stage_with(|work| support::tar::slow_archive(work, 10)) else { return };
+    let name = stage.image.to_str().unwrap();
+    let mut first = stage.bash("exec $ARCHFS mount -q $IMAGE mount").spawn().unwrap();
+    wait_until("a daemon is at work", || processes_about(&[name, "--daemon="]).len() == 1);
+    let daemon = processes_about(&[name, "--daemon="]);
+    let mut second = Talker::complaining(&mut stage.bash("exec $ARCHFS mount --keep $IMAGE mount"));
+    second.line_with("waiting for who mounts here just now");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let line = second.line_with("mounted ");
+    assert!(line.ends_with("until unmount"), "{line}");
+    assert_eq!(second.end(), Some(0));
+    let now = processes_about(&[name, "--daemon="]);
+    assert!(now.len() == 1 && now != daemon, "{daemon:?} {now:?}");
+    assert!(stage.place.join("zeros").exists());
+}
+
+#[test]
+fn unmount_gives_back_the_caller_s_lease_and_names_the_others() {
+    let Some(stage) = stage() else { return };
+    let mut scripts = [(); 3].map(|()| shell(stage.work.path()));
+    for script in &mut scripts {
+        assert_eq!(tell(script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+    }
+    let [mut first, mut second, third] = scripts;
+    let unmount = "$ARCHFS unmount mount 2> said";
+    let said_there = || fs::read_to_string(stage.work.path().join("said")).unwrap();
+    assert_eq!(tell(&mut first, unmount), "done 0\n");
+    let text = said_there();
+    let names = [&second, &third].map(|script| format!("{} (bash)", script.id()));
+    assert!(text.contains("still held by process "), "{text}");
+    assert!(names.iter().all(|name| text.contains(name)), "{text}");
+    assert!(!text.contains(&first.id().to_string()), "{text}");
+    stage.assert_readable();
+    // It has no lease any more.
+    assert_eq!(tell(&mut first, unmount), "done 1\n");
+    let text = said_there();
+    assert!(text.contains("mount: held by process ") && text.contains("--lazy"), "{text}");
+    stage.assert_readable();
+    // The last but one leaves by its end, the last one by unmount.
+    end(third);
+    wait_until("one is left", || holders(&stage.place).0 == [u64::from(second.id())]);
+    assert_eq!(tell(&mut second, unmount), "done 0\n");
+    assert!(stage.is_gone(), "unmount returns when all is gone");
+    end(first);
+    end(second);
+
+    let held = long_run(&stage);
+    let foreign = archfs().arg("unmount").arg(&stage.place).output().unwrap();
+    assert_eq!(foreign.status.code(), Some(1), "{}", said(&foreign));
+    let name = format!("{} (archfs)", held.pid());
+    assert!(said(&foreign).contains(&name), "{}", said(&foreign));
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    assert!(stage.is_gone());
+    let mut held = held;
+    held.write("go\n");
+    assert_eq!(held.end(), Some(1), "cat finds no mount");
+}
+
+fn waiting(path: &Path, options: &[&str]) -> std::process::Child {
+    let mut command = archfs();
+    command.arg("wait").arg(path).args(options).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn wait_returns_when_files_can_be_read() {
+    let Some(stage) = stage() else { return };
+    let folder = stage.work.path().join("not/yet");
+    let place = folder.join("mount");
+    let _clean_up = support::mount::CleanUp(place.clone());
+    let waiters: Vec<_> = (0..8).map(|_| waiting(&place, &["--timeout", "1m"])).collect();
+    let over = waiting(&place, &["--timeout", "1s"]).wait_with_output().unwrap();
+    assert_eq!(over.status.code(), Some(6), "{}", said(&over));
+    fs::create_dir_all(&folder).unwrap();
+    run(archfs().args(["mount", "--keep", "-q"]).arg(&stage.image).arg(&place));
+    for waiter in waiters {
+        let output = waiter.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    run(archfs().arg("wait").arg(&place));
+    run(archfs().arg("unmount").arg(&place));
+
+    fs::create_dir(&stage.place).unwrap();
+    let waiter = waiting(&stage.place, &["--timeout", "1m"]);
+    run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&stage.place));
+    let output: Output = waiter.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+    assert!(said(&output).contains("none (tmpfs) is mounted here"), "{}", said(&output));
+}
+
+#[test]
+fn the_end_of_a_holder_is_seen_also_when_its_number_lives_on_as_a_zombie() {
+    let Some(stage) = stage() else { return };
+    let mut script = shell(stage.work.path());
+    assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+    let daemon = stage.daemon();
+    // Nobody reaps it before the end of this test.
+    script.kill().unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+    wait_until("the daemon has ended", || has_ended(daemon));
+    script.wait().unwrap();
+}

@@ -1,0 +1,194 @@
+//! A small image and a place for its mount, and the scripts that ask for it.
+//!
+//! Owns starting programs as a job does: shells that go on, as root or as an ordinary user, and
+//! what they say. Whatever a test mounts there is unmounted when it fails, too.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::mount::{CleanUp, daemon_of, is_mounted};
+use super::{archfs, can_mount, image, run, work_folder};
+
+/// A small image and a place for its mount, in a folder of their own.
+pub struct Stage {
+    pub image: PathBuf,
+    pub place: PathBuf,
+    // In this order: unmounted first, then removed.
+    _clean_up: CleanUp,
+    pub work: tempfile::TempDir,
+}
+
+/// `None` where this machine lets nobody mount.
+pub fn stage() -> Option<Stage> {
+    stage_with(image::small)
+}
+
+/// The same with an image of the test's own.
+pub fn stage_with(image: impl FnOnce(&Path) -> PathBuf) -> Option<Stage> {
+    if !can_mount() {
+        return None;
+    }
+    let work = work_folder();
+    let image = image(work.path());
+    let place = work.path().join("mount");
+    Some(Stage { image, _clean_up: CleanUp(place.clone()), place, work })
+}
+
+impl Stage {
+    pub fn mount(&self, options: &[&str]) -> Output {
+        let mut command = archfs();
+        command.arg("mount").args(options).arg(&self.image).arg(&self.place).output().unwrap()
+    }
+
+    pub fn run(&self, command: &[&str]) -> Output {
+        let mut archfs = archfs();
+        archfs.arg("run").arg(&self.image).arg(&self.place).arg("--").args(command);
+        archfs.output().unwrap()
+    }
+
+    /// bash with a script, in the folder, with $ARCHFS and $IMAGE; the place is `mount`.
+    pub fn bash(&self, script: &str) -> Command {
+        // What started the tests may ignore some signals (nohup, a shell's background), and
+        // children inherit that.
+        let mut command = Command::new("env");
+        command.args(["--default-signal", "bash", "-c", script]).current_dir(self.work.path());
+        command.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env("IMAGE", &self.image);
+        command.env_remove("SLURM_TASK_PID");
+        command
+    }
+
+    /// A fifo in the folder, for what shall wait until it is written to.
+    pub fn fifo(&self, name: &str) -> PathBuf {
+        let path = self.work.path().join(name);
+        run(Command::new("mkfifo").arg("--mode=666").arg(&path));
+        path
+    }
+
+    pub fn is_gone(&self) -> bool {
+        !is_mounted(&self.place) && fs::symlink_metadata(&self.place).is_err()
+    }
+
+    pub fn assert_readable(&self) {
+        assert_eq!(fs::read_to_string(self.place.join("hello")).unwrap(), "hello, world\n");
+    }
+
+    /// The daemon of the mount, as `archfs list` says.
+    pub fn daemon(&self) -> Pid {
+        Pid::from_raw(daemon_of(&self.place).expect("a daemon")).unwrap()
+    }
+}
+
+pub fn has_ended(process: Pid) -> bool {
+    !Path::new(&format!("/proc/{}", process.as_raw_nonzero())).exists()
+}
+
+pub fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A shell that runs what is written to it, like a job script that goes on.
+pub fn shell(work: &Path) -> Child {
+    let mut shell = Command::new("bash");
+    shell.current_dir(work).stdin(Stdio::piped()).stdout(Stdio::piped());
+    shell.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env_remove("SLURM_TASK_PID");
+    shell.spawn().unwrap()
+}
+
+/// Lets the shell run a line, and returns what it prints last.
+pub fn tell(shell: &mut Child, line: &str) -> String {
+    writeln!(shell.stdin.as_mut().unwrap(), "{line}; echo done $?").unwrap();
+    let mut answer = String::new();
+    let stdout = shell.stdout.as_mut().unwrap();
+    let mut byte = [0];
+    while !answer.ends_with('\n') {
+        stdout.read_exact(&mut byte).unwrap();
+        answer.push(byte[0].into());
+    }
+    answer
+}
+
+/// Lets the shell end.
+pub fn end(mut shell: Child) {
+    drop(shell.stdin.take());
+    shell.wait().unwrap();
+}
+
+/// A program whose lines are read as they come.
+pub struct Talker {
+    child: Child,
+    lines: std::io::Lines<BufReader<Box<dyn Read>>>,
+}
+
+impl Talker {
+    /// Its standard output is read, standard input written.
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let stdout: Box<dyn Read> = Box::new(child.stdout.take().unwrap());
+        Self { child, lines: BufReader::new(stdout).lines() }
+    }
+
+    /// Its standard error is read.
+    pub fn complaining(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let stderr: Box<dyn Read> = Box::new(child.stderr.take().unwrap());
+        Self { child, lines: BufReader::new(stderr).lines() }
+    }
+
+    /// The next line.
+    pub fn line(&mut self) -> String {
+        self.lines.next().expect("a line before the end").unwrap()
+    }
+
+    /// The next line with `word` in it.
+    pub fn line_with(&mut self, word: &str) -> String {
+        let mut seen = Vec::new();
+        while let Some(line) = self.lines.next().transpose().unwrap() {
+            if line.contains(word) {
+                return line;
+            }
+            seen.push(line);
+        }
+        panic!("no line with {word:?}: {seen:?}")
+    }
+
+    /// Writes to its standard input.
+    pub fn write(&mut self, text: &str) {
+        self.child.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Ends its input, and waits for it.
+    pub fn end(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+/// Processes whose command line has all of `words` in it.
+pub fn processes_about(words: &[&str]) -> Vec<i32> {
+    let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let name = entry.unwrap().file_name();
+        name.to_str()?.parse::<i32>().ok()
+    });
+    let is_about = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        words.iter().all(|word| line.contains(word))
+    };
+    pids.filter(is_about).collect()
+}
