@@ -347,7 +347,9 @@ impl Round<'_> {
         }
         seen.ended_after = since.elapsed();
         seen.dead = !mounts_below(&self.place).is_empty();
+        // What is run at once holds the mount, too.
         if !seen.dead
+            && self.plan.then != Then::RunAtOnce
             && let (Some(start), Some(end)) = (watch.without_holder, watch.gone)
         {
             seen.mounted_for = Some(end.saturating_duration_since(start));
@@ -442,7 +444,7 @@ impl Round<'_> {
             return Err(format!("when all had ended there was {left}"));
         }
         match seen.mounted_for {
-            Some(time) if time > AFTER_HOLDERS && !hits.hard && plan.then != Then::RunAtOnce => {
+            Some(time) if time > AFTER_HOLDERS && !hits.hard => {
                 Err(format!("mounted for {time:?} after the last holder had ended"))
             }
             _ => Ok(()),
