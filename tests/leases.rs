@@ -90,8 +90,17 @@ fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
     while Instant::now() < until {
         stage.assert_readable();
     }
+    // Who comes now would not have the mount for long, and gets one of its own when this is gone.
+    let next = archfs().args(["mount", "--keep", "-q"]).args([&stage.image, &stage.place]).spawn();
+    let mut next = next.unwrap();
+    let until = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < until {
+        assert!(next.try_wait().unwrap().is_none(), "it waits");
+    }
     end(script);
-    wait_until("the mount is gone", || stage.is_gone());
+    assert!(next.wait().unwrap().success());
+    assert!(stage.daemon() != daemon);
+    stage.assert_readable();
     wait_until("the daemon has ended", || has_ended(daemon));
 }
 

@@ -215,6 +215,18 @@ fn without_fusermount_run_mounts_privately() {
     assert!(!user.place.exists());
 }
 
+/// fusermount serves only users whom /etc/passwd knows, which a container may not have.
+#[test]
+fn where_fusermount_refuses_run_mounts_privately() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 54_321);
+    let output = user.bash("$ARCHFS run $IMAGE mount -- cat mount/hello").output().unwrap();
+    assert_eq!(text(&output), "hello, world\n", "{}", said(&output));
+    assert!(said(&output).contains("only the command sees it"), "{}", said(&output));
+    assert!(!user.place.exists());
+}
+
 /// A user namespace of its own has its own limit on user namespaces.
 #[test]
 fn where_namespaces_are_forbidden_it_says_what_to_ask_for() {

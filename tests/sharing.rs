@@ -277,7 +277,7 @@ fn pid_of(talker: &Talker) -> u64 {
 
 #[test]
 fn the_next_in_line_mounts_when_the_first_is_killed() {
-    let Some(stage) = stage_with(|work| support::tar::slow_archive(work, 10)) else { return };
+    let Some(stage) = stage_with(|work| support::tar::slow_archive(work, 100)) else { return };
     let name = stage.image.to_str().unwrap();
     let mut first = stage.bash("exec $ARCHFS mount -q $IMAGE mount").spawn().unwrap();
     wait_until("a daemon is at work", || processes_about(&[name, "--daemon="]).len() == 1);

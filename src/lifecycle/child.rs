@@ -42,6 +42,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Signals that are passed on: those that end a job, and those that tell it to save its work.
 const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
+/// The exit status of a daemon that may not mount (docs/CLI.md).
+const CANNOT_MOUNT: i32 = 4;
+
 /// Who shall see the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privacy {
@@ -115,7 +118,15 @@ fn obtain(
         log::warn!("no fusermount3 here; mounting where only the command sees it");
         return mount_privately(place, plan, arguments);
     }
-    Ok(mount::obtain(plan, arguments)?.map(|(client, _)| Lease { client, is_private: false }))
+    match mount::obtain(plan, arguments)? {
+        Ok((client, _)) => Ok(Ok(Lease { client, is_private: false })),
+        // It has said why: a place that is not the user's, say, or a user that it does not know.
+        Err(CANNOT_MOUNT) if falls_back && fusermount::device_can_be_opened() => {
+            log::warn!("mounting where only the command sees it, then");
+            mount_privately(place, plan, arguments)
+        }
+        Err(status) => Ok(Err(status)),
+    }
 }
 
 /// Mounts in a namespace of this process, and so of the command. The daemon stays outside, where it

@@ -327,6 +327,7 @@ impl Daemon {
         let woken = self.wakes.take();
         for _ in 0..woken.asked {
             self.hold.ask(Instant::now());
+            self.leases.close_to_newcomers();
         }
         if woken.at_once {
             self.hold.ask_at_once();

@@ -129,12 +129,19 @@ fn find() -> Result<PathBuf> {
         })
 }
 
+/// Whether this user may open /dev/fuse.
+pub(super) fn device_can_be_opened() -> bool {
+    access_device().is_ok()
+}
+
+fn access_device() -> rustix::io::Result<()> {
+    use rustix::fs::{Access, access};
+    access("/dev/fuse", Access::READ_OK | Access::WRITE_OK)
+}
+
 /// The helper's own message about the device is terse, so it is looked at first.
 fn check_device() -> Result<()> {
-    match rustix::fs::access(
-        "/dev/fuse",
-        rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK,
-    ) {
+    match access_device() {
         Ok(()) => Ok(()),
         Err(error) => {
             let context = format!("/dev/fuse can not be opened: {error}");

@@ -26,6 +26,8 @@ pub(in crate::lifecycle) struct Leases {
     clients: Vec<Client>,
     processes: Vec<(ProcessId, Watch)>,
     kept: bool,
+    /// Whether only those who hold it already may go on to.
+    is_closed: bool,
     is_ending: bool,
     /// Whether no connection could be taken, for want of descriptors, say. The listener stays
     /// readable then, and polling for it would never wait.
@@ -112,6 +114,16 @@ impl Leases {
     /// Whether somebody gave back a lease and waits for the end of the mount.
     pub(in crate::lifecycle) fn is_awaited(&self) -> bool {
         self.clients.iter().any(|client| client.lease == Lease::Leaving)
+    }
+
+    /// The mount goes within a while: a lease is given only to those who have one, for a process
+    /// that they start, say. Others wait until it is gone, and mount anew.
+    pub(in crate::lifecycle) fn close_to_newcomers(&mut self) {
+        self.is_closed = true;
+    }
+
+    fn refuses(&self, client: usize) -> bool {
+        self.is_ending || (self.is_closed && self.clients[client].lease != Lease::Held)
     }
 
     /// No lease is given from now on.
@@ -207,7 +219,7 @@ impl Leases {
                 self.processes.retain(|(watched, _)| *watched != process);
                 Answer::Done
             }
-            Request::Hold | Request::Watch(_) | Request::Keep if self.is_ending => Answer::Ending,
+            Request::Hold | Request::Watch(_) | Request::Keep if self.refuses(at) => Answer::Ending,
             Request::Hold => {
                 self.clients[at].lease = Lease::Held;
                 Answer::Done
