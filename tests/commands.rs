@@ -282,3 +282,28 @@ if __name__ == '__main__':
     assert_eq!(output.status.code(), Some(137), "{}", said(&output));
     assert!(stage.is_gone() && !is_mounted(&stage.place));
 }
+
+/// The kernel forgets the children of a process that ignores SIGCHLD as they end.
+#[test]
+fn a_run_that_was_started_to_ignore_its_children_ends_all_the_same() {
+    let Some(stage) = stage() else { return };
+    let script = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
+                  os.execv(sys.argv[1], sys.argv[1:])";
+    let mut python = Command::new("timeout");
+    python.args(["20", "python3", "-c", script, env!("CARGO_BIN_EXE_archfs"), "run", "-q"]);
+    let output =
+        python.args([&stage.image, &stage.place]).args(["--", "sh", "-c", "exit 7"]).output();
+    assert_eq!(output.unwrap().status.code(), Some(7));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn signals_that_are_ignored_stay_so() {
+    let Some(stage) = stage() else { return };
+    let mut nohup = Command::new("nohup");
+    nohup.arg(env!("CARGO_BIN_EXE_archfs")).args(["run", "-q"]).args([&stage.image, &stage.place]);
+    let output = nohup.args(["--", "grep", "SigIgn", "/proc/self/status"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mask = u64::from_str_radix(text.trim().rsplit('\t').next().unwrap(), 16).unwrap();
+    assert_eq!(mask & 1, 1, "SIGHUP: {text}");
+}

@@ -172,8 +172,8 @@ fn a_mount_in_use_is_not_idle() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// The kernel has all that is read, and still the daemon hears of it, since what the kernel knows of
-/// names holds for half of the idle time.
+/// The kernel has all that is read, and still the daemon hears of it, since what the kernel knows
+/// of names holds for half of the idle time.
 #[test]
 fn a_reader_whom_the_kernel_answers_is_heard_of() {
     let Some(stage) = stage() else { return };

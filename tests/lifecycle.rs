@@ -349,6 +349,40 @@ fn an_unmount_by_others_ends_the_daemon_and_removes_the_folder() {
 }
 
 #[test]
+fn a_mount_that_is_covered_goes_once_it_is_not() {
+    let Some(stage) = stage() else { return };
+    let mut script = shell(stage.work.path());
+    assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+    let daemon = stage.daemon();
+    run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&stage.place));
+    drop(script.stdin.take());
+    script.wait().unwrap();
+    assert_eq!(kind_of_mount(&stage.place).as_deref(), Some("tmpfs"), "not ours to take away");
+    run(Command::new("umount").arg(&stage.place));
+    wait_until("the mount and its folder are gone", || stage.is_gone());
+    wait_until("the daemon has ended", || has_ended(daemon));
+}
+
+#[test]
+fn who_has_lost_its_parent_may_unmount() {
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let orphan =
+        "setsid sh -c '(while kill -0 $$; do :; done; \"$0\" unmount \"$1\") &' \"$0\" \"$1\"";
+    run(Command::new("sh").args(["-c", orphan, env!("CARGO_BIN_EXE_archfs")]).arg(&stage.place));
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+#[test]
+fn a_descriptor_that_is_not_there_is_told_before_anything_is_mounted() {
+    let Some(stage) = stage() else { return };
+    let output = stage.mount(&["--keep", "--ready-fd", "99"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("--ready-fd 99"), "{}", said(&output));
+    assert!(stage.is_gone());
+}
+
+#[test]
 fn any_path_can_be_a_place() {
     use std::os::unix::ffi::OsStrExt;
     let Some(stage) = stage() else { return };

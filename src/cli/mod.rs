@@ -66,6 +66,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return exit::usage(&error, &arguments);
         }
     };
+    crate::lifecycle::heed_children();
     match cli.command {
         Command::Mount(args) => exit::status(mount::run(&args)),
         Command::Run(args) => exit::status_of_run(run::run(&args)),

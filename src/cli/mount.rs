@@ -81,6 +81,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         return Ok(0);
     }
     crate::log::start(plan.verbosity, None)?;
+    lifecycle::check_ready(args.ready_fd)?;
     let holder = lifecycle::choose_holder(wish)?;
     let mounted = match lifecycle::mount(&plan, &|way| daemon_arguments(&plan, way), holder)? {
         Ok(mounted) => mounted,

@@ -67,13 +67,25 @@ impl Attached {
         &self.entry
     }
 
-    /// Whether it is still there to be seen; somebody may have unmounted it.
+    /// Whether it is still there; somebody may have unmounted it.
     ///
     /// # Errors
     /// `Io` where /proc can not be read.
     pub(super) fn is_there(&self) -> Result<bool> {
-        let now = mountinfo::topmost(&self.place)?;
-        Ok(now.is_some_and(|now| now.id == self.entry.id && now.device == self.entry.device))
+        Ok(mountinfo::all()?.iter().any(|entry| self.is(entry)))
+    }
+
+    /// Whether something is mounted over it, which has to go first.
+    ///
+    /// # Errors
+    /// `Io` where /proc can not be read.
+    pub(super) fn is_covered(&self) -> Result<bool> {
+        let topmost = mountinfo::topmost(&self.place)?;
+        Ok(topmost.is_some_and(|entry| !self.is(&entry)) && self.is_there()?)
+    }
+
+    fn is(&self, entry: &MountEntry) -> bool {
+        entry.id == self.entry.id && entry.device == self.entry.device
     }
 
     /// Detaches it if it is still there.
@@ -81,7 +93,14 @@ impl Attached {
     /// # Errors
     /// `Busy` where `how` is `IfIdle` and somebody uses it; `Io`.
     pub(super) fn detach(&self, how: Detach) -> Result<()> {
-        if self.is_there()? { detach(&self.place, how) } else { Ok(()) }
+        match mountinfo::topmost(&self.place)? {
+            Some(entry) if self.is(&entry) => detach(&self.place, how),
+            Some(other) if self.is_there()? => {
+                let context = format!("{} is mounted over it", other.describe());
+                Err(Error::new(Kind::Busy, context).within(self.place.display()))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -29,7 +29,7 @@ use super::mountpoint;
 use super::occupant::{self, Occupant};
 use super::process::ProcessId;
 use super::registry::PlaceLock;
-use super::{MountPlan, Way, fusermount, join, leftover, mount, namespace, unmount};
+use super::{MountPlan, Way, fusermount, join, leftover, mount, namespace, signals, unmount};
 use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, Ordering};
 
@@ -39,7 +39,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// After what time a person is told why nothing happens.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Signals that are passed on: those that end a job, and those that tell it to save its work.
+/// Signals that are passed on: those that end a job, and those that tell it to save its work. One
+/// that was ignored before, as by nohup, stays ignored, and the command's to ignore.
 const PASSED_ON: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
 /// The exit status of a daemon that may not mount (docs/CLI.md).
@@ -88,7 +89,10 @@ pub fn run(
         Err(status) => return Ok(Outcome::NotMounted(status)),
     };
     let failed = |error| Error::io("can not watch for signals", error);
-    let signals = SignalsInfo::<WithOrigin>::new(PASSED_ON).map_err(failed)?;
+    let signals = SignalsInfo::<WithOrigin>::new(
+        PASSED_ON.into_iter().filter(|it| !signals::is_ignored(*it)),
+    )
+    .map_err(failed)?;
     // Orphans of the command become children of this process, which so knows of them.
     let _ = set_child_subreaper(Some(rustix::process::getpid()));
     let mut lease = lease;
@@ -136,7 +140,7 @@ fn mount_privately(
     plan: &MountPlan,
     arguments: &dyn Fn(Way) -> Vec<OsString>,
 ) -> Result<Started<Lease>> {
-    let lock = PlaceLock::acquire(place, || ())?;
+    let lock = PlaceLock::acquire(place)?;
     let mut launched = Launched::start(&arguments(Way::Private), Some(&lock))?;
     let opened = launched.wait_until_opened();
     // Nothing about the place concerns others from here on.

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
-use super::hold::{Held, Hold, Step};
+use super::hold::{Held, Hold, Step, TRY_AGAIN};
 use super::join::{self, Entrance};
 use super::launcher::Launcher;
 use super::lease::{Client, Leases};
@@ -22,7 +22,7 @@ use super::mounted::{Mounted, unmount_on_panic};
 use super::mountpoint::{self, Mountpoint};
 use super::process::{ASK_AGAIN, ProcessId};
 use super::report::Report;
-use super::signals::{self, SessionEnd, Wakes};
+use super::signals::{self, Ignored, SessionEnd, Wakes};
 use super::{MountPlan, Way, inherited, mountinfo, session, stage, unmount};
 use crate::cache;
 use crate::error::{Error, Result};
@@ -50,7 +50,7 @@ pub fn serve_in_background(
     opened();
     launcher.leave_terminal();
     // From here on there is something to undo, so a signal may not end the process by itself.
-    let (wakes, session_end) = signals::watch()?;
+    let (wakes, session_end) = signals::watch(Ignored::AreHeeded)?;
     let mut lock = None;
     let (mount, connection) = match way {
         Way::Mount => {
@@ -96,10 +96,10 @@ pub fn serve_in_foreground(
 ) -> Result<()> {
     crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
     if let Some(number) = inherited::number(&plan.mountpoint) {
-        let connection = inherited::duplicate(number)?;
+        let connection = inherited::connection(number)?;
         let archive = open(plan, progress)?;
         opened();
-        let wakes = signals::watch()?;
+        let wakes = signals::watch(Ignored::Stay)?;
         let mount = Mounted::elsewhere(plan, None);
         let mut daemon = Daemon::start(plan, archive, mount, connection, wakes)?;
         daemon.hold_for(holder)?;
@@ -111,14 +111,14 @@ pub fn serve_in_foreground(
         Entrance::Free(lock) => lock,
         Entrance::Shared(client, _) => {
             opened();
-            let (wakes, _session_end) = signals::watch()?;
+            let (wakes, _session_end) = signals::watch(Ignored::Stay)?;
             announce(ready)?;
             return hold_what_is_shared(client, wakes, holder);
         }
     };
     let served = open(plan, progress).and_then(|archive| {
         opened();
-        let wakes = signals::watch()?;
+        let wakes = signals::watch(Ignored::Stay)?;
         let (mount, connection) = Mounted::attach(&place, plan, &lock)?;
         let mut daemon = Daemon::start(plan, archive, mount, connection, wakes)?;
         daemon.hold_for(holder)?;
@@ -138,6 +138,19 @@ pub fn serve_in_foreground(
     }
 }
 
+/// Checks that descriptor `ready` was inherited, before anything is done.
+///
+/// # Errors
+/// `NotFound` where it was not; `Io`.
+pub fn check_ready(ready: Option<u32>) -> Result<()> {
+    ready.map(ready_file).transpose().map(|_| ())
+}
+
+fn ready_file(number: u32) -> Result<File> {
+    let duplicate = inherited::duplicate(number.try_into().unwrap_or(-1));
+    duplicate.map(File::from).map_err(|error| error.within(format!("--ready-fd {number}")))
+}
+
 /// Says that files can be read to descriptor `ready`, which was inherited.
 ///
 /// # Errors
@@ -146,10 +159,8 @@ pub fn announce(ready: Option<u32>) -> Result<()> {
     let Some(number) = ready else {
         return Ok(());
     };
-    let opened = File::options().write(true).open(format!("/proc/self/fd/{number}"));
-    let mut file =
-        opened.map_err(|error| Error::io(format!("--ready-fd {number}: can not write"), error))?;
-    file.write_all(b"ready\n")
+    ready_file(number)?
+        .write_all(b"ready\n")
         .map_err(|error| Error::io("nobody waits for this mount any more", error))
 }
 
@@ -280,6 +291,12 @@ impl Daemon {
                     Ok(()) => self.hold.unmounted(),
                     Err(_) => self.hold.busy(now),
                 },
+                // Taking away what somebody mounted over it is not ours to do.
+                Step::Unmount if self.mount.is_covered() => {
+                    if self.wait(Some(TRY_AGAIN))? {
+                        return self.end();
+                    }
+                }
                 Step::Unmount => {
                     self.unmount();
                     self.hold.unmounted();

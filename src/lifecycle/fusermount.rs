@@ -9,8 +9,10 @@
 //! to hand the mount to, and unmounts what is there. Until then nobody else may mount.
 
 use std::ffi::OsString;
+use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -119,14 +121,19 @@ fn find() -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> =
         std::env::split_paths(&path).chain(FOLDERS.map(PathBuf::from)).collect();
-    HELPERS
-        .iter()
-        .flat_map(|name| folders.iter().map(move |folder| folder.join(name)))
-        .find(|helper| helper.is_absolute() && helper.is_file())
-        .ok_or_else(|| {
+    let helpers = || {
+        let all = HELPERS.iter().flat_map(|name| folders.iter().map(move |it| it.join(name)));
+        all.filter(|helper| helper.is_absolute() && helper.is_file())
+    };
+    // A package of libfuse in somebody's PATH has one that may not mount.
+    helpers().find(|helper| is_set_uid_root(helper)).or_else(|| helpers().next()).ok_or_else(|| {
             Error::new(Kind::CannotMount, "neither fusermount3 nor fusermount is on this node")
                 .with_hint("`archfs run` does without; for `archfs mount`, ask for the package fuse3 on the compute nodes")
         })
+}
+
+fn is_set_uid_root(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|found| found.uid() == 0 && found.mode() & 0o4000 != 0)
 }
 
 /// Whether this user may open /dev/fuse.

@@ -16,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 /// How often a busy mount that shall go is tried again.
-const TRY_AGAIN: Duration = Duration::from_millis(200);
+pub(super) const TRY_AGAIN: Duration = Duration::from_millis(200);
 
 /// How long a mount holds, as the user set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,23 +23,13 @@ pub(super) fn number(path: &Path) -> Option<RawFd> {
 /// Numbers of the FUSE device, /dev/fuse (Linux, Documentation/admin-guide/devices.txt).
 const DEVICE: (u32, u32) = (10, 229);
 
-/// A duplicate of the connection that is the descriptor with that number.
+/// A duplicate of the connection to the kernel that was handed over as descriptor `number`.
 ///
 /// # Errors
-/// `NotFound` where it is not open; `InvalidInput` where it is something else, from which one could
-/// wait for requests for ever.
-pub(super) fn duplicate(number: RawFd) -> Result<OwnedFd> {
-    let is_open = fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
-    let not_open = || {
-        Error::new(Kind::NotFound, format!("/dev/fd/{number}: no such descriptor was handed over"))
-    };
-    if !is_open {
-        return Err(not_open());
-    }
-    // SAFETY: it is open, as was just seen, and this process has only its first thread yet, so
-    // nobody closes it before it is duplicated.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
-    let duplicate = fcntl_dupfd_cloexec(borrowed, 3).map_err(|_| not_open())?;
+/// `NotFound` where it is not open; `InvalidInput` where it is no FUSE device: another would let
+/// one wait for requests for ever.
+pub(super) fn connection(number: RawFd) -> Result<OwnedFd> {
+    let duplicate = duplicate(number)?;
     let is_device = fstat(&duplicate).is_ok_and(|found| {
         FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice
             && (major(found.st_rdev), minor(found.st_rdev)) == DEVICE
@@ -49,6 +39,24 @@ pub(super) fn duplicate(number: RawFd) -> Result<OwnedFd> {
         return Err(Error::new(Kind::InvalidInput, context));
     }
     Ok(duplicate)
+}
+
+/// A duplicate of the descriptor `number`, which was inherited.
+///
+/// # Errors
+/// `NotFound` where it is not open.
+pub(super) fn duplicate(number: RawFd) -> Result<OwnedFd> {
+    let is_open = fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
+    let not_open = || {
+        Error::new(Kind::NotFound, format!("/dev/fd/{number}: no such descriptor was handed over"))
+    };
+    if !is_open {
+        return Err(not_open());
+    }
+    // SAFETY: it is open, as was just seen, and was when this process began, so that no object here
+    // owns it, which might close it before it is duplicated.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+    fcntl_dupfd_cloexec(borrowed, 3).map_err(|_| not_open())
 }
 
 /// Closes every descriptor above standard error.

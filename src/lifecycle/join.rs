@@ -47,8 +47,7 @@ pub(super) enum Entrance {
 /// `Busy` where something else is mounted there; `Io`; `TimedOut`.
 pub(super) fn enter(place: &Path, plan: &MountPlan) -> Result<Entrance> {
     let deadline = Instant::now() + PATIENCE;
-    let tell = || log::warn!("{}: waiting for who mounts here just now", place.display());
-    let lock = PlaceLock::acquire(place, tell)?;
+    let lock = PlaceLock::acquire(place)?;
     loop {
         match occupant::look(place)? {
             Occupant::Nothing => return Ok(Entrance::Free(lock)),

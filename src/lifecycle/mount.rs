@@ -34,7 +34,7 @@ pub fn mount(
     holder: Holder,
 ) -> Result<Started<Mounted>> {
     if let Some(number) = inherited::number(&plan.mountpoint) {
-        let connection = inherited::duplicate(number)?;
+        let connection = inherited::connection(number)?;
         let mut launched = Launched::start(&arguments(Way::Handed), None)?;
         if let Err(status) = launched.wait_until_opened()? {
             return Ok(Err(status));

@@ -104,6 +104,14 @@ impl Mounted {
         }
     }
 
+    /// Whether something is mounted over it, so that it can not be unmounted yet.
+    pub(super) fn is_covered(&self) -> bool {
+        match &*self.parts.lock() {
+            Some(Parts { attached: Some(attached), .. }) => attached.is_covered().unwrap_or(false),
+            _ => false,
+        }
+    }
+
     /// Unmounts and clears up, unless somebody uses the mount.
     pub(super) fn unmount_if_idle(&self) -> Result<()> {
         if let Some(Parts { attached: Some(attached), .. }) = &*self.parts.lock() {

@@ -142,6 +142,7 @@ impl FromStr for ProcessId {
         let parts = text.split_once(':');
         let parsed = parts.and_then(|(pid, start)| Some((pid.parse().ok()?, start.parse().ok()?)));
         let (pid, start_time) = parsed
+            .filter(|(pid, _)| *pid > 0)
             .ok_or_else(|| Error::new(Kind::Usage, format!("{text:?} is no process identity")))?;
         Ok(Self { pid, start_time })
     }

@@ -7,12 +7,13 @@
 //! SIGINT is the exit handler of ctrlc: at once. SIGTERM and SIGHUP leave a grace, so they come by
 //! another pipe. SIGCONT, which Slurm sends before SIGTERM, has no handler and does nothing.
 
+use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::ioctl_fionbio;
-use signal_hook::consts::{SIGHUP, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use crate::error::{Error, Result};
@@ -43,22 +44,49 @@ pub(super) struct SessionEnd(PipeWriter);
 const AT_ONCE: u8 = b'i';
 const SESSION_ENDED: u8 = b's';
 
+/// What becomes of signals that this process was started to ignore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ignored {
+    /// They stay so: nohup and shells ask for that.
+    Stay,
+    /// They are heeded: a daemon has left whoever asked for that.
+    AreHeeded,
+}
+
+/// Lets this process learn of the ends of those it starts, also where whoever started it did not
+/// want to learn of such things: the kernel would forget them at once.
+pub fn heed_children() {
+    let never_looked_at = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let _ = signal_hook::flag::register(SIGCHLD, never_looked_at);
+}
+
+/// Whether this process ignores `signal` now.
+pub(super) fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    signal.checked_sub(1).is_some_and(|bit| mask >> bit & 1 == 1)
+}
+
 /// From now on signals are noted and end nothing by themselves.
 ///
 /// # Errors
 /// `Io` where the system refuses.
-pub(super) fn watch() -> Result<(Wakes, SessionEnd)> {
+pub(super) fn watch(ignored: Ignored) -> Result<(Wakes, SessionEnd)> {
+    let heeds = |signal| ignored == Ignored::AreHeeded || !is_ignored(signal);
     let failed = |error| Error::io("can not watch for signals", error);
     let (told, teller) = io::pipe().map_err(failed)?;
     let mut interrupt = teller.try_clone().map_err(failed)?;
-    ctrlc::set_handler(move || {
-        let _ = interrupt.write_all(&[AT_ONCE]);
-    })
-    .map_err(|error| failed(io::Error::other(error)))?;
+    if heeds(SIGINT) {
+        ctrlc::set_handler(move || {
+            let _ = interrupt.write_all(&[AT_ONCE]);
+        })
+        .map_err(|error| failed(io::Error::other(error)))?;
+    }
     let (asked, sender) = UnixStream::pair().map_err(failed)?;
     asked.set_nonblocking(true).map_err(failed)?;
     ioctl_fionbio(&told, true).map_err(|error| failed(error.into()))?;
-    for signal in [SIGTERM, SIGHUP] {
+    for signal in [SIGTERM, SIGHUP].into_iter().filter(|signal| heeds(*signal)) {
         pipe::register(signal, sender.try_clone().map_err(failed)?).map_err(failed)?;
     }
     Ok((Wakes { asked, told }, SessionEnd(teller)))

@@ -46,7 +46,7 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     // Whoever wants to share the mount has the lock while taking a lease: before, and is counted
     // here, or after, and finds that it is gone.
     let lock = match occupant::look(&place)? {
-        Occupant::Alive(..) => Some(PlaceLock::acquire(&place, || ())?),
+        Occupant::Alive(..) => Some(PlaceLock::acquire(&place)?),
         _ => None,
     };
     let (record, entry) = match occupant::look(&place)? {
@@ -109,12 +109,13 @@ fn leave_to_others(place: &Path) -> Result<Option<String>> {
     let Some(mut client) = join::connect(place) else {
         return Ok(None);
     };
-    let Ok(status) = client.status(ANSWER) else {
-        return Ok(None);
-    };
-    let own = match holder::choose(Wish::Usual)? {
-        Holder::Process(process) => Some(process),
-        Holder::Nobody(_) => None,
+    let status = client.status(ANSWER).map_err(|error| {
+        error.within(place.display()).with_hint("--lazy unmounts it whoever holds it")
+    })?;
+    // Whose script this is called in, if that can be told.
+    let own = match holder::choose(Wish::Usual) {
+        Ok(Holder::Process(process)) => Some(process),
+        Ok(Holder::Nobody(_)) | Err(_) => None,
     };
     let is_own = |holder: &HolderStatus| own.is_some_and(|own| own.pid() == holder.pid);
     let others: Vec<_> = status.holders.iter().filter(|holder| !is_own(holder)).collect();
@@ -152,7 +153,7 @@ fn wait_until_cleared(record: &Record) {
 /// # Errors
 /// `Io`.
 pub(super) fn clear_dead(place: &Path) -> Result<()> {
-    let lock = PlaceLock::acquire(place, || ())?;
+    let lock = PlaceLock::acquire(place)?;
     clear_all_dead(place)?;
     forget(place, lock)
 }

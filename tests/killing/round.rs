@@ -271,8 +271,8 @@ impl Round<'_> {
         File::create(self.folder.join(part).join("stop")).unwrap();
     }
 
-    /// The moment is what the test is about. `archfs mount` and a daemon that mounts live so shortly
-    /// that they would hardly be met.
+    /// The moment is what the test is about. `archfs mount` and a daemon that mounts live so
+    /// shortly that they would hardly be met.
     fn wait_for_the_moment(&self) {
         let role = match (self.plan.phase, self.plan.victim) {
             (Phase::Mount, Victim::Launcher) => Role::Launcher,

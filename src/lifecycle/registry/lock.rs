@@ -35,12 +35,12 @@ pub(in crate::lifecycle) struct PlaceLock {
 }
 
 impl PlaceLock {
-    /// Waits until nobody else does anything about `place`; `tell` is called if that takes long
-    /// enough for a person to wonder.
+    /// Waits until nobody else does anything about `place`; says so if that takes long enough
+    /// for a person to wonder.
     ///
     /// # Errors
     /// `Io` where it can not be locked.
-    pub(in crate::lifecycle) fn acquire(place: &Path, tell: impl FnOnce()) -> Result<Self> {
+    pub(in crate::lifecycle) fn acquire(place: &Path) -> Result<Self> {
         let key = Key::of(place);
         let patience = Instant::now() + PATIENCE;
         while Instant::now() < patience {
@@ -49,7 +49,7 @@ impl PlaceLock {
             }
             thread::sleep(LOOK_AGAIN);
         }
-        tell();
+        log::warn!("{}: waiting for who mounts here just now", place.display());
         loop {
             if let Some(lock) = Self::attempt(&key, FlockOperation::LockExclusive)? {
                 return Ok(lock);
@@ -136,23 +136,18 @@ pub(super) fn is_named(file: &File, path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
-    use std::thread;
-
     use super::*;
 
     #[test]
     fn one_has_it_at_a_time_and_removing_it_wakes_the_next() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("place");
-        let first = PlaceLock::acquire(&place, || ()).unwrap();
+        let first = PlaceLock::acquire(&place).unwrap();
         assert!(PlaceLock::try_acquire(&place).unwrap().is_none());
-        let (sender, waits) = channel();
         thread::scope(|scope| {
             scope.spawn(|| {
-                PlaceLock::acquire(&place, || sender.send(()).unwrap()).unwrap().remove();
+                PlaceLock::acquire(&place).unwrap().remove();
             });
-            waits.recv().unwrap();
             first.remove();
         });
         PlaceLock::try_acquire(&place).unwrap().unwrap().remove();
@@ -162,7 +157,7 @@ mod tests {
     fn is_held_until_the_last_duplicate_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("place");
-        let lock = PlaceLock::acquire(&place, || ()).unwrap();
+        let lock = PlaceLock::acquire(&place).unwrap();
         let duplicate = lock.duplicate().unwrap();
         drop(lock);
         assert!(PlaceLock::try_acquire(&place).unwrap().is_none());
