@@ -77,7 +77,10 @@ impl PlaceLock {
     fn attempt(key: &Key, how: FlockOperation) -> Result<Option<Self>> {
         let registry = Registry::open()?;
         let path = registry.file(key, "lock");
-        let failed = |error| Error::io(format!("{}: can not lock", path.display()), error);
+        let failed = |error| {
+            Error::io(format!("{}: can not lock", path.display()), error)
+                .with_hint("archfs keeps what it knows of its mounts there, which takes some room")
+        };
         let opened = File::options().create(true).append(true).mode(0o600).open(&path);
         let file = match opened {
             // The folder went with its last file.
