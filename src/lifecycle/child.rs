@@ -84,7 +84,7 @@ pub fn run(
 ) -> Result<Outcome> {
     let place = mountpoint::locate(&plan.mountpoint)?;
     // A signal before this is done ends this process, and the daemon with it.
-    let lease = match obtain(&place, plan, arguments, privacy)? {
+    let mut lease = match obtain(&place, plan, arguments, privacy)? {
         Ok(lease) => lease,
         Err(status) => return Ok(Outcome::NotMounted(status)),
     };
@@ -95,7 +95,6 @@ pub fn run(
     .map_err(failed)?;
     // Orphans of the command become children of this process, which so knows of them.
     let _ = set_child_subreaper(Some(rustix::process::getpid()));
-    let mut lease = lease;
     let outcome = execute(signals, &place, command, &mut lease);
     lease.end(&place);
     outcome

@@ -77,11 +77,15 @@ impl Leases {
         Ok(())
     }
 
-    /// Gives a lease to `process`; tells whether it lives.
+    /// Gives a lease to `process`, unless it has one; tells whether it lives.
     ///
     /// # Errors
     /// `Io` where it can not be watched.
     pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<bool> {
+        // A script may ask for its mount again and again.
+        if self.processes.iter().any(|(watched, _)| *watched == process) {
+            return Ok(process.is_alive());
+        }
         match process.watch()? {
             Watch::Ended => Ok(false),
             watch => {
