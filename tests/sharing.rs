@@ -249,9 +249,9 @@ fn the_foreground_joins_and_leaves_without_taking_the_mount_away() {
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     let foreground = || {
-        let mut joined = Talker::start(
-            archfs().args(["mount", "-f", "--ready-fd", "1"]).arg(&stage.image).arg(&stage.place),
-        );
+        // With all signals as usual, also where the tests were started to ignore some.
+        let mut joined =
+            Talker::start(&mut stage.bash("exec $ARCHFS mount -f --ready-fd 1 $IMAGE mount"));
         assert_eq!(joined.line(), "ready");
         assert!(holders(&stage.place).0.contains(&pid_of(&joined)));
         joined
