@@ -266,7 +266,8 @@ fn size(text: &str) -> std::result::Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
-fn time(text: &str) -> std::result::Result<Duration, String> {
+/// Parses a time for clap.
+pub(super) fn time(text: &str) -> std::result::Result<Duration, String> {
     parse_time(text).map_err(|error| error.to_string())
 }
 

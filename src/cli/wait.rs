@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::args::time;
 use crate::error::Result;
 use crate::lifecycle;
-use crate::units::parse_time;
 
 /// Return when that mount can be read (for the other tasks of a node)
 #[derive(Debug, clap::Args)]
@@ -23,8 +23,4 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     lifecycle::wait(&args.mountpoint, args.timeout).map(|()| 0)
-}
-
-fn time(text: &str) -> std::result::Result<Duration, String> {
-    parse_time(text).map_err(|error| error.to_string())
 }

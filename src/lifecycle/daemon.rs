@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
@@ -20,7 +20,7 @@ use super::launcher::Launcher;
 use super::lease::{Client, Leases};
 use super::mounted::{Mounted, unmount_on_panic};
 use super::mountpoint::{self, Mountpoint};
-use super::process::{ASK_AGAIN, ProcessId};
+use super::process::{ASK_AGAIN, ProcessId, timespec};
 use super::report::Report;
 use super::signals::{self, Ignored, SessionEnd, Wakes};
 use super::{MountPlan, Way, inherited, mountinfo, session, stage, unmount};
@@ -354,11 +354,7 @@ impl Daemon {
 }
 
 fn wait(watched: &mut [PollFd<'_>], limit: Option<Duration>) -> Result<()> {
-    let limit = limit.map(|limit| Timespec {
-        tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: limit.subsec_nanos().into(),
-    });
-    match poll(watched, limit.as_ref()) {
+    match poll(watched, limit.map(timespec).as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(Error::io("can not wait", error.into())),
     }

@@ -191,16 +191,21 @@ fn wait_readable(descriptor: &OwnedFd, limit: Option<Duration>) -> Result<bool> 
     let deadline = limit.map(|limit| Instant::now() + limit);
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.map(|left| Timespec {
-            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        });
+        let left = left.map(timespec);
         match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], left.as_ref()) {
             Ok(0) => return Ok(false),
             Ok(_) => return Ok(true),
             Err(Errno::INTR) => {}
             Err(error) => return Err(Error::io("can not watch a process", error.into())),
         }
+    }
+}
+
+/// `time` as poll(2) takes it.
+pub(super) fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
     }
 }
 
