@@ -175,6 +175,23 @@ fn an_image_in_a_tar_shows_all_that_it_holds() {
 }
 
 #[test]
+fn blocks_of_an_image_are_decoded_from_blocks_of_the_image_it_lies_in() {
+    let work = work_folder();
+    let (inner, outer) = (work.path().join("inner"), work.path().join("outer"));
+    fs::create_dir(&inner).unwrap();
+    fs::create_dir(&outer).unwrap();
+    let text: String = (0..200_000).map(|line| format!("{line} lines so far\n")).collect();
+    fs::write(inner.join("text"), &text).unwrap();
+    // What lz4 leaves, zstd still makes smaller.
+    image::make(&outer, "data.sqfs", &inner, &["-comp", "lz4"]);
+    let archive = image::make(work.path(), "outer.sqfs", &outer, &["-comp", "zstd"]);
+    let sizes =
+        [outer.join("data.sqfs"), archive.clone()].map(|path| path.metadata().unwrap().len());
+    assert!(sizes[1] < sizes[0] / 2, "{sizes:?}");
+    assert!(contents(&*open_recursive(&archive), "data/text") == text.as_bytes());
+}
+
+#[test]
 fn only_what_is_an_archive_becomes_a_folder() {
     let work = work_folder();
     let inner = tar::of(&[("file", b"inside")]);

@@ -19,11 +19,17 @@ use crate::error::Result;
 use crate::stats::{CacheCounts, Held, Stats};
 use crate::sync::{Arc, Mutex};
 
+mod block;
 mod budget;
 mod inflight;
+mod readahead;
 mod shard;
+mod workers;
 
+pub use block::{Block, BlockPool};
 pub use budget::default_bytes;
+pub use readahead::Readahead;
+pub use workers::{Fetch, Request, Workers};
 
 use inflight::Flight;
 use shard::Shard;
@@ -32,6 +38,11 @@ use shard::Shard;
 pub trait Cached: Clone {
     /// The memory it takes, bytes.
     fn weight(&self) -> u64;
+
+    /// Whether all who are expected to ask for it have: it is not worth its memory any more.
+    fn is_used_up(&self) -> bool {
+        false
+    }
 }
 
 impl Cached for Arc<[u8]> {
@@ -73,9 +84,11 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
     /// The value of `key`, from the cache or from `load`, which runs at most once at a time for a
     /// key.
     ///
+    /// A value that is used up when it was loaded is returned and not kept.
+    ///
     /// # Errors
     /// What `load` reports; nothing is kept then, and the next lookup loads again.
-    pub fn get_or_load(&self, key: K, load: impl Fn() -> Result<V>) -> Result<V> {
+    pub fn get_or_load(&self, key: K, load: impl FnOnce() -> Result<V>) -> Result<V> {
         let shard = self.shard(&key);
         loop {
             let turn = {
@@ -96,6 +109,21 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
                     }
                 }
             }
+        }
+    }
+
+    /// Drops the value of `key`, if it is there.
+    pub fn remove(&self, key: &K) {
+        let removed = self.shard(key).lock().remove(key);
+        // Freed here, outside the lock.
+        drop(removed);
+    }
+
+    /// Drops all values; loads under way go on, and what they load is kept.
+    pub fn clear(&self) {
+        for shard in &*self.shards {
+            let dropped = shard.lock().clear();
+            drop(dropped);
         }
     }
 

@@ -59,7 +59,7 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
         self.flights.remove(&key);
         self.counts.loaded_bytes += value.weight();
         let weight = value.weight().saturating_add(ENTRY_OVERHEAD);
-        if weight > self.capacity {
+        if weight > self.capacity || value.is_used_up() {
             return Vec::new();
         }
         let mut evicted = Vec::new();
@@ -77,6 +77,19 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
             evicted.push(replaced);
         }
         evicted
+    }
+
+    /// Takes out the value of `key`, for the caller to free.
+    pub(super) fn remove(&mut self, key: &K) -> Option<V> {
+        let removed = self.entries.pop(key)?;
+        self.weight -= removed.weight().saturating_add(ENTRY_OVERHEAD);
+        Some(removed)
+    }
+
+    /// Takes out all values, for the caller to free.
+    pub(super) fn clear(&mut self) -> LruCache<K, V> {
+        self.weight = 0;
+        std::mem::replace(&mut self.entries, LruCache::unbounded())
     }
 
     /// Ends the load of `key` with nothing.

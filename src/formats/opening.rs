@@ -11,6 +11,7 @@ use super::limits::{GIANT_CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
 use super::squashfs::SquashFs;
 use super::tar::{self, Bytes, Packed, SavedIndex, Tar, TarOptions};
 use super::{OpenOptions, Saving};
+use crate::cache::Workers;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Metered, Storage, Window};
@@ -26,6 +27,8 @@ pub(super) struct Memory {
     pub(super) image_bytes: u64,
     /// Archives within archives that were opened.
     inner: AtomicU64,
+    /// Threads that decode ahead, for all archives.
+    workers: Arc<Workers>,
 }
 
 impl Memory {
@@ -41,6 +44,7 @@ impl Memory {
             chunk_bytes,
             image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
             inner: AtomicU64::new(0),
+            workers: Arc::default(),
         }
     }
 }
@@ -124,9 +128,9 @@ impl Opening<'_> {
         }
         // Images in it get half of its memory.
         let own = if self.options.recursive { self.sharing(2) } else { *self };
-        let image = SquashFs::open(name, storage, own.image_bytes)?;
+        let image = SquashFs::open(name, storage, own.image_bytes, &self.memory.workers)?;
         image.report_to(&self.options.stats);
-        let mut tree: Arc<dyn Tree> = Arc::new(image);
+        let mut tree: Arc<dyn Tree> = image;
         let mut layers = Vec::new();
         if self.options.recursive && depth < NESTING_MAX {
             let mut shown = Vec::new();

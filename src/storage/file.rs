@@ -230,4 +230,11 @@ impl Storage for FileStorage {
             _ => Error::io(context(), error),
         })
     }
+
+    fn will_need(&self, offset: u64, len: u64) {
+        let inside = len.min(self.identity.len.saturating_sub(offset));
+        if let (Some(len), Ok((file, start))) = (NonZeroU64::new(inside), self.opened()) {
+            let _ = fadvise(&*file, start.saturating_add(offset), Some(len), Advice::WillNeed);
+        }
+    }
 }

@@ -29,4 +29,8 @@ impl Storage for Metered {
         self.stats.archive_read(buffer.len());
         self.inner.read_exact_at(buffer, offset)
     }
+
+    fn will_need(&self, offset: u64, len: u64) {
+        self.inner.will_need(offset, len);
+    }
 }

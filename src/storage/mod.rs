@@ -34,6 +34,11 @@ pub trait Storage: Send + Sync {
     /// `Corrupt` where the bytes end before the buffer is full; `Io` where the system refuses.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
 
+    /// Says that these bytes will be read soon. Advice, which may be ignored.
+    fn will_need(&self, offset: u64, len: u64) {
+        let _ = (offset, len);
+    }
+
     /// Whether there are no bytes at all.
     fn is_empty(&self) -> bool {
         self.len() == 0

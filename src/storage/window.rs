@@ -55,4 +55,9 @@ impl Storage for Window {
             }
         }
     }
+
+    fn will_need(&self, offset: u64, len: u64) {
+        let inside = len.min(self.len.saturating_sub(offset));
+        self.inner.will_need(self.start.saturating_add(offset), inside);
+    }
 }

@@ -5,8 +5,8 @@
 //! Invariant: an `Ino` handed out by a tree stays valid and means the same object for the life of
 //! the tree, so callers need not count references.
 
-use std::ops::ControlFlow;
-use std::ops::Range;
+use std::fmt;
+use std::ops::{ControlFlow, Range};
 
 use crate::error::Result;
 use crate::sync::Arc;
@@ -118,13 +118,18 @@ pub struct Totals {
 /// A block of decoded bytes that a cache and its readers share.
 pub type SharedBytes = Arc<[u8]>;
 
+/// Decoded bytes, whatever holds them.
+pub trait Decoded: AsRef<[u8]> + fmt::Debug + Send + Sync {}
+
+impl<T: AsRef<[u8]> + fmt::Debug + Send + Sync> Decoded for T {}
+
 /// The answer to one read: bytes in the caller's scratch memory, or a part of a shared block.
 #[derive(Debug)]
 pub enum ReadBytes<'s> {
     /// Bytes assembled in the scratch memory of this read.
     Scratch(&'s [u8]),
     /// A range of a block that the cache holds too; nothing was copied.
-    Shared(SharedBytes, Range<usize>),
+    Shared(Arc<dyn Decoded>, Range<usize>),
 }
 
 impl ReadBytes<'_> {
@@ -132,7 +137,7 @@ impl ReadBytes<'_> {
     pub fn as_slice(&self) -> &[u8] {
         match self {
             Self::Scratch(bytes) => bytes,
-            Self::Shared(block, range) => block.get(range.clone()).unwrap_or_default(),
+            Self::Shared(block, range) => (**block).as_ref().get(range.clone()).unwrap_or_default(),
         }
     }
 }

@@ -1,37 +1,42 @@
 //! The contents of files: data blocks, fragment blocks, holes.
 //!
 //! Owns how a range of a file becomes bytes, and which blocks enter the cache; leaves where the
-//! blocks lie to `blocklist`. Invariant: every byte handed out was decoded from the block the file
-//! names and lies within what that block decoded to, or is a zero of a hole.
+//! blocks lie to `pieces` and `blocklist`. Invariant: every byte handed out was decoded from the
+//! block the file names and lies within what that block decoded to, or is a zero of a hole.
 //!
-//! Compressed blocks are cached, whether a file has them alone or shares them (fragments). Blocks
-//! stored plain are read straight into the answer: the page cache of the archive holds them
-//! already. A read within one compressed block is answered from the cached block with no copy at
-//! all.
+//! A read within one compressed block is answered from the decoded block with no copy at all. The
+//! block stays in the cache while there is something in it that nobody has read: other files, or
+//! the rest of a large block. One that is read as a whole never enters (`cache::Block` tells why).
+//! Blocks stored plain are read straight into the answer: the page cache of the archive holds them
+//! already.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ops::Range;
 
 use super::blocklist::{BlockLists, Extent};
 use super::inode::{InodeRef, RegularBody, Tail};
 use super::metadata::{Cursor, Metadata};
+use super::pieces::{Piece, Pieces};
 use super::table::Table;
-use crate::cache::Cache;
+use crate::cache::{Block, BlockPool, Cache};
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::stats::{Held, Stats};
 use crate::storage::Storage;
 use crate::sync::Arc;
-use crate::vfs::{ReadBytes, Scratch, SeekTarget, SharedBytes};
+use crate::vfs::{ReadBytes, Scratch, SeekTarget};
 
 /// A record of the fragment table: start (8 bytes), word (4), unused (4).
 const FRAGMENT_RECORD: usize = 16;
 
+/// The most stored bytes that one read of the archive fetches for the blocks of one request.
+const RUN_MAX: u64 = 1 << 20;
+
 thread_local! {
-    /// A block as stored and as decoded, before it is copied to its exact size: decoding into
-    /// memory that stays warm costs less than fresh memory for each block.
-    static BUFFERS: RefCell<(Vec<u8>, Vec<u8>)> = RefCell::default();
+    /// Memory for blocks as they are stored. Taken out while in use, for the storage may be a file
+    /// of another image, which is read on the same thread.
+    static STORED: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 /// The contents of all files of an image.
@@ -41,7 +46,8 @@ pub(super) struct Data {
     block_size: u32,
     lists: BlockLists,
     fragments: Option<Table<FRAGMENT_RECORD>>,
-    cache: Cache<Extent, SharedBytes>,
+    pool: Arc<BlockPool>,
+    cache: Cache<Extent, Arc<Block>>,
 }
 
 /// A file, as `Data` needs it.
@@ -68,6 +74,7 @@ impl Data {
             block_size,
             lists: BlockLists::new(block_size, lists_share),
             fragments,
+            pool: BlockPool::new(index(block_size)),
             cache: Cache::new(capacity.saturating_sub(lists_share), u64::from(block_size)),
         }
     }
@@ -76,6 +83,17 @@ impl Data {
     pub(super) fn report_to(&self, stats: &Stats) {
         self.lists.report_to(stats);
         self.cache.report_to(stats, Held::Data);
+    }
+
+    /// Frees what is kept of the contents.
+    pub(super) fn release(&self) {
+        self.cache.clear();
+        self.pool.release();
+    }
+
+    /// Decoded bytes of a whole block.
+    pub(super) fn block_size(&self) -> u64 {
+        u64::from(self.block_size)
     }
 
     /// Up to `size` bytes of a file from `offset`, fewer only at its end.
@@ -93,20 +111,68 @@ impl Data {
             return Ok(ReadBytes::Scratch(&[]));
         }
         let mut pieces = self.pieces(metadata, file, offset, end)?;
+        let mut run = Run::new();
         let answer = scratch.answer(index(wanted));
         let mut filled: usize = 0;
         while let Some(piece) = pieces.next()? {
-            let len = piece.range.len();
-            let behind = filled.saturating_add(len);
-            if len == answer.len()
-                && let Some(block) = self.shared(&piece)?
-            {
+            let start = filled;
+            filled = filled.saturating_add(piece.range.len());
+            if let Some(mut plain) = piece.plain()? {
+                filled = filled.saturating_add(pieces.pass_plain(&mut plain)?);
+                let target = answer.get_mut(start..filled).unwrap_or_default();
+                self.storage.read_exact_at(target, plain.start)?;
+                continue;
+            }
+            let target = answer.get_mut(start..filled).unwrap_or_default();
+            if piece.extent == Extent::Hole {
+                target.fill(0);
+                continue;
+            }
+            let block = self.block(&piece, &mut run, &pieces)?;
+            if target.len() == index(wanted) {
                 return Ok(ReadBytes::Shared(block, piece.range));
             }
-            self.copy(&piece, answer.get_mut(filled..behind).unwrap_or_default())?;
-            filled = behind;
+            target.copy_from_slice(block.bytes().get(piece.range).unwrap_or_default());
         }
         Ok(ReadBytes::Scratch(answer))
+    }
+
+    /// Brings the blocks of a file from `offset` to `end` near, for whoever will read them.
+    ///
+    /// # Errors
+    /// As `read`, which will report them to who reads.
+    pub(super) fn fetch(
+        &self,
+        metadata: &Metadata,
+        file: FileRef<'_>,
+        offset: u64,
+        end: u64,
+    ) -> Result<()> {
+        let end = end.min(file.body.size);
+        if offset >= end {
+            return Ok(());
+        }
+        let mut pieces = self.pieces(metadata, file, offset, end)?;
+        let mut run = Run::new();
+        while let Some(piece) = pieces.next()? {
+            match piece.extent {
+                Extent::Hole => {}
+                Extent::Plain { .. } => {
+                    if let Some(mut plain) = piece.plain()? {
+                        pieces.pass_plain(&mut plain)?;
+                        let len = plain.end.saturating_sub(plain.start);
+                        self.storage.will_need(plain.start, len);
+                    }
+                }
+                Extent::Compressed { .. } => {
+                    self.cache.get_or_load(piece.extent, || {
+                        let block = self.load(piece.extent, &mut run, &pieces)?;
+                        Ok(Arc::new(block.fitted()))
+                    })?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The first data or hole at or after `offset`.
@@ -122,7 +188,7 @@ impl Data {
         if offset >= size {
             return Err(past_end());
         }
-        let block_size = u64::from(self.block_size).max(1);
+        let block_size = self.block_size().max(1);
         let mut block = offset.checked_div(block_size).unwrap_or(0);
         let FileRef { inode, body, list } = file;
         let mut extents = self.lists.extents(metadata, inode, &body, list, block)?;
@@ -149,7 +215,7 @@ impl Data {
         offset: u64,
         end: u64,
     ) -> Result<Pieces<'_, 'm>> {
-        let first = offset.checked_div(u64::from(self.block_size)).unwrap_or(0);
+        let first = offset.checked_div(self.block_size()).unwrap_or(0);
         let FileRef { inode, body, list } = file;
         let extents = match first < self.lists.count(&body)? {
             true => Some(self.lists.extents(metadata, inode, &body, list, first)?),
@@ -158,42 +224,29 @@ impl Data {
         Ok(Pieces { data: self, metadata, body, extents, block: first, offset, end })
     }
 
-    /// The block of a piece, if it is one that is shared through the cache.
-    fn shared(&self, piece: &Piece) -> Result<Option<SharedBytes>> {
-        match piece.extent {
-            Extent::Compressed { .. } => self.block(piece).map(Some),
-            Extent::Hole | Extent::Plain { .. } => Ok(None),
+    /// The decoded block of a compressed piece, which holds at least the bytes of the piece; these
+    /// count as handed out. `behind` are the pieces after it, of the same request.
+    fn block(&self, piece: &Piece, run: &mut Run, behind: &Pieces<'_, '_>) -> Result<Arc<Block>> {
+        let count = piece.range.len();
+        let mut was_loaded = false;
+        let block = self.cache.get_or_load(piece.extent, || {
+            was_loaded = true;
+            let block = self.load(piece.extent, run, behind)?;
+            let is_used_up = block.hand_out(count);
+            Ok(Arc::new(if is_used_up { block } else { block.fitted() }))
+        })?;
+        piece.check(block.bytes().len())?;
+        if !was_loaded && block.hand_out(count) {
+            self.cache.remove(&piece.extent);
         }
-    }
-
-    /// Writes the bytes of a piece into `target`, which is just as long.
-    fn copy(&self, piece: &Piece, target: &mut [u8]) -> Result<()> {
-        match piece.extent {
-            Extent::Hole => target.fill(0),
-            Extent::Plain { start, len } => {
-                piece.check(index(len))?;
-                let start = start.saturating_add(length(piece.range.start));
-                self.storage.read_exact_at(target, start)?;
-            }
-            Extent::Compressed { .. } => {
-                let block = self.block(piece)?;
-                let bytes = block.get(piece.range.clone()).unwrap_or_default();
-                target.copy_from_slice(bytes);
-            }
-        }
-        Ok(())
-    }
-
-    /// The decoded block of a compressed piece, which holds at least the bytes of the piece.
-    fn block(&self, piece: &Piece) -> Result<SharedBytes> {
-        let block = self.cache.get_or_load(piece.extent, || self.load(piece.extent))?;
-        piece.check(block.len())?;
         Ok(block)
     }
 
-    fn load(&self, extent: Extent) -> Result<SharedBytes> {
-        let (Extent::Compressed { start, len } | Extent::Plain { start, len }) = extent else {
-            return Ok(Vec::new().into());
+    /// Reads and decodes a compressed block.
+    fn load(&self, extent: Extent, run: &mut Run, behind: &Pieces<'_, '_>) -> Result<Block> {
+        let (start, len) = match extent {
+            Extent::Compressed { start, len } | Extent::Plain { start, len } => (start, len),
+            Extent::Hole => (0, 0),
         };
         if len > self.block_size {
             return Err(Error::corrupt(format!(
@@ -201,21 +254,19 @@ impl Data {
                 self.block_size
             )));
         }
-        BUFFERS.with_borrow_mut(|(stored, decoded)| {
-            stored.resize(index(self.block_size), 0);
-            decoded.resize(index(self.block_size), 0);
-            let stored = stored.get_mut(..index(len)).unwrap_or_default();
-            self.storage.read_exact_at(stored, start)?;
-            let count = self
-                .codec
-                .decode(stored, decoded)
-                .map_err(|error| error.within(format_args!("squashfs data block at {start:#x}")))?;
-            Ok(decoded.get(..count).unwrap_or_default().into())
+        let end = start.saturating_add(u64::from(len));
+        let stored = run.bytes(&*self.storage, start..end, || behind.neighbours(end, RUN_MAX))?;
+        self.pool.block(|buffer| {
+            let decoded = self.codec.decode(stored, buffer);
+            decoded.map_err(|error| error.within(format_args!("squashfs data block at {start:#x}")))
         })
     }
 
     /// Where the fragment block of a tail lies.
-    fn fragment(&self, metadata: &Metadata, tail: Tail) -> Result<Extent> {
+    ///
+    /// # Errors
+    /// `Corrupt` where there is none; as reading metadata.
+    pub(super) fn fragment(&self, metadata: &Metadata, tail: Tail) -> Result<Extent> {
         let Some(fragments) = &self.fragments else {
             let number = tail.fragment;
             return Err(Error::corrupt(format!(
@@ -236,81 +287,47 @@ impl Data {
     }
 }
 
-/// A part of one block: what a read wants of it.
-#[derive(Debug)]
-struct Piece {
-    extent: Extent,
-    /// Bytes of the decoded block.
-    range: Range<usize>,
-    /// What the block must decode to: just that, or for a fragment block at least that.
-    least: usize,
-    most: usize,
+/// Blocks as they are stored, one behind the other, that one read fetched.
+struct Run {
+    bytes: Vec<u8>,
+    /// Where they start in the image, and how many of `bytes` are theirs.
+    start: u64,
+    len: usize,
 }
 
-impl Piece {
-    /// Checks that a block of `len` decoded bytes is what the file says it is.
-    fn check(&self, len: usize) -> Result<()> {
-        let (Extent::Plain { start, .. } | Extent::Compressed { start, .. }) = self.extent else {
-            return Ok(());
-        };
-        if (self.least..=self.most).contains(&len) {
-            return Ok(());
+impl Run {
+    fn new() -> Self {
+        Self { bytes: STORED.take(), start: 0, len: 0 }
+    }
+
+    /// The bytes of the image at `range`. If they were not fetched, all up to `end` are.
+    fn bytes(
+        &mut self,
+        storage: &dyn Storage,
+        range: Range<u64>,
+        end: impl FnOnce() -> u64,
+    ) -> Result<&[u8]> {
+        let fetched = self.start..self.start.saturating_add(length(self.len));
+        if !(fetched.start <= range.start && range.end <= fetched.end) {
+            // Past the end of the image there is nothing but what the archive only claims.
+            let end = end().min(storage.len()).max(range.end);
+            self.len = 0;
+            let len = index(end.saturating_sub(range.start));
+            if self.bytes.len() < len {
+                self.bytes.resize(len, 0);
+            }
+            let target = self.bytes.get_mut(..len).unwrap_or_default();
+            storage.read_exact_at(target, range.start)?;
+            (self.start, self.len) = (range.start, len);
         }
-        let least = self.least;
-        Err(Error::corrupt(format!(
-            "squashfs data block at {start:#x}: has {len} bytes, the file needs {least}"
-        )))
+        let from = index(range.start.saturating_sub(self.start));
+        let to = index(range.end.saturating_sub(self.start));
+        Ok(self.bytes.get(from..to).unwrap_or_default())
     }
 }
 
-/// Walks the pieces of a range.
-struct Pieces<'d, 'm> {
-    data: &'d Data,
-    metadata: &'m Metadata,
-    body: RegularBody,
-    /// `None` where the range starts in the tail.
-    extents: Option<super::blocklist::Extents<'m>>,
-    block: u64,
-    offset: u64,
-    end: u64,
-}
-
-impl Pieces<'_, '_> {
-    fn next(&mut self) -> Result<Option<Piece>> {
-        if self.offset >= self.end {
-            return Ok(None);
-        }
-        let block_size = u64::from(self.data.block_size);
-        let block_start = self.block.saturating_mul(block_size);
-        let block_len = self.body.size.saturating_sub(block_start).min(block_size);
-        let from = self.offset.saturating_sub(block_start);
-        let to = self.end.saturating_sub(block_start).min(block_len);
-        let extent = match &mut self.extents {
-            Some(extents) => extents.next()?,
-            None => None,
-        };
-        let piece = match (extent, self.body.tail) {
-            (Some(extent), _) => Piece {
-                extent,
-                range: index(from)..index(to),
-                least: index(block_len),
-                most: index(block_len),
-            },
-            (None, Some(tail)) => {
-                let before = index(tail.offset);
-                Piece {
-                    extent: self.data.fragment(self.metadata, tail)?,
-                    range: before.saturating_add(index(from))..before.saturating_add(index(to)),
-                    least: before.saturating_add(index(block_len)),
-                    most: index(block_size),
-                }
-            }
-            (None, None) => {
-                return Err(Error::corrupt("squashfs file: its blocks end before its size"));
-            }
-        };
-        self.offset = block_start.saturating_add(to);
-        self.block = self.block.saturating_add(1);
-        Ok(Some(piece))
+impl Drop for Run {
+    fn drop(&mut self) {
+        STORED.set(std::mem::take(&mut self.bytes));
     }
 }

@@ -29,6 +29,11 @@ impl InodeRef {
         (bits >> 48 == 0).then_some(Self(bits))
     }
 
+    /// Its 64 bits.
+    pub(super) fn bits(self) -> u64 {
+        self.0
+    }
+
     /// The record at `offset` of the metadata block that starts `block` bytes into the inode table.
     pub(super) fn new(block: u32, offset: u16) -> Self {
         Self((u64::from(block) << 16) | u64::from(offset))

@@ -6,12 +6,13 @@
 //! Invariant: opening reads the superblock and the lists of tables, never the inodes, so a mount
 //! costs the same for ten files and for ten million; nothing of the tree is kept but cached blocks.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
+use crate::cache::{Fetch, Readahead, Request, Workers};
 use crate::error::{Error, Kind, Result};
 use crate::stats::Stats;
 use crate::storage::Storage;
-use crate::sync::Arc;
+use crate::sync::{Arc, Weak};
 use crate::vfs::{
     Attr, Cookie, DirEntry, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp, Totals,
     Tree,
@@ -24,6 +25,7 @@ mod directory;
 mod image;
 mod inode;
 mod metadata;
+mod pieces;
 mod superblock;
 mod table;
 #[cfg(test)]
@@ -42,6 +44,13 @@ use xattr::Xattrs;
 /// image.
 const PREFERRED_READ: u32 = 128 << 10;
 
+/// The furthest that is decoded ahead of a reader in order, bytes: enough to keep several reads of a
+/// slow file system, or several processors, busy for one reader.
+const AHEAD_MAX: u64 = 8 << 20;
+
+/// The least that one thread decodes ahead at once, bytes: with small blocks, several.
+const AHEAD_PART: u64 = 128 << 10;
+
 /// An image.
 pub(crate) struct SquashFs {
     /// The archive's name, for errors.
@@ -53,6 +62,10 @@ pub(crate) struct SquashFs {
     /// The owners that inodes name by index: at most 65,536, so all are kept.
     ids: Box<[u32]>,
     xattrs: Option<Xattrs>,
+    readahead: Readahead,
+    workers: Arc<Workers>,
+    /// This image, for the threads that decode ahead.
+    itself: Weak<SquashFs>,
 }
 
 impl SquashFs {
@@ -61,16 +74,27 @@ impl SquashFs {
         Superblock::recognises(bytes)
     }
 
-    /// Opens the image in `storage`; `name` is for errors, `capacity` bytes are for decoded blocks.
+    /// Opens the image in `storage`; `name` is for errors, `capacity` bytes are for decoded blocks,
+    /// and `workers` decode ahead of who reads in order.
     ///
     /// # Errors
     /// What `Superblock::parse` reports; `Corrupt` where a table or the root can not be read; `Io`.
-    pub(crate) fn open(name: &str, storage: Arc<dyn Storage>, capacity: u64) -> Result<Self> {
-        let opened = Self::open_unnamed(name, storage, capacity);
+    pub(crate) fn open(
+        name: &str,
+        storage: Arc<dyn Storage>,
+        capacity: u64,
+        workers: &Arc<Workers>,
+    ) -> Result<Arc<Self>> {
+        let opened = Self::open_unnamed(name, storage, capacity, workers);
         opened.map_err(|error| error.within(name))
     }
 
-    fn open_unnamed(name: &str, storage: Arc<dyn Storage>, capacity: u64) -> Result<Self> {
+    fn open_unnamed(
+        name: &str,
+        storage: Arc<dyn Storage>,
+        capacity: u64,
+        workers: &Arc<Workers>,
+    ) -> Result<Arc<Self>> {
         let mut bytes = [0; superblock::SIZE];
         storage.read_exact_at(&mut bytes, 0)?;
         let superblock = Superblock::parse(&bytes, storage.len())?;
@@ -100,13 +124,25 @@ impl SquashFs {
         };
         let data_share = capacity.saturating_sub(metadata_share);
         let data = Data::new(storage, codec, superblock.block_size, fragments, data_share);
-        let name = name.to_owned();
-        let image = Self { name, superblock, root, metadata, data, ids, xattrs };
-        let (inode, _) = image.inode(root)?;
-        match inode.kind() {
-            FileKind::Directory => Ok(image),
-            other => Err(Error::corrupt(format!("the root is no directory but {other:?}"))),
+        let (inode, _) = Inode::read(&metadata, superblock.inode_table, root)?;
+        let kind = inode.kind();
+        if kind != FileKind::Directory {
+            return Err(Error::corrupt(format!("the root is no directory but {kind:?}")));
         }
+        // What was decoded ahead must not be driven out before it is read.
+        let furthest = (data_share / 16).min(AHEAD_MAX);
+        Ok(Arc::new_cyclic(|itself| Self {
+            name: name.to_owned(),
+            superblock,
+            root,
+            metadata,
+            data,
+            ids,
+            xattrs,
+            readahead: Readahead::new(furthest),
+            workers: Arc::clone(workers),
+            itself: Weak::clone(itself),
+        }))
     }
 
     /// Has `stats` ask what its caches did.
@@ -168,12 +204,31 @@ impl SquashFs {
     }
 
     fn file(&self, ino: Ino) -> Result<FileRef<'_>> {
-        let reference = self.reference(ino)?;
+        self.file_at(self.reference(ino)?)
+    }
+
+    fn file_at(&self, reference: InodeRef) -> Result<FileRef<'_>> {
         let (inode, list) = self.inode(reference)?;
         match inode.body {
             Body::Regular(body) => Ok(FileRef { inode: reference, body, list }),
             Body::Directory(_) => Err(Error::new(Kind::IsADirectory, "is a directory")),
             _ => Err(Error::new(Kind::InvalidInput, "not a regular file")),
+        }
+    }
+
+    /// Has what comes after a read of `range` decoded, if it is wanted.
+    fn read_ahead(&self, file: &FileRef<'_>, range: Range<u64>) {
+        let (number, len) = (file.inode.bits(), file.body.size);
+        let Some(Range { mut start, end }) = self.readahead.observe(number, range, len) else {
+            return;
+        };
+        // In parts for several threads, cut where blocks are.
+        let part = self.data.block_size().max(AHEAD_PART);
+        while start < end {
+            let cut = start.saturating_add(1).checked_next_multiple_of(part).unwrap_or(end);
+            let range = start..cut.min(end);
+            start = range.end;
+            self.workers.submit(Request { by: self.itself.clone(), file: number, range });
         }
     }
 
@@ -200,6 +255,22 @@ impl SquashFs {
     /// Puts the archive's name in front of an error.
     fn named(&self) -> impl Fn(Error) -> Error + '_ {
         |error| error.within(&self.name)
+    }
+}
+
+impl Fetch for SquashFs {
+    fn fetch(&self, file: u64, range: Range<u64>) {
+        if !self.readahead.is_wanted(file, &range) {
+            return;
+        }
+        let outcome = InodeRef::parse(file).map(|reference| {
+            let file = self.file_at(reference)?;
+            self.data.fetch(&self.metadata, file, range.start, range.end)
+        });
+        if let Some(Err(error)) = outcome {
+            // Whoever reads there meets it again, and is told.
+            log::debug!("{}: decoding ahead: {error}", self.name);
+        }
     }
 }
 
@@ -248,7 +319,10 @@ impl Tree for SquashFs {
         scratch: &'s mut Scratch,
     ) -> Result<ReadBytes<'s>> {
         self.file(ino)
-            .and_then(|file| self.data.read(&self.metadata, file, offset, size, scratch))
+            .and_then(|file| {
+                self.read_ahead(&file, offset..offset.saturating_add(u64::from(size)));
+                self.data.read(&self.metadata, file, offset, size, scratch)
+            })
             .map_err(self.named())
     }
 
