@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 mod support;
@@ -228,6 +229,23 @@ fn a_killed_daemon_leaves_a_dead_mount_that_run_clears() {
     kill_process(stage.daemon(), Signal::KILL).unwrap();
     run.write("go\n");
     assert_eq!(run.end(), Some(5));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn run_clears_up_behind_a_daemon_that_was_killed_when_it_had_unmounted() {
+    let Some(stage) = stage() else { return };
+    let mut run = Talker::start(&mut command(&stage, "echo started; read x"));
+    assert_eq!(run.line(), "started");
+    let daemon = stage.daemon();
+    kill_process(daemon, Signal::STOP).unwrap();
+    // In the place of the daemon, which can not go on to remove the directory. umount(8) would ask
+    // it for the root.
+    rustix::mount::unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
+    kill_process(daemon, Signal::KILL).unwrap();
+    assert!(stage.place.exists());
+    run.write("go\n");
+    assert_eq!(run.end(), Some(0));
     assert!(stage.is_gone());
 }
 

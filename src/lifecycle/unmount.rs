@@ -165,8 +165,9 @@ pub(super) fn clear_dead(place: &Path) -> Result<()> {
     forget(place, lock)
 }
 
-/// Clears what is left at `place` of a daemon that ended before it served. The caller has let go of
-/// the lock of the place: a helper that the daemon has started may still hold it.
+/// Clears what is left at `place` of a daemon that ended before it served, or was killed. The
+/// caller has let go of the lock of the place: a helper that the daemon has started may still hold
+/// it.
 ///
 /// # Errors
 /// `Io`.
