@@ -13,6 +13,8 @@ from benchlib.systems import ARCHFS, ARCHFS_TAR
 
 BLUE, SKY, GREY, VERMILLION, INK, FAINT = "#0072B2", "#56B4E9", "#A9B0B7", "#D55E00", "#222222", "#D9DDE1"
 FONT = "font-family='DejaVu Sans, Verdana, sans-serif'"
+# White around letters, so that lines behind them do not cross them.
+HALO = "stroke='white' stroke-width='3' stroke-linejoin='round' paint-order='stroke'"
 LABELS, BARS, VALUES, PANEL_GAP = 150, 230, 80, 30
 ROW, HEAD, BOTTOM = 20, 34, 16
 
@@ -25,7 +27,7 @@ class Drawing:
 
     def text(self, x, y, text, size=12, colour=INK, anchor="start", weight="normal"):
         self.shapes.append(f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}' "
-                           f"text-anchor='{anchor}' font-weight='{weight}'>{escape(text)}</text>")
+                           f"text-anchor='{anchor}' font-weight='{weight}' {HALO}>{escape(text)}</text>")
 
     def box(self, x, y, width, height, colour):
         self.shapes.append(f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' "
@@ -37,10 +39,13 @@ class Drawing:
 
     def whisker(self, x1, x2, y, half):
         """From the least to the most."""
-        if x2 - x1 >= 1:
-            self.line(x1, y, x2, y)
-            self.line(x1, y - half, x1, y + half)
-            self.line(x2, y - half, x2, y + half)
+        if x2 - x1 < 1:
+            return
+        # Ink over white, so that it is seen on a dark bar, too.
+        for colour, width in [("white", 3), (INK, 1)]:
+            self.line(x1, y, x2, y, colour, width)
+            self.line(x1, y - half, x1, y + half, colour, width)
+            self.line(x2, y - half, x2, y + half, colour, width)
 
     def dot(self, x, y, met):
         if met:
@@ -60,7 +65,7 @@ class Drawing:
 # Bars.
 
 def of_dataset(table, dataset, results):
-    """Two columns of panels, one for each phase."""
+    """A panel for each phase, in two columns."""
     drawing, phases = Drawing(), table.phases(dataset)
     drawing.text(20, 28, dataset, 17, weight="bold")
     drawing.text(20, 46, "Medians; whiskers from the least to the most of all rounds", 11)
@@ -72,7 +77,8 @@ def of_dataset(table, dataset, results):
         tops[column] += panel(drawing, table, dataset, phase, results, left, tops[column])
         if column:
             tops = [max(tops)] * 2
-    return drawing.svg(2 * width + PANEL_GAP + 40, max(tops) + 10, f"{dataset}: every phase, every system")
+    columns = min(2, len(phases))
+    return drawing.svg(columns * width + (columns - 1) * PANEL_GAP + 40, max(tops) + 10, f"{dataset}: every phase, every system")
 
 
 def panel(drawing, table, dataset, phase, results, left, top):
@@ -92,21 +98,27 @@ def panel(drawing, table, dataset, phase, results, left, top):
         bar(drawing, system, values, zero, top + HEAD + ROW * number, scale)
     drawing.line(zero, start, zero, end, FAINT)
     if needed:
-        drawing.line(zero + needed * scale, start, zero + needed * scale, end, VERMILLION, 1.5, "4 3")
-        drawing.text(zero + needed * scale, end + 10, f"target of archfs: {tables.short(needed)}", 10, VERMILLION,
+        place = zero + needed * scale
+        drawing.line(place, start, place, end, VERMILLION, 1.5, "4 3")
+        drawing.text(place, end + 10, f"target of archfs: {tables.short(needed)}", 10, VERMILLION,
                      anchor="middle" if needed * scale > 60 else "start")
+    for number, (system, values) in enumerate(rows.items()):
+        name_and_figure(drawing, system, values, zero, top + HEAD + ROW * number, scale)
     return HEAD + ROW * len(rows) + BOTTOM + 8
 
 
 def bar(drawing, system, values, zero, top, scale):
-    ours = system in [ARCHFS, ARCHFS_TAR]
-    median = statistics.median(values)
-    drawing.text(zero - 8, top + 12, system, 12, anchor="end", weight="bold" if ours else "normal")
-    drawing.box(zero, top, max(1, median * scale), ROW - 6,
-                BLUE if system == ARCHFS else SKY if ours else GREY)
+    colour = {ARCHFS: BLUE, ARCHFS_TAR: SKY}.get(system, GREY)
+    drawing.box(zero, top, max(1, statistics.median(values) * scale), ROW - 6, colour)
     drawing.whisker(zero + min(values) * scale, zero + max(values) * scale, top + (ROW - 6) / 2, 3)
-    drawing.text(zero + max(values) * scale + 6, top + 12, tables.short(median), 11,
-                 weight="bold" if ours else "normal")
+
+
+def name_and_figure(drawing, system, values, zero, top, scale):
+    """Over the line of the target, which bars are behind."""
+    weight = "bold" if system in [ARCHFS, ARCHFS_TAR] else "normal"
+    drawing.text(zero - 8, top + 12, system, 12, anchor="end", weight=weight)
+    drawing.text(zero + max(values) * scale + 6, top + 12, tables.short(statistics.median(values)), 11,
+                 weight=weight)
 
 
 def needed_value(table, dataset, phase, results):
