@@ -26,8 +26,9 @@ class Drawing:
         self.shapes = []
 
     def text(self, x, y, text, size=12, colour=INK, anchor="start", weight="normal"):
-        self.shapes.append(f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}' "
-                           f"text-anchor='{anchor}' font-weight='{weight}' {HALO}>{escape(text)}</text>")
+        self.shapes.append(
+            f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}' "
+            f"text-anchor='{anchor}' font-weight='{weight}' {HALO}>{escape(text)}</text>")
 
     def box(self, x, y, width, height, colour):
         self.shapes.append(f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' "
@@ -101,7 +102,7 @@ def panel(drawing, table, dataset, phase, results, left, top):
         place = zero + needed * scale
         drawing.line(place, start, place, end, VERMILLION, 1.5, "4 3")
         drawing.text(place, end + 10, f"target of archfs: {tables.short(needed)}", 10, VERMILLION,
-                     anchor="middle" if needed * scale > 60 else "start")
+                     "middle" if needed * scale > 60 else "start")
     for number, (system, values) in enumerate(rows.items()):
         name_and_figure(drawing, system, values, zero, top + HEAD + ROW * number, scale)
     return HEAD + ROW * len(rows) + BOTTOM + 8
@@ -144,11 +145,12 @@ def of_targets(results):
 
     end = top + ROW * len(results)
     drawing.text(20, 28, "Targets", 17, weight="bold")
-    drawing.text(20, 48, "Measured ratio over the needed one: median, least and most of the rounds; log scale", 11)
+    drawing.text(20, 48, "Measured ratio over the needed one: median, least and most of the rounds; "
+                 "log scale", 11)
     ticks = [tick for tick in [0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32] if least <= tick <= most]
     for tick in ticks:
-        drawing.line(x(tick), top - 8, x(tick), end, VERMILLION if tick == 1 else FAINT, 1.5 if tick == 1 else 1,
-                     "4 3" if tick == 1 else "")
+        look = (VERMILLION, 1.5, "4 3") if tick == 1 else (FAINT, 1)
+        drawing.line(x(tick), top - 8, x(tick), end, *look)
         drawing.text(x(tick), top - 12, "target" if tick == 1 else f"{tick:g}x", 11,
                      VERMILLION if tick == 1 else INK, "middle")
     for number, one in enumerate(results):

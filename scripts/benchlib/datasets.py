@@ -180,8 +180,8 @@ def many_folder(number):
 
 def many_image(work, folders):
     def make(part):
-        packer = subprocess.Popen(["mksquashfs", "-", part, "-tar", "-comp", "zstd", "-quiet", "-no-progress"],
-                                  stdin=subprocess.PIPE)
+        command = ["mksquashfs", "-", part, "-tar", "-comp", "zstd", "-quiet", "-no-progress"]
+        packer = subprocess.Popen(command, stdin=subprocess.PIPE)
         with packer.stdin as stream:
             write_many(stream, folders)
         if packer.wait():

@@ -16,7 +16,8 @@ SIZES = [sections.MEMORY, "size of the index"]
 def write_csv(table, path):
     with open(path, "w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["dataset", "system", "phase", "round", "seconds", "bytes", "files", "bytes_per_second"])
+        writer.writerow(["dataset", "system", "phase", "round", "seconds", "bytes", "files",
+                         "bytes_per_second"])
         for row in table.rows:
             rate = round(row.bytes / row.seconds) if row.seconds and row.bytes else ""
             writer.writerow([*row[:4], f"{row.seconds:.6f}", row.bytes, row.files, rate])
@@ -34,8 +35,8 @@ def summary(table, facts, results, title, charts=()):
     """The whole document; `charts` are (dataset, file name)."""
     lines = [f"# {title}", ""]
     lines += [f"- {name}: {text}" for name, text in facts.items()]
-    lines += ["", "Medians of interleaved rounds, in brackets the least and the most of them; ratios are medians of "
-              "the ratios within each round.",
+    lines += ["", "Medians of interleaved rounds, in brackets the least and the most of them; ratios are "
+              "medians of the ratios within each round.",
               "Every reader's checksum was the same for all systems of a round.", ""]
     if results:
         lines += ["## Targets", "", *target_table(results), ""]
@@ -66,8 +67,9 @@ def rate_table(table, dataset):
 
 def ratio_table(table, dataset):
     phases = [phase for phase in table.phases(dataset) if phase not in SIZES]
+    others = [system for system in table.systems(dataset) if system != subject(table, dataset)]
     rows = [[system, *(f"{ratio:.2f}" if (ratio := median_ratio(table, dataset, system, phase)) else ""
-                       for phase in phases)] for system in table.systems(dataset) if system != subject(table, dataset)]
+                       for phase in phases)] for system in others]
     return markdown(["against", *phases], rows) if any(any(row[1:]) for row in rows) else []
 
 
@@ -110,4 +112,5 @@ def markdown(heads, rows):
     columns = list(zip(heads, *rows))
     widths = [max(3, *map(len, column)) for column in columns]
     lines = [heads, ["-" * width for width in widths], *rows]
-    return ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines]
+    return ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |"
+            for line in lines]

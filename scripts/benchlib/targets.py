@@ -1,7 +1,7 @@
 """What has to be reached, as ratios within one round, and whether it was. The gate of continuous integration.
 
-A ratio is how many times as fast archfs is on an image as something else, or what is left of an absolute limit: it
-has to be at least what is needed.
+A ratio is how many times as fast archfs on an image is as something else, or how many times an absolute
+limit holds what was measured: it has to be at least what is needed.
 """
 
 import statistics

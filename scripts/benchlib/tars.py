@@ -84,8 +84,8 @@ def index(bench):
     archive = datasets.many_tar(bench.work, folders)
     reader.warm(archive)
     name, members = "tar index", 1001 * folders + 1
-    bench.table.note(name, f"{members} members, {archive.stat().st_size / 1e6:.0f} MB; memory is the most that "
-                     "the daemon had until a folder of 1,000 names was listed.")
+    bench.table.note(name, f"{members} members, {archive.stat().st_size / 1e6:.0f} MB; memory is the most "
+                     "that the daemon had until a folder of 1,000 names was listed.")
     for system in bench.named("ratarmount", systems.ARCHFS_TAR):
         once = system.name == "ratarmount"
         if once and bench.quick:
@@ -98,4 +98,5 @@ def index(bench):
             bench.table.add(name, system.name, SIZE, number, 0, saved, 0)
             with sections.first_listing(bench, name, system, archive, number):
                 pid = reader.daemon(["ratarmount", "archfs"], archive)
-                bench.table.add(name, system.name, sections.MEMORY, number, 0, reader.memory(pid)["VmHWM"], 0)
+                most = reader.memory(pid)["VmHWM"]
+                bench.table.add(name, system.name, sections.MEMORY, number, 0, most, 0)
