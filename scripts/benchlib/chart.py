@@ -79,7 +79,8 @@ def of_dataset(table, dataset, results):
         if column:
             tops = [max(tops)] * 2
     columns = min(2, len(phases))
-    return drawing.svg(columns * width + (columns - 1) * PANEL_GAP + 40, max(tops) + 10, f"{dataset}: every phase, every system")
+    return drawing.svg(columns * width + (columns - 1) * PANEL_GAP + 40, max(tops) + 10,
+                       f"{dataset}: every phase, every system")
 
 
 def panel(drawing, table, dataset, phase, results, left, top):
