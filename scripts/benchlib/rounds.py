@@ -78,6 +78,7 @@ def interleaved(bench, dataset, began, groups):
 
 
 def one_group(bench, dataset, began, group, wanted, number, systems):
+    print(f"{dataset.name}, round {number + 1}: {', '.join(wanted)}", file=sys.stderr, flush=True)
     read = {}
     for system in systems:
         with system.shown(began[system], bench.place) as root:
