@@ -140,7 +140,7 @@ def at_random(visit, reads):
 def big_file(bench):
     """A tar stores it as it is, so no tar takes part."""
     dataset = datasets.big(bench.work, bench.quick)
-    reads = 250 if bench.quick else 2_000
+    reads = 250 if bench.quick else 5_000
     size = (dataset.source / "text").stat().st_size
     bench.table.note(dataset.name, f"One file of {size / 2**20:.0f} MiB, compressed "
                      f"{size / dataset.archive('squashfs').stat().st_size:.1f}:1 by zstd; at random: "
