@@ -8,8 +8,8 @@
 //! There is no OPEN request (`fuse` tells why), so a reader is known only by what it reads: the
 //! next READ of a stream starts where the last one ended. The kernel has more than one READ of a
 //! reader under way, and event loops take them side by side; so large ones, which are of the
-//! kernel's own readahead, may come a little out of order. A small one must fit exactly: that is
-//! what tells a reader in order from one at random places.
+//! kernel's own readahead, may come a little out of order. A small one must come right behind: that
+//! is what tells a reader in order from one at random places.
 
 use std::array;
 use std::ops::Range;
@@ -25,6 +25,10 @@ const WAYS: usize = 4;
 /// What a READ has at least if it is of the kernel's readahead rather than as long as the reader
 /// asked, bytes.
 const LARGE: u64 = 32 << 10;
+
+/// What may lie between two reads of one stream, bytes: headers between the members of a tar that
+/// is read as one.
+const GAP: u64 = 4096;
 
 /// How many lengths of a large READ it may come early or late by.
 const DISORDER: u64 = 2;
@@ -113,7 +117,9 @@ impl Stream {
         }
         let size = range.end.saturating_sub(range.start);
         let slack = if size >= LARGE { size.saturating_mul(DISORDER) } else { 0 };
-        range.start.abs_diff(self.next) <= slack
+        let early = self.next.saturating_sub(range.start);
+        let late = range.start.saturating_sub(self.next);
+        early <= slack && late <= slack.max(GAP)
     }
 
     /// What to decode ahead now: in pieces of at least half the distance, not a little each time.

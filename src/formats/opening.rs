@@ -37,14 +37,15 @@ impl Memory {
         let kinds = if archives > 1 || options.recursive { 2 } else { 1 };
         let chunk_bytes = options.cache_bytes.checked_div(kinds).unwrap_or(0);
         let images = length(archives.max(1));
-        let chunks = ChunkCache::new(chunk_bytes, GIANT_CHUNK_MAX);
+        let workers = Arc::default();
+        let chunks = ChunkCache::new(chunk_bytes, GIANT_CHUNK_MAX, Arc::clone(&workers));
         chunks.report_to(&options.stats);
         Self {
             chunks: Arc::new(chunks),
             chunk_bytes,
             image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
             inner: AtomicU64::new(0),
-            workers: Arc::default(),
+            workers,
         }
     }
 }

@@ -1,19 +1,28 @@
-//! Decoded chunks of all compressed archives of a mount, and how many are decoded at once.
+//! Decoded chunks of all compressed archives of a mount, how many are decoded at once, and which
+//! ahead of a reader.
 //!
-//! Owns the bound on the memory of both; leaves which chunks stay to `cache`.
+//! Owns the bound on the memory of all that; leaves which chunks stay to `cache`.
 //! Invariant: what is being decoded takes at most as much memory again as the cache has, or one
 //! chunk where that is more: a mount has many threads, and chunks of xz may have 64 MiB each.
 
-use crate::cache::Cache;
+use std::ops::Range;
+
+use crate::cache::{Cache, Fetch, Readahead, Request, Workers};
 use crate::error::Result;
 use crate::formats::bytes::length;
 use crate::stats::{Held, Stats};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Arc, Condvar, Mutex, Weak};
 use crate::vfs::SharedBytes;
 
 /// How much memory decoding a chunk takes, in sizes of the chunk: the decoder's output, the copy of
 /// it that is shared, and input and tables, which are less than a third.
 const SIZES: u64 = 3;
+
+/// The furthest that is decoded ahead of a reader in order, bytes.
+const AHEAD_MAX: u64 = 8 << 20;
+
+/// Chunks that the cache must have room for before one is decoded ahead.
+const AHEAD_LEAST: u64 = 8;
 
 /// By archive number and chunk number.
 pub(crate) struct ChunkCache {
@@ -23,18 +32,47 @@ pub(crate) struct ChunkCache {
     under_way: Mutex<u64>,
     /// Some of it ended.
     ended: Condvar,
+    /// Who reads an archive in order, by its number.
+    readahead: Readahead,
+    workers: Arc<Workers>,
 }
 
 impl ChunkCache {
-    /// A cache of at most `capacity` bytes of chunks of at most `heaviest` bytes.
-    pub(crate) fn new(capacity: u64, heaviest: u64) -> Self {
-        let cache = Cache::new(capacity, heaviest);
-        Self { cache, capacity, under_way: Mutex::new(0), ended: Condvar::new() }
+    /// A cache of at most `capacity` bytes of chunks of at most `heaviest` bytes; `workers` decode
+    /// ahead.
+    pub(crate) fn new(capacity: u64, heaviest: u64, workers: Arc<Workers>) -> Self {
+        Self {
+            cache: Cache::new(capacity, heaviest),
+            capacity,
+            under_way: Mutex::new(0),
+            ended: Condvar::new(),
+            readahead: Readahead::new((capacity / 16).min(AHEAD_MAX)),
+            workers,
+        }
     }
 
     /// Has `stats` ask what it did.
     pub(crate) fn report_to(&self, stats: &Stats) {
         self.cache.report_to(stats, Held::Data);
+    }
+
+    /// Takes note of a read of `range` of the decoded bytes of `archive`, which are `len`; returns
+    /// which bytes to decode ahead of it now, if any.
+    pub(super) fn observe(&self, archive: u32, range: Range<u64>, len: u64) -> Option<Range<u64>> {
+        self.readahead.observe(u64::from(archive), range, len)
+    }
+
+    /// Whether a reader is still on its way to `range` of `archive`.
+    pub(super) fn is_wanted(&self, archive: u32, range: &Range<u64>) -> bool {
+        self.readahead.is_wanted(u64::from(archive), range)
+    }
+
+    /// Has `by` fetch chunk `number` of `len` bytes ahead of a reader. Not one so large that what is
+    /// being read would have to make room for it.
+    pub(super) fn decode_ahead(&self, by: Weak<dyn Fetch>, number: usize, len: u64) {
+        if len.saturating_mul(AHEAD_LEAST) <= self.capacity {
+            self.workers.submit(Request { by, file: length(number), range: 0..len });
+        }
     }
 
     /// The chunk `key` of `len` bytes, from the cache or from `decode`, once there is room for
@@ -88,7 +126,7 @@ mod tests {
 
     #[test]
     fn decodes_no_more_at_once_than_there_is_room_for() {
-        let chunks = ChunkCache::new(90, 10);
+        let chunks = ChunkCache::new(90, 10, Arc::default());
         let (now, most) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for thread in 0..8 {

@@ -3,14 +3,17 @@
 //! Owns finding the chunk of an offset and having it decoded once; leaves keeping it to the cache.
 //! Invariant: a chunk is decoded with no lock held, by one of those who want it.
 
+use std::ops::Range;
+
 use super::extent::{Size, decode};
 use super::seekable::{Chunks, Extent, Point, Seekable};
 use super::spool::Spool;
 use super::{ChunkCache, Container, gzip};
+use crate::cache::Fetch;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::storage::Storage;
-use crate::sync::Arc;
+use crate::sync::{Arc, Weak};
 use crate::vfs::SharedBytes;
 
 /// The decoded bytes of a compressed file.
@@ -22,6 +25,8 @@ pub(crate) struct Compressed {
     source: Source,
     cache: Arc<ChunkCache>,
     archive: u32,
+    /// This file, for the threads that decode ahead.
+    itself: Weak<Compressed>,
 }
 
 enum Source {
@@ -44,7 +49,7 @@ impl Compressed {
         seekable: Seekable,
         cache: Arc<ChunkCache>,
         archive: u32,
-    ) -> Result<Self> {
+    ) -> Result<Arc<Self>> {
         let Seekable { container, len, chunks } = seekable;
         let source = match chunks {
             Chunks::Points(points) => Source::Points(points),
@@ -55,20 +60,14 @@ impl Compressed {
                 Source::Spool(Arc::new(Spool::start(name, file, container, Some(len))?))
             }
         };
-        let this = Self { name: name.to_owned(), storage, container, len, source, cache, archive };
-        match u32::try_from(this.count()) {
-            Ok(_) => Ok(this),
-            Err(_) => Err(Error::new(Kind::Unsupported, format!("{name}: too many chunks"))),
+        if u32::try_from(source.count()).is_err() {
+            return Err(Error::new(Kind::Unsupported, format!("{name}: too many chunks")));
         }
-    }
-
-    /// Number of chunks; none where the file is spooled.
-    fn count(&self) -> usize {
-        match &self.source {
-            Source::Points(points) => points.len(),
-            Source::Extents(extents) => extents.len(),
-            Source::Spool(_) => 0,
-        }
+        let name = name.to_owned();
+        Ok(Arc::new_cyclic(|itself| {
+            let itself = Weak::clone(itself);
+            Self { name, storage, container, len, source, cache, archive, itself }
+        }))
     }
 
     /// Where chunk `number` starts in the decoded bytes, or where the last ends.
@@ -113,6 +112,19 @@ impl Compressed {
         })
     }
 
+    /// Has the chunks after a read of `range` decoded, if they are wanted.
+    fn read_ahead(&self, range: Range<u64>) {
+        let now = self.find(range.end.saturating_sub(1));
+        let Some(ahead) = self.cache.observe(self.archive, range, self.len) else {
+            return;
+        };
+        let last = self.find(ahead.end.saturating_sub(1));
+        for number in self.find(ahead.start).max(now.saturating_add(1))..=last {
+            let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
+            self.cache.decode_ahead(self.itself.clone(), number, len);
+        }
+    }
+
     fn read(&self, mut buffer: &mut [u8], mut offset: u64) -> Result<()> {
         let end = offset.checked_add(length(buffer.len()));
         if end.is_none_or(|end| end > self.len) {
@@ -124,6 +136,7 @@ impl Compressed {
         if let Source::Spool(spool) = &self.source {
             return spool.read_exact_at(buffer, offset);
         }
+        self.read_ahead(offset..end.unwrap_or(self.len));
         while !buffer.is_empty() {
             let number = self.find(offset);
             let chunk = self.chunk(number)?;
@@ -141,6 +154,31 @@ impl Compressed {
             buffer = rest;
         }
         Ok(())
+    }
+}
+
+impl Source {
+    /// Number of chunks; none where the file is spooled.
+    fn count(&self) -> usize {
+        match self {
+            Self::Points(points) => points.len(),
+            Self::Extents(extents) => extents.len(),
+            Self::Spool(_) => 0,
+        }
+    }
+}
+
+impl Fetch for Compressed {
+    /// Fetches the chunk with the number `file`.
+    fn fetch(&self, file: u64, _whole: Range<u64>) {
+        let number = index(file);
+        let range = self.start(number)..self.start(number.saturating_add(1));
+        if self.cache.is_wanted(self.archive, &range)
+            && let Err(error) = self.chunk(number)
+        {
+            // Whoever reads there meets it again, and is told.
+            log::debug!("{}: decoding ahead: {error}", self.name);
+        }
     }
 }
 

@@ -99,7 +99,7 @@ fn survey(encoded: &[u8]) -> (Vec<u8>, Option<Error>, Seekable) {
 }
 
 fn cache() -> Arc<ChunkCache> {
-    Arc::new(ChunkCache::new(64 << 20, 8 << 20))
+    Arc::new(ChunkCache::new(64 << 20, 8 << 20, Arc::default()))
 }
 
 fn saved(seekable: &Seekable, encoded: &[u8]) -> Seekable {

@@ -119,7 +119,7 @@ impl Packed {
             );
         }
         let Self { storage, cache, archive, .. } = self;
-        Ok(Arc::new(Compressed::new(name, storage, seekable, cache, archive)?))
+        Ok(Compressed::new(name, storage, seekable, cache, archive)?)
     }
 }
 
