@@ -359,4 +359,11 @@ impl Tree for SquashFs {
             block_size: self.superblock.block_size,
         }
     }
+
+    // Not its storage: where that is a file of another archive, that is a tree of its own beside
+    // this one, and is asked itself.
+    fn release(&self) {
+        self.data.release();
+        self.metadata.release();
+    }
 }
