@@ -1,21 +1,26 @@
-//! Memory that is given back: what is read afterwards is the same.
+//! Memory that is given back: what is read afterwards is the same, and the system has it.
 //!
-//! Owns `Tree::release` on every kind of archive.
+//! Owns `Tree::release` on every kind of archive, and `--cache-idle` on a mount.
 
-use std::fs;
+use std::fs::{self, File};
 use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use archfs::formats::OpenOptions;
 use archfs::stats::Stats;
 use archfs::sync::Arc;
 use archfs::vfs::{Cookie, FileKind, Ino, Scratch, Tree, View, ViewOptions};
+use rustix::fs::{Advice, fadvise};
+use serde_json::Value;
 
 mod support;
 
-use support::{image, run, tree, wait_until, work_folder};
+use support::mount::Mounted;
+use support::{archfs, can_mount, image, run, tree, wait_until, work_folder};
 
 /// Bytes that compress, of which no two pages are the same.
 fn text(seed: usize, len: usize) -> Vec<u8> {
@@ -162,4 +167,90 @@ fn readers_notice_nothing_of_a_release() {
             }
         });
     }
+}
+
+const BLOCK: usize = 128 << 10;
+const BLOCKS: usize = 512;
+const PAGE: usize = 4096;
+
+/// A mount of a file of `BLOCKS` blocks that compress.
+struct Stage {
+    bytes: Vec<u8>,
+    file: File,
+    daemon: u32,
+    mounted: Mounted,
+    _work: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Option<Self> {
+        if !can_mount() {
+            return None;
+        }
+        let work = work_folder();
+        let folder = work.path().join("source");
+        fs::create_dir(&folder).unwrap();
+        let bytes = text(1, BLOCK * BLOCKS);
+        fs::write(folder.join("file"), &bytes).unwrap();
+        let archive = image::make(work.path(), "data.sqfs", &folder, &["-comp", "zstd"]);
+        // Room enough that no shard of the cache has to evict.
+        let options = ["--cache", "1G", "--cache-idle", "1s"];
+        let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &options);
+        let file = File::open(mounted.path().join("file")).unwrap();
+        // The kernel asks for what is read here, and for nothing more.
+        fadvise(&file, 0, None, Advice::Random).unwrap();
+        Some(Self { bytes, file, daemon: mounted.daemon(), mounted, _work: work })
+    }
+
+    /// Reads page `nth` of each block. A block of which only a part was read is kept.
+    fn read(&self, nth: usize) {
+        let mut page = [0; PAGE];
+        for block in 0..BLOCKS {
+            let at = block * BLOCK + nth * PAGE;
+            self.file.read_exact_at(&mut page, at as u64).unwrap();
+            assert!(page == self.bytes[at..at + PAGE], "page {nth} of block {block}");
+        }
+    }
+
+    /// The resident memory of the daemon, bytes.
+    fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.daemon)).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
+    }
+
+    /// A number that the live mount tells.
+    fn told(&self, path: &[&str]) -> u64 {
+        let output = run(archfs().args(["stats", "--json"]).arg(self.mounted.path()));
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        path.iter().fold(&told, |value, name| &value[*name]).as_u64().unwrap()
+    }
+}
+
+#[test]
+fn an_idle_mount_gives_its_memory_back_and_reads_on() {
+    let Some(stage) = Stage::new() else { return };
+    let decoded = BLOCK * BLOCKS;
+    let start = stage.resident();
+    let mut pages = 0..BLOCK / PAGE - 1;
+    for times in 1..3 {
+        // A machine that is busy elsewhere may leave the mount without a request for long enough
+        // while this goes on. What the kernel has, it does not ask for again: so other pages then.
+        let most = loop {
+            stage.read(pages.next().expect("the memory is never that of all blocks"));
+            let now = stage.resident();
+            if now > start + decoded / 4 * 3 {
+                break now;
+            }
+        };
+        // Asking the daemon could be a request, so only the kernel is asked.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while stage.resident() > start + decoded / 4 {
+            assert!(Instant::now() < deadline, "{} bytes, {start} at first", stage.resident());
+            thread::yield_now();
+        }
+        eprintln!("{start} bytes at first, {most} at most, {} when idle", stage.resident());
+        assert!(stage.told(&["cache_releases"]) >= times);
+    }
+    stage.read(BLOCK / PAGE - 1);
 }
