@@ -270,7 +270,9 @@ mod tests {
         load(0).unwrap();
         load(100).unwrap();
         let loaded_bytes = 9 * (1024 - 128);
-        let counts = CacheCounts { hits: 1, loads: 9, waits: 0, evictions: 1, loaded_bytes };
+        let held_bytes = 8 * 1024;
+        let counts =
+            CacheCounts { hits: 1, loads: 9, waits: 0, evictions: 1, loaded_bytes, held_bytes };
         assert_eq!(cache.counts(), counts);
         load(0).unwrap();
         assert_eq!(cache.counts().hits, 2, "0 was used after 1 and stays");

@@ -98,6 +98,6 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
     }
 
     pub(super) fn counts(&self) -> CacheCounts {
-        self.counts
+        CacheCounts { held_bytes: self.weight, ..self.counts }
     }
 }

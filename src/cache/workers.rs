@@ -198,8 +198,9 @@ mod tests {
         let by = Arc::new(Telling { fetched: Mutex::new(sender), gate: Mutex::new(()) });
         let workers = Workers::new(1);
         let gone = Arc::new(Telling { fetched: Mutex::new(channel().0), gate: Mutex::new(()) });
-        workers.submit(request(&gone, 1));
+        let in_vain = request(&gone, 1);
         drop(gone);
+        workers.submit(in_vain);
         workers.submit(request(&by, 2));
         assert_eq!(fetched.recv().unwrap(), (2, 0..2));
     }

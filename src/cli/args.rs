@@ -54,6 +54,10 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
+    /// Give that memory back to the system when nothing was read for so long; 0 for never
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "30s", env = "ARCHFS_CACHE_IDLE")]
+    cache_idle: Duration,
+
     /// Copy the archives to DIR of this node first, such as /dev/shm: private, gone at the end
     #[arg(long, value_name = "DIR", env = "ARCHFS_STAGE")]
     stage: Option<PathBuf>,
@@ -124,6 +128,7 @@ impl MountArgs {
             access: options.access,
             terms: Terms { grace: self.grace, linger: self.linger, idle: self.idle_timeout },
             cache_bytes: self.cache,
+            cache_idle: Some(self.cache_idle).filter(|time| !time.is_zero()),
             stage: self.stage.as_ref().map(absolute).transpose()?,
             preload: self.preload,
             threads: self.threads,
@@ -209,6 +214,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         access,
         terms: Terms { grace, linger, idle },
         cache_bytes,
+        cache_idle,
         stage,
         preload,
         threads,
@@ -232,6 +238,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--linger=", Some(linger.as_secs().to_string().into()));
     add("--idle-timeout=", idle.map(|idle| idle.as_secs().to_string().into()));
     add("--cache=", cache_bytes.map(|bytes| bytes.to_string().into()));
+    add("--cache-idle=", Some(cache_idle.unwrap_or_default().as_secs().to_string().into()));
     add("--stage=", stage.clone().map(OsString::from));
     add("--threads=", threads.map(|threads| threads.to_string().into()));
     add("--log-file=", log_file.clone().map(OsString::from));
@@ -307,6 +314,7 @@ mod tests {
             access: Access::Owner,
             terms: Terms::default(),
             cache_bytes: None,
+            cache_idle: None,
             stage: None,
             preload: false,
             threads: None,
@@ -330,6 +338,7 @@ mod tests {
                 idle: Some(Duration::from_secs(7200)),
             },
             cache_bytes: Some(1),
+            cache_idle: Some(Duration::from_secs(90)),
             stage: Some("/s,t\n".into()),
             preload: true,
             threads: Some(1024),
@@ -343,6 +352,15 @@ mod tests {
         let several = MountPlan { archives, ..least.clone() };
         for plan in [least, most, quiet, several] {
             assert_eq!(parse(render(&plan)), plan);
+        }
+    }
+
+    #[test]
+    fn memory_is_given_back_after_thirty_seconds_or_as_told_and_never_for_0() {
+        for (option, time) in [(None, Some(30)), (Some("2m"), Some(120)), (Some("0s"), None)] {
+            let option = option.map(|time| format!("--cache-idle={time}").into());
+            let words = option.into_iter().chain(["a".into(), "b".into()]);
+            assert_eq!(parse(words.collect()).cache_idle, time.map(Duration::from_secs));
         }
     }
 

@@ -21,6 +21,7 @@ use super::lease::{Client, Leases};
 use super::mounted::{Mounted, unmount_on_panic};
 use super::mountpoint::{self, Mountpoint};
 use super::process::{ASK_AGAIN, ProcessId, timespec};
+use super::release::Release;
 use super::report::Report;
 use super::signals::{self, Ignored, SessionEnd, Wakes};
 use super::{MountPlan, Way, inherited, mountinfo, session, stage, unmount};
@@ -221,6 +222,7 @@ struct Daemon {
     mount: Arc<Mounted>,
     leases: Leases,
     hold: Hold,
+    release: Release,
     wakes: Wakes,
     /// Readable when mounts have changed: somebody may have unmounted this one.
     mounts: File,
@@ -244,6 +246,7 @@ impl Daemon {
         let listener = mount.listen()?;
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let shape = session_shape(processors, plan.threads);
+        let release = Release::new(&tree, &stats, plan.cache_idle, session_end.waker()?);
         let filesystem = ArchiveFilesystem::new(tree, Arc::clone(&stats), plan.terms.idle);
         let session = session::start(filesystem, connection, shape, session_end)?;
         mount.check_that_it_answers()?;
@@ -251,7 +254,8 @@ impl Daemon {
         let _ = std::env::set_current_dir("/");
         let hold = Hold::new(plan.terms, Instant::now());
         let (leases, mounts) = (Leases::new(listener)?, mountinfo::changes()?);
-        Ok(Self { mount, leases, hold, wakes, mounts, session, stats, report, has_told: false })
+        let has_told = false;
+        Ok(Self { mount, leases, hold, release, wakes, mounts, session, stats, report, has_told })
     }
 
     /// Lives for `holder`, or until somebody unmounts.
@@ -278,7 +282,8 @@ impl Daemon {
             let now = Instant::now();
             match self.hold.next(now, held, self.stats.requests()) {
                 Step::Serve(until) => {
-                    let limit = until.map(|until| until.saturating_duration_since(now));
+                    let until = [until, self.release.attend(now)].into_iter().flatten().min();
+                    let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
                     if self.wait(limit)? {
                         return self.end();
                     }

@@ -5,6 +5,7 @@
 //! Invariant: whatever fails half way, nothing stays mounted and no directory made here remains.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::log::Verbosity;
 use crate::vfs::ViewOptions;
@@ -32,12 +33,15 @@ mod mountpoint;
 mod namespace;
 mod occupant;
 mod process;
+mod quiet;
 mod registry;
+mod release;
 mod report;
 mod session;
 mod signals;
 mod snapshot;
 mod stage;
+mod trim;
 mod unmount;
 mod wait;
 
@@ -88,6 +92,8 @@ pub struct MountPlan {
     pub terms: Terms,
     /// Memory for decoded blocks, bytes; `None` for the default.
     pub cache_bytes: Option<u64>,
+    /// How long without a request until that memory is given back; `None` for never.
+    pub cache_idle: Option<Duration>,
     /// Where the archives are copied to before they are opened; `None` to read them where they are.
     pub stage: Option<PathBuf>,
     /// Whether they are read into memory before.

@@ -1,4 +1,4 @@
-//! What wakes the daemon: signals, and the end of its session.
+//! What wakes the daemon: signals, the end of its session, a request after a quiet time.
 //!
 //! Owns the pipes that a handler or a thread writes to, so that the daemon waits in one place for
 //! everything. `child` passes signals on and has its own way.
@@ -40,9 +40,10 @@ pub(super) struct Wakes {
 #[derive(Debug)]
 pub(super) struct SessionEnd(PipeWriter);
 
-/// What is written for SIGINT, and for the end of the session.
+/// What is written for SIGINT, for the end of the session, and to have the daemon look around.
 const AT_ONCE: u8 = b'i';
 const SESSION_ENDED: u8 = b's';
+const LOOK: u8 = b'l';
 
 /// What becomes of signals that this process was started to ignore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +114,18 @@ impl Wakes {
 }
 
 impl SessionEnd {
+    /// Something else that wakes the daemon and tells it nothing: it looks at everything then.
+    ///
+    /// # Errors
+    /// `Io` where the system refuses.
+    pub(super) fn waker(&self) -> Result<impl Fn() + Send + Sync + 'static> {
+        let teller = self.0.try_clone();
+        let teller = teller.map_err(|error| Error::io("can not watch for requests", error))?;
+        Ok(move || {
+            let _ = (&teller).write_all(&[LOOK]);
+        })
+    }
+
     /// Wakes the daemon.
     pub(super) fn tell(mut self) {
         // Nobody listens any more when the daemon is at its end.

@@ -48,6 +48,8 @@ pub struct Snapshot {
     read_latency: Percentiles,
     metadata_cache: CacheCounts,
     data_cache: CacheCounts,
+    /// Times that both gave their memory back since nobody read.
+    cache_releases: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -82,6 +84,7 @@ impl Snapshot {
             read_latency: Percentiles::of(&totals.reads),
             metadata_cache: totals.metadata,
             data_cache: totals.data,
+            cache_releases: totals.releases,
         }
     }
 

@@ -20,7 +20,7 @@ pub enum Held {
     Data,
 }
 
-/// What a cache did so far.
+/// What a cache did so far, and what it keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CacheCounts {
     /// Requests that found their block.
@@ -33,6 +33,8 @@ pub struct CacheCounts {
     pub evictions: u64,
     /// What was loaded, decoded bytes.
     pub loaded_bytes: u64,
+    /// The memory that what is kept takes now, bytes.
+    pub held_bytes: u64,
 }
 
 impl CacheCounts {
@@ -51,6 +53,7 @@ impl Sum for CacheCounts {
             waits: sum.waits + one.waits,
             evictions: sum.evictions + one.evictions,
             loaded_bytes: sum.loaded_bytes + one.loaded_bytes,
+            held_bytes: sum.held_bytes + one.held_bytes,
         })
     }
 }

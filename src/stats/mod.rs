@@ -15,12 +15,14 @@ use std::time::Instant;
 
 use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
 
+mod alarm;
 mod caches;
 mod histogram;
 
 pub use caches::{CacheCounts, Held};
 pub use histogram::Latencies;
 
+use alarm::Alarm;
 use caches::Caches;
 use histogram::Histogram;
 
@@ -90,6 +92,9 @@ pub struct Stats {
     /// Guards the list of caches, which grows while archives are opened; the lock of a shard is
     /// taken within.
     caches: Mutex<Caches>,
+    /// How often their memory was given back.
+    releases: AtomicU64,
+    alarm: Alarm,
 }
 
 /// The counters of one thread. Aligned to two cache lines, since they are fetched in pairs.
@@ -125,6 +130,8 @@ pub struct Totals {
     pub metadata: CacheCounts,
     /// What was kept of decoded contents.
     pub data: CacheCounts,
+    /// How often the memory of both was given back since nobody read.
+    pub releases: u64,
 }
 
 impl Totals {
@@ -144,6 +151,7 @@ impl Stats {
     pub fn begin(&self, operation: Operation) -> Pending<'_> {
         let stripe = self.stripe();
         stripe.requests[operation as usize].fetch_add(1, Ordering::Relaxed);
+        self.alarm.notice();
         let clock = stripe.histogram(operation).map(|histogram| (histogram, Instant::now()));
         Pending { stripe, operation, clock }
     }
@@ -151,6 +159,7 @@ impl Stats {
     /// Counts a request whose answer costs nothing.
     pub fn count(&self, operation: Operation) {
         self.stripe().requests[operation as usize].fetch_add(1, Ordering::Relaxed);
+        self.alarm.notice();
     }
 
     /// Counts one read of `bytes` bytes from the file of an archive.
@@ -163,6 +172,22 @@ impl Stats {
     /// Asks `source` from now on for the counts of a cache of what is `held`.
     pub fn watch_cache(&self, held: Held, source: Arc<dyn Fn() -> CacheCounts + Send + Sync>) {
         self.caches.lock().push(held, source);
+    }
+
+    /// Counts that the memory of the caches was given back.
+    pub fn count_release(&self) {
+        self.releases.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has `call` made by the next request after each `set_alarm`. To be called once.
+    pub fn connect_alarm(&self, call: Box<dyn Fn() + Send + Sync>) {
+        self.alarm.connect(call);
+    }
+
+    /// Has the next request make the call. One that begins at the same moment may not, so who must
+    /// know of it asks for `requests` afterwards.
+    pub fn set_alarm(&self) {
+        self.alarm.set();
     }
 
     /// All requests so far. One that came since the last time makes it larger.
@@ -190,6 +215,7 @@ impl Stats {
         let caches = self.caches.lock();
         totals.metadata = caches.counts(Held::Metadata);
         totals.data = caches.counts(Held::Data);
+        totals.releases = self.releases.load(Ordering::Relaxed);
         totals
     }
 
@@ -206,7 +232,8 @@ impl Stats {
 impl Default for Stats {
     fn default() -> Self {
         let stripes = (0..STRIPES).map(|_| OnceLock::new()).collect();
-        Self { stripes, caches: Mutex::default() }
+        let (caches, releases, alarm) = (Mutex::default(), AtomicU64::new(0), Alarm::default());
+        Self { stripes, caches, releases, alarm }
     }
 }
 
@@ -318,6 +345,29 @@ mod tests {
         drop(read);
         let longest = stats.totals().reads.longest().unwrap();
         assert!(longest >= Duration::from_micros(100), "{longest:?}");
+    }
+
+    #[test]
+    fn an_alarm_goes_off_once_for_each_time_that_it_was_set() {
+        let stats = Stats::default();
+        let calls = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&calls);
+        let call = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
+        stats.connect_alarm(Box::new(call));
+        let asks = |stats: &Stats| {
+            drop(stats.begin(Operation::Read));
+            stats.count(Operation::Other);
+        };
+        asks(&stats);
+        assert_eq!(calls.load(Ordering::Relaxed), 0);
+        for times in 1..4 {
+            stats.set_alarm();
+            // Of all that come at once, one makes the call.
+            thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(|| asks(&stats)))));
+            assert_eq!(calls.load(Ordering::Relaxed), times);
+        }
     }
 
     #[test]

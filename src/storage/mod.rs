@@ -39,6 +39,10 @@ pub trait Storage: Send + Sync {
         let _ = (offset, len);
     }
 
+    /// Lets go of the memory that this keeps only for speed. What lies beneath it is somebody
+    /// else's to release.
+    fn release(&self) {}
+
     /// Whether there are no bytes at all.
     fn is_empty(&self) -> bool {
         self.len() == 0

@@ -93,6 +93,10 @@ pub trait Tree: Send + Sync {
 
     /// Sizes of the whole, for statfs(2).
     fn totals(&self) -> Totals;
+
+    /// Lets go of the memory that is kept only for speed. Answers stay what they were, and the next
+    /// ones take longer.
+    fn release(&self);
 }
 
 /// What `Tree::seek` looks for.

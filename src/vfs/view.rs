@@ -148,4 +148,8 @@ impl Tree for View {
     fn totals(&self) -> Totals {
         self.tree.totals()
     }
+
+    fn release(&self) {
+        self.tree.release();
+    }
 }

@@ -75,6 +75,11 @@ impl ChunkCache {
         }
     }
 
+    /// Frees the chunks of all archives. Those being decoded now are kept.
+    pub(super) fn release(&self) {
+        self.cache.clear();
+    }
+
     /// The chunk `key` of `len` bytes, from the cache or from `decode`, once there is room for
     /// that.
     ///

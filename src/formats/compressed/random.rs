@@ -190,4 +190,8 @@ impl Storage for Compressed {
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.read(buffer, offset).map_err(|error| error.within(&self.name))
     }
+
+    fn release(&self) {
+        self.cache.release();
+    }
 }

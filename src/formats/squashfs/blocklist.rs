@@ -83,6 +83,11 @@ impl BlockLists {
         self.checkpoints.report_to(stats, Held::Metadata);
     }
 
+    /// Frees the checkpoints.
+    pub(super) fn release(&self) {
+        self.checkpoints.clear();
+    }
+
     /// Number of blocks of a file; its tail in a fragment is none of them.
     ///
     /// # Errors

@@ -87,6 +87,7 @@ impl Data {
 
     /// Frees what is kept of the contents.
     pub(super) fn release(&self) {
+        self.lists.release();
         self.cache.clear();
         self.pool.release();
     }

@@ -66,6 +66,11 @@ impl Metadata {
         self.cache.report_to(stats, Held::Metadata);
     }
 
+    /// Frees the blocks that are kept.
+    pub(super) fn release(&self) {
+        self.cache.clear();
+    }
+
     /// A cursor at `position`.
     ///
     /// # Errors

@@ -44,8 +44,8 @@ use xattr::Xattrs;
 /// image.
 const PREFERRED_READ: u32 = 128 << 10;
 
-/// The furthest that is decoded ahead of a reader in order, bytes: enough to keep several reads of a
-/// slow file system, or several processors, busy for one reader.
+/// The furthest that is decoded ahead of a reader in order, bytes: enough to keep several reads of
+/// a slow file system, or several processors, busy for one reader.
 const AHEAD_MAX: u64 = 8 << 20;
 
 /// The least that one thread decodes ahead at once, bytes: with small blocks, several.
@@ -358,5 +358,12 @@ impl Tree for SquashFs {
             inodes: u64::from(self.superblock.inode_count),
             block_size: self.superblock.block_size,
         }
+    }
+
+    // Not its storage: where that is a file of another archive, that is a tree of its own beside
+    // this one, and is asked itself.
+    fn release(&self) {
+        self.data.release();
+        self.metadata.release();
     }
 }

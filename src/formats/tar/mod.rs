@@ -282,4 +282,8 @@ impl Tree for Tar {
             block_size: header::BLOCK_LEN.try_into().unwrap_or(512),
         }
     }
+
+    fn release(&self) {
+        self.storage.release();
+    }
 }

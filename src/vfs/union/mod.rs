@@ -269,6 +269,10 @@ impl Tree for Union {
     fn totals(&self) -> Totals {
         self.totals
     }
+
+    fn release(&self) {
+        self.trees.iter().for_each(|tree| tree.release());
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::sync::{AtomicU64, Ordering};
-use crate::vfs::resolve;
+use crate::vfs::{View, resolve};
 
 /// A tree of the files and folders (those that end with a slash) at some paths.
 struct Fake {
@@ -11,6 +11,7 @@ struct Fake {
     nodes: Vec<(String, FileKind, String)>,
     first: u64,
     asked: AtomicU64,
+    released: AtomicU64,
 }
 
 impl Fake {
@@ -24,7 +25,7 @@ impl Fake {
             Some(folder) => (folder.to_owned(), FileKind::Directory, String::new()),
             None => ((*path).to_owned(), FileKind::Regular, text.to_owned()),
         }));
-        Arc::new(Self { nodes, first, asked: AtomicU64::new(0) })
+        Arc::new(Self { nodes, first, asked: AtomicU64::new(0), released: AtomicU64::new(0) })
     }
 
     fn place(&self, ino: Ino) -> Result<usize> {
@@ -135,6 +136,10 @@ impl Tree for Fake {
     fn totals(&self) -> Totals {
         self.asked.fetch_add(1, Ordering::Relaxed);
         Totals { bytes: 1000, inodes: self.nodes.len() as u64, block_size: 4096 }
+    }
+
+    fn release(&self) {
+        self.released.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -279,6 +284,20 @@ fn a_lookup_asks_one_tree_once_with_a_thousand_trees_as_with_one() {
         union.totals();
         union.attr(shared.unwrap()).unwrap();
         assert_eq!(asked() - before, 1, "{count} trees");
+    }
+}
+
+#[test]
+fn releases_each_tree_once_also_behind_a_view() {
+    let trees: Vec<_> = (0..3).map(|_| Fake::new(&["f"], "x")).collect();
+    let mut layers: Vec<_> = trees.iter().map(|tree| at("", tree)).collect();
+    let hidden = vec![trees[0].ino(1)];
+    layers[0].tree = View::without(Arc::clone(&layers[0].tree), hidden);
+    let union = Union::new(&layers).unwrap();
+    for times in 1..3 {
+        union.release();
+        let released = trees.iter().map(|tree| tree.released.load(Ordering::Relaxed));
+        assert_eq!(released.collect::<Vec<_>>(), [times; 3]);
     }
 }
 

@@ -1,0 +1,256 @@
+//! Memory that is given back: what is read afterwards is the same, and the system has it.
+//!
+//! Owns `Tree::release` on every kind of archive, and `--cache-idle` on a mount.
+
+use std::fs::{self, File};
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use archfs::formats::OpenOptions;
+use archfs::stats::Stats;
+use archfs::sync::Arc;
+use archfs::vfs::{Cookie, FileKind, Ino, Scratch, Tree, View, ViewOptions};
+use rustix::fs::{Advice, fadvise};
+use serde_json::Value;
+
+mod support;
+
+use support::mount::Mounted;
+use support::{archfs, can_mount, image, run, tree, wait_until, work_folder};
+
+/// Bytes that compress, of which no two pages are the same.
+fn text(seed: usize, len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + 64);
+    while bytes.len() < len {
+        bytes.extend(
+            format!("file {seed}, byte {}, and so on and on and on\n", bytes.len()).bytes(),
+        );
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Small files, which share blocks, one of some blocks, and one whose list of blocks has
+/// checkpoints where a block has 4 KiB.
+fn source_folder(work: &Path) -> PathBuf {
+    let folder = work.join("source");
+    fs::create_dir_all(folder.join("sub")).unwrap();
+    for number in 0..50 {
+        fs::write(folder.join(format!("sub/{number}")), text(number, 2000)).unwrap();
+    }
+    fs::write(folder.join("some"), text(100, 900_000)).unwrap();
+    fs::write(folder.join("many"), text(101, 10_000_000)).unwrap();
+    folder
+}
+
+/// The tar of `folder`, packed by a line for the shell.
+fn packed(folder: &Path, name: &str, line: &str) -> PathBuf {
+    let target = folder.with_file_name(name);
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", &format!("tar -C \"$1\" --sort=name -cf - . | {line} > \"$2\""), "sh"]);
+    run(shell.arg(folder).arg(&target));
+    target
+}
+
+/// Every kind of archive, and what it is opened with.
+fn archives(work: &Path) -> Vec<(&'static str, Vec<PathBuf>, bool)> {
+    let folder = source_folder(work);
+    let small = image::make(work, "small.sqfs", &folder, &["-comp", "gzip", "-b", "4096"]);
+    let usual = image::make(work, "usual.sqfs", &folder, &["-comp", "zstd"]);
+    let gzip = packed(&folder, "source.tar.gz", "gzip -1 -c");
+    let xz = packed(&folder, "source.tar.xz", "xz -0 -T0 --block-size=1MiB -c");
+    let outer = work.join("outer");
+    fs::create_dir_all(&outer).unwrap();
+    fs::copy(&usual, outer.join("inner.sqfs")).unwrap();
+    fs::write(outer.join("beside"), text(200, 300_000)).unwrap();
+    let nested = image::make(work, "nested.sqfs", &outer, &["-comp", "zstd"]);
+    let nested_packed = packed(&outer, "nested.tar.gz", "gzip -1 -c");
+    vec![
+        ("an image", vec![usual.clone()], false),
+        ("an image of small blocks", vec![small.clone()], false),
+        ("a tar.gz", vec![gzip.clone()], false),
+        ("a tar.xz", vec![xz.clone()], false),
+        ("several", vec![small, xz, gzip, usual], false),
+        ("an image in an image", vec![nested], true),
+        ("an image in a tar.gz", vec![nested_packed], true),
+    ]
+}
+
+fn open(archives: &[PathBuf], recursive: bool) -> (Arc<dyn Tree>, Arc<Stats>) {
+    let stats = Arc::new(Stats::default());
+    let options = OpenOptions { recursive, stats: Arc::clone(&stats), ..OpenOptions::default() };
+    (tree::open(archives, options).unwrap(), stats)
+}
+
+/// The memory of all caches, bytes: of metadata and of contents.
+fn held(stats: &Stats) -> (u64, u64) {
+    let totals = stats.totals();
+    (totals.metadata.held_bytes, totals.data.held_bytes)
+}
+
+/// Reads a little of the start, the middle and the end of each file below `folder`, so that most of
+/// what is decoded for it is kept.
+fn nibble(tree: &dyn Tree, folder: Ino, scratch: &mut Scratch) {
+    let mut entries = Vec::new();
+    let visit = &mut |entry: archfs::vfs::DirEntry<'_>| {
+        entries.push((entry.ino, entry.kind));
+        ControlFlow::Continue(())
+    };
+    tree.read_dir(folder, Cookie::START, visit).unwrap();
+    for (ino, kind) in entries {
+        if kind == FileKind::Directory {
+            nibble(tree, ino, scratch);
+            continue;
+        }
+        let size = tree.attr(ino).unwrap().size;
+        for offset in [0, size / 2, size.saturating_sub(9)] {
+            tree.read(ino, offset, 10, scratch).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_read_after_a_release_is_what_was_read_before() {
+    let work = work_folder();
+    for (what, archives, recursive) in archives(work.path()) {
+        let (fresh, _) = open(&archives, recursive);
+        let expected = tree::lines(&*fresh);
+        assert!(expected.len() > 50, "{what}");
+        let (tree, stats) = open(&archives, recursive);
+        for _ in 0..2 {
+            nibble(&*tree, Ino::ROOT, &mut Scratch::default());
+            let (metadata, data) = held(&stats);
+            assert!(data > 0 && (metadata > 0) != what.starts_with("a tar"), "{what}");
+            // Blocks that are decoded ahead just now come in behind a release.
+            wait_until("nothing is kept", || {
+                tree.release();
+                held(&stats) == (0, 0)
+            });
+            assert!(tree::lines(&*tree) == expected, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_folder_of_an_archive_is_released_with_it() {
+    let work = work_folder();
+    let folder = source_folder(work.path());
+    let archive = image::make(work.path(), "data.sqfs", &folder, &["-comp", "zstd"]);
+    let (whole, stats) = open(&[archive], false);
+    let options = ViewOptions { subdir: Some(b"sub".to_vec()), ..ViewOptions::default() };
+    let tree = View::apply(whole, &options).unwrap();
+    nibble(&*tree, Ino::ROOT, &mut Scratch::default());
+    assert!(held(&stats).1 > 0);
+    tree.release();
+    assert_eq!(held(&stats), (0, 0));
+}
+
+#[test]
+fn readers_notice_nothing_of_a_release() {
+    let work = work_folder();
+    for (what, archives, recursive) in archives(work.path()) {
+        let (tree, _) = open(&archives, recursive);
+        let expected = tree::lines(&*tree);
+        thread::scope(|scope| {
+            let readers: Vec<_> =
+                (0..3).map(|_| scope.spawn(|| tree::lines(&*tree) == expected)).collect();
+            while readers.iter().any(|reader| !reader.is_finished()) {
+                tree.release();
+                thread::yield_now();
+            }
+            for reader in readers {
+                assert!(reader.join().unwrap(), "{what}");
+            }
+        });
+    }
+}
+
+const BLOCK: usize = 128 << 10;
+const BLOCKS: usize = 512;
+const PAGE: usize = 4096;
+
+/// A mount of a file of `BLOCKS` blocks that compress.
+struct Stage {
+    bytes: Vec<u8>,
+    file: File,
+    daemon: u32,
+    mounted: Mounted,
+    _work: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Option<Self> {
+        if !can_mount() {
+            return None;
+        }
+        let work = work_folder();
+        let folder = work.path().join("source");
+        fs::create_dir(&folder).unwrap();
+        let bytes = text(1, BLOCK * BLOCKS);
+        fs::write(folder.join("file"), &bytes).unwrap();
+        let archive = image::make(work.path(), "data.sqfs", &folder, &["-comp", "zstd"]);
+        // Room enough that no shard of the cache has to evict.
+        let options = ["--cache", "1G", "--cache-idle", "1s"];
+        let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &options);
+        let file = File::open(mounted.path().join("file")).unwrap();
+        // The kernel asks for what is read here, and for nothing more.
+        fadvise(&file, 0, None, Advice::Random).unwrap();
+        Some(Self { bytes, file, daemon: mounted.daemon(), mounted, _work: work })
+    }
+
+    /// Reads page `nth` of each block. A block of which only a part was read is kept.
+    fn read(&self, nth: usize) {
+        let mut page = [0; PAGE];
+        for block in 0..BLOCKS {
+            let at = block * BLOCK + nth * PAGE;
+            self.file.read_exact_at(&mut page, at as u64).unwrap();
+            assert!(page == self.bytes[at..at + PAGE], "page {nth} of block {block}");
+        }
+    }
+
+    /// The resident memory of the daemon, bytes.
+    fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.daemon)).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
+    }
+
+    /// A number that the live mount tells.
+    fn told(&self, path: &[&str]) -> u64 {
+        let output = run(archfs().args(["stats", "--json"]).arg(self.mounted.path()));
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        path.iter().fold(&told, |value, name| &value[*name]).as_u64().unwrap()
+    }
+}
+
+#[test]
+fn an_idle_mount_gives_its_memory_back_and_reads_on() {
+    let Some(stage) = Stage::new() else { return };
+    let decoded = BLOCK * BLOCKS;
+    let start = stage.resident();
+    let mut pages = 0..BLOCK / PAGE - 1;
+    for times in 1..3 {
+        // A machine that is busy elsewhere may leave the mount without a request for long enough
+        // while this goes on. What the kernel has, it does not ask for again: so other pages then.
+        let most = loop {
+            stage.read(pages.next().expect("the memory is never that of all blocks"));
+            let now = stage.resident();
+            if now > start + decoded / 4 * 3 {
+                break now;
+            }
+        };
+        // Asking the daemon could be a request, so only the kernel is asked.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while stage.resident() > start + decoded / 4 {
+            assert!(Instant::now() < deadline, "{} bytes, {start} at first", stage.resident());
+            thread::yield_now();
+        }
+        eprintln!("{start} bytes at first, {most} at most, {} when idle", stage.resident());
+        assert!(stage.told(&["cache_releases"]) >= times);
+    }
+    stage.read(BLOCK / PAGE - 1);
+}
