@@ -1,35 +1,51 @@
 //! One epoch of a training job as the file system sees it: processes that open, read and close
-//! files in shuffled order. The reader of `scripts/bench` and `scripts/bench-tar`; it is made to
-//! cost little itself.
+//! files in shuffled order, or read one large file. The reader of `scripts/bench`; it is made to cost
+//! little itself.
 //!
 //! Usage: epoch walk ROOT
-//!        epoch read ROOT LIST PROCESSES SEED
+//!        epoch read ROOT LIST PROCESSES SEED      every file of LIST, whole, in shuffled order
+//!        epoch sequence FILE                      one file from its begin to its end
+//!        epoch places FILE PROCESSES COUNT SEED   4 KiB at random places, COUNT by each process
 //!
-//! LIST holds paths below ROOT, one a line. Prints one line of numbers: files, bytes, seconds,
-//! checksum.
+//! LIST holds paths below ROOT, one a line. Prints one line of numbers: files (or reads), bytes,
+//! seconds, checksum. Seconds run from when all processes are ready until the last one is done.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
+
+/// What a reader of one large file asks for at once.
+const SEQUENCE_BYTES: usize = 1 << 20;
+const PLACE_BYTES: usize = 4096;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["walk", root] => walk_timed(Path::new(root)),
+        ["sequence", file] => sequence_timed(Path::new(file)),
         ["read", root, list, processes, seed] => {
-            read_timed(root, list, processes.parse().unwrap(), seed);
+            workers_timed(processes.parse().unwrap(), &["read-one", root, list, processes, seed]);
         }
-        ["worker", root, list, processes, seed, nth] => worker(
+        ["places", file, processes, count, seed] => {
+            workers_timed(processes.parse().unwrap(), &["places-one", file, count, seed]);
+        }
+        ["read-one", root, list, processes, seed, nth] => read_one(
             Path::new(root),
             list,
             processes.parse().unwrap(),
             seed.parse().unwrap(),
             nth.parse().unwrap(),
         ),
-        _ => panic!("usage: epoch walk ROOT | epoch read ROOT LIST PROCESSES SEED"),
+        ["places-one", file, count, seed, nth] => places_one(
+            Path::new(file),
+            count.parse().unwrap(),
+            seed.parse::<u64>().unwrap() * 1000 + nth.parse::<u64>().unwrap(),
+        ),
+        _ => panic!("usage: epoch walk ROOT | read ROOT LIST PROCESSES SEED | sequence FILE | ..."),
     }
 }
 
@@ -58,12 +74,37 @@ fn walk(folder: &Path, counts: &mut (u64, u64)) {
     }
 }
 
-/// Starts the workers, lets them go at once when all are ready, and adds up what they read.
-fn read_timed(root: &str, list: &str, processes: usize, seed: &str) {
+/// Reads a file as `cat` does. The checksum does not depend on how the bytes arrived.
+fn sequence_timed(path: &Path) {
+    let mut file = File::open(path).unwrap();
+    let mut buffer = vec![0; SEQUENCE_BYTES];
+    let (mut bytes, mut checksum) = (0_u64, 0_u64);
+    let start = Instant::now();
+    loop {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match file.read(&mut buffer[filled..]).unwrap() {
+                0 => break,
+                count => filled += count,
+            }
+        }
+        if filled == 0 {
+            break;
+        }
+        bytes += filled as u64;
+        checksum = checksum.wrapping_mul(31).wrapping_add(sum(&buffer[..filled]));
+    }
+    report(1, bytes, start, checksum);
+}
+
+/// Starts the workers, lets them go at once when all are ready, and adds up what they read. Each
+/// gets `arguments` and its number.
+fn workers_timed(processes: usize, arguments: &[&str]) {
     let mut workers: Vec<Child> = (0..processes)
         .map(|nth| {
             Command::new(std::env::current_exe().unwrap())
-                .args(["worker", root, list, &processes.to_string(), seed, &nth.to_string()])
+                .args(arguments)
+                .arg(nth.to_string())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -97,19 +138,15 @@ fn read_timed(root: &str, list: &str, processes: usize, seed: &str) {
 }
 
 /// Reads every `processes`-th file of the shuffled list, from the `nth` on.
-fn worker(root: &Path, list: &str, processes: usize, seed: u64, nth: usize) {
+fn read_one(root: &Path, list: &str, processes: usize, seed: u64, nth: usize) {
     let text = fs::read_to_string(list).unwrap();
     let mut files: Vec<(usize, PathBuf)> =
         text.lines().enumerate().map(|(number, line)| (number, root.join(line))).collect();
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = Random::seeded(seed);
     for last in (1..files.len()).rev() {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        files.swap(last, (state % (last as u64 + 1)) as usize);
+        files.swap(last, random.below(last as u64 + 1) as usize);
     }
-    println!("ready");
-    std::io::stdin().read_line(&mut String::new()).unwrap();
+    wait_for_start();
     let mut buffer = Vec::new();
     let (mut count, mut bytes, mut checksum) = (0_u64, 0_u64, 0_u64);
     for (number, file) in files.iter().skip(nth).step_by(processes) {
@@ -124,6 +161,43 @@ fn worker(root: &Path, list: &str, processes: usize, seed: u64, nth: usize) {
         checksum = checksum.wrapping_add(sum(&buffer[..size]).wrapping_mul(*number as u64 | 1));
     }
     println!("{count} {bytes} {checksum}");
+}
+
+/// Reads 4 KiB at `count` multiples of 4 KiB, any of the file's.
+fn places_one(path: &Path, count: u64, seed: u64) {
+    let file = File::open(path).unwrap();
+    let blocks = file.metadata().unwrap().len() / PLACE_BYTES as u64;
+    let mut random = Random::seeded(seed);
+    let mut buffer = [0; PLACE_BYTES];
+    let mut checksum = 0_u64;
+    wait_for_start();
+    for _ in 0..count {
+        let place = random.below(blocks);
+        file.read_exact_at(&mut buffer, place * PLACE_BYTES as u64).unwrap();
+        checksum = checksum.wrapping_add(sum(&buffer).wrapping_mul(place | 1));
+    }
+    println!("{count} {} {checksum}", count * PLACE_BYTES as u64);
+}
+
+fn wait_for_start() {
+    println!("ready");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+/// Marsaglia's xorshift with 64 bits.
+struct Random(u64);
+
+impl Random {
+    fn seeded(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
 }
 
 /// All bytes in words of eight, added up: as fast as memory, and sees any changed byte.

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 mod support;
 
 use support::mount::{is_mounted, listed};
-use support::stage::{Stage, end, has_ended, processes_about, said, shell, stage, tell};
+use support::stage::{Stage, Talker, end, has_ended, processes_about, said, shell, stage, tell};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
 
@@ -102,6 +102,26 @@ fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
     assert!(stage.daemon() != daemon);
     stage.assert_readable();
     wait_until("the daemon has ended", || has_ended(daemon));
+}
+
+#[test]
+fn who_waits_for_a_mount_to_go_does_not_keep_its_holder_from_unmounting() {
+    let Some(stage) = stage() else { return };
+    let mut script = holder(&stage, "--grace 1h");
+    let daemon = stage.daemon();
+    kill_process(daemon, Signal::TERM).unwrap();
+    let command = "exec $ARCHFS run $IMAGE mount -- grep -q hello mount/hello";
+    let mut newcomers = [(); 2].map(|()| Talker::complaining(&mut stage.bash(command)));
+    for newcomer in &mut newcomers {
+        newcomer.line_with("mount: waiting until the last mount here is gone");
+    }
+    assert_eq!(tell(&mut script, "$ARCHFS unmount mount"), "done 0\n");
+    for newcomer in newcomers {
+        assert_eq!(newcomer.end(), Some(0));
+    }
+    wait_until("the daemon has ended", || has_ended(daemon));
+    assert!(stage.is_gone());
+    end(script);
 }
 
 #[test]

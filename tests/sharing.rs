@@ -3,13 +3,14 @@
 //! Owns who shares, who is refused and with what words, who is the last one out, `unmount` among
 //! several holders, and `wait`.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, pipe};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Signal, kill_process};
 
 mod support;
@@ -334,6 +335,40 @@ fn unmount_gives_back_the_caller_s_lease_and_names_the_others() {
     let mut held = held;
     held.write("go\n");
     assert_eq!(held.end(), Some(1), "cat finds no mount");
+}
+
+/// The record of a mount of root's.
+fn record_of(place: &Path) -> PathBuf {
+    let names = fs::read_dir("/tmp/archfs-0").unwrap().map(|entry| entry.unwrap().path());
+    let line = format!("place {}\n", place.display());
+    let mut records = names.filter(|path| {
+        path.extension() == Some("record".as_ref())
+            && fs::read_to_string(path).is_ok_and(|text| text.contains(&line))
+    });
+    records.next().expect("a record")
+}
+
+#[test]
+fn unmount_leaves_what_others_mount_while_it_waits() {
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let (daemon, record) = (stage.daemon(), record_of(&stage.place));
+    let lock = File::open(record.with_extension("lock")).unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    // Who waits first is woken first; were it the other one, there would be nothing to leave.
+    let mut waiting = ["mount --keep $IMAGE", "unmount"].map(|words| {
+        let line = format!("exec $ARCHFS {words} mount");
+        let mut waiting = Talker::complaining(&mut stage.bash(&line));
+        waiting.line_with("waiting for who mounts here just now");
+        waiting
+    });
+    kill_process(daemon, Signal::INT).unwrap();
+    wait_until("the mount is forgotten", || !record.exists());
+    drop(lock);
+    waiting[0].line_with("mounted ");
+    assert_eq!(waiting.map(Talker::end), [Some(0); 2]);
+    assert!(stage.daemon() != daemon);
+    stage.assert_readable();
 }
 
 fn waiting(path: &Path, options: &[&str]) -> std::process::Child {

@@ -183,13 +183,14 @@ impl Lease {
         if let Ok(Left::Gone(summary)) = &left {
             crate::log::tell(format_args!("{summary}"));
         }
-        // A daemon that was killed leaves its mount, dead, and its directory.
+        // A daemon that was killed leaves its mount, dead, and its directory, or only that.
         let cleared = match (&left, occupant::look(place)) {
             (Ok(Left::Stays), _) => Ok(()),
             (Ok(Left::Lost), _) if self.is_private => {
                 mountpoint::remove_left_over(place);
                 Ok(())
             }
+            (Ok(Left::Lost), _) => unmount::clear_up(place),
             (_, Ok(Occupant::Dead(_))) if !self.is_private => unmount::clear_dead(place),
             _ => Ok(()),
         };

@@ -3,6 +3,20 @@
 //! Owns deciding whether there is such a mount already, and taking a lease on it. Invariant: of any
 //! number of processes that ask at once, one gets the lock of the place with nothing mounted there,
 //! and all others a lease on what it mounts.
+//!
+//! A daemon that was asked to end gives no lease, and its mount goes when the last holder lets go,
+//! at the latest when the grace is over. Who comes then has to wait for it, and does so without the
+//! lock of the place: a holder lets go by `archfs unmount`, too, which takes that lock, so with the
+//! lock held each would wait for the other until the grace is over. In general, whoever has the
+//! lock may wait for a daemon that serves, which never waits for the lock, but not for what holders
+//! do.
+//!
+//! After such a wait nothing counts that was seen before it: the lock is taken and the place looked
+//! at anew, as by one who comes just then. So it does no harm to wake too early, nor that somebody
+//! mounted, unmounted or cleared there meanwhile. Of several who waited one gets the lock and
+//! mounts, and the others, who wait for the lock then, share. One that is killed while it waits
+//! leaves nothing behind. The cost is the order: who asks later may come first, also with another
+//! archive.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -29,7 +43,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a daemon may take to say whether it is kept.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether it is.
+/// After what time of that a person is told why nothing happens, and it is looked again whatever
+/// the daemon says.
+const TELL_AFTER: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether one is gone whose daemon does not listen any more.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// What is at a place for somebody who wants to mount there.
@@ -46,41 +64,79 @@ pub(super) enum Entrance {
 /// # Errors
 /// `Busy` where something else is mounted there; `Io`; `TimedOut`.
 pub(super) fn enter(place: &Path, plan: &MountPlan) -> Result<Entrance> {
-    let deadline = Instant::now() + PATIENCE;
-    let lock = PlaceLock::acquire(place)?;
+    let mut patience = Patience::default();
     loop {
-        match occupant::look(place)? {
+        let lock = PlaceLock::acquire(place)?;
+        let ending = match occupant::look(place)? {
             Occupant::Nothing => return Ok(Entrance::Free(lock)),
-            Occupant::Dead(entry) => unmount::clear(place, &entry)?,
             Occupant::Other(entry) => return Err(taken(place, &entry)),
             Occupant::Alive(entry, record) => {
                 check_same(place, &entry, &record, plan)?;
-                if let Some(mut client) = take_lease(place)? {
-                    check_lasts(place, &record, &mut client)?;
-                    return Ok(Entrance::Shared(client, record));
+                match ask_for_lease(place)? {
+                    Asked::Given(mut client) => {
+                        check_lasts(place, &record, &mut client)?;
+                        return Ok(Entrance::Shared(client, record));
+                    }
+                    Asked::Ending(daemon) => daemon,
                 }
             }
-            Occupant::Leaving(_) => {}
+            Occupant::Dead(entry) => {
+                unmount::clear(place, &entry)?;
+                None
+            }
+            Occupant::Leaving(_) => None,
+        };
+        drop(lock);
+        patience.wait(place, ending)?;
+    }
+}
+
+/// What came of asking a daemon for a lease.
+enum Asked {
+    /// Here it is.
+    Given(Client),
+    /// The mount is on its way out, and with it this connection, if the daemon still listens.
+    Ending(Option<Client>),
+}
+
+/// Asks for a lease on the mount at `place`. Call it with the lock of the place.
+fn ask_for_lease(place: &Path) -> Result<Asked> {
+    let Some(mut client) = connect(place) else {
+        return Ok(Asked::Ending(None));
+    };
+    Ok(match client.hold()? {
+        true => Asked::Given(client),
+        false => Asked::Ending(Some(client)),
+    })
+}
+
+/// That of one who waits for mounts to end. What others take to mount meanwhile does not count.
+#[derive(Default)]
+struct Patience {
+    waited: Duration,
+    has_told: bool,
+}
+
+impl Patience {
+    /// Waits until it is worth to look at `place` again. Call it without the lock of the place.
+    fn wait(&mut self, place: &Path, ending: Option<Client>) -> Result<()> {
+        let since = Instant::now();
+        if let Some(mut daemon) = ending {
+            daemon.wait_until_gone(TELL_AFTER)?;
         }
-        if Instant::now() >= deadline {
+        thread::sleep(LOOK_AGAIN);
+        self.waited += since.elapsed();
+        if self.waited >= PATIENCE {
             let context = format!("{}: the last mount here does not go", place.display());
             return Err(Error::new(Kind::TimedOut, context)
                 .with_hint("archfs list tells which process serves it"));
         }
-        thread::sleep(LOOK_AGAIN);
+        if self.waited >= TELL_AFTER && !self.has_told {
+            self.has_told = true;
+            log::warn!("{}: waiting until the last mount here is gone", place.display());
+        }
+        Ok(())
     }
-}
-
-/// A lease on the mount at `place`; `None` where it is on its way out.
-fn take_lease(place: &Path) -> Result<Option<Client>> {
-    let Some(mut client) = connect(place) else {
-        return Ok(None);
-    };
-    if client.hold()? {
-        return Ok(Some(client));
-    }
-    client.wait_until_gone()?;
-    Ok(None)
 }
 
 /// A connection to the daemon of the mount at `place`, if it listens.

@@ -45,11 +45,18 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     let shown = place.display();
     // Whoever wants to share the mount has the lock while taking a lease: before, and is counted
     // here, or after, and finds that it is gone.
-    let lock = match occupant::look(&place)? {
-        Occupant::Alive(..) => Some(PlaceLock::acquire(&place)?),
-        _ => None,
+    let (lock, occupant) = match occupant::look(&place)? {
+        Occupant::Alive(_, asked_for) => {
+            let lock = PlaceLock::acquire(&place)?;
+            match occupant::look(&place)? {
+                // It went while the lock was waited for, and somebody has mounted anew.
+                Occupant::Alive(_, record) if record != asked_for => return Ok(Unmounted::Gone),
+                occupant => (Some(lock), occupant),
+            }
+        }
+        occupant => (None, occupant),
     };
-    let (record, entry) = match occupant::look(&place)? {
+    let (record, entry) = match occupant {
         Occupant::Alive(entry, record) => (Some(record), entry),
         Occupant::Other(entry) if occupant::may_touch(&entry) => (None, entry),
         Occupant::Other(entry) => {
@@ -158,8 +165,9 @@ pub(super) fn clear_dead(place: &Path) -> Result<()> {
     forget(place, lock)
 }
 
-/// Clears what is left at `place` of a daemon that ended before it served. The caller has let go of
-/// the lock of the place: a helper that the daemon has started may still hold it.
+/// Clears what is left at `place` of a daemon that ended before it served, or was killed. The
+/// caller has let go of the lock of the place: a helper that the daemon has started may still hold
+/// it.
 ///
 /// # Errors
 /// `Io`.

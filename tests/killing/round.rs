@@ -316,7 +316,10 @@ impl Round<'_> {
 
     /// The one who shares the mount with those who were killed must not notice.
     fn look_at_the_other(&self, holder: &mut Child) -> Result<(), String> {
-        self.wait_until_read("b", holder)?;
+        self.wait_until("all readers of the other have read", || {
+            let begun = self.results("b", "begun").len() as u64;
+            begun == self.plan.readers || holder.try_wait().unwrap().is_some()
+        })?;
         self.wait_until("those who were killed have ended", || {
             let processes = self.processes();
             !processes.iter().any(|other| other.part == "a" && other.role != Role::Daemon)

@@ -147,13 +147,17 @@ impl Client {
         self.line(Some(ANSWER))
     }
 
-    /// Waits until the daemon ends the connection, which it does when the mount is gone.
+    /// Waits until the daemon ends the connection, which it does when the mount is gone, at most
+    /// `limit`.
     ///
     /// # Errors
-    /// `TimedOut`; `Io`.
-    pub(in crate::lifecycle) fn wait_until_gone(&mut self) -> Result<()> {
-        while !self.line(Some(ANSWER))?.is_empty() {}
-        Ok(())
+    /// `Io`.
+    pub(in crate::lifecycle) fn wait_until_gone(&mut self, limit: Duration) -> Result<()> {
+        // It has answered all that it was asked, so there is no line to come.
+        match self.line(Some(limit)) {
+            Err(error) if error.kind() == Kind::TimedOut => Ok(()),
+            line => line.map(drop),
+        }
     }
 
     /// The next line, whole; empty at the end of the connection. Waits for ever without a limit.

@@ -1,0 +1,222 @@
+"""The folders that are measured, the archives of them and the lists of files to read.
+
+Everything is made on first use, the same for the same arguments, and kept in the work folder.
+
+J      files like JPEGs: 20,000 of 80 KB mean in 100 folders, their bytes do not compress
+S      small compressible files: the Linux source of Debian's package linux-source, the tree given with
+       --tree, or else what the machine has below /usr/include and /usr/share
+big    one compressible file of 2 GiB
+many   1.3 million files of 0.6 KB at most, only as an image or a tar
+"""
+
+import glob
+import itertools
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import tarfile
+from typing import NamedTuple
+
+from benchlib.programs import call
+
+BIG_BYTES, BIG_BYTES_QUICK = 2 << 30, 128 << 20
+MANY_FOLDERS, MANY_FOLDERS_QUICK = 1300, 100
+
+
+class Dataset(NamedTuple):
+    """A folder, a file with the paths of those files in it that are read, and where archives go.
+
+    `compressor` is that of its SquashFS image; `packed` what of the folder a tar gets, if not all.
+    """
+    name: str
+    source: pathlib.Path
+    listing: pathlib.Path
+    work: pathlib.Path
+    compressor: str = "zstd"
+    packed: tuple = ()
+
+    def files(self):
+        return self.listing.read_text(errors="surrogateescape").splitlines()
+
+    def about(self):
+        sizes = [(self.source / file).stat().st_size for file in self.files()]
+        return f"{len(sizes)} files, {sum(sizes) / 1e6:.0f} MB"
+
+    def archive(self, form):
+        """The archive of the folder in one form, made if it is not there."""
+        suffix = f"{self.compressor}.sqfs" if form == "squashfs" else form
+        make = {"squashfs": self.make_squashfs, "erofs": self.make_erofs,
+                "tar": self.make_tar, "tar.gz": self.make_tar}[form]
+        return made(self.work / f"{self.listing.stem}.{suffix}", make)
+
+    def make_squashfs(self, part):
+        call("mksquashfs", self.source, part, "-comp", self.compressor, "-quiet", "-no-progress")
+
+    def make_erofs(self, part):
+        call("mkfs.erofs", "-zlz4hc", part, self.source, stdout=subprocess.DEVNULL)
+
+    def make_tar(self, part):
+        compress = ["-z"] if ".gz" in part.name else []
+        call("tar", "-C", self.source, "-c", *compress, "-f", part, "--sort=name",
+             "--", *(self.packed or sorted(os.listdir(self.source))))
+
+    def part(self, folders):
+        """The first so many folders, for a tar of less than all."""
+        names = tuple(sorted(os.listdir(self.source))[:folders])
+        files = [file for file in self.files() if file.split("/")[0] in names]
+        stem = f"{self.listing.stem}-{folders}-folders"
+        return self._replace(listing=listed(self.work / f"{stem}.list", files), packed=names)
+
+    def sample(self, count):
+        """The same archives, of whose files so many are read."""
+        files = self.files()
+        files = random.Random(2).sample(files, min(count, len(files)))
+        return self._replace(listing=listed(self.work / f"{self.listing.stem}.sample.list", files))
+
+
+def made(path, make):
+    """`path`, by `make(part)` if it is not there yet; half of it is never left under its name."""
+    if not path.exists():
+        print(f"making {path.name}", flush=True)
+        part = path.with_name(f"{path.name}.part")
+        if part.is_dir():
+            shutil.rmtree(part)
+        part.unlink(missing_ok=True)
+        make(part)
+        part.rename(path)
+    return path
+
+
+def listed(path, files):
+    path.write_text("".join(f"{file}\n" for file in sorted(files)), errors="surrogateescape")
+    return path
+
+
+def of_folder(name, source, work, compressor="zstd"):
+    files = [os.path.relpath(os.path.join(folder, file), source)
+             for folder, _, names in os.walk(source) for file in names]
+    regular = [file for file in files if "\n" not in file and
+               os.path.isfile(source / file) and not os.path.islink(source / file)]
+    return Dataset(name, source, listed(work / f"{source.name}.list", regular), work, compressor)
+
+
+# J and S.
+
+def j(work, quick):
+    count = 4_000 if quick else 20_000
+    source = made(work / ("J-quick" if quick else "J"), lambda part: make_j(part, count))
+    return of_folder("J", source, work)
+
+
+def make_j(folder, count):
+    """Files of 80 KB mean: a short compressible head as a JPEG has, then noise."""
+    rng = random.Random(1)
+    for number in range(count):
+        place = folder / f"n{number % 100:08d}"
+        place.mkdir(parents=True, exist_ok=True)
+        size = max(2000, int(rng.gauss(80_000, 25_000)))
+        head = b"\xff\xd8\xff\xe0" + bytes(596)
+        (place / f"n{number % 100:08d}_{number}.JPEG").write_bytes(head + rng.randbytes(size - 600))
+
+
+def s(work, quick, compressor, tree=None):
+    name = f"S, {compressor}"
+    if tree:
+        # By name, so that its archives are found again: a tree that changed needs another work folder.
+        return of_folder(name, tree, work, compressor)
+    count = 10_000 if quick else None
+    source = made(work / ("S-quick" if quick else "S"), lambda part: make_s(part, count))
+    return of_folder(name, source, work, compressor)
+
+
+def make_s(folder, count):
+    archives = sorted(glob.glob("/usr/src/linux-source-*.tar.xz"))
+    folder.mkdir(parents=True)
+    if archives and not count:
+        call("tar", "-C", folder, "-xf", archives[0])
+        return
+    if archives:
+        with tarfile.open(archives[0], "r|xz") as stream:
+            regular = (member for member in stream if member.isreg())
+            for member, _ in zip(regular, range(count)):
+                stream.extract(member, folder)
+        return
+    print("linux-source is not installed (scripts/install-deps bench does): S is /usr/include and "
+          "/usr/share of this machine", flush=True)
+    for source in ["/usr/include", "/usr/share"]:
+        call("cp", "-a", source, folder)
+    if count:
+        for file in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())[count:]:
+            file.unlink()
+
+
+# One large file.
+
+def big(work, quick):
+    source = made(work / ("big-quick" if quick else "big"),
+                  lambda part: make_big(part, BIG_BYTES_QUICK if quick else BIG_BYTES))
+    return of_folder("big file", source, work)
+
+
+def make_big(folder, size):
+    """Lines of words as seldom as those of a language are; blocks have no lines in common to speak of."""
+    rng = random.Random(2)
+    words = [bytes(rng.choices(b"etaoinshrdlucmfwypvbgkjqxz", k=rng.randint(2, 9))) for _ in range(3_000)]
+    often = list(itertools.accumulate((rank + 1) ** -1.1 for rank in range(len(words))))
+    lines = [b" ".join(rng.choices(words, cum_weights=often, k=12)) + b"\n" for _ in range(200_000)]
+    folder.mkdir(parents=True)
+    with open(folder / "text", "wb") as stream:
+        while (left := size - stream.tell()) > 0:
+            stream.write(b"".join(rng.choices(lines, k=100_000))[:left])
+
+
+# 1.3 million small files.
+
+def many_folder(number):
+    return f"train/n{1_440_764 + 7 * number:08d}"
+
+
+def many_image(work, folders):
+    def make(part):
+        command = ["mksquashfs", "-", part, "-tar", "-comp", "zstd", "-quiet", "-no-progress"]
+        packer = subprocess.Popen(command, stdin=subprocess.PIPE)
+        with packer.stdin as stream:
+            write_many(stream, folders)
+        if packer.wait():
+            raise subprocess.CalledProcessError(packer.returncode, "mksquashfs")
+    return made(work / f"many-{folders}.sqfs", make)
+
+
+def many_tar(work, folders):
+    def make(part):
+        with open(part, "wb", buffering=1 << 22) as stream:
+            write_many(stream, folders)
+    return made(work / f"many-{folders}.tar", make)
+
+
+def write_many(stream, folders):
+    """A tar of folders of 1,000 small members, as GNU tar would write it, without its work for each."""
+    rng = random.Random(3)
+    bodies = [(b"%011o\0" % size, rng.randbytes(size) + bytes(-size % 512))
+              for size in range(0, 600, 7)]
+    nothing = bodies[0][0]
+    stream.write(header(b"train/", b"0000755\0", nothing, b"5"))
+    for number in range(folders):
+        place = many_folder(number).encode()
+        written = bytearray(header(b"%b/" % place, b"0000755\0", nothing, b"5"))
+        for image in rng.sample(range(30_000), 1000):
+            size, body = bodies[image % len(bodies)]
+            name = b"%b/%b_%d.JPEG" % (place, place.split(b"/")[1], image)
+            written += header(name, b"0000644\0", size, b"0")
+            written += body
+        stream.write(written)
+    stream.write(bytes(10_240))
+
+
+def header(name, mode, size, kind):
+    """As GNU tar writes it (fields and checksum: POSIX pax, ustar interchange format)."""
+    front = name.ljust(100, b"\0") + mode + b"0001750\0" * 2 + size + b"14512345670\0"
+    back = kind + bytes(100) + b"ustar  \0" + bytes(247)
+    return front + b"%06o\0 " % (sum(front) + sum(back) + 8 * ord(" ")) + back
