@@ -66,7 +66,7 @@ pub(super) struct MountArgs {
     #[arg(long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
     preload: bool,
 
-    /// Threads that answer requests [default: two a processor, at least 8]
+    /// Threads that answer requests [default: two a processor, at least 32]
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
 

@@ -72,9 +72,10 @@ pub struct SessionShape {
 /// The shape for `processors`, or `threads` if a person chose.
 ///
 /// More threads than processors, because a thread waits while a slow parallel file system answers;
-/// at least 8, so that a small node still keeps several reads in flight; at most 256, since each
-/// costs a stack and a request buffer.
+/// at least 32, so that the readers of a small node wait side by side and not for each other (a
+/// thread that waits costs next to nothing: docs/bench); at most 256, since each costs a stack and
+/// a request buffer.
 pub fn session_shape(processors: usize, threads: Option<usize>) -> SessionShape {
-    let usual = (processors.saturating_mul(2)).clamp(8, 256);
+    let usual = (processors.saturating_mul(2)).clamp(32, 256);
     SessionShape { threads: threads.unwrap_or(usual).max(1) }
 }

@@ -160,7 +160,7 @@ macro_rules! field {
 }
 field!(u8, u16, u32, u64);
 
-fn fields(fields: &[&dyn Field]) -> Vec<u8> {
+pub(super) fn fields(fields: &[&dyn Field]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for field in fields {
         field.put(&mut bytes);

@@ -3,9 +3,13 @@
 //! Owns the limits of inodes, directories, file contents and attributes, on both sides of each.
 //! Images of mksquashfs against other readers are in the top-level tests.
 
-use super::image::{BLOCK, DATA, FILE, Field, Image, LINK, PIPE, ROOT, listing, overwrite};
+use std::thread;
+use std::time::Duration;
+
+use super::image::{BLOCK, DATA, FILE, Field, Image, LINK, PIPE, ROOT, fields, listing, overwrite};
 use super::*;
 use crate::storage::MemStorage;
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
 
 const SIZE: u64 = 3 * BLOCK as u64 + 10;
 
@@ -313,4 +317,97 @@ fn refuses_attributes_that_lie() {
     let endless = open(&with(sound(), ids, 8, &u32::MAX)).unwrap();
     let file = lookup(&endless, "f").unwrap().ino;
     assert!(endless.list_xattrs(file).is_err());
+}
+
+/// Decoded bytes of block `number` of `of_blocks`.
+fn nth_block(number: usize) -> Vec<u8> {
+    format!("block {number} ").bytes().cycle().take(BLOCK as usize).collect()
+}
+
+/// An image whose one file has so many compressed blocks, one behind the other.
+fn of_blocks(count: usize) -> Image {
+    const PLACE: u16 = 1000;
+    let packed: Vec<_> =
+        (0..count).map(|number| zstd::bulk::compress(&nth_block(number), 1).unwrap()).collect();
+    let mut image = Image::sound();
+    image.data = packed.concat();
+    image.directories = listing(&[("f", PLACE, 2)]);
+    let listed = image.directories.len() as u16 + 3;
+    let size = count as u64 * u64::from(BLOCK);
+    let none = u32::MAX;
+    let mut inode = fields(&[&9_u16, &0o644_u16, &0_u16, &0_u16, &77_u32, &1_u32]);
+    inode.extend(fields(&[&DATA, &size, &0_u64, &1_u32, &none, &0_u32, &none]));
+    packed.iter().for_each(|block| inode.extend(fields(&[&(block.len() as u32)])));
+    let place = usize::from(PLACE);
+    image.inodes[place..place + inode.len()].copy_from_slice(&inode);
+    image.inode(ROOT + 24, &listed)
+}
+
+#[test]
+fn blocks_side_by_side_are_one_read_of_the_archive() {
+    let storage = Arc::new(MemStorage::new(of_blocks(32).bytes()));
+    let image = open_stored(storage.clone()).unwrap();
+    let file = lookup(&image, "f").unwrap().ino;
+    let (reads, mut scratch) = (storage.reads(), Scratch::default());
+    let bytes = image.read(file, 0, u32::MAX, &mut scratch).unwrap();
+    assert_eq!(bytes.as_slice(), (0..32).flat_map(nth_block).collect::<Vec<_>>());
+    assert_eq!(storage.reads() - reads, 1);
+}
+
+/// Storage whose reads, once it is `closed`, go on only when so many of them are in flight.
+struct Meeting {
+    inner: MemStorage,
+    readers: usize,
+    closed: AtomicBool,
+    /// Guards the number of readers that came.
+    came: Mutex<usize>,
+    all_came: Condvar,
+}
+
+impl Storage for Meeting {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        if self.closed.load(Ordering::Relaxed) {
+            let mut came = self.came.lock();
+            *came += 1;
+            self.all_came.notify_all();
+            while *came < self.readers {
+                // Far longer than it takes, so that one that never comes fails the test.
+                let waited = self.all_came.wait_for(&mut came, Duration::from_secs(60));
+                assert!(!waited.timed_out(), "{} reads are in flight, no more", *came);
+            }
+        }
+        self.inner.read_exact_at(buffer, offset)
+    }
+}
+
+#[test]
+fn as_many_reads_of_the_archive_are_in_flight_as_there_are_readers() {
+    const READERS: usize = 16;
+    let storage = Arc::new(Meeting {
+        inner: MemStorage::new(of_blocks(READERS).bytes()),
+        readers: READERS,
+        closed: AtomicBool::new(false),
+        came: Mutex::new(0),
+        all_came: Condvar::new(),
+    });
+    let image = SquashFs::open("test.sqfs", storage.clone(), 1 << 20, &Arc::default()).unwrap();
+    let file = lookup(&image, "f").unwrap().ino;
+    storage.closed.store(true, Ordering::Relaxed);
+    thread::scope(|scope| {
+        for number in 0..READERS {
+            let image = &image;
+            scope.spawn(move || {
+                let mut scratch = Scratch::default();
+                // Not where the file starts, which would have the next block decoded ahead.
+                let offset = number as u64 * u64::from(BLOCK) + 1;
+                let bytes = image.read(file, offset, 100, &mut scratch).unwrap();
+                assert_eq!(bytes.as_slice(), &nth_block(number)[1..101]);
+            });
+        }
+    });
+    assert_eq!(*storage.came.lock(), READERS, "and each block was read once");
 }
