@@ -67,8 +67,8 @@ impl ChunkCache {
         self.readahead.is_wanted(u64::from(archive), range)
     }
 
-    /// Has `by` fetch chunk `number` of `len` bytes ahead of a reader. Not one so large that what is
-    /// being read would have to make room for it.
+    /// Has `by` fetch chunk `number` of `len` bytes ahead of a reader. Not one so large that what
+    /// is being read would have to make room for it.
     pub(super) fn decode_ahead(&self, by: Weak<dyn Fetch>, number: usize, len: u64) {
         if len.saturating_mul(AHEAD_LEAST) <= self.capacity {
             self.workers.submit(Request { by, file: length(number), range: 0..len });
