@@ -44,10 +44,20 @@ def warm(*files):
                 pass
 
 
+def warm_archive(file):
+    """In the page cache as a job has it, which read it from a disk: in large pieces.
+
+    What a packer wrote in small ones lies there in single pages, and reading it costs a fifth more.
+    """
+    forget(file)
+    warm(file)
+
+
 def forget(*files):
     """Drops the pages of the files from the page cache."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
 

@@ -156,7 +156,7 @@ def big_file(bench):
 def mount(bench):
     folders = datasets.MANY_FOLDERS_QUICK if bench.quick else datasets.MANY_FOLDERS
     image = datasets.many_image(bench.work, folders)
-    reader.warm(image)
+    reader.warm_archive(image)
     name = "mount"
     bench.table.note(name, (
         f"An image of {1000 * folders} small files in folders of 1,000, {image.stat().st_size / 1e6:.0f} MB; "

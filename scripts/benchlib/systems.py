@@ -73,6 +73,7 @@ class Mount(NamedTuple):
         archive = dataset.archive(self.form)
         if self.index and not self.saved_index(archive).exists():
             self.make_index(archive)
+        reader.warm_archive(archive)
         yield archive
 
     def shown(self, archive, place):

@@ -82,7 +82,7 @@ def index(bench):
     """1.3 million members in a plain tar; ratarmount, which is slow at it, once and not with --quick."""
     folders = datasets.MANY_FOLDERS_QUICK if bench.quick else datasets.MANY_FOLDERS
     archive = datasets.many_tar(bench.work, folders)
-    reader.warm(archive)
+    reader.warm_archive(archive)
     name, members = "tar index", 1001 * folders + 1
     bench.table.note(name, f"{members} members, {archive.stat().st_size / 1e6:.0f} MB; memory is the most "
                      "that the daemon had until a folder of 1,000 names was listed.")

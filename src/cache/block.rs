@@ -23,6 +23,13 @@ const FREE_BYTES: usize = 8 << 20;
 /// The same for large blocks, buffers.
 const FREE_COUNT: usize = 4;
 
+/// The pools of a mount, one for each size of block that its archives have.
+#[derive(Debug, Default)]
+pub struct BlockPools(
+    /// Guards the list; held for a look at it, when an archive is opened.
+    Mutex<Vec<Arc<BlockPool>>>,
+);
+
 /// Memory for blocks of at most one size.
 #[derive(Debug)]
 pub struct BlockPool {
@@ -43,10 +50,28 @@ pub struct Block {
     pool: Arc<BlockPool>,
 }
 
+impl BlockPools {
+    /// The pool of buffers of `size` bytes: one for all archives, lest each keep some.
+    pub fn of(&self, size: usize) -> Arc<BlockPool> {
+        let mut pools = self.0.lock();
+        if let Some(pool) = pools.iter().find(|pool| pool.size == size) {
+            return Arc::clone(pool);
+        }
+        let pool = BlockPool::new(size);
+        pools.push(Arc::clone(&pool));
+        pool
+    }
+}
+
 impl BlockPool {
     /// A pool of buffers of `size` bytes.
     pub fn new(size: usize) -> Arc<Self> {
-        Arc::new(Self { size, free: Mutex::new(Vec::new()) })
+        Arc::new(Self { size, free: Mutex::new(Vec::with_capacity(Self::most(size))) })
+    }
+
+    /// How many buffers of `size` bytes may wait.
+    fn most(size: usize) -> usize {
+        (FREE_BYTES / size.max(1)).max(FREE_COUNT)
     }
 
     /// A block of what `fill` writes into a buffer of unspecified content; it tells how many bytes.
@@ -64,7 +89,8 @@ impl BlockPool {
 
     /// Frees the buffers that wait.
     pub fn release(&self) {
-        let waiting = std::mem::take(&mut *self.free.lock());
+        let room = Vec::with_capacity(Self::most(self.size));
+        let waiting = std::mem::replace(&mut *self.free.lock(), room);
         drop(waiting);
     }
 
@@ -73,9 +99,8 @@ impl BlockPool {
         if buffer.len() != self.size {
             return;
         }
-        let most = (FREE_BYTES / self.size.max(1)).max(FREE_COUNT);
         let mut free = self.free.lock();
-        if free.len() < most {
+        if free.len() < Self::most(self.size) {
             free.push(buffer);
             return;
         }
@@ -118,6 +143,10 @@ impl AsRef<[u8]> for Block {
 impl Cached for Arc<Block> {
     fn weight(&self) -> u64 {
         u64::try_from(self.buffer.len()).unwrap_or(u64::MAX)
+    }
+
+    fn decoded_len(&self) -> u64 {
+        u64::try_from(self.len).unwrap_or(u64::MAX)
     }
 
     fn is_used_up(&self) -> bool {
@@ -173,6 +202,14 @@ mod tests {
             pool.release();
             assert_eq!(pool.free.lock().len(), 0);
         }
+    }
+
+    #[test]
+    fn archives_with_blocks_of_one_size_share_a_pool() {
+        let pools = BlockPools::default();
+        let (one, other) = (pools.of(1000), pools.of(2000));
+        assert!(Arc::ptr_eq(&one, &pools.of(1000)));
+        assert!(!Arc::ptr_eq(&one, &other));
     }
 
     #[test]

@@ -26,7 +26,7 @@ mod readahead;
 mod shard;
 mod workers;
 
-pub use block::{Block, BlockPool};
+pub use block::{Block, BlockPool, BlockPools};
 pub use budget::default_bytes;
 pub use readahead::Readahead;
 pub use workers::{Fetch, Request, Workers};
@@ -38,6 +38,11 @@ use shard::Shard;
 pub trait Cached: Clone {
     /// The memory it takes, bytes.
     fn weight(&self) -> u64;
+
+    /// What was loaded, decoded bytes.
+    fn decoded_len(&self) -> u64 {
+        self.weight()
+    }
 
     /// Whether all who are expected to ask for it have: it is not worth its memory any more.
     fn is_used_up(&self) -> bool {

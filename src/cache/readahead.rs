@@ -14,13 +14,21 @@
 use std::array;
 use std::ops::Range;
 
-use crate::sync::Mutex;
+use crate::sync::{Mutex, OnceLock};
+
+/// The furthest that is decoded ahead of a reader in order, bytes: enough to keep several reads of
+/// a slow file system, or several processors, busy for one reader.
+const AHEAD_MAX: u64 = 8 << 20;
+
+/// Readers whose shares a cache has room for: what was decoded ahead of so many is not driven out
+/// before it is read.
+const READERS: u64 = 64;
 
 /// Sets of streams; a file belongs to one.
-const SETS: usize = 64;
+const SETS: usize = 16;
 
 /// Streams of one set. The one that was quiet for longest makes room.
-const WAYS: usize = 4;
+const WAYS: usize = 8;
 
 /// What a READ has at least if it is of the kernel's readahead rather than as long as the reader
 /// asked, bytes.
@@ -36,8 +44,9 @@ const DISORDER: u64 = 2;
 /// The streams of a tree.
 #[derive(Debug)]
 pub struct Readahead {
-    /// Each lock guards one set; the only one held at a time, for a few comparisons.
-    sets: [Mutex<Set>; SETS],
+    /// Each lock guards one set; the only one held at a time, for a few comparisons. Made when the
+    /// first file is read in parts, since a mount may have thousands of archives.
+    sets: OnceLock<Box<[Mutex<Set>; SETS]>>,
     /// The furthest to go ahead of a reader, bytes.
     most: u64,
 }
@@ -64,16 +73,16 @@ struct Stream {
 }
 
 impl Readahead {
-    /// Streams that go ahead by `most` bytes at most.
-    pub fn new(most: u64) -> Self {
-        Self { sets: array::from_fn(|_| Mutex::default()), most }
+    /// Streams that decode ahead into a cache of `capacity` bytes. None of 0 bytes.
+    pub fn new(capacity: u64) -> Self {
+        Self { sets: OnceLock::new(), most: (capacity / READERS).min(AHEAD_MAX) }
     }
 
     /// Takes note of a read of `range` in `file`, which has `len` bytes; returns what to decode
     /// ahead of it now, if anything.
     pub fn observe(&self, file: u64, range: Range<u64>, len: u64) -> Option<Range<u64>> {
         // A file that is read at once has no next read, and most are.
-        if range.start == 0 && range.end >= len {
+        if self.most == 0 || (range.start == 0 && range.end >= len) {
             return None;
         }
         let mut set = self.set(file).lock();
@@ -95,17 +104,20 @@ impl Readahead {
         if is_start { oldest.ahead(self.most, len) } else { None }
     }
 
-    /// Whether a reader is still on its way to `range` of `file`.
-    pub fn is_wanted(&self, file: u64, range: &Range<u64>) -> bool {
+    /// What of `range` of `file` a reader is still on its way to, if any is.
+    pub fn wanted(&self, file: u64, range: Range<u64>) -> Option<Range<u64>> {
         let set = self.set(file).lock();
-        set.streams.iter().any(|stream| {
+        let on_its_way = |stream: &&Stream| {
             stream.file == file && stream.next < range.end && range.start < stream.asked
-        })
+        };
+        let next = set.streams.iter().filter(on_its_way).map(|stream| stream.next).min()?;
+        Some(range.start.max(next)..range.end)
     }
 
     fn set(&self, file: u64) -> &Mutex<Set> {
+        let sets = self.sets.get_or_init(|| Box::new(array::from_fn(|_| Mutex::default())));
         let mixed = file.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        &self.sets[usize::try_from(mixed).unwrap_or(0) % SETS]
+        &sets[usize::try_from(mixed).unwrap_or(0) % SETS]
     }
 }
 
@@ -142,6 +154,7 @@ mod tests {
 
     const READ: u64 = 128 << 10;
     const MOST: u64 = 8 * READ;
+    const CAPACITY: u64 = MOST * READERS;
     const LEN: u64 = 1 << 30;
 
     /// Reads number `numbers`, each of `READ` bytes; what was asked ahead, in bytes.
@@ -155,7 +168,7 @@ mod tests {
 
     #[test]
     fn goes_ahead_of_a_reader_in_order_further_and_further() {
-        let streams = Readahead::new(MOST);
+        let streams = Readahead::new(CAPACITY);
         let mut end = READ;
         for number in 0..100 {
             let read = number * READ..(number + 1) * READ;
@@ -171,7 +184,7 @@ mod tests {
 
     #[test]
     fn takes_reads_that_come_a_little_out_of_order_as_one_stream() {
-        let streams = Readahead::new(MOST);
+        let streams = Readahead::new(CAPACITY);
         let order = [0, 1, 3, 2, 5, 4, 6, 8, 7, 10, 9, 11];
         assert!(asked(&streams, order) >= MOST);
         let streams_used = |streams: &Readahead| {
@@ -183,7 +196,7 @@ mod tests {
 
     #[test]
     fn asks_nothing_for_reads_at_random_places() {
-        let streams = Readahead::new(MOST);
+        let streams = Readahead::new(CAPACITY);
         let mut state = 7_u64;
         for _ in 0..10_000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -195,7 +208,7 @@ mod tests {
 
     #[test]
     fn never_asks_for_more_than_was_read_in_order() {
-        let streams = Readahead::new(MOST);
+        let streams = Readahead::new(CAPACITY);
         let mut total = 0;
         // Pieces of eight reads at places far apart.
         for piece in 1..50 {
@@ -207,30 +220,39 @@ mod tests {
 
     #[test]
     fn a_read_of_the_whole_file_leaves_no_trace() {
-        let streams = Readahead::new(MOST);
+        let streams = Readahead::new(CAPACITY);
         assert_eq!(streams.observe(1, 0..READ, READ), None);
         assert_eq!(streams.set(1).lock().clock, 0);
     }
 
     #[test]
     fn the_rest_of_a_small_file_is_asked_for_with_its_first_read() {
-        let streams = Readahead::new(MOST);
+        let streams = Readahead::new(CAPACITY);
         let rest = READ..READ + 1000;
         assert_eq!(streams.observe(1, 0..READ, rest.end), Some(rest.clone()));
-        assert!(streams.is_wanted(1, &rest));
-        assert_eq!(streams.observe(1, rest.clone(), rest.end), None);
-        assert!(!streams.is_wanted(1, &rest), "the reader has passed it");
+        assert_eq!(streams.wanted(1, rest.clone()), Some(rest.clone()));
+        let (part, last) = (rest.start..rest.start + 300, rest.start + 300..rest.end);
+        assert_eq!(streams.observe(1, part, rest.end), None);
+        assert_eq!(streams.wanted(1, rest.clone()), Some(last.clone()));
+        assert_eq!(streams.observe(1, last, rest.end), None);
+        assert_eq!(streams.wanted(1, rest), None, "the reader has passed it");
+    }
+
+    #[test]
+    fn nothing_goes_ahead_into_no_cache() {
+        let streams = Readahead::new(0);
+        assert_eq!(asked(&streams, 0..100), 0);
     }
 
     #[test]
     fn a_small_first_read_may_be_of_a_header_only() {
-        let streams = Readahead::new(MOST);
+        let streams = Readahead::new(CAPACITY);
         assert_eq!(streams.observe(1, 0..16 << 10, LEN), None);
     }
 
     #[test]
     fn tells_several_readers_of_one_file_apart() {
-        let streams = Readahead::new(MOST);
+        let streams = Readahead::new(CAPACITY);
         let mut total = 0;
         for step in 0..16 {
             for reader in 0..4 {

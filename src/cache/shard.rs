@@ -57,7 +57,7 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
     /// Ends the load of `key` with a value; returns what had to go, for the caller to free.
     pub(super) fn land(&mut self, key: K, value: V) -> Vec<V> {
         self.flights.remove(&key);
-        self.counts.loaded_bytes += value.weight();
+        self.counts.loaded_bytes += value.decoded_len();
         let weight = value.weight().saturating_add(ENTRY_OVERHEAD);
         if weight > self.capacity || value.is_used_up() {
             return Vec::new();

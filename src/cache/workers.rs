@@ -2,7 +2,8 @@
 //!
 //! Owns the queue and the threads, which come with the work and go when there is none; leaves what
 //! is fetched to whoever asks. Invariants: work is a favour, so it is dropped when the queue is
-//! full or what it was for is gone; no lock is held while it is done; asking allocates nothing.
+//! full or what it was for is gone; no lock is held while it is done; asking allocates nothing but
+//! what starting a thread takes.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,6 +15,9 @@ use crate::sync::{Arc, Condvar, Mutex, Weak};
 
 /// Requests that may wait.
 const QUEUE: usize = 256;
+
+/// Requests that are dropped after a thread could not be started, until that is tried again.
+const PAUSE: u32 = 256;
 
 /// How long a thread waits for work until it ends.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -54,6 +58,8 @@ struct State {
     requests: VecDeque<Request>,
     threads: usize,
     idle: usize,
+    /// Requests to be dropped, since there is no thread and none can be had.
+    pause: u32,
     is_closed: bool,
 }
 
@@ -65,12 +71,13 @@ impl Workers {
         Self { queue: Arc::new(queue), most }
     }
 
-    /// Has `request` fetched soon, if there is room in the queue.
-    pub fn submit(&self, request: Request) {
+    /// Has `request` fetched soon, if there is room in the queue; tells whether there was.
+    pub fn submit(&self, request: Request) -> bool {
         let starts = {
             let mut state = self.queue.state.lock();
-            if state.requests.len() >= QUEUE {
-                return;
+            if state.pause > 0 || state.requests.len() >= QUEUE {
+                state.pause = state.pause.saturating_sub(1);
+                return false;
             }
             state.requests.push_back(request);
             let starts = state.requests.len() > state.idle && state.threads < self.most;
@@ -79,14 +86,14 @@ impl Workers {
         };
         if !starts {
             self.queue.changed.notify_one();
-            return;
+            return true;
         }
         let queue = Arc::clone(&self.queue);
         let started = thread::Builder::new().name("ahead".into()).spawn(move || queue.work());
         if started.is_err() {
-            // A node at its limit of processes: whoever reads decodes for himself.
-            self.queue.state.lock().threads -= 1;
+            self.queue.go_without();
         }
+        started.is_ok()
     }
 }
 
@@ -117,6 +124,19 @@ impl fmt::Debug for Workers {
 }
 
 impl Queue {
+    /// No thread could be started, on a node at its limit of processes. If there is none at all,
+    /// whoever reads decodes for himself.
+    fn go_without(&self) {
+        let mut state = self.state.lock();
+        state.threads -= 1;
+        if state.threads == 0 {
+            state.pause = PAUSE;
+            let waiting: Vec<_> = state.requests.drain(..).collect();
+            drop(state);
+            drop(waiting);
+        }
+    }
+
     /// Does what is asked until nothing was for a while.
     fn work(&self) {
         while let Some(Request { by, file, range }) = self.next() {
@@ -202,6 +222,22 @@ mod tests {
         drop(gone);
         workers.submit(in_vain);
         workers.submit(request(&by, 2));
+        assert_eq!(fetched.recv().unwrap(), (2, 0..2));
+    }
+
+    #[test]
+    fn goes_on_when_threads_can_be_had_again() {
+        let (sender, fetched) = channel();
+        let by = Arc::new(Telling { fetched: Mutex::new(sender), gate: Mutex::new(()) });
+        let workers = Workers::new(1);
+        let state = || workers.queue.state.lock();
+        // As if a thread had been refused.
+        state().requests.push_back(request(&by, 1));
+        state().threads = 1;
+        workers.queue.go_without();
+        assert_eq!((state().requests.len(), state().threads), (0, 0));
+        let taken = (0..=PAUSE).filter(|_| workers.submit(request(&by, 2))).count();
+        assert_eq!(taken, 1, "the last one");
         assert_eq!(fetched.recv().unwrap(), (2, 0..2));
     }
 

@@ -8,10 +8,9 @@ use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
 use super::inside::{self, Inside};
 use super::limits::{GIANT_CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
-use super::squashfs::SquashFs;
+use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Bytes, Packed, SavedIndex, Tar, TarOptions};
 use super::{OpenOptions, Saving};
-use crate::cache::Workers;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Metered, Storage, Window};
@@ -27,8 +26,7 @@ pub(super) struct Memory {
     pub(super) image_bytes: u64,
     /// Archives within archives that were opened.
     inner: AtomicU64,
-    /// Threads that decode ahead, for all archives.
-    workers: Arc<Workers>,
+    shared: Shared,
 }
 
 impl Memory {
@@ -37,15 +35,16 @@ impl Memory {
         let kinds = if archives > 1 || options.recursive { 2 } else { 1 };
         let chunk_bytes = options.cache_bytes.checked_div(kinds).unwrap_or(0);
         let images = length(archives.max(1));
-        let workers = Arc::default();
-        let chunks = ChunkCache::new(chunk_bytes, GIANT_CHUNK_MAX, Arc::clone(&workers));
+        let shared = Shared::default();
+        let workers = Arc::clone(&shared.workers);
+        let chunks = ChunkCache::new(chunk_bytes, GIANT_CHUNK_MAX, workers);
         chunks.report_to(&options.stats);
         Self {
             chunks: Arc::new(chunks),
             chunk_bytes,
             image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
             inner: AtomicU64::new(0),
-            workers,
+            shared,
         }
     }
 }
@@ -129,7 +128,7 @@ impl Opening<'_> {
         }
         // Images in it get half of its memory.
         let own = if self.options.recursive { self.sharing(2) } else { *self };
-        let image = SquashFs::open(name, storage, own.image_bytes, &self.memory.workers)?;
+        let image = SquashFs::open(name, storage, own.image_bytes, &self.memory.shared)?;
         image.report_to(&self.options.stats);
         let mut tree: Arc<dyn Tree> = image;
         let mut layers = Vec::new();

@@ -1,15 +1,17 @@
 //! Giving the memory of a mount's caches back to the system while nobody reads.
 //!
 //! Owns doing it and learning of the next request; leaves when that is to `quiet`, and what can go
-//! to the tree. Invariants: no request waits for it but for its heap (`trim`), and none that comes
-//! meanwhile is missed for longer than until the next.
+//! to the tree. Invariants: the daemon never waits for it, since a gigabyte takes a tenth of a
+//! second and unmounting may come first at any moment; no request waits for it but for its heap
+//! (`trim`), and none that comes meanwhile is missed for longer than until the next.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::quiet::{Quiet, Step};
 use super::trim::trim;
 use crate::stats::Stats;
-use crate::sync::{Arc, Weak};
+use crate::sync::{Arc, AtomicBool, Ordering, Weak};
 use crate::units::{show_duration, show_size};
 use crate::vfs::Tree;
 
@@ -19,6 +21,8 @@ pub(super) struct Release {
     tree: Weak<dyn Tree>,
     stats: Arc<Stats>,
     quiet: Quiet,
+    /// Whether a thread is at it.
+    is_under_way: Arc<AtomicBool>,
     /// How long no request must come; `None` for no release ever.
     idle: Option<Duration>,
 }
@@ -34,7 +38,8 @@ impl Release {
     ) -> Self {
         stats.connect_alarm(Box::new(wake));
         let quiet = Quiet::new(idle, Instant::now());
-        Self { tree: Arc::downgrade(tree), stats: Arc::clone(stats), quiet, idle }
+        let is_under_way = Arc::default();
+        Self { tree: Arc::downgrade(tree), stats: Arc::clone(stats), quiet, is_under_way, idle }
     }
 
     /// Does what is due at `now`; tells when to come again, if not only once woken.
@@ -52,19 +57,35 @@ impl Release {
         }
     }
 
+    /// Starts a thread that does it, unless one still is at it or none can be had.
     fn release(&self) {
-        let held = || {
-            let totals = self.stats.totals();
-            totals.metadata.held_bytes.saturating_add(totals.data.held_bytes)
-        };
-        let before = held();
-        if let Some(tree) = self.tree.upgrade() {
-            tree.release();
+        if self.is_under_way.swap(true, Ordering::Acquire) {
+            return;
         }
-        trim();
-        self.stats.count_release();
-        let freed = show_size(before.saturating_sub(held()));
-        let idle = show_duration(self.idle.unwrap_or_default());
-        log::info!("no request for {idle}: {freed} of cached blocks given back");
+        let (tree, stats) = (Weak::clone(&self.tree), Arc::clone(&self.stats));
+        let (is_under_way, idle) = (Arc::clone(&self.is_under_way), self.idle.unwrap_or_default());
+        let work = move || {
+            release(&tree, &stats, idle);
+            // Pairs with the swap.
+            is_under_way.store(false, Ordering::Release);
+        };
+        if thread::Builder::new().name("release".into()).spawn(work).is_err() {
+            self.is_under_way.store(false, Ordering::Release);
+        }
     }
+}
+
+fn release(tree: &Weak<dyn Tree>, stats: &Stats, idle: Duration) {
+    let held = || {
+        let totals = stats.totals();
+        totals.metadata.held_bytes.saturating_add(totals.data.held_bytes)
+    };
+    let before = held();
+    if let Some(tree) = tree.upgrade() {
+        tree.release();
+    }
+    trim();
+    stats.count_release();
+    let (freed, idle) = (show_size(before.saturating_sub(held())), show_duration(idle));
+    log::info!("no request for {idle}: {freed} of cached blocks given back");
 }

@@ -1,25 +1,32 @@
-//! Decoded chunks of all compressed archives of a mount, how many are decoded at once, and which
-//! ahead of a reader.
+//! Decoded chunks of all compressed archives of a mount, and which are decoded ahead of a reader.
 //!
-//! Owns the bound on the memory of all that; leaves which chunks stay to `cache`.
+//! Owns the bound on the memory of all that; leaves which chunks stay to `cache`, and how many are
+//! decoded at once to `turns`.
 //! Invariant: what is being decoded takes at most as much memory again as the cache has, or one
 //! chunk where that is more: a mount has many threads, and chunks of xz may have 64 MiB each.
 
 use std::ops::Range;
 
+use super::turns::Turns;
 use crate::cache::{Cache, Fetch, Readahead, Request, Workers};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::stats::{Held, Stats};
-use crate::sync::{Arc, Condvar, Mutex, Weak};
+use crate::sync::{Arc, Weak};
 use crate::vfs::SharedBytes;
 
 /// How much memory decoding a chunk takes, in sizes of the chunk: the decoder's output, the copy of
 /// it that is shared, and input and tables, which are less than a third.
 const SIZES: u64 = 3;
 
-/// The furthest that is decoded ahead of a reader in order, bytes.
-const AHEAD_MAX: u64 = 8 << 20;
+/// Who wants a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Demand {
+    /// A reader, who waits.
+    Now,
+    /// Perhaps one soon.
+    Ahead,
+}
 
 /// Chunks that the cache must have room for before one is decoded ahead.
 const AHEAD_LEAST: u64 = 8;
@@ -28,10 +35,7 @@ const AHEAD_LEAST: u64 = 8;
 pub(crate) struct ChunkCache {
     cache: Cache<(u32, u32), SharedBytes>,
     capacity: u64,
-    /// Guards the bytes that decoding takes now; taken alone, never while decoding.
-    under_way: Mutex<u64>,
-    /// Some of it ended.
-    ended: Condvar,
+    turns: Turns,
     /// Who reads an archive in order, by its number.
     readahead: Readahead,
     workers: Arc<Workers>,
@@ -44,9 +48,8 @@ impl ChunkCache {
         Self {
             cache: Cache::new(capacity, heaviest),
             capacity,
-            under_way: Mutex::new(0),
-            ended: Condvar::new(),
-            readahead: Readahead::new((capacity / 16).min(AHEAD_MAX)),
+            turns: Turns::new(capacity),
+            readahead: Readahead::new(capacity),
             workers,
         }
     }
@@ -63,16 +66,15 @@ impl ChunkCache {
     }
 
     /// Whether a reader is still on its way to `range` of `archive`.
-    pub(super) fn is_wanted(&self, archive: u32, range: &Range<u64>) -> bool {
-        self.readahead.is_wanted(u64::from(archive), range)
+    pub(super) fn is_wanted(&self, archive: u32, range: Range<u64>) -> bool {
+        self.readahead.wanted(u64::from(archive), range).is_some()
     }
 
-    /// Has `by` fetch chunk `number` of `len` bytes ahead of a reader. Not one so large that what
-    /// is being read would have to make room for it.
-    pub(super) fn decode_ahead(&self, by: Weak<dyn Fetch>, number: usize, len: u64) {
-        if len.saturating_mul(AHEAD_LEAST) <= self.capacity {
-            self.workers.submit(Request { by, file: length(number), range: 0..len });
-        }
+    /// Has `by` fetch chunk `number` of `len` bytes ahead of a reader; tells whether it may be asked
+    /// for more. Not one so large that what is being read would have to make room for it.
+    pub(super) fn decode_ahead(&self, by: Weak<dyn Fetch>, number: usize, len: u64) -> bool {
+        len.saturating_mul(AHEAD_LEAST) <= self.capacity
+            && self.workers.submit(Request { by, file: length(number), range: 0..len })
     }
 
     /// Frees the chunks of all archives. Those being decoded now are kept.
@@ -84,43 +86,24 @@ impl ChunkCache {
     /// that.
     ///
     /// # Errors
-    /// What `decode` reports.
+    /// What `decode` reports; `Busy` where there is no room now and nobody waits for the chunk.
     pub(super) fn get_or_decode(
         &self,
         key: (u32, u32),
         len: usize,
+        demand: Demand,
         decode: impl Fn() -> Result<SharedBytes>,
     ) -> Result<SharedBytes> {
         self.cache.get_or_load(key, || {
-            let _turn = Turn::wait(self, length(len).saturating_mul(SIZES));
+            let bytes = length(len).saturating_mul(SIZES);
+            let _turn = match demand {
+                Demand::Now => self.turns.wait(bytes),
+                Demand::Ahead => self.turns.now(bytes).ok_or_else(|| {
+                    Error::new(Kind::Busy, "no room to decode ahead, others are waiting for it")
+                })?,
+            };
             decode()
         })
-    }
-}
-
-/// Room for decoding, given back when dropped.
-struct Turn<'c> {
-    chunks: &'c ChunkCache,
-    bytes: u64,
-}
-
-impl<'c> Turn<'c> {
-    fn wait(chunks: &'c ChunkCache, bytes: u64) -> Self {
-        let mut under_way = chunks.under_way.lock();
-        while *under_way > 0 && under_way.saturating_add(bytes) > chunks.capacity {
-            chunks.ended.wait(&mut under_way);
-        }
-        *under_way = under_way.saturating_add(bytes);
-        Self { chunks, bytes }
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let mut under_way = self.chunks.under_way.lock();
-        *under_way = under_way.saturating_sub(self.bytes);
-        drop(under_way);
-        self.chunks.ended.notify_all();
     }
 }
 
@@ -148,13 +131,13 @@ mod tests {
                             Ok(vec![0; usize::try_from(len).unwrap()].into())
                         };
                         let len = usize::try_from(len).unwrap();
-                        chunks.get_or_decode((thread, number), len, decode).unwrap();
+                        chunks.get_or_decode((thread, number), len, Demand::Now, decode).unwrap();
                     }
                 });
             }
         });
         // Three of ten bytes, or one of forty alone.
         assert!(most.into_inner() <= 40);
-        assert_eq!(*chunks.under_way.lock(), 0);
+        assert!(chunks.turns.now(1000).is_some(), "all room was given back");
     }
 }

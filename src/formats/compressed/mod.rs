@@ -21,6 +21,7 @@ mod spool;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod xz;
 mod zstd;
 

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use super::chunks::Demand;
 use super::extent::{Size, decode};
 use super::seekable::{Chunks, Extent, Point, Seekable};
 use super::spool::Spool;
@@ -91,10 +92,10 @@ impl Compressed {
     }
 
     /// Chunk `number`, decoded.
-    fn chunk(&self, number: usize) -> Result<SharedBytes> {
+    fn chunk(&self, number: usize, demand: Demand) -> Result<SharedBytes> {
         let key = (self.archive, u32::try_from(number).unwrap_or(u32::MAX));
         let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
-        self.cache.get_or_decode(key, index(len), || {
+        self.cache.get_or_decode(key, index(len), demand, || {
             let missing = || Error::corrupt(format!("there is no chunk {number}"));
             match &self.source {
                 Source::Points(points) => {
@@ -114,14 +115,17 @@ impl Compressed {
 
     /// Has the chunks after a read of `range` decoded, if they are wanted.
     fn read_ahead(&self, range: Range<u64>) {
-        let now = self.find(range.end.saturating_sub(1));
         let Some(ahead) = self.cache.observe(self.archive, range, self.len) else {
             return;
         };
-        let last = self.find(ahead.end.saturating_sub(1));
-        for number in self.find(ahead.start).max(now.saturating_add(1))..=last {
+        // A chunk that starts before was asked for before, or is the one being read.
+        let first = self.find(ahead.start);
+        let first = first.saturating_add(usize::from(self.start(first) < ahead.start));
+        for number in first..=self.find(ahead.end.saturating_sub(1)) {
             let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
-            self.cache.decode_ahead(self.itself.clone(), number, len);
+            if !self.cache.decode_ahead(self.itself.clone(), number, len) {
+                break;
+            }
         }
     }
 
@@ -139,7 +143,7 @@ impl Compressed {
         self.read_ahead(offset..end.unwrap_or(self.len));
         while !buffer.is_empty() {
             let number = self.find(offset);
-            let chunk = self.chunk(number)?;
+            let chunk = self.chunk(number, Demand::Now)?;
             let skipped = index(offset.saturating_sub(self.start(number)));
             let source = chunk.get(skipped..).unwrap_or_default();
             let len = source.len().min(buffer.len());
@@ -173,8 +177,8 @@ impl Fetch for Compressed {
     fn fetch(&self, file: u64, _whole: Range<u64>) {
         let number = index(file);
         let range = self.start(number)..self.start(number.saturating_add(1));
-        if self.cache.is_wanted(self.archive, &range)
-            && let Err(error) = self.chunk(number)
+        if self.cache.is_wanted(self.archive, range)
+            && let Err(error) = self.chunk(number, Demand::Ahead)
         {
             // Whoever reads there meets it again, and is told.
             log::debug!("{}: decoding ahead: {error}", self.name);

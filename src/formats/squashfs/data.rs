@@ -18,7 +18,7 @@ use super::inode::{InodeRef, RegularBody, Tail};
 use super::metadata::{Cursor, Metadata};
 use super::pieces::{Piece, Pieces};
 use super::table::Table;
-use crate::cache::{Block, BlockPool, Cache};
+use crate::cache::{Block, BlockPool, BlockPools, Cache};
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
@@ -66,6 +66,7 @@ impl Data {
         block_size: u32,
         fragments: Option<Table<FRAGMENT_RECORD>>,
         capacity: u64,
+        pools: &BlockPools,
     ) -> Self {
         let lists_share = capacity / 16;
         Self {
@@ -74,7 +75,7 @@ impl Data {
             block_size,
             lists: BlockLists::new(block_size, lists_share),
             fragments,
-            pool: BlockPool::new(index(block_size)),
+            pool: pools.of(index(block_size)),
             cache: Cache::new(capacity.saturating_sub(lists_share), u64::from(block_size)),
         }
     }
@@ -256,7 +257,8 @@ impl Data {
             )));
         }
         let end = start.saturating_add(u64::from(len));
-        let stored = run.bytes(&*self.storage, start..end, || behind.neighbours(end, RUN_MAX))?;
+        let most = RUN_MAX.saturating_sub(u64::from(len));
+        let stored = run.bytes(&*self.storage, start..end, || behind.neighbours(end, most))?;
         self.pool.block(|buffer| {
             let decoded = self.codec.decode(stored, buffer);
             decoded.map_err(|error| error.within(format_args!("squashfs data block at {start:#x}")))

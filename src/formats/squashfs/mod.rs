@@ -8,7 +8,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use crate::cache::{Fetch, Readahead, Request, Workers};
+use crate::cache::{BlockPools, Fetch, Readahead, Request, Workers};
 use crate::error::{Error, Kind, Result};
 use crate::stats::Stats;
 use crate::storage::Storage;
@@ -44,12 +44,20 @@ use xattr::Xattrs;
 /// image.
 const PREFERRED_READ: u32 = 128 << 10;
 
-/// The furthest that is decoded ahead of a reader in order, bytes: enough to keep several reads of
-/// a slow file system, or several processors, busy for one reader.
-const AHEAD_MAX: u64 = 8 << 20;
+/// Blocks that the cache must have room for before anything is decoded ahead into it.
+const AHEAD_LEAST: u64 = 8;
 
 /// The least that one thread decodes ahead at once, bytes: with small blocks, several.
 const AHEAD_PART: u64 = 128 << 10;
+
+/// What all images of a mount share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    /// Threads that decode ahead.
+    pub(crate) workers: Arc<Workers>,
+    /// Memory for blocks.
+    pub(crate) pools: BlockPools,
+}
 
 /// An image.
 pub(crate) struct SquashFs {
@@ -74,8 +82,7 @@ impl SquashFs {
         Superblock::recognises(bytes)
     }
 
-    /// Opens the image in `storage`; `name` is for errors, `capacity` bytes are for decoded blocks,
-    /// and `workers` decode ahead of who reads in order.
+    /// Opens the image in `storage`; `name` is for errors, `capacity` bytes are for decoded blocks.
     ///
     /// # Errors
     /// What `Superblock::parse` reports; `Corrupt` where a table or the root can not be read; `Io`.
@@ -83,9 +90,9 @@ impl SquashFs {
         name: &str,
         storage: Arc<dyn Storage>,
         capacity: u64,
-        workers: &Arc<Workers>,
+        shared: &Shared,
     ) -> Result<Arc<Self>> {
-        let opened = Self::open_unnamed(name, storage, capacity, workers);
+        let opened = Self::open_unnamed(name, storage, capacity, shared);
         opened.map_err(|error| error.within(name))
     }
 
@@ -93,7 +100,7 @@ impl SquashFs {
         name: &str,
         storage: Arc<dyn Storage>,
         capacity: u64,
-        workers: &Arc<Workers>,
+        shared: &Shared,
     ) -> Result<Arc<Self>> {
         let mut bytes = [0; superblock::SIZE];
         storage.read_exact_at(&mut bytes, 0)?;
@@ -123,14 +130,16 @@ impl SquashFs {
             Some(table) => Xattrs::read(&*storage, table, end)?,
         };
         let data_share = capacity.saturating_sub(metadata_share);
-        let data = Data::new(storage, codec, superblock.block_size, fragments, data_share);
+        let block_size = superblock.block_size;
+        let data = Data::new(storage, codec, block_size, fragments, data_share, &shared.pools);
         let (inode, _) = Inode::read(&metadata, superblock.inode_table, root)?;
         let kind = inode.kind();
         if kind != FileKind::Directory {
             return Err(Error::corrupt(format!("the root is no directory but {kind:?}")));
         }
         // What was decoded ahead must not be driven out before it is read.
-        let furthest = (data_share / 16).min(AHEAD_MAX);
+        let has_room = data_share / AHEAD_LEAST >= u64::from(block_size);
+        let readahead = Readahead::new(if has_room { data_share } else { 0 });
         Ok(Arc::new_cyclic(|itself| Self {
             name: name.to_owned(),
             superblock,
@@ -139,8 +148,8 @@ impl SquashFs {
             data,
             ids,
             xattrs,
-            readahead: Readahead::new(furthest),
-            workers: Arc::clone(workers),
+            readahead,
+            workers: Arc::clone(&shared.workers),
             itself: Weak::clone(itself),
         }))
     }
@@ -222,13 +231,18 @@ impl SquashFs {
         let Some(Range { mut start, end }) = self.readahead.observe(number, range, len) else {
             return;
         };
+        // A block that starts before was asked for before, or is the one being read.
+        let block_size = self.data.block_size();
+        start = start.checked_next_multiple_of(block_size).unwrap_or(end);
         // In parts for several threads, cut where blocks are.
-        let part = self.data.block_size().max(AHEAD_PART);
+        let part = block_size.max(AHEAD_PART);
         while start < end {
             let cut = start.saturating_add(1).checked_next_multiple_of(part).unwrap_or(end);
             let range = start..cut.min(end);
             start = range.end;
-            self.workers.submit(Request { by: self.itself.clone(), file: number, range });
+            if !self.workers.submit(Request { by: self.itself.clone(), file: number, range }) {
+                break;
+            }
         }
     }
 
@@ -260,9 +274,9 @@ impl SquashFs {
 
 impl Fetch for SquashFs {
     fn fetch(&self, file: u64, range: Range<u64>) {
-        if !self.readahead.is_wanted(file, &range) {
+        let Some(range) = self.readahead.wanted(file, range) else {
             return;
-        }
+        };
         let outcome = InodeRef::parse(file).map(|reference| {
             let file = self.file_at(reference)?;
             self.data.fetch(&self.metadata, file, range.start, range.end)

@@ -18,7 +18,7 @@ fn open(image: &Image) -> Result<Arc<SquashFs>> {
 }
 
 fn open_stored(storage: Arc<MemStorage>) -> Result<Arc<SquashFs>> {
-    SquashFs::open("test.sqfs", storage, 1 << 20, &Arc::default())
+    SquashFs::open("test.sqfs", storage, 1 << 20, &Shared::default())
 }
 
 fn lookup(image: &SquashFs, name: &str) -> Result<Attr> {
