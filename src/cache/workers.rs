@@ -230,12 +230,17 @@ mod tests {
         let (sender, fetched) = channel();
         let by = Arc::new(Telling { fetched: Mutex::new(sender), gate: Mutex::new(()) });
         let workers = Workers::new(1);
-        let state = || workers.queue.state.lock();
-        // As if a thread had been refused.
-        state().requests.push_back(request(&by, 1));
-        state().threads = 1;
+        {
+            // As if a thread had been refused.
+            let mut state = workers.queue.state.lock();
+            state.requests.push_back(request(&by, 1));
+            state.threads = 1;
+        }
         workers.queue.go_without();
-        assert_eq!((state().requests.len(), state().threads), (0, 0));
+        {
+            let state = workers.queue.state.lock();
+            assert_eq!((state.requests.len(), state.threads), (0, 0));
+        }
         let taken = (0..=PAUSE).filter(|_| workers.submit(request(&by, 2))).count();
         assert_eq!(taken, 1, "the last one");
         assert_eq!(fetched.recv().unwrap(), (2, 0..2));

@@ -70,8 +70,8 @@ impl ChunkCache {
         self.readahead.wanted(u64::from(archive), range).is_some()
     }
 
-    /// Has `by` fetch chunk `number` of `len` bytes ahead of a reader; tells whether it may be asked
-    /// for more. Not one so large that what is being read would have to make room for it.
+    /// Has `by` fetch chunk `number` of `len` bytes ahead of a reader; tells whether to ask on.
+    /// Not one so large that what is being read would have to make room for it.
     pub(super) fn decode_ahead(&self, by: Weak<dyn Fetch>, number: usize, len: u64) -> bool {
         len.saturating_mul(AHEAD_LEAST) <= self.capacity
             && self.workers.submit(Request { by, file: length(number), range: 0..len })
