@@ -49,6 +49,8 @@ def warm_archive(file):
 
     What a packer wrote in small ones lies there in single pages, and reading it costs a fifth more.
     """
+    with open(file, "rb") as stream:
+        os.fsync(stream)
     forget(file)
     warm(file)
 
@@ -57,7 +59,6 @@ def forget(*files):
     """Drops the pages of the files from the page cache."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
 
