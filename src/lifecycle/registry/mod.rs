@@ -59,9 +59,18 @@ impl Registry {
     /// # Errors
     /// `Io` or `Busy` where no folder can be made that is this user's alone.
     pub(super) fn open() -> Result<Self> {
+        Self::open_in(&PARENTS.map(Path::new))
+    }
+
+    /// One that is there comes first: somebody may have been in the way in /tmp when it was made,
+    /// and not be any more.
+    fn open_in(parents: &[&Path]) -> Result<Self> {
+        if let Some(existing) = Self::existing_in(parents) {
+            return Ok(existing);
+        }
         let mut first = None;
-        for parent in PARENTS {
-            match Self::make_within(Path::new(parent)) {
+        for parent in parents {
+            match Self::make_within(parent) {
                 Ok(registry) => return Ok(registry),
                 Err(error) => first = first.or(Some(error)),
             }
@@ -71,7 +80,11 @@ impl Registry {
 
     /// The folder, if there is one.
     pub(super) fn existing() -> Option<Self> {
-        PARENTS.iter().find_map(|parent| Self::within(Path::new(parent)).ok()?)
+        Self::existing_in(&PARENTS.map(Path::new))
+    }
+
+    fn existing_in(parents: &[&Path]) -> Option<Self> {
+        parents.iter().find_map(|parent| Self::within(parent).ok()?)
     }
 
     fn make_within(parent: &Path) -> Result<Self> {
@@ -176,6 +189,19 @@ mod tests {
         registry.tidy();
         std::os::unix::fs::symlink("/tmp", &registry.folder).unwrap();
         assert_eq!(Registry::within(parent.path()).unwrap_err().kind(), Kind::Busy);
+    }
+
+    #[test]
+    fn who_is_in_the_way_and_goes_does_not_set_processes_apart() {
+        let [planted, free] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let parents = [planted.path(), free.path()];
+        let in_the_way = folder(planted.path());
+        fs::write(&in_the_way, "").unwrap();
+        let registry = Registry::open_in(&parents).unwrap();
+        assert_eq!(registry.folder, folder(free.path()));
+        fs::remove_file(in_the_way).unwrap();
+        assert_eq!(Registry::open_in(&parents).unwrap().folder, registry.folder);
+        assert_eq!(Registry::existing_in(&parents).unwrap().folder, registry.folder);
     }
 
     #[test]
