@@ -21,7 +21,7 @@ pub use file::{FileStorage, Identity};
 #[cfg(test)]
 pub use mem::MemStorage;
 pub use metered::Metered;
-pub use trust::weak_point;
+pub use trust::{is_trusted, weak_point};
 pub use unlinked::{free_bytes, is_in_memory, reserve, unlinked};
 pub use window::Window;
 

@@ -8,7 +8,7 @@
 //! to the user or to root. Root is also who owns `/`: in a container without that user all that is
 //! root's outside looks like nobody's. Members of a group are trusted, as they share a project.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -18,15 +18,15 @@ use rustix::process::geteuid;
 /// Symbolic links that are followed, as many as the kernel does (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 
+/// Whether the owner of a file is this user or root.
+pub fn is_trusted(found: &Metadata) -> bool {
+    let root = || fs::symlink_metadata("/").is_ok_and(|root| root.uid() == found.uid());
+    found.uid() == geteuid().as_raw() || found.uid() == 0 || root()
+}
+
 /// The first file, folder or link on the way to `path` that somebody else than this user and root
 /// may change or replace; `None` where there is none. What does not exist yet does not count.
 pub fn weak_point(path: &Path) -> Option<PathBuf> {
-    let trusted = [
-        geteuid().as_raw(),
-        0,
-        // Without it nothing below can be looked at either.
-        fs::symlink_metadata("/").map_or(0, |root| root.uid()),
-    ];
     // What is still to be gone through, the next one last.
     let mut ahead = vec![path.to_owned()];
     let mut at = match path.is_absolute() {
@@ -55,8 +55,7 @@ pub fn weak_point(path: &Path) -> Option<PathBuf> {
                 };
                 let is_open = found.mode() & 0o002 != 0;
                 let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
-                if !trusted.contains(&found.uid()) || (is_open && !is_sticky && !found.is_symlink())
-                {
+                if !is_trusted(&found) || (is_open && !is_sticky && !found.is_symlink()) {
                     return Some(next);
                 }
                 if found.is_symlink() {
