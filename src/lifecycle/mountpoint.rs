@@ -8,11 +8,14 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::process::geteuid;
+
 use super::mountinfo::{self, MountEntry};
 use super::occupant::{self, Occupant};
 use super::registry::MadeDirectory;
 use super::unmount;
 use crate::error::{Error, Kind, Result};
+use crate::storage;
 
 /// A directory that is ready to be mounted on. Dropping it removes it if it was made here.
 #[derive(Debug)]
@@ -40,7 +43,7 @@ impl Mountpoint {
                 }
             }
         }
-        Self::check_or_make(place)
+        Self::check_or_make(place, Whose::Own)
     }
 
     /// The same for a mount that only a namespace of its own shall see: what is mounted there
@@ -52,13 +55,13 @@ impl Mountpoint {
         if mountinfo::topmost(place)?.is_some() {
             return Ok(Self { place: place.to_owned(), _made: None });
         }
-        Self::check_or_make(place)
+        Self::check_or_make(place, Whose::Any)
     }
 
-    fn check_or_make(place: &Path) -> Result<Self> {
+    fn check_or_make(place: &Path, whose: Whose) -> Result<Self> {
         let made = MadeDirectory::make(place)?;
         if made.is_none() {
-            check_existing(place)?;
+            check_existing(place, whose)?;
         }
         Ok(Self { place: place.to_owned(), _made: made })
     }
@@ -67,6 +70,15 @@ impl Mountpoint {
     pub(super) fn place(&self) -> &Path {
         &self.place
     }
+}
+
+/// Whose directory may be mounted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    /// That of the user.
+    Own,
+    /// That of anybody.
+    Any,
 }
 
 /// Removes the directory at `place` if archfs made it and nobody uses it.
@@ -103,7 +115,7 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     let link = fs::symlink_metadata(&path).ok().filter(Metadata::is_symlink);
     if let Some(link) = &link {
         // In /tmp, somebody else could let a link lead to a directory that is not meant.
-        let user = rustix::process::geteuid().as_raw();
+        let user = geteuid().as_raw();
         if link.uid() != user && link.uid() != 0 {
             let context = format!("{shown}: a symbolic link of somebody else");
             return Err(Error::new(Kind::Busy, context).with_hint("choose another name"));
@@ -127,18 +139,44 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     Ok(parent.join(path.file_name().unwrap_or_default()))
 }
 
-fn check_existing(place: &Path) -> Result<()> {
+fn check_existing(place: &Path, whose: Whose) -> Result<()> {
     let shown = place.display();
     let failed = |error| Error::io(format!("{shown}: can not be the mount point"), error);
-    if !fs::metadata(place).map_err(failed)?.is_dir() {
+    // Not through a link that somebody has put there since the place was located.
+    let found = fs::symlink_metadata(place).map_err(failed)?;
+    if !found.is_dir() {
         return Err(Error::new(Kind::NotADirectory, format!("{shown}: not a directory"))
             .with_hint("the mount point is a directory, or a name that archfs can make one at"));
     }
+    check_owner(place, &found, whose)?;
     if fs::read_dir(place).map_err(failed)?.next().is_some() {
         return Err(Error::new(Kind::Busy, format!("{shown}: the directory is not empty"))
             .with_hint("mount on an empty directory, or at a name that does not exist yet"));
     }
     Ok(())
+}
+
+/// Refuses directories that others could take away, and the mount with them: who owns a directory
+/// can remove it in a mount namespace of his own, and make another at its name that shows something
+/// else. Root may mount in the folders of a user for that user; a private mount may be over any
+/// folder of the node.
+fn check_owner(place: &Path, found: &Metadata, whose: Whose) -> Result<()> {
+    let is_own = found.uid() == geteuid().as_raw();
+    let is_known = is_own || storage::is_trusted(found);
+    let among_all = || {
+        let parent = place.parent().unwrap_or(Path::new("/"));
+        fs::metadata(parent).is_ok_and(|parent| parent.mode() & 0o002 != 0)
+    };
+    let is_fine = match whose {
+        Whose::Own if !geteuid().is_root() => is_own,
+        Whose::Own | Whose::Any => is_known || !among_all(),
+    };
+    if is_fine {
+        return Ok(());
+    }
+    let context = format!("{}: a directory of somebody else", place.display());
+    Err(Error::new(Kind::CannotMount, context)
+        .with_hint("mount on a directory of yours, or at a name that does not exist yet"))
 }
 
 #[cfg(test)]
@@ -174,7 +212,7 @@ mod tests {
 
     #[test]
     fn does_not_follow_a_link_of_somebody_else() {
-        if !rustix::process::geteuid().is_root() {
+        if !geteuid().is_root() {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
