@@ -121,6 +121,10 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
             return Err(Error::new(Kind::Busy, context).with_hint("choose another name"));
         }
     }
+    if let Some(foreign) = path.ancestors().skip(1).find(|part| is_planted(part)) {
+        let context = format!("{shown}: {} is a symbolic link of somebody else", foreign.display());
+        return Err(Error::new(Kind::Busy, context).with_hint("choose another place"));
+    }
     if link.is_some() || path.file_name().is_none() {
         return fs::canonicalize(&path)
             .map_err(|error| Error::io(format!("{shown}: can not be the mount point"), error));
@@ -156,6 +160,19 @@ fn check_existing(place: &Path, whose: Whose) -> Result<()> {
     Ok(())
 }
 
+/// Whether `path` is a link that somebody made where everybody may make names; the kernel follows
+/// none of them either, where fs.protected_symlinks is set.
+fn is_planted(path: &Path) -> bool {
+    let is_foreign = fs::symlink_metadata(path)
+        .is_ok_and(|found| found.is_symlink() && !storage::is_trusted(&found));
+    is_foreign && is_of_everybody(path.parent())
+}
+
+fn is_of_everybody(folder: Option<&Path>) -> bool {
+    let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    fs::metadata(folder).is_ok_and(|found| found.mode() & 0o002 != 0)
+}
+
 /// Refuses directories that others could take away, and the mount with them: who owns a directory
 /// can remove it in a mount namespace of his own, and make another at its name that shows something
 /// else. Root may mount in the folders of a user for that user; a private mount may be over any
@@ -163,10 +180,7 @@ fn check_existing(place: &Path, whose: Whose) -> Result<()> {
 fn check_owner(place: &Path, found: &Metadata, whose: Whose) -> Result<()> {
     let is_own = found.uid() == geteuid().as_raw();
     let is_known = is_own || storage::is_trusted(found);
-    let among_all = || {
-        let parent = place.parent().unwrap_or(Path::new("/"));
-        fs::metadata(parent).is_ok_and(|parent| parent.mode() & 0o002 != 0)
-    };
+    let among_all = || is_of_everybody(place.parent());
     let is_fine = match whose {
         Whose::Own if !geteuid().is_root() => is_own,
         Whose::Own | Whose::Any => is_known || !among_all(),

@@ -62,11 +62,9 @@ impl Registry {
         Self::open_in(&PARENTS.map(Path::new))
     }
 
-    /// One that is there comes first: somebody may have been in the way in /tmp when it was made,
-    /// and not be any more.
     fn open_in(parents: &[&Path]) -> Result<Self> {
-        if let Some(existing) = Self::existing_in(parents) {
-            return Ok(existing);
+        if let Some(used) = Self::existing_in(parents).filter(Self::is_used) {
+            return Ok(used);
         }
         let mut first = None;
         for parent in parents {
@@ -83,8 +81,15 @@ impl Registry {
         Self::existing_in(&PARENTS.map(Path::new))
     }
 
+    /// One that is used comes first: somebody may have been in the way in /tmp when it was made, and
+    /// not be any more.
     fn existing_in(parents: &[&Path]) -> Option<Self> {
-        parents.iter().find_map(|parent| Self::within(parent).ok()?)
+        let all: Vec<_> = parents.iter().filter_map(|it| Self::within(it).ok()?).collect();
+        all.iter().find(|registry| registry.is_used()).or(all.first()).cloned()
+    }
+
+    fn is_used(&self) -> bool {
+        self.names_with("").next().is_some()
     }
 
     fn make_within(parent: &Path) -> Result<Self> {
@@ -199,7 +204,10 @@ mod tests {
         fs::write(&in_the_way, "").unwrap();
         let registry = Registry::open_in(&parents).unwrap();
         assert_eq!(registry.folder, folder(free.path()));
-        fs::remove_file(in_the_way).unwrap();
+        fs::remove_file(&in_the_way).unwrap();
+        // What is left there empty is no more than a folder.
+        assert_eq!(Registry::open_in(&parents).unwrap().folder, in_the_way);
+        fs::write(registry.folder.join("x.record"), "").unwrap();
         assert_eq!(Registry::open_in(&parents).unwrap().folder, registry.folder);
         assert_eq!(Registry::existing_in(&parents).unwrap().folder, registry.folder);
     }
