@@ -7,8 +7,8 @@
 //!
 //! PATH is whatever a job script made of it, and may hold folders of others, or of everybody. So
 //! only absolute folders of it count, and of those only what nobody but root and the user can have
-//! changed (`storage::weak_point`). A helper that is set-uid root is taken before any other, since a
-//! package of libfuse in somebody's PATH has one that may not mount; it needs nothing of the
+//! changed (`storage::weak_point`). A helper that is set-uid root is taken before any other, since
+//! a package of libfuse in somebody's PATH has one that may not mount; it needs nothing of the
 //! environment and gets none. One that is not has the rights of the user alone, and may be a
 //! container's stand-in that finds its server by a variable, so it gets the user's environment.
 //!
@@ -267,6 +267,17 @@ mod tests {
             let (helper, found) = found_in(0o755, 0o4755);
             assert!(here(&found, &helper), "{found:?}");
         }
+    }
+
+    #[test]
+    fn one_that_is_set_uid_gets_no_environment_but_the_socket() {
+        let environment = |is_set_uid| {
+            let helper = Helper { path: "/usr/bin/env".into(), is_set_uid };
+            let output = helper.command().env("_FUSE_COMMFD", "3").output().unwrap();
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        assert_eq!(environment(true), "_FUSE_COMMFD=3\n");
+        assert!(environment(false).contains("PATH="));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Where the bytes of an archive come from.
 //!
 //! Owns reading at an offset, files as a whole, files without a name, who may replace a path, and
-//! the names of files in errors; leaves caching to `cache` and the meaning of the bytes to `formats`. Invariant: a read
-//! fills the whole buffer or fails, and may run from any number of threads at once.
+//! the names of files in errors; leaves caching to `cache` and the meaning of the bytes to
+//! `formats`. Invariant: a read fills the whole buffer or fails, and may run from any number of
+//! threads at once.
 
 use crate::error::Result;
 

@@ -22,13 +22,13 @@ fn plant(scene: &Scene, id: u32, folder: &str, mode: u32) {
     fs::set_permissions(helper, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A script of the user where /usr/bin, which /bin is, has no helper.
+/// A script of the user where the folders of the system have no helper.
 fn without_helper(stage: &Stage, user: &User, script: &str) -> Output {
     let mut command = Command::new("unshare");
-    let hide = "mkdir -p \"$1\"/hidden && cp -a /usr/bin \"$1\"/hidden/ && \
-                rm -f \"$1\"/hidden/bin/fusermount* && mount --bind \"$1\"/hidden/bin /usr/bin && \
-                shift && exec \"$@\"";
-    command.args(["--mount", "sh", "-c", hide, "sh"]).arg(stage.work.path());
+    let hide = "for it in /usr/bin /bin /usr/local/bin /usr/sbin; do \
+                for name in fusermount3 fusermount; do [ ! -e $it/$name ] || \
+                mount --bind /dev/null $it/$name || exit 9; done; done; exec \"$@\"";
+    command.args(["--mount", "sh", "-c", hide, "sh"]);
     let inner = user.bash(script);
     command.arg(inner.get_program()).args(inner.get_args()).current_dir(&user.home);
     command.env("ARCHFS", user.home.join("archfs")).env("IMAGE", &stage.image);

@@ -95,6 +95,7 @@ fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
     let sticky = scene.sticky();
     done(owner, "mkdir dear");
     let point = sticky.join("point");
+    let _clean_up = CleanUp(point.clone());
     for (plant, status, said_of_user) in [
         ("mkdir -m 777 PATH", 4, "a directory of somebody else"),
         ("ln -s DEAR PATH", 1, "a symbolic link of somebody else"),
@@ -137,6 +138,7 @@ fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
     assert!(owner.place.exists());
     // Of a directory of somebody else that lets everybody in, its owner could make another.
     let lent = scene.folder_of(OTHER, "lent", 0o777);
+    let _clean_up = CleanUp(lent.clone());
     let refused = owner.runs("$ARCHFS mount -q --keep $IMAGE ../lent");
     assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
     assert!(!is_mounted(&lent));

@@ -81,15 +81,15 @@ impl Registry {
         Self::existing_in(&PARENTS.map(Path::new))
     }
 
-    /// One that is used comes first: somebody may have been in the way in /tmp when it was made, and
-    /// not be any more.
+    /// One that is used comes first: somebody may have been in the way in /tmp when it was made,
+    /// and not be any more.
     fn existing_in(parents: &[&Path]) -> Option<Self> {
         let all: Vec<_> = parents.iter().filter_map(|it| Self::within(it).ok()?).collect();
         all.iter().find(|registry| registry.is_used()).or(all.first()).cloned()
     }
 
     fn is_used(&self) -> bool {
-        self.names_with("").next().is_some()
+        self.names_with(".record").next().is_some()
     }
 
     fn make_within(parent: &Path) -> Result<Self> {
@@ -205,7 +205,8 @@ mod tests {
         let registry = Registry::open_in(&parents).unwrap();
         assert_eq!(registry.folder, folder(free.path()));
         fs::remove_file(&in_the_way).unwrap();
-        // What is left there empty is no more than a folder.
+        // Without records it is no more than a folder.
+        fs::write(registry.folder.join("x.lock"), "").unwrap();
         assert_eq!(Registry::open_in(&parents).unwrap().folder, in_the_way);
         fs::write(registry.folder.join("x.record"), "").unwrap();
         assert_eq!(Registry::open_in(&parents).unwrap().folder, registry.folder);
