@@ -5,14 +5,16 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use log::{LevelFilter, Log, Metadata, Record};
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::sync::Mutex;
 
 /// How often one and the same message is written; a corrupt block may be read a million times.
@@ -36,14 +38,8 @@ pub enum Verbosity {
 /// Sends everything logged from now on to `file`, or to standard error.
 ///
 /// # Errors
-/// `Io` where the file can not be opened for appending.
+/// `Io` where the file can not be opened for appending, or could be somebody else's trap.
 pub fn start(verbosity: Verbosity, file: Option<&Path>) -> Result<()> {
-    let open =
-        |path: &Path| {
-            OpenOptions::new().append(true).create(true).mode(0o600).open(path).map_err(|error| {
-                Error::io(format!("{}: can not write the log", path.display()), error)
-            })
-        };
     let sink = file.map(open).transpose()?;
     log::set_max_level(match verbosity {
         Verbosity::Quiet => LevelFilter::Error,
@@ -61,6 +57,56 @@ pub fn tell(message: fmt::Arguments<'_>) {
     if log::max_level() >= LevelFilter::Warn {
         log::logger().log(&Record::builder().level(log::Level::Info).args(message).build());
     }
+}
+
+/// Opens a log, or makes it for this user alone.
+///
+/// The log names files of the dataset. In a folder such as /tmp somebody else may have put a link
+/// there, by which it would be written into any file of this user, or a pipe or file to read it
+/// from; the kernel's own guard against that (fs.protected_symlinks and the like) may be off.
+fn open(path: &Path) -> Result<File> {
+    let failed = |error| Error::io(format!("{}: can not write the log", path.display()), error);
+    loop {
+        let mut options = OpenOptions::new();
+        options.append(true).mode(0o600);
+        let opened = match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                options.create_new(true).open(path)
+            }
+            Err(error) => return Err(failed(error)),
+            Ok(found) => {
+                check_owner(path, &found)?;
+                match found.is_symlink() {
+                    true => options.create(true).open(path),
+                    false => {
+                        let flags = OFlags::NOFOLLOW.bits().cast_signed();
+                        options.custom_flags(flags).open(path)
+                    }
+                }
+            }
+        };
+        match opened {
+            // Somebody made or removed it just now. The end of a link may be missing for good.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) if error.kind() == ErrorKind::NotFound && path.is_file() => {}
+            opened => return opened.map_err(failed),
+        }
+    }
+}
+
+/// Refuses what somebody else put into a folder where everybody may write.
+fn check_owner(path: &Path, found: &fs::Metadata) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = fs::metadata(folder.unwrap_or(Path::new(".")));
+    let is_open = folder.is_ok_and(|folder| folder.mode() & 0o002 != 0);
+    if !is_open || [0, geteuid().as_raw()].contains(&found.uid()) {
+        return Ok(());
+    }
+    let context = format!(
+        "{}: can not write the log: it belongs to somebody else, in a folder of everybody",
+        path.display()
+    );
+    Err(Error::new(Kind::Io, context).with_hint("name a file in a folder of yours"))
 }
 
 struct Logger {
@@ -119,12 +165,24 @@ impl State {
 /// `text` on one line: names in an archive may hold control characters that a terminal would obey.
 pub fn printable(text: &str) -> String {
     text.chars()
-        .map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() })
+        .map(|c| if is_obeyed(c) { c.escape_default().to_string() } else { c.to_string() })
         .collect()
+}
+
+/// Whether a terminal does something at `c` but show it: control characters, those that turn the
+/// direction of what follows (Unicode, UAX 9: a name that ends in `gpj.exe` may look like one in
+/// `exe.jpg`), and those that begin a line.
+pub fn is_obeyed(c: char) -> bool {
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, lchown, symlink};
+
+    use rustix::fs::{CWD, FileType};
+
     use super::*;
 
     #[test]
@@ -148,5 +206,55 @@ mod tests {
     fn disarms_control_characters() {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
         assert_eq!(printable("caf\u{e9}"), "caf\u{e9}");
+        assert_eq!(printable("\u{9b}2J\u{7f}"), "\\u{9b}2J\\u{7f}");
+        assert_eq!(printable("a\u{202e}gpj.exe"), "a\\u{202e}gpj.exe");
+        assert_eq!(printable("\u{2066}\u{2028}"), "\\u{2066}\\u{2028}");
+    }
+
+    fn is_refused(path: &Path) -> bool {
+        open(path).is_err_and(|error| error.to_string().contains("somebody else"))
+    }
+
+    #[test]
+    fn a_log_is_for_the_user_alone_and_links_of_ones_own_are_followed() {
+        let work = tempfile::tempdir().unwrap();
+        let (log, link) = (work.path().join("log"), work.path().join("link"));
+        symlink("log", &link).unwrap();
+        for path in [&link, &log] {
+            open(path).unwrap().write_all(b"line\n").unwrap();
+            assert_eq!(fs::symlink_metadata(&log).unwrap().mode() & 0o7777, 0o600);
+        }
+        assert_eq!(fs::read(&log).unwrap(), b"line\nline\n");
+        for path in ["/dev/null", "/proc/self/fd/2"] {
+            open(Path::new(path)).unwrap();
+        }
+        assert!(open(&work.path().join("none/log")).is_err() && open(work.path()).is_err());
+    }
+
+    #[test]
+    fn nothing_is_written_to_what_others_put_where_everybody_may_write() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let work = tempfile::tempdir().unwrap();
+        let name = |name: &str| work.path().join(name);
+        fs::write(name("dear"), "").unwrap();
+        fs::write(name("file"), "").unwrap();
+        symlink("dear", name("link")).unwrap();
+        symlink("none", name("dangling")).unwrap();
+        let mode = rustix::fs::Mode::from(0o666);
+        rustix::fs::mknodat(CWD, name("pipe"), FileType::Fifo, mode, 0).unwrap();
+        let planted = ["file", "link", "dangling", "pipe"];
+        for name in planted.map(name) {
+            lchown(name, Some(5), None).unwrap();
+        }
+        fs::set_permissions(work.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        for name in planted.map(name) {
+            assert!(is_refused(&name), "{}", name.display());
+        }
+        assert!(!name("none").exists());
+        // In a folder of somebody whom the user named on purpose it is that one's choice.
+        fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        open(&name("file")).unwrap();
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::log::printable;
 use crate::progress::Progress;
 use crate::sync::Arc;
 
@@ -42,7 +43,8 @@ impl Bar {
                 let (done, total) = progress.now();
                 if now != phase {
                     bar.finish_and_clear();
-                    bar = ProgressBar::new(total).with_style(style("")).with_message(now.clone());
+                    bar =
+                        ProgressBar::new(total).with_style(style("")).with_message(printable(&now));
                     phase = now;
                 }
                 // How long it will take can be told once something is done.

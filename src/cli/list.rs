@@ -44,7 +44,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         if args.json {
             let row = serde_json::to_string(&row(&listed))
                 .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))?;
-            text.push_str(&row);
+            text.push_str(&term::json_for_output(&row));
         } else {
             text.push_str(&line(&listed));
         }

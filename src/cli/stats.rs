@@ -24,7 +24,10 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     let json = lifecycle::stats(&args.mountpoint)?;
-    let text = if args.json { json + "\n" } else { lines(&json)? };
+    let text = match args.json {
+        true => term::json_for_output(json.trim_end()) + "\n",
+        false => lines(&json)?,
+    };
     term::written(std::io::stdout().write_all(text.as_bytes()))?;
     Ok(0)
 }

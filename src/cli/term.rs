@@ -6,7 +6,7 @@
 use std::io::{IsTerminal, Write};
 
 use crate::error::{Error, Result};
-use crate::log::printable;
+use crate::log::{is_obeyed, printable};
 
 /// Shows an error on standard error.
 pub(super) fn show_error(error: &Error) {
@@ -54,6 +54,14 @@ pub(super) fn name_for_output(name: &[u8]) -> Vec<u8> {
     name.to_vec()
 }
 
+/// A value of JSON as it should be written to standard output: the same value, in which nothing is
+/// left that a terminal obeys. JSON itself asks for that only below U+0020.
+pub(super) fn json_for_output(json: &str) -> String {
+    json.chars()
+        .map(|c| if is_obeyed(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() })
+        .collect()
+}
+
 /// The end of writing to standard output; a reader that has seen enough is no error.
 ///
 /// # Errors
@@ -70,6 +78,14 @@ pub(super) fn written(result: std::io::Result<()>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_stays_what_it_says_and_is_nothing_that_a_terminal_obeys() {
+        let text = "a\u{9b}2J\u{202e}\u{7f}\n\u{e9}";
+        let json = json_for_output(&serde_json::to_string(text).unwrap());
+        assert_eq!(json, "\"a\\u009b2J\\u202e\\u007f\\n\u{e9}\"");
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), text);
+    }
 
     #[test]
     fn complaints_of_clap_become_one_line_and_a_hint() {

@@ -2,7 +2,8 @@
 //!
 //! Owns the two ways there are: mount(2) as root, fusermount as anybody else; and the check that
 //! what is detached is what was attached. Leaves serving the connection to `session`.
-//! Invariant: a mount that somebody made later at the same place is never touched.
+//! Invariants: a mount that somebody made later at the same place is never touched; root follows no
+//! link to the place (`pinned`).
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,8 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getegid, geteuid};
 
 use super::mountinfo::{self, MountEntry, TYPE};
+use super::occupant::{self, Occupant};
+use super::pinned::{self, Pinned};
 use super::registry::PlaceLock;
 use super::{Access, fusermount};
 use crate::error::{Error, Kind, Result};
@@ -46,19 +49,25 @@ impl Attached {
         access: Access,
         lock: &PlaceLock,
     ) -> Result<(Self, OwnedFd)> {
-        let connection = if geteuid().is_root() {
-            mount_as_root(place, source, access)?
+        let (connection, directory) = if geteuid().is_root() {
+            let (connection, directory) = mount_as_root(place, source, access)?;
+            (connection, Some(directory))
         } else {
-            fusermount::mount(place, source, access, lock.duplicate()?)?
+            (fusermount::mount(place, source, access, lock.duplicate()?)?, None)
         };
         match mountinfo::topmost(place)? {
-            Some(entry) if entry.is_ours() => {
+            Some(entry) if occupant::is_own(&entry) => {
                 Ok((Self { place: place.to_owned(), entry }, connection))
             }
-            _ => Err(Error::new(
-                Kind::CannotMount,
-                format!("{}: mounted, but not to be seen there", place.display()),
-            )),
+            _ => {
+                drop(connection);
+                if let Some(directory) = directory {
+                    detach_moved(&directory);
+                }
+                let context = format!("{}: mounted, but not to be seen there", place.display());
+                Err(Error::new(Kind::CannotMount, context)
+                    .with_hint("somebody renames the folders above it; choose another place"))
+            }
         }
     }
 
@@ -136,10 +145,34 @@ fn detach_as_root(place: &Path, how: Detach) -> Result<()> {
         Detach::IfIdle => UnmountFlags::NOFOLLOW,
         Detach::Lazily => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
     };
-    match unmount(place, flags) {
+    match unmount_pinned(place, flags) {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(busy(place)),
         Err(error) => Err(Error::io(format!("{}: can not unmount", place.display()), error.into())),
+    }
+}
+
+/// Unmounts what is mounted at `place`, if it still is a mount of archfs.
+fn unmount_pinned(place: &Path, flags: UnmountFlags) -> rustix::io::Result<()> {
+    let pinned = Pinned::new(place)?;
+    // A folder that is mounted on can not be renamed itself, and those above it do not matter now.
+    match mountinfo::topmost(place) {
+        Ok(Some(entry)) if entry.is_ours() => unmount(pinned.path(), flags),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// Clears the dead mount on `directory`, which somebody moved while it was mounted on. Where that
+/// fails, `gc` finds it.
+fn detach_moved(directory: &OwnedFd) {
+    let Ok(place) = std::fs::read_link(pinned::path_of(directory)) else {
+        return;
+    };
+    if let Ok(Occupant::Dead(entry)) = occupant::look(&place)
+        && occupant::is_own(&entry)
+        && let Err(error) = detach_as_root(&place, Detach::Lazily)
+    {
+        log::warn!("{error}; archfs gc clears it");
     }
 }
 
@@ -149,7 +182,7 @@ fn detach_as_root(place: &Path, how: Detach) -> Result<()> {
 /// # Errors
 /// As `Attached::new`.
 pub(super) fn mount_here(place: &Path, source: &Path, access: Access) -> Result<OwnedFd> {
-    mount_as_root(place, source, access)
+    mount_as_root(place, source, access).map(|(connection, _)| connection)
 }
 
 /// Takes away, lazily, what `mount_here` mounted.
@@ -157,7 +190,7 @@ pub(super) fn mount_here(place: &Path, source: &Path, access: Access) -> Result<
 /// # Errors
 /// `Io`.
 pub(super) fn detach_here(place: &Path) -> Result<()> {
-    unmount(place, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
+    unmount_pinned(place, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
         .map_err(|error| Error::io(format!("{}: can not unmount", place.display()), error.into()))
 }
 
@@ -168,8 +201,12 @@ pub(super) fn busy(place: &Path) -> Error {
     )
 }
 
-fn mount_as_root(place: &Path, source: &Path, access: Access) -> Result<OwnedFd> {
+/// The daemon's end of the connection, and the directory that is mounted on.
+fn mount_as_root(place: &Path, source: &Path, access: Access) -> Result<(OwnedFd, OwnedFd)> {
     let device = open_device()?;
+    let directory = Pinned::new(place).and_then(|pinned| pinned.directory()).map_err(|error| {
+        Error::io(format!("{}: can not be the mount point", place.display()), error.into())
+    })?;
     let mut options = format!(
         "fd={},rootmode=40000,user_id={},group_id={}",
         device.as_raw_fd(),
@@ -181,8 +218,9 @@ fn mount_as_root(place: &Path, source: &Path, access: Access) -> Result<OwnedFd>
     }
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     let options = std::ffi::CString::new(options).unwrap_or_default();
-    match mount(source, place, TYPE, flags, Some(options.as_c_str())) {
-        Ok(()) => Ok(device),
+    let target = pinned::path_of(&directory);
+    match mount(source, target, TYPE, flags, Some(options.as_c_str())) {
+        Ok(()) => Ok((device, directory)),
         Err(error @ (Errno::PERM | Errno::NODEV)) => Err(Error::new(
             Kind::CannotMount,
             format!("{}: the kernel does not let this process mount: {error}", place.display()),

@@ -2,13 +2,20 @@
 //!
 //! Owns the helper's protocol (libfuse, lib/mount.c): it mounts, and sends the descriptor of the
 //! connection over the socket whose number stands in _FUSE_COMMFD.
-//! Invariant: the helper gets no descriptor but that socket and the lock of the place, and what it
-//! says becomes the error.
+//! Invariants: the helper gets no descriptor but that socket and the lock of the place, and what it
+//! says becomes the error; none is run that other users could have put there.
+//!
+//! PATH is whatever a job script made of it, and may hold folders of others, or of everybody. So
+//! only absolute folders of it count, and of those only what nobody but root and the user can have
+//! changed (`storage::weak_point`). A helper that is set-uid root is taken before any other, since
+//! a package of libfuse in somebody's PATH has one that may not mount; it needs nothing of the
+//! environment and gets none. One that is not has the rights of the user alone, and may be a
+//! container's stand-in that finds its server by a variable, so it gets the user's environment.
 //!
 //! The helper outlives a daemon that is killed meanwhile, and a moment later mounts, finds nobody
 //! to hand the mount to, and unmounts what is there. Until then nobody else may mount.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -23,6 +30,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::attach::{Detach, busy};
 use super::{Access, descriptor};
 use crate::error::{Error, Kind, Result};
+use crate::storage;
 
 /// Names of the helper, the newer first.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
@@ -37,14 +45,15 @@ const FOLDERS: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"];
 /// `CannotMount` with what the helper said.
 pub(super) fn mount(place: &Path, source: &Path, access: Access, lock: OwnedFd) -> Result<OwnedFd> {
     check_device()?;
-    let helper = find()?;
+    let helper = Helper::find()?;
     let failed = |error: Errno| Error::io("can not talk to fusermount", error.into());
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
     // The helper must inherit this one end.
     fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed)?;
-    let mut child = Command::new(&helper)
+    let mut child = helper
+        .command()
         .arg("-o")
         .arg(options(source, access))
         .arg("--")
@@ -54,7 +63,7 @@ pub(super) fn mount(place: &Path, source: &Path, access: Access, lock: OwnedFd) 
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| Error::io(format!("{}: can not be run", helper.display()), error))?;
+        .map_err(|error| helper.can_not_be_run(error))?;
     drop(theirs);
     let connection = descriptor::receive(&ours);
     let mut said = String::new();
@@ -74,8 +83,8 @@ pub(super) fn mount(place: &Path, source: &Path, access: Access, lock: OwnedFd) 
 /// # Errors
 /// `Busy`; `Io` with what the helper said.
 pub(super) fn unmount(place: &Path, how: Detach) -> Result<()> {
-    let helper = find()?;
-    let mut command = Command::new(&helper);
+    let helper = Helper::find()?;
+    let mut command = helper.command();
     command.arg("-u");
     if how == Detach::Lazily {
         command.arg("-z");
@@ -85,7 +94,7 @@ pub(super) fn unmount(place: &Path, how: Detach) -> Result<()> {
         .arg(place)
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| Error::io(format!("{}: can not be run", helper.display()), error))?;
+        .map_err(|error| helper.can_not_be_run(error))?;
     if output.status.success() {
         return Ok(());
     }
@@ -114,22 +123,65 @@ fn options(source: &Path, access: Access) -> OsString {
 
 /// Whether this node has the helper.
 pub(super) fn is_there() -> bool {
-    find().is_ok()
+    Helper::find().is_ok()
 }
 
-fn find() -> Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<PathBuf> =
-        std::env::split_paths(&path).chain(FOLDERS.map(PathBuf::from)).collect();
-    let helpers = || {
+/// The helper of this node.
+#[derive(Debug, PartialEq, Eq)]
+struct Helper {
+    path: PathBuf,
+    is_set_uid: bool,
+}
+
+impl Helper {
+    fn find() -> Result<Self> {
+        Self::find_in(&std::env::var_os("PATH").unwrap_or_default())
+    }
+
+    fn find_in(path: &OsStr) -> Result<Self> {
+        let folders: Vec<PathBuf> =
+            std::env::split_paths(path).chain(FOLDERS.map(PathBuf::from)).collect();
         let all = HELPERS.iter().flat_map(|name| folders.iter().map(move |it| it.join(name)));
-        all.filter(|helper| helper.is_absolute() && helper.is_file())
-    };
-    // A package of libfuse in somebody's PATH has one that may not mount.
-    helpers().find(|helper| is_set_uid_root(helper)).or_else(|| helpers().next()).ok_or_else(|| {
-            Error::new(Kind::CannotMount, "neither fusermount3 nor fusermount is on this node")
-                .with_hint("`archfs run` does without; for `archfs mount`, ask for the package fuse3 on the compute nodes")
-        })
+        let there = all.filter(|helper| helper.is_absolute() && helper.is_file());
+        let (mut plain, mut passed_over) = (None, None);
+        for helper in there {
+            let is_set_uid = is_set_uid_root(&helper);
+            match storage::weak_point(&helper) {
+                None if is_set_uid => return Ok(Self { path: helper, is_set_uid }),
+                None => plain = plain.or(Some(helper)),
+                Some(weak) => passed_over = passed_over.or(Some((helper, weak))),
+            }
+        }
+        match (plain, passed_over) {
+            (Some(path), _) => Ok(Self { path, is_set_uid: false }),
+            (None, Some((helper, weak))) => Err(unsafe_to_run(&helper, &weak)),
+            (None, None) => Err(missing()),
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        if self.is_set_uid {
+            command.env_clear();
+        }
+        command
+    }
+
+    fn can_not_be_run(&self, error: std::io::Error) -> Error {
+        Error::io(format!("{}: can not be run", self.path.display()), error)
+    }
+}
+
+fn missing() -> Error {
+    Error::new(Kind::CannotMount, "neither fusermount3 nor fusermount is on this node")
+        .with_hint("`archfs run` does without; for `archfs mount`, ask for the package fuse3 on the compute nodes")
+}
+
+fn unsafe_to_run(helper: &Path, weak: &Path) -> Error {
+    let (helper, weak) = (helper.display(), weak.display());
+    let context = format!("{helper}: not run, since other users may replace {weak}");
+    Error::new(Kind::CannotMount, context)
+        .with_hint("take that folder out of PATH; `archfs run` does without fusermount")
 }
 
 fn is_set_uid_root(file: &Path) -> bool {
@@ -175,11 +227,62 @@ fn refused(place: &Path, said: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
     fn escapes_what_would_start_another_option() {
         let options = options(Path::new("/a,b\\c d.sqfs"), Access::Owner);
         assert_eq!(options, "ro,nosuid,nodev,subtype=archfs,fsname=/a\\,b\\\\c d.sqfs");
+    }
+
+    /// Of a folder with a helper in it, and one beside it of the mode `mode`.
+    fn found_in(mode: u32, helper_mode: u32) -> (PathBuf, Result<Helper>) {
+        let work = tempfile::tempdir().unwrap();
+        let folder = fs::canonicalize(work.path()).unwrap().join("bin");
+        fs::create_dir(&folder).unwrap();
+        let helper = folder.join("fusermount3");
+        fs::write(&helper, "").unwrap();
+        fs::set_permissions(&helper, fs::Permissions::from_mode(helper_mode)).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+        let found = Helper::find_in(folder.as_os_str());
+        (helper, found)
+    }
+
+    #[test]
+    fn one_that_is_set_uid_root_comes_first_and_none_is_taken_that_others_may_replace() {
+        let here = |found: &Result<Helper>, helper: &Path| {
+            found.as_ref().is_ok_and(|found| found.path == helper)
+        };
+        // Nodes without any other take what is not set-uid.
+        let has_other = Helper::find_in(OsStr::new("")).is_ok_and(|found| found.is_set_uid);
+        let (helper, found) = found_in(0o755, 0o755);
+        assert_eq!(here(&found, &helper), !has_other, "{found:?}");
+        for (mode, helper_mode) in [(0o777, 0o4755), (0o777, 0o755), (0o755, 0o4757)] {
+            let (helper, found) = found_in(mode, helper_mode);
+            assert!(!here(&found, &helper), "{mode:o} {helper_mode:o} {found:?}");
+        }
+        if rustix::process::geteuid().is_root() {
+            let (helper, found) = found_in(0o755, 0o4755);
+            assert!(here(&found, &helper), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_set_uid_gets_no_environment_but_the_socket() {
+        let environment = |is_set_uid| {
+            let helper = Helper { path: "/usr/bin/env".into(), is_set_uid };
+            let output = helper.command().env("_FUSE_COMMFD", "3").output().unwrap();
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        assert_eq!(environment(true), "_FUSE_COMMFD=3\n");
+        assert!(environment(false).contains("PATH="));
+    }
+
+    #[test]
+    fn relative_folders_of_path_do_not_count() {
+        let found = |path: &str| Helper::find_in(OsStr::new(path)).ok();
+        assert_eq!(found(".:bin::../../../../../../../usr/bin/"), found(""));
     }
 }

@@ -32,6 +32,7 @@ mod mountinfo;
 mod mountpoint;
 mod namespace;
 mod occupant;
+mod pinned;
 mod process;
 mod quiet;
 mod registry;

@@ -8,11 +8,14 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::process::geteuid;
+
 use super::mountinfo::{self, MountEntry};
 use super::occupant::{self, Occupant};
 use super::registry::MadeDirectory;
 use super::unmount;
 use crate::error::{Error, Kind, Result};
+use crate::storage;
 
 /// A directory that is ready to be mounted on. Dropping it removes it if it was made here.
 #[derive(Debug)]
@@ -40,7 +43,7 @@ impl Mountpoint {
                 }
             }
         }
-        Self::check_or_make(place)
+        Self::check_or_make(place, Whose::Own)
     }
 
     /// The same for a mount that only a namespace of its own shall see: what is mounted there
@@ -52,13 +55,13 @@ impl Mountpoint {
         if mountinfo::topmost(place)?.is_some() {
             return Ok(Self { place: place.to_owned(), _made: None });
         }
-        Self::check_or_make(place)
+        Self::check_or_make(place, Whose::Any)
     }
 
-    fn check_or_make(place: &Path) -> Result<Self> {
+    fn check_or_make(place: &Path, whose: Whose) -> Result<Self> {
         let made = MadeDirectory::make(place)?;
         if made.is_none() {
-            check_existing(place)?;
+            check_existing(place, whose)?;
         }
         Ok(Self { place: place.to_owned(), _made: made })
     }
@@ -67,6 +70,15 @@ impl Mountpoint {
     pub(super) fn place(&self) -> &Path {
         &self.place
     }
+}
+
+/// Whose directory may be mounted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    /// That of the user.
+    Own,
+    /// That of anybody.
+    Any,
 }
 
 /// Removes the directory at `place` if archfs made it and nobody uses it.
@@ -103,11 +115,15 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     let link = fs::symlink_metadata(&path).ok().filter(Metadata::is_symlink);
     if let Some(link) = &link {
         // In /tmp, somebody else could let a link lead to a directory that is not meant.
-        let user = rustix::process::geteuid().as_raw();
+        let user = geteuid().as_raw();
         if link.uid() != user && link.uid() != 0 {
             let context = format!("{shown}: a symbolic link of somebody else");
             return Err(Error::new(Kind::Busy, context).with_hint("choose another name"));
         }
+    }
+    if let Some(foreign) = path.ancestors().skip(1).find(|part| is_planted(part)) {
+        let context = format!("{shown}: {} is a symbolic link of somebody else", foreign.display());
+        return Err(Error::new(Kind::Busy, context).with_hint("choose another place"));
     }
     if link.is_some() || path.file_name().is_none() {
         return fs::canonicalize(&path)
@@ -127,18 +143,54 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     Ok(parent.join(path.file_name().unwrap_or_default()))
 }
 
-fn check_existing(place: &Path) -> Result<()> {
+fn check_existing(place: &Path, whose: Whose) -> Result<()> {
     let shown = place.display();
     let failed = |error| Error::io(format!("{shown}: can not be the mount point"), error);
-    if !fs::metadata(place).map_err(failed)?.is_dir() {
+    // Not through a link that somebody has put there since the place was located.
+    let found = fs::symlink_metadata(place).map_err(failed)?;
+    if !found.is_dir() {
         return Err(Error::new(Kind::NotADirectory, format!("{shown}: not a directory"))
             .with_hint("the mount point is a directory, or a name that archfs can make one at"));
     }
+    check_owner(place, &found, whose)?;
     if fs::read_dir(place).map_err(failed)?.next().is_some() {
         return Err(Error::new(Kind::Busy, format!("{shown}: the directory is not empty"))
             .with_hint("mount on an empty directory, or at a name that does not exist yet"));
     }
     Ok(())
+}
+
+/// Whether `path` is a link that somebody made where everybody may make names; the kernel follows
+/// none of them either, where fs.protected_symlinks is set.
+fn is_planted(path: &Path) -> bool {
+    let is_foreign = fs::symlink_metadata(path)
+        .is_ok_and(|found| found.is_symlink() && !storage::is_trusted(&found));
+    is_foreign && is_of_everybody(path.parent())
+}
+
+fn is_of_everybody(folder: Option<&Path>) -> bool {
+    let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    fs::metadata(folder).is_ok_and(|found| found.mode() & 0o002 != 0)
+}
+
+/// Refuses directories that others could take away, and the mount with them: who owns a directory
+/// can remove it in a mount namespace of his own, and make another at its name that shows something
+/// else. Root may mount in the folders of a user for that user; a private mount may be over any
+/// folder of the node.
+fn check_owner(place: &Path, found: &Metadata, whose: Whose) -> Result<()> {
+    let is_own = found.uid() == geteuid().as_raw();
+    let is_known = is_own || storage::is_trusted(found);
+    let among_all = || is_of_everybody(place.parent());
+    let is_fine = match whose {
+        Whose::Own if !geteuid().is_root() => is_own,
+        Whose::Own | Whose::Any => is_known || !among_all(),
+    };
+    if is_fine {
+        return Ok(());
+    }
+    let context = format!("{}: a directory of somebody else", place.display());
+    Err(Error::new(Kind::CannotMount, context)
+        .with_hint("mount on a directory of yours, or at a name that does not exist yet"))
 }
 
 #[cfg(test)]
@@ -174,7 +226,7 @@ mod tests {
 
     #[test]
     fn does_not_follow_a_link_of_somebody_else() {
-        if !rustix::process::geteuid().is_root() {
+        if !geteuid().is_root() {
             return;
         }
         let folder = tempfile::tempdir().unwrap();

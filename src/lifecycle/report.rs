@@ -7,9 +7,11 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+use rustix::fs::OFlags;
 
 use super::MountPlan;
 use super::snapshot::{Served, Snapshot};
@@ -72,13 +74,13 @@ fn try_to_write(place: &Path) -> Result<()> {
 
 /// Writes `snapshot` beside `place` first, so that nobody ever sees half of it.
 ///
-/// With the permissions that the user's umask leaves: unlike the log it names no file of the
-/// dataset, and who watches over jobs is often another user of the same group.
+/// With the permissions to read that the user's umask leaves: unlike the log it names no file of
+/// the dataset, and who watches over jobs is often another user of the same group.
 fn write(place: &Path, snapshot: &Snapshot) -> Result<()> {
     check_what_is_there(place)?;
     let mut file = tempfile::Builder::new()
         .prefix(".archfs-stats-")
-        .permissions(Permissions::from_mode(0o666))
+        .permissions(Permissions::from_mode(0o644))
         .tempfile_in(folder(place))
         .map_err(failed(place))?;
     writeln!(file, "{}", snapshot.json()).map_err(failed(place))?;
@@ -95,7 +97,10 @@ fn check_what_is_there(place: &Path) -> Result<()> {
     };
     let mut first = Vec::new();
     if found.is_file() {
-        let opened = File::open(place).map_err(failed(place))?;
+        // Its owner may have put a link or a pipe there just now, which would wait for its writer.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        let opened = File::options().read(true).custom_flags(flags).open(place);
+        let opened = opened.map_err(failed(place))?;
         opened.take(1).read_to_end(&mut first).map_err(failed(place))?;
     }
     if found.is_file() && matches!(first.as_slice(), b"" | b"{") {

@@ -1,8 +1,9 @@
 //! Where the bytes of an archive come from.
 //!
-//! Owns reading at an offset, files as a whole, files without a name, and the names of files in
-//! errors; leaves caching to `cache` and the meaning of the bytes to `formats`. Invariant: a read
-//! fills the whole buffer or fails, and may run from any number of threads at once.
+//! Owns reading at an offset, files as a whole, files without a name, who may replace a path, and
+//! the names of files in errors; leaves caching to `cache` and the meaning of the bytes to
+//! `formats`. Invariant: a read fills the whole buffer or fails, and may run from any number of
+//! threads at once.
 
 use crate::error::Result;
 
@@ -12,6 +13,7 @@ mod file;
 mod mem;
 mod metered;
 mod pool;
+mod trust;
 mod unlinked;
 mod window;
 
@@ -20,6 +22,7 @@ pub use file::{FileStorage, Identity};
 #[cfg(test)]
 pub use mem::MemStorage;
 pub use metered::Metered;
+pub use trust::{is_trusted, weak_point};
 pub use unlinked::{free_bytes, is_in_memory, reserve, unlinked};
 pub use window::Window;
 

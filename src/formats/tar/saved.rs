@@ -24,7 +24,7 @@ use rustix::process::geteuid;
 use super::header::BLOCK;
 use super::index::{IndexFile, Key, MAGIC};
 use crate::error::{Error, Kind, Result};
-use crate::storage::{FileStorage, Identity, Storage};
+use crate::storage::{self, FileStorage, Identity, Storage};
 
 /// Samples of an archive; each is a read when a saved index is opened.
 const SAMPLES: usize = 16;
@@ -154,8 +154,7 @@ impl Saved {
         let folder = folder.unwrap_or(Path::new("."));
         let in_cache = cache_folder().is_some_and(|cache| cache == folder);
         if in_cache {
-            let mut builder = fs::DirBuilder::new();
-            builder.recursive(true).mode(0o700).create(folder).map_err(failed)?;
+            make_cache(folder).map_err(failed)?;
         }
         if self.named && !may_be_replaced(place).map_err(failed)? {
             let context = format!("{}: is no index of archfs: not overwritten", place.display());
@@ -244,6 +243,25 @@ fn cache_folder() -> Option<PathBuf> {
         |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let folder = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
     Some(folder.join("archfs"))
+}
+
+/// Makes the cache folder, or closes it to others. One that somebody else made or leads to, such as
+/// in /tmp or in the home of a user who called sudo, is not used: its owner could let it lead to
+/// any folder of this user.
+fn make_cache(folder: &Path) -> std::io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    for part in folder.ancestors().take(2) {
+        if !storage::is_trusted(&fs::symlink_metadata(part)?) {
+            let context = format!("{} belongs to somebody else", part.display());
+            return Err(std::io::Error::other(context));
+        }
+    }
+    let found = fs::metadata(folder)?;
+    if found.uid() == geteuid().as_raw() && found.mode() & 0o077 != 0 {
+        // The names of the archives are in it.
+        fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+    }
+    Ok(())
 }
 
 /// A name for the archive's index among those of all others: its own name, so that a person finds

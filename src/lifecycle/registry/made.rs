@@ -26,6 +26,7 @@ use super::lock::is_named;
 use super::{Key, PlaceLock, Registry};
 use crate::error::{Error, Result};
 use crate::lifecycle::mountinfo;
+use crate::lifecycle::pinned::Pinned;
 
 /// The use of a directory that archfs made. Dropping it removes the directory with its last use.
 #[derive(Debug)]
@@ -62,7 +63,10 @@ impl MadeDirectory {
                     .and_then(|mut file| file.write_all(place.as_os_str().as_bytes()))
                     .map_err(failed)?;
             }
-            let is_new = match DirBuilder::new().mode(0o700).create(place) {
+            let created = Pinned::new(place).map_err(std::io::Error::from);
+            let created =
+                created.and_then(|pinned| DirBuilder::new().mode(0o700).create(pinned.path()));
+            let is_new = match created {
                 Ok(()) => true,
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => was_begun(place, note),
                 Err(error) => return Err(failed(error)),
@@ -155,7 +159,11 @@ impl MadeDirectory {
 
     /// Whether the directory at the place is the one that was made.
     fn is_itself(&self) -> bool {
-        self.registry.made_file(&self.place).is_some_and(|path| path == self.path)
+        self.is_at(&self.place)
+    }
+
+    fn is_at(&self, path: &Path) -> bool {
+        self.registry.made_file(path).is_some_and(|file| file == self.path)
     }
 }
 
@@ -167,8 +175,11 @@ impl Drop for MadeDirectory {
         if is_hidden || flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return;
         }
-        if self.is_itself()
-            && let Err(error) = fs::remove_dir(&self.place)
+        // Where the folder above is gone, this is, too.
+        let pinned = Pinned::new(&self.place);
+        if let Ok(pinned) = pinned
+            && self.is_at(&pinned.path())
+            && let Err(error) = fs::remove_dir(pinned.path())
         {
             let place = self.place.display();
             log::warn!("{place}: made by archfs, can not be removed: {error}");

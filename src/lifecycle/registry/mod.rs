@@ -59,9 +59,16 @@ impl Registry {
     /// # Errors
     /// `Io` or `Busy` where no folder can be made that is this user's alone.
     pub(super) fn open() -> Result<Self> {
+        Self::open_in(&PARENTS.map(Path::new))
+    }
+
+    fn open_in(parents: &[&Path]) -> Result<Self> {
+        if let Some(used) = Self::existing_in(parents).filter(Self::is_used) {
+            return Ok(used);
+        }
         let mut first = None;
-        for parent in PARENTS {
-            match Self::make_within(Path::new(parent)) {
+        for parent in parents {
+            match Self::make_within(parent) {
                 Ok(registry) => return Ok(registry),
                 Err(error) => first = first.or(Some(error)),
             }
@@ -71,7 +78,18 @@ impl Registry {
 
     /// The folder, if there is one.
     pub(super) fn existing() -> Option<Self> {
-        PARENTS.iter().find_map(|parent| Self::within(Path::new(parent)).ok()?)
+        Self::existing_in(&PARENTS.map(Path::new))
+    }
+
+    /// One that is used comes first: somebody may have been in the way in /tmp when it was made,
+    /// and not be any more.
+    fn existing_in(parents: &[&Path]) -> Option<Self> {
+        let all: Vec<_> = parents.iter().filter_map(|it| Self::within(it).ok()?).collect();
+        all.iter().find(|registry| registry.is_used()).or(all.first()).cloned()
+    }
+
+    fn is_used(&self) -> bool {
+        self.names_with(".record").next().is_some()
     }
 
     fn make_within(parent: &Path) -> Result<Self> {
@@ -176,6 +194,23 @@ mod tests {
         registry.tidy();
         std::os::unix::fs::symlink("/tmp", &registry.folder).unwrap();
         assert_eq!(Registry::within(parent.path()).unwrap_err().kind(), Kind::Busy);
+    }
+
+    #[test]
+    fn who_is_in_the_way_and_goes_does_not_set_processes_apart() {
+        let [planted, free] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let parents = [planted.path(), free.path()];
+        let in_the_way = folder(planted.path());
+        fs::write(&in_the_way, "").unwrap();
+        let registry = Registry::open_in(&parents).unwrap();
+        assert_eq!(registry.folder, folder(free.path()));
+        fs::remove_file(&in_the_way).unwrap();
+        // Without records it is no more than a folder.
+        fs::write(registry.folder.join("x.lock"), "").unwrap();
+        assert_eq!(Registry::open_in(&parents).unwrap().folder, in_the_way);
+        fs::write(registry.folder.join("x.record"), "").unwrap();
+        assert_eq!(Registry::open_in(&parents).unwrap().folder, registry.folder);
+        assert_eq!(Registry::existing_in(&parents).unwrap().folder, registry.folder);
     }
 
     #[test]

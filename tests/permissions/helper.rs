@@ -1,0 +1,105 @@
+//! Which fusermount is run.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use super::support::stage::{Stage, said};
+use super::support::user::User;
+use super::{OTHER, OWNER, Scene, done, out, scene};
+
+/// Something by the name of the helper, of the user `id`; running it leaves `ran` beside it.
+fn plant(scene: &Scene, id: u32, folder: &str, mode: u32) {
+    let folder = match scene.stage.work.path().join(folder) {
+        there if there.exists() => there,
+        _ => scene.folder_of(id, folder, mode),
+    };
+    let helper = folder.join("fusermount3");
+    let ran = scene.stage.work.path().join("ran");
+    fs::write(&helper, format!("#!/bin/sh\n: > {}\nexit 1\n", ran.display())).unwrap();
+    std::os::unix::fs::chown(&helper, Some(id), Some(id)).unwrap();
+    fs::set_permissions(helper, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// A script of the user where the folders of the system have no helper.
+fn without_helper(stage: &Stage, user: &User, script: &str) -> Output {
+    let mut command = Command::new("unshare");
+    let hide = "for it in /usr/bin /bin /usr/local/bin /usr/sbin; do \
+                for name in fusermount3 fusermount; do [ ! -e $it/$name ] || \
+                mount --bind /dev/null $it/$name || exit 9; done; done; exec \"$@\"";
+    command.args(["--mount", "sh", "-c", hide, "sh"]);
+    let inner = user.bash(script);
+    command.arg(inner.get_program()).args(inner.get_args()).current_dir(&user.home);
+    command.env("ARCHFS", user.home.join("archfs")).env("IMAGE", &stage.image);
+    command.output().unwrap()
+}
+
+#[test]
+fn a_helper_that_others_planted_is_never_run() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, stage, .. } = &scene;
+    let sticky = scene.sticky();
+    let work = stage.work.path();
+    let ran = work.join("ran");
+    // Where anybody could leave the mark.
+    fs::set_permissions(work, fs::Permissions::from_mode(0o777)).unwrap();
+    plant(&scene, OTHER, "open", 0o777);
+    plant(&scene, OWNER, "theirs", 0o777);
+    plant(&scene, OTHER, "sticky", 0o1777);
+    plant(&scene, OWNER, "own", 0o755);
+    done(owner, "cp ../own/fusermount3 .; ln -s $PWD/../theirs link");
+    let (here, there) = (work.display(), sticky.display());
+    let link = format!("{}/link", owner.home.display());
+    let absolute = [format!("{here}/open"), format!("{here}/theirs"), there.to_string(), link];
+    let relative = [".", "", "../own", "./link"].map(str::to_owned);
+    for folder in relative.iter().chain(&absolute) {
+        let path = format!("PATH=\"{folder}:$PATH\"");
+        done(owner, &format!("{path} $ARCHFS mount -q --keep $IMAGE mount"));
+        assert_eq!(done(owner, "cat mount/hello"), "hello, world\n", "{folder}");
+        done(owner, &format!("{path} $ARCHFS unmount mount"));
+        assert!(!ran.exists(), "{folder}");
+    }
+    fs::set_permissions(work, fs::Permissions::from_mode(0o755)).unwrap();
+    for folder in &absolute {
+        let path = format!("PATH=\"{folder}:$PATH\"");
+        let line = format!("{path} $ARCHFS mount -q --keep $IMAGE mount");
+        let refused = without_helper(stage, owner, &line);
+        assert_eq!(refused.status.code(), Some(4), "{folder}: {}", said(&refused));
+        let expected = format!("archfs: {folder}/fusermount3: not run, since other users may");
+        assert!(said(&refused).contains(&expected), "{folder}: {}", said(&refused));
+        assert!(!ran.exists() && !owner.place.exists(), "{folder}");
+        let line = format!("{path} $ARCHFS run -q $IMAGE mount -- cat mount/hello");
+        assert_eq!(out(&without_helper(stage, owner, &line)), "hello, world\n", "{folder}");
+        assert!(!ran.exists(), "{folder}");
+    }
+}
+
+#[test]
+fn one_of_the_users_own_is_run_where_there_is_no_other() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, stage, .. } = &scene;
+    plant(&scene, OWNER, "own", 0o755);
+    let helper = stage.work.path().join("own/fusermount3");
+    let script = "#!/bin/sh\necho \"$FOR_IT\" \"$@\" > $HOME/ran\necho x: y: no >&2\nexit 1\n";
+    fs::write(&helper, script).unwrap();
+    let line = "HOME=$PWD FOR_IT=found PATH=$PWD/../own:$PATH $ARCHFS mount -q --keep $IMAGE mount";
+    let refused = without_helper(stage, owner, line);
+    assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
+    assert!(said(&refused).contains("mount: can not mount: y: no"), "{}", said(&refused));
+    let ran = fs::read_to_string(owner.home.join("ran")).unwrap();
+    assert!(ran.starts_with("found -o ro,nosuid,nodev,subtype=archfs,fsname="), "{ran}");
+    assert!(!Path::new(&owner.place).exists());
+}
+
+#[test]
+fn variables_of_the_helper_and_the_loader_change_nothing() {
+    let Some(Scene { owner, stage: _stage, .. }) = scene() else { return };
+    let odd = "_FUSE_COMMFD=0 _FUSE_COMMFD2=1 LD_LIBRARY_PATH=/nowhere LD_PRELOAD= LD_AUDIT= \
+               TMPDIR=nowhere XDG_RUNTIME_DIR=/nowhere XDG_CACHE_HOME=nowhere HOME=nowhere IFS=x \
+               ARCHFS_MOUNTPOINT=/nowhere";
+    done(&owner, &format!("{odd} $ARCHFS mount -q --keep $IMAGE mount"));
+    assert_eq!(done(&owner, "cat mount/hello"), "hello, world\n");
+    done(&owner, &format!("{odd} PATH= $ARCHFS unmount mount"));
+    assert!(!owner.place.exists());
+}

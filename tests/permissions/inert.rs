@@ -1,0 +1,195 @@
+//! What an archive holds and what has no effect: rights of programs, devices, links that lead out.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use super::support::stage::{Talker, stage_with};
+use super::support::user::{OpenDevice, User};
+use super::support::{archfs, image, run, tar, wait_until};
+use super::{OWNER, Scene, done, out, said, scene};
+
+/// CAP_DAC_OVERRIDE, permitted and effective (linux/capability.h, struct vfs_cap_data, revision 2).
+const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// Programs with rights and devices, as root could pack them on another machine.
+fn dangerous(folder: &Path) -> PathBuf {
+    let source = folder.join("dangerous");
+    fs::create_dir(&source).unwrap();
+    for (program, mode) in [("id", 0o6755), ("grep", 0o755)] {
+        let copy = source.join(program);
+        fs::copy(Path::new("/usr/bin").join(program), &copy).unwrap();
+        fs::set_permissions(&copy, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    setxattr(source.join("grep"), "security.capability", &CAPABILITY, XattrFlags::empty()).unwrap();
+    let rights = Mode::from(0o666);
+    for (name, minor) in [("null", 3), ("zero", 5)] {
+        let device = makedev(1, minor);
+        mknodat(CWD, source.join(name), FileType::CharacterDevice, rights, device).unwrap();
+        fs::set_permissions(source.join(name), fs::Permissions::from_mode(0o666)).unwrap();
+    }
+    fs::set_permissions(&source, fs::Permissions::from_mode(0o755)).unwrap();
+    source
+}
+
+/// What a user gets of these below `folder`: the effective uid and gid, and capabilities.
+fn rights(user: &User, folder: &Path) -> String {
+    let folder = folder.display();
+    done(user, &format!("{folder}/id -u; {folder}/id -g; {folder}/grep CapEff /proc/self/status"))
+}
+
+#[test]
+fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
+    let Some(stage) = stage_with(image::small) else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, OWNER);
+    let source = dangerous(stage.work.path());
+    let packed = stage.work.path().join("data.tar");
+    let script = "cd \"$1\" && tar --xattrs --xattrs-include='*' -cf \"$2\" *";
+    run(Command::new("sh").args(["-c", script, "sh"]).arg(&source).arg(&packed));
+    let none = format!("{OWNER}\n{OWNER}\nCapEff:\t0000000000000000\n");
+    // Else the test shows nothing.
+    assert_eq!(rights(&user, &source), "0\n0\nCapEff:\t0000000000000002\n");
+    for archive in [image::make(stage.work.path(), "dangerous.sqfs", &source, &[]), packed] {
+        let mut command = archfs();
+        command.args(["mount", "-q", "--keep", "-o", "allow_other"]).arg(&archive);
+        run(command.arg(&stage.place));
+        assert_eq!(rights(&user, &stage.place), none, "{}", archive.display());
+        // They are shown all the same.
+        assert_eq!(fs::metadata(stage.place.join("id")).unwrap().mode() & 0o7777, 0o6755);
+        for device in ["null", "zero"].map(|name| stage.place.join(name)) {
+            let found = fs::metadata(&device).unwrap();
+            assert_eq!(found.mode() & 0o777, 0o666);
+            let error = fs::File::open(&device).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied, "root");
+            let opened = user.runs(&format!("head -c 1 {}", device.display()));
+            assert!(!opened.status.success() && said(&opened).contains("denied"));
+        }
+        run(archfs().arg("unmount").arg(&stage.place));
+    }
+}
+
+/// The options of the mount at `place`, in a file in the form of /proc/self/mountinfo.
+fn flags(mountinfo: &str, place: &Path) -> Vec<String> {
+    let text = fs::read_to_string(mountinfo).unwrap();
+    let line = text
+        .lines()
+        .find(|line| line.split(' ').nth(4) == place.to_str())
+        .unwrap_or_else(|| panic!("{} is not in {mountinfo}", place.display()));
+    line.split(' ').nth(5).unwrap().split(',').map(str::to_owned).collect()
+}
+
+fn assert_inert(mountinfo: &str, place: &Path) {
+    let flags = flags(mountinfo, place);
+    for flag in ["ro", "nosuid", "nodev"] {
+        assert!(flags.iter().any(|found| found == flag), "{flag}: {flags:?}");
+    }
+}
+
+#[test]
+fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
+    let Some(Scene { owner, stage, .. }) = scene() else { return };
+    let own = "/proc/self/mountinfo";
+    for options in ["", "-o allow_other", "-o exec,default_permissions"] {
+        run(&mut stage.bash(&format!("$ARCHFS mount -q --keep {options} $IMAGE mount")));
+        assert_inert(own, &stage.place);
+        run(&mut stage.bash("$ARCHFS unmount mount"));
+    }
+    done(&owner, "$ARCHFS mount -q --keep $IMAGE mount");
+    assert_inert(own, &owner.place);
+    done(&owner, "$ARCHFS unmount mount");
+    for refused in ["suid", "dev", "rw"] {
+        let output = owner.runs(&format!("$ARCHFS mount -q -o {refused} $IMAGE mount"));
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    }
+    let line = "exec $ARCHFS run --private -q $IMAGE mount -- sh -c 'echo $$; read x'";
+    for (mut command, place) in [(owner.bash(line), &owner.place), (stage.bash(line), &stage.place)]
+    {
+        let mut within = Talker::start(&mut command);
+        assert_inert(&format!("/proc/{}/mountinfo", within.line()), place);
+        within.write("\n");
+        assert_eq!(within.end(), Some(0));
+    }
+}
+
+/// Who makes the mount says what it may do, as the document tells.
+#[test]
+fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
+    let Some(stage) = stage_with(image::small) else { return };
+    fs::create_dir(&stage.place).unwrap();
+    for (given, inert) in
+        [(MountFlags::NOSUID | MountFlags::NODEV, true), (MountFlags::empty(), false)]
+    {
+        let device: OwnedFd =
+            fs::File::options().read(true).write(true).open("/dev/fuse").unwrap().into();
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+        let options = std::ffi::CString::new(options).unwrap();
+        let given = given | MountFlags::RDONLY;
+        mount("somebody", &stage.place, "fuse", given, Some(options.as_c_str())).unwrap();
+        let mut command = stage.bash("exec 3<&0 </dev/null; $ARCHFS mount -q $IMAGE /dev/fd/3");
+        command.stdin(Stdio::from(device));
+        run(&mut command);
+        drop(command);
+        stage.assert_readable();
+        let found = flags("/proc/self/mountinfo", &stage.place);
+        assert_eq!(found.contains(&"nosuid".to_owned()), inert, "{found:?}");
+        unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
+    }
+    let image = stage.image.to_str().unwrap().to_owned();
+    let is_left = || super::support::stage::processes_about(&[&image, "--daemon="]);
+    wait_until("no daemon is left", || is_left().is_empty());
+}
+
+#[test]
+fn links_that_lead_out_of_an_archive_are_shown_and_followed_by_the_kernel_alone() {
+    let Some(stage) = stage_with(image::small) else { return };
+    let work = stage.work.path();
+    let secret = work.join("secret");
+    fs::create_dir(&secret).unwrap();
+    fs::write(secret.join("file"), "not in the archive\n").unwrap();
+    let source = work.join("links");
+    fs::create_dir_all(source.join("folder")).unwrap();
+    fs::write(source.join("file"), "in the archive\n").unwrap();
+    let up = format!("{}{}", "../".repeat(30), secret.strip_prefix("/").unwrap().display());
+    symlink(secret.join("file"), source.join("absolute")).unwrap();
+    symlink(format!("{up}/file"), source.join("relative")).unwrap();
+    symlink(&secret, source.join("away")).unwrap();
+    symlink(&up, source.join("folder/up")).unwrap();
+    symlink("../../../file", source.join("folder/within")).unwrap();
+    let packed = work.join("links.tar");
+    tar::pack(&packed, &source);
+    for archive in [image::make(work, "links.sqfs", &source, &[]), packed] {
+        for name in ["absolute", "relative", "away/file", "folder/up/file", "../secret/file"] {
+            let output = archfs().arg("cat").arg(&archive).arg(name).output().unwrap();
+            assert_eq!((output.status.code(), out(&output)), (Some(1), String::new()), "{name}");
+            assert!(said(&output).contains("archfs: "), "{}", said(&output));
+        }
+        let inside = run(archfs().arg("cat").arg(&archive).arg("folder/within"));
+        assert_eq!(out(&inside), "in the archive\n");
+        for folder in ["away", "folder/up", "..", "../secret"] {
+            let mut command = archfs();
+            command.args(["mount", "-q", "--keep", "--subdir", folder]).arg(&archive);
+            let output = command.arg(&stage.place).output().unwrap();
+            match folder {
+                // The root is its own parent.
+                ".." if output.status.success() => {
+                    assert!(stage.place.join("folder").is_dir());
+                    run(archfs().arg("unmount").arg(&stage.place));
+                }
+                _ => assert_eq!(output.status.code(), Some(1), "{folder}: {}", said(&output)),
+            }
+            assert!(stage.is_gone(), "{folder}");
+        }
+        run(archfs().args(["mount", "-q", "--keep"]).arg(&archive).arg(&stage.place));
+        assert_eq!(fs::read_link(stage.place.join("away")).unwrap(), secret);
+        let read = fs::read_to_string(stage.place.join("absolute")).unwrap();
+        assert_eq!(read, "not in the archive\n", "as of any file system");
+        run(archfs().arg("unmount").arg(&stage.place));
+    }
+}

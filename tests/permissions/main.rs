@@ -1,0 +1,100 @@
+//! Other users of the node, and archives and folders made by somebody with bad intentions.
+//!
+//! Owns what docs/SEMANTICS.md says under "Who can do what": `others` who may read what, `inert`
+//! what in an archive has no effect, `planted` what somebody put in the way beforehand, `races` what
+//! somebody swaps meanwhile, `helper` which fusermount is run, `terminal` names that a terminal
+//! would obey. Each test has /dev/fuse and its users to itself.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod helper;
+mod inert;
+mod others;
+mod planted;
+mod races;
+mod terminal;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use support::stage::{Stage, said, stage};
+use support::user::{OpenDevice, User};
+
+/// uucp and news, as whom no other test mounts.
+const OWNER: u32 = 10;
+const OTHER: u32 = 9;
+
+/// An image, its user and somebody else, and the device for them.
+struct Scene {
+    owner: User,
+    other: User,
+    stage: Stage,
+    // Given back last.
+    _device: OpenDevice,
+}
+
+/// `None` where this machine lets nobody mount.
+fn scene() -> Option<Scene> {
+    let stage = stage()?;
+    let _device = OpenDevice::new();
+    let (owner, other) = (User::new(&stage, OWNER), User::new(&stage, OTHER));
+    Some(Scene { owner, other, stage, _device })
+}
+
+impl Scene {
+    /// A folder like /tmp, where everybody may make names and nobody may touch those of others.
+    fn sticky(&self) -> PathBuf {
+        let folder = self.stage.work.path().join("sticky");
+        if !folder.exists() {
+            fs::create_dir(&folder).unwrap();
+        }
+        fs::set_permissions(&folder, Permissions::from_mode(0o1777)).unwrap();
+        folder
+    }
+
+    /// A folder of the user `id`, in the folder of the test.
+    fn folder_of(&self, id: u32, name: &str, mode: u32) -> PathBuf {
+        let folder = self.stage.work.path().join(name);
+        fs::create_dir(&folder).unwrap();
+        chown(&folder, Some(id), Some(id)).unwrap();
+        fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
+        folder
+    }
+}
+
+/// Runs a script that has to succeed.
+fn done(user: &User, script: &str) -> String {
+    let output = user.runs(script);
+    assert!(output.status.success(), "{script}: {}{}", out(&output), said(&output));
+    out(&output)
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The system keeps the user from all of these.
+fn assert_denied(user: &User, scripts: &[String]) {
+    for script in scripts {
+        let output = user.runs(&format!("LC_ALL=C; export LC_ALL; {script}"));
+        assert!(!output.status.success(), "{script}: {}", out(&output));
+        assert!(said(&output).contains("Permission denied"), "{script}: {}", said(&output));
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn names_in(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// The daemon of the user's only mount, as the user's `list` says.
+fn daemon_of(user: &User) -> i64 {
+    let row: serde_json::Value = serde_json::from_str(&done(user, "$ARCHFS list --json")).unwrap();
+    row["daemon"].as_i64().unwrap()
+}

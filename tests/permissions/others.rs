@@ -1,0 +1,233 @@
+//! Who may read what: the mount, the copy, the index, the records, the socket, the log.
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use super::support::mount::daemon_of as daemon_of_root;
+use super::support::stage::Talker;
+use super::support::{archfs, run, tar, wait_until};
+use super::{Scene, assert_denied, daemon_of, done, mode, names_in, out, said, scene};
+
+const UMASKS: [&str; 2] = ["000", "077"];
+
+/// What somebody tries to get at files below `place`.
+fn tries(place: &Path) -> Vec<String> {
+    let place = place.display();
+    let below = ["cat", "stat"].map(|verb| format!("{verb} {place}/hello"));
+    ["ls", "stat", "cd"].map(|verb| format!("{verb} {place}")).into_iter().chain(below).collect()
+}
+
+/// Root is kept out by FUSE itself, whatever the modes are.
+fn assert_root_is_kept_out(place: &Path) {
+    let kinds = [
+        fs::read_dir(place).map(|_| ()).unwrap_err().kind(),
+        fs::metadata(place).map(|_| ()).unwrap_err().kind(),
+        fs::read(place.join("hello")).map(|_| ()).unwrap_err().kind(),
+    ];
+    assert_eq!(kinds, [ErrorKind::PermissionDenied; 3]);
+}
+
+#[test]
+fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_its_point() {
+    let Some(Scene { owner, other, stage: _stage, .. }) = scene() else { return };
+    for umask in UMASKS {
+        // The point made by archfs, and one that everybody might enter.
+        for point in ["", "mkdir -m 777 mount;"] {
+            done(&owner, &format!("umask {umask}; {point} $ARCHFS mount -q --keep $IMAGE mount"));
+            assert_eq!(done(&owner, "cat mount/hello"), "hello, world\n");
+            assert_denied(&other, &tries(&owner.place));
+            assert_root_is_kept_out(&owner.place);
+            done(&owner, "$ARCHFS unmount mount; rmdir mount 2>/dev/null; true");
+        }
+    }
+}
+
+#[test]
+fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
+    let Some(Scene { owner, stage, .. }) = scene() else { return };
+    for umask in UMASKS {
+        for (point, option) in [("", ""), ("mkdir -m 777 mount;", ""), ("", "-o allow_other")] {
+            let line = format!(
+                "umask {umask}; {point} exec $ARCHFS mount -q --keep {option} $IMAGE mount"
+            );
+            run(&mut stage.bash(&line));
+            stage.assert_readable();
+            match option {
+                "" => assert_denied(&owner, &tries(&stage.place)),
+                _ => assert_eq!(done(&owner, "cat ../mount/hello"), "hello, world\n"),
+            }
+            run(&mut stage.bash("$ARCHFS unmount mount; rmdir mount 2>/dev/null; true"));
+        }
+    }
+}
+
+#[test]
+fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
+    let Some(Scene { owner, other, stage, .. }) = scene() else { return };
+    let line = "umask 000; exec $ARCHFS run --private -q $IMAGE mount -- \
+                sh -c 'cat mount/hello; echo $$; read x'";
+    for (mut command, place) in [(owner.bash(line), &owner.place), (stage.bash(line), &stage.place)]
+    {
+        let mut within = Talker::start(&mut command);
+        assert_eq!(within.line(), "hello, world");
+        let pid = within.line();
+        assert_eq!(mode(place), 0o700, "the directory that was made");
+        assert_eq!(names_in(place).len(), 0, "root, from outside");
+        let through = format!("/proc/{pid}/root{}", place.display());
+        let tries = [
+            format!("ls {}", place.display()),
+            format!("ls {through}"),
+            format!("cat {through}/hello"),
+            format!("cat /proc/{pid}/cwd/mount/hello"),
+        ];
+        assert_denied(&other, &tries);
+        within.write("\n");
+        assert_eq!(within.end(), Some(0));
+        assert!(!place.exists());
+    }
+}
+
+#[test]
+fn a_copy_has_no_name_and_is_not_to_be_had_through_proc() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, other, stage, .. } = &scene;
+    let folder = scene.sticky();
+    done(owner, "umask 000; $ARCHFS mount -q --keep --stage ../sticky $IMAGE mount");
+    run(&mut stage.bash("umask 000; $ARCHFS mount -q --keep --stage sticky $IMAGE mount"));
+    assert_eq!(names_in(&folder), Vec::<std::path::PathBuf>::new());
+    for pid in [daemon_of(owner), daemon_of_root(&stage.place).unwrap().into()] {
+        let descriptors = names_in(Path::new(&format!("/proc/{pid}/fd")));
+        let is_copy = |link: &Path| fs::read_link(link).is_ok_and(|to| to.starts_with(&folder));
+        let copy = descriptors.into_iter().find(|link| is_copy(link)).expect("a copy");
+        assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o7777, 0o600);
+        let tries = [
+            format!("cat {}", copy.display()),
+            format!("ls /proc/{pid}/fd"),
+            format!("ls /proc/{pid}/map_files"),
+            format!("cat /proc/{pid}/mem"),
+            format!("ls /proc/{pid}/cwd/"),
+        ];
+        assert_denied(other, &tries);
+    }
+    done(owner, "$ARCHFS unmount mount");
+}
+
+#[test]
+fn the_index_the_log_and_the_records_are_the_users_alone_with_any_umask() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, other, stage, .. } = &scene;
+    // In a folder of root, so that the index is in the cache folder.
+    fs::write(stage.work.path().join("data.tar"), tar::of(&[("hello", b"hello, world\n")]))
+        .unwrap();
+    for umask in UMASKS {
+        done(
+            owner,
+            &format!("umask {umask}; XDG_CACHE_HOME=$PWD/cache $ARCHFS index -q ../data.tar"),
+        );
+        let cache = owner.home.join("cache/archfs");
+        let [index] = &names_in(&cache)[..] else { panic!("no index in the cache") };
+        assert_eq!((mode(&cache), mode(index)), (0o700, 0o600));
+        let line = "$ARCHFS mount -v --keep --log-file log --stats-json stats $IMAGE mount";
+        done(owner, &format!("umask {umask}; {line}"));
+        assert_eq!((mode(&owner.registry()), mode(&owner.home.join("log"))), (0o700, 0o600));
+        let mut tries = vec![
+            format!("ls {}", cache.display()),
+            format!("cat {}", index.display()),
+            format!("cat {}/log", owner.home.display()),
+            format!("ls {}", owner.registry().display()),
+        ];
+        for record in names_in(&owner.registry()) {
+            tries.push(format!("cat {}", record.display()));
+        }
+        assert_denied(other, &tries);
+        done(owner, "$ARCHFS unmount mount");
+        let stats = owner.home.join("stats");
+        wait_until("the account is there", || stats.exists());
+        assert_eq!(mode(&stats) & 0o022, 0, "to read at most");
+        done(owner, "rm -r cache log stats");
+    }
+}
+
+#[test]
+fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_elses() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, other, stage, .. } = &scene;
+    fs::write(stage.work.path().join("data.tar"), tar::of(&[("hello", b"hello, world\n")]))
+        .unwrap();
+    done(owner, "mkdir cache; mkdir -m 777 cache/archfs");
+    done(owner, "XDG_CACHE_HOME=$PWD/cache $ARCHFS index -q ../data.tar");
+    assert_eq!(mode(&owner.home.join("cache/archfs")), 0o700);
+
+    let sticky = scene.sticky();
+    done(owner, "mkdir dear");
+    let dear = owner.home.join("dear");
+    for planted in [
+        "mkdir -m 777 ../sticky/archfs".to_owned(),
+        format!("ln -s {} ../sticky/archfs", dear.display()),
+        "ln -s /nowhere ../sticky/archfs".to_owned(),
+        "touch ../sticky/archfs".to_owned(),
+    ] {
+        done(other, &planted);
+        let refused = owner.runs("XDG_CACHE_HOME=$PWD/../sticky $ARCHFS index -q ../data.tar");
+        assert_eq!(refused.status.code(), Some(1), "{planted}: {}", said(&refused));
+        assert!(said(&refused).contains("archfs: "), "{}", said(&refused));
+        // Looking into the archive works without.
+        let listed = owner.runs("XDG_CACHE_HOME=$PWD/../sticky $ARCHFS ls ../data.tar");
+        assert_eq!(out(&listed), "hello\n", "{planted}");
+        assert_eq!(names_in(&dear).len(), 0, "{planted}");
+        if sticky.join("archfs").is_dir() {
+            assert_eq!(names_in(&sticky.join("archfs")).len(), 0, "{planted}");
+        }
+        done(other, "rm -rf ../sticky/archfs");
+    }
+    // Of a variable that says nothing sensible, HOME is left.
+    done(owner, "XDG_CACHE_HOME=cache2 HOME=$PWD $ARCHFS index -q ../data.tar");
+    assert!(!owner.home.join("cache2").exists());
+    assert_eq!(names_in(&owner.home.join(".cache/archfs")).len(), 1);
+    // Root with the HOME of a user, as under sudo.
+    fs::set_permissions(stage.work.path().join("data.tar"), fs::Permissions::from_mode(0o644))
+        .unwrap();
+    done(owner, "rm -r .cache/archfs; mkdir -m 700 rootish; ln -s $PWD/rootish .cache/archfs");
+    fs::create_dir(stage.work.path().join("data.tar.archfs-index")).unwrap();
+    let mut command = archfs();
+    command.env("HOME", &owner.home).env_remove("XDG_CACHE_HOME").args(["index", "-q"]);
+    let refused = command.arg(stage.work.path().join("data.tar")).output().unwrap();
+    assert!(said(&refused).contains("somebody else"), "{}", said(&refused));
+    assert_eq!(names_in(&owner.home.join("rootish")).len(), 0);
+}
+
+#[test]
+fn who_is_refused_at_the_socket_does_not_count_as_a_holder() {
+    let Some(Scene { owner, other, stage, .. }) = scene() else { return };
+    done(&owner, "umask 000; $ARCHFS mount -q --keep $IMAGE mount");
+    let folder = owner.registry();
+    let is_socket = |path: &std::path::PathBuf| path.extension() == Some("socket".as_ref());
+    let socket = names_in(&folder).into_iter().find(is_socket).unwrap();
+    assert_denied(&other, &[format!("stat {}", socket.display())]);
+    // Opened up on purpose.
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o711)).unwrap();
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
+    let script = format!(
+        "import socket\nit = socket.socket(socket.AF_UNIX)\nit.settimeout(10)\nit.connect('{}')\n\
+         try:\n  it.sendall(b'hold\\nkeep\\n')\n  answer = it.recv(100)\n\
+         except (ConnectionResetError, BrokenPipeError):\n  answer = b''\n\
+         print('answer', answer, flush=True)\ninput()",
+        socket.display()
+    );
+    fs::write(stage.work.path().join("holds.py"), script).unwrap();
+    let mut holder = Talker::start(&mut other.bash("exec /usr/bin/python3 ../holds.py 2>&1"));
+    assert_eq!(holder.line(), "answer b''");
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.write_all(b"status\n").unwrap();
+    let mut status = String::new();
+    BufReader::new(stream).read_line(&mut status).unwrap();
+    assert_eq!(status, "{\"holders\":[],\"kept\":true}\n");
+    holder.write("\n");
+    holder.end();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+    done(&owner, "$ARCHFS unmount mount");
+    wait_until("nothing is left", || !folder.exists());
+}

@@ -1,0 +1,97 @@
+//! What somebody swaps while archfs is at work.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use super::support::mount::CleanUp;
+use super::support::stage::Stage;
+use super::support::user::User;
+use super::support::{archfs, run};
+use super::{OTHER, scene};
+
+/// For how long each loop is played.
+const TIME: Duration = Duration::from_secs(3);
+
+/// Somebody who puts a link in the place of a folder of his, and the folder back, as fast as he
+/// can.
+struct Swapper(Child);
+
+impl Swapper {
+    fn start(user: &User, folder: &Path, trap: &Path) -> Self {
+        // renameat2(2) with RENAME_EXCHANGE, so that there always is one or the other.
+        let script = "import ctypes, os, sys\nname, trap = map(os.fsencode, sys.argv[1:])\n\
+                      link = name + b'.link'\nos.symlink(trap, link)\n\
+                      swap = ctypes.CDLL(None).renameat2\n\
+                      while True: swap(-100, name, -100, link, 2)\n";
+        let script = format!("exec /usr/bin/python3 -c \"{script}\" \"$1\" \"$2\"");
+        let mut command = user.bash(&script);
+        command.arg("bash").arg(folder).arg(trap).stdin(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Swapper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The places of all mounts below `folder`.
+fn mounts_below(folder: &Path) -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let places = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    places.filter(|place| place.starts_with(folder)).collect()
+}
+
+/// Mounts and unmounts at `place` for a while; looks at `trap` after each step.
+fn play(stage: &Stage, place: &Path, trap: &Path) -> (usize, usize) {
+    let number = fs::metadata(trap).unwrap().ino();
+    let (mut mounted, mut refused) = (0, 0);
+    let until = Instant::now() + TIME;
+    while Instant::now() < until {
+        let line = "timeout 20 $ARCHFS mount -q --keep --threads 1 $IMAGE \"$PLACE\"";
+        for line in [line, "timeout 20 $ARCHFS unmount --lazy \"$PLACE\""] {
+            let mut command = stage.bash(line);
+            let output = command.env("PLACE", place).output().unwrap();
+            match output.status.success() {
+                true => mounted += 1,
+                false => refused += 1,
+            }
+            assert!(matches!(output.status.code(), Some(0 | 1 | 4 | 5)), "{output:?}");
+            assert!(!mounts_below(trap).iter().any(|_| true), "it was mounted over");
+            assert_eq!(fs::metadata(trap).unwrap().ino(), number, "it was removed");
+        }
+    }
+    (mounted, refused)
+}
+
+/// Clears what a lost race left, and looks whether that can be done.
+fn clear(stage: &Stage) {
+    for place in mounts_below(stage.work.path()) {
+        let _ = archfs().args(["unmount", "--lazy"]).arg(place).output();
+    }
+    run(archfs().args(["gc", "-q"]));
+    assert_eq!(mounts_below(stage.work.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn root_mounts_over_and_removes_nothing_where_the_mount_point_is_swapped_for_a_link() {
+    let Some(scene) = scene() else { return };
+    let folder = scene.folder_of(OTHER, "theirs", 0o755);
+    let (place, trap) = (folder.join("point"), scene.stage.work.path().join("trap"));
+    let _clean_up = [&trap, &place, &folder.join("point.link")].map(|path| CleanUp(path.clone()));
+    for made in [&place, &trap] {
+        fs::create_dir(made).unwrap();
+    }
+    std::os::unix::fs::chown(&place, Some(OTHER), Some(OTHER)).unwrap();
+    let swapper = Swapper::start(&scene.other, &place, &trap);
+    let (mounted, refused) = play(&scene.stage, &place, &trap);
+    drop(swapper);
+    println!("mounted or unmounted {mounted} times, refused {refused} times");
+    assert!(mounted > 0 && refused > 0, "{mounted} {refused}");
+    clear(&scene.stage);
+}

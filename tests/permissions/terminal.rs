@@ -1,0 +1,128 @@
+//! Names that a terminal would obey.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::support::mount::CleanUp;
+use super::support::stage::{Stage, stage};
+use super::support::{archfs, image, run};
+
+/// Clears the screen, sets a title, turns what follows, begins a line, is no UTF-8.
+const NAMES: [&[u8]; 7] = [
+    b"clear\x1b[2J",
+    b"title\x1b]0;x\x07",
+    b"c1\xc2\x9b31m\x7f",
+    b"turned\xe2\x80\xaegpj.exe",
+    b"isolated\xe2\x81\xa6x\xe2\x81\xa9",
+    b"line\nanother\rback\xe2\x80\xa8",
+    b"bytes\xff\xfe\x9b2J",
+];
+
+/// What a script writes to a terminal; `$1` is `argument`.
+fn at_a_terminal(stage: &Stage, script: &str, argument: &OsStr) -> Vec<u8> {
+    // The terminal's shell gets the script by a file, for a line would have to be quoted.
+    let file = stage.work.path().join("script");
+    fs::write(&file, script).unwrap();
+    let mut terminal = Command::new("script");
+    terminal.args(["-qec", "exec bash ./script \"$ARGUMENT\"", "/dev/null"]).stdin(Stdio::null());
+    terminal.current_dir(stage.work.path()).env("SHELL", "/bin/bash").env("ARGUMENT", argument);
+    terminal.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env_remove("SLURM_TASK_PID");
+    terminal.env("IMAGE", &stage.image).output().unwrap().stdout
+}
+
+/// What of it a terminal would obey, but for the ends of lines.
+fn obeyed(written: &[u8]) -> Option<String> {
+    let text = match std::str::from_utf8(written) {
+        Ok(text) => text.replace("\r\n", ""),
+        Err(error) => return Some(error.to_string()),
+    };
+    let turns = ['\u{202e}', '\u{2066}', '\u{2069}', '\u{2028}'];
+    let found = text.chars().find(|c| c.is_control() || turns.contains(c));
+    found.map(|c| format!("{:?} in {text:?}", c))
+}
+
+fn assert_harmless(stage: &Stage, script: &str, argument: &OsStr, shown: &str) {
+    let written = at_a_terminal(stage, script, argument);
+    assert_eq!(obeyed(&written), None, "{script} {argument:?}");
+    let text = String::from_utf8_lossy(&written);
+    assert!(text.contains(shown), "{script} {argument:?}: no {shown:?} in {text}");
+}
+
+/// An image of files with these names, each a symbolic link's target, too.
+fn odd_image(folder: &Path) -> PathBuf {
+    let source = folder.join("odd");
+    fs::create_dir(&source).unwrap();
+    for name in NAMES.map(OsStr::from_bytes) {
+        fs::create_dir(source.join(name)).unwrap();
+        let link = [name.as_bytes(), b"-link"].concat();
+        std::os::unix::fs::symlink(name, source.join(OsStr::from_bytes(&link))).unwrap();
+    }
+    image::make(folder, "odd.sqfs", &source, &[])
+}
+
+#[test]
+fn names_are_disarmed_on_a_terminal_and_left_as_they_are_in_a_pipe() {
+    let Some(stage) = stage() else { return };
+    let odd = odd_image(stage.work.path());
+    let none = OsStr::new("");
+    for line in ["ls odd.sqfs", "ls -lR odd.sqfs"] {
+        assert_harmless(&stage, &format!("$ARCHFS {line}"), none, "clear\\u{1b}[2J");
+    }
+    let piped = run(archfs().arg("ls").arg(&odd)).stdout;
+    let expected = NAMES.map(|name| [name, b"\n"].concat());
+    for line in expected {
+        assert!(piped.windows(line.len()).any(|found| found == line), "{line:?}");
+    }
+    for name in NAMES.map(OsStr::from_bytes) {
+        let shown = String::from_utf8_lossy(&name.as_bytes()[..2]).into_owned();
+        let of_archive = "$ARCHFS cat odd.sqfs \"$1\"; $ARCHFS cat odd.sqfs \"$1/none\"; \
+                          $ARCHFS ls odd.sqfs \"none$1\"; $ARCHFS cat odd.sqfs \"$1-link\"; \
+                          $ARCHFS mount --subdir \"$1-none\" odd.sqfs mount";
+        assert_harmless(&stage, of_archive, name, &shown);
+        let typed = "$ARCHFS ls \"$1\"; $ARCHFS mount \"$1\" mount; $ARCHFS \"$1\"; \
+                     $ARCHFS mount -o \"$1\" odd.sqfs mount; $ARCHFS unmount \"$1\"; \
+                     $ARCHFS mount odd.sqfs \"none/$1\"; $ARCHFS index \"$1\"; \
+                     $ARCHFS mount --log-file \"none/$1\" odd.sqfs mount; \
+                     $ARCHFS mount --stage \"none/$1\" odd.sqfs mount; \
+                     $ARCHFS run odd.sqfs mount -- \"./$1\"";
+        assert_harmless(&stage, typed, name, &shown);
+    }
+}
+
+#[test]
+fn places_archives_and_what_the_daemon_says_are_disarmed() {
+    let Some(stage) = stage() else { return };
+    for name in NAMES.map(OsStr::from_bytes) {
+        let archive = stage.work.path().join("archive").join(name);
+        fs::create_dir_all(archive.parent().unwrap()).unwrap();
+        fs::copy(&stage.image, &archive).unwrap();
+        let place = stage.work.path().join(name);
+        let _clean_up = CleanUp(place.clone());
+        let script = "$ARCHFS mount --keep --log-file log -v \"archive/$1\" \"$1\"; $ARCHFS list; \
+                      $ARCHFS list --json; $ARCHFS stats \"$1\"; $ARCHFS stats --json \"$1\"; \
+                      $ARCHFS mount $IMAGE \"$1\"; $ARCHFS mount \"archive/$1\" \"$1\"; \
+                      (cd \"$1\"; $ARCHFS unmount ../\"$1\"); $ARCHFS unmount \"$1\"; \
+                      $ARCHFS gc; cat log";
+        let shown = String::from_utf8_lossy(&name.as_bytes()[..2]).into_owned();
+        assert_harmless(&stage, script, name, &shown);
+        assert!(!place.exists());
+        // The same value in JSON, whatever it is written with.
+        if let Some(text) = name.to_str() {
+            run(archfs().args(["mount", "-q", "--keep"]).arg(&archive).arg(&place));
+            let listed = String::from_utf8(run(archfs().args(["list", "--json"])).stdout).unwrap();
+            let is_it = |line: &str| {
+                let row: serde_json::Value = serde_json::from_str(line).unwrap();
+                row["mountpoint"].as_str().is_some_and(|place| place.ends_with(text))
+            };
+            assert!(listed.lines().any(is_it), "{listed}");
+            run(archfs().arg("unmount").arg(&place));
+        }
+        let log = fs::read(stage.work.path().join("log")).unwrap();
+        let lines: Vec<_> = log.split(|&byte| byte == b'\n').collect();
+        assert_eq!(obeyed(&lines.concat()), None);
+        fs::remove_file(stage.work.path().join("log")).unwrap();
+    }
+}
