@@ -5,7 +5,7 @@
 //! Invariants: nothing above this layer names a format; no byte of an archive can make code here
 //! panic (the lints see to it), and every number it controls has a cap in `limits`.
 #![cfg_attr(
-    not(test),
+    not(any(test, fuzzing)),
     deny(
         clippy::unwrap_used,
         clippy::expect_used,
@@ -30,6 +30,8 @@ use crate::vfs::{Layer, Tree, Union};
 
 mod bytes;
 mod compressed;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod inside;
 mod limits;
 mod opening;

@@ -9,7 +9,7 @@ use crate::error::Result;
 
 mod archives;
 mod file;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod mem;
 mod metered;
 mod pool;
@@ -19,7 +19,7 @@ mod window;
 
 pub use archives::{copied_len, copy, open_files, read_all};
 pub use file::{FileStorage, Identity};
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;
 pub use trust::{is_trusted, weak_point};

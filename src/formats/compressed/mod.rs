@@ -12,6 +12,8 @@ mod chunks;
 mod cursor;
 mod extent;
 mod forward;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod gzip;
 mod lz4;
 mod pipeline;

@@ -159,6 +159,23 @@ fn count(seekable: &Seekable) -> usize {
 }
 
 #[test]
+fn a_gzip_file_cut_behind_its_data_is_read_up_to_its_last_byte() {
+    let Some(member) = run("gzip -c", b"text") else { return };
+    let twice = [&member[..], &member].concat();
+    let thrice = [&twice[..], &member].concat();
+    // In the trailer of the second member, and in the header of a third.
+    let trailer = (1..8).map(|cut| &twice[..twice.len() - cut]);
+    for encoded in trailer.chain((2..10).map(|kept| &thrice[..twice.len() + kept])) {
+        let (bytes, error, seekable) = survey(encoded);
+        assert_eq!(bytes, b"texttext");
+        assert_eq!(error.unwrap().kind(), Kind::Truncated);
+        assert_eq!(seekable.len(), 8);
+        let decoded = Compressed::new("x", store(encoded), seekable, cache(), 3).unwrap();
+        check_reads(&decoded, b"texttext", 1, 5);
+    }
+}
+
+#[test]
 fn recognises_containers_by_their_first_bytes() {
     for (tool, container) in [
         ("gzip -c", Container::Gzip),

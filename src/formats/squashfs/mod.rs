@@ -21,6 +21,8 @@ use crate::vfs::{
 mod blocklist;
 mod data;
 mod directory;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 #[cfg(test)]
 mod image;
 mod inode;

@@ -18,6 +18,8 @@ use crate::vfs::{
 };
 
 mod chain;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod header;
 mod index;
 mod members;

@@ -206,8 +206,12 @@ pub(super) fn decode(
         Some(_) => Members::resume(cursor, point.bit, &window, size)?,
     };
     while !members.is_full() {
-        if matches!(members.step()?, Paused::End) {
-            break;
+        match members.step() {
+            Ok(Paused::End) => break,
+            Ok(_) => {}
+            // The file was cut behind these bytes: in a trailer, or in the next member's header.
+            Err(error) if error.kind() == Kind::Truncated && members.is_full() => break,
+            Err(error) => return Err(error),
         }
     }
     let bytes = members.take();

@@ -1,0 +1,103 @@
+//! The doors to compressed files and to their saved seek points, for fuzzing.
+//!
+//! Owns what has to hold of them, whatever the bytes. Is not part of the program.
+
+use super::seekable::Chunks;
+use super::{ChunkCache, Compressed, Container, Seekable, Survey};
+use crate::formats::bytes::{Reader, index, length};
+use crate::formats::fuzzing::rest;
+use crate::formats::limits::GIANT_CHUNK_MAX;
+use crate::storage::{MemStorage, Storage};
+use crate::sync::Arc;
+
+/// Decoded bytes that one input may make the doors look at.
+const DECODED_MAX: u64 = 1 << 20;
+
+/// Memory for chunks: too little for anything to be decoded ahead by threads.
+const MEMORY: u64 = 1 << 10;
+
+/// Saved seek points: the length of the compressed file (0: that of the rest), the length of the
+/// points, the points, then the start of that file.
+pub fn seek_points(data: &[u8]) {
+    let mut reader = Reader::new("input", data);
+    let (claimed, points) = (reader.u64().unwrap_or(0), reader.u16().unwrap_or(0));
+    let points = usize::from(points).min(reader.remaining());
+    let points = reader.bytes(points).unwrap_or_default();
+    let file = rest(&mut reader);
+    let encoded_len = if claimed == 0 { length(file.len()) } else { claimed };
+    let mut parsing = Reader::new("seek points", points);
+    let Ok(seekable) = Seekable::parse(&mut parsing, encoded_len) else { return };
+    let used = points.len() - parsing.remaining();
+    let mut written = Vec::new();
+    seekable.write(&mut written);
+    assert_eq!(written, &points[..used], "written as it was read");
+    let (starts, ends): (Vec<u64>, Vec<u64>) = match &seekable.chunks {
+        Chunks::Points(points) => {
+            points.iter().map(|point| (point.decoded, point.bit.div_ceil(8))).unzip()
+        }
+        Chunks::Extents(extents) => {
+            let bits = if seekable.container == Container::Bzip2 { 8 } else { 1 };
+            extents.iter().map(|extent| (extent.decoded, extent.end.div_ceil(bits))).unzip()
+        }
+        Chunks::Spooled(_) => (Vec::new(), Vec::new()),
+    };
+    assert!(ends.iter().all(|&end| end <= encoded_len), "outside of the file");
+    assert!(starts.first().is_none_or(|&start| start == 0));
+    for (nth, &start) in starts.iter().enumerate() {
+        let end = starts.get(nth + 1).copied().unwrap_or(seekable.len);
+        assert!(end > start && end - start <= GIANT_CHUNK_MAX, "a chunk of {start} to {end}");
+    }
+    // What these points make of a file that they may not belong to. Spooling one takes a thread.
+    if seekable.largest_chunk() > DECODED_MAX || matches!(seekable.chunks, Chunks::Spooled(_)) {
+        return;
+    }
+    let decoded = open(file, seekable).expect("few chunks");
+    let mut buffer = vec![0; 64];
+    for start in starts.into_iter().take(16) {
+        let len = index(decoded.len() - start).min(buffer.len());
+        _ = decoded.read_exact_at(&mut buffer[..len], start);
+    }
+    assert!(decoded.read_exact_at(&mut buffer, decoded.len()).is_err(), "behind the end");
+}
+
+/// A compressed file, surveyed, then read through the seek points that were found.
+pub fn compressed(data: &[u8]) {
+    let Some(container) = Container::recognise(data) else { return };
+    let storage: Arc<dyn Storage> = Arc::new(MemStorage::new(data.to_vec()));
+    let Ok(mut survey) = Survey::start("fuzz", storage, container) else { return };
+    let mut bytes = Vec::new();
+    let mut sound = false;
+    while length(bytes.len()) <= DECODED_MAX {
+        match survey.next_piece() {
+            Ok(Some(piece)) => bytes.extend_from_slice(&piece),
+            Ok(None) => {
+                sound = true;
+                break;
+            }
+            Err(_) => break,
+        }
+        assert!(survey.position() <= length(data.len()));
+    }
+    if length(bytes.len()) > DECODED_MAX {
+        return;
+    }
+    let seekable = survey.finish();
+    assert!(seekable.len() <= length(bytes.len()));
+    assert!(!sound || seekable.len() == length(bytes.len()));
+    let mut written = Vec::new();
+    seekable.write(&mut written);
+    let parsed = Seekable::parse(&mut Reader::new("seek points", &written), length(data.len()));
+    assert!(parsed.is_ok_and(|parsed| parsed.len() == seekable.len()), "own seek points refused");
+    let len = index(seekable.len());
+    let decoded = open(data, seekable).expect("few chunks");
+    for start in [0, len / 2, len.saturating_sub(100)] {
+        let mut buffer = vec![0; (len - start).min(1000)];
+        decoded.read_exact_at(&mut buffer, length(start)).expect("what was surveyed can be read");
+        assert_eq!(buffer, &bytes[start..start + buffer.len()], "other bytes at {start}");
+    }
+}
+
+fn open(file: &[u8], seekable: Seekable) -> crate::error::Result<Arc<Compressed>> {
+    let cache = Arc::new(ChunkCache::new(MEMORY, DECODED_MAX, Arc::default()));
+    Compressed::new("fuzz", Arc::new(MemStorage::new(file.to_vec())), seekable, cache, 0)
+}

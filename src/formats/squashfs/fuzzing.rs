@@ -1,0 +1,202 @@
+//! The doors to the parsers of an image, for fuzzing.
+//!
+//! Owns what has to hold of what they let through, whatever the bytes; leaves the walk through a
+//! whole image to `formats::fuzzing`. Is not part of the program.
+
+use std::ops::ControlFlow;
+
+use super::blocklist::{BlockLists, Extent};
+use super::directory::Directory;
+use super::inode::{Body, DirectoryBody, Inode, InodeRef};
+use super::metadata::{Metadata, Position};
+use super::superblock::{self, Superblock};
+use super::table::Table;
+use super::xattr::Xattrs;
+use super::{Shared, SquashFs};
+use crate::codecs::Codec;
+use crate::formats::bytes::{Reader, length};
+use crate::formats::fuzzing::{Folders, rest, walk};
+use crate::storage::{MemStorage, Storage};
+use crate::sync::Arc;
+use crate::vfs::{Cookie, Name};
+
+/// Memory for the blocks of an image: too little for anything to be decoded ahead by threads.
+const MEMORY: u64 = 16 << 10;
+
+/// Entries and words that one input may make the doors look at.
+const STEPS: usize = 300;
+
+/// A superblock: the length of its file, then the block.
+pub fn superblock(data: &[u8]) {
+    let mut reader = Reader::new("input", data);
+    let (Ok(file_len), Ok(bytes)) = (reader.u64(), reader.array()) else { return };
+    let Ok(parsed) = Superblock::parse(&bytes, file_len) else { return };
+    assert!(Superblock::recognises(&bytes));
+    assert!(parsed.bytes_used <= file_len);
+    assert!(parsed.block_size.is_power_of_two() && (4096..=1 << 20).contains(&parsed.block_size));
+    assert!(parsed.id_count > 0);
+    let tables = [
+        Some(parsed.id_table),
+        Some(parsed.inode_table),
+        Some(parsed.directory_table),
+        parsed.xattr_table,
+        parsed.fragment_table,
+    ];
+    let inside = superblock::SIZE as u64..parsed.bytes_used;
+    assert!(tables.iter().flatten().all(|table| inside.contains(table)));
+    assert_eq!(parsed.fragment_table.is_some(), parsed.fragment_count > 0);
+}
+
+/// An inode: the place of its record in the chain of metadata, then what the chain holds.
+pub fn inode(data: &[u8]) {
+    let mut reader = Reader::new("input", data);
+    let offset = reader.u16().unwrap_or(0);
+    let metadata = Metadata::new(chain(rest(&mut reader)), Codec::Gzip, MEMORY);
+    let reference = InodeRef::new(0, offset);
+    assert_eq!(InodeRef::parse(reference.bits()), Some(reference));
+    let root = InodeRef::new(0, 7);
+    assert_eq!(InodeRef::from_ino(reference.ino(root), root), Some(reference));
+    let Ok((inode, mut cursor)) = Inode::read(&metadata, 0, reference) else { return };
+    assert_eq!(inode.permissions & !0o7777, 0);
+    assert_ne!(inode.xattr, Some(u32::MAX), "a sentinel");
+    match inode.body {
+        Body::Symlink { len } => {
+            assert!(len <= 64 << 10);
+            _ = cursor.skip(u64::from(len));
+        }
+        Body::Directory(body) => _ = entries(&metadata, body, cursor, Cookie::START),
+        Body::Regular(body) => {
+            assert!(body.size <= i64::MAX.unsigned_abs());
+            assert_ne!(body.tail.map(|tail| tail.fragment), Some(u32::MAX), "a sentinel");
+            let lists = BlockLists::new(4096, MEMORY);
+            let Ok(count) = lists.count(&body) else { return };
+            assert!(count <= 1 << 30);
+            let mut behind = body.start;
+            let extents = lists.extents(&metadata, reference, &body, cursor, 0);
+            let mut left = count;
+            let mut extents = extents.expect("the first word is not read yet");
+            while let Ok(Some(extent)) = extents.next() {
+                left = left.checked_sub(1).expect("more words than the size demands");
+                if let Extent::Plain { start, len } | Extent::Compressed { start, len } = extent {
+                    assert!(start == behind && len > 0, "a block that lies elsewhere");
+                    behind = behind.saturating_add(u64::from(len));
+                }
+            }
+        }
+        Body::Device { .. } | Body::Fifo | Body::Socket => {}
+    }
+}
+
+/// A directory: length of the listing, its place, length of the index; then listing and index.
+pub fn directory(data: &[u8]) {
+    let mut reader = Reader::new("input", data);
+    let mut number = || reader.u16().unwrap_or(0);
+    let (size, offset, index_count, index_at) = (number(), number(), number(), number());
+    let metadata = Metadata::new(chain(rest(&mut reader)), Codec::Gzip, MEMORY);
+    let plain = DirectoryBody { block: 0, offset, size: size.into(), index_count: 0 };
+    let indexed = DirectoryBody { index_count: index_count % 16, ..plain };
+    let Ok(index) = metadata.cursor(Position { block: 0, offset: index_at }) else { return };
+    let directory = Directory::new(&metadata, 0, plain, index.clone());
+    let (listed, whole) = entries(&metadata, plain, index.clone(), Cookie::START);
+    assert!(listed.is_sorted_by(|a, b| a.0 < b.0), "names out of order");
+    for (nth, (name, reference, next)) in listed.iter().enumerate() {
+        let name = Name::parse(name).expect("a listing shows names");
+        assert_eq!(directory.find(name).ok().flatten(), Some(*reference));
+        if nth < 8 && whole {
+            let (behind, _) = entries(&metadata, plain, index.clone(), *next);
+            assert_eq!(behind, &listed[nth + 1..], "from {next:?}");
+        }
+    }
+    // The index may send a reader anywhere, but never out of order, and each name is one.
+    let (listed, _) = entries(&metadata, indexed, index.clone(), Cookie::START);
+    assert!(listed.is_sorted_by(|a, b| a.0 < b.0), "names out of order");
+    let directory = Directory::new(&metadata, 0, indexed, index);
+    for (name, ..) in listed.iter().take(8) {
+        _ = directory.find(Name::parse(name).expect("a listing shows names"));
+    }
+}
+
+/// Lookup tables: where they start, how many records, which one is wanted; then the image.
+pub fn tables(data: &[u8]) {
+    let mut reader = Reader::new("input", data);
+    let mut start = || u64::from(reader.u16().unwrap_or(0));
+    let (table, xattr_table) = (start(), start());
+    let (count, wanted) = (reader.u32().unwrap_or(0), reader.u32().unwrap_or(0));
+    let image: Arc<dyn Storage> = Arc::new(MemStorage::new(rest(&mut reader).to_vec()));
+    let end = image.len();
+    let metadata = Metadata::new(image.clone(), Codec::Zstd, MEMORY);
+    if let Ok(ids) = Table::<4>::read(&*image, "id", table, count, end) {
+        assert!(ids.record(&metadata, count).is_err(), "a record behind the last");
+        _ = ids.record(&metadata, wanted);
+    }
+    if let Ok(fragments) = Table::<16>::read(&*image, "fragment", table, count, end) {
+        assert!(fragments.record(&metadata, u32::MAX).is_err() || count == u32::MAX);
+        _ = fragments.record(&metadata, wanted);
+    }
+    let Ok(Some(xattrs)) = Xattrs::read(&*image, xattr_table, end) else { return };
+    let Ok(names) = xattrs.list(&metadata, wanted) else { return };
+    assert!(names.len() <= 64 << 10);
+    for name in names.split(|&byte| byte == 0).take(16) {
+        if let Ok(value) = xattrs.value(&metadata, wanted, name) {
+            assert!(value.len() <= 64 << 10);
+        }
+    }
+}
+
+/// A chain of compressed blocks: the compressor, then the image.
+pub fn metadata(data: &[u8]) {
+    let Some((&codec, image)) = data.split_first() else { return };
+    let codecs = [Codec::Gzip, Codec::Lzma, Codec::Lzo, Codec::Xz, Codec::Lz4, Codec::Zstd];
+    let codec = codecs[usize::from(codec) % codecs.len()];
+    let storage = Arc::new(MemStorage::new(image.to_vec()));
+    let metadata = Metadata::new(storage, codec, MEMORY);
+    let Ok(mut cursor) = metadata.cursor(Position { block: 0, offset: 0 }) else { return };
+    for _ in 0..STEPS {
+        let place = cursor.position();
+        let Ok(rest) = cursor.rest() else { break };
+        assert!((1..=8192).contains(&rest.len()));
+        let (len, first) = (length(rest.len()), rest[0]);
+        if let Ok(mut again) = metadata.cursor(place) {
+            assert_eq!(again.array::<1>().ok(), Some([first]));
+        }
+        cursor.skip(len).expect("bytes that are there");
+        assert!(cursor.position().block < length(image.len()));
+    }
+}
+
+/// A whole image.
+pub fn squashfs(data: &[u8]) {
+    let storage = Arc::new(MemStorage::new(data.to_vec()));
+    if let Ok(image) = SquashFs::open("fuzz", storage, MEMORY, &Shared::default()) {
+        walk(&*image, Folders::MayLie);
+    }
+}
+
+/// Names, inodes and places behind them of a listing's first entries, and whether it was sound.
+type Entries = (Vec<(Vec<u8>, InodeRef, Cookie)>, bool);
+
+fn entries(
+    metadata: &Metadata,
+    body: DirectoryBody,
+    index: super::Cursor<'_>,
+    from: Cookie,
+) -> Entries {
+    let mut entries = Vec::new();
+    let directory = Directory::new(metadata, 0, body, index);
+    let outcome = directory.visit(from, |entry| {
+        entries.push((entry.name.as_bytes().to_vec(), entry.reference, entry.next));
+        if entries.len() < STEPS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    let whole = outcome.is_ok() && entries.len() < STEPS;
+    (entries, whole)
+}
+
+/// `bytes` as a chain of metadata blocks that are stored plain.
+fn chain(bytes: &[u8]) -> Arc<MemStorage> {
+    let mut image = Vec::new();
+    for block in bytes.chunks(8192) {
+        image.extend((block.len() as u16 | 0x8000).to_le_bytes());
+        image.extend(block);
+    }
+    Arc::new(MemStorage::new(image))
+}

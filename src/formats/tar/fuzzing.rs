@@ -1,0 +1,165 @@
+//! The doors to the parsers of a tar and of its saved index, for fuzzing.
+//!
+//! Owns what has to hold of what they let through, and making checksums right, which chance never
+//! would; leaves the walk through a whole tree to `formats::fuzzing`. Is not part of the program.
+
+use super::chain::Nesting;
+use super::header::{self, BLOCK, BLOCK_LEN, Block, Header, Seen};
+use super::index::IndexFile;
+use super::open::{Bytes, TarOptions};
+use super::overrides::Overrides;
+use super::segments::Grain;
+use super::source::Windowed;
+use super::{Tar, pax, scan, sparse};
+use crate::formats::bytes::{Reader, length};
+use crate::formats::fuzzing::{Folders, rest, walk};
+use crate::progress::Progress;
+use crate::storage::MemStorage;
+use crate::sync::Arc;
+
+/// A header block; its checksum is made right.
+pub fn tar_header(data: &[u8]) {
+    let mut block = [0; BLOCK];
+    let len = data.len().min(BLOCK);
+    block[..len].copy_from_slice(&data[..len]);
+    assert_eq!(header::look(&block) == Seen::Header, Header::parse(&block).is_some());
+    set_checksum(&mut block);
+    // The sum of a block of nothing is that of no header.
+    let Some(header) = Header::parse(&block) else {
+        let elsewhere = block[..148].iter().chain(&block[156..]);
+        assert!(elsewhere.copied().all(|byte| byte == 0));
+        return;
+    };
+    let mut path = b"what was there before".to_vec();
+    header.path(&mut path);
+    assert!(path.len() <= 256 && !path.contains(&0));
+    assert!(header.link().len() <= 100 && !header.link().contains(&0));
+    assert_eq!(header.permissions() & !0o7777, 0);
+    if let Ok(size) = header.size() {
+        assert!(size <= i64::MAX.unsigned_abs());
+        assert!(header::padded(size).is_multiple_of(BLOCK_LEN) && header::padded(size) >= size);
+    }
+    if let Ok(pieces) = header::sparse_pieces(header.sparse_map().0) {
+        assert!(pieces.len() <= 4);
+    }
+    _ = (header.dialect(), header.kind(), header.has_data(), header.real_size());
+    _ = (header.uid(), header.gid(), header.modified(), header.device());
+}
+
+/// The body of a pax header.
+pub fn pax(data: &[u8]) {
+    let mut behind = 0;
+    for record in pax::records(data) {
+        let Ok(pax::Record { keyword, value }) = record else { break };
+        let text = [b" ", keyword, b"=", value, b"\n"].concat();
+        // Its length is written in front of it, and counts itself.
+        let digits = data[behind..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let claimed = pax::number(&data[behind..behind + digits]).expect("a length");
+        assert_eq!(claimed, length(digits + text.len()));
+        assert_eq!(&data[behind + digits..behind + digits + text.len()], text);
+        behind += digits + text.len();
+        if let Some(time) = pax::time(value) {
+            assert!(time.nanoseconds < 1_000_000_000);
+        }
+        assert!(pax::base64(value).is_none_or(|bytes| bytes.len() <= value.len()));
+        assert!(pax::unescaped(keyword).len() <= keyword.len());
+    }
+    let mut said = Overrides::default();
+    _ = said.take(data);
+    for (name, value) in said.xattrs() {
+        assert!((1..=255).contains(&name.len()) && value.len() <= 64 << 10);
+    }
+    assert!(said.xattrs().iter().map(|(name, _)| name.len() + 1).sum::<usize>() <= 64 << 10);
+    let mut globals = Overrides::default();
+    _ = globals.take_global(data);
+    assert!(globals.path().is_none() && globals.size.is_none() && globals.xattrs().is_empty());
+}
+
+/// A sparse member: bytes in the archive, length of the pax records, these; then header and data.
+pub fn sparse_map(data: &[u8]) {
+    let mut reader = Reader::new("input", data);
+    let (stored, said_len) = (reader.u16().unwrap_or(0).into(), reader.u16().unwrap_or(0));
+    let said = reader.bytes(usize::from(said_len).min(reader.remaining())).unwrap_or_default();
+    let mut archive = rest(&mut reader).to_vec();
+    let Some(block) = archive.first_chunk_mut::<BLOCK>() else { return };
+    set_checksum(block);
+    let block = *block;
+    let Some(header) = Header::parse(&block) else { return };
+    let mut overrides = Overrides::default();
+    if overrides.take(said).is_err() {
+        return;
+    }
+    let storage = MemStorage::new(archive);
+    let limit = crate::storage::Storage::len(&storage);
+    let mut source = Windowed::new(&storage, limit);
+    let mut reached = BLOCK_LEN;
+    let words = &overrides.sparse;
+    let found = sparse::read(header, words, BLOCK_LEN, stored, limit, &mut source, &mut reached);
+    assert!((BLOCK_LEN..=limit).contains(&reached));
+    let Ok(Some(map)) = found else { return };
+    let mut behind = (0, BLOCK_LEN);
+    for segment in &map.segments {
+        assert!(segment.len > 0 && segment.offset >= behind.0 && segment.at >= behind.1);
+        behind = (segment.end(), segment.at + segment.len);
+    }
+    assert!(behind.0 <= map.size, "a segment behind the end of the file");
+    assert!(behind.1 <= map.end, "a segment behind the end of the member");
+}
+
+/// A saved index without its checksum, which is added.
+pub fn saved_index(data: &[u8]) {
+    let file = [data, &crc32fast::hash(data).to_le_bytes()].concat();
+    let read = |bytes: &[u8]| IndexFile::read(&mut { bytes }, length(bytes.len()));
+    let Ok(found) = read(&file) else { return };
+    assert!(found.seek_points.len() <= data.len() && found.index.len() <= data.len());
+    let mut written = Vec::new();
+    found.write(&mut written).expect("memory");
+    // Nanoseconds that can not be are cut, and notes in no UTF-8 mended.
+    let again = read(&written).expect("what was written can be read");
+    assert!(again == found, "another index");
+    assert!(found.index.places().len() <= data.len());
+    // Its files lie in the archive: one of few bytes has room for few.
+    let len = usize::try_from(found.decoded_len).unwrap_or(usize::MAX);
+    let storage = Arc::new(MemStorage::new(vec![7; len.min(1 << 16)]));
+    let tree = Tar { name: "fuzz".to_owned(), storage, index: found.index };
+    walk(&tree, Folders::Consistent);
+}
+
+/// A whole archive: how it is opened (bit 0: archives within it, too), then the archive, whose
+/// checksums are made right.
+pub fn tar(data: &[u8]) {
+    let Some((&how, archive)) = data.split_first() else { return };
+    let mut archive = archive.to_vec();
+    for block in archive.as_chunks_mut::<BLOCK>().0 {
+        if block[257..262] == *b"ustar" {
+            set_checksum(block);
+        }
+    }
+    let storage = Arc::new(MemStorage::new(archive));
+    let recursive = how & 1 != 0;
+    let progress = Progress::default();
+    let options = TarOptions { recursive, saved: None, progress: &progress, memory: 1 << 20 };
+    let Ok(tar) = Tar::open("fuzz", Bytes::Stored(storage.clone()), &options) else { return };
+    walk(&tar, Folders::Consistent);
+    for graft in tar.grafts() {
+        assert!(graft.at + graft.len <= length(data.len()));
+    }
+    // A scan as of a stream, and one in many places, find the same.
+    if how & 2 != 0 && !recursive {
+        let mut source = Windowed::new(&*storage, u64::MAX);
+        let forward = scan::forward(&mut source, Nesting::Ignore).expect("no reason to fail");
+        assert!(forward == tar.index, "another tree from the first header to the last");
+    }
+    if how & 4 != 0 {
+        let grain = Grain { sample: 3, per_segment: 2, segment_min: 1 << 10, segment_max: 8 << 10 };
+        let cut = scan::stored_cut(&*storage, options.nesting(), grain, &progress);
+        assert!(cut.expect("no reason to fail") == tar.index, "another tree in many places");
+    }
+}
+
+/// Makes the checksum of a header right.
+fn set_checksum(block: &mut Block) {
+    block[148..156].fill(b' ');
+    let sum: u32 = block.iter().map(|&byte| u32::from(byte)).sum();
+    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+}
