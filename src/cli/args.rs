@@ -269,7 +269,8 @@ fn absolute(path: &PathBuf) -> Result<PathBuf> {
         .map_err(|error| Error::io(format!("{}: can not be used", path.display()), error))
 }
 
-fn size(text: &str) -> std::result::Result<u64, String> {
+/// Parses a size for clap.
+pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
@@ -278,7 +279,8 @@ pub(super) fn time(text: &str) -> std::result::Result<Duration, String> {
     parse_time(text).map_err(|error| error.to_string())
 }
 
-fn threads(text: &str) -> std::result::Result<usize, String> {
+/// Parses a number of threads for clap.
+pub(super) fn threads(text: &str) -> std::result::Result<usize, String> {
     match text.parse() {
         Ok(count @ 1..=1024) => Ok(count),
         _ => Err("1 to 1024 threads can be".into()),

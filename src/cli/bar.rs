@@ -48,7 +48,11 @@ impl Bar {
                     phase = now;
                 }
                 // How long it will take can be told once something is done.
-                bar.set_style(style(if done > 0 { ", {eta} left" } else { "" }));
+                bar.set_style(match (done, total) {
+                    (_, 0) => plain(),
+                    (0, _) => style(""),
+                    _ => style(", {eta} left"),
+                });
                 bar.set_length(total);
                 bar.set_position(done.min(total));
             }
@@ -64,6 +68,11 @@ fn style(estimate: &str) -> ProgressStyle {
     let template =
         format!("archfs: {{msg}} {{wide_bar}} {{percent}}% of {{total_bytes}}{estimate}");
     ProgressStyle::with_template(&template).unwrap_or(ProgressStyle::default_bar())
+}
+
+/// For what has no end that is known.
+fn plain() -> ProgressStyle {
+    ProgressStyle::with_template("archfs: {msg}").unwrap_or(ProgressStyle::default_bar())
 }
 
 impl Drop for Bar {

@@ -23,6 +23,7 @@ mod run;
 mod stats;
 mod term;
 mod unmount;
+mod verify;
 mod wait;
 
 /// Show SquashFS and tar archives as folders, for as long as a job runs.
@@ -53,6 +54,7 @@ enum Command {
     Ls(ls::Args),
     Cat(cat::Args),
     Index(index::Args),
+    Verify(verify::Args),
 }
 
 /// Runs `archfs` with `arguments`, the program's own name first.
@@ -78,6 +80,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Ls(args) => exit::status(ls::run(&args)),
         Command::Cat(args) => exit::status(cat::run(&args)),
         Command::Index(args) => exit::status(index::run(&args)),
+        Command::Verify(args) => exit::status(verify::run(&args)),
     }
 }
 

@@ -37,10 +37,12 @@ mod limits;
 mod opening;
 mod squashfs;
 mod tar;
+mod verify;
 
 use opening::{Memory, Opening};
 
 pub use tar::Saving;
+pub use verify::verify;
 
 /// How to open archives.
 #[derive(Clone, Debug, Default)]

@@ -14,8 +14,8 @@ use super::{OpenOptions, Saving};
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Metered, Storage, Window};
-use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::vfs::{Layer, Tree, View};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
+use crate::vfs::{Fault, Layer, Subject, Tree, View};
 
 /// How the memory for decoded blocks is shared out.
 pub(super) struct Memory {
@@ -26,6 +26,8 @@ pub(super) struct Memory {
     pub(super) image_bytes: u64,
     /// Archives within archives that were opened.
     inner: AtomicU64,
+    /// Archives within archives that could not be opened. Guards only that; taken alone.
+    faults: Mutex<Vec<Fault>>,
     shared: Shared,
 }
 
@@ -44,8 +46,14 @@ impl Memory {
             chunk_bytes,
             image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
             inner: AtomicU64::new(0),
+            faults: Mutex::default(),
             shared,
         }
+    }
+
+    /// What there is to tell of archives within that could not be opened.
+    pub(super) fn into_faults(self) -> Vec<Fault> {
+        self.faults.into_inner()
     }
 }
 
@@ -106,9 +114,11 @@ impl Opening<'_> {
             None if tar::recognises(head) => Bytes::Stored(storage),
             None => return Err(unknown(name, head, self.options.offset)),
         };
-        let OpenOptions { recursive, .. } = *self.options;
+        let OpenOptions { recursive, saving, .. } = *self.options;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes);
-        let tar = Tar::open(name, bytes, &TarOptions { recursive, saved, progress, memory })?;
+        let verified = saving == Saving::Compared;
+        let options = TarOptions { recursive, saved, progress, verified, memory };
+        let tar = Tar::open(name, bytes, &options)?;
         let opening = self.sharing(tar.grafts().len());
         let mut layers = Vec::new();
         for graft in tar.grafts() {
@@ -166,7 +176,9 @@ impl Opening<'_> {
     ) -> bool {
         let limit = length(INNER_IMAGES_MAX);
         if self.memory.inner.fetch_add(1, Ordering::Relaxed) >= limit {
-            log::warn!("more than {limit} archives within archives: the others are not opened");
+            self.tell(Fault::note(format!(
+                "more than {limit} archives within archives: the others are not opened"
+            )));
             return false;
         }
         let name = format!("{name}: {}", folder.escape_ascii());
@@ -180,9 +192,21 @@ impl Opening<'_> {
                 true
             }
             Err(error) => {
-                log::warn!("{error}; what is in it is not shown");
+                let mut fault = Fault::met(Subject::Path(folder.to_vec()), &error);
+                fault.what.push_str("; what is in it is not shown");
+                self.tell(fault);
                 false
             }
+        }
+    }
+}
+
+impl Opening<'_> {
+    /// Warns of a fault, or keeps it for who verifies.
+    fn tell(&self, fault: Fault) {
+        match self.options.saving {
+            Saving::Compared => self.memory.faults.lock().push(fault),
+            _ => log::warn!("{}", fault.what),
         }
     }
 }

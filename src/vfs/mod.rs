@@ -13,16 +13,20 @@ use crate::sync::Arc;
 
 mod attr;
 mod dir;
+mod fault;
 mod name;
 mod path;
 mod union;
+mod verify;
 mod view;
 
 pub use attr::{Attr, FileKind, Ino, Timestamp};
 pub use dir::{Cookie, DirEntry, Dot, dots};
+pub use fault::{Fault, Gravity, Subject};
 pub use name::Name;
 pub use path::{resolve, resolve_through};
 pub use union::{Layer, Union};
+pub use verify::{Counts, Verified, verify};
 pub use view::{View, ViewOptions};
 
 /// A read-only tree of files. All methods may be called from any number of threads at once.
@@ -93,6 +97,22 @@ pub trait Tree: Send + Sync {
 
     /// Sizes of the whole, for statfs(2).
     fn totals(&self) -> Totals;
+
+    /// Where in the archive the contents of the regular file `ino` begin. Only the order of such
+    /// places means something: who reads files in it reads the archive from its start to its end.
+    ///
+    /// # Errors
+    /// As `read`.
+    fn place(&self, ino: Ino) -> Result<u64> {
+        let _ = ino;
+        Ok(0)
+    }
+
+    /// Tells `found` what is wrong with the archive that nobody meets who reads all that has a
+    /// name: tables that contradict each other, members that are not shown.
+    fn audit(&self, found: &mut dyn FnMut(Fault)) {
+        let _ = found;
+    }
 
     /// Lets go of the memory that is kept only for speed. Answers stay what they were, and the next
     /// ones take longer.

@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use super::{
-    Attr, Cookie, DirEntry, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Totals, Tree,
-    resolve_through,
+    Attr, Cookie, DirEntry, Fault, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Subject,
+    Totals, Tree, resolve_through,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -143,6 +143,19 @@ impl Tree for View {
 
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.tree.xattr(self.inner(ino), name)
+    }
+
+    fn place(&self, ino: Ino) -> Result<u64> {
+        self.tree.place(self.inner(ino))
+    }
+
+    fn audit(&self, found: &mut dyn FnMut(Fault)) {
+        self.tree.audit(&mut |mut fault| {
+            if let Subject::Inode(ino) = &mut fault.subject {
+                *ino = self.outer(*ino);
+            }
+            found(fault);
+        });
     }
 
     fn totals(&self) -> Totals {

@@ -52,6 +52,8 @@ pub(super) struct Blocks {
     last: Boundary,
     /// The checksum of the stream so far, made of those of its blocks.
     combined: u32,
+    /// Where something begins that is no stream, after the last one.
+    garbage: Option<u64>,
 }
 
 impl Blocks {
@@ -72,6 +74,7 @@ impl Blocks {
             start: Some((32, Boundary::Block)),
             last: Boundary::Block,
             combined: 0,
+            garbage: None,
         }
     }
 
@@ -130,6 +133,7 @@ impl Blocks {
             return Ok(Arrival::Checked);
         }
         if rest.has_garbage()? {
+            self.garbage = Some(end);
             log::warn!("{}: what follows the bzip2 data at {end:#x} is ignored", self.name);
         }
         Ok(Arrival::End)
@@ -137,6 +141,10 @@ impl Blocks {
 }
 
 impl Walk for Blocks {
+    fn garbage(&self) -> Option<u64> {
+        self.garbage
+    }
+
     fn next(&mut self) -> Result<Next> {
         let Some((start, mut kind)) = self.start else {
             return match self.last {

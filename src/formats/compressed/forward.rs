@@ -56,6 +56,15 @@ impl Forward {
         }
     }
 
+    /// Where something begins that is not of the container, after the end.
+    pub(super) fn garbage(&self) -> Option<u64> {
+        match self {
+            Self::Gzip(pass) => pass.garbage(),
+            Self::Streams(streams) => streams.garbage,
+            Self::Lz4(forward) => forward.garbage(),
+        }
+    }
+
     /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
     pub(super) fn sure(&self, damage: Kind) -> u64 {
         match self {
@@ -89,6 +98,7 @@ pub(super) struct Streams {
     start: Option<u64>,
     damage: Option<Error>,
     ended: bool,
+    garbage: Option<u64>,
     decoded: u64,
     /// Of the decoded bytes, those in streams that have ended well.
     checked: u64,
@@ -104,6 +114,7 @@ impl Streams {
             start: None,
             damage: None,
             ended: false,
+            garbage: None,
             decoded: 0,
             checked: 0,
         })
@@ -180,6 +191,7 @@ impl Streams {
             return Err(Error::corrupt(format!("not {} data", self.container.name())));
         }
         if self.cursor.has_garbage()? {
+            self.garbage = Some(at);
             let (name, container) = (&self.name, self.container.name());
             log::warn!("{name}: what follows the {container} data at {at:#x} is ignored");
         }

@@ -81,6 +81,11 @@ pub(super) trait Walk {
         Ok(Arrival::Checked)
     }
 
+    /// Where something begins that is not of the container, after the end.
+    fn garbage(&self) -> Option<u64> {
+        None
+    }
+
     /// `failed` and the task after it as one, where what cut them apart may have been chance.
     fn join(&self, _failed: &Task, _next: &Task) -> Option<Task> {
         None
@@ -231,6 +236,11 @@ impl Pipeline {
             }
         }
         Err(error)
+    }
+
+    /// Where something begins that is not of the container, after the end.
+    pub(super) fn garbage(&self) -> Option<u64> {
+        self.walk.garbage()
     }
 
     fn accept(&mut self, task: &Task, bytes: Vec<u8>) {

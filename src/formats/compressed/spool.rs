@@ -15,7 +15,7 @@ use super::forward::Forward;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::storage::{Storage, free_bytes, unlinked};
-use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, OnceLock, Ordering};
 use crate::vfs::SharedBytes;
 
 /// What is handed out at once in the first pass, bytes.
@@ -35,6 +35,7 @@ struct Shared {
     stopped: AtomicBool,
     position: AtomicU64,
     sure: AtomicU64,
+    garbage: OnceLock<u64>,
 }
 
 #[derive(Default)]
@@ -100,6 +101,7 @@ impl Spool {
             stopped: AtomicBool::new(false),
             position: AtomicU64::new(0),
             sure: AtomicU64::new(0),
+            garbage: OnceLock::new(),
         });
         let filled = Arc::clone(&shared);
         let work = move || filled.fill(forward, limit, over);
@@ -111,6 +113,11 @@ impl Spool {
     /// Compressed bytes read so far.
     pub(super) fn position(&self) -> u64 {
         self.shared.position.load(Ordering::Relaxed)
+    }
+
+    /// Where something begins that is not of the container, after the end.
+    pub(super) fn garbage(&self) -> Option<u64> {
+        self.shared.garbage.get().copied()
     }
 
     /// Decoded bytes that are right for all that is known, once there was an error.
@@ -162,7 +169,13 @@ impl Shared {
         while !self.stopped.load(Ordering::Relaxed) {
             let piece = match forward.next() {
                 Ok(Some(piece)) => piece,
-                Ok(None) => break,
+                Ok(None) => {
+                    if let Some(at) = forward.garbage() {
+                        // Nobody else sets it.
+                        let _ = self.garbage.set(at);
+                    }
+                    break;
+                }
                 Err(error) => {
                     self.sure.store(forward.sure(error.kind()), Ordering::Relaxed);
                     let hint = error.hint().map(str::to_owned);

@@ -107,6 +107,15 @@ impl Survey {
         Ok(None)
     }
 
+    /// Where something begins that is not of the container, after the end.
+    pub(crate) fn garbage(&self) -> Option<u64> {
+        match &self.pass {
+            Pass::Gzip(pass) => pass.garbage(),
+            Pass::Extents(pipeline) => pipeline.garbage(),
+            Pass::Spool(spool) => spool.garbage(),
+        }
+    }
+
     /// Compressed bytes consumed so far, for a progress bar.
     pub(crate) fn position(&self) -> u64 {
         match &self.pass {

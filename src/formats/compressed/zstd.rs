@@ -48,13 +48,15 @@ pub(super) struct Frames {
     table: Option<std::vec::IntoIter<(u32, u32)>>,
     /// A frame that was found but did not fit the run before it, or what else comes after that run.
     found: Option<Result<Option<Run>>>,
+    /// Where something begins that is no frame, after the last one.
+    garbage: Option<u64>,
 }
 
 impl Frames {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Result<Self> {
         let table = seek_table(&*storage)?.map(Vec::into_iter);
         let cursor = Cursor::new(storage, 0, STRIDE);
-        Ok(Self { name: name.to_owned(), cursor, table, found: None })
+        Ok(Self { name: name.to_owned(), cursor, table, found: None, garbage: None })
     }
 
     /// The next frame.
@@ -86,6 +88,7 @@ impl Frames {
                 _ if start == 0 => return Err(Error::corrupt("not a zstd frame")),
                 _ => {
                     if self.cursor.has_garbage()? {
+                        self.garbage = Some(start);
                         log::warn!(
                             "{}: what follows the zstd data at {start:#x} is ignored",
                             self.name
@@ -165,6 +168,10 @@ impl Frames {
 }
 
 impl Walk for Frames {
+    fn garbage(&self) -> Option<u64> {
+        self.garbage
+    }
+
     fn next(&mut self) -> Result<Next> {
         let first = self.found.take().unwrap_or_else(|| self.frame())?;
         let Some(mut run) = first else {

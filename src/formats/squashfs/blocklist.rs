@@ -107,6 +107,14 @@ impl BlockLists {
         Ok(count)
     }
 
+    /// Bytes of the list, which follows the inode of a file.
+    ///
+    /// # Errors
+    /// As `count`.
+    pub(super) fn len(&self, body: &RegularBody) -> Result<u64> {
+        Ok(self.count(body)?.saturating_mul(4))
+    }
+
     /// The extents of a file from block `first` on; `list` is the cursor at its first word.
     ///
     /// # Errors

@@ -93,6 +93,25 @@ impl Data {
         self.pool.release();
     }
 
+    /// The block lists of the files.
+    pub(super) fn lists(&self) -> &BlockLists {
+        &self.lists
+    }
+
+    /// Where the contents of a file begin, bytes into the image.
+    ///
+    /// # Errors
+    /// As `fragment`.
+    pub(super) fn start(&self, metadata: &Metadata, body: &RegularBody) -> Result<u64> {
+        match body.tail {
+            Some(tail) if body.size < self.block_size() => match self.fragment(metadata, tail)? {
+                Extent::Plain { start, .. } | Extent::Compressed { start, .. } => Ok(start),
+                Extent::Hole => Ok(0),
+            },
+            _ => Ok(body.start),
+        }
+    }
+
     /// Decoded bytes of a whole block.
     pub(super) fn block_size(&self) -> u64 {
         u64::from(self.block_size)

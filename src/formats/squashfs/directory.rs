@@ -41,6 +41,8 @@ pub(super) struct Directory<'m> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry<'n> {
     pub(super) reference: InodeRef,
+    /// The number that the inode is said to have.
+    pub(super) number: u32,
     pub(super) kind: FileKind,
     pub(super) name: Name<'n>,
     /// The place behind it.
@@ -96,8 +98,38 @@ impl<'m> Directory<'m> {
         Ok(found)
     }
 
+    /// Checks that each entry of the index leads to the run that begins with its name.
+    ///
+    /// # Errors
+    /// `Corrupt` where one does not; `Io`.
+    pub(super) fn check_index(&self) -> Result<()> {
+        let mut entries = Vec::new();
+        self.nearest_index(|listing, name| {
+            entries.push((listing, name.to_vec()));
+            true
+        })?;
+        for (listing, name) in entries {
+            let mut leads = false;
+            let place = Place { run: listing, turn: 0 };
+            self.visit(place.encode(), |entry| {
+                leads = entry.name.as_bytes() == name;
+                ControlFlow::Break(())
+            })?;
+            if !leads {
+                return Err(Error::corrupt(format!(
+                    "squashfs directory index: at {listing:#x} {} should be",
+                    name.escape_ascii()
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// The last entry of the index for which `wanted(place in the listing, first name)` holds.
-    fn nearest_index(&self, wanted: impl Fn(u32, &[u8]) -> bool) -> Result<Option<NearIndex>> {
+    fn nearest_index(
+        &self,
+        mut wanted: impl FnMut(u32, &[u8]) -> bool,
+    ) -> Result<Option<NearIndex>> {
         let mut nearest = None;
         let mut cursor = self.index.clone();
         let mut buffer = [0; INDEX_NAME_MAX];
@@ -199,6 +231,7 @@ impl Listing<'_> {
             let mut reader = Reader::new("directory header", &header);
             let count = reader.u32()?.saturating_add(1);
             let block = reader.u32()?;
+            let base = reader.u32()?;
             at = at.saturating_add(RUN_HEADER);
             if count > SQUASHFS_DIR_RUN_MAX {
                 return Err(Error::corrupt(format!(
@@ -209,7 +242,7 @@ impl Listing<'_> {
             for turn in 0..count {
                 at = at.saturating_add(ENTRY_HEADER);
                 within(at, len)?;
-                let (offset, kind, name_len) = entry_header(cursor.array()?)?;
+                let (offset, delta, kind, name_len) = entry_header(cursor.array()?)?;
                 at = at.saturating_add(name_len);
                 within(at, len)?;
                 let name = names.read(&mut cursor, name_len)?;
@@ -222,7 +255,8 @@ impl Listing<'_> {
                     _ => Place { run: at, turn: 0 },
                 };
                 let reference = InodeRef::new(block, offset);
-                let entry = Entry { reference, kind, name, next: next.encode() };
+                let number = base.wrapping_add_signed(i32::from(delta));
+                let entry = Entry { reference, number, kind, name, next: next.encode() };
                 if visit(entry).is_break() {
                     return Ok(());
                 }
@@ -241,11 +275,11 @@ fn within(at: u32, len: u32) -> Result<()> {
     Ok(())
 }
 
-/// Offset of the inode in its block, kind and length of the name.
-fn entry_header(bytes: [u8; 8]) -> Result<(u16, FileKind, u32)> {
+/// Offset of the inode in its block, its number less that of the run, kind and length of the name.
+fn entry_header(bytes: [u8; 8]) -> Result<(u16, i16, FileKind, u32)> {
     let mut reader = Reader::new("directory entry", &bytes);
     let offset = reader.u16()?;
-    let _inode_number_delta = reader.i16()?;
+    let delta = reader.i16()?;
     let kind = match reader.u16()? {
         1 => FileKind::Directory,
         2 => FileKind::Regular,
@@ -267,7 +301,7 @@ fn entry_header(bytes: [u8; 8]) -> Result<(u16, FileKind, u32)> {
              {SQUASHFS_NAME_MAX} can be"
         )));
     }
-    Ok((offset, kind, name_len))
+    Ok((offset, delta, kind, name_len))
 }
 
 /// The name just read and the one before it, to see that they ascend.

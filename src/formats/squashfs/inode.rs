@@ -19,6 +19,9 @@ use crate::vfs::{FileKind, Ino};
 /// What a field holds where there is no fragment, and where there are no extended attributes.
 const NONE: u32 = u32::MAX;
 
+/// The last kind of inode of the basic form.
+const LAST_BASIC: u16 = 7;
+
 /// Where an inode's record starts, as directories name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct InodeRef(u64);
@@ -65,6 +68,10 @@ impl InodeRef {
 /// An inode, parsed.
 #[derive(Clone, Debug)]
 pub(super) struct Inode {
+    /// As the record says; 1 and up.
+    pub(super) number: u32,
+    /// Whether the record is of the extended form.
+    pub(super) is_extended: bool,
     pub(super) permissions: u16,
     /// Indices into the id table.
     pub(super) uid: u16,
@@ -106,6 +113,8 @@ pub(super) struct DirectoryBody {
     pub(super) size: u32,
     /// Entries of the index that follows the record.
     pub(super) index_count: u16,
+    /// The number of the inode of the directory above.
+    pub(super) parent: u32,
 }
 
 impl DirectoryBody {
@@ -176,12 +185,14 @@ impl Inode {
         let uid = reader.u16()?;
         let gid = reader.u16()?;
         let modified = reader.u32()?;
-        if reader.u32()? == 0 {
+        let number = reader.u32()?;
+        if number == 0 {
             return Err(Error::corrupt("inode number 0"));
         }
         let (nlink, xattr, body) = parse_body(kind, cursor)?;
         let xattr = Some(xattr).filter(|&xattr| xattr != NONE);
-        Ok(Self { permissions: mode & 0o7777, uid, gid, modified, nlink, xattr, body })
+        let (permissions, is_extended) = (mode & 0o7777, kind > LAST_BASIC);
+        Ok(Self { number, is_extended, permissions, uid, gid, modified, nlink, xattr, body })
     }
 }
 
@@ -223,7 +234,8 @@ fn basic_directory(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let nlink = reader.u32()?;
     let size = u32::from(reader.u16()?);
     let offset = reader.u16()?;
-    let body = DirectoryBody { block, offset, size, index_count: 0 };
+    let parent = reader.u32()?;
+    let body = DirectoryBody { block, offset, size, index_count: 0, parent };
     Ok((nlink, NONE, Body::Directory(body)))
 }
 
@@ -233,11 +245,11 @@ fn extended_directory(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let nlink = reader.u32()?;
     let size = reader.u32()?;
     let block = reader.u32()?;
-    let _parent = reader.u32()?;
+    let parent = reader.u32()?;
     let index_count = reader.u16()?;
     let offset = reader.u16()?;
     let xattr = reader.u32()?;
-    let body = DirectoryBody { block, offset, size, index_count };
+    let body = DirectoryBody { block, offset, size, index_count, parent };
     Ok((nlink, xattr, Body::Directory(body)))
 }
 

@@ -147,6 +147,19 @@ impl Cursor<'_> {
         Position { block: self.start, offset: u16::try_from(self.at).unwrap_or(u16::MAX) }
     }
 
+    /// Where the next byte is, or `None` where it would lie in a block that starts at `end` or
+    /// behind it.
+    ///
+    /// # Errors
+    /// As `rest`.
+    pub(super) fn position_before(&mut self, end: u64) -> Result<Option<Position>> {
+        if self.at >= self.block.bytes.len() && self.block.next >= end {
+            return Ok(None);
+        }
+        self.rest()?;
+        Ok(Some(self.position()))
+    }
+
     /// The bytes from here to the end of the block, at least one.
     ///
     /// # Errors

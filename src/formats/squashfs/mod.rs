@@ -14,10 +14,11 @@ use crate::stats::Stats;
 use crate::storage::Storage;
 use crate::sync::{Arc, Weak};
 use crate::vfs::{
-    Attr, Cookie, DirEntry, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp, Totals,
-    Tree,
+    Attr, Cookie, DirEntry, Fault, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp,
+    Totals, Tree,
 };
 
+mod audit;
 mod blocklist;
 mod data;
 mod directory;
@@ -65,6 +66,7 @@ pub(crate) struct Shared {
 pub(crate) struct SquashFs {
     /// The archive's name, for errors.
     name: String,
+    storage: Arc<dyn Storage>,
     superblock: Superblock,
     root: InodeRef,
     metadata: Metadata,
@@ -133,7 +135,8 @@ impl SquashFs {
         };
         let data_share = capacity.saturating_sub(metadata_share);
         let block_size = superblock.block_size;
-        let data = Data::new(storage, codec, block_size, fragments, data_share, &shared.pools);
+        let bytes = Arc::clone(&storage);
+        let data = Data::new(bytes, codec, block_size, fragments, data_share, &shared.pools);
         let (inode, _) = Inode::read(&metadata, superblock.inode_table, root)?;
         let kind = inode.kind();
         if kind != FileKind::Directory {
@@ -144,6 +147,7 @@ impl SquashFs {
         let readahead = Readahead::new(if has_room { data_share } else { 0 });
         Ok(Arc::new_cyclic(|itself| Self {
             name: name.to_owned(),
+            storage,
             superblock,
             root,
             metadata,
@@ -374,6 +378,16 @@ impl Tree for SquashFs {
             inodes: u64::from(self.superblock.inode_count),
             block_size: self.superblock.block_size,
         }
+    }
+
+    fn place(&self, ino: Ino) -> Result<u64> {
+        self.file(ino)
+            .and_then(|file| self.data.start(&self.metadata, &file.body))
+            .map_err(self.named())
+    }
+
+    fn audit(&self, found: &mut dyn FnMut(Fault)) {
+        audit::audit(self, found);
     }
 
     // Not its storage: where that is a file of another archive, that is a tree of its own beside

@@ -39,6 +39,7 @@ pub(super) struct Superblock {
     pub(super) inode_table: u64,
     pub(super) directory_table: u64,
     pub(super) fragment_table: Option<u64>,
+    pub(super) export_table: Option<u64>,
 }
 
 impl Superblock {
@@ -99,7 +100,6 @@ impl Superblock {
         if id_count == 0 {
             return Err(Error::corrupt("superblock: no owners (id count 0)"));
         }
-        optional("export", export_table)?;
         let superblock = Self {
             codec,
             block_size,
@@ -117,6 +117,7 @@ impl Superblock {
                 0 => None,
                 _ => Some(inside("fragment", fragment_table)?),
             },
+            export_table: optional("export", export_table)?,
         };
         if superblock.inode_table >= superblock.directory_table {
             return Err(Error::corrupt(

@@ -50,6 +50,11 @@ impl<const RECORD: usize> Table<RECORD> {
         Ok(Self { name, count, blocks })
     }
 
+    /// Number of records.
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
     /// The record `number`.
     ///
     /// # Errors

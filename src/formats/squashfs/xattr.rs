@@ -50,6 +50,11 @@ impl Xattrs {
         Ok(Some(Self { ids, start }))
     }
 
+    /// Number of xattr indices.
+    pub(super) fn count(&self) -> u32 {
+        self.ids.count()
+    }
+
     /// The names of the attributes of xattr index `id`, each with a NUL behind it.
     pub(super) fn list(&self, metadata: &Metadata, id: u32) -> Result<Vec<u8>> {
         let mut names = Vec::new();

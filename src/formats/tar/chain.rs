@@ -49,7 +49,7 @@ pub(super) enum Step {
     /// Something else where a header would be.
     Garbage,
     /// A header that contradicts itself: why.
-    Damaged(String),
+    Damaged { path: Vec<u8>, what: String },
     /// The archive ends before the data of this member does.
     Truncated(Vec<u8>),
 }
@@ -187,7 +187,7 @@ impl Chain {
     fn damaged_at(&mut self, at: u64, why: &str) -> Step {
         let shown = self.at;
         self.at = at.max(shown.saturating_add(BLOCK_LEN));
-        Step::Damaged(format!("header at {shown:#x}: {why}"))
+        Step::Damaged { path: Vec::new(), what: format!("header at {shown:#x}: {why}") }
     }
 }
 
@@ -200,8 +200,10 @@ fn member(
     members: &mut Members,
 ) -> Result<(Step, u64)> {
     let Found { header, overrides, path, start, data } = found;
-    let damaged =
-        |why: &str, next: u64| (Step::Damaged(format!("member \"{}\": {why}", shown(&path))), next);
+    let damaged = |why: &str, next: u64| {
+        let what = format!("member \"{}\": {why}", shown(&path));
+        (Step::Damaged { path: path.clone(), what }, next)
+    };
     let stored = match (header.has_data(), overrides.size, header.size()) {
         (false, ..) => 0,
         (true, Some(size), _) | (true, None, Ok(size)) => size,

@@ -13,8 +13,8 @@ use crate::error::{Error, Kind, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{
-    Attr, Cookie, DirEntry, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp, Totals,
-    Tree,
+    Attr, Cookie, DirEntry, Fault, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp,
+    Totals, Tree,
 };
 
 mod chain;
@@ -78,8 +78,11 @@ impl Tar {
     /// `Unsupported` where it has too many names, or is compressed so that it does not fit here.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
         let (storage, index) = open::open(name, bytes, options)?;
-        for note in &index.notes {
-            log::warn!("{name}: {note}");
+        // Who verifies is told in another way, and more.
+        if !options.is_verified() {
+            for note in &index.notes {
+                log::warn!("{name}: {note}");
+            }
         }
         Ok(Self { name: name.to_owned(), storage, index })
     }
@@ -283,6 +286,18 @@ impl Tree for Tar {
             inodes: length(self.index.len()),
             block_size: header::BLOCK_LEN.try_into().unwrap_or(512),
         }
+    }
+
+    fn place(&self, ino: Ino) -> Result<u64> {
+        Ok(match self.node(ino)?.1.content() {
+            Content::Stored { at } => at,
+            Content::Sparse { map } => self.index.map(map).first().map_or(0, |first| first.at),
+            _ => 0,
+        })
+    }
+
+    fn audit(&self, found: &mut dyn FnMut(Fault)) {
+        self.index.faults.iter().cloned().for_each(found);
     }
 
     fn release(&self) {

@@ -4,8 +4,18 @@
 
 use std::collections::BTreeMap;
 
+use super::index::cleaned;
+use crate::formats::bytes::length;
+use crate::vfs::{Fault, Subject};
+
 /// Sentences about damage kept; a damaged archive may hold any number of faults.
 const DAMAGES_MAX: usize = 10;
+
+/// What hard links are that are left out.
+const LOST_LINKS: &str = "hard links whose target is not in the archive";
+
+/// Faults kept for who verifies.
+const FAULTS_MAX: usize = 1 << 16;
 
 /// A path as a person should read it, cut where it is longer than anybody would.
 pub(super) fn shown(path: &[u8]) -> String {
@@ -21,11 +31,36 @@ pub(super) struct Notes {
     damages: Vec<String>,
     more_damages: u64,
     skipped: BTreeMap<String, u64>,
+    /// What is damaged, for who wants to know it file by file.
+    faults: Vec<Fault>,
+    more_faults: u64,
 }
 
 impl Notes {
     /// Something is broken or missing.
     pub(super) fn damage(&mut self, what: String) {
+        self.damage_of(&[], what);
+    }
+
+    /// The member at `path` is broken or missing; the empty path stands for the archive.
+    pub(super) fn damage_of(&mut self, path: &[u8], what: String) {
+        self.fault(path, &what);
+        self.damage_line(what);
+    }
+
+    fn fault(&mut self, path: &[u8], what: &str) {
+        if self.faults.len() >= FAULTS_MAX {
+            self.more_faults = self.more_faults.saturating_add(1);
+            return;
+        }
+        let subject = match cleaned(path).join(&b'/') {
+            path if path.is_empty() => Subject::Archive,
+            path => Subject::Path(path),
+        };
+        self.faults.push(Fault::damage(subject, what));
+    }
+
+    fn damage_line(&mut self, what: String) {
         if self.damages.len() < DAMAGES_MAX {
             self.damages.push(what);
         } else {
@@ -41,10 +76,18 @@ impl Notes {
         }
     }
 
+    /// The hard link at `path` is not shown, since `target` is not there.
+    pub(super) fn lost_link(&mut self, path: &[u8], target: &[u8]) {
+        self.skip(LOST_LINKS);
+        let target = shown(target);
+        self.fault(path, &format!("a hard link to \"{target}\", which is not in the archive"));
+    }
+
     /// Says of each damage that it is in the archive shown as the folder `path`; the whole archive
     /// has none.
     pub(super) fn within(mut self, path: &[u8]) -> Self {
         if !path.is_empty() {
+            self.faults = self.faults.into_iter().map(|fault| fault.below(path)).collect();
             let path = path.escape_ascii();
             self.damages.iter_mut().for_each(|what| *what = format!("in \"{path}\": {what}"));
         }
@@ -53,7 +96,13 @@ impl Notes {
 
     /// Adds what was noted elsewhere.
     pub(super) fn append(&mut self, other: Self) {
-        other.damages.into_iter().for_each(|what| self.damage(what));
+        for what in other.damages {
+            self.damage_line(what);
+        }
+        let room = FAULTS_MAX.saturating_sub(self.faults.len()).min(other.faults.len());
+        let over = length(other.faults.len().saturating_sub(room));
+        self.more_faults = self.more_faults.saturating_add(other.more_faults).saturating_add(over);
+        self.faults.extend(other.faults.into_iter().take(room));
         self.more_damages = self.more_damages.saturating_add(other.more_damages);
         for (what, count) in other.skipped {
             let sum = self.skipped.entry(what).or_insert(0);
@@ -61,8 +110,21 @@ impl Notes {
         }
     }
 
-    /// A line for each.
-    pub(super) fn lines(self) -> Vec<String> {
+    /// A line for each, and the same for who verifies.
+    pub(super) fn told(mut self) -> (Vec<String>, Vec<Fault>) {
+        let mut faults = std::mem::take(&mut self.faults);
+        if self.more_faults > 0 {
+            let what = format!("and damage in {} more places", self.more_faults);
+            faults.push(Fault::damage(Subject::Archive, what));
+        }
+        // A lost link is a fault of its own.
+        let skipped = self.skipped.iter().filter(|(what, _)| *what != LOST_LINKS);
+        faults
+            .extend(skipped.map(|(what, count)| Fault::note(format!("left out {count}: {what}"))));
+        (self.lines(), faults)
+    }
+
+    fn lines(self) -> Vec<String> {
         let mut lines = self.damages;
         if self.more_damages > 0 {
             lines.push(format!("and damage in {} more places", self.more_damages));

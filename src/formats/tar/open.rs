@@ -39,6 +39,8 @@ pub(crate) struct TarOptions<'o> {
     /// What is known of saved indexes; `None` where the archive is no file of its own.
     pub(crate) saved: Option<SavedIndex<'o>>,
     pub(crate) progress: &'o Progress,
+    /// Whether the archive is opened to see if it is sound.
+    pub(crate) verified: bool,
     /// Memory for decoded chunks, bytes.
     pub(crate) memory: u64,
 }
@@ -59,6 +61,8 @@ pub enum Saving {
     Worthwhile,
     /// Always, and made anew even if there is one: it is what the user asked for.
     Demanded,
+    /// Never: one that is there is compared with a new one, for who verifies.
+    Compared,
 }
 
 /// The bytes of the tar in `bytes`, decoded, and its tree.
@@ -114,12 +118,17 @@ fn stored(storage: &Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Index>
     }
     let index = scanned()?;
     let key = saved.key(known.file, &index.places())?;
-    let file = IndexFile { key, seek_points: Vec::new(), decoded_len: storage.len(), index };
-    save(&saved, &file, known.saving)?;
+    let mut file = IndexFile { key, seek_points: Vec::new(), decoded_len: storage.len(), index };
+    keep(&saved, &mut file, known)?;
     Ok(file.index)
 }
 
 impl TarOptions<'_> {
+    /// Whether the archive is opened to see if it is sound.
+    pub(super) fn is_verified(&self) -> bool {
+        self.verified
+    }
+
     pub(super) fn nesting(&self) -> Nesting {
         if self.recursive { Nesting::Recognise } else { Nesting::Ignore }
     }
@@ -139,16 +148,29 @@ impl SavedIndex<'_> {
     pub(super) fn load<T>(&self, saved: &Saved, fit: impl Fn(IndexFile) -> Result<T>) -> Option<T> {
         match self.saving {
             Saving::Worthwhile => saved.load(self.file, fit),
-            Saving::Demanded => None,
+            Saving::Demanded | Saving::Compared => None,
         }
     }
+}
+
+/// Saves a new index, or compares it with the one that is there.
+///
+/// # Errors
+/// As `save`.
+pub(super) fn keep(saved: &Saved, file: &mut IndexFile, known: &SavedIndex<'_>) -> Result<()> {
+    if known.saving != Saving::Compared {
+        return save(saved, file, known.saving);
+    }
+    let faults = saved.compare(known.file, file);
+    file.index.faults.extend(faults);
+    Ok(())
 }
 
 /// Saves a new index, or says why not.
 ///
 /// # Errors
 /// `Io` where it can not be saved, and that was what the user asked for.
-pub(super) fn save(saved: &Saved, file: &IndexFile, saving: Saving) -> Result<()> {
+fn save(saved: &Saved, file: &IndexFile, saving: Saving) -> Result<()> {
     let takes_long = !file.seek_points.is_empty() && file.key.len >= WORTH_DECODING_ONCE;
     let worthwhile = file.index.len() >= WORTH_SAVING || takes_long;
     if saving == Saving::Worthwhile && !worthwhile && !saved.is_named() {

@@ -5,15 +5,16 @@
 //! Invariant: what is listed can be read, and its bytes passed the checks that the container has.
 
 use super::index::{Index, IndexFile};
-use super::open::{TarOptions, only_zeros, save};
+use super::open::{TarOptions, keep, only_zeros};
 use super::scan;
-use super::unpack::{Damage, Unpacking};
+use super::unpack::{Damage, Unpacked, Unpacking};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
 use crate::formats::compressed::{ChunkCache, Compressed, Container, Seekable, Survey};
 use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::storage::Storage;
 use crate::sync::Arc;
+use crate::vfs::{Fault, Subject};
 
 /// Parts of a compressed archive that tell it from another one of the same length and time.
 const SAMPLED_PLACES: u64 = 16;
@@ -43,15 +44,15 @@ pub(super) fn open(
     {
         return Ok((packed.decoded(name, seekable, options)?, index));
     }
-    let Packed { storage, container, .. } = &packed;
-    let (storage, survey) = (storage.clone(), Survey::start(name, storage.clone(), *container)?);
+    let Packed { ref storage, container, .. } = packed;
+    let (storage, survey) = (storage.clone(), Survey::start(name, storage.clone(), container)?);
     let mut unpacking = Unpacking::new(survey, options.progress);
     let (is_tar, starts_with_zeros) = unpacking.looks()?;
     if !is_tar {
-        return Err(no_tar(*container, unpacking.container()));
+        return Err(no_tar(container, unpacking.container()));
     }
     let mut index = scan::forward(&mut unpacking, options.nesting())?;
-    let (seekable, damage) = unpacking.finish()?;
+    let Unpacked { seekable, damage, garbage } = unpacking.finish()?;
     let is_long = seekable.len() > TAR_EMPTY_MAX;
     if starts_with_zeros && index.is_empty() && (is_long || !index.notes.is_empty()) {
         return Err(only_zeros());
@@ -63,14 +64,20 @@ pub(super) fn open(
         if in_doubt {
             index = scan_sound(decoded.as_ref(), &error, options)?;
         }
-        index.notes.push(format!("damaged: {error}; what comes behind is missing"));
+        let what = format!("damaged: {error}; what comes behind is missing");
+        index.faults.push(Fault::damage(Subject::Archive, what.clone()));
+        index.notes.push(what);
+    }
+    if let Some(at) = garbage {
+        let what = format!("what follows the {} data at {at:#x} is ignored", container.name());
+        index.faults.push(Fault::damage(Subject::Archive, what));
     }
     if let Some((known, saved)) = saved {
         let part = storage.len().checked_div(SAMPLED_PLACES).unwrap_or(0);
         let places: Vec<_> = (0..SAMPLED_PLACES).map(|nth| part.saturating_mul(nth)).collect();
         let key = saved.key(known.file, &places)?;
-        let file = IndexFile { key, seek_points, decoded_len, index };
-        save(&saved, &file, known.saving)?;
+        let mut file = IndexFile { key, seek_points, decoded_len, index };
+        keep(&saved, &mut file, known)?;
         index = file.index;
     }
     Ok((decoded, index))

@@ -25,6 +25,7 @@ use super::header::BLOCK;
 use super::index::{IndexFile, Key, MAGIC};
 use crate::error::{Error, Kind, Result};
 use crate::storage::{self, FileStorage, Identity, Storage};
+use crate::vfs::{Fault, Subject};
 
 /// Samples of an archive; each is a read when a saved index is opened.
 const SAMPLES: usize = 16;
@@ -114,6 +115,34 @@ impl Saved {
             }
         }
         Ok(Some(index))
+    }
+
+    /// What is wrong with the saved indexes that are there, if `new` is the right one: one that is
+    /// not used is no harm, but one that would be used and says something else is.
+    pub(super) fn compare(&self, archive: &dyn Storage, new: &IndexFile) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        for place in &self.places {
+            let shown = place.display();
+            let found = match self.load_from(place, archive) {
+                Ok(Some(found)) => found,
+                Ok(None) => continue,
+                Err(error) => {
+                    faults.push(Fault::note(format!("index {shown}: {error}")));
+                    continue;
+                }
+            };
+            let same = found.seek_points == new.seek_points
+                && found.decoded_len == new.decoded_len
+                && found.index.is_same_tree(&new.index);
+            if !same {
+                let what =
+                    format!("index {shown}: says something else than the archive: delete it");
+                faults.push(Fault::damage(Subject::Archive, what));
+            }
+            // The others are never looked at.
+            break;
+        }
+        faults
     }
 
     /// The key of the archive as it is now, with samples of the blocks at some of `places`.

@@ -191,7 +191,7 @@ impl Scan {
 
     pub(super) fn finish(mut self) -> Index {
         let mut index = self.builder.finish(&mut self.notes);
-        index.notes = self.notes.lines();
+        (index.notes, index.faults) = self.notes.told();
         index
     }
 }
@@ -229,13 +229,14 @@ impl Walk {
         match self.chain.step(source, members)? {
             Step::Member | Step::Skipped(None) => {}
             Step::Skipped(Some(why)) => notes.skip(&why),
-            Step::Damaged(what) => notes.damage(what),
+            Step::Damaged { path, what } => notes.damage_of(&path, what),
             Step::Truncated(path) => {
                 let what = match path.as_slice() {
                     [] => format!("a header at {:#x}", self.chain.at()),
                     path => format!("\"{}\"", shown(path)),
                 };
-                notes.damage(format!("cut off: {what} and what came behind it are missing"));
+                let what = format!("cut off: {what} and what came behind it are missing");
+                notes.damage_of(&path, what);
                 return Ok(false);
             }
             Step::End => {
@@ -255,9 +256,10 @@ impl Walk {
         let end = source.end().unwrap_or(self.end).min(self.end);
         let last = members.list().last().filter(|last| members.data_end(last) > end);
         if let Some(last) = last {
-            let last = shown(members.path(last));
+            let path = members.path(last);
+            let what = format!("cut off: \"{}\" and what came behind it are missing", shown(path));
+            notes.damage_of(path, what);
             members.pop();
-            notes.damage(format!("cut off: \"{last}\" and what came behind it are missing"));
         } else if !self.marked && self.chain.at() > self.start {
             notes.damage("no mark of the end: perhaps cut off".to_owned());
         }

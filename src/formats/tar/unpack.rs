@@ -30,6 +30,15 @@ pub(super) struct Unpacking<'p> {
     told: u64,
 }
 
+/// What decoding to the end came to.
+pub(super) struct Unpacked {
+    pub(super) seekable: Seekable,
+    /// What ended it too early.
+    pub(super) damage: Option<Damage>,
+    /// Where in the compressed file something begins that is not of its container.
+    pub(super) garbage: Option<u64>,
+}
+
 /// Why the decoded bytes ended too early.
 pub(super) struct Damage {
     pub(super) error: Error,
@@ -78,11 +87,13 @@ impl<'p> Unpacking<'p> {
     ///
     /// # Errors
     /// What the survey reports but for damage.
-    pub(super) fn finish(mut self) -> Result<(Seekable, Option<Damage>)> {
+    pub(super) fn finish(mut self) -> Result<Unpacked> {
         while self.advance()? {}
+        let garbage = self.survey.garbage();
         let seekable = self.survey.finish();
         let in_doubt = self.end.is_some_and(|end| seekable.len() < end);
-        Ok((seekable, self.damage.map(|error| Damage { error, in_doubt })))
+        let damage = self.damage.map(|error| Damage { error, in_doubt });
+        Ok(Unpacked { seekable, damage, garbage })
     }
 
     /// Goes to the next piece; `false` at the end.

@@ -15,8 +15,8 @@
 use std::ops::ControlFlow;
 
 use super::{
-    Attr, Cookie, DirEntry, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp, Totals,
-    Tree,
+    Attr, Cookie, DirEntry, Fault, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Subject,
+    Timestamp, Totals, Tree,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -264,6 +264,26 @@ impl Tree for Union {
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let none = || Err(Error::new(Kind::NoAttribute, "no such attribute"));
         self.answering(ino)?.map_or_else(none, |(tree, ino)| tree.xattr(ino, name))
+    }
+
+    // Of the tree's place only what leaves room for the tree: files of one tree come together.
+    fn place(&self, ino: Ino) -> Result<u64> {
+        let (tree, place) = match self.target(ino)? {
+            Target::Inner(tree, ino) => (tree, self.trees[tree].place(ino)?),
+            Target::Merged(_) => return Err(Error::new(Kind::IsADirectory, "is a directory")),
+        };
+        Ok((tree as u64 + 1) << INNER_BITS | place & ((1 << INNER_BITS) - 1))
+    }
+
+    fn audit(&self, found: &mut dyn FnMut(Fault)) {
+        for (nth, tree) in self.trees.iter().enumerate() {
+            tree.audit(&mut |mut fault| {
+                if let Subject::Inode(ino) = &mut fault.subject {
+                    *ino = outer(Inner { tree: nth, ino: *ino }).unwrap_or(*ino);
+                }
+                found(fault);
+            });
+        }
     }
 
     fn totals(&self) -> Totals {

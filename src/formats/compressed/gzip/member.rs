@@ -58,6 +58,8 @@ pub(super) struct Members {
     seen: bool,
     /// Who to name in the warning of garbage at the end; none where it was given before.
     warned: Option<String>,
+    /// Where that garbage begins.
+    garbage: Option<u64>,
 }
 
 impl Members {
@@ -77,6 +79,7 @@ impl Members {
             sum: None,
             seen: false,
             warned: None,
+            garbage: None,
         }
     }
 
@@ -130,6 +133,11 @@ impl Members {
         self.buffer.get(start..self.filled).unwrap_or_default()
     }
 
+    /// Where something begins that is no member, after the last one.
+    pub(super) fn garbage(&self) -> Option<u64> {
+        self.garbage
+    }
+
     /// What was decoded since the last call; makes room for as much.
     pub(super) fn take(&mut self) -> SharedBytes {
         let piece = self.buffer.get(self.taken..self.filled).unwrap_or_default().into();
@@ -156,6 +164,7 @@ impl Members {
             if self.cursor.has_garbage()?
                 && let Some(name) = self.warned.take()
             {
+                self.garbage = Some(self.start);
                 log::warn!("{name}: what follows the gzip data at {:#x} is ignored", self.start);
             }
             return Ok(Paused::End);

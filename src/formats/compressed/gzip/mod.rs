@@ -88,6 +88,11 @@ impl FirstPass {
         self.members.position()
     }
 
+    /// Where something begins that is no member, after the last one.
+    pub(super) fn garbage(&self) -> Option<u64> {
+        self.members.garbage()
+    }
+
     /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
     pub(super) fn sure(&self, damage: Kind) -> u64 {
         self.members.sure(damage)

@@ -34,6 +34,10 @@ impl Forward {
         self.frames.position()
     }
 
+    pub(in super::super) fn garbage(&self) -> Option<u64> {
+        self.frames.garbage()
+    }
+
     /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
     pub(in super::super) fn sure(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.decoded } else { self.checked }

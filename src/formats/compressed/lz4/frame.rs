@@ -59,6 +59,8 @@ pub(super) struct Frames {
     name: String,
     cursor: Cursor,
     frame: Option<Frame>,
+    /// Where something begins that is no frame, after the last one.
+    garbage: Option<u64>,
 }
 
 impl Frame {
@@ -159,7 +161,12 @@ impl Block {
 impl Frames {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
         let cursor = Cursor::new(storage, 0, STRIDE);
-        Self { name: name.to_owned(), cursor, frame: None }
+        Self { name: name.to_owned(), cursor, frame: None, garbage: None }
+    }
+
+    /// Where something begins that is no frame, after the last one.
+    pub(super) fn garbage(&self) -> Option<u64> {
+        self.garbage
     }
 
     pub(super) fn position(&self) -> u64 {
@@ -198,6 +205,7 @@ impl Frames {
                 _ if start == 0 => return Err(Error::corrupt("not an lz4 frame")),
                 _ => {
                     if self.cursor.has_garbage()? {
+                        self.garbage = Some(start);
                         let name = &self.name;
                         log::warn!("{name}: what follows the lz4 data at {start:#x} is ignored");
                     }

@@ -56,6 +56,10 @@ impl Blocks {
 }
 
 impl Walk for Blocks {
+    fn garbage(&self) -> Option<u64> {
+        self.frames.garbage()
+    }
+
     fn next(&mut self) -> Result<Next> {
         if let Some(found) = self.found.take() {
             return found;

@@ -360,7 +360,7 @@ impl Builder {
 
 /// The names on the way along `path`: `.` and empty ones vanish, `..` goes back and stops at the
 /// start.
-pub(super) fn cleaned(path: &[u8]) -> Vec<&[u8]> {
+pub(in crate::formats::tar) fn cleaned(path: &[u8]) -> Vec<&[u8]> {
     let mut names = Vec::new();
     for part in path.split(|&byte| byte == b'/') {
         match part {

@@ -80,8 +80,18 @@ impl IndexFile {
         }
         out.sized(seek_points)?;
         out.u64(*decoded_len)?;
-        let Index { nodes, names, segments, maps, links, with_xattrs, xattrs, grafts, notes } =
-            index;
+        let Index {
+            nodes,
+            names,
+            segments,
+            maps,
+            links,
+            with_xattrs,
+            xattrs,
+            grafts,
+            notes,
+            faults: _,
+        } = index;
         out.u64(length(nodes.len()))?;
         for node in nodes {
             out.bytes(&encoded(node))?;
@@ -173,6 +183,7 @@ impl IndexFile {
             })?,
             notes: input
                 .list(8, |input| Ok(String::from_utf8_lossy(&input.sized()?).into_owned()))?,
+            faults: Vec::new(),
         };
         input.finish()?;
         index.check(decoded_len)?;

@@ -58,7 +58,12 @@ impl Builder {
             });
             match found {
                 Some(place) => _ = targets.insert(link.pending, place),
-                None => notes.skip("hard links whose target is not in the archive"),
+                None => {
+                    let parent = self.pending.get(index(link.pending)).map(|own| own.parent);
+                    let folder = parent.map(|parent| self.path(parent)).unwrap_or_default();
+                    let own = [&folder, self.name(link.pending)].join(&b'/');
+                    notes.lost_link(&own, path);
+                }
             }
         }
         targets
@@ -174,6 +179,7 @@ impl Builder {
             xattrs: self.xattrs,
             grafts,
             notes: Vec::new(),
+            faults: Vec::new(),
         }
     }
 

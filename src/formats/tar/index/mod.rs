@@ -11,7 +11,7 @@
 //! (attributes, maps of sparse files, second links) stands in tables of its own, sorted by node.
 
 use crate::formats::bytes::index;
-use crate::vfs::{FileKind, Name};
+use crate::vfs::{Fault, FileKind, Name};
 
 mod builder;
 mod check;
@@ -23,7 +23,7 @@ mod layout;
 mod tests;
 mod xattrs;
 
-pub(super) use builder::{Builder, Folder, Nested};
+pub(super) use builder::{Builder, Folder, Nested, cleaned};
 pub(super) use file::{IndexFile, Key, MAGIC};
 
 use super::header::BLOCK_LEN;
@@ -159,6 +159,8 @@ pub(super) struct Index {
     pub(super) grafts: Vec<Graft>,
     /// What the user should be told of this archive, a line each.
     pub(super) notes: Vec<String>,
+    /// The same for who verifies, with paths; not kept in a file.
+    pub(super) faults: Vec<Fault>,
 }
 
 impl Index {
@@ -173,6 +175,14 @@ impl Index {
 
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// Whether `other` shows the same, whatever there is to tell of it.
+    pub(super) fn is_same_tree(&self, other: &Self) -> bool {
+        let Self { nodes, names, segments, maps, links, with_xattrs, xattrs, grafts, .. } = self;
+        (nodes, names, segments, maps) == (&other.nodes, &other.names, &other.segments, &other.maps)
+            && (links, with_xattrs, xattrs) == (&other.links, &other.with_xattrs, &other.xattrs)
+            && *grafts == other.grafts
     }
 
     /// Where headers of the archive are, in no order: the block before the data of each stored

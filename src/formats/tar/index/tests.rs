@@ -164,7 +164,8 @@ fn walk(index: &Index, archive_len: u64) {
 
 /// Bytes that an index takes, room for more included.
 fn bytes_kept(index: &Index) -> usize {
-    let Index { nodes, names, segments, maps, links, with_xattrs, xattrs, grafts, notes } = index;
+    let Index { nodes, names, segments, maps, links, with_xattrs, xattrs, grafts, notes, .. } =
+        index;
     let within = grafts.iter().map(|graft| graft.path.capacity()).sum::<usize>()
         + notes.iter().map(String::capacity).sum::<usize>();
     nodes.capacity() * size_of::<Node>()

@@ -1,0 +1,279 @@
+//! `archfs verify`: is an archive sound, and which of its files are not?
+
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Instant;
+
+use clap::builder::FalseyValueParser;
+use serde::Serialize;
+
+use super::args::{size, threads};
+use super::bar::Bar;
+use super::exit;
+use super::term::{self, name_for_output, written};
+use crate::error::{Error, Kind, Result};
+use crate::formats::{self, OpenOptions};
+use crate::log::{Verbosity, printable};
+use crate::progress::Progress;
+use crate::sync::Arc;
+use crate::vfs::{Counts, Fault, Gravity, Subject, Verified};
+
+/// Read every byte and every record of archives; report what is damaged and where
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  archfs verify data.sqfs
+  archfs verify --json data.tar.zst
+
+Status: 0 sound, 3 damaged, 1 the system refused to read")]
+pub(super) struct Args {
+    /// The archives, each looked at by itself
+    #[arg(required = true, value_name = "ARCHIVE")]
+    archives: Vec<PathBuf>,
+
+    /// The image starts N bytes into the file (K, M, G work)
+    #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
+    offset: u64,
+
+    /// Archives inside an archive, too
+    #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
+    recursive: bool,
+
+    /// Where the index of a tar is kept, which is compared with the archive [default: beside it,
+    /// else in the user's cache folder]
+    #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
+    index: Option<PathBuf>,
+
+    /// Threads that read [default: one a processor]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    threads: Option<usize>,
+
+    /// Memory for decoded blocks [default: 192M a thread, within a quarter of what may be used]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    cache: Option<u64>,
+
+    /// One JSON object a line: one for each fault, then one for the archive
+    #[arg(long)]
+    json: bool,
+
+    /// Say only what is wrong
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// What one thread takes of the cache at most, bytes: three times the largest chunk.
+const CACHE_A_THREAD: u64 = 192 << 20;
+
+/// The keys of `--json` for a fault, which scripts rely on.
+#[derive(Serialize)]
+struct FaultRow<'r> {
+    archive: &'r str,
+    /// `null` where the fault is of the archive or a table of it.
+    path: Option<String>,
+    /// The path in hexadecimal digits, where it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
+    kind: &'static str,
+    what: &'r str,
+}
+
+/// The keys of `--json` for an archive.
+#[derive(Serialize)]
+struct ArchiveRow<'r> {
+    archive: &'r str,
+    status: &'static str,
+    files: u64,
+    folders: u64,
+    links: u64,
+    others: u64,
+    bytes: u64,
+    damaged: usize,
+    unreadable: usize,
+    notes: usize,
+    seconds: f64,
+}
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    if args.archives.len() > 1 && (args.index.is_some() || args.offset != 0) {
+        let context = "--offset and --index are about one archive, and here are several";
+        return Err(Error::new(Kind::Usage, context));
+    }
+    // What a mount would warn of is told as a fault.
+    crate::log::start(Verbosity::Quiet, None)?;
+    let statuses = args.archives.iter().map(|archive| one(args, archive));
+    let statuses = statuses.collect::<Result<Vec<u8>>>()?;
+    Ok([3, 2, 1].into_iter().find(|status| statuses.contains(status)).unwrap_or(0))
+}
+
+/// Verifies one archive; returns its status.
+fn one(args: &Args, archive: &PathBuf) -> Result<u8> {
+    let begun = Instant::now();
+    let threads = args.threads.or_else(|| thread::available_parallelism().ok().map(usize::from));
+    let threads = threads.unwrap_or(1);
+    let most = CACHE_A_THREAD.saturating_mul(threads as u64);
+    let options = OpenOptions {
+        offset: args.offset,
+        cache_bytes: args.cache.unwrap_or_else(|| most.min(crate::cache::default_bytes())),
+        recursive: args.recursive,
+        index: args.index.clone(),
+        ..OpenOptions::default()
+    };
+    let progress = Arc::new(Progress::default());
+    let bar = Bar::watch(&progress);
+    let outcome = formats::verify(archive, &options, threads, &progress);
+    drop(bar);
+    let seconds = begun.elapsed().as_secs_f64();
+    let report = Report { args, archive, shown: archive.display().to_string(), seconds };
+    match outcome {
+        Ok(verified) => report.tell(verified),
+        Err(error) => {
+            let status = exit::of(&error);
+            term::show_error(&error);
+            if args.json {
+                let fault = Fault::met(Subject::Archive, &error);
+                report.json(&[fault], Counts::default())?;
+            }
+            Ok(status)
+        }
+    }
+}
+
+struct Report<'r> {
+    args: &'r Args,
+    archive: &'r Path,
+    shown: String,
+    seconds: f64,
+}
+
+impl Report<'_> {
+    fn tell(&self, verified: Verified) -> Result<u8> {
+        let Verified { counts, mut faults } = verified;
+        for fault in &mut faults {
+            // Errors name their archive, and so does the report.
+            fault.what = fault.what.replacen(&format!("{}: ", self.shown), "", 1);
+        }
+        if self.args.json {
+            self.json(&faults, counts)?;
+        } else {
+            self.lines(&faults)?;
+        }
+        let (status, word) = verdict(&faults);
+        if !self.args.quiet {
+            term::tell(&format!("{}: {word}: {}", self.shown, self.summary(&faults, counts)));
+        }
+        Ok(status)
+    }
+
+    /// A line for each fault: on standard output what is damaged, notes on standard error.
+    fn lines(&self, faults: &[Fault]) -> Result<()> {
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        for fault in faults {
+            let what = printable(&fault.what);
+            if fault.gravity == Gravity::Note {
+                if !self.args.quiet {
+                    term::tell(&format!("{}: note: {what}", self.shown));
+                }
+                continue;
+            }
+            let several = self.args.archives.len() > 1;
+            let archive = std::os::unix::ffi::OsStrExt::as_bytes(self.archive.as_os_str());
+            let mut line = Vec::new();
+            let path = path_of(fault);
+            if path.is_none() || several {
+                line.extend(name_for_output(archive));
+                line.extend(b": ");
+            }
+            if let Some(path) = path {
+                line.extend(name_for_output(path));
+                line.extend(b": ");
+            }
+            line.extend(what.bytes());
+            line.push(b'\n');
+            written(out.write_all(&line))?;
+        }
+        written(out.flush())
+    }
+
+    fn json(&self, faults: &[Fault], counts: Counts) -> Result<()> {
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        for fault in faults {
+            let path = path_of(fault);
+            let is_text = path.is_none_or(|path| std::str::from_utf8(path).is_ok());
+            let hex = |path: &[u8]| path.iter().map(|byte| format!("{byte:02x}")).collect();
+            let row = FaultRow {
+                archive: &self.shown,
+                path: path.map(|path| String::from_utf8_lossy(path).into_owned()),
+                path_hex: path.filter(|_| !is_text).map(hex),
+                kind: match fault.gravity {
+                    Gravity::Damage => "damaged",
+                    Gravity::Unreadable => "unreadable",
+                    Gravity::Note => "note",
+                },
+                what: &fault.what,
+            };
+            line(&mut out, &row)?;
+        }
+        let count = |gravity| faults.iter().filter(|fault| fault.gravity == gravity).count();
+        let Counts { files, folders, links, others, bytes } = counts;
+        let row = ArchiveRow {
+            archive: &self.shown,
+            status: verdict(faults).1,
+            files,
+            folders,
+            links,
+            others,
+            bytes,
+            damaged: count(Gravity::Damage),
+            unreadable: count(Gravity::Unreadable),
+            notes: count(Gravity::Note),
+            seconds: self.seconds,
+        };
+        line(&mut out, &row)?;
+        written(out.flush())
+    }
+
+    fn summary(&self, faults: &[Fault], counts: Counts) -> String {
+        let Counts { files, folders, links, others, bytes } = counts;
+        let count = |gravity| faults.iter().filter(|fault| fault.gravity == gravity).count();
+        let mut text = String::new();
+        for (gravity, word) in [(Gravity::Damage, "damaged"), (Gravity::Unreadable, "unreadable")] {
+            let count = count(gravity);
+            if count > 0 {
+                text.push_str(&format!("{count} {word}; "));
+            }
+        }
+        text.push_str(&format!("{files} files, {folders} folders, {links} links"));
+        if others > 0 {
+            text.push_str(&format!(", {others} others"));
+        }
+        let seconds = self.seconds;
+        text.push_str(&format!(", {bytes} bytes; {seconds:.1} s"));
+        text
+    }
+}
+
+/// The status for these faults, and its name.
+fn verdict(faults: &[Fault]) -> (u8, &'static str) {
+    let any = |gravity| faults.iter().any(|fault| fault.gravity == gravity);
+    match (any(Gravity::Damage), any(Gravity::Unreadable)) {
+        (true, _) => (3, "damaged"),
+        (false, true) => (1, "unreadable"),
+        (false, false) => (0, "sound"),
+    }
+}
+
+/// The path that a fault is about; that of the root is `/`.
+fn path_of(fault: &Fault) -> Option<&[u8]> {
+    match &fault.subject {
+        Subject::Path(path) if path.is_empty() => Some(b"/"),
+        Subject::Path(path) => Some(path),
+        Subject::Archive | Subject::Inode(_) => None,
+    }
+}
+
+fn line(out: &mut impl Write, row: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_string(row)
+        .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))?;
+    text.push('\n');
+    written(out.write_all(text.as_bytes()))
+}

@@ -1,0 +1,46 @@
+//! Is an archive sound? Everything of it read, and its tables compared.
+//!
+//! Owns opening for that: headers are read anew, and archives within are told of under their paths.
+//! Leaves reading a tree to `vfs`, and what only a format knows to its `Tree::audit`.
+//! Invariant: nothing is saved, and no saved index is believed.
+
+use std::path::PathBuf;
+use std::slice;
+
+use super::opening::{Memory, Opening};
+use super::{OpenOptions, Saving};
+use crate::error::Result;
+use crate::progress::Progress;
+use crate::storage;
+use crate::vfs::{self, Layer, Verified};
+
+/// Reads all of the archive at `path` by `threads` threads. `options.saving` is not heeded.
+///
+/// # Errors
+/// As `super::open`: an archive that can not be opened has nothing that could be read.
+pub fn verify(
+    path: &PathBuf,
+    options: &OpenOptions,
+    threads: usize,
+    progress: &Progress,
+) -> Result<Verified> {
+    let files = storage::open_files(slice::from_ref(path))?;
+    let options = OpenOptions { saving: Saving::Compared, ..options.clone() };
+    progress.begin("reading headers");
+    let memory = Memory::new(1, &options);
+    let image_bytes = memory.image_bytes;
+    let opening = Opening { options: &options, memory: &memory, progress, number: 0, image_bytes };
+    let mut layers = Vec::new();
+    for file in &files {
+        layers.extend(opening.file(file)?);
+    }
+    let mut all = Verified { faults: memory.into_faults(), ..Verified::default() };
+    for (nth, Layer { path, tree }) in layers.into_iter().enumerate() {
+        let Verified { mut counts, faults } = vfs::verify(tree.as_ref(), threads, progress);
+        // The folder that shows an archive within is there in the outer one already.
+        counts.folders = counts.folders.saturating_sub(u64::from(nth > 0));
+        all.counts.add(counts);
+        all.faults.extend(faults.into_iter().map(|fault| fault.below(&path)));
+    }
+    Ok(all)
+}

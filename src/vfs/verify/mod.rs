@@ -1,0 +1,122 @@
+//! Everything of a tree, read: each name, attribute, link and byte.
+//!
+//! Owns what is read and in which order; leaves to each tree what only it knows of its format
+//! (`Tree::audit`), and telling it to others.
+//! Invariant: what cannot be read here is what a reader of a mount cannot read, name by name.
+//!
+//! Memory does not grow with the archive's bytes, but with its names: 24 bytes for each name of a
+//! regular file, 8 for each folder. Paths are not kept. Those of damaged files, all of them where a
+//! file has several, are found by a second walk, which a sound archive does without.
+
+use std::collections::{HashMap, HashSet};
+use std::thread;
+
+use super::{Fault, Ino, Subject, Tree};
+use crate::progress::Progress;
+
+mod contents;
+mod names;
+
+use names::Names;
+
+/// What was there, and what is wrong.
+#[derive(Debug, Default)]
+pub struct Verified {
+    /// What was read.
+    pub counts: Counts,
+    /// What was found, sorted by subject; no subject is an inode that has a name.
+    pub faults: Vec<Fault>,
+}
+
+/// What was read. Names are counted, so a file with two counts twice; its bytes count once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Names of regular files.
+    pub files: u64,
+    /// Folders, the root among them.
+    pub folders: u64,
+    /// Names of symbolic links.
+    pub links: u64,
+    /// Names of devices, fifos and sockets.
+    pub others: u64,
+    /// Bytes of regular files, with their holes.
+    pub bytes: u64,
+}
+
+impl Counts {
+    /// Adds those of another tree.
+    pub fn add(&mut self, other: Self) {
+        let Self { files, folders, links, others, bytes } = other;
+        self.files = self.files.saturating_add(files);
+        self.folders = self.folders.saturating_add(folders);
+        self.links = self.links.saturating_add(links);
+        self.others = self.others.saturating_add(others);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+}
+
+/// Reads all of `tree` by `threads` threads.
+pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified {
+    progress.begin("reading names");
+    let mut faults = Vec::new();
+    let (names, audited) = thread::scope(|scope| {
+        let audit = scope.spawn(|| {
+            let mut found = Vec::new();
+            tree.audit(&mut |fault| found.push(fault));
+            found
+        });
+        let names = Names::of(tree);
+        // A panic over there is one here.
+        let audited = audit.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (names, audited)
+    });
+    let Names { mut files, mut counts, faults: met, .. } = names;
+    faults.extend(audited);
+    faults.extend(met);
+
+    // The order of the archive, and each file once.
+    files.sort_unstable();
+    files.dedup();
+    counts.bytes = files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.size));
+    progress.begin("reading contents");
+    progress.expect(counts.bytes);
+    faults.extend(contents::read(tree, &files, threads, progress));
+
+    let mut faults = named(tree, faults);
+    faults.sort_by(|a, b| (&a.subject, a.gravity, &a.what).cmp(&(&b.subject, b.gravity, &b.what)));
+    faults.dedup();
+    Verified { counts, faults }
+}
+
+/// The same faults, with every path of an inode in place of its number.
+fn named(tree: &dyn Tree, faults: Vec<Fault>) -> Vec<Fault> {
+    let about = |fault: &Fault| match fault.subject {
+        Subject::Inode(ino) => Some(ino),
+        _ => None,
+    };
+    let wanted: HashSet<Ino> = faults.iter().filter_map(about).collect();
+    if wanted.is_empty() {
+        return faults;
+    }
+    let mut paths: HashMap<Ino, Vec<Vec<u8>>> = HashMap::new();
+    names::walk(tree, &mut |path, ino| {
+        if wanted.contains(&ino) {
+            paths.entry(ino).or_default().push(path.to_vec());
+        }
+    });
+    let mut named = Vec::new();
+    for fault in faults {
+        match about(&fault).and_then(|ino| paths.get(&ino)) {
+            None => named.push(fault),
+            Some(paths) => named.extend(
+                paths
+                    .iter()
+                    .map(|path| Fault { subject: Subject::Path(path.clone()), ..fault.clone() }),
+            ),
+        }
+    }
+    named
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! The names of a tree, each looked up as a reader would, and what belongs to an inode but its
+//! bytes.
+//!
+//! Owns the walk along folders; leaves contents to `contents`.
+//! Invariant: the walk ends, whatever a damaged archive says of its folders.
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+
+use super::super::{Attr, Cookie, DirEntry, Fault, FileKind, Ino, Subject, Tree};
+use super::Counts;
+use crate::error::Error;
+
+/// A regular file; sorted, files are in the order of the archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct File {
+    pub(super) place: u64,
+    pub(super) ino: Ino,
+    pub(super) size: u64,
+}
+
+/// What the walk came to.
+pub(super) struct Names<'t> {
+    tree: &'t dyn Tree,
+    has_xattrs: bool,
+    pub(super) files: Vec<File>,
+    pub(super) counts: Counts,
+    pub(super) faults: Vec<Fault>,
+}
+
+impl<'t> Names<'t> {
+    /// Walks all of `tree`.
+    pub(super) fn of(tree: &'t dyn Tree) -> Self {
+        let mut names = Self {
+            tree,
+            has_xattrs: tree.has_xattrs(),
+            files: Vec::new(),
+            counts: Counts::default(),
+            faults: Vec::new(),
+        };
+        match tree.attr(Ino::ROOT) {
+            Ok(_) => names.attributes(b"", Ino::ROOT),
+            Err(error) => names.fault(b"", &error),
+        }
+        names.folders();
+        names
+    }
+
+    fn folders(&mut self) {
+        let mut known = HashSet::from([Ino::ROOT]);
+        let mut waiting = vec![(Ino::ROOT, Vec::new())];
+        while let Some((folder, path)) = waiting.pop() {
+            self.counts.folders += 1;
+            let listed = self.tree.read_dir(folder, Cookie::START, &mut |entry| {
+                let path = joined(&path, entry.name.as_bytes());
+                match self.entry(folder, &path, &entry) {
+                    Some(inner) if known.insert(inner) => waiting.push((inner, path)),
+                    Some(_) => self.faults.push(Fault::damage(
+                        Subject::Path(path),
+                        "a folder within itself, or with two names",
+                    )),
+                    None => {}
+                }
+                ControlFlow::Continue(())
+            });
+            if let Err(error) = listed {
+                self.fault(&path, &error);
+            }
+        }
+    }
+
+    /// Looks at one entry; returns the folder that it is.
+    fn entry(&mut self, folder: Ino, path: &[u8], entry: &DirEntry<'_>) -> Option<Ino> {
+        let attr = match self.tree.lookup(folder, entry.name) {
+            Ok(Some(attr)) if attr.ino == entry.ino => attr,
+            Ok(other) => {
+                let what = match other {
+                    Some(_) => "listed, but looked up by name it is another file",
+                    None => "listed, but not found by its name",
+                };
+                self.faults.push(Fault::damage(Subject::Path(path.to_vec()), what));
+                return None;
+            }
+            Err(error) => {
+                self.fault(path, &error);
+                return None;
+            }
+        };
+        if attr.kind != entry.kind {
+            let what = format!("listed as {:?}, but it is {:?}", entry.kind, attr.kind);
+            self.faults.push(Fault::damage(Subject::Path(path.to_vec()), what));
+        }
+        self.attributes(path, attr.ino);
+        self.count(path, &attr)
+    }
+
+    fn count(&mut self, path: &[u8], attr: &Attr) -> Option<Ino> {
+        match attr.kind {
+            FileKind::Directory => return Some(attr.ino),
+            FileKind::Regular => {
+                self.counts.files += 1;
+                // Where that can not be told, reading says why.
+                let place = self.tree.place(attr.ino).unwrap_or(0);
+                self.files.push(File { place, ino: attr.ino, size: attr.size });
+            }
+            FileKind::Symlink => {
+                self.counts.links += 1;
+                if let Err(error) = self.tree.read_link(attr.ino) {
+                    self.fault(path, &error);
+                }
+            }
+            _ => self.counts.others += 1,
+        }
+        None
+    }
+
+    /// Reads the extended attributes.
+    fn attributes(&mut self, path: &[u8], ino: Ino) {
+        if !self.has_xattrs {
+            return;
+        }
+        let read = self.tree.list_xattrs(ino).and_then(|names| {
+            let mut names = names.split(|&byte| byte == 0).filter(|name| !name.is_empty());
+            names.try_for_each(|name| self.tree.xattr(ino, name).map(drop))
+        });
+        if let Err(error) = read {
+            self.fault(path, &error.within("extended attributes"));
+        }
+    }
+
+    fn fault(&mut self, path: &[u8], error: &Error) {
+        self.faults.push(Fault::met(Subject::Path(path.to_vec()), error));
+    }
+}
+
+/// Visits the paths and numbers of all that can be listed.
+pub(super) fn walk(tree: &dyn Tree, visit: &mut dyn FnMut(&[u8], Ino)) {
+    visit(b"", Ino::ROOT);
+    let mut known = HashSet::from([Ino::ROOT]);
+    let mut waiting = vec![(Ino::ROOT, Vec::new())];
+    while let Some((folder, path)) = waiting.pop() {
+        // Whoever asks has met the error already.
+        let _ = tree.read_dir(folder, Cookie::START, &mut |entry| {
+            let path = joined(&path, entry.name.as_bytes());
+            visit(&path, entry.ino);
+            if entry.kind == FileKind::Directory && known.insert(entry.ino) {
+                waiting.push((entry.ino, path));
+            }
+            ControlFlow::Continue(())
+        });
+    }
+}
+
+fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
+    match folder {
+        [] => name.to_vec(),
+        folder => [folder, b"/", name].concat(),
+    }
+}
