@@ -183,6 +183,9 @@ impl Lease {
         if let Ok(Left::Gone(summary)) = &left {
             crate::log::tell(format_args!("{summary}"));
         }
+        if matches!(&left, Ok(Left::Lost)) {
+            log::warn!("{}: the mount had ended before the command did", place.display());
+        }
         // A daemon that was killed leaves its mount, dead, and its directory, or only that.
         let cleared = match (&left, occupant::look(place)) {
             (Ok(Left::Stays), _) => Ok(()),

@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use rustix::fd::OwnedFd;
 
@@ -15,7 +16,7 @@ use super::process::ProcessId;
 use super::registry::{Key, MountId, PlaceLock, Record, Registered, Registry};
 use super::{MountPlan, join, unmount};
 use crate::error::{Error, Result};
-use crate::sync::{Arc, Mutex, Weak};
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 
 /// The mount of this process.
 pub(super) struct Mounted {
@@ -160,10 +161,19 @@ fn source(archives: &[PathBuf]) -> PathBuf {
 /// The hook lives as long as the process, so it must not keep the mount from being dropped.
 pub(super) fn unmount_on_panic(mount: Weak<Mounted>) {
     let usual = std::panic::take_hook();
+    let has_begun = AtomicBool::new(false);
     std::panic::set_hook(Box::new(move |panic| {
         usual(panic);
+        // What one thread runs into, others often do as well. The first unmounts, and to end this
+        // process meanwhile would leave the mount dead.
+        if has_begun.swap(true, Ordering::Relaxed) {
+            loop {
+                thread::park();
+            }
+        }
         if let Some(mount) = mount.upgrade() {
-            log::error!("{}: a fault in archfs itself, unmounting", mount.place.display());
+            let what = panic.to_string().replace('\n', " ");
+            log::error!("{}: a fault in archfs itself, unmounting: {what}", mount.place.display());
             // Whoever panicked may hold the lock; waiting for it would hang instead.
             if let Some(parts) = mount.parts.try_lock().and_then(|mut parts| parts.take()) {
                 drop(parts);
