@@ -3,7 +3,7 @@
 //! Owns making and undoing it in order: directory, mount, record; and how a fault in archfs itself
 //! ends it. Leaves when that is to `daemon`. Invariant: each part is undone once, the mount first.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -25,8 +25,15 @@ pub(super) struct Mounted {
     parts: Mutex<Option<Parts>>,
 }
 
+/// Descriptors kept for the end of the mount: a look at the mount table, a lock and a record, or
+/// fusermount with its pipes.
+const RESERVE: usize = 8;
+
 /// Undone in this order.
 struct Parts {
+    /// Closed first: undoing the rest opens files, also when holders or archives took all
+    /// descriptors that this process may have.
+    reserve: Vec<File>,
     /// `None` where somebody else mounted, who unmounts, too.
     attached: Option<Attached>,
     mountpoint: Option<Mountpoint>,
@@ -58,14 +65,15 @@ impl Mounted {
             place: place.to_owned(),
         };
         let registered = Some(record.write()?);
-        let parts = Parts { attached: Some(attached), mountpoint: Some(mountpoint), registered };
+        let (attached, mountpoint) = (Some(attached), Some(mountpoint));
+        let parts = Parts { reserve: reserve(), attached, mountpoint, registered };
         let place = place.to_owned();
         Ok((Arc::new(Self { place, parts: Mutex::new(Some(parts)) }), connection))
     }
 
     /// A mount that somebody else made, on `mountpoint` if that is ours to remove.
     pub(super) fn elsewhere(plan: &MountPlan, mountpoint: Option<Mountpoint>) -> Arc<Self> {
-        let parts = Parts { attached: None, mountpoint, registered: None };
+        let parts = Parts { reserve: reserve(), attached: None, mountpoint, registered: None };
         Arc::new(Self { place: plan.mountpoint.clone(), parts: Mutex::new(Some(parts)) })
     }
 
@@ -130,9 +138,11 @@ impl Mounted {
     /// Unmounts, lazily if somebody uses the mount, and undoes whatever else was done; does nothing
     /// the second time. What somebody else mounted, that one unmounts.
     pub(super) fn clear_up(&self) {
-        let Some(Parts { attached, mountpoint, registered }) = self.parts.lock().take() else {
+        let Some(Parts { reserve, attached, mountpoint, registered }) = self.parts.lock().take()
+        else {
             return;
         };
+        drop(reserve);
         // First of all: the rest of this process may not get to run.
         drop(attached);
         drop(mountpoint);
@@ -143,6 +153,10 @@ impl Mounted {
             let _ = unmount::forget(&self.place, lock);
         }
     }
+}
+
+fn reserve() -> Vec<File> {
+    (0..RESERVE).map_while(|_| File::open("/dev/null").ok()).collect()
 }
 
 /// What mount(8) shows as mounted: the archive, or the first one and how many more.
