@@ -7,6 +7,8 @@
 use crate::error::Result;
 
 mod archives;
+#[cfg(test)]
+mod faulty;
 mod file;
 #[cfg(test)]
 mod mem;
@@ -16,6 +18,8 @@ mod unlinked;
 mod window;
 
 pub use archives::{copied_len, copy, open_files, read_all};
+#[cfg(test)]
+pub use faulty::{Faults, FaultyStorage};
 pub use file::{FileStorage, Identity};
 #[cfg(test)]
 pub use mem::MemStorage;
