@@ -62,8 +62,10 @@ impl Group {
         match (self.bound, self.is_first_version) {
             (Bound::Threads, _) => set("pids.max").unwrap(),
             (Bound::Memory, true) => {
+                // With swap it is never the smaller one, so it is set before where both become
+                // larger and after where smaller. Kernels without that count have no such file.
+                let _ = set("memory.memsw.limit_in_bytes");
                 set("memory.limit_in_bytes").unwrap();
-                // Swap with it; kernels without that count have no such file.
                 let _ = set("memory.memsw.limit_in_bytes");
             }
             (Bound::Memory, false) => {
