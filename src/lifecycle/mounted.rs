@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 
@@ -28,6 +29,9 @@ pub(super) struct Mounted {
 /// Descriptors kept for the end of the mount: a look at the mount table, a lock and a record, or
 /// fusermount with its pipes.
 const RESERVE: usize = 8;
+
+/// How long a panic waits for others to let go of the mount.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Undone in this order.
 struct Parts {
@@ -188,9 +192,15 @@ pub(super) fn unmount_on_panic(mount: Weak<Mounted>) {
         if let Some(mount) = mount.upgrade() {
             let what = panic.to_string().replace('\n', " ");
             log::error!("{}: a fault in archfs itself, unmounting: {what}", mount.place.display());
-            // Whoever panicked may hold the lock; waiting for it would hang instead.
-            if let Some(parts) = mount.parts.try_lock().and_then(|mut parts| parts.take()) {
-                drop(parts);
+            // Whoever holds the lock looks at the mount table and lets go soon; but it may be the
+            // thread that panicked, so that to wait without end would hang.
+            let deadline = Instant::now() + LOCK_PATIENCE;
+            while Instant::now() < deadline {
+                if let Some(mut parts) = mount.parts.try_lock() {
+                    drop(parts.take());
+                    break;
+                }
+                thread::sleep(Duration::from_millis(1));
             }
         }
         std::process::exit(101);
