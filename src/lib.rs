@@ -2,7 +2,7 @@
 //!
 //! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
 //! formats -> { cache, codecs, storage }`, every layer on top of `error`, `units`, `sync`, `stats`,
-//! `log`, `memory`, `ordered` and `progress`. docs/ARCHITECTURE.md tells why.
+//! `log`, `memory`, `ordered`, `progress` and `inject`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;
@@ -10,6 +10,7 @@ pub mod codecs;
 pub mod error;
 pub mod formats;
 pub mod fuse;
+pub mod inject;
 pub mod lifecycle;
 pub mod log;
 pub mod memory;

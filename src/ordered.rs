@@ -35,9 +35,9 @@ pub fn ordered<R: Send>(
     let opened = Condvar::new();
     thread::scope(|scope| {
         let (sender, results) = sync_channel(ahead);
-        for _ in 0..threads {
+        let start = |_: &usize| {
             let (sender, gate, opened, work) = (sender.clone(), &gate, &opened, &work);
-            scope.spawn(move || {
+            let run = move || {
                 // A panic in `work` must let the others end, too.
                 let _close = Close { gate, opened };
                 while let Some(nth) = begin(gate, opened, count) {
@@ -45,7 +45,13 @@ pub fn ordered<R: Send>(
                         return;
                     }
                 }
-            });
+            };
+            thread::Builder::new().spawn_scoped(scope, run).is_ok()
+        };
+        // At a limit of processes there are fewer, and without any it is done here.
+        if (0..threads).take_while(start).count() == 0 {
+            let _ = (0..count).try_for_each(|nth| take(nth, work(nth)));
+            return;
         }
         drop(sender);
         // A panic in `take` must let the threads end, too.

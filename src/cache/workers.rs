@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
+use crate::inject;
 use crate::sync::{Arc, Condvar, Mutex, Weak};
 
 /// Requests that may wait.
@@ -140,6 +141,7 @@ impl Queue {
     /// Does what is asked until nothing was for a while.
     fn work(&self) {
         while let Some(Request { by, file, range }) = self.next() {
+            inject::panic_at("ahead");
             if let Some(by) = by.upgrade() {
                 by.fetch(file, range);
             }

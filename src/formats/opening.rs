@@ -17,6 +17,9 @@ use crate::storage::{FileStorage, Metered, Storage, Window};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 use crate::vfs::{Fault, Layer, Subject, Tree, View};
 
+#[cfg(test)]
+mod faults;
+
 /// How the memory for decoded blocks is shared out.
 pub(super) struct Memory {
     /// Chunks of compressed tars, of all of them: which one is read next nobody knows.

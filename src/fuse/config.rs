@@ -74,8 +74,31 @@ pub struct SessionShape {
 /// More threads than processors, because a thread waits while a slow parallel file system answers;
 /// at least 32, so that the readers of a small node wait side by side and not for each other (a
 /// thread that waits costs next to nothing: docs/bench); at most 256, since each costs a stack and
-/// a request buffer.
-pub fn session_shape(processors: usize, threads: Option<usize>) -> SessionShape {
-    let usual = (processors.saturating_mul(2)).clamp(32, 256);
+/// a request buffer. Each keeps the memory of its largest answer and of a decoder, some 2 MiB, so
+/// in a job that may take little `memory` (bytes) there are fewer: they take a quarter of it.
+pub fn session_shape(
+    processors: usize,
+    memory: Option<u64>,
+    threads: Option<usize>,
+) -> SessionShape {
+    let affordable = usize::try_from(memory.unwrap_or(u64::MAX) / (8 << 20)).unwrap_or(usize::MAX);
+    let usual = (processors.saturating_mul(2)).clamp(32, 256).min(affordable.max(4));
     SessionShape { threads: threads.unwrap_or(usual).max(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_many_unless_memory_is_short_or_a_person_chose() {
+        let threads =
+            |processors, memory, chosen| session_shape(processors, memory, chosen).threads;
+        assert_eq!(threads(2, None, None), 32);
+        assert_eq!(threads(64, Some(256 << 30), None), 128);
+        assert_eq!(threads(64, Some(256 << 20), None), 32);
+        assert_eq!(threads(2, Some(64 << 20), None), 8);
+        assert_eq!(threads(2, Some(1 << 20), None), 4);
+        assert_eq!(threads(2, Some(1 << 20), Some(50)), 50);
+    }
 }

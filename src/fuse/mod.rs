@@ -24,6 +24,7 @@ use fuser::{
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
+use crate::inject;
 use crate::stats::{Operation, Stats};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots};
@@ -132,6 +133,7 @@ impl Filesystem for ArchiveFilesystem {
         _lock: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        inject::panic_at("read");
         let request = self.stats.begin(Operation::Read);
         let ino = ino_or_reply!(ino, reply);
         SCRATCH.with_borrow_mut(|scratch| match self.tree.read(ino, offset, size, scratch) {

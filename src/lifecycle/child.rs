@@ -183,6 +183,9 @@ impl Lease {
         if let Ok(Left::Gone(summary)) = &left {
             crate::log::tell(format_args!("{summary}"));
         }
+        if matches!(&left, Ok(Left::Lost)) {
+            log::warn!("{}: the mount had ended before the command did", place.display());
+        }
         // A daemon that was killed leaves its mount, dead, and its directory, or only that.
         let cleared = match (&left, occupant::look(place)) {
             (Ok(Left::Stays), _) => Ok(()),
@@ -231,7 +234,7 @@ fn execute(
     let asked = AtomicBool::new(false);
     let handle = signals.handle();
     let status = thread::scope(|scope| {
-        scope.spawn(|| {
+        let pass_on = || {
             for origin in &mut signals {
                 let ends = matches!(origin.signal, SIGTERM | SIGINT | SIGHUP);
                 asked.fetch_or(ends, Ordering::Relaxed);
@@ -244,7 +247,10 @@ fn execute(
                     let _ = kill_process(pid, signal);
                 }
             }
-        });
+        };
+        if let Err(error) = thread::Builder::new().spawn_scoped(scope, pass_on) {
+            log::warn!("signals are not passed on: {error}");
+        }
         let status = reap(pid);
         has_ended.store(true, Ordering::Relaxed);
         wait_for_leftovers(place, &asked);

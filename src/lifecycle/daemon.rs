@@ -29,6 +29,7 @@ use crate::cache;
 use crate::error::{Error, Result};
 use crate::formats::{self, OpenOptions};
 use crate::fuse::{ArchiveFilesystem, session_shape};
+use crate::memory;
 use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -245,7 +246,7 @@ impl Daemon {
         unmount_on_panic(Arc::downgrade(&mount));
         let listener = mount.listen()?;
         let processors = thread::available_parallelism().map_or(1, usize::from);
-        let shape = session_shape(processors, plan.threads);
+        let shape = session_shape(processors, memory::limit(), plan.threads);
         let release = Release::new(&tree, &stats, plan.cache_idle, session_end.waker()?);
         let filesystem = ArchiveFilesystem::new(tree, Arc::clone(&stats), plan.terms.idle);
         let session = session::start(filesystem, connection, shape, session_end)?;

@@ -3,9 +3,11 @@
 //! Owns making and undoing it in order: directory, mount, record; and how a fault in archfs itself
 //! ends it. Leaves when that is to `daemon`. Invariant: each part is undone once, the mount first.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 
@@ -15,7 +17,7 @@ use super::process::ProcessId;
 use super::registry::{Key, MountId, PlaceLock, Record, Registered, Registry};
 use super::{MountPlan, join, unmount};
 use crate::error::{Error, Result};
-use crate::sync::{Arc, Mutex, Weak};
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 
 /// The mount of this process.
 pub(super) struct Mounted {
@@ -24,8 +26,18 @@ pub(super) struct Mounted {
     parts: Mutex<Option<Parts>>,
 }
 
+/// Descriptors kept for the end of the mount: a look at the mount table, a lock and a record, or
+/// fusermount with its pipes.
+const RESERVE: usize = 8;
+
+/// How long a panic waits for others to let go of the mount.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Undone in this order.
 struct Parts {
+    /// Closed first: undoing the rest opens files, also when holders or archives took all
+    /// descriptors that this process may have.
+    reserve: Vec<File>,
     /// `None` where somebody else mounted, who unmounts, too.
     attached: Option<Attached>,
     mountpoint: Option<Mountpoint>,
@@ -57,14 +69,15 @@ impl Mounted {
             place: place.to_owned(),
         };
         let registered = Some(record.write()?);
-        let parts = Parts { attached: Some(attached), mountpoint: Some(mountpoint), registered };
+        let (attached, mountpoint) = (Some(attached), Some(mountpoint));
+        let parts = Parts { reserve: reserve(), attached, mountpoint, registered };
         let place = place.to_owned();
         Ok((Arc::new(Self { place, parts: Mutex::new(Some(parts)) }), connection))
     }
 
     /// A mount that somebody else made, on `mountpoint` if that is ours to remove.
     pub(super) fn elsewhere(plan: &MountPlan, mountpoint: Option<Mountpoint>) -> Arc<Self> {
-        let parts = Parts { attached: None, mountpoint, registered: None };
+        let parts = Parts { reserve: reserve(), attached: None, mountpoint, registered: None };
         Arc::new(Self { place: plan.mountpoint.clone(), parts: Mutex::new(Some(parts)) })
     }
 
@@ -129,9 +142,11 @@ impl Mounted {
     /// Unmounts, lazily if somebody uses the mount, and undoes whatever else was done; does nothing
     /// the second time. What somebody else mounted, that one unmounts.
     pub(super) fn clear_up(&self) {
-        let Some(Parts { attached, mountpoint, registered }) = self.parts.lock().take() else {
+        let Some(Parts { reserve, attached, mountpoint, registered }) = self.parts.lock().take()
+        else {
             return;
         };
+        drop(reserve);
         // First of all: the rest of this process may not get to run.
         drop(attached);
         drop(mountpoint);
@@ -142,6 +157,10 @@ impl Mounted {
             let _ = unmount::forget(&self.place, lock);
         }
     }
+}
+
+fn reserve() -> Vec<File> {
+    (0..RESERVE).map_while(|_| File::open("/dev/null").ok()).collect()
 }
 
 /// What mount(8) shows as mounted: the archive, or the first one and how many more.
@@ -160,13 +179,28 @@ fn source(archives: &[PathBuf]) -> PathBuf {
 /// The hook lives as long as the process, so it must not keep the mount from being dropped.
 pub(super) fn unmount_on_panic(mount: Weak<Mounted>) {
     let usual = std::panic::take_hook();
+    let has_begun = AtomicBool::new(false);
     std::panic::set_hook(Box::new(move |panic| {
         usual(panic);
+        // What one thread runs into, others often do as well. The first unmounts, and to end this
+        // process meanwhile would leave the mount dead.
+        if has_begun.swap(true, Ordering::Relaxed) {
+            loop {
+                thread::park();
+            }
+        }
         if let Some(mount) = mount.upgrade() {
-            log::error!("{}: a fault in archfs itself, unmounting", mount.place.display());
-            // Whoever panicked may hold the lock; waiting for it would hang instead.
-            if let Some(parts) = mount.parts.try_lock().and_then(|mut parts| parts.take()) {
-                drop(parts);
+            let what = panic.to_string().replace('\n', " ");
+            log::error!("{}: a fault in archfs itself, unmounting: {what}", mount.place.display());
+            // Whoever holds the lock looks at the mount table and lets go soon; but it may be the
+            // thread that panicked, so that to wait without end would hang.
+            let deadline = Instant::now() + LOCK_PATIENCE;
+            while Instant::now() < deadline {
+                if let Some(mut parts) = mount.parts.try_lock() {
+                    drop(parts.take());
+                    break;
+                }
+                thread::sleep(Duration::from_millis(1));
             }
         }
         std::process::exit(101);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::quiet::{Quiet, Step};
 use super::trim::trim;
+use crate::inject;
 use crate::stats::Stats;
 use crate::sync::{Arc, AtomicBool, Ordering, Weak};
 use crate::units::{show_duration, show_size};
@@ -80,6 +81,7 @@ fn release(tree: &Weak<dyn Tree>, stats: &Stats, idle: Duration) {
         let totals = stats.totals();
         totals.metadata.held_bytes.saturating_add(totals.data.held_bytes)
     };
+    inject::panic_at("release");
     let before = held();
     if let Some(tree) = tree.upgrade() {
         tree.release();

@@ -82,7 +82,10 @@ pub(super) fn watch(ignored: Ignored) -> Result<(Wakes, SessionEnd)> {
         ctrlc::set_handler(move || {
             let _ = interrupt.write_all(&[AT_ONCE]);
         })
-        .map_err(|error| failed(io::Error::other(error)))?;
+        .map_err(|error| match error {
+            ctrlc::Error::System(error) => failed(error),
+            error => failed(io::Error::other(error)),
+        })?;
     }
     let (asked, sender) = UnixStream::pair().map_err(failed)?;
     asked.set_nonblocking(true).map_err(failed)?;

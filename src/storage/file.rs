@@ -76,7 +76,7 @@ impl FileStorage {
     pub fn open_in(path: &Path, pool: &Arc<FilePool>) -> Result<Self> {
         let (file, identity) = opened(path)?;
         let slot = Arc::new(Mutex::new(None));
-        pool.file(&slot, || Ok(file))?;
+        pool.keep(&slot, file);
         let handle = Handle::Pooled(Arc::clone(pool), slot);
         Ok(Self { handle, path: path.to_owned(), identity })
     }

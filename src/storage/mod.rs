@@ -8,6 +8,8 @@
 use crate::error::Result;
 
 mod archives;
+#[cfg(test)]
+mod faulty;
 mod file;
 #[cfg(any(test, fuzzing))]
 mod mem;
@@ -18,6 +20,8 @@ mod unlinked;
 mod window;
 
 pub use archives::{copied_len, copy, open_files, read_all};
+#[cfg(test)]
+pub use faulty::{Faults, FaultyStorage};
 pub use file::{FileStorage, Identity};
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;

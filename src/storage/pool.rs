@@ -6,11 +6,16 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io;
 
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::{Arc, Mutex, Weak};
+
+/// Descriptors that a process needs besides the archives.
+const OTHERS: u64 = 32;
 
 /// A file's place in a pool: open or not. Guards nothing but the handle; taken with no other lock
 /// held, and never over I/O.
@@ -32,10 +37,11 @@ impl FilePool {
     }
 
     /// How many files a pool may have open in this process: half of what the system allows, since
-    /// connections, threads and libraries need some, too.
+    /// connections, threads and libraries need some, too, and these a certain number at least.
     pub fn room() -> usize {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        usize::try_from(limit / 2).unwrap_or(usize::MAX)
+        let room = (limit / 2).min(limit.saturating_sub(OTHERS));
+        usize::try_from(room).unwrap_or(usize::MAX)
     }
 
     /// Asks the system for as many open files as this process may ask for.
@@ -49,28 +55,66 @@ impl FilePool {
     pub(super) fn file(
         &self,
         slot: &Arc<Slot>,
-        open: impl FnOnce() -> Result<File>,
+        open: impl Fn() -> Result<File>,
     ) -> Result<Arc<File>> {
         if let Some(file) = slot.lock().as_ref() {
             return Ok(Arc::clone(file));
         }
-        let file = Arc::new(open()?);
+        // Who else took all descriptors, such as holders of the mount, shall not cost a reader his
+        // file while this pool has others.
+        let file = loop {
+            match open() {
+                Ok(file) => break file,
+                Err(error) if is_out_of_descriptors(&error) && self.close_oldest() => {}
+                Err(error) => return Err(error),
+            }
+        };
+        Ok(self.keep(slot, file))
+    }
+
+    /// Has `slot` hold `file`, and closes another where there are too many.
+    pub(super) fn keep(&self, slot: &Arc<Slot>, file: File) -> Arc<File> {
+        let file = Arc::new(file);
         // Somebody else may have been quicker; then this file closes again.
         let mut held = slot.lock();
         if let Some(file) = held.as_ref() {
-            return Ok(Arc::clone(file));
+            return Arc::clone(file);
         }
         *held = Some(Arc::clone(&file));
         drop(held);
-        let oldest = {
+        let is_full = {
             let mut open = self.open.lock();
             open.push_back(Arc::downgrade(slot));
-            if open.len() > self.limit { open.pop_front() } else { None }
+            open.len() > self.limit
         };
-        let closing = oldest.and_then(|slot| slot.upgrade()).and_then(|slot| slot.lock().take());
-        drop(closing);
-        Ok(file)
+        if is_full {
+            self.close_oldest();
+        }
+        file
     }
+
+    /// Closes the file that was opened first; tells whether there was one.
+    fn close_oldest(&self) -> bool {
+        let Some(oldest) = self.open.lock().pop_front() else {
+            return false;
+        };
+        let closing = oldest.upgrade().and_then(|slot| slot.lock().take());
+        drop(closing);
+        true
+    }
+}
+
+/// Whether `error` is that this process, or the node, may have no more files open.
+fn is_out_of_descriptors(error: &Error) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = cause {
+        let number = error.downcast_ref::<io::Error>().and_then(Errno::from_io_error);
+        if matches!(number, Some(Errno::MFILE | Errno::NFILE)) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 #[cfg(test)]
@@ -110,6 +154,39 @@ mod tests {
         });
         // Other tests of this process have files open, too.
         assert!(open_files() < before + 100, "{} open", open_files());
+    }
+
+    #[test]
+    fn closes_files_of_its_own_where_others_took_all_descriptors() {
+        let work = tempfile::tempdir().unwrap();
+        let pool = FilePool::new(3);
+        let paths: Vec<_> = (0..4).map(|number| work.path().join(number.to_string())).collect();
+        let open = |path: &std::path::PathBuf| {
+            std::fs::write(path, "x").unwrap();
+            FileStorage::open_in(path, &pool).unwrap()
+        };
+        let files: Vec<_> = paths.iter().map(open).collect();
+        let tries = std::cell::Cell::new(0);
+        let refuse_twice = || {
+            tries.set(tries.get() + 1);
+            match tries.get() {
+                1 | 2 => {
+                    let refused = Error::io("can not open", Errno::MFILE.into());
+                    Err(Error::new(Kind::Io, "again").with_source(refused))
+                }
+                _ => Ok(File::open(&paths[0]).unwrap()),
+            }
+        };
+        let slot = Arc::new(Slot::default());
+        pool.file(&slot, refuse_twice).unwrap();
+        assert_eq!((tries.get(), pool.open.lock().len()), (3, 2));
+        // What it closed it opens again; with nothing left to close the error is told.
+        files.iter().for_each(|file| file.read_exact_at(&mut [0], 0).unwrap());
+        let refuse = || Err(Error::io("can not open", Errno::MFILE.into()));
+        let error = pool.file(&Arc::new(Slot::default()), refuse).unwrap_err();
+        assert!(error.to_string().contains("Too many open files"), "{error}");
+        assert_eq!(pool.open.lock().len(), 0);
+        files.iter().for_each(|file| file.read_exact_at(&mut [0], 0).unwrap());
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+pub mod cgroup;
+pub mod faulty;
 pub mod image;
 pub mod mount;
 pub mod pack;

@@ -16,11 +16,16 @@ use super::survey::Found;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::formats::limits::{BZIP2_JOINS_MAX, CHUNK_TARGET};
+use crate::memory;
 use crate::storage::Storage;
 use crate::sync::Arc;
 
 /// Extents that wait for each thread or are decoded by it.
 const AHEAD: usize = 2;
+
+/// Memory that one thread may take, bytes: the extent it is at, with its window and what is read of
+/// it, and those that wait to be taken, of `GIANT_CHUNK_MAX` each.
+const WORKER_MEMORY: u64 = 256 << 20;
 
 /// The largest piece that is delivered, bytes; a larger chunk comes in several.
 const PIECE_MAX: usize = 4 << 20;
@@ -122,11 +127,13 @@ impl Pipeline {
         storage: Arc<dyn Storage>,
         walk: Box<dyn Walk>,
     ) -> Result<Self> {
-        let count = thread::available_parallelism().map_or(1, usize::from);
-        let workers = (0..count).map(|_| Worker::start(container, Arc::clone(&storage)));
+        // At a limit of processes those that there are do it.
+        let mut workers = vec![Worker::start(container, Arc::clone(&storage))?];
+        let more = (1..count()).map_while(|_| Worker::start(container, Arc::clone(&storage)).ok());
+        workers.extend(more);
         Ok(Self {
             container,
-            workers: workers.collect::<Result<_>>()?,
+            workers,
             storage,
             walk,
             sent: 0,
@@ -290,6 +297,13 @@ impl Pipeline {
 fn worker(workers: &mut [Worker], count: usize) -> Result<&mut Worker> {
     let turn = count.checked_rem(workers.len()).unwrap_or(0);
     workers.get_mut(turn).ok_or_else(gone)
+}
+
+/// How many threads decode: one a processor, as far as the job may take so much memory.
+fn count() -> usize {
+    let affordable = memory::limit().map_or(u64::MAX, |limit| limit / WORKER_MEMORY);
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    processors.min(usize::try_from(affordable).unwrap_or(usize::MAX)).max(1)
 }
 
 /// A thread that decodes extents.

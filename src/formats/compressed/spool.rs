@@ -3,7 +3,8 @@
 //! Owns the thread that decodes, the unlinked file it writes, and the waiting of readers who are
 //! ahead of it; leaves decoding to `forward`.
 //! Invariants: bytes below `written` never change; whoever waits is woken when there are more, when
-//! there will be no more, and when that is an error, which every reader past it is told.
+//! there will be no more, and when that is an error, which every reader past it is told. An error
+//! of the storage is not for ever: the next who reads past it has the file decoded anew.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -43,6 +44,10 @@ struct State {
     written: u64,
     ended: bool,
     failure: Option<Failure>,
+    /// How often the storage failed.
+    faults: u64,
+    /// Whether the thread waits, after such a fault, for somebody who wants it to try again.
+    rests: bool,
 }
 
 /// A temporary file, the directory it is in, and how large it may become, bytes.
@@ -91,7 +96,7 @@ impl Spool {
         container: Container,
         room: Room<'_>,
     ) -> Result<Self> {
-        let forward = Forward::new(name, storage, container)?;
+        let forward = Forward::new(name, Arc::clone(&storage), container)?;
         let over = room.exceeded(container);
         let Room { file, limit, .. } = room;
         let shared = Arc::new(Shared {
@@ -104,7 +109,9 @@ impl Spool {
             garbage: OnceLock::new(),
         });
         let filled = Arc::clone(&shared);
-        let work = move || filled.fill(forward, limit, over);
+        let name = name.to_owned();
+        let again = move || Forward::new(&name, Arc::clone(&storage), container);
+        let work = move || filled.fill(forward, again, limit, &over);
         let thread = thread::Builder::new().name("archfs-spool".into()).spawn(work);
         let thread = thread.map_err(|error| Error::io("starting a decoding thread", error))?;
         Ok(Self { shared, thread: Some(thread) })
@@ -154,7 +161,12 @@ impl Spool {
 
 impl Drop for Spool {
     fn drop(&mut self) {
-        self.shared.stopped.store(true, Ordering::Relaxed);
+        {
+            // Held, so that a thread about to rest does not miss it.
+            let _state = self.shared.state.lock();
+            self.shared.stopped.store(true, Ordering::Relaxed);
+        }
+        self.shared.grown.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -162,10 +174,35 @@ impl Drop for Spool {
 }
 
 impl Shared {
-    /// Decodes until the end, an error, or being told to stop.
-    fn fill(&self, mut forward: Forward, limit: u64, over: Failure) {
+    /// Decodes until the end, an error that stays, or being told to stop.
+    fn fill(
+        &self,
+        mut forward: Forward,
+        again: impl Fn() -> Result<Forward>,
+        limit: u64,
+        over: &Failure,
+    ) {
         let ending = Ending(self);
-        let mut written = 0_u64;
+        loop {
+            let failure = match self.decode(&mut forward, limit, over) {
+                Ok(()) => return self.state.lock().failure = None,
+                Err(Fault::Stays(failure)) => return ending.fail(failure),
+                Err(Fault::MayPass(failure)) => failure,
+            };
+            if !self.rest(failure) {
+                return;
+            }
+            forward = match again() {
+                Ok(forward) => forward,
+                Err(error) => return ending.fail(Failure::of(&error)),
+            };
+        }
+    }
+
+    /// Decodes from the start, and writes what is not written yet.
+    fn decode(&self, forward: &mut Forward, limit: u64, over: &Failure) -> Fallible<()> {
+        let mut written = self.state.lock().written;
+        let mut at = 0_u64;
         while !self.stopped.load(Ordering::Relaxed) {
             let piece = match forward.next() {
                 Ok(Some(piece)) => piece,
@@ -178,30 +215,61 @@ impl Shared {
                 }
                 Err(error) => {
                     self.sure.store(forward.sure(error.kind()), Ordering::Relaxed);
-                    let hint = error.hint().map(str::to_owned);
-                    let context = error.to_string();
-                    return ending.fail(Failure { kind: error.kind(), context, hint });
+                    let failure = Failure::of(&error);
+                    return Err(match error.kind() {
+                        Kind::Io => Fault::MayPass(failure),
+                        _ => Fault::Stays(failure),
+                    });
                 }
             };
-            let end = written.saturating_add(length(piece.len()));
+            let end = at.saturating_add(length(piece.len()));
             if end > limit {
-                return ending.fail(over);
+                return Err(Fault::Stays(over.clone()));
             }
-            if let Err(error) = self.file.write_all_at(&piece, written) {
-                let context = format!("writing a temporary file: {error}");
-                return ending.fail(Failure { kind: Kind::Io, context, hint: over.hint });
+            let known = index(written.saturating_sub(at));
+            if let Some(new) = piece.get(known..).filter(|new| !new.is_empty()) {
+                if let Err(error) = self.file.write_all_at(new, written) {
+                    let context = format!("writing a temporary file: {error}");
+                    let hint = over.hint.clone();
+                    return Err(Fault::Stays(Failure { kind: Kind::Io, context, hint }));
+                }
+                written = end;
             }
-            written = end;
+            at = end;
             self.position.store(forward.position(), Ordering::Relaxed);
             self.state.lock().written = written;
             self.grown.notify_all();
         }
+        Ok(())
+    }
+
+    /// Tells all who wait of a fault of the storage, and waits until somebody reads past it again;
+    /// `false` where nobody will.
+    fn rest(&self, failure: Failure) -> bool {
+        let mut state = self.state.lock();
+        state.failure = Some(failure);
+        state.faults = state.faults.wrapping_add(1);
+        state.rests = true;
+        self.grown.notify_all();
+        while state.rests && !self.stopped.load(Ordering::Relaxed) {
+            self.grown.wait(&mut state);
+        }
+        !self.stopped.load(Ordering::Relaxed)
     }
 
     /// Waits until `end` bytes are written or no more will be; tells how many are.
     fn wait(&self, end: u64) -> u64 {
         let mut state = self.state.lock();
+        let before = state.faults;
         while state.written < end && !state.ended {
+            if state.rests {
+                if state.faults != before {
+                    break;
+                }
+                // That fault was told to others, and may have passed.
+                state.rests = false;
+                self.grown.notify_all();
+            }
             self.grown.wait(&mut state);
         }
         state.written
@@ -209,6 +277,23 @@ impl Shared {
 
     fn failure(&self) -> Option<Error> {
         self.state.lock().failure.clone().map(Error::from)
+    }
+}
+
+/// What ended a decoding.
+enum Fault {
+    /// Of the storage: to be tried again.
+    MayPass(Failure),
+    /// Of the bytes or the temporary file.
+    Stays(Failure),
+}
+
+type Fallible<T> = std::result::Result<T, Fault>;
+
+impl Failure {
+    fn of(error: &Error) -> Self {
+        let hint = error.hint().map(str::to_owned);
+        Self { kind: error.kind(), context: error.to_string(), hint }
     }
 }
 
@@ -279,5 +364,60 @@ pub(super) fn unit(container: Container) -> &'static str {
         Container::Xz => "an xz block of more than 64 MiB",
         Container::Zstd => "a zstd frame of more than 64 MiB",
         Container::Lz4 => "an lz4 frame of linked blocks of more than 64 MiB",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::{Faults, FaultyStorage, MemStorage};
+
+    #[test]
+    fn a_fault_of_the_storage_is_told_to_all_who_wait_and_to_nobody_later() {
+        let plain: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+        let packed = zstd::bulk::compress(&plain, 1).unwrap();
+        let half = packed.len() as u64 / 2;
+        let storage = Arc::new(FaultyStorage::new(Arc::new(MemStorage::new(packed)), 1));
+        let directory = std::env::temp_dir();
+        let file = unlinked(&directory).unwrap();
+        let room = Room { file, directory: &directory, limit: u64::MAX };
+        storage.set(Faults { failing: 1, from: half, ..Faults::default() });
+        let spool =
+            Spool::within("x", Arc::<FaultyStorage>::clone(&storage), Container::Zstd, room);
+        let spool = spool.unwrap();
+        let last = plain.len() as u64 - 4;
+        for _ in 0..2 {
+            let errors: Vec<_> = thread::scope(|scope| {
+                let read = || spool.read_exact_at(&mut [0; 4], last);
+                let readers: Vec<_> = (0..8).map(|_| scope.spawn(read)).collect();
+                readers.into_iter().map(|reader| reader.join().unwrap()).collect()
+            });
+            for error in errors {
+                let error = error.unwrap_err();
+                assert_eq!(error.kind(), Kind::Io, "{error}");
+                assert!(error.to_string().contains("injected fault"), "{error}");
+            }
+            // What comes before is there.
+            let mut first = [0; 4];
+            spool.read_exact_at(&mut first, 400).unwrap();
+            assert_eq!(first, 100_u32.to_le_bytes());
+        }
+        storage.set(Faults::default());
+        let mut found = vec![0; plain.len()];
+        spool.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == plain);
+        assert!(spool.piece(plain.len() as u64).unwrap().is_none(), "the end is no error");
+    }
+
+    #[test]
+    fn a_thread_that_rests_after_a_fault_ends_with_its_spool() {
+        let storage = Arc::new(FaultyStorage::new(Arc::new(MemStorage::new(vec![0; 100])), 1));
+        storage.set(Faults { failing: 1, ..Faults::default() });
+        let directory = std::env::temp_dir();
+        let file = unlinked(&directory).unwrap();
+        let room = Room { file, directory: &directory, limit: u64::MAX };
+        let spool = Spool::within("x", storage, Container::Zstd, room).unwrap();
+        assert_eq!(spool.piece(0).unwrap_err().kind(), Kind::Io);
+        drop(spool);
     }
 }

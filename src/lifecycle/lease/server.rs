@@ -13,6 +13,7 @@ use rustix::process::geteuid;
 
 use super::message::{Answer, HolderStatus, REQUEST_MAX, Request, Status};
 use crate::error::{Error, Result};
+use crate::inject;
 use crate::lifecycle::process::{ProcessId, Watch};
 
 /// Connections at a time; more are turned away. A task of a node needs one.
@@ -214,7 +215,10 @@ impl Leases {
                 let status = serde_json::to_string(&self.status()).unwrap_or_default();
                 return self.clients[at].say(&(status + "\n"));
             }
-            Request::Numbers => return self.clients[at].say(&(numbers() + "\n")),
+            Request::Numbers => {
+                inject::panic_at("lease");
+                return self.clients[at].say(&(numbers() + "\n"));
+            }
             Request::Leave => {
                 self.clients[at].lease = Lease::Leaving;
                 return;

@@ -1,0 +1,507 @@
+//! An archive that can not be read as before while it is mounted: its file system fails, hangs or
+//! goes, and it is truncated, replaced, rewritten or deleted.
+//!
+//! Owns what a reader of the mount sees then: the bytes that were packed, or EIO; nothing else, and
+//! nothing that outlasts the fault. Faults in the order of single reads are beside the code
+//! (`formats/opening/faults.rs`).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{Advice, fadvise};
+
+mod support;
+
+use support::faulty::{Fault, Faulty};
+use support::mount::{CleanUp, Mounted, is_mounted};
+use support::stage::said;
+use support::{archfs, can_mount, image, run, source, tar, work_folder};
+
+/// Length of each packed file: some blocks of an image, and a tail.
+const LEN: usize = 300_000;
+
+/// What was packed, by name.
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// A folder with files that compress a little, and what they hold.
+fn packed(work: &Path) -> (PathBuf, Files) {
+    let folder = work.join("source");
+    fs::create_dir(&folder).unwrap();
+    let make = |number: u64| {
+        let noise = source::noise(number + 1, LEN / 2);
+        let bytes: Vec<u8> = noise.iter().flat_map(|byte| [*byte, b'x']).collect();
+        let name = format!("file-{number:02}");
+        fs::write(folder.join(&name), &bytes).unwrap();
+        (name, bytes)
+    };
+    let files = (0..12).map(make).collect();
+    (folder, files)
+}
+
+/// The kinds of archive that are read in different ways. All others are read as the last.
+const KINDS: [&str; 4] = ["sqfs", "tar", "tar.gz", "tar.xz"];
+
+fn archive(work: &Path, folder: &Path, kind: &str) -> PathBuf {
+    if kind == "sqfs" {
+        return image::make(work, "data.sqfs", folder, &["-comp", "zstd"]);
+    }
+    let stored = work.join("data.tar");
+    tar::pack(&stored, folder);
+    let program = match kind {
+        "tar" => return stored,
+        "tar.gz" => "gzip -1 -c",
+        _ => "xz -0 -T0 --block-size=500KiB -c",
+    };
+    let target = work.join(format!("data.{kind}"));
+    let line = format!("{program} < \"$1\" > \"$2\"");
+    run(Command::new("bash").args(["-ec", &line, "bash"]).arg(stored).arg(&target));
+    target
+}
+
+/// Reads a file, not what the kernel has of it.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    fadvise(&file, 0, None, Advice::DontNeed)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map(|_| bytes)
+}
+
+/// Threads that read at once.
+const READERS: usize = 4;
+
+/// Reads all files by each of several threads; how many reads failed. What did not is right, and what
+/// did is EIO.
+fn read_all(place: &Path, files: &Files) -> usize {
+    let (sender, results) = channel();
+    for reader in 0..READERS {
+        let (sender, place, files) = (sender.clone(), place.to_owned(), files.clone());
+        thread::spawn(move || {
+            let mut failed = 0;
+            for (name, expected) in files.iter().cycle().skip(3 * reader).take(files.len()) {
+                match read(&place.join(name)) {
+                    Ok(found) => assert!(found == *expected, "{name}: other bytes than packed"),
+                    Err(error) => {
+                        let number = error.raw_os_error();
+                        assert_eq!(number, Some(libc::EIO), "{name}: {error}");
+                        failed += 1;
+                    }
+                }
+            }
+            let _ = sender.send(failed);
+        });
+    }
+    drop(sender);
+    let limit = Duration::from_secs(60);
+    (0..READERS)
+        .map(|_| results.recv_timeout(limit).expect("no reader hangs or sees wrong bytes"))
+        .sum()
+}
+
+/// Each kind of archive, on a file system that can fail, mounted.
+fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let (folder, files) = packed(work.path());
+    for kind in KINDS {
+        let archive = archive(work.path(), &folder, kind);
+        let faulty = Faulty::new(&archive, &work.path().join(format!("faulty-{kind}")));
+        let place = work.path().join("mount");
+        // The least cache there is, so that what is read comes from the archive.
+        let mount = Mounted::archfs(faulty.file(), &place, &["--cache", "1M"]);
+        let daemon = mount.daemon();
+        check(kind, &faulty, &mount, &files);
+        assert_eq!(mount.daemon(), daemon, "{kind}: the same daemon serves");
+    }
+}
+
+#[test]
+fn while_reads_fail_each_file_is_right_or_eio_and_afterwards_right() {
+    on_a_faulty_file_system(|kind, faulty, mount, files| {
+        for one_in in [1, 2, 5] {
+            faulty.set(Fault::Failing(one_in));
+            let before = faulty.failed();
+            let failed = read_all(mount.path(), files);
+            assert!(faulty.failed() > before, "{kind}: one in {one_in}");
+            // Of few reads none may have been a fifth one.
+            assert!(failed > 0 || one_in == 5, "{kind}: one in {one_in}");
+            faulty.set(Fault::None);
+            assert_eq!(read_all(mount.path(), files), 0, "{kind}: no error is remembered");
+        }
+    });
+}
+
+#[test]
+fn reads_that_are_short_or_interrupted_are_gone_on_with() {
+    on_a_faulty_file_system(|kind, faulty, mount, files| {
+        for fault in [Fault::Halves, Fault::Interrupted] {
+            faulty.set(fault);
+            let before = faulty.failed();
+            assert_eq!(read_all(mount.path(), files), 0, "{kind}: {fault:?}");
+            assert!(faulty.failed() > before, "{kind}: {fault:?}");
+            // Opening as well.
+            let list = archfs().arg("ls").arg(faulty.file()).output().unwrap();
+            assert_eq!(list.stdout.iter().filter(|&&byte| byte == b'\n').count(), files.len());
+        }
+    });
+}
+
+#[test]
+fn a_file_system_that_hangs_holds_up_readers_until_it_goes_on() {
+    on_a_faulty_file_system(|kind, faulty, mount, files| {
+        let (name, expected) = files.iter().next().unwrap();
+        let last = files.keys().next_back().unwrap();
+        let cached = mount.path().join(last);
+        assert!(fs::read(&cached).unwrap() == files[last]);
+        faulty.set(Fault::Hanging);
+        let before = faulty.reads();
+        let path = mount.path().join(name);
+        let reader = thread::spawn(move || read(&path).unwrap());
+        support::wait_until("the archive is read", || faulty.reads() > before);
+        // Who needs nothing of the archive goes on, and the daemon answers.
+        assert!(fs::read(&cached).unwrap() == files[last], "{kind}");
+        run(archfs().arg("stats").arg(mount.path()));
+        assert!(!reader.is_finished());
+        faulty.set(Fault::None);
+        assert!(reader.join().unwrap() == *expected, "{kind}");
+    });
+}
+
+#[test]
+fn a_file_system_whose_server_has_died_gives_eio() {
+    on_a_faulty_file_system(|kind, faulty, mount, files| {
+        faulty.abort();
+        let reads = READERS * files.len();
+        assert_eq!(read_all(mount.path(), files), reads, "{kind}: all give EIO, none ENOTCONN");
+    });
+}
+
+#[test]
+fn a_file_system_that_is_unmounted_lazily_is_read_on() {
+    on_a_faulty_file_system(|kind, faulty, mount, files| {
+        faulty.unmount_lazily();
+        assert!(!faulty.file().exists());
+        assert_eq!(read_all(mount.path(), files), 0, "{kind}");
+    });
+}
+
+#[test]
+fn what_is_cut_off_gives_eio_and_the_rest_is_right() {
+    on_a_faulty_file_system(|kind, faulty, mount, files| {
+        let first = files.keys().next().unwrap();
+        let len = fs::metadata(faulty.file()).unwrap().len();
+        for end in [len / 2, 1] {
+            faulty.set(Fault::EndsAt(end));
+            let failed = read_all(mount.path(), files);
+            assert!(failed > 0, "{kind}: cut at {end}");
+            if end > 1 && kind != "sqfs" {
+                assert!(read(&mount.path().join(first)).unwrap() == files[first], "{kind}");
+            }
+        }
+        faulty.set(Fault::None);
+        assert_eq!(read_all(mount.path(), files), 0, "{kind}");
+    });
+}
+
+/// An archive on the disk of this machine, mounted, and what it holds.
+struct Plain {
+    files: Files,
+    archive: PathBuf,
+    mount: Mounted,
+    work: tempfile::TempDir,
+}
+
+fn plain(kind: &str) -> Plain {
+    let work = work_folder();
+    let (folder, files) = packed(work.path());
+    let archive = archive(work.path(), &folder, kind);
+    let mount = Mounted::archfs(&archive, &work.path().join("mount"), &["--cache", "1M"]);
+    Plain { files, archive, mount, work }
+}
+
+#[test]
+fn a_truncated_file_gives_what_is_there_and_what_is_cached_and_eio() {
+    if !can_mount() {
+        return;
+    }
+    for kind in KINDS {
+        let Plain { work: _work, files, archive, mount } = plain(kind);
+        let bytes = fs::read(&archive).unwrap();
+        let (last, expected) = files.iter().next_back().unwrap();
+        assert!(fs::read(mount.path().join(last)).unwrap() == *expected);
+        let file = OpenOptions::new().write(true).open(&archive).unwrap();
+        file.set_len(bytes.len() as u64 / 3).unwrap();
+        // The kernel has its pages, and need not ask for them.
+        assert!(fs::read(mount.path().join(last)).unwrap() == *expected, "{kind}");
+        let failed = read_all(mount.path(), &files);
+        assert!(failed > 0, "{kind}: what is not there is not made up");
+        if kind != "sqfs" {
+            assert!(failed < READERS * files.len(), "{kind}: what is there can be read");
+        }
+        file.write_all_at(&bytes, 0).unwrap();
+        assert_eq!(read_all(mount.path(), &files), 0, "{kind}: it has recovered");
+    }
+}
+
+/// Another archive with the same names.
+fn other(work: &Path, kind: &str) -> (PathBuf, Files) {
+    let folder = work.join("other");
+    fs::create_dir(&folder).unwrap();
+    let (source, mut files) = packed(&folder);
+    for (name, bytes) in &mut files {
+        bytes.iter_mut().for_each(|byte| *byte = !*byte);
+        fs::write(source.join(name), bytes).unwrap();
+    }
+    (archive(&folder, &source, kind), files)
+}
+
+#[test]
+fn a_replaced_archive_is_served_as_it_was_and_the_new_one_is_mounted_anew() {
+    if !can_mount() {
+        return;
+    }
+    for kind in ["sqfs", "tar", "tar.gz"] {
+        let Plain { work, files, archive, mount } = plain(kind);
+        let (new, new_files) = other(work.path(), kind);
+        fs::rename(new, &archive).unwrap();
+        assert_eq!(read_all(mount.path(), &files), 0, "{kind}: the open file is the truth");
+        let mut shared = archfs();
+        shared.args(["mount", "--keep"]).arg(&archive).arg(mount.path());
+        let shared = shared.output().unwrap();
+        assert_eq!(shared.status.code(), Some(1), "{}", said(&shared));
+        assert!(said(&shared).contains("as it was before it changed"), "{}", said(&shared));
+        let again = Mounted::archfs(&archive, &work.path().join("again"), &[]);
+        assert_eq!(read_all(again.path(), &new_files), 0, "{kind}: the new one at another place");
+        assert_eq!(read_all(mount.path(), &files), 0, "{kind}");
+    }
+}
+
+#[test]
+fn a_deleted_archive_is_read_on_and_can_not_be_mounted_again() {
+    if !can_mount() {
+        return;
+    }
+    for kind in ["sqfs", "tar", "tar.gz"] {
+        let Plain { work, files, archive, mount } = plain(kind);
+        fs::remove_file(&archive).unwrap();
+        assert_eq!(read_all(mount.path(), &files), 0, "{kind}");
+        let output = archfs().arg("mount").arg(&archive).arg(work.path().join("again")).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains("no such file"), "{}", said(&output));
+    }
+}
+
+/// Nobody can tell what such a file is any more: a format without checksums gives the new bytes.
+#[test]
+fn an_archive_rewritten_in_place_gives_bytes_or_errors_and_ends_nothing() {
+    if !can_mount() {
+        return;
+    }
+    for kind in KINDS {
+        let Plain { work: _work, files, archive, mount } = plain(kind);
+        let daemon = mount.daemon();
+        let bytes = fs::read(&archive).unwrap();
+        let file = OpenOptions::new().write(true).open(&archive).unwrap();
+        let mut seed = 0;
+        for at in (4096..bytes.len() - 4096).step_by(30_000) {
+            seed += 1;
+            file.write_all_at(&source::noise(seed, 4096), at as u64).unwrap();
+        }
+        for name in files.keys() {
+            match read(&mount.path().join(name)) {
+                Ok(found) => assert_eq!(found.len(), LEN, "{kind}: its length is known"),
+                // The listing that named it may be rewritten, too.
+                Err(error) => {
+                    let number = error.raw_os_error();
+                    assert!(matches!(number, Some(libc::EIO | libc::ENOENT)), "{kind}: {error}");
+                }
+            }
+        }
+        assert_eq!(mount.daemon(), daemon, "{kind}");
+        run(archfs().arg("stats").arg(mount.path()));
+    }
+}
+
+#[test]
+fn of_more_archives_than_may_be_open_a_replaced_one_is_noticed() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tars: Vec<_> = (0..80)
+        .map(|number| {
+            let path = work.path().join(format!("{number}.tar"));
+            let (name, text) = (format!("file-{number}"), format!("old {number}"));
+            fs::write(&path, tar::of(&[(&name, text.as_bytes())])).unwrap();
+            path
+        })
+        .collect();
+    let place = work.path().join("mount");
+    let few = ["prlimit", "--nofile=64:64"];
+    let mount = Mounted::several(&few, &tars, &place, &["--cache", "1M"]);
+    let read_text = |number: usize| {
+        read(&mount.path().join(format!("file-{number}"))).map(|it| String::from_utf8(it).unwrap())
+    };
+    let check_all_but = |changed: &[usize]| {
+        for number in 0..80 {
+            match read_text(number) {
+                Ok(text) => assert_eq!(text, format!("old {number}")),
+                Err(error) => {
+                    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+                    assert!(changed.contains(&number), "{number}: {error}");
+                }
+            }
+        }
+    };
+    check_all_but(&[]);
+    // Replaced, rewritten with the same length, cut, deleted. Most are not open just now, and those
+    // that are will have been closed when all others were read.
+    let set = |number: usize, text: &str| {
+        let name = format!("file-{number}");
+        fs::write(work.path().join("new"), tar::of(&[(&name, text.as_bytes())])).unwrap();
+    };
+    let keep = |number: usize| {
+        fs::rename(&tars[number], work.path().join(format!("kept-{number}"))).unwrap();
+    };
+    set(3, "new 3");
+    keep(3);
+    fs::rename(work.path().join("new"), &tars[3]).unwrap();
+    set(4, "new 4");
+    let new = fs::read(work.path().join("new")).unwrap();
+    let old = fs::read(&tars[4]).unwrap();
+    File::create(&tars[4]).unwrap().write_all(&new).unwrap();
+    keep(5);
+    File::options().write(true).open(&tars[6]).unwrap().set_len(700).unwrap();
+    let changed = [3, 4, 5, 6];
+    check_all_but(&changed);
+    check_all_but(&changed);
+    for number in changed {
+        assert!(read_text(number).is_err(), "{number} is served as if nothing had happened");
+    }
+    // The very file that was there is taken again.
+    for number in [3, 5] {
+        fs::rename(work.path().join(format!("kept-{number}")), &tars[number]).unwrap();
+        assert_eq!(read_text(number).unwrap(), format!("old {number}"));
+    }
+    // Rewritten once more with the old bytes it still is another version.
+    File::create(&tars[4]).unwrap().write_all(&old).unwrap();
+    check_all_but(&[4, 6]);
+}
+
+/// A file system of its own for an archive.
+struct Disk {
+    place: PathBuf,
+    _clean_up: CleanUp,
+}
+
+impl Disk {
+    fn new(work: &Path, size: &str) -> Self {
+        let place = work.join("disk");
+        fs::create_dir(&place).unwrap();
+        let option = format!("size={size}");
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", &option, "none"]).arg(&place));
+        Self { _clean_up: CleanUp(place.clone()), place }
+    }
+}
+
+#[test]
+fn a_file_system_that_becomes_read_only_full_or_is_taken_away_changes_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let disk = Disk::new(work.path(), "64M");
+    let (folder, files) = packed(work.path());
+    let archive = disk.place.join("data.tar.gz");
+    fs::copy(self::archive(work.path(), &folder, "tar.gz"), &archive).unwrap();
+    // Full: no index can be saved, neither beside the archive nor in the cache folder, and no numbers.
+    let mut filler = File::create(disk.place.join("filler")).unwrap();
+    let piece = vec![1; 1 << 20];
+    while filler.write_all(&piece).is_ok() {}
+    let place = work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
+    let mut command = archfs();
+    command.args(["mount", "--keep", "--stats-json"]).arg(disk.place.join("numbers"));
+    command.args(["--log-file".as_ref(), disk.place.join("log").as_os_str()]);
+    command.arg(&archive).arg(&place).env("XDG_CACHE_HOME", disk.place.join("cache"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(read_all(&place, &files), 0, "full");
+    let mut remount = Command::new("mount");
+    // A file that is open for writing keeps it writable.
+    drop(filler);
+    let is_read_only =
+        remount.args(["-o", "remount,ro"]).arg(&disk.place).output().unwrap().status.success();
+    assert!(is_read_only || disk.place.join("log").exists());
+    assert_eq!(read_all(&place, &files), 0, "read-only");
+    run(Command::new("umount").arg("-l").arg(&disk.place));
+    assert_eq!(read_all(&place, &files), 0, "taken away");
+    run(archfs().arg("unmount").arg(&place));
+    assert!(!is_mounted(&place));
+}
+
+#[test]
+fn an_index_that_finds_no_room_costs_a_note_and_not_the_mount() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let disk = Disk::new(work.path(), "8M");
+    let archive = disk.place.join("many.tar");
+    let members: Vec<_> = (0..3000).map(|number| format!("member-{number}")).collect();
+    let members: Vec<_> = members.iter().map(|name| (name.as_str(), name.as_bytes())).collect();
+    fs::write(&archive, tar::of(&members)).unwrap();
+    let mut filler = File::create(disk.place.join("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    let place = work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
+    let mut command = archfs();
+    command.args(["mount", "--keep"]).arg(&archive).arg(&place);
+    let output = command.env("XDG_CACHE_HOME", disk.place.join("cache")).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let note = "the next mount has to read all headers again";
+    assert!(said(&output).contains(note), "{}", said(&output));
+    assert_eq!(fs::read(place.join("member-2999")).unwrap(), b"member-2999");
+    run(archfs().arg("unmount").arg(&place));
+}
+
+#[test]
+fn a_loop_device_whose_file_is_cut_gives_eio() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let (folder, files) = packed(work.path());
+    let archive = archive(work.path(), &folder, "sqfs");
+    let bytes = fs::read(&archive).unwrap();
+    let attached =
+        Command::new("losetup").args(["--find", "--show", "--read-only"]).arg(&archive).output();
+    let attached = attached.unwrap();
+    if !attached.status.success() {
+        assert!(std::env::var_os("CI").is_none(), "CI must have loop devices: {}", said(&attached));
+        eprintln!("SKIPPED: no loop device: {}", said(&attached));
+        return;
+    }
+    let device = PathBuf::from(String::from_utf8(attached.stdout).unwrap().trim());
+    let place = work.path().join("mount");
+    let mount = Mounted::archfs(&device, &place, &["--cache", "1M"]);
+    assert_eq!(read_all(mount.path(), &files), 0);
+    let file = OpenOptions::new().write(true).open(&archive).unwrap();
+    file.set_len(4096).unwrap();
+    run(Command::new("blockdev").arg("--flushbufs").arg(&device));
+    assert!(read_all(mount.path(), &files) > 0, "what is not there is not made up");
+    file.write_all_at(&bytes, 0).unwrap();
+    run(Command::new("blockdev").arg("--flushbufs").arg(&device));
+    assert_eq!(read_all(mount.path(), &files), 0, "it has recovered");
+    drop(mount);
+    run(Command::new("losetup").arg("--detach").arg(device));
+}

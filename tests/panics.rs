@@ -1,0 +1,203 @@
+//! A fault of archfs itself: a panic in each thread of a daemon that works for others.
+//!
+//! Owns what every reader, holder and later mount sees of it. The panic is injected by a variable
+//! that only builds with debug assertions know.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+mod support;
+
+use support::mount::{is_mounted, listed};
+use support::stage::{Stage, has_ended, said, stage, stage_with};
+use support::{archfs, image, source, wait_until};
+
+/// How long any reader may take to learn that it gets nothing.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// `archfs mount --keep` of a daemon that panics in `thread`; what it says goes to `log`.
+fn mount_to_panic(stage: &Stage, thread: &str, options: &[&str]) {
+    let mut command = archfs();
+    command.args(["mount", "--keep", "--log-file", "log"]).args(options);
+    command.arg(&stage.image).arg(&stage.place).env("ARCHFS_PANIC_AT", thread);
+    let output = command.current_dir(stage.work.path()).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+/// That nothing is left, the log says why, and the place can be used again.
+fn assert_went_loudly(stage: &Stage, thread: &str) {
+    wait_until("the mount is gone", || stage.is_gone());
+    wait_until("no record is left", || listed(&stage.place).is_none());
+    let log = fs::read_to_string(stage.work.path().join("log")).unwrap();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("a fault in archfs")).collect();
+    assert_eq!(told.len(), 1, "{log}");
+    for part in [stage.place.to_str().unwrap(), "src/inject.rs:", &format!("injected in {thread}")]
+    {
+        assert!(told[0].contains(part), "{part:?}: {log}");
+    }
+    let output = stage.mount(&["--keep"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(fs::read_dir(&stage.place).unwrap().next().is_some());
+    assert!(archfs().arg("unmount").arg(&stage.place).status().unwrap().success());
+}
+
+/// Reads `path` whole, in a thread for each of `readers`; what each got, in time.
+fn read_at_once(path: &Path, readers: usize) -> Vec<std::io::Result<usize>> {
+    let (sender, results) = channel();
+    for _ in 0..readers {
+        let (sender, path) = (sender.clone(), path.to_owned());
+        thread::spawn(move || {
+            let _ = sender.send(fs::read(path).map(|bytes| bytes.len()));
+        });
+    }
+    (0..readers).map(|_| results.recv_timeout(PATIENCE).expect("no reader hangs")).collect()
+}
+
+#[test]
+fn a_panic_under_many_readers_ends_the_mount_and_lets_nobody_hang() {
+    // All event loops at once, and one that is alone.
+    for options in [&[][..], &["--threads", "1"]] {
+        let Some(stage) = stage() else {
+            return;
+        };
+        mount_to_panic(&stage, "read", options);
+        let daemon = stage.daemon();
+        let outcomes = read_at_once(&stage.place.join("folder/data"), 32);
+        assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
+        wait_until("the daemon ended", || has_ended(daemon));
+        assert_went_loudly(&stage, "read");
+    }
+}
+
+#[test]
+fn a_file_that_was_open_gives_an_error_after_a_panic() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    mount_to_panic(&stage, "lease", &[]);
+    let daemon = stage.daemon();
+    let mut file = fs::File::open(stage.place.join("folder/data")).unwrap();
+    let mut bytes = [0; 4096];
+    file.read_exact(&mut bytes).unwrap();
+    let asked = archfs().arg("stats").arg(&stage.place).output().unwrap();
+    assert!(!asked.status.success(), "who asked learns of it");
+    wait_until("the daemon ended", || has_ended(daemon));
+    // The kernel had read ahead; what it has not is gone.
+    let rest = file.read_to_end(&mut Vec::new());
+    let later = fs::metadata(stage.place.join("hello"));
+    assert!(rest.is_err() || rest.unwrap() == 300_000 - 4096);
+    assert_eq!(later.unwrap_err().raw_os_error(), Some(rustix::io::Errno::NOENT.raw_os_error()));
+    wait_until("the daemon ended", || has_ended(daemon));
+    assert_went_loudly(&stage, "lease");
+}
+
+#[test]
+fn a_panic_while_decoding_ahead_ends_the_mount() {
+    let of_text = |work: &Path| {
+        let source = work.join("source");
+        fs::create_dir(&source).unwrap();
+        let line = "what is decoded ahead\n".as_bytes().repeat(500_000);
+        fs::write(source.join("text"), line).unwrap();
+        image::make(work, "text.sqfs", &source, &["-comp", "gzip", "-b", "128K"])
+    };
+    let Some(stage) = stage_with(of_text) else {
+        return;
+    };
+    mount_to_panic(&stage, "ahead", &[]);
+    let daemon = stage.daemon();
+    let outcomes = read_at_once(&stage.place.join("text"), 1);
+    wait_until("the daemon ended", || has_ended(daemon));
+    // Unless the reader was as quick as that.
+    assert!(outcomes[0].is_err() || matches!(outcomes[0], Ok(11_000_000)), "{outcomes:?}");
+    wait_until("the daemon ended", || has_ended(daemon));
+    assert_went_loudly(&stage, "ahead");
+}
+
+#[test]
+fn a_panic_while_memory_is_given_back_ends_the_mount() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    mount_to_panic(&stage, "release", &["--cache-idle", "1"]);
+    // What mounting asked for may have been enough already.
+    let _ = fs::read(stage.place.join("hello"));
+    assert_went_loudly(&stage, "release");
+}
+
+#[test]
+fn in_the_foreground_a_panic_is_told_on_standard_error_with_status_101() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    let mut command = archfs();
+    command.args(["mount", "--foreground"]).arg(&stage.image).arg(&stage.place);
+    let child = command.env("ARCHFS_PANIC_AT", "read").stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("it is mounted", || is_mounted(&stage.place));
+    assert!(fs::read(stage.place.join("hello")).is_err());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(101), "{}", said(&output));
+    assert!(said(&output).contains("a fault in archfs itself, unmounting"), "{}", said(&output));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn run_gives_its_commands_status_and_says_that_the_mount_had_ended() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    for (script, status) in [("cat mount/hello", 1), ("cat mount/hello; exit 7", 7)] {
+        let mut command =
+            stage.bash(&format!("\"$ARCHFS\" run \"$IMAGE\" mount -- sh -c '{script}'"));
+        let output = command.env("ARCHFS_PANIC_AT", "read").output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{}", said(&output));
+        assert!(
+            said(&output).contains("mount had ended before the command did"),
+            "{}",
+            said(&output)
+        );
+        assert!(stage.is_gone());
+    }
+}
+
+/// An allocation that fails ends the daemon at once, so its mount is dead until it is cleared.
+#[test]
+fn a_daemon_that_runs_out_of_memory_leaves_a_dead_mount_that_gc_clears() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    let output = stage.mount(&["--keep"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let daemon = stage.daemon();
+    // Less than it has: the next thing it allocates fails, be it a stack, a buffer or a message.
+    let pid = daemon.as_raw_nonzero().to_string();
+    let limited = Command::new("prlimit").args(["--as=1", "--pid", &pid]).status().unwrap();
+    assert!(limited.success());
+    let place = stage.place.clone();
+    let (sender, result) = channel();
+    thread::spawn(move || {
+        // Each listing or read that it can still answer without memory is right, others are errors.
+        for _ in 0..100 {
+            for name in ["hello", "folder/data"] {
+                if let Ok(bytes) = fs::read(place.join(name)) {
+                    assert!(bytes == b"hello, world\n" || bytes == source::noise(1, 300_000));
+                }
+            }
+            let _ = archfs().arg("stats").arg(&place).output();
+        }
+        let _ = sender.send(());
+    });
+    result.recv_timeout(6 * PATIENCE).expect("no reader hangs, and no wrong byte");
+    if has_ended(daemon) {
+        assert!(is_mounted(&stage.place), "it had no chance to unmount");
+        assert_eq!(listed(&stage.place).unwrap()["state"], "dead");
+        assert!(archfs().arg("gc").status().unwrap().success());
+    } else {
+        assert!(archfs().arg("unmount").arg(&stage.place).status().unwrap().success());
+    }
+    wait_until("it is gone", || stage.is_gone());
+}

@@ -1,0 +1,222 @@
+//! What a node may have too little of: descriptors, threads.
+//!
+//! Owns the small limits, and the rule on them: a mount works within one, or is refused with a
+//! sentence that names it, and nothing is left then. Memory is in `memory_limit`.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
+
+mod support;
+
+use support::cgroup::{Bound, Group};
+use support::mount::is_mounted;
+use support::stage::{Stage, has_ended, said, shell, stage, tell};
+use support::{archfs, run, tar, wait_until, work_folder};
+
+/// `archfs mount --keep` under a limit of open files.
+fn mount_within(descriptors: u64, archives: &[PathBuf], place: &Path, options: &[&str]) -> Output {
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--nofile={descriptors}:{descriptors}"));
+    command.arg(env!("CARGO_BIN_EXE_archfs")).args(["mount", "--keep"]).args(options);
+    command.args(archives).arg(place).output().unwrap()
+}
+
+/// Mounts under smaller and smaller limits: reads what `check` reads, or is refused.
+fn works_or_says_why(archives: &[PathBuf], place: &Path, options: &[&str], check: impl Fn(&Path)) {
+    let mut least = u64::MAX;
+    for limit in [64, 48, 40, 32, 24, 16, 8] {
+        let output = mount_within(limit, archives, place, options);
+        if output.status.success() {
+            check(place);
+            assert!(archfs().arg("unmount").arg(place).status().unwrap().success(), "{limit}");
+            least = limit;
+        } else {
+            let said = said(&output);
+            assert_eq!(output.status.code(), Some(1), "{limit}: {said}");
+            assert!(said.contains("Too many open files"), "{limit}: {said}");
+        }
+        assert!(!is_mounted(place) && !place.exists(), "{limit}");
+    }
+    assert!(least <= 40, "works within {least} only");
+}
+
+fn small_tar(path: &Path, number: usize) {
+    let name = format!("file-{number}");
+    fs::write(path, tar::of(&[(&name, name.as_bytes())])).unwrap();
+}
+
+#[test]
+fn few_descriptors_do_for_one_archive_and_for_many() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    let image = [stage.image.clone()];
+    works_or_says_why(&image, &stage.place, &[], |_| stage.assert_readable());
+    let tars: Vec<_> =
+        (0..100).map(|number| stage.work.path().join(format!("{number}.tar"))).collect();
+    tars.iter().enumerate().for_each(|(number, path)| small_tar(path, number));
+    works_or_says_why(&tars, &stage.place, &[], |place| {
+        for number in (0..100).rev() {
+            let name = format!("file-{number}");
+            assert_eq!(fs::read_to_string(place.join(&name)).unwrap(), name);
+        }
+    });
+}
+
+#[test]
+fn few_descriptors_do_for_archives_within_archives() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    let outer = stage.work.path().join("outer.tar");
+    let inner: Vec<_> = (0..50)
+        .map(|number| {
+            let image = fs::read(&stage.image).unwrap();
+            tar::member(&format!("{number}.sqfs"), b'0', "", &image)
+        })
+        .collect();
+    fs::write(&outer, [inner.concat(), vec![0; 1024]].concat()).unwrap();
+    works_or_says_why(&[outer], &stage.place, &["--recursive"], |place| {
+        for number in 0..50 {
+            let text = fs::read_to_string(place.join(format!("{number}/hello")));
+            assert_eq!(text.unwrap(), "hello, world\n");
+        }
+    });
+}
+
+/// Processor time that a process has taken, in clock ticks (proc(5), fields 14 and 15).
+fn ticks(process: rustix::process::Pid) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap();
+    let behind = stat.rsplit(')').next().unwrap();
+    behind.split_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
+}
+
+fn socket_of(stage: &Stage) -> PathBuf {
+    let place = fs::canonicalize(&stage.place).unwrap();
+    let line = format!("place {}\n", place.display());
+    let user = rustix::process::geteuid().as_raw();
+    let folders = ["/tmp", "/dev/shm", "/var/tmp"].map(|root| format!("{root}/archfs-{user}"));
+    let files = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
+    let record = files
+        .map(|entry| entry.unwrap().path())
+        .find(|path| fs::read_to_string(path).is_ok_and(|text| text.contains(&line)));
+    record.expect("a record").with_extension("socket")
+}
+
+#[test]
+fn a_daemon_out_of_descriptors_sleeps_serves_recovers_and_unmounts() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    let tars: Vec<_> =
+        (0..60).map(|number| stage.work.path().join(format!("{number}.tar"))).collect();
+    tars.iter().enumerate().for_each(|(number, path)| small_tar(path, number));
+    let output = mount_within(64, &tars, &stage.place, &["--cache-idle", "0"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let daemon = stage.daemon();
+    let folder = format!("/proc/{}/fd", daemon.as_raw_nonzero());
+    let open = || fs::read_dir(&folder).unwrap().count();
+    let socket = socket_of(&stage);
+    // More than it may take, each of which stays.
+    let connect = || UnixStream::connect(&socket).unwrap();
+    let mut connections: Vec<_> = (0..100).map(|_| connect()).collect();
+    wait_until("all descriptors are taken", || open() >= 64);
+    let before = ticks(daemon);
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(2) {
+        thread::sleep(Duration::from_millis(50));
+    }
+    // A loop that spins takes all of the two seconds: 200 ticks.
+    let taken = ticks(daemon) - before;
+    assert!(taken < 20, "{taken} ticks of processor time while nothing was to be done");
+    // Archives that are closed can be opened again all the same.
+    for number in 0..60 {
+        let name = format!("file-{number}");
+        assert_eq!(fs::read_to_string(stage.place.join(&name)).unwrap(), name);
+    }
+    connections.clear();
+    wait_until("it has taken and let go of all", || open() < 64);
+    // It answers again, and was not left by who holds it.
+    run(archfs().arg("stats").arg(&stage.place));
+    connections.extend((0..100).map(|_| connect()));
+    wait_until("all descriptors are taken again", || open() >= 64);
+    run(Command::new("kill").args(["-INT", &daemon.as_raw_nonzero().to_string()]));
+    wait_until("it has unmounted and ended", || stage.is_gone() && has_ended(daemon));
+}
+
+#[test]
+fn the_holder_of_a_daemon_out_of_descriptors_still_ends_it() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    let mut holder = shell(stage.work.path());
+    let image = stage.image.display();
+    let line = format!("prlimit --nofile=64:64 $ARCHFS mount --until-pid $$ {image} mount 2>&1");
+    assert!(tell(&mut holder, &line).contains("mounted") || is_mounted(&stage.place));
+    wait_until("it is mounted", || is_mounted(&stage.place));
+    let daemon = stage.daemon();
+    let socket = socket_of(&stage);
+    let connections: Vec<_> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    let folder = format!("/proc/{}/fd", daemon.as_raw_nonzero());
+    wait_until("all descriptors are taken", || fs::read_dir(&folder).unwrap().count() >= 64);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    wait_until("the mount is gone", || stage.is_gone() && has_ended(daemon));
+    drop(connections);
+}
+
+#[test]
+fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    let Some(pids) = Group::new(Bound::Threads) else {
+        return;
+    };
+    let (image, place) = (stage.image.display(), stage.place.display());
+    let command = format!("{} mount --keep {image} {place}", env!("CARGO_BIN_EXE_archfs"));
+    let mut worked = Vec::new();
+    for most in [3, 4, 5, 6, 8, 10, 16, 24, 36, 48] {
+        pids.set(most);
+        let output = pids.run(&command);
+        let said = said(&output);
+        if output.status.success() {
+            // Not only just now: whoever mounts is told once all that answers is there.
+            stage.assert_readable();
+            assert!(fs::read(stage.place.join("folder/data")).is_ok());
+            assert!(said.contains("threads answer instead of") || most >= 36, "{most}: {said}");
+            run(archfs().arg("unmount").arg(&stage.place));
+            worked.push(most);
+        } else {
+            assert!(!said.contains("panicked"), "{most}: {said}");
+            let is_clear = [
+                "more threads can be started here",
+                "Resource temporarily unavailable",
+                "annot fork",
+            ];
+            assert!(is_clear.iter().any(|text| said.contains(text)), "{most}: {said}");
+        }
+        assert!(stage.is_gone(), "{most}");
+        wait_until("all have ended", || pids.is_empty());
+    }
+    assert!(worked.contains(&16) && worked.contains(&48), "{worked:?}");
+}
+
+#[test]
+fn many_archives_are_opened_also_where_no_thread_can_be_started_for_it() {
+    let Some(pids) = Group::new(Bound::Threads) else {
+        return;
+    };
+    let work = work_folder();
+    let tars: Vec<_> = (0..20).map(|number| work.path().join(format!("{number}.tar"))).collect();
+    tars.iter().enumerate().for_each(|(number, path)| small_tar(path, number));
+    let archive = tars[7].display();
+    // The shell becomes archfs, which is alone then.
+    pids.set(1);
+    let output = pids.run(&format!("exec {} ls {archive}", env!("CARGO_BIN_EXE_archfs")));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "file-7\n", "{}", said(&output));
+}

@@ -1,0 +1,218 @@
+//! A file system with one file that fails on demand: the archive's, in tests of what follows.
+//!
+//! Owns the ways to fail. It is served by the test itself, nothing is cached above it, so that every
+//! read comes here. Dropping it unmounts it, lazily.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, UNIX_EPOCH};
+
+use archfs::sync::Mutex;
+use fuser::{
+    BackgroundSession, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen,
+    Request,
+};
+
+const TTL: Duration = Duration::from_secs(3600);
+const ARCHIVE: INodeNo = INodeNo(2);
+
+/// What becomes of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// One in so many gives EIO; 1 for all.
+    Failing(u64),
+    /// The file ends there, although its size says more.
+    EndsAt(u64),
+    /// Half of the bytes, as read(2) may give.
+    Halves,
+    /// Every second read is interrupted (EINTR).
+    Interrupted,
+    /// Every byte is another.
+    Wrong,
+    /// It waits until there is another fault, or none.
+    Hanging,
+}
+
+/// The mount. Its file has the name of the one it was made of.
+pub struct Faulty {
+    place: PathBuf,
+    file: PathBuf,
+    state: Arc<State>,
+    session: Option<BackgroundSession>,
+}
+
+struct State {
+    fault: Mutex<Fault>,
+    reads: AtomicU64,
+    failed: AtomicU64,
+}
+
+struct Served {
+    file: File,
+    name: OsString,
+    attr: FileAttr,
+    state: Arc<State>,
+}
+
+impl Faulty {
+    /// Shows `file` below `place`, which is made.
+    pub fn new(file: &Path, place: &Path) -> Self {
+        fs::create_dir_all(place).unwrap();
+        let (fault, reads, failed) =
+            (Mutex::new(Fault::None), AtomicU64::new(0), AtomicU64::new(0));
+        let state = Arc::new(State { fault, reads, failed });
+        let mut config = fuser::Config::default();
+        config.mount_options = vec![MountOption::RO, MountOption::FSName("faulty".into())];
+        config.n_threads = Some(16);
+        let served = Served::new(file, Arc::clone(&state));
+        let session = fuser::Session::new(served, place, &config).unwrap().spawn().unwrap();
+        let shown = place.join(file.file_name().unwrap());
+        Self { place: place.to_owned(), file: shown, state, session: Some(session) }
+    }
+
+    /// The file on it.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// What becomes of reads from now on.
+    pub fn set(&self, fault: Fault) {
+        *self.state.fault.lock() = fault;
+    }
+
+    /// Reads so far.
+    pub fn reads(&self) -> u64 {
+        self.state.reads.load(Ordering::Relaxed)
+    }
+
+    /// Reads that were not answered with the right bytes.
+    pub fn failed(&self) -> u64 {
+        self.state.failed.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connection to the kernel as the end of its server does: every read gives ENOTCONN.
+    pub fn abort(&self) {
+        let number = rustix::fs::minor(fs::metadata(&self.place).unwrap().dev());
+        let connections = Path::new("/sys/fs/fuse/connections");
+        if fs::read_dir(connections).is_ok_and(|mut it| it.next().is_none()) {
+            let mut mount = Command::new("mount");
+            super::run(mount.args(["-t", "fusectl", "none"]).arg(connections));
+        }
+        fs::write(connections.join(number.to_string()).join("abort"), "1").unwrap();
+    }
+
+    /// Takes its name away; files that are open stay so.
+    pub fn unmount_lazily(&self) {
+        super::run(Command::new("umount").arg("-l").arg(&self.place));
+    }
+}
+
+impl Drop for Faulty {
+    fn drop(&mut self) {
+        self.set(Fault::None);
+        let _ = Command::new("umount").arg("-lq").arg(&self.place).output();
+        // Not joined: a daemon that a failing test left may still have the file open.
+        std::mem::forget(self.session.take());
+    }
+}
+
+impl Served {
+    fn new(path: &Path, state: Arc<State>) -> Self {
+        let file = File::open(path).unwrap();
+        let found = file.metadata().unwrap();
+        let modified = UNIX_EPOCH + Duration::from_secs(found.mtime().try_into().unwrap());
+        let attr = FileAttr {
+            ino: ARCHIVE,
+            size: found.len(),
+            blocks: found.blocks(),
+            atime: modified,
+            mtime: modified,
+            ctime: modified,
+            crtime: modified,
+            kind: FileType::RegularFile,
+            perm: 0o444,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        };
+        Self { file, name: path.file_name().unwrap().to_owned(), attr, state }
+    }
+
+    fn attr(&self, ino: INodeNo) -> FileAttr {
+        match ino {
+            ARCHIVE => self.attr,
+            _ => FileAttr { ino, kind: FileType::Directory, perm: 0o555, nlink: 2, ..self.attr },
+        }
+    }
+
+    /// What is to become of this read, once that is known.
+    fn fault(&self) -> Fault {
+        loop {
+            let fault = *self.state.fault.lock();
+            if fault != Fault::Hanging {
+                return fault;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Filesystem for Served {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if name == self.name {
+            reply.entry(&TTL, &self.attr, Generation(0));
+        } else {
+            reply.error(Errno::ENOENT);
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&TTL, &self.attr(ino));
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let number = self.state.reads.fetch_add(1, Ordering::Relaxed);
+        let fault = self.fault();
+        let mut bytes = vec![0; size as usize];
+        let mut len = self.file.read_at(&mut bytes, offset).unwrap();
+        if fault != Fault::None {
+            self.state.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        match fault {
+            Fault::Failing(one_in) if number.is_multiple_of(one_in) => {
+                return reply.error(Errno::EIO);
+            }
+            Fault::Interrupted if number.is_multiple_of(2) => return reply.error(Errno::EINTR),
+            Fault::EndsAt(end) => len = len.min(end.saturating_sub(offset) as usize),
+            Fault::Halves => len = len.div_ceil(2),
+            Fault::Wrong => bytes.iter_mut().for_each(|byte| *byte = !*byte),
+            _ => {}
+        }
+        reply.data(&bytes[..len]);
+    }
+}
