@@ -20,7 +20,8 @@ pub(super) fn shown(path: &[u8]) -> String {
 pub(super) struct Notes {
     damages: Vec<String>,
     more_damages: u64,
-    skipped: BTreeMap<String, u64>,
+    /// By what they are: how many, and the path of one of them.
+    skipped: BTreeMap<String, (u64, Option<String>)>,
 }
 
 impl Notes {
@@ -33,12 +34,23 @@ impl Notes {
         }
     }
 
-    /// A member is not shown; `what` says what such members are, in the plural.
-    pub(super) fn skip(&mut self, what: &str) {
-        match self.skipped.get_mut(what) {
-            Some(count) => *count = count.saturating_add(1),
-            None => _ = self.skipped.insert(what.to_owned(), 1),
-        }
+    /// A member is not shown; `what` says what such members are, in the plural. `path` is its own,
+    /// if it has one.
+    pub(super) fn skip(&mut self, what: &str, path: Option<&[u8]>) {
+        self.skip_many(what, 1, path.map(shown));
+    }
+
+    fn skip_many(&mut self, what: &str, count: u64, path: Option<String>) {
+        let Some((sum, known)) = self.skipped.get_mut(what) else {
+            self.skipped.insert(what.to_owned(), (count, path));
+            return;
+        };
+        *sum = sum.saturating_add(count);
+        // Not the one that came first: in which order they come depends on how it is scanned.
+        *known = match (known.take(), path) {
+            (Some(known), Some(path)) => Some(known.min(path)),
+            (known, path) => known.or(path),
+        };
     }
 
     /// Says of each damage that it is in the archive shown as the folder `path`; the whole archive
@@ -55,9 +67,8 @@ impl Notes {
     pub(super) fn append(&mut self, other: Self) {
         other.damages.into_iter().for_each(|what| self.damage(what));
         self.more_damages = self.more_damages.saturating_add(other.more_damages);
-        for (what, count) in other.skipped {
-            let sum = self.skipped.entry(what).or_insert(0);
-            *sum = sum.saturating_add(count);
+        for (what, (count, path)) in other.skipped {
+            self.skip_many(&what, count, path);
         }
     }
 
@@ -67,8 +78,10 @@ impl Notes {
         if self.more_damages > 0 {
             lines.push(format!("and damage in {} more places", self.more_damages));
         }
-        let skipped = self.skipped.into_iter();
-        lines.extend(skipped.map(|(what, count)| format!("left out {count}: {what}")));
+        for (what, (count, path)) in self.skipped {
+            let example = path.map_or(String::new(), |path| format!(", such as \"{path}\""));
+            lines.push(format!("left out {count}: {what}{example}"));
+        }
         lines
     }
 }
@@ -82,14 +95,16 @@ mod tests {
         let mut notes = Notes::default();
         for number in 0..100 {
             notes.damage(format!("fault {number}"));
-            notes.skip("odd members");
+            notes.skip("odd members", Some(format!("m{number}").as_bytes()));
         }
         let mut all = Notes::default();
-        all.skip("odd members");
+        all.skip("odd members", Some(b"m5"));
+        all.skip("records", None);
         all.append(notes);
         let lines = all.lines();
-        assert_eq!(lines.len(), DAMAGES_MAX + 2);
+        assert_eq!(lines.len(), DAMAGES_MAX + 3);
         assert_eq!(lines[DAMAGES_MAX], "and damage in 90 more places");
-        assert_eq!(lines[DAMAGES_MAX + 1], "left out 101: odd members");
+        assert_eq!(lines[DAMAGES_MAX + 1], "left out 101: odd members, such as \"m0\"");
+        assert_eq!(lines[DAMAGES_MAX + 2], "left out 1: records");
     }
 }

@@ -58,7 +58,10 @@ impl Builder {
             });
             match found {
                 Some(place) => _ = targets.insert(link.pending, place),
-                None => notes.skip("hard links whose target is not in the archive"),
+                None => {
+                    let what = "hard links whose target is not in the archive";
+                    notes.skip(what, Some(&self.path_of(link.pending)));
+                }
             }
         }
         targets
@@ -175,6 +178,17 @@ impl Builder {
             grafts,
             notes: Vec::new(),
         }
+    }
+
+    /// The path of a member from the root, with its name.
+    pub(super) fn path_of(&self, place: u32) -> Vec<u8> {
+        let parent = self.pending.get(index(place)).map_or(Folder::ROOT, |found| found.parent);
+        let mut path = self.path(parent);
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend(self.name(place));
+        path
     }
 
     /// The path of a folder from the root.
