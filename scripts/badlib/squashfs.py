@@ -42,14 +42,14 @@ class Image:
     """The sound image, or one with another stored block in /bad, a file of a block and a tail.
 
     `block` is what is stored and whether it is plain; `apart` puts the inode of /bad into a metadata block of its own; `inode_block` is what stands
-    in the place of that block then.
+    in the place of that block then; `bad` is the name of /bad.
     """
 
-    def __init__(self, compressor=GZIP, block=None, apart=False, inode_block=None):
+    def __init__(self, compressor=GZIP, block=None, apart=False, inode_block=None, bad=b"bad"):
         self.bytes = bytearray(96)
         self.fields = {}
         self.references = {}
-        self.apart = apart
+        self.apart, self.bad = apart, bad
         self.inodes, self.bad_inode, self.listings = Part(), Part(), Part()
         fragments = self.data(*(block or (BAD[:BLOCK], True)))
         self.all_inodes()
@@ -183,6 +183,7 @@ class Image:
         begin = len(self.listings.bytes)
         for entry, kind, inode in entries:
             reference = self.references[entry]
+            shown = self.bad if entry == "bad" else entry.encode()
             for field, form, value in [
                 ("count", "I", 0),
                 ("block", "I", reference >> 16),
@@ -190,8 +191,8 @@ class Image:
                 ("offset", "H", reference & 0xFFFF),
                 ("delta", "h", 0),
                 ("kind", "H", kind),
-                ("name length", "H", len(entry) - 1),
-                ("name", "s", entry.encode()),
+                ("name length", "H", len(shown) - 1),
+                ("name", "s", shown),
             ]:
                 self.listings.add(form, value, f"{name}/{entry} {field}")
         part = self.start(name, 8, 0o755, number)

@@ -167,6 +167,18 @@ def block_in_superblock(found):
     return image.file()
 
 
+@case("image-in-itself.sqfs")
+def image_in_itself(found):
+    """A file with the name of an image is the image itself, which --recursive would open as a
+    folder, and in that again."""
+    found.options = ["--recursive"]
+    image = broken(found, bad=b"bad.sqfs").put("bad start", 0)
+    found.lists = ["bad.sqfs", "baddir", "baddir/a", "baddir/b", "badlink", "good", "gooddir"]
+    found.lists += ["gooddir/inner", "goodlink"]
+    found.fails("read", "bad.sqfs", image.inode("bad"), "data block at 0x0", "superblock")
+    return image.file()
+
+
 @case("block-behind-image.sqfs")
 def block_behind_image(found):
     """The block of /bad lies behind the image, where the file holds something else."""
