@@ -41,8 +41,9 @@ class Part:
 class Image:
     """The sound image, or one with another stored block in /bad, a file of a block and a tail.
 
-    `block` is what is stored and whether it is plain; `apart` puts the inode of /bad into a metadata block of its own; `inode_block` is what stands
-    in the place of that block then; `bad` is the name of /bad.
+    `block` is what is stored and whether it is plain; `apart` puts the inode of /bad into a
+    metadata block of its own; `inode_block` is what stands in the place of that block then; `bad`
+    is the name of /bad.
     """
 
     def __init__(self, compressor=GZIP, block=None, apart=False, inode_block=None, bad=b"bad"):

@@ -200,7 +200,8 @@ def xattr_type(found):
 def xattr_past_count(found):
     """/bad has the attributes of number 2, and there are 2: 0 and 1."""
     image = sound(found).put("bad xattr", 2)
-    found.fails("xattr:user.a", "bad", image.inode("bad"), "xattr id 2 was referred to, there are 2")
+    says = "xattr id 2 was referred to, there are 2"
+    found.fails("xattr:user.a", "bad", image.inode("bad"), says)
     return image.file()
 
 
