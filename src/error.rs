@@ -93,10 +93,14 @@ impl Error {
         self
     }
 
-    /// Puts `outer` in front of the sentence: `outer: inner`.
+    /// Puts `outer` in front of the sentence: `outer: inner`. A sentence that begins with it stays
+    /// as it is: the storage, its format and the command all name the archive.
     #[must_use]
     pub fn within(mut self, outer: impl fmt::Display) -> Self {
-        self.context = format!("{outer}: {}", self.context);
+        let outer = format!("{outer}: ");
+        if !self.context.starts_with(&outer) {
+            self.context.insert_str(0, &outer);
+        }
         self
     }
 
@@ -146,5 +150,7 @@ mod tests {
         assert_eq!(error.to_string(), "data.sqfs: can not read 96 bytes at 0x0: disk on fire");
         assert_eq!(error.hint(), Some("buy a new disk"));
         assert_eq!(error.kind(), Kind::Io);
+        let again = error.within("data.sqfs").to_string();
+        assert_eq!(again, "data.sqfs: can not read 96 bytes at 0x0: disk on fire");
     }
 }

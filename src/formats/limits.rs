@@ -57,6 +57,13 @@ pub(crate) const TAR_EMPTY_MAX: u64 = 1 << 20;
 /// Pieces of one sparse member.
 pub(crate) const TAR_SPARSE_MAX: usize = 1 << 20;
 
+/// Pieces of all sparse members of one archive: 384 MiB of memory.
+pub(crate) const TAR_PIECES_MAX: usize = 1 << 24;
+
+/// Extended attributes of all members of one archive, bytes, equal sets counted once. Ten million
+/// members with a short label each have a dozen sets; a checksum for each of a million takes 90 MB.
+pub(crate) const TAR_XATTRS_MAX: usize = 256 << 20;
+
 /// How far to look behind zeros or damage for another header, bytes: tapes were padded to records
 /// of at most some MiB.
 pub(crate) const TAR_SEARCH_MAX: u64 = 64 << 20;

@@ -214,7 +214,7 @@ impl Audit<'_, '_> {
         let superblock = &self.image.superblock;
         let Some(start) = superblock.export_table else { return };
         let (count, end) = (superblock.inode_count, superblock.bytes_used);
-        let table = Table::<8>::read(&*self.image.storage, "export", start, count, end);
+        let table = Table::<8>::read(&*self.image.whole, "export", start, count, end);
         let table = match table {
             Ok(table) => table,
             Err(error) => return self.met("export table", error),
@@ -377,9 +377,9 @@ impl Audit<'_, '_> {
     /// What follows the image is padding.
     fn behind(&mut self) {
         let end = self.image.superblock.bytes_used;
-        let behind = self.image.storage.len().saturating_sub(end);
+        let behind = self.image.whole.len().saturating_sub(end);
         let mut padding = vec![0; index(behind.min(PADDING))];
-        match self.image.storage.read_exact_at(&mut padding, end) {
+        match self.image.whole.read_exact_at(&mut padding, end) {
             Ok(()) if padding.iter().all(|&byte| byte == 0) => {}
             Ok(()) => {
                 let what = format!("{behind} bytes behind the image at {end:#x} are not of it");

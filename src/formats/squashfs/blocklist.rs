@@ -68,14 +68,22 @@ impl Cached for Checkpoints {
 /// The block lists of an image.
 pub(super) struct BlockLists {
     block_size: u32,
+    /// Words that the inode table can hold at most.
+    words_max: u64,
     checkpoints: Cache<InodeRef, Checkpoints>,
 }
 
 impl BlockLists {
-    /// The lists of an image with blocks of `block_size` bytes; `capacity` bytes for checkpoints.
-    pub(super) fn new(block_size: u32, capacity: u64) -> Self {
+    /// The lists of an image with blocks of `block_size` bytes whose inode table holds no more than
+    /// `words_max` words; `capacity` bytes for checkpoints.
+    pub(super) fn new(block_size: u32, words_max: u64, capacity: u64) -> Self {
         // A list of 2^30 words has 2^19 checkpoints; such files are rare, so few shards do.
-        Self { block_size, checkpoints: Cache::new(capacity, capacity / 8) }
+        Self { block_size, words_max, checkpoints: Cache::new(capacity, capacity / 8) }
+    }
+
+    /// Bytes of a block.
+    pub(super) fn block_size(&self) -> u32 {
+        self.block_size
     }
 
     /// Has `stats` ask what its cache did.
@@ -91,7 +99,7 @@ impl BlockLists {
     /// Number of blocks of a file; its tail in a fragment is none of them.
     ///
     /// # Errors
-    /// `Unsupported` for more than archfs takes.
+    /// `Unsupported` for more than archfs takes; `Corrupt` for more than the image can list.
     pub(super) fn count(&self, body: &RegularBody) -> Result<u64> {
         let block_size = u64::from(self.block_size);
         let count = match body.tail {
@@ -103,6 +111,12 @@ impl BlockLists {
                 Kind::Unsupported,
                 format!("file of {count} blocks, at most {SQUASHFS_FILE_BLOCKS_MAX} can be read"),
             ));
+        }
+        if count > self.words_max {
+            return Err(Error::corrupt(format!(
+                "file of {count} blocks, the inode table can list {} at most",
+                self.words_max
+            )));
         }
         Ok(count)
     }
@@ -252,7 +266,7 @@ mod tests {
         // An odd lead makes words straddle metadata blocks.
         for lead in [0, 2, 17] {
             let metadata = list(&words, lead);
-            let lists = BlockLists::new(BLOCK, 1 << 20);
+            let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
             let at = Position { block: 0, offset: u16::try_from(lead).unwrap() };
             let open = |first| {
                 let cursor = metadata.cursor(at).unwrap();
@@ -274,7 +288,7 @@ mod tests {
 
     #[test]
     fn counts_the_tail_only_where_it_is_no_fragment() {
-        let lists = BlockLists::new(BLOCK, 1 << 20);
+        let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
         let tail = Some(super::super::inode::Tail { fragment: 0, offset: 0 });
         for (size, alone, shared) in [(0, 0, 0), (1, 1, 0), (4096, 1, 1), (4097, 2, 1)] {
             let body = RegularBody { start: 0, size, sparse: 0, tail: None };
@@ -285,7 +299,7 @@ mod tests {
 
     #[test]
     fn refuses_one_block_more_than_the_limit() {
-        let lists = BlockLists::new(BLOCK, 1 << 20);
+        let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
         let size = SQUASHFS_FILE_BLOCKS_MAX * u64::from(BLOCK);
         let body = RegularBody { start: 0, size, sparse: 0, tail: None };
         assert!(lists.count(&body).is_ok());
@@ -293,9 +307,17 @@ mod tests {
     }
 
     #[test]
+    fn refuses_one_block_more_than_the_inode_table_can_list() {
+        let lists = BlockLists::new(BLOCK, 10, 1 << 20);
+        assert_eq!(lists.count(&body(10)).unwrap(), 10);
+        let error = lists.count(&body(11)).unwrap_err();
+        assert_eq!(error.to_string(), "file of 11 blocks, the inode table can list 10 at most");
+    }
+
+    #[test]
     fn reports_a_list_that_ends_before_the_file_does() {
         let metadata = list(&[5; 10], 0);
-        let lists = BlockLists::new(BLOCK, 1 << 20);
+        let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
         for (blocks, first) in [(11, 10), (5000, 4000)] {
             let cursor = metadata.cursor(Position { block: 0, offset: 0 }).unwrap();
             let opened =

@@ -59,24 +59,24 @@ pub(super) struct FileRef<'m> {
 }
 
 impl Data {
-    /// Contents of the image in `storage`; `cache` bytes for decoded blocks.
+    /// Contents of the image in `storage`; `capacity` bytes for decoded blocks.
     pub(super) fn new(
         storage: Arc<dyn Storage>,
         codec: Codec,
-        block_size: u32,
+        lists: BlockLists,
         fragments: Option<Table<FRAGMENT_RECORD>>,
         capacity: u64,
         pools: &BlockPools,
     ) -> Self {
-        let lists_share = capacity / 16;
+        let block_size = lists.block_size();
         Self {
             storage,
             codec,
             block_size,
-            lists: BlockLists::new(block_size, lists_share),
+            lists,
             fragments,
             pool: pools.of(index(block_size)),
-            cache: Cache::new(capacity.saturating_sub(lists_share), u64::from(block_size)),
+            cache: Cache::new(capacity, u64::from(block_size)),
         }
     }
 

@@ -79,18 +79,18 @@ impl<'m> Directory<'m> {
         listing.visit(place.turn, visit)
     }
 
-    /// The entry `name`.
+    /// What the entry `name` leads to, and of which kind it says that is.
     ///
     /// # Errors
     /// `Corrupt` where the listing is damaged on the way to it; `Io`.
-    pub(super) fn find(&self, name: Name<'_>) -> Result<Option<InodeRef>> {
+    pub(super) fn find(&self, name: Name<'_>) -> Result<Option<(InodeRef, FileKind)>> {
         let nearest = self.nearest_index(|_, first| first <= name.as_bytes())?;
         let listing = self.open(nearest, nearest.map_or(0, |near| near.listing))?;
         let mut found = None;
         listing.visit(0, |entry| match entry.name.cmp(&name) {
             Ordering::Less => ControlFlow::Continue(()),
             Ordering::Equal => {
-                found = Some(entry.reference);
+                found = Some((entry.reference, entry.kind));
                 ControlFlow::Break(())
             }
             Ordering::Greater => ControlFlow::Break(()),

@@ -58,6 +58,12 @@ impl InodeRef {
         Ino::new(self.0.saturating_add(2)).unwrap_or(Ino::ROOT)
     }
 
+    /// Where its record is, for a person, with the inode table at `inode_table` of the image.
+    pub(super) fn place(self, inode_table: u64) -> String {
+        let Position { block, offset } = self.position(inode_table);
+        format!("squashfs inode at {block:#x}, byte {offset}")
+    }
+
     fn position(self, inode_table: u64) -> Position {
         let [low, high, ..] = self.0.to_le_bytes();
         let block = inode_table.saturating_add(self.0 >> 16);
@@ -145,7 +151,8 @@ pub(super) struct Tail {
 }
 
 impl Inode {
-    /// Reads the inode at `reference`; the cursor is left behind its fixed part.
+    /// Reads the inode at `reference`; the cursor is left behind its fixed part. Who asked for it
+    /// says in an error which one it was.
     ///
     /// # Errors
     /// `Corrupt` where there is no inode or it contradicts itself; `Io`.
@@ -154,14 +161,8 @@ impl Inode {
         inode_table: u64,
         reference: InodeRef,
     ) -> Result<(Self, Cursor<'_>)> {
-        let position = reference.position(inode_table);
-        let mut cursor = metadata.cursor(position)?;
-        let inode = Self::parse(&mut cursor).map_err(|error| {
-            error.within(format_args!(
-                "squashfs inode at {:#x}, byte {}",
-                position.block, position.offset
-            ))
-        })?;
+        let mut cursor = metadata.cursor(reference.position(inode_table))?;
+        let inode = Self::parse(&mut cursor)?;
         Ok((inode, cursor))
     }
 

@@ -11,7 +11,7 @@ use std::ops::{ControlFlow, Range};
 use crate::cache::{BlockPools, Fetch, Readahead, Request, Workers};
 use crate::error::{Error, Kind, Result};
 use crate::stats::Stats;
-use crate::storage::Storage;
+use crate::storage::{Storage, Window};
 use crate::sync::{Arc, Weak};
 use crate::vfs::{
     Attr, Cookie, DirEntry, Fault, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp,
@@ -35,8 +35,9 @@ mod table;
 mod tests;
 mod xattr;
 
+use blocklist::BlockLists;
 use data::{Data, FileRef};
-use directory::Directory;
+use directory::{Directory, Entry};
 use inode::{Body, Inode, InodeRef};
 use metadata::{Cursor, Metadata};
 use superblock::Superblock;
@@ -66,7 +67,8 @@ pub(crate) struct Shared {
 pub(crate) struct SquashFs {
     /// The archive's name, for errors.
     name: String,
-    storage: Arc<dyn Storage>,
+    /// What the image lies in, with what is behind it.
+    whole: Arc<dyn Storage>,
     superblock: Superblock,
     root: InodeRef,
     metadata: Metadata,
@@ -110,6 +112,9 @@ impl SquashFs {
         storage.read_exact_at(&mut bytes, 0)?;
         let superblock = Superblock::parse(&bytes, storage.len())?;
         let end = superblock.bytes_used;
+        // Behind it may be padding, or something else that is none of this image's business.
+        let whole = storage;
+        let storage: Arc<dyn Storage> = Arc::new(Window::new(Arc::clone(&whole), 0)?.cut(end)?);
         let root = InodeRef::parse(superblock.root).ok_or_else(|| {
             Error::corrupt(format!("superblock: root inode at {:#x}", superblock.root))
         })?;
@@ -135,9 +140,11 @@ impl SquashFs {
         };
         let data_share = capacity.saturating_sub(metadata_share);
         let block_size = superblock.block_size;
-        let bytes = Arc::clone(&storage);
-        let data = Data::new(bytes, codec, block_size, fragments, data_share, &shared.pools);
-        let (inode, _) = Inode::read(&metadata, superblock.inode_table, root)?;
+        let lists = BlockLists::new(block_size, superblock.words_max(), data_share / 16);
+        let data_share = data_share.saturating_sub(data_share / 16);
+        let data = Data::new(storage, codec, lists, fragments, data_share, &shared.pools);
+        let (inode, _) = Inode::read(&metadata, superblock.inode_table, root)
+            .map_err(|error| error.within(root.place(superblock.inode_table)))?;
         let kind = inode.kind();
         if kind != FileKind::Directory {
             return Err(Error::corrupt(format!("the root is no directory but {kind:?}")));
@@ -147,7 +154,7 @@ impl SquashFs {
         let readahead = Readahead::new(if has_room { data_share } else { 0 });
         Ok(Arc::new_cyclic(|itself| Self {
             name: name.to_owned(),
-            storage,
+            whole,
             superblock,
             root,
             metadata,
@@ -272,9 +279,38 @@ impl SquashFs {
         Ok(inode.xattr.map(|id| (xattrs, id)))
     }
 
-    /// Puts the archive's name in front of an error.
-    fn named(&self) -> impl Fn(Error) -> Error + '_ {
-        |error| error.within(&self.name)
+    /// What the entry of `parent` leads to that says it is of that `kind`. Each folder is in one
+    /// place of a tree: the root in none, and none in itself.
+    fn child(&self, parent: Ino, reference: InodeRef, kind: FileKind) -> Result<Attr> {
+        check_child(parent, reference.ino(self.root))?;
+        let attr = self.attr_of(reference)?;
+        if attr.kind != kind {
+            let context = format!("is {:?}, its entry says {kind:?}", attr.kind);
+            return Err(Error::corrupt(context));
+        }
+        Ok(attr)
+    }
+
+    /// Puts the archive's name in front of an error, and behind that, if the archive is at fault,
+    /// where the inode is that this is about.
+    fn named(&self, ino: Ino) -> impl Fn(Error) -> Error + '_ {
+        move |error| {
+            let reference = InodeRef::from_ino(ino, self.root).filter(|_| error.is_damage());
+            let error = match reference {
+                Some(reference) => error.within(reference.place(self.superblock.inode_table)),
+                None => error,
+            };
+            error.within(&self.name)
+        }
+    }
+}
+
+/// Refuses an entry that would make a folder its own ancestor, as far as one step shows it.
+fn check_child(parent: Ino, child: Ino) -> Result<()> {
+    match child {
+        Ino::ROOT => Err(Error::corrupt("holds the root")),
+        child if child == parent => Err(Error::corrupt("holds itself")),
+        _ => Ok(()),
     }
 }
 
@@ -296,14 +332,16 @@ impl Fetch for SquashFs {
 
 impl Tree for SquashFs {
     fn attr(&self, ino: Ino) -> Result<Attr> {
-        self.reference(ino).and_then(|reference| self.attr_of(reference)).map_err(self.named())
+        self.reference(ino).and_then(|reference| self.attr_of(reference)).map_err(self.named(ino))
     }
 
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
-        self.directory(parent)
-            .and_then(|directory| directory.find(name))
-            .and_then(|found| found.map(|reference| self.attr_of(reference)).transpose())
-            .map_err(self.named())
+        let found = self.directory(parent).and_then(|directory| directory.find(name));
+        let Some((reference, kind)) = found.map_err(self.named(parent))? else {
+            return Ok(None);
+        };
+        let child = self.child(parent, reference, kind);
+        child.map(Some).map_err(self.named(reference.ino(self.root)))
     }
 
     fn read_dir(
@@ -312,23 +350,25 @@ impl Tree for SquashFs {
         cookie: Cookie,
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let root = self.root;
+        let mut sound = Ok(());
         self.directory(ino)
             .and_then(|directory| {
                 directory.visit(cookie, |entry| {
-                    visit(DirEntry {
-                        ino: entry.reference.ino(root),
-                        kind: entry.kind,
-                        name: entry.name,
-                        next: entry.next,
-                    })
+                    let child = entry.reference.ino(self.root);
+                    sound = check_child(ino, child);
+                    if sound.is_err() {
+                        return ControlFlow::Break(());
+                    }
+                    let Entry { kind, name, next, .. } = entry;
+                    visit(DirEntry { ino: child, kind, name, next })
                 })
             })
-            .map_err(self.named())
+            .and(sound)
+            .map_err(self.named(ino))
     }
 
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.target(ino).map_err(self.named())
+        self.target(ino).map_err(self.named(ino))
     }
 
     fn read<'s>(
@@ -343,13 +383,13 @@ impl Tree for SquashFs {
                 self.read_ahead(&file, offset..offset.saturating_add(u64::from(size)));
                 self.data.read(&self.metadata, file, offset, size, scratch)
             })
-            .map_err(self.named())
+            .map_err(self.named(ino))
     }
 
     fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
         self.file(ino)
             .and_then(|file| self.data.seek(&self.metadata, file, offset, target))
-            .map_err(self.named())
+            .map_err(self.named(ino))
     }
 
     fn has_xattrs(&self) -> bool {
@@ -361,7 +401,7 @@ impl Tree for SquashFs {
             Some((xattrs, id)) => xattrs.list(&self.metadata, id),
             None => Ok(Vec::new()),
         });
-        listed.map_err(self.named())
+        listed.map_err(self.named(ino))
     }
 
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
@@ -369,7 +409,7 @@ impl Tree for SquashFs {
             Some((xattrs, id)) => xattrs.value(&self.metadata, id, name),
             None => Err(Error::new(Kind::NoAttribute, "no such attribute")),
         });
-        value.map_err(self.named())
+        value.map_err(self.named(ino))
     }
 
     fn totals(&self) -> Totals {
@@ -383,7 +423,7 @@ impl Tree for SquashFs {
     fn place(&self, ino: Ino) -> Result<u64> {
         self.file(ino)
             .and_then(|file| self.data.start(&self.metadata, &file.body))
-            .map_err(self.named())
+            .map_err(self.named(ino))
     }
 
     fn audit(&self, found: &mut dyn FnMut(Fault)) {

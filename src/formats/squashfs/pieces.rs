@@ -9,6 +9,7 @@ use super::blocklist::{Extent, Extents};
 use super::data::Data;
 use super::inode::RegularBody;
 use super::metadata::Metadata;
+use super::superblock;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
 
@@ -89,7 +90,7 @@ impl Pieces<'_, '_> {
         };
         let piece = match (extent, self.body.tail) {
             (Some(extent), _) => Piece {
-                extent,
+                extent: behind_superblock(extent)?,
                 range: index(from)..index(to),
                 least: index(block_len),
                 most: index(block_len),
@@ -97,7 +98,7 @@ impl Pieces<'_, '_> {
             (None, Some(tail)) => {
                 let before = index(tail.offset);
                 Piece {
-                    extent: self.data.fragment(self.metadata, tail)?,
+                    extent: behind_superblock(self.data.fragment(self.metadata, tail)?)?,
                     range: before.saturating_add(index(from))..before.saturating_add(index(to)),
                     least: before.saturating_add(index(block_len)),
                     most: index(block_size),
@@ -156,5 +157,17 @@ impl Pieces<'_, '_> {
             }
         }
         reached
+    }
+}
+
+/// Refuses a block that begins before any can: it would show the image itself.
+fn behind_superblock(extent: Extent) -> Result<Extent> {
+    match extent {
+        Extent::Plain { start, .. } | Extent::Compressed { start, .. }
+            if start < length(superblock::SIZE) =>
+        {
+            Err(Error::corrupt(format!("squashfs data block at {start:#x}: in the superblock")))
+        }
+        extent => Ok(extent),
     }
 }

@@ -6,8 +6,8 @@
 
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};
-use crate::formats::bytes::Reader;
-use crate::formats::limits::{SQUASHFS_BLOCK_MAX, SQUASHFS_BLOCK_MIN};
+use crate::formats::bytes::{Reader, length};
+use crate::formats::limits::{SQUASHFS_BLOCK_MAX, SQUASHFS_BLOCK_MIN, SQUASHFS_METADATA_MAX};
 
 /// Bytes it takes on disk.
 pub(super) const SIZE: usize = 96;
@@ -125,6 +125,13 @@ impl Superblock {
             ));
         }
         Ok(superblock)
+    }
+
+    /// Words of block lists that the inode table can hold at most: a block of metadata takes three
+    /// bytes of it at least.
+    pub(super) fn words_max(&self) -> u64 {
+        let stored = self.directory_table.saturating_sub(self.inode_table);
+        stored.div_ceil(3).saturating_mul(length(SQUASHFS_METADATA_MAX) / 4)
     }
 }
 

@@ -167,8 +167,11 @@ fn refuses_roots_that_are_none() {
 
 #[test]
 fn refuses_inodes_that_lie() {
-    for (kind, sound) in [(0_u16, false), (1, true), (14, true), (15, false), (u16::MAX, false)] {
-        let image = Image::sound().inode(PIPE, &kind);
+    for (kind, listed, sound) in
+        [(0_u16, 6_u16, false), (1, 1, true), (14, 7, true), (15, 7, false), (u16::MAX, 6, false)]
+    {
+        // The entry of `p` is the third, and says the same.
+        let image = Image::sound().inode(PIPE, &kind).directory(12 + 2 * 9 + 4, &listed);
         assert_eq!(open(&image).and_then(|image| lookup(&image, "p")).is_ok(), sound, "{kind}");
     }
     for (at, field, text) in [
@@ -252,8 +255,9 @@ fn refuses_contents_that_lie() {
     check(sound().inode(words + 8, &(BLOCK + 1)), "claims 4097 bytes, at most 4096 can be");
     check(sound().inode(words, &(10_u32 | 1 << 24)), "has 10 bytes, the file needs 4096");
     check(sound().inode(words + 8, &3_u32), "zstd can not decode");
-    check(sound().inode(FILE + 16, &(1_u64 << 40)), "past the end");
-    check(sound().inode(FILE + 16, &u64::MAX), "");
+    check(sound().inode(FILE + 16, &(1_u64 << 40)), "lie outside the image");
+    check(sound().inode(FILE + 16, &u64::MAX), "squashfs inode at");
+    check(sound().inode(FILE + 16, &95_u64), "data block at 0x5f: in the superblock");
     // The compressed block decodes to 4096 bytes, one more than the file has in it.
     let short =
         sound().inode(FILE + 16 + 8, &(3 * u64::from(BLOCK) - 1)).inode(FILE + 44, &u32::MAX);
@@ -279,9 +283,50 @@ fn refuses_fragments_that_lie() {
     let fragments: fn(&mut Image) -> &mut Vec<u8> = |image| &mut image.fragments;
     check(with(sound(), fragments, 8, &0_u32), "a block of 0 bytes");
     check(with(sound(), fragments, 8, &(BLOCK + 1)), "claims 4097 bytes");
-    check(with(sound(), fragments, 0, &(1_u64 << 50)), "past the end");
+    check(with(sound(), fragments, 0, &(1_u64 << 50)), "lie outside the image");
+    check(with(sound(), fragments, 0, &95_u64), "data block at 0x5f: in the superblock");
     let many = Image { fragment_count: u32::MAX, ..sound() };
     assert!(open(&many).err().unwrap().to_string().contains("fragment table at"));
+}
+
+#[test]
+fn never_hands_out_what_lies_behind_the_image() {
+    let sound = Image::sound().bytes();
+    let words = FILE + 16 + 40;
+    let plain = Image::sound().inode(words, &(BLOCK | 1 << 24));
+    let image = plain.inode(FILE + 16, &(sound.len() as u64 - 1)).bytes();
+    let storage = MemStorage::new([image, vec![b'x'; 2 * BLOCK as usize]].concat());
+    let error = read(&open_stored(Arc::new(storage)).unwrap(), 0, 10).unwrap_err().to_string();
+    assert!(error.contains("lie outside the image"), "{error}");
+}
+
+#[test]
+fn tells_which_inode_is_at_fault() {
+    let table = u64::from_le_bytes(Image::sound().bytes()[64..72].try_into().unwrap());
+    let check = |error: Error, at: u16| {
+        let start = format!("test.sqfs: squashfs inode at {table:#x}, byte {at}: ");
+        assert!(error.to_string().starts_with(&start), "{error}, not {start}");
+    };
+    let opened = |image: Image| open(&image).unwrap();
+    check(lookup(&opened(Image::sound().inode(PIPE, &15_u16)), "p").unwrap_err(), PIPE);
+    check(lookup(&opened(Image::sound().inode(PIPE + 4, &1_u16)), "p").unwrap_err(), PIPE);
+    check(read(&opened(Image::sound().inode(FILE + 44, &1_u32)), 0, 1 << 20).unwrap_err(), FILE);
+    let listing = opened(Image::sound().directory(0, &256_u32));
+    check(names(&listing, Cookie::START).unwrap_err(), ROOT);
+    check(lookup(&listing, "f").unwrap_err(), ROOT);
+}
+
+#[test]
+fn refuses_entries_that_lead_back_or_to_another_kind() {
+    let entry = 12;
+    let kind = open(&Image::sound().directory(entry + 4, &1_u16)).unwrap();
+    let error = lookup(&kind, "f").unwrap_err().to_string();
+    assert!(error.contains("is Regular, its entry says Directory"), "{error}");
+    let root = Image::sound().directory(entry, &ROOT).directory(entry + 4, &1_u16);
+    let root = open(&root).unwrap();
+    for error in [lookup(&root, "f").unwrap_err(), names(&root, Cookie::START).unwrap_err()] {
+        assert!(error.to_string().contains("holds the root"), "{error}");
+    }
 }
 
 #[test]

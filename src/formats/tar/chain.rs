@@ -41,7 +41,7 @@ pub(super) enum Step {
     /// A member, which is now the last one of the list.
     Member,
     /// A label or the like, or a member that can not be shown: why.
-    Skipped(Option<String>),
+    Skipped(Option<Skip>),
     /// The end of the archive's bytes, where a header would be next.
     End,
     /// Zeros where a header would be.
@@ -52,6 +52,13 @@ pub(super) enum Step {
     Damaged { path: Vec<u8>, what: String },
     /// The archive ends before the data of this member does.
     Truncated(Vec<u8>),
+}
+
+/// What is left out, and its path, if it has one.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Skip {
+    pub(super) what: String,
+    pub(super) path: Option<Vec<u8>>,
 }
 
 /// A header, what extends it, and where its data begins.
@@ -141,7 +148,8 @@ impl Chain {
                             Ok(others) => {
                                 self.at = next;
                                 let what = "records for all members but of owners and times";
-                                return Ok(Step::Skipped(others.then(|| what.to_owned())));
+                                let skip = others.then(|| Skip { what: what.into(), path: None });
+                                return Ok(Step::Skipped(skip));
                             }
                             Err(error) => Err(error),
                         },
@@ -201,7 +209,7 @@ fn member(
 ) -> Result<(Step, u64)> {
     let Found { header, overrides, path, start, data } = found;
     let damaged = |why: &str, next: u64| {
-        let what = format!("member \"{}\": {why}", shown(&path));
+        let what = format!("member \"{}\" at {start:#x}: {why}", shown(&path));
         (Step::Damaged { path: path.clone(), what }, next)
     };
     let stored = match (header.has_data(), overrides.size, header.size()) {
@@ -235,7 +243,8 @@ fn member(
     }
     let link = overrides.link.as_deref().unwrap_or_else(|| header.link());
     if path.len() > TAR_PATH_MAX || link.len() > TAR_PATH_MAX {
-        return Ok((Step::Skipped(Some(format!("paths over {TAR_PATH_MAX} bytes"))), next));
+        let what = format!("paths over {TAR_PATH_MAX} bytes");
+        return Ok((Step::Skipped(Some(Skip { what, path: Some(path) })), next));
     }
     let mut member = about(header, overrides, start);
     match header.kind() {

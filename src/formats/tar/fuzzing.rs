@@ -138,7 +138,9 @@ pub fn tar(data: &[u8]) {
     let storage = Arc::new(MemStorage::new(archive));
     let recursive = how & 1 != 0;
     let progress = Progress::default();
-    let options = TarOptions { recursive, saved: None, progress: &progress, memory: 1 << 20 };
+    let memory = 1 << 20;
+    let options =
+        TarOptions { recursive, saved: None, progress: &progress, memory, verified: false };
     let Ok(tar) = Tar::open("fuzz", Bytes::Stored(storage.clone()), &options) else { return };
     walk(&tar, Folders::Consistent);
     for graft in tar.grafts() {

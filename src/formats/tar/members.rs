@@ -72,7 +72,12 @@ pub(super) struct Members {
     bytes: Vec<u8>,
     sparse: Vec<Vec<Segment>>,
     xattrs: Vec<Xattrs>,
+    /// Bytes that maps and attributes take, about.
+    weight: usize,
 }
+
+/// Bytes of maps and attributes that a list holds before it is heavy.
+const HEAVY: usize = 16 << 20;
 
 /// What of a new member lies outside its record.
 pub(super) struct Parts<'p> {
@@ -106,6 +111,12 @@ impl Members {
         let path = (self.bytes.len(), parts.path.len());
         self.bytes.extend(parts.path);
         self.bytes.extend(parts.link);
+        let xattrs =
+            parts.xattrs.iter().map(|(name, value)| name.len().saturating_add(value.len()));
+        let pieces = parts.sparse.as_ref().map_or(0, Vec::len);
+        let added =
+            xattrs.sum::<usize>().saturating_add(pieces.saturating_mul(size_of::<Segment>()));
+        self.weight = self.weight.saturating_add(added);
         let body = match parts.sparse {
             Some(map) => {
                 self.sparse.push(map);
@@ -122,6 +133,19 @@ impl Members {
 
     pub(super) fn list(&self) -> &[Member] {
         &self.list
+    }
+
+    /// Whether it should go into the tree although it is short.
+    pub(super) fn is_heavy(&self) -> bool {
+        self.weight >= HEAVY
+    }
+
+    /// Pieces of the member's sparse map; 0 where it has none.
+    pub(super) fn pieces(&self, member: &Member) -> usize {
+        match member.body {
+            Body::Sparse(number) => self.sparse(number).len(),
+            _ => 0,
+        }
     }
 
     pub(super) fn path(&self, member: &Member) -> &[u8] {
@@ -165,6 +189,7 @@ impl Members {
         self.bytes.clear();
         self.sparse.clear();
         self.xattrs.clear();
+        self.weight = 0;
     }
 
     fn slice(&self, range: Range<usize>) -> &[u8] {

@@ -30,7 +30,8 @@ pub(super) fn shown(path: &[u8]) -> String {
 pub(super) struct Notes {
     damages: Vec<String>,
     more_damages: u64,
-    skipped: BTreeMap<String, u64>,
+    /// By what they are: how many, and the path of one of them.
+    skipped: BTreeMap<String, (u64, Option<String>)>,
     /// What is damaged, for who wants to know it file by file.
     faults: Vec<Fault>,
     more_faults: u64,
@@ -68,17 +69,28 @@ impl Notes {
         }
     }
 
-    /// A member is not shown; `what` says what such members are, in the plural.
-    pub(super) fn skip(&mut self, what: &str) {
-        match self.skipped.get_mut(what) {
-            Some(count) => *count = count.saturating_add(1),
-            None => _ = self.skipped.insert(what.to_owned(), 1),
-        }
+    /// A member is not shown; `what` says what such members are, in the plural. `path` is its own,
+    /// if it has one.
+    pub(super) fn skip(&mut self, what: &str, path: Option<&[u8]>) {
+        self.skip_many(what, 1, path.map(shown));
+    }
+
+    fn skip_many(&mut self, what: &str, count: u64, path: Option<String>) {
+        let Some((sum, known)) = self.skipped.get_mut(what) else {
+            self.skipped.insert(what.to_owned(), (count, path));
+            return;
+        };
+        *sum = sum.saturating_add(count);
+        // Not the one that came first: in which order they come depends on how it is scanned.
+        *known = match (known.take(), path) {
+            (Some(known), Some(path)) => Some(known.min(path)),
+            (known, path) => known.or(path),
+        };
     }
 
     /// The hard link at `path` is not shown, since `target` is not there.
     pub(super) fn lost_link(&mut self, path: &[u8], target: &[u8]) {
-        self.skip(LOST_LINKS);
+        self.skip(LOST_LINKS, Some(path));
         let target = shown(target);
         self.fault(path, &format!("a hard link to \"{target}\", which is not in the archive"));
     }
@@ -104,9 +116,8 @@ impl Notes {
         self.more_faults = self.more_faults.saturating_add(other.more_faults).saturating_add(over);
         self.faults.extend(other.faults.into_iter().take(room));
         self.more_damages = self.more_damages.saturating_add(other.more_damages);
-        for (what, count) in other.skipped {
-            let sum = self.skipped.entry(what).or_insert(0);
-            *sum = sum.saturating_add(count);
+        for (what, (count, path)) in other.skipped {
+            self.skip_many(&what, count, path);
         }
     }
 
@@ -119,20 +130,24 @@ impl Notes {
         }
         // A lost link is a fault of its own.
         let skipped = self.skipped.iter().filter(|(what, _)| *what != LOST_LINKS);
-        faults
-            .extend(skipped.map(|(what, count)| Fault::note(format!("left out {count}: {what}"))));
+        faults.extend(skipped.map(|(what, left_out)| Fault::note(left_out_line(what, left_out))));
         (self.lines(), faults)
     }
 
-    fn lines(self) -> Vec<String> {
+    pub(super) fn lines(self) -> Vec<String> {
         let mut lines = self.damages;
         if self.more_damages > 0 {
             lines.push(format!("and damage in {} more places", self.more_damages));
         }
-        let skipped = self.skipped.into_iter();
-        lines.extend(skipped.map(|(what, count)| format!("left out {count}: {what}")));
+        lines.extend(self.skipped.iter().map(|(what, left_out)| left_out_line(what, left_out)));
         lines
     }
+}
+
+/// How many members of a kind were left out, and which one for example.
+fn left_out_line(what: &str, (count, path): &(u64, Option<String>)) -> String {
+    let example = path.as_ref().map_or(String::new(), |path| format!(", such as \"{path}\""));
+    format!("left out {count}: {what}{example}")
 }
 
 #[cfg(test)]
@@ -144,14 +159,16 @@ mod tests {
         let mut notes = Notes::default();
         for number in 0..100 {
             notes.damage(format!("fault {number}"));
-            notes.skip("odd members");
+            notes.skip("odd members", Some(format!("m{number}").as_bytes()));
         }
         let mut all = Notes::default();
-        all.skip("odd members");
+        all.skip("odd members", Some(b"m5"));
+        all.skip("records", None);
         all.append(notes);
         let lines = all.lines();
-        assert_eq!(lines.len(), DAMAGES_MAX + 2);
+        assert_eq!(lines.len(), DAMAGES_MAX + 3);
         assert_eq!(lines[DAMAGES_MAX], "and damage in 90 more places");
-        assert_eq!(lines[DAMAGES_MAX + 1], "left out 101: odd members");
+        assert_eq!(lines[DAMAGES_MAX + 1], "left out 101: odd members, such as \"m0\"");
+        assert_eq!(lines[DAMAGES_MAX + 2], "left out 1: records");
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::header::owner;
 use super::members::Xattrs;
 use super::{pax, sparse};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::formats::bytes::index;
 use crate::formats::limits::{TAR_PATH_MAX, XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use crate::vfs::Timestamp;
@@ -58,7 +58,8 @@ impl Overrides {
             match keyword {
                 b"path" => self.path = bytes(),
                 b"linkpath" => self.link = bytes(),
-                b"size" => self.size = number(),
+                // Where the next header is depends on it, so it can not be passed over.
+                b"size" => self.size = said_size(value)?,
                 b"uid" => self.uid = number().map(numbered_owner),
                 b"gid" => self.gid = number().map(numbered_owner),
                 b"mtime" => self.modified = pax::time(value),
@@ -164,6 +165,17 @@ impl SparseWords {
     }
 }
 
+/// The size that a record says; an empty one takes it back.
+fn said_size(value: &[u8]) -> Result<Option<u64>> {
+    match pax::number(value) {
+        None if !value.is_empty() => {
+            let shown = value.get(..value.len().min(32)).unwrap_or_default().escape_ascii();
+            Err(Error::corrupt(format!("pax header: size {shown} is no number")))
+        }
+        size => Ok(size),
+    }
+}
+
 fn numbered_owner(number: u64) -> u32 {
     owner(i64::try_from(number).unwrap_or(-1))
 }
@@ -197,6 +209,17 @@ mod tests {
         assert!(said(&[("path", "a"), ("path", "")]).is_empty());
         assert!(!said(&[("GNU.sparse.name", "a")]).is_empty());
         assert!(!said(&[("GNU.sparse.offset", "0")]).is_empty());
+    }
+
+    #[test]
+    fn a_size_is_a_number_or_taken_back() {
+        let largest = u64::MAX.to_string();
+        assert_eq!(said(&[("size", &largest)]).size, Some(u64::MAX));
+        assert_eq!(said(&[("size", "5"), ("size", "")]).size, None);
+        for size in ["-5", "18446744073709551616", "5 ", "0x5"] {
+            let error = Overrides::default().take(&record("size", size)).unwrap_err();
+            assert_eq!(error.to_string(), format!("pax header: size {size} is no number"));
+        }
     }
 
     #[test]

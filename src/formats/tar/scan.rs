@@ -8,7 +8,7 @@
 use std::mem;
 use std::ops::ControlFlow;
 
-use super::chain::{Chain, Nesting, Step};
+use super::chain::{Chain, Nesting, Skip, Step};
 use super::header::{self, BLOCK, BLOCK_LEN, Block, Dialect, Header, Seen};
 use super::index::{Builder, Folder, Index, Nested};
 use super::members::{Inner, Kind, Members};
@@ -112,7 +112,8 @@ pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Index
         let goes_on = walk.step(source, &mut members, notes)?;
         let is_archive = matches!(members.list().last(), Some(last) if is_tar(last.kind));
         let mut inner = Vec::new();
-        if !goes_on || is_archive || members.list().len() >= BATCH {
+        let is_full = members.list().len() >= BATCH || members.is_heavy();
+        if !goes_on || is_archive || is_full {
             // What goes into the tree must be there; an archive within is looked through anyway.
             let behind = members.list().last().map(|last| members.data_end(last));
             let behind = behind.filter(|&behind| behind > 0 && goes_on && !is_archive);
@@ -228,7 +229,7 @@ impl Walk {
     ) -> Result<bool> {
         match self.chain.step(source, members)? {
             Step::Member | Step::Skipped(None) => {}
-            Step::Skipped(Some(why)) => notes.skip(&why),
+            Step::Skipped(Some(Skip { what, path })) => notes.skip(&what, path.as_deref()),
             Step::Damaged { path, what } => notes.damage_of(&path, what),
             Step::Truncated(path) => {
                 let what = match path.as_slice() {
@@ -261,7 +262,7 @@ impl Walk {
             notes.damage_of(path, what);
             members.pop();
         } else if !self.marked && self.chain.at() > self.start {
-            notes.damage("no mark of the end: perhaps cut off".to_owned());
+            notes.damage(format!("no mark of the end at {end:#x}: perhaps cut off"));
         }
     }
 

@@ -21,7 +21,7 @@ use super::layout::HardLink;
 use super::{Content, Node, NodeId, Segment};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::{index, length};
-use crate::formats::limits::TAR_DEPTH_MAX;
+use crate::formats::limits::{TAR_DEPTH_MAX, TAR_PIECES_MAX, TAR_XATTRS_MAX};
 use crate::vfs::{FileKind, Name};
 
 /// A folder of the tree that is being made.
@@ -55,12 +55,16 @@ pub(in crate::formats::tar) struct Builder {
     /// The paths that hard links say, one behind the other.
     pub(super) link_paths: Vec<u8>,
     pub(super) segments: Vec<Segment>,
+    /// Pieces that `segments` may grow to, and bytes that `xattrs` may.
+    pub(super) pieces_max: usize,
+    pub(super) xattrs_max: usize,
     pub(super) maps: Vec<u64>,
     /// Place in `pending`, place in `xattrs`, depth of the member that said so.
     pub(super) with_xattrs: Vec<(u32, u64, u32)>,
     pub(super) xattrs: Vec<u8>,
-    /// Where a set of attributes is already kept: files of one folder often have the same.
-    pub(super) known_xattrs: HashMap<Vec<u8>, u64>,
+    /// Where a set of attributes is already kept, by its hash: files of one folder often have the
+    /// same. Two sets with one hash are both kept, as often as they come.
+    pub(super) known_xattrs: HashMap<u64, u64>,
     pub(super) grafts: Vec<(Folder, u64, u64)>,
     /// The folder that the last path led to: members mostly come folder by folder.
     pub(super) last: Option<(Folder, Vec<u8>, Folder)>,
@@ -72,6 +76,10 @@ pub(super) struct Pending {
     pub(super) parent: Folder,
     pub(super) node: Node,
 }
+
+/// Members that are left out, as a note says it.
+const NOT_SHOWN: &str = "paths that Linux can not show";
+const TOO_MANY_PIECES: &str = "sparse files with more pieces than are kept of one archive";
 
 /// What stands in `Content` of a pending folder or link, whose place in the tree is not known yet.
 const UNPLACED: Content = Content::Link { target: NodeId::MAX };
@@ -96,6 +104,8 @@ impl Builder {
             hard_links: Vec::new(),
             link_paths: Vec::new(),
             segments: Vec::new(),
+            pieces_max: TAR_PIECES_MAX,
+            xattrs_max: TAR_XATTRS_MAX,
             maps: Vec::new(),
             with_xattrs: Vec::new(),
             xattrs: Vec::new(),
@@ -131,16 +141,16 @@ impl Builder {
             match member.kind {
                 Kind::Directory => {
                     let Some(folder) = self.folder(base, path, member)? else {
-                        notes.skip("paths that Linux can not show");
+                        notes.skip(NOT_SHOWN, Some(path));
                         continue;
                     };
                     self.describe(folder, member, member.permissions);
-                    self.set_xattrs(folder.0, members, member, true);
+                    self.set_xattrs(folder.0, members, member, true, notes);
                 }
                 Kind::Archive(inner) => {
                     let stem = folder_name(path).unwrap_or(path);
                     let Some(folder) = self.folder(base, stem, member)? else {
-                        notes.skip("paths that Linux can not show");
+                        notes.skip(NOT_SHOWN, Some(path));
                         continue;
                     };
                     // Who may read the archive may enter the folder.
@@ -156,10 +166,18 @@ impl Builder {
                 _ => {
                     let placed = self.place(base, path, member)?;
                     let Some((parent, name)) = placed else {
-                        notes.skip("paths that Linux can not show");
+                        notes.skip(NOT_SHOWN, Some(path));
                         continue;
                     };
-                    self.add_leaf(base, parent, name, members, member)?;
+                    let pieces = members.pieces(member);
+                    if self.segments.len().saturating_add(pieces) > self.pieces_max {
+                        notes.skip(TOO_MANY_PIECES, Some(path));
+                        continue;
+                    }
+                    let pending = self.add_leaf(base, parent, name, members, member)?;
+                    if member.kind != Kind::HardLink {
+                        self.set_xattrs(pending, members, member, false, notes);
+                    }
                 }
             }
         }
@@ -173,7 +191,7 @@ impl Builder {
         name: Name<'_>,
         members: &Members,
         member: &Member,
-    ) -> Result<()> {
+    ) -> Result<u32> {
         let target = members.link(member);
         let (content, size) = match (member.kind, member.body) {
             (Kind::Symlink, _) => {
@@ -203,10 +221,8 @@ impl Builder {
             self.link_paths.extend(target);
             let path = start..self.link_paths.len();
             self.hard_links.push(HardLink { pending, base, path });
-        } else {
-            self.set_xattrs(pending, members, member, false);
         }
-        Ok(())
+        Ok(pending)
     }
 
     fn push(

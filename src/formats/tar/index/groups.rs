@@ -83,8 +83,9 @@ impl Groups {
             let same = |a: &u32, b: &u32| builder.name(*a) == builder.name(*b);
             for run in self.of(folder).chunk_by(same) {
                 let folder = run.iter().find(|&&place| builder.kind(place) == FileKind::Directory);
-                if folder.is_some() && run.len() > 1 {
-                    notes.skip("members whose path is that of a folder, too");
+                if let (Some(&folder), true) = (folder, run.len() > 1) {
+                    let what = "members whose path is that of a folder, too";
+                    notes.skip(what, Some(&builder.path_of(folder)));
                 }
                 let alive =
                     |place: &&u32| !builder.is_link(**place) || targets.contains_key(*place);

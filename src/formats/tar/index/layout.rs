@@ -59,10 +59,7 @@ impl Builder {
             match found {
                 Some(place) => _ = targets.insert(link.pending, place),
                 None => {
-                    let parent = self.pending.get(index(link.pending)).map(|own| own.parent);
-                    let folder = parent.map(|parent| self.path(parent)).unwrap_or_default();
-                    let own = [&folder, self.name(link.pending)].join(&b'/');
-                    notes.lost_link(&own, path);
+                    notes.lost_link(&self.path_of(link.pending), path);
                 }
             }
         }
@@ -181,6 +178,17 @@ impl Builder {
             notes: Vec::new(),
             faults: Vec::new(),
         }
+    }
+
+    /// The path of a member from the root, with its name.
+    pub(super) fn path_of(&self, place: u32) -> Vec<u8> {
+        let parent = self.pending.get(index(place)).map_or(Folder::ROOT, |found| found.parent);
+        let mut path = self.path(parent);
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend(self.name(place));
+        path
     }
 
     /// The path of a folder from the root.

@@ -14,6 +14,8 @@ use crate::formats::bytes::index;
 use crate::vfs::{Fault, FileKind, Name};
 
 mod builder;
+#[cfg(test)]
+mod caps;
 mod check;
 mod depths;
 mod file;

@@ -1,0 +1,277 @@
+"""Saved indexes that lie, with a right checksum unless a case says otherwise.
+
+The archive beside each is whole, so whatever the index says the answer must be the archive's.
+"""
+
+import struct
+import zlib
+
+from badlib.case import case
+from badlib.tar import END, member
+
+ONE, TWO = b"one\n" * 10, b"two\n" * 10
+ARCHIVE = member(b"folder/one", ONE) + member(b"two", TWO) + END
+MODIFIED = 1_000_000_000
+STORED, SPARSE, FOLDER, SYMLINK, LINK = 1, 2, 3, 4, 8
+
+
+def node(name, kind, size, content, mode=0o644, nanoseconds=0):
+    """A node: 42 bytes."""
+    head = struct.pack("<IHI", name, kind << 12 | mode, nanoseconds)
+    return head + struct.pack("<qIIQQ", 1, 0, 0, size, content)
+
+
+class Index:
+    """The index of `ARCHIVE`, part by part."""
+
+    def __init__(self):
+        self.length = len(ARCHIVE)
+        self.samples = [(0, zlib.crc32(ARCHIVE[:512]))]
+        self.seek_points = b""
+        self.decoded = len(ARCHIVE)
+        names = [b"", b"folder", b"two", b"one"]
+        self.names = b"".join(bytes([len(name)]) + name for name in names)
+        self.nodes = [
+            node(0, FOLDER, 2, 1, 0o755),
+            node(1, FOLDER, 1, 3, 0o755),
+            node(8, STORED, len(TWO), 1536),
+            node(12, STORED, len(ONE), 512),
+        ]
+        self.segments, self.maps, self.links, self.with_xattrs = [], [], [], []
+        self.xattrs = b""
+        self.grafts = []
+        self.node_count = None
+        self.checksum = 0
+
+    def bytes(self):
+        """The file."""
+        out = b"ARCHFSIX" + struct.pack("<IIQqI", 1, 0, self.length, MODIFIED, 0)
+        out += struct.pack("<I", len(self.samples))
+        out += b"".join(struct.pack("<QI", *sample) for sample in self.samples)
+        out += struct.pack("<Q", len(self.seek_points)) + self.seek_points
+        out += struct.pack("<Q", self.decoded)
+        count = len(self.nodes) if self.node_count is None else self.node_count
+        out += struct.pack("<Q", count) + b"".join(self.nodes)
+        out += struct.pack("<Q", len(self.names)) + self.names
+        for form, rows in [("<QQQ", self.segments), ("<Q", self.maps), ("<II", self.links)]:
+            out += struct.pack("<Q", len(rows)) + b"".join(struct.pack(form, *row) for row in rows)
+        rows = self.with_xattrs
+        out += struct.pack("<Q", len(rows)) + b"".join(struct.pack("<IQ", *row) for row in rows)
+        out += struct.pack("<Q", len(self.xattrs)) + self.xattrs
+        out += struct.pack("<Q", len(self.grafts))
+        for at, length, path in self.grafts:
+            out += struct.pack("<QQQ", at, length, len(path)) + path
+        out += struct.pack("<Q", 0)
+        return out + struct.pack("<I", (zlib.crc32(out) + self.checksum) % (1 << 32))
+
+
+def lies(name, breaks, change, says):
+    """A case: the archive `name`, and an index beside it in which `change` changes something."""
+
+    def function(found):
+        index = Index()
+        change(index)
+        beside = index if isinstance(index, bytes) else index.bytes()
+        found.files[name + ".archfs-index"] = beside
+        found.modified = MODIFIED
+        found.lists = ["folder", "folder/one", "two"]
+        found.keeps("folder/one", ONE)
+        found.keeps("two", TWO)
+        if says:
+            found.notes(f"{name}.archfs-index", says, "made anew")
+        return ARCHIVE
+
+    function.__doc__ = breaks
+    case(name)(function)
+
+
+def set_node(number, *fields):
+    """A change of one node."""
+
+    def change(index):
+        index.nodes[number] = node(*fields)
+
+    return change
+
+
+def set_to(**fields):
+    """A change of other fields."""
+
+    def change(index):
+        index.__dict__.update(fields)
+
+    return change
+
+
+def sparse(pieces):
+    """A change that makes a sparse file of the last node."""
+
+    def change(index):
+        index.nodes[3] = node(12, SPARSE, 100, 0)
+        index.segments, index.maps = pieces, [(len(pieces),)]
+
+    return change
+
+
+OUTSIDE = "its bytes lie outside the archive"
+NO_LISTING = "its children are no listing"
+NO_MAP = "node 3: its sparse map is none"
+NO_XATTRS = "attributes in the index are none"
+
+lies("index-sound.tar", "Nothing: an index as archfs writes it.", lambda index: None, None)
+lies(
+    "index-past-end.tar",
+    "The index says that a file goes on past the end of the archive.",
+    set_node(2, 8, STORED, 4096, 1536),
+    f"node 2: {OUTSIDE}",
+)
+lies(
+    "index-offset-overflow.tar",
+    "The index says that a file begins just before 2^64.",
+    set_node(2, 8, STORED, 100, (1 << 64) - 50),
+    f"node 2: {OUTSIDE}",
+)
+lies(
+    "index-size-max.tar",
+    "The index says that a file has 2^63 bytes.",
+    set_node(2, 8, STORED, 1 << 63, 0),
+    "node 2: it is nothing a file system can show",
+)
+lies(
+    "index-kind.tar",
+    "The index has a node of a kind that there is not.",
+    set_node(2, 8, 15, 0, 0),
+    "node 2: it is nothing a file system can show",
+)
+lies(
+    "index-cycle.tar",
+    "The index has a folder whose child is the root.",
+    set_node(1, 1, FOLDER, 1, 0, 0o755),
+    "node 1: its children are not where they should be",
+)
+lies(
+    "index-children-shared.tar",
+    "The index has two folders with the same child.",
+    set_node(2, 8, FOLDER, 1, 3, 0o755),
+    "node 2: its children are not where they should be",
+)
+lies(
+    "index-children-past-end.tar",
+    "The index has a folder with more children than there are nodes.",
+    set_node(1, 1, FOLDER, 1000, 3, 0o755),
+    f"node 1: {NO_LISTING}",
+)
+lies(
+    "index-orphan.tar",
+    "The index has a node that is in no folder.",
+    set_node(1, 1, STORED, 0, 0),
+    "some nodes are in no folder",
+)
+lies(
+    "index-name-nowhere.tar",
+    "The index has a name past the end of all names.",
+    set_node(3, 4096, STORED, len(ONE), 512),
+    f"node 1: {NO_LISTING}",
+)
+lies(
+    "index-name-slash.tar",
+    "The index has a name with a slash in it.",
+    set_to(names=b"\0\6fold/r\3two\3one"),
+    f"node 0: {NO_LISTING}",
+)
+lies(
+    "index-name-twice.tar",
+    "The index has the same name twice in one folder.",
+    set_node(2, 1, STORED, len(TWO), 1536),
+    f"node 0: {NO_LISTING}",
+)
+lies(
+    "index-link-to-folder.tar",
+    "The index has a hard link to a folder.",
+    set_node(2, 8, LINK, 0, 1),
+    "node 2: it names nothing",
+)
+lies(
+    "index-link-to-itself.tar",
+    "The index has a hard link to itself.",
+    set_node(2, 8, LINK, 0, 2),
+    "node 2: it names nothing",
+)
+lies(
+    "index-symlink-nowhere.tar",
+    "The index has a symbolic link whose target lies past the end of all names.",
+    set_node(2, 8, SYMLINK, 10, 4096),
+    "node 2: its target is missing",
+)
+lies(
+    "index-map-past-end.tar",
+    "The index has a sparse file with a piece past the end of the archive.",
+    sparse([(0, 50, 1 << 40)]),
+    NO_MAP,
+)
+lies(
+    "index-map-overlaps.tar",
+    "The index has a sparse file whose pieces overlap.",
+    sparse([(0, 50, 512), (49, 10, 512)]),
+    NO_MAP,
+)
+lies(
+    "index-map-past-size.tar",
+    "The index has a sparse file with a piece past its size.",
+    sparse([(90, 50, 512)]),
+    NO_MAP,
+)
+lies(
+    "index-xattrs-nowhere.tar",
+    "The index has attributes past the end of all.",
+    set_to(with_xattrs=[(2, 4096)]),
+    NO_XATTRS,
+)
+lies(
+    "index-xattrs-count.tar",
+    "The index has a set of 2^32 - 1 attributes.",
+    set_to(with_xattrs=[(2, 0)], xattrs=b"\xff\xff\xff\xff"),
+    NO_XATTRS,
+)
+lies(
+    "index-graft-nowhere.tar",
+    "The index has an image past the end of the archive.",
+    set_to(grafts=[(1 << 40, 4096, b"folder")]),
+    "an image lies outside the archive or the tree",
+)
+lies(
+    "index-count.tar",
+    "The index claims 2^40 nodes.",
+    set_to(node_count=1 << 40),
+    "the index claims 1099511627776 records, but is shorter",
+)
+lies(
+    "index-count-overflow.tar",
+    "The index claims 2^64 - 1 nodes, whose size overflows.",
+    set_to(node_count=(1 << 64) - 1),
+    "the index claims 18446744073709551615 records, but is shorter",
+)
+lies(
+    "index-decoded-length.tar",
+    "The index says that the archive is longer than it is, and a file lies there.",
+    set_to(decoded=1 << 40),
+    "not used: it is that of a compressed archive",
+)
+lies(
+    "index-seek-points.tar",
+    "The index of a stored archive has what a compressed one needs.",
+    set_to(seek_points=b"nonsense"),
+    "not used: it is that of a compressed archive",
+)
+lies(
+    "index-sample-nowhere.tar",
+    "The index has a sample past the end of the archive.",
+    set_to(samples=[(1 << 40, 0)]),
+    "0x10000000000",
+)
+lies(
+    "index-checksum.tar",
+    "The checksum of the index is wrong by one.",
+    set_to(checksum=1),
+    "the index is damaged: its checksum is wrong",
+)

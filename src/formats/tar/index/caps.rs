@@ -1,0 +1,74 @@
+//! What the maps and attributes of a whole archive may take, on both sides of each limit.
+//!
+//! Owns tests alone; the limits are those of a builder, made small here.
+
+use super::super::members::{Kind, Member, Members, Parts, Xattrs};
+use super::super::notes::Notes;
+use super::*;
+use crate::vfs::FileKind;
+
+/// The tree of `parts`, one file each, with room for so much; and what is told of it.
+fn built(parts: Vec<(Xattrs, Option<Vec<Segment>>)>, room: (usize, usize)) -> (Index, Vec<String>) {
+    let mut members = Members::default();
+    for (number, (xattrs, sparse)) in parts.into_iter().enumerate() {
+        let path = format!("f{number}").into_bytes();
+        let member = Member::new(0, Kind::Regular);
+        members.push(member, Parts { path: &path, link: b"", sparse, xattrs });
+    }
+    let mut builder = Builder::new();
+    (builder.pieces_max, builder.xattrs_max) = room;
+    let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
+    let (mut inner, mut notes) = (Vec::new(), Notes::default());
+    builder.add(whole, &members, members.list(), &mut inner, &mut notes).unwrap();
+    (builder.finish(&mut notes), notes.lines())
+}
+
+fn xattrs(value: &[u8]) -> Xattrs {
+    vec![(b"user.a".to_vec(), value.to_vec())]
+}
+
+/// Bytes of a set of one attribute with a value of three bytes, as it is kept.
+const SET: usize = 4 + 4 + 6 + 4 + 3;
+
+#[test]
+fn keeps_attributes_up_to_the_limit_and_equal_ones_once() {
+    let parts = || [b"one", b"two", b"one"].map(|value| (xattrs(value), None)).to_vec();
+    let (index, notes) = built(parts(), (0, 2 * SET));
+    assert_eq!((index.with_xattrs.len(), index.xattrs.len()), (3, 2 * SET));
+    assert!(notes.is_empty(), "{notes:?}");
+    let (index, notes) = built(parts(), (0, 2 * SET - 1));
+    assert_eq!((index.with_xattrs.len(), index.xattrs.len()), (2, SET));
+    assert_eq!(notes.len(), 1);
+    assert!(notes[0].starts_with("left out 1: extended attributes"), "{notes:?}");
+    assert!(notes[0].ends_with("such as \"f1\""), "{notes:?}");
+}
+
+#[test]
+fn keeps_pieces_of_sparse_files_up_to_the_limit() {
+    let map = |count: u64| {
+        let piece = |number| Segment { offset: number * 10, len: 5, at: 0 };
+        (Xattrs::new(), Some((0..count).map(piece).collect()))
+    };
+    let parts = || vec![map(3), map(4), map(3), (Xattrs::new(), None)];
+    let (index, notes) = built(parts(), (10, 0));
+    assert_eq!((index.len(), index.segments.len(), notes.len()), (5, 10, 0));
+    let (index, notes) = built(parts(), (9, 0));
+    assert_eq!((index.len(), index.segments.len()), (4, 7));
+    assert!(notes[0].starts_with("left out 1: sparse files"), "{notes:?}");
+    assert!(notes[0].ends_with("such as \"f2\""), "{notes:?}");
+    assert_eq!(index.node(1).map(Node::kind), Some(FileKind::Regular));
+}
+
+#[test]
+fn a_list_is_heavy_by_the_bytes_of_what_its_members_have() {
+    let mut members = Members::default();
+    let mut pushed = 0;
+    while !members.is_heavy() {
+        let parts = Parts { path: b"f", link: b"", sparse: None, xattrs: xattrs(&[b'v'; 65536]) };
+        members.push(Member::new(0, Kind::Regular), parts);
+        pushed += 1;
+    }
+    assert_eq!(pushed, 256);
+    members.clear();
+    assert!(!members.is_heavy());
+}
