@@ -1,0 +1,191 @@
+"""The programs that serve the mounts: what they take while they work, what is left when nobody reads.
+
+A mount is looked at from outside (/proc, the kernel's list of FUSE connections) and asked for its own
+numbers by `archfs stats` and `archfs list`.
+"""
+
+import json
+import os
+import subprocess
+import time
+
+from soaklib import processes
+from soaklib.content import Wrong
+from soaklib.worker import View
+
+CACHE, CACHE_IDLE = "16M", "2s"
+# What a daemon may have resident, MB: the cache, as much again for what is being decoded, and for each
+# thread its stack, its answer of up to 1 MiB, what it read from the archive and its decoders.
+MEMORY_LIMIT = 256
+# How much more the last third may need than the first, relative and in MB.
+MORE_RELATIVE, MORE = 0.10, 8
+# Threads that answer, as the default has it on up to 16 processors, those that decode ahead, and the rest.
+THREADS_LIMIT = 32 + 64 + 16
+# How long what nobody needs any more may stay, seconds.
+SETTLE = 60
+
+GAUGES = ["metadata_cache", "data_cache"]
+
+
+class Mount:
+    def __init__(self, stage, dataset):
+        self.stage, self.dataset = stage, dataset
+        self.place = stage.work / f"mount-{dataset.name}"
+        self.log = stage.work / f"{dataset.name}.log"
+        self.account = stage.work / f"{dataset.name}.json"
+        self.view = View(dataset, self.place)
+        self.memory, self.threads, self.open_files, self.waiting = [], [], [], []
+        self.last, self.holders, self.was_mounted = {}, 0, False
+
+    def command(self, what, *options, after=()):
+        return [self.stage.archfs, what, *options, *self.dataset.archives, self.place, *after]
+
+    def start(self):
+        self.was_mounted = True
+        self.call(*self.command("mount", "--cache", CACHE, "--cache-idle", CACHE_IDLE,
+                                "--log-file", self.log, "--stats-json", self.account))
+        listed = self.listed()
+        self.pid, self.first_holders = listed["daemon"], listed["holders"]
+        self.began = processes.start_time(self.pid)
+        self.connection = f"/sys/fs/fuse/connections/{processes.device_of(self.place)}/waiting"
+        self.first = {"descriptors": processes.descriptors(self.pid),
+                      "threads": processes.status_number(self.pid, "Threads"),
+                      "memory": self.resident()}
+
+    def call(self, *words):
+        """What a command of archfs says on standard output; raises where it fails."""
+        done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, env=self.stage.environment, timeout=SETTLE)
+        if done.returncode:
+            raise Wrong(f"{' '.join(map(str, words))}: status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def listed(self):
+        rows = [json.loads(line) for line in self.call(self.stage.archfs, "list", "--json").splitlines()]
+        found = [row for row in rows if row["mountpoint"] == str(self.place)]
+        if len(found) != 1 or found[0]["state"] != "alive":
+            raise Wrong(f"{self.place} is listed as {found}")
+        return found[0]
+
+    def resident(self):
+        """MB."""
+        memory = processes.status_number(self.pid, "VmRSS")
+        if memory is None or processes.start_time(self.pid) != self.began:
+            raise Wrong(f"the daemon of {self.place} has ended: {processes.text_of(self.log)[-500:]}")
+        return memory / 1000
+
+    def in_flight(self):
+        """Requests that the kernel waits for; nothing where it has no list of connections."""
+        text = processes.text_of(self.connection)
+        return int(text) if text else None
+
+    def sample(self, at):
+        """What the kernel tells, which costs next to nothing."""
+        self.memory.append((at, self.resident()))
+        self.threads.append(processes.status_number(self.pid, "Threads") or 0)
+        self.open_files.append(len(processes.descriptors(self.pid)))
+        self.waiting.append(self.in_flight())
+        if self.memory[-1][1] > MEMORY_LIMIT:
+            raise Wrong(f"the daemon of {self.place} has {self.memory[-1][1]:.0f} MB, limit {MEMORY_LIMIT}")
+        if self.threads[-1] > THREADS_LIMIT:
+            raise Wrong(f"the daemon of {self.place} has {self.threads[-1]} threads, limit {THREADS_LIMIT}")
+
+    def ask(self):
+        """Its own numbers. None of those that count may fall, none may be of damage."""
+        told = json.loads(self.call(self.stage.archfs, "stats", "--json", self.place))
+        for key, value in flat(told):
+            before = self.last.get(key)
+            if isinstance(value, int) and before is not None and value < before and is_counter(key):
+                raise Wrong(f"{key} of {self.place} fell from {before} to {value}")
+        self.last = dict(flat(told))
+        if self.last["faults"]:
+            raise Wrong(f"{self.last['faults']} faults at {self.place}: {processes.text_of(self.log)[-1000:]}")
+        self.holders = max(self.holders, len(self.listed()["holders"]))
+
+    def settle(self):
+        """Waits until all that the load needed is given back; raises with what is not."""
+        deadline = time.monotonic() + SETTLE
+        while left := self.unsettled():
+            if time.monotonic() > deadline:
+                raise Wrong(f"{self.place}, {SETTLE} s after the last reader: {'; '.join(left)}\n"
+                            + processes.stacks(self.pid))
+            time.sleep(0.25)
+
+    def unsettled(self):
+        self.ask()
+        left = [f"{gauge} holds {self.last[f'{gauge}.held_bytes']} bytes" for gauge in GAUGES
+                if self.last[f"{gauge}.held_bytes"]]
+        if self.in_flight():
+            left.append(f"{self.in_flight()} requests in flight")
+        if (holders := self.listed()["holders"]) != self.first_holders:
+            left.append(f"held by {holders}, at first by {self.first_holders}")
+        if (open_files := processes.descriptors(self.pid)) != self.first["descriptors"]:
+            left.append(f"open are {open_files}, at first {self.first['descriptors']}")
+        if (threads := processes.status_number(self.pid, "Threads")) > self.first["threads"]:
+            left.append(f"{threads} threads, at first {self.first['threads']}")
+        return left
+
+    def thirds(self, since):
+        """(min, max) of the resident memory in the first, and in the last third behind the warm-up."""
+        behind = [memory for at, memory in self.memory if at >= since]
+        third = len(behind) // 3
+        return tuple((min(part), max(part)) for part in [behind[:third], behind[-third:]])
+
+    def is_flat(self, since):
+        (_, first), (_, last) = self.thirds(since)
+        if last > first * (1 + MORE_RELATIVE) + MORE:
+            raise Wrong(f"the daemon of {self.place} grows: {first:.0f} MB at most in the first third, "
+                        f"{last:.0f} in the last")
+
+    def end(self):
+        """Unmounts, and looks at what is left."""
+        self.call(self.stage.archfs, "unmount", self.place)
+        left = self.left()
+        if left:
+            raise Wrong("; ".join(left))
+        account = json.loads(self.account.read_text())
+        if account["faults"] or account["requests"]["total"] < self.last["requests.total"]:
+            raise Wrong(f"the account of {self.place} says {account}")
+        lines = self.log.read_text().splitlines()
+        # Of the files that several archives have, a warning tells.
+        odd = [line for line in lines if "served" not in line and "hidden" not in line]
+        if odd or not any("served" in line for line in lines):
+            raise Wrong(f"the log of {self.place} says {odd or lines}")
+
+    def left(self):
+        left = [f"mount left: {line}" for line in processes.mounts_below(self.place)]
+        if self.place.exists():
+            left.append(f"{self.place} is left")
+        if processes.start_time(self.pid) == self.began:
+            left.append(f"the daemon of {self.place} has not ended")
+        return left
+
+    def clear(self):
+        """Takes it away by force."""
+        if self.was_mounted and processes.mounts_below(self.place):
+            subprocess.run([str(self.stage.archfs), "unmount", "--lazy", str(self.place)], check=False,
+                           capture_output=True, timeout=SETTLE, env=self.stage.environment)
+            if processes.mounts_below(self.place):
+                subprocess.run(["umount", "--lazy", str(self.place)], check=False)
+
+
+def records(work):
+    """Files in which archfs still tells of mounts below a folder. Others mount, too."""
+    found = []
+    for parent in ["/tmp", "/dev/shm", "/var/tmp"]:
+        folder = f"{parent}/archfs-{os.getuid()}"
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        found += [f"{folder}/{name}" for name in names if str(work) in processes.text_of(f"{folder}/{name}")]
+    return found
+
+
+def flat(told, above=""):
+    for key, value in told.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def is_counter(key):
+    return not key.endswith(("held_bytes", "_ns")) and key != "started_seconds"

@@ -1,0 +1,119 @@
+"""Other holders of the mounts: they share one, read a file or wait, and leave or are killed."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+
+from soaklib import processes
+from soaklib.content import Wrong
+
+# How many at a time, and how long one may take.
+AT_A_TIME = 3
+LIMIT = 60
+
+
+class Guest:
+    """What a guest is waited for: a process, whether it may fail since it was killed, and its check."""
+
+    def __init__(self, kind, process, output, killed_at=None, then=None):
+        self.kind, self.process, self.output, self.then = kind, process, output, then
+        self.since = time.monotonic()
+        self.killed_at = killed_at
+        self.was_killed = False
+
+
+class Guests:
+    def __init__(self, stage, random):
+        self.stage, self.random = stage, random
+        self.present = []
+        self.counts = {"shared": 0, "ran": 0, "killed": 0}
+
+    def tend(self):
+        for guest in list(self.present):
+            self.look_after(guest)
+        if len(self.present) < AT_A_TIME and self.random.random() < 0.1:
+            mount = self.random.choice(self.stage.mounts)
+            self.random.choice([self.share, self.share, self.run])(mount)
+
+    def share(self, mount):
+        """A process holds the mount for a while, by `archfs mount --until-pid`."""
+        sleeper = Guest("sleep", *self.start(["sleep", "1d"]))
+        stays = self.random.uniform(0, 4)
+
+        def shared(guest):
+            # Only now, since a mount for a process that has ended is an error.
+            sleeper.killed_at = time.monotonic() + stays
+            if guest.was_killed:
+                return
+            if "sharing" not in read(guest.output):
+                raise Wrong(f"a second mount says: {read(guest.output)}")
+            self.counts["shared"] += 1
+
+        words = mount.command("mount", f"--until-pid={sleeper.process.pid}")
+        self.present += [sleeper, Guest("mount", *self.start(words), self.killed_at(0.05), shared)]
+
+    def run(self, mount):
+        """`archfs run` of a cat, what it says compared."""
+        entry = self.random.choice(mount.view.files)
+        words = mount.command("run", "--quiet", after=["--", "cat", mount.place / entry.path])
+
+        def ran(guest):
+            if not guest.was_killed:
+                guest.output.seek(0)
+                self.stage.content.compare(entry.file, 0, entry.file.size + 1, guest.output.read())
+                self.counts["ran"] += 1
+
+        self.present.append(Guest("run", *self.start(words), self.killed_at(0.5), ran))
+
+    def killed_at(self, seconds):
+        """A third of them are killed within some time."""
+        return time.monotonic() + self.random.random() * seconds if self.random.random() < 0.3 else None
+
+    def start(self, command):
+        """The process, and the file for all that it says."""
+        output = tempfile.TemporaryFile(dir=self.stage.work)
+        process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=output, start_new_session=True, env=self.stage.environment)
+        return process, output
+
+    def look_after(self, guest):
+        now = time.monotonic()
+        status = guest.process.poll()
+        if status is None:
+            if guest.killed_at and now >= guest.killed_at:
+                # Sent by the parent, which has not reaped it.
+                guest.was_killed = True
+                guest.process.kill()
+                self.counts["killed"] += 1
+            elif not guest.killed_at and now - guest.since > LIMIT:
+                raise Wrong(f"a second {guest.kind} takes more than {LIMIT} s\n"
+                            + processes.stacks(guest.process.pid))
+            return
+        self.present.remove(guest)
+        if status != 0 and not (guest.was_killed and status == -signal.SIGKILL):
+            raise Wrong(f"a second {guest.kind} ended with {status}: {read(guest.output)[:500]}")
+        if guest.then:
+            guest.then(guest)
+        guest.output.close()
+
+    def end(self):
+        """Lets all come to their end, those that only wait when what they wait for is there."""
+        while self.present:
+            for guest in list(self.present):
+                self.look_after(guest)
+            time.sleep(0.02)
+
+    def clear(self):
+        for guest in self.present:
+            try:
+                os.killpg(guest.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            guest.process.wait()
+
+
+def read(output):
+    output.seek(0)
+    return output.read().decode(errors="replace").strip()
