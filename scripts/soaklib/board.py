@@ -11,13 +11,9 @@ has opened a descriptor of the process and then still finds the id on the board 
 import mmap
 import os
 import signal
-import struct
 import time
 
-HEAD = 64
-LONG = struct.Struct("q")
-DOUBLE = struct.Struct("d")
-# The numbers of a row, each of 8 bytes; those of the roles follow.
+# The numbers of a row; those of the roles follow. The last beat is in nanoseconds.
 PID, BEAT, ROLE, BYTES, SENT = range(5)
 FIRST_ROLE = 5
 
@@ -25,35 +21,33 @@ FIRST_ROLE = 5
 class Board:
     def __init__(self, places, roles):
         self.places, self.roles = places, roles
-        self.row_bytes = 8 * (FIRST_ROLE + len(roles))
-        self.memory = mmap.mmap(-1, HEAD + places * self.row_bytes)
-
-    def at(self, place, field):
-        return HEAD + place * self.row_bytes + 8 * field
+        self.row = FIRST_ROLE + len(roles)
+        # Written as one store of 8 bytes each, so what is killed meanwhile leaves the old or the new one.
+        self.numbers = memoryview(mmap.mmap(-1, 8 * (1 + places * self.row))).cast("q")
 
     def get(self, place, field):
-        return LONG.unpack_from(self.memory, self.at(place, field))[0]
+        return self.numbers[1 + place * self.row + field]
 
     def set(self, place, field, value):
-        LONG.pack_into(self.memory, self.at(place, field), value)
+        self.numbers[1 + place * self.row + field] = value
 
     def add(self, place, field, value=1):
-        self.set(place, field, self.get(place, field) + value)
+        self.numbers[1 + place * self.row + field] += value
 
     def beat(self, place):
-        DOUBLE.pack_into(self.memory, self.at(place, BEAT), time.monotonic())
+        self.set(place, BEAT, time.monotonic_ns())
 
     def last_beat(self, place):
-        return DOUBLE.unpack_from(self.memory, self.at(place, BEAT))[0]
+        return self.get(place, BEAT) / 1e9
 
     def total(self, field):
         return sum(self.get(place, field) for place in range(self.places))
 
     def is_over(self):
-        return self.memory[0] != 0
+        return self.numbers[0] != 0
 
     def end(self):
-        self.memory[0] = 1
+        self.numbers[0] = 1
 
     def kill(self, victim, sender):
         """SIGKILL to the worker at a place; tells whether there was one."""
