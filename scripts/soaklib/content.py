@@ -64,7 +64,8 @@ class Content:
     def file(self, origin, path, size, pool="text", sparse=False):
         """A file of the archive `origin`; the same path in another archive has other bytes."""
         digest = hashlib.blake2b(f"{self.seed}/{origin}/{path}".encode(), digest_size=8).digest()
-        return File(path, size, pool, int.from_bytes(digest, "little"), sparse)
+        # Odd, so that no unit starts with a zero: mksquashfs makes a hole of a file of one zero, too.
+        return File(path, size, pool, int.from_bytes(digest, "little") | 1, sparse)
 
     def bytes_of(self, file, offset, length):
         """The bytes from `offset` on, fewer at the end of the file."""

@@ -23,6 +23,7 @@ TURN_BYTES = 24 << 20
 
 @contextlib.contextmanager
 def opened(worker, entry, flags=os.O_RDONLY):
+    worker.at = entry.path
     descriptor = os.open(worker.place(entry), flags)
     try:
         yield descriptor
@@ -98,7 +99,7 @@ def walk(worker):
 
 def look_at(worker, entry):
     """The attributes of an entry."""
-    place = worker.place(entry)
+    worker.at, place = entry.path, worker.place(entry)
     found = os.lstat(place)
     worker.beat()
     expected = (entry.kind | entry.mode, entry.mtime)

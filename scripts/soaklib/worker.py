@@ -24,7 +24,8 @@ class Worker:
         self.scratch = stage.work / f"scratch-{number}"
         self.aligned = mmap.mmap(-1, 1 << 20)
         self.parent = os.getppid()
-        self.view = None
+        # The mount of a turn, and the path that was used last.
+        self.view, self.at = None, ""
 
     def run(self):
         while not self.is_over():
@@ -116,6 +117,7 @@ def start(stage, number, generation, failures):
         except BaseException as error:
             role = roles.NAMES[stage.board.get(number, fields.ROLE)]
             last = traceback.format_exc(limit=-2)[-1500:]
-            os.write(failures, f"worker {number} as {role}: {error!r}\n{last}\0".encode(errors="replace"))
+            text = f"worker {number} as {role}: {error!r}\nlast at {worker.path(worker.at)}\n{last}\0"
+            os.write(failures, text.encode(errors="replace"))
     finally:
         os._exit(status)
