@@ -4,6 +4,7 @@ A mount is looked at from outside (/proc, the kernel's list of FUSE connections)
 numbers by `archfs stats` and `archfs list`.
 """
 
+import collections
 import json
 import os
 import subprocess
@@ -13,14 +14,18 @@ from soaklib import processes
 from soaklib.content import Wrong
 from soaklib.worker import View
 
-CACHE, CACHE_IDLE = "16M", "2s"
-# What a daemon may have resident, MB: the cache, as much again for what is being decoded, and for each
-# thread its stack, its answer of up to 1 MiB, what it read from the archive and its decoders.
-MEMORY_LIMIT = 256
+THREADS = 32
+OPTIONS = ["--cache", "16M", "--cache-idle", "2s", "--threads", THREADS]
+# Threads that decode ahead (docs/CACHE.md), and how many there may be in all.
+AHEAD = min(max(os.cpu_count(), 8), 64)
+THREADS_LIMIT = THREADS + AHEAD + 8
+# What a daemon may have resident, MB: the cache, as much again for what is being decoded, buffers for the
+# next blocks, the program; and for each thread its answer of up to 1 MiB, what it read from the archive at
+# once, as much, and its decoders. Of an idle one only the threads that answer are left.
+MEMORY_LIMIT = 64 + 3 * (THREADS + AHEAD)
+MEMORY_IDLE = 24 + 3 * THREADS
 # How much more the last third may need than the first, relative and in MB.
 MORE_RELATIVE, MORE = 0.10, 8
-# Threads that answer, as the default has it on up to 16 processors, those that decode ahead, and the rest.
-THREADS_LIMIT = 32 + 64 + 16
 # How long what nobody needs any more may stay, seconds.
 SETTLE = 60
 
@@ -40,10 +45,12 @@ class Mount:
     def command(self, what, *options, after=()):
         return [self.stage.archfs, what, *options, *self.dataset.archives, self.place, *after]
 
+    def command_of(self, *words):
+        return [self.stage.archfs, *words]
+
     def start(self):
         self.was_mounted = True
-        self.call(*self.command("mount", "--cache", CACHE, "--cache-idle", CACHE_IDLE,
-                                "--log-file", self.log, "--stats-json", self.account))
+        self.call(*self.command("mount", *OPTIONS, "--log-file", self.log, "--stats-json", self.account))
         listed = self.listed()
         self.pid, self.first_holders = listed["daemon"], listed["holders"]
         self.began = processes.start_time(self.pid)
@@ -61,11 +68,7 @@ class Mount:
         return done.stdout
 
     def listed(self):
-        rows = [json.loads(line) for line in self.call(self.stage.archfs, "list", "--json").splitlines()]
-        found = [row for row in rows if row["mountpoint"] == str(self.place)]
-        if len(found) != 1 or found[0]["state"] != "alive":
-            raise Wrong(f"{self.place} is listed as {found}")
-        return found[0]
+        return self.take_list(self.call(*self.command_of("list", "--json")))
 
     def resident(self):
         """MB."""
@@ -90,9 +93,9 @@ class Mount:
         if self.threads[-1] > THREADS_LIMIT:
             raise Wrong(f"the daemon of {self.place} has {self.threads[-1]} threads, limit {THREADS_LIMIT}")
 
-    def ask(self):
+    def take_numbers(self, text):
         """Its own numbers. None of those that count may fall, none may be of damage."""
-        told = json.loads(self.call(self.stage.archfs, "stats", "--json", self.place))
+        told = json.loads(text)
         for key, value in flat(told):
             before = self.last.get(key)
             if isinstance(value, int) and before is not None and value < before and is_counter(key):
@@ -100,7 +103,15 @@ class Mount:
         self.last = dict(flat(told))
         if self.last["faults"]:
             raise Wrong(f"{self.last['faults']} faults at {self.place}: {processes.text_of(self.log)[-1000:]}")
-        self.holders = max(self.holders, len(self.listed()["holders"]))
+
+    def take_list(self, text):
+        """Its row of what `archfs list` says."""
+        rows = [json.loads(line) for line in text.splitlines()]
+        found = [row for row in rows if row["mountpoint"] == str(self.place)]
+        if len(found) != 1 or found[0]["state"] != "alive":
+            raise Wrong(f"{self.place} is listed as {found}")
+        self.holders = max(self.holders, len(found[0]["holders"]))
+        return found[0]
 
     def settle(self):
         """Waits until all that the load needed is given back; raises with what is not."""
@@ -112,17 +123,22 @@ class Mount:
             time.sleep(0.25)
 
     def unsettled(self):
-        self.ask()
+        self.take_numbers(self.call(*self.command_of("stats", "--json", self.place)))
         left = [f"{gauge} holds {self.last[f'{gauge}.held_bytes']} bytes" for gauge in GAUGES
                 if self.last[f"{gauge}.held_bytes"]]
         if self.in_flight():
             left.append(f"{self.in_flight()} requests in flight")
         if (holders := self.listed()["holders"]) != self.first_holders:
             left.append(f"held by {holders}, at first by {self.first_holders}")
-        if (open_files := processes.descriptors(self.pid)) != self.first["descriptors"]:
-            left.append(f"open are {open_files}, at first {self.first['descriptors']}")
+        open_files, at_first = (collections.Counter(files) for files in [
+            processes.descriptors(self.pid), self.first["descriptors"]])
+        if open_files != at_first:
+            left.append(f"open is more: {list((open_files - at_first).elements())}, "
+                        f"and less: {list((at_first - open_files).elements())}")
         if (threads := processes.status_number(self.pid, "Threads")) > self.first["threads"]:
             left.append(f"{threads} threads, at first {self.first['threads']}")
+        if (memory := self.resident()) > MEMORY_IDLE:
+            left.append(f"{memory:.0f} MB resident, limit {MEMORY_IDLE}")
         return left
 
     def thirds(self, since):

@@ -1,4 +1,8 @@
-"""Other holders of the mounts: they share one, read a file or wait, and leave or are killed."""
+"""Other programs at the mounts, none of which the parent ever waits for while the load lasts.
+
+Other holders share a mount, read a file or wait, and leave or are killed. Questions to a daemon, `archfs
+stats` and `archfs list`, are programs, too, which on a busy machine take their time.
+"""
 
 import os
 import signal
@@ -9,13 +13,14 @@ import time
 from soaklib import processes
 from soaklib.content import Wrong
 
-# How many at a time, and how long one may take.
+# How many holders at a time, and how long anybody may take, seconds.
 AT_A_TIME = 3
 LIMIT = 60
+HOLDERS = {"mount", "run"}
 
 
 class Guest:
-    """What a guest is waited for: a process, whether it may fail since it was killed, and its check."""
+    """A process, what it says, when it is to be killed and what is looked at behind its end."""
 
     def __init__(self, kind, process, output, killed_at=None, then=None):
         self.kind, self.process, self.output, self.then = kind, process, output, then
@@ -33,7 +38,7 @@ class Guests:
     def tend(self):
         for guest in list(self.present):
             self.look_after(guest)
-        if len(self.present) < AT_A_TIME and self.random.random() < 0.1:
+        if sum(guest.kind in HOLDERS for guest in self.present) < AT_A_TIME and self.random.random() < 0.1:
             mount = self.random.choice(self.stage.mounts)
             self.random.choice([self.share, self.share, self.run])(mount)
 
@@ -67,6 +72,16 @@ class Guests:
 
         self.present.append(Guest("run", *self.start(words), self.killed_at(0.5), ran))
 
+    def ask(self, mount):
+        """Asks for the numbers and the holders of a mount, unless the last answers are still to come."""
+        kinds = [("stats", mount.command_of("stats", "--json", mount.place), mount.take_numbers),
+                 ("list", mount.command_of("list", "--json"), mount.take_list)]
+        for kind, words, take in kinds:
+            name = f"{kind} of {mount.dataset.name}"
+            if not any(guest.kind == name for guest in self.present):
+                self.present.append(Guest(name, *self.start(words), then=lambda guest, take=take: take(
+                    read(guest.output))))
+
     def killed_at(self, seconds):
         """A third of them are killed within some time."""
         return time.monotonic() + self.random.random() * seconds if self.random.random() < 0.3 else None
@@ -82,9 +97,9 @@ class Guests:
         now = time.monotonic()
         status = guest.process.poll()
         if status is None:
-            if guest.killed_at and now >= guest.killed_at:
-                # Sent by the parent, which has not reaped it.
+            if guest.killed_at and now >= guest.killed_at and not guest.was_killed:
                 guest.was_killed = True
+                # The parent has not reaped it, so it is the right one.
                 guest.process.kill()
                 self.counts["killed"] += 1
             elif not guest.killed_at and now - guest.since > LIMIT:

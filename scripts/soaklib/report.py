@@ -12,8 +12,13 @@ def line(stage, crew, guests, since):
     mounts = ", ".join(f"{mount.dataset.name} {mount.memory[-1][1]:.0f} MB {mount.threads[-1]} threads"
                        for mount in stage.mounts)
     print(f"soak: {time.monotonic() - since:4.0f} s, {board.total(fields.BYTES) / 1e9:.2f} GB compared, "
-          f"{turns(board)} turns, {crew.killed()} killed, {guests.counts['shared'] + guests.counts['ran']} guests; "
-          f"{mounts}", flush=True)
+          f"{turns(board)} turns, {crew.killed()} killed, "
+          f"{guests.counts['shared'] + guests.counts['ran']} guests; {mounts}", flush=True)
+
+
+def at_most(counts):
+    known = [count for count in counts if count is not None]
+    return max(known) if known else "not known: the kernel shows no FUSE connections here"
 
 
 def turns(board):
@@ -39,7 +44,7 @@ def table(stage, crew, guests, warm, seconds):
                  (f"{name}: open files at first, at most, at the end",
                   f"{len(mount.first['descriptors'])}, {max(mount.open_files)}, "
                   f"{len(mount.final['descriptors'])}"),
-                 (f"{name}: requests in flight at most", max(count or 0 for count in mount.waiting)),
+                 (f"{name}: requests in flight at most", at_most(mount.waiting)),
                  (f"{name}: MB resident at first, at the end",
                   f"{mount.first['memory']:.1f}, {mount.final['memory']:.1f}")]
         for third, (least, most) in zip(["first", "last"], mount.thirds(warm)):
