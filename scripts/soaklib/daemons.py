@@ -144,7 +144,7 @@ class Mount:
     def thirds(self, since):
         """(min, max) of the resident memory in the first, and in the last third behind the warm-up."""
         behind = [memory for at, memory in self.memory if at >= since]
-        third = len(behind) // 3
+        third = max(1, len(behind) // 3)
         return tuple((min(part), max(part)) for part in [behind[:third], behind[-third:]])
 
     def is_flat(self, since):
