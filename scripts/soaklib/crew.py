@@ -121,9 +121,9 @@ class Crew:
                 self.reap(number)
             self.listen()
             if time.monotonic() > deadline:
-                number = living[0]
-                raise Wrong(f"{len(living)} workers do not end\n"
-                            + processes.stacks(self.board.get(number, fields.PID)))
+                raise Wrong("\n".join([f"{len(living)} workers do not end",
+                                       processes.stacks(self.board.get(living[0], fields.PID)),
+                                       *self.stage.stacks_of_daemons()]))
             time.sleep(0.02)
         if self.killed() > self.sent():
             raise Wrong(f"{self.killed()} workers were killed, but only {self.sent()} by each other")
@@ -134,11 +134,14 @@ class Crew:
     def sent(self):
         return self.board.total(fields.SENT)
 
-    def clear(self):
-        """Ends all by force."""
+    def kill_all(self):
+        """Sends them to their end. One whose request is never answered comes to it behind the daemon."""
         self.board.end()
         for number in self.living():
+            self.signal(number, signal.SIGKILL)
+
+    def reap_all(self):
+        for number in self.living():
             pid = self.board.get(number, fields.PID)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
             self.board.set(number, fields.PID, 0)
+            os.waitpid(pid, 0)

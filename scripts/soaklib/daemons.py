@@ -7,6 +7,7 @@ numbers by `archfs stats` and `archfs list`.
 import collections
 import json
 import os
+import signal
 import subprocess
 import time
 
@@ -41,6 +42,7 @@ class Mount:
         self.view = View(dataset, self.place)
         self.memory, self.threads, self.open_files, self.waiting = [], [], [], []
         self.last, self.holders, self.was_mounted = {}, 0, False
+        self.pid = self.began = None
 
     def command(self, what, *options, after=()):
         return [self.stage.archfs, what, *options, *self.dataset.archives, self.place, *after]
@@ -130,11 +132,10 @@ class Mount:
             left.append(f"{self.in_flight()} requests in flight")
         if (holders := self.listed()["holders"]) != self.first_holders:
             left.append(f"held by {holders}, at first by {self.first_holders}")
-        open_files, at_first = (collections.Counter(files) for files in [
-            processes.descriptors(self.pid), self.first["descriptors"]])
-        if open_files != at_first:
-            left.append(f"open is more: {list((open_files - at_first).elements())}, "
-                        f"and less: {list((at_first - open_files).elements())}")
+        leaked = collections.Counter(processes.descriptors(self.pid))
+        leaked.subtract(self.first["descriptors"])
+        if more := list(leaked.elements()):
+            left.append(f"open is more than at first: {more}")
         if (threads := processes.status_number(self.pid, "Threads")) > self.first["threads"]:
             left.append(f"{threads} threads, at first {self.first['threads']}")
         if (memory := self.resident()) > MEMORY_IDLE:
@@ -177,21 +178,23 @@ class Mount:
         return left
 
     def clear(self):
-        """Takes it away by force."""
-        if self.was_mounted and processes.mounts_below(self.place):
+        """Takes it away by force, also where it answers nobody."""
+        if self.began and processes.start_time(self.pid) == self.began:
+            os.kill(self.pid, signal.SIGKILL)
+        if self.was_mounted and (processes.mounts_below(self.place) or records(self.place)):
             subprocess.run([str(self.stage.archfs), "unmount", "--lazy", str(self.place)], check=False,
                            capture_output=True, timeout=SETTLE, env=self.stage.environment)
-            if processes.mounts_below(self.place):
-                subprocess.run(["umount", "--lazy", str(self.place)], check=False)
+        if processes.mounts_below(self.place):
+            subprocess.run(["umount", "--lazy", str(self.place)], check=False)
 
 
-def records(work):
-    """Files in which archfs still tells of mounts below a folder. Others mount, too."""
+def records(place):
+    """Files in which archfs still tells of mounts at or below a place. Others mount, too."""
     found = []
     for parent in ["/tmp", "/dev/shm", "/var/tmp"]:
         folder = f"{parent}/archfs-{os.getuid()}"
         names = os.listdir(folder) if os.path.isdir(folder) else []
-        found += [f"{folder}/{name}" for name in names if str(work) in processes.text_of(f"{folder}/{name}")]
+        found += [f"{folder}/{name}" for name in names if str(place) in processes.text_of(f"{folder}/{name}")]
     return found
 
 

@@ -4,6 +4,7 @@ Other holders share a mount, read a file or wait, and leave or are killed. Quest
 stats` and `archfs list`, are programs, too, which on a busy machine take their time.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -125,12 +126,14 @@ class Guests:
                 self.look_after(guest)
             time.sleep(0.02)
 
-    def clear(self):
+    def kill_all(self):
+        """Each has a session of its own."""
         for guest in self.present:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(guest.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+
+    def reap_all(self):
+        for guest in self.present:
             guest.process.wait()
 
 
