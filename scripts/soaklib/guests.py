@@ -16,8 +16,11 @@ from soaklib.content import Wrong
 
 # How many holders at a time, and how long anybody may take, seconds.
 AT_A_TIME = 3
+CAT_BYTES = 8 << 20
 LIMIT = 60
 HOLDERS = {"mount", "run"}
+# How long one that only waits does so, seconds, where nobody is left to end it.
+WAITS = 2 * LIMIT
 
 
 class Guest:
@@ -45,7 +48,7 @@ class Guests:
 
     def share(self, mount):
         """A process holds the mount for a while, by `archfs mount --until-pid`."""
-        sleeper = Guest("sleep", *self.start(["sleep", "1d"]))
+        sleeper = Guest("sleep", *self.start(["sleep", WAITS]))
         stays = self.random.uniform(0, 4)
 
         def shared(guest):
@@ -62,7 +65,7 @@ class Guests:
 
     def run(self, mount):
         """`archfs run` of a cat, what it says compared."""
-        entry = self.random.choice(mount.view.files)
+        entry = self.random.choice([entry for entry in mount.view.files if entry.file.size <= CAT_BYTES])
         words = mount.command("run", "--quiet", after=["--", "cat", mount.place / entry.path])
 
         def ran(guest):
