@@ -37,9 +37,6 @@ class Board:
     def beat(self, place):
         self.set(place, BEAT, time.monotonic_ns())
 
-    def last_beat(self, place):
-        return self.get(place, BEAT) / 1e9
-
     def total(self, field):
         return sum(self.get(place, field) for place in range(self.places))
 

@@ -24,6 +24,8 @@ class Crew:
         self.stage, self.random, self.board = stage, random, stage.board
         self.generations = collections.Counter()
         self.stopped = {}
+        # The last beat of each, and for how long it is known, in which the worker and the parent ran.
+        self.beats, self.quiet = {}, collections.Counter()
         self.ended = collections.Counter()
         self.stops = 0
         self.reader, self.failures = os.pipe2(os.O_NONBLOCK)
@@ -42,14 +44,14 @@ class Crew:
     def living(self):
         return [number for number in range(self.board.places) if self.board.get(number, fields.PID)]
 
-    def tend(self):
+    def tend(self, step):
         """Replaces who was killed, stops and continues some; raises where one failed or hangs."""
         for number in self.living():
             if self.reap(number):
                 self.start(number)
         self.listen()
         self.stop_some()
-        self.look_for_hangs()
+        self.look_for_hangs(step)
 
     def reap(self, number):
         """Whether that worker has ended. By SIGKILL is as it should be, with no failure on record."""
@@ -81,7 +83,6 @@ class Crew:
         for number, until in list(self.stopped.items()):
             if now >= until:
                 del self.stopped[number]
-                self.board.beat(number)
                 self.signal(number, signal.SIGCONT)
         if len(self.stopped) < STOPPED and self.random.random() < 0.1:
             number = self.random.choice(self.living())
@@ -94,20 +95,18 @@ class Crew:
         """To a child that was not reaped, whose id nobody else can have."""
         os.kill(self.board.get(number, fields.PID), what)
 
-    def look_for_hangs(self):
-        now = time.monotonic()
+    def look_for_hangs(self, step):
         for number in self.living():
-            quiet = now - self.board.last_beat(number)
-            if quiet > HANG and number not in self.stopped:
+            beat = self.board.get(number, fields.BEAT)
+            if beat != self.beats.get(number):
+                self.beats[number], self.quiet[number] = beat, 0
+            elif number not in self.stopped:
+                self.quiet[number] += step
+            if self.quiet[number] > HANG:
                 role = roles.NAMES[self.board.get(number, fields.ROLE)]
-                stack = processes.stacks(self.board.get(number, fields.PID))
-                raise Wrong(f"worker {number} hangs as {role}: nothing for {quiet:.0f} s\n{stack}\n"
-                            + "\n".join(self.stage.stacks_of_daemons()))
-
-    def forgive(self):
-        """Counts nobody's silence before now."""
-        for number in self.living():
-            self.board.beat(number)
+                raise Wrong("\n".join([f"worker {number} hangs as {role}: nothing for {HANG} s",
+                                       processes.stacks(self.board.get(number, fields.PID)),
+                                       *self.stage.stacks_of_daemons()]))
 
     def end(self):
         """Tells all to end and waits for it."""

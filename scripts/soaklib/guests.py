@@ -21,6 +21,7 @@ LIMIT = 60
 HOLDERS = {"mount", "run"}
 # How long one that only waits does so, seconds, where nobody is left to end it.
 WAITS = 2 * LIMIT
+TICK = 0.02
 
 
 class Guest:
@@ -28,7 +29,7 @@ class Guest:
 
     def __init__(self, kind, process, output, killed_at=None, then=None):
         self.kind, self.process, self.output, self.then = kind, process, output, then
-        self.since = time.monotonic()
+        self.lasted = 0
         self.killed_at = killed_at
         self.was_killed = False
 
@@ -39,9 +40,9 @@ class Guests:
         self.present = []
         self.counts = {"shared": 0, "ran": 0, "killed": 0}
 
-    def tend(self):
+    def tend(self, step):
         for guest in list(self.present):
-            self.look_after(guest)
+            self.look_after(guest, step)
         if sum(guest.kind in HOLDERS for guest in self.present) < AT_A_TIME and self.random.random() < 0.1:
             mount = self.random.choice(self.stage.mounts)
             self.random.choice([self.share, self.share, self.run])(mount)
@@ -97,8 +98,9 @@ class Guests:
                                    stderr=output, start_new_session=True, env=self.stage.environment)
         return process, output
 
-    def look_after(self, guest):
+    def look_after(self, guest, step):
         now = time.monotonic()
+        guest.lasted += step
         status = guest.process.poll()
         if status is None:
             if guest.killed_at and now >= guest.killed_at and not guest.was_killed:
@@ -106,7 +108,7 @@ class Guests:
                 # The parent has not reaped it, so it is the right one.
                 guest.process.kill()
                 self.counts["killed"] += 1
-            elif not guest.killed_at and now - guest.since > LIMIT:
+            elif not guest.killed_at and guest.lasted > LIMIT:
                 raise Wrong(f"a second {guest.kind} takes more than {LIMIT} s\n"
                             + processes.stacks(guest.process.pid))
             return
@@ -117,17 +119,12 @@ class Guests:
             guest.then(guest)
         guest.output.close()
 
-    def forgive(self):
-        """Counts nobody's time before now."""
-        for guest in self.present:
-            guest.since = time.monotonic()
-
     def end(self):
         """Lets all come to their end, those that only wait when what they wait for is there."""
         while self.present:
             for guest in list(self.present):
-                self.look_after(guest)
-            time.sleep(0.02)
+                self.look_after(guest, TICK)
+            time.sleep(TICK)
 
     def kill_all(self):
         """Each has a session of its own."""
