@@ -119,8 +119,8 @@ impl State {
     }
 }
 
-/// Whether fuser tells that nobody waits for an answer any more. The kernel says so where a reader is
-/// killed and is told of that just when its request has been answered; nothing went wrong.
+/// Whether fuser tells that nobody waits for an answer any more. The kernel says that to the answer
+/// to a notice of a killed reader whose request was answered just before; nothing went wrong.
 fn is_late_answer(message: &str) -> bool {
     message.starts_with("Failed to send FUSE reply") && message.ends_with("(os error 2)")
 }
