@@ -65,7 +65,8 @@ class Crew:
         self.ended[code] += 1
         if code not in (-signal.SIGKILL, 0):
             self.listen()
-            raise Wrong(f"worker {number} ended with {code}")
+            role = roles.NAMES[self.board.get(number, fields.ROLE)]
+            raise Wrong(f"worker {number} ended with {code} as {role}")
         return True
 
     def listen(self):

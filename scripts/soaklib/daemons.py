@@ -29,6 +29,8 @@ MEMORY_IDLE = 24 + 3 * THREADS
 MORE_RELATIVE, MORE = 0.10, 8
 # How long what nobody needs any more may stay, seconds.
 SETTLE = 60
+# How long it may take to clear up by force.
+CLEAR = 15
 
 GAUGES = ["metadata_cache", "data_cache"]
 
@@ -179,11 +181,16 @@ class Mount:
 
     def clear(self):
         """Takes it away by force, also where it answers nobody."""
-        if self.began and processes.start_time(self.pid) == self.began:
+        deadline = time.monotonic() + CLEAR
+        while time.monotonic() < deadline and self.began and processes.start_time(self.pid) == self.began:
             os.kill(self.pid, signal.SIGKILL)
-        if self.was_mounted and (processes.mounts_below(self.place) or records(self.place)):
+            time.sleep(0.05)
+        # Guests that were killed may still hold the lock of the place for a moment.
+        while time.monotonic() < deadline and self.was_mounted and (
+                processes.mounts_below(self.place) or records(self.place)):
             subprocess.run([str(self.stage.archfs), "unmount", "--lazy", str(self.place)], check=False,
                            capture_output=True, timeout=SETTLE, env=self.stage.environment)
+            time.sleep(0.05)
         if processes.mounts_below(self.place):
             subprocess.run(["umount", "--lazy", str(self.place)], check=False)
 
