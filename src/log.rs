@@ -131,6 +131,9 @@ impl Log for Logger {
             return;
         }
         let message = record.args().to_string();
+        if record.target().starts_with("fuser") && is_late_answer(&message) {
+            return;
+        }
         let mut state = self.state.lock();
         let Some(note) = state.note(&message) else {
             return;
@@ -160,6 +163,12 @@ impl State {
             _ => None,
         }
     }
+}
+
+/// Whether fuser tells that nobody waits for an answer any more. The kernel says that to the answer
+/// to a notice of a killed reader whose request was answered just before; nothing went wrong.
+fn is_late_answer(message: &str) -> bool {
+    message.starts_with("Failed to send FUSE reply") && message.ends_with("(os error 2)")
 }
 
 /// `text` on one line: names in an archive may hold control characters that a terminal would obey.
@@ -200,6 +209,26 @@ mod tests {
             state.note(&number.to_string());
             assert!(state.repeats.len() <= REMEMBERED);
         }
+    }
+
+    #[test]
+    fn tells_of_answers_that_can_not_be_sent_and_not_of_those_that_nobody_waits_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let state = State { sink: File::create(&path).ok(), repeats: HashMap::new() };
+        let logger = Logger { state: Mutex::new(state) };
+        let tell = |target: &str, number: i32| {
+            let error = std::io::Error::from_raw_os_error(number);
+            let message = format!("Failed to send FUSE reply: {error}");
+            let level = log::Level::Error;
+            let mut record = Record::builder();
+            logger.log(&record.target(target).level(level).args(format_args!("{message}")).build());
+        };
+        tell("fuser::reply", 2);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        tell("fuser::reply", 5);
+        tell("archfs::fuse", 2);
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
     }
 
     #[test]

@@ -1,0 +1,89 @@
+"""The archives: a SquashFS image, a stored tar, a tar.zst and a tar.gz.
+
+The first three are mounted as one tree. Of the last, which is mounted alone, every read decodes.
+"""
+
+import shutil
+import subprocess
+from typing import NamedTuple
+
+from soaklib import trees
+from soaklib.trees import Sizes, Tree
+
+# Frames that stand alone, as parallel packers make them.
+FRAME_BYTES = 2 << 20
+
+SIZES = {
+    "image": Sizes(small=800, middle=100, large=10, sparse=5, names=2000, huge=200 << 20),
+    "stored": Sizes(small=200, middle=40, large=6, sparse=3, names=50),
+    "frames": Sizes(small=200, middle=40, large=3, sparse=0, names=50),
+    "packed": Sizes(small=300, middle=60, large=6, sparse=2, names=300),
+}
+
+
+class Dataset(NamedTuple):
+    """What is mounted at one place, and what has to be seen there."""
+    name: str
+    archives: list
+    entries: dict
+
+    def bytes(self):
+        return sum(entry.file.size for entry in self.entries.values() if entry.file)
+
+
+def make(work, content, random):
+    """Both datasets. Says where no extended attributes could be packed."""
+    packed = {}
+    for origin, sizes in SIZES.items():
+        tree = Tree(content, random, origin, work / f"source-{origin}")
+        tree.fill(sizes)
+        packed[origin] = (tree, MAKERS[origin](tree.folder, work))
+        shutil.rmtree(tree.folder)
+    if not all(tree.attributes for tree, _ in packed.values()):
+        print("soak: the work folder takes no extended attributes, so none are packed", flush=True)
+    together = [packed[origin] for origin in ["image", "stored", "frames"]]
+    alone = [packed["packed"]]
+    return [Dataset(name, [archive for _, archive in group], trees.merged([tree for tree, _ in group]))
+            for name, group in [("merged", together), ("alone", alone)]]
+
+
+def image(folder, work):
+    archive = work / "image.sqfs"
+    call("mksquashfs", folder, archive, "-comp", "zstd", "-Xcompression-level", "3", "-b", "128K",
+         "-quiet", "-no-progress")
+    return archive
+
+
+def stored(folder, work):
+    return tar(folder, work / "stored.tar")
+
+
+def frames(folder, work):
+    plain = tar(folder, work / "plain.tar")
+    archive = work / "frames.tar.zst"
+    with open(plain, "rb") as source, open(archive, "wb") as target:
+        while piece := source.read(FRAME_BYTES):
+            target.write(call("zstd", "-q", "-c", "-3", input=piece, stdout=subprocess.PIPE).stdout)
+    plain.unlink()
+    return archive
+
+
+def packed(folder, work):
+    plain = tar(folder, work / "plain.tar")
+    archive = work / "packed.tar.gz"
+    with open(archive, "wb") as target:
+        call("gzip", "-c", "-1", plain, stdout=target)
+    plain.unlink()
+    return archive
+
+
+def tar(folder, archive):
+    call("tar", "-C", folder, "--format=posix", "--sort=name", "--sparse", "--xattrs", "-cf", archive, ".")
+    return archive
+
+
+MAKERS = {"image": image, "stored": stored, "frames": frames, "packed": packed}
+
+
+def call(*command, **options):
+    return subprocess.run([str(word) for word in command], check=True, **options)

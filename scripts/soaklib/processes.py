@@ -1,0 +1,78 @@
+"""What /proc tells of processes and mounts."""
+
+import os
+import pathlib
+import re
+
+
+def text_of(path):
+    """Nothing where the process is gone."""
+    try:
+        return pathlib.Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def status_number(pid, name):
+    """A number of /proc/PID/status: VmRSS in kB, Threads."""
+    found = re.search(rf"^{name}:\s+(\d+)", text_of(f"/proc/{pid}/status"), re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def start_time(pid):
+    """What tells a process from a later one of the same id."""
+    fields = text_of(f"/proc/{pid}/stat").rpartition(") ")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else None
+
+
+def descriptors(pid):
+    """What each open descriptor is, without numbers, sorted."""
+    found = []
+    folder = f"/proc/{pid}/fd"
+    for name in os.listdir(folder):
+        try:
+            found.append(re.sub(r"\d+", "N", os.readlink(f"{folder}/{name}")))
+        except OSError:
+            pass
+    return sorted(found)
+
+
+def stacks(pid):
+    """Where each thread of a process waits in the kernel."""
+    lines = [f"process {pid}: {text_of(f'/proc/{pid}/cmdline').replace(chr(0), ' ')[:200]}"]
+    try:
+        threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    except OSError:
+        threads = []
+    for thread in threads:
+        folder = f"/proc/{pid}/task/{thread}"
+        state = re.search(r"^State:\s+(.*)", text_of(f"{folder}/status"), re.MULTILINE)
+        stack = " < ".join(text_of(f"{folder}/stack").split("\n"))
+        lines.append(f"    {text_of(f'{folder}/comm').strip()} {state and state[1]} "
+                     f"wchan {text_of(f'{folder}/wchan')} {stack}")
+    return "\n".join(lines)
+
+
+def mounts_below(folder):
+    lines = text_of("/proc/self/mountinfo").splitlines()
+    return [line for line in lines if (line.split()[4] + "/").startswith(f"{folder}/")]
+
+
+def device_of(place):
+    """The minor number of what is mounted at a place, which names its FUSE connection."""
+    line = next(line for line in mounts_below(place) if line.split()[4] == str(place))
+    return int(line.split()[2].split(":")[1])
+
+
+def marked(mark):
+    """Processes that have this in their environment, the soak's own children and theirs."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid() and start_time(name):
+            try:
+                environment = pathlib.Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if mark.encode() in environment.split(b"\0"):
+                found.append(int(name))
+    return found

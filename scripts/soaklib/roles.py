@@ -1,0 +1,313 @@
+"""What a worker does. A turn of a role takes a moment, unless others want the processors, too.
+
+Each turn compares every byte it reads and every attribute it asks for, and tells the board after each
+call, so that what hangs is seen. Whatever is unexpected, an error of a system call included, ends the
+worker and the soak.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import socket
+import stat
+import time
+
+from soaklib.content import BLOCK, UNIT, Wrong
+
+CHUNK = 1 << 20
+# What one turn reads of a large file at most.
+TURN_BYTES = 24 << 20
+
+
+@contextlib.contextmanager
+def opened(worker, entry, flags=os.O_RDONLY):
+    worker.at = entry.path
+    descriptor = os.open(worker.place(entry), flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def forget(descriptor):
+    """Has the kernel drop what it holds of a file, so that the next read reaches the daemon."""
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def forget_at_times(worker, descriptor):
+    if worker.random.random() < 0.6:
+        forget(descriptor)
+
+
+def whole(worker):
+    """Files in shuffled order, each from a begin to its end, with reads of one size."""
+    for entry in worker.files(20):
+        with opened(worker, entry) as descriptor:
+            forget_at_times(worker, descriptor)
+            size = worker.random.choice([4096, 65536, 131072, 300_001, CHUNK])
+            offset = worker.start_of_turn(entry.file)
+            end = min(offset + TURN_BYTES, entry.file.size)
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            while offset <= end and not worker.is_over():
+                got = os.read(descriptor, size)
+                worker.compare(entry.file, offset, size, got)
+                if not got:
+                    break
+                offset += len(got)
+
+
+def places(worker):
+    """Reads at random places, also across the end and behind it."""
+    for entry in worker.files(5, large=0.7):
+        with opened(worker, entry) as descriptor:
+            forget_at_times(worker, descriptor)
+            if worker.random.random() < 0.5:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            for _ in range(30):
+                offset = worker.random.randrange(entry.file.size + 5000)
+                size = worker.random.choice([1, 100, 4096, 5000, BLOCK, 200_000])
+                worker.compare(entry.file, offset, size, os.pread(descriptor, size, offset))
+
+
+def walk(worker):
+    """Listings, attributes, links and names that are not there, of a folder and what is below it."""
+    waiting = [worker.random.choice(worker.folders)]
+    seen = 0
+    while waiting and seen < 3000 and not worker.is_over():
+        folder = waiting.pop()
+        names = set()
+        with os.scandir(worker.path(folder)) as listing:
+            for found in listing:
+                path = f"{folder}/{found.name}".lstrip("/")
+                entry = worker.entries.get(path)
+                if entry is None or found.name in names:
+                    raise Wrong(f"{path} is listed and should not be, or twice")
+                names.add(found.name)
+                if found.is_dir(follow_symlinks=False) != stat.S_ISDIR(entry.kind):
+                    raise Wrong(f"{path} is listed with another type")
+                if stat.S_ISDIR(entry.kind):
+                    waiting.append(path)
+                look_at(worker, entry)
+                seen += 1
+        if names != worker.children[folder]:
+            raise Wrong(f"{folder} lacks {sorted(worker.children[folder] - names)[:3]}")
+        not_there(worker, folder)
+    os.statvfs(worker.path(""))
+
+
+def look_at(worker, entry):
+    """The attributes of an entry."""
+    worker.at, place = entry.path, worker.place(entry)
+    found = os.lstat(place)
+    worker.beat()
+    expected = (entry.kind | entry.mode, entry.mtime)
+    if (found.st_mode, int(found.st_mtime)) != expected or entry.file and (
+            found.st_size, found.st_nlink) != (entry.file.size, entry.links):
+        raise Wrong(f"{entry.path}: {found} instead of {entry}")
+    if stat.S_ISLNK(entry.kind):
+        if os.readlink(place) != entry.target:
+            raise Wrong(f"{entry.path}: leads to {os.readlink(place)[:100]}")
+    elif worker.random.random() < 0.3:
+        if attributes_of(place) != entry.attributes:
+            raise Wrong(f"{entry.path}: {attributes_of(place)} instead of {entry.attributes}")
+
+
+def attributes_of(place):
+    try:
+        return tuple(sorted((name, os.getxattr(place, name)) for name in os.listxattr(place)))
+    except OSError as error:
+        # What an archive without any says.
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        return ()
+
+
+def not_there(worker, folder):
+    """A name that is not there, and that nothing can be written."""
+    path = worker.path(f"{folder}/not there {worker.random.randrange(1000)}")
+    expect(errno.ENOENT, os.lstat, path)
+    expect(errno.EROFS, os.open, path, os.O_WRONLY | os.O_CREAT)
+    worker.beat()
+
+
+def expect(number, call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        if error.errno == number:
+            return
+        raise
+    raise Wrong(f"{call.__name__}{arguments} should fail with {errno.errorcode[number]}")
+
+
+def mapped(worker):
+    """Pages of mapped files at random places, and a piece in order."""
+    for entry in worker.files(4, large=0.6):
+        file = entry.file
+        if not file.size:
+            continue
+        with opened(worker, entry) as descriptor:
+            forget_at_times(worker, descriptor)
+            view = mmap.mmap(descriptor, file.size, mmap.MAP_SHARED, mmap.PROT_READ)
+        # The mapping outlives its descriptor.
+        with view:
+            view.madvise(worker.random.choice([mmap.MADV_NORMAL, mmap.MADV_RANDOM, mmap.MADV_SEQUENTIAL]))
+            for _ in range(40):
+                offset = worker.random.randrange(file.size)
+                size = worker.random.choice([1, 4096, 70_000])
+                worker.compare(file, offset, size, view[offset:offset + size])
+            offset = worker.start_of_turn(file)
+            for offset in range(offset, min(offset + 4 * CHUNK, file.size), CHUNK):
+                worker.compare(file, offset, CHUNK, view[offset:offset + CHUNK])
+            if worker.random.random() < 0.3:
+                view.madvise(mmap.MADV_DONTNEED)
+                worker.compare(file, 0, UNIT, view[:UNIT])
+
+
+def seek(worker):
+    """SEEK_DATA and SEEK_HOLE at random places, each followed by a read there."""
+    for entry in worker.files(6, large=0.5, sparse=0.5):
+        file = entry.file
+        with opened(worker, entry) as descriptor:
+            for _ in range(20):
+                offset = worker.random.randrange(file.size + 1)
+                if offset == file.size:
+                    expect(errno.ENXIO, os.lseek, descriptor, offset, os.SEEK_DATA)
+                    expect(errno.ENXIO, os.lseek, descriptor, offset, os.SEEK_HOLE)
+                    continue
+                end = file.end_of_run(offset)
+                is_hole = file.is_hole(offset // BLOCK)
+                data, hole = (end, offset) if is_hole else (offset, end)
+                found = (os.lseek(descriptor, offset, os.SEEK_DATA),
+                         os.lseek(descriptor, offset, os.SEEK_HOLE))
+                if found != (data, hole):
+                    raise Wrong(f"{file.path}: data and hole behind {offset} are at {found}, "
+                                f"not at {(data, hole)}")
+                at = worker.random.choice([data, hole])
+                os.lseek(descriptor, at, os.SEEK_SET)
+                worker.compare(file, at, 9000, os.read(descriptor, 9000))
+
+
+def many(worker):
+    """Many files open at once, read in turns."""
+    entries = worker.files(200)
+    with contextlib.ExitStack() as stack:
+        files = [(entry.file, stack.enter_context(opened(worker, entry))) for entry in entries]
+        for _ in range(3):
+            worker.random.shuffle(files)
+            for file, descriptor in files:
+                offset = worker.random.randrange(file.size + 1)
+                worker.compare(file, offset, 3000, os.pread(descriptor, 3000, offset))
+
+
+def copy(worker):
+    """Copies that the kernel makes: to a socket, through a pipe, to a file in memory."""
+    for entry in worker.files(3, large=0.5):
+        with opened(worker, entry) as descriptor:
+            forget_at_times(worker, descriptor)
+            worker.random.choice([to_socket, through_pipe, to_memory, to_file])(worker, entry.file, descriptor)
+
+
+def pieces(worker, file, size):
+    """The places of a turn at which so many bytes are copied."""
+    start = worker.start_of_turn(file)
+    return range(start, min(start + 2 * CHUNK, file.size), size)
+
+
+def some(file, count):
+    """These calls may copy less than they were asked for, and before the end of a file never nothing."""
+    if count == 0:
+        raise Wrong(f"{file.path}: a copy ends before the end")
+    return count
+
+
+def to_socket(worker, file, descriptor):
+    here, there = socket.socketpair()
+    with here, there:
+        for offset in pieces(worker, file, 50_000):
+            count = some(file, os.sendfile(here.fileno(), descriptor, offset, 50_000))
+            worker.compare(file, offset, count, there.recv(count, socket.MSG_WAITALL))
+
+
+def through_pipe(worker, file, descriptor):
+    source, target = os.pipe()
+    with open(source, "rb", buffering=0) as source, open(target, "wb", buffering=0) as target:
+        # An ordinary user may have only so much in pipes.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(target, fcntl.F_SETPIPE_SZ, 1 << 16)
+        for offset in pieces(worker, file, 32_768):
+            count = some(file, os.splice(descriptor, target.fileno(), 32_768, offset_src=offset))
+            got = b""
+            while len(got) < count:
+                got += source.read(count - len(got))
+            worker.compare(file, offset, count, got)
+
+
+def to_memory(worker, file, descriptor):
+    target = os.memfd_create("soak")
+    try:
+        copy_by(worker, file, descriptor, target, os.sendfile)
+    finally:
+        os.close(target)
+
+
+def to_file(worker, file, descriptor):
+    """Kernels differ in whether they copy a range from one file system to another."""
+    with open(worker.scratch, "w+b", buffering=0) as target:
+        try:
+            copy_by(worker, file, descriptor, target.fileno(), copy_range)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            copy_by(worker, file, descriptor, target.fileno(), os.sendfile)
+
+
+def copy_range(target, source, offset, count):
+    return os.copy_file_range(source, target, count, offset_src=offset)
+
+
+def copy_by(worker, file, descriptor, target, call):
+    os.lseek(target, 0, os.SEEK_SET)
+    at = 0
+    for offset in pieces(worker, file, 300_000):
+        count = some(file, call(target, descriptor, offset, 300_000))
+        worker.compare(file, offset, count, os.pread(target, count, at))
+        at += count
+
+
+def direct(worker):
+    """Reads past the page cache, into memory as O_DIRECT wants it."""
+    buffer = worker.aligned
+    for entry in worker.files(4, large=0.6):
+        file = entry.file
+        with opened(worker, entry, os.O_RDONLY | os.O_DIRECT) as descriptor:
+            for _ in range(12):
+                offset = worker.random.randrange(file.size // UNIT + 1) * UNIT
+                size = worker.random.choice([4096, 32768, BLOCK, len(buffer)])
+                count = os.preadv(descriptor, [memoryview(buffer)[:size]], offset)
+                worker.compare(file, offset, size, buffer[:count])
+
+
+def drop(worker):
+    """Drops what the kernel holds of many files, while others read them."""
+    for entry in worker.files(100, large=0.2):
+        with opened(worker, entry) as descriptor:
+            forget(descriptor)
+            worker.compare(entry.file, 0, 100, os.pread(descriptor, 100, 0))
+
+
+def kill(worker):
+    """Kills another worker, in the middle of whatever it does after a moment."""
+    others = [place for place in range(worker.board.places) if place != worker.number]
+    # The moment is what it is about.
+    time.sleep(worker.random.random() * 0.03)
+    worker.board.kill(worker.random.choice(others), worker.number)
+
+
+# How often each is drawn, of all.
+ROLES = {
+    whole: 10, places: 10, walk: 8, mapped: 10, seek: 6, many: 5, copy: 8, direct: 8, drop: 4, kill: 8,
+}
+NAMES = [role.__name__ for role in ROLES]

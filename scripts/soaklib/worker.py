@@ -1,0 +1,123 @@
+"""One worker: a process that plays one role after the other until it is killed or told to end."""
+
+import mmap
+import os
+import random
+import signal
+import traceback
+
+from soaklib import board as fields
+from soaklib import roles
+from soaklib.content import BLOCK, UNIT
+
+# Files from this size on are large.
+LARGE = 8 * BLOCK
+NICE = 5
+
+
+class Worker:
+    """What the roles ask for. `dataset` is the mount that a turn is at."""
+
+    def __init__(self, stage, number, generation):
+        self.stage, self.number, self.board = stage, number, stage.board
+        self.random = random.Random(f"worker {stage.seed} {number} {generation}")
+        self.scratch = stage.work / f"scratch-{number}"
+        self.aligned = mmap.mmap(-1, 1 << 20)
+        self.parent = os.getppid()
+        # The mount of a turn, and the path that was used last.
+        self.view, self.at = None, ""
+
+    def run(self):
+        while not self.is_over():
+            self.view = self.random.choice(self.stage.views)
+            role = self.random.choices(list(roles.ROLES), roles.ROLES.values())[0]
+            self.board.set(self.number, fields.ROLE, roles.NAMES.index(role.__name__))
+            self.beat()
+            role(self)
+            self.board.add(self.number, fields.FIRST_ROLE + roles.NAMES.index(role.__name__))
+
+    def is_over(self):
+        # The parent may have been killed.
+        return self.board.is_over() or os.getppid() != self.parent
+
+    def beat(self):
+        self.board.beat(self.number)
+
+    def compare(self, file, offset, asked, got):
+        self.stage.content.compare(file, offset, asked, got)
+        self.board.add(self.number, fields.BYTES, len(got))
+        self.beat()
+
+    @property
+    def entries(self):
+        return self.view.entries
+
+    @property
+    def folders(self):
+        return self.view.folders
+
+    @property
+    def children(self):
+        return self.view.children
+
+    def path(self, path):
+        return f"{self.view.place}/{path}"
+
+    def place(self, entry):
+        return self.path(entry.path)
+
+    def files(self, count, large=0.1, sparse=0.0):
+        """Files in random order, of which the larger and the sparse ones have their share."""
+        found = []
+        for _ in range(self.random.randint(1, count)):
+            group = self.view.files
+            if self.random.random() < large:
+                group = self.view.large
+            if self.random.random() < sparse:
+                group = self.view.sparse
+            found.append(self.random.choice(group))
+        return found
+
+    def start_of_turn(self, file):
+        """Where to start in a file; a large one is not read from its begin to its end by one turn."""
+        if file.size < LARGE or self.random.random() < 0.3:
+            return 0
+        return self.random.randrange(file.size // UNIT) * UNIT
+
+
+class View:
+    """A dataset at its place, sorted into what roles choose from."""
+
+    def __init__(self, dataset, place):
+        self.place, self.entries = place, dataset.entries
+        self.files = [entry for entry in self.entries.values() if entry.file]
+        self.large = [entry for entry in self.files if entry.file.size >= LARGE]
+        self.sparse = [entry for entry in self.files if entry.file.sparse]
+        self.children = {"": set()}
+        for path in sorted(self.entries):
+            folder, _, name = path.rpartition("/")
+            self.children.setdefault(folder, set()).add(name)
+        self.folders = sorted(self.children)
+
+
+def start(stage, number, generation, failures):
+    """Forks; the child never returns from here. Tells the child's process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.nice(NICE)
+        worker = Worker(stage, number, generation)
+        try:
+            worker.run()
+            status = 0
+        except BaseException as error:
+            role = roles.NAMES[stage.board.get(number, fields.ROLE)]
+            last = traceback.format_exc(limit=-2)[-1500:]
+            text = f"worker {number} as {role}: {error!r}\nlast at {worker.path(worker.at)}\n{last}\0"
+            os.write(failures, text.encode(errors="replace"))
+    finally:
+        os._exit(status)
