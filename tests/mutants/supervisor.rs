@@ -16,9 +16,11 @@ use crate::rules::Format;
 use crate::table::{Done, Table};
 use crate::worker::{ORDER, Order};
 
-/// How long archfs may take for one mutant, and the other reader on top of it.
-const OURS: Duration = Duration::from_secs(10);
-const THEIRS: Duration = Duration::from_secs(60);
+/// What archfs may take of the processors for one mutant.
+const PROCESSOR_MICROS: u64 = 5_000_000;
+
+/// When it counts as hanging, and the other reader likewise, on a machine that may be busy.
+const HANGING: Duration = Duration::from_secs(120);
 
 /// Memory that may be resident while a mutant is read: the cache, the program, the seeds.
 const MEMORY_KIB: u64 = 192 << 10;
@@ -90,26 +92,25 @@ fn watch(mut order: Order, table: &Mutex<Table>, failures: &Mutex<Vec<String>>) 
     while order.first < order.end {
         let (mut child, lines) = start(&order);
         let mut current = order.first;
-        let mut limit = THEIRS;
         let ended = loop {
-            let line = match lines.recv_timeout(limit) {
+            let line = match lines.recv_timeout(HANGING) {
                 Ok(line) => line,
-                Err(RecvTimeoutError::Timeout) => break format!("hangs for {limit:?}"),
+                Err(RecvTimeoutError::Timeout) => break format!("hangs for {HANGING:?}"),
                 Err(RecvTimeoutError::Disconnected) => break String::from("crashed"),
             };
             let (what, rest) = line.split_once(' ').unwrap_or((&line, ""));
             match what {
-                "begin" => {
-                    current = rest.parse().expect("a number");
-                    limit = OURS;
-                }
-                "read" => limit = THEIRS,
+                "begin" => current = rest.parse().expect("a number"),
+                "read" => {}
                 "wrong" => fail(format!("wrong: {rest}")),
                 "note" => say(&format!("{rest}\n")),
                 "done" => {
                     let done = Done::of_text(rest);
                     if done.peak_kib > MEMORY_KIB {
                         fail(format!("mutant {current} took {} KiB", done.peak_kib));
+                    }
+                    if done.micros > PROCESSOR_MICROS {
+                        fail(format!("mutant {current} took {} microseconds", done.micros));
                     }
                     table.lock().unwrap().add(&done);
                     order.first = current + order.step;
