@@ -12,6 +12,10 @@ pub(crate) struct Field {
     pub(crate) width: usize,
 }
 
+pub(crate) const fn field(at: usize, width: usize) -> Field {
+    Field { at, width }
+}
+
 impl Field {
     pub(crate) fn read(self, bytes: &[u8]) -> u64 {
         let mut number = [0; 8];

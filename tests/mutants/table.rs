@@ -81,6 +81,11 @@ impl Table {
         }
     }
 
+    /// Facts that only rules allow.
+    pub(crate) fn by_rule(&self) -> u64 {
+        self.rules.values().sum()
+    }
+
     /// The sum of all rows.
     pub(crate) fn sum(&self) -> Row {
         let mut sum = Row::default();
