@@ -1,7 +1,7 @@
 //! Tars, and what may stand in their headers.
 //!
-//! Owns the layout of a header (POSIX ustar, GNU), where the headers of a sound tar are, and edits of
-//! their fields with the checksum made good, mostly. Leaves what is around the tar to `outside`.
+//! Owns the layout of a header (POSIX ustar, GNU), where the headers of a sound tar are, and edits
+//! of their fields with the checksum made good, mostly. Leaves what is around the tar to `outside`.
 
 use crate::damage;
 use crate::field::interesting;

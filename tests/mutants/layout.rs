@@ -1,7 +1,7 @@
 //! Where the fields of inodes, listings and attributes are in their decoded tables.
 //!
-//! Owns the layouts (squashfs_fs.h), written down a second time: a reader that tests itself would miss
-//! what it takes for something else. Trusts its input, as `image` does.
+//! Owns the layouts (squashfs_fs.h), written down a second time: a reader that tests itself would
+//! miss what it takes for something else. Trusts its input, as `image` does.
 
 use crate::field::{Field, field};
 

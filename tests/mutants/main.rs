@@ -1,11 +1,12 @@
 //! Mutants: archives damaged on purpose, of which every byte that is handed out must be right.
 //!
-//! Owns the tests; what they are made of stands in the other files. A mutant is made of a sound archive
-//! (`seeds`) by its number (`herd`): damaged as disks and copies do (`damage`), or edited in a field of
-//! a table or a header that is stored again so that only that field is wrong (`image`, `header`). A
-//! `worker` opens it, walks through it and reads it whole, under a limit of its address space; what it
-//! was told (`facts`) must be what another reader says (`oracle`: libsquashfs, Python's tarfile), or
-//! an error. Where the two may differ stands in `rules`, and the table at the end counts it.
+//! Owns the tests; what they are made of stands in the other files. A mutant is made of a sound
+//! archive (`seeds`) by its number (`herd`): damaged as disks and copies do (`damage`), or edited
+//! in a field of a table or a header that is stored again so that only that field is wrong
+//! (`image`, `header`). A `worker` opens it, walks through it and reads it whole, under a limit of
+//! its address space; what it was told (`facts`) must be what another reader says (`oracle`:
+//! libsquashfs, Python's tarfile), or an error. Where the two may differ stands in `rules`, and the
+//! table at the end counts it.
 //!
 //! ARCHFS_MUTANTS sets how many of each format (20,000), ARCHFS_SEED chooses others, and
 //! ARCHFS_MUTANT=squashfs:4711 reads one again, tells what was refused, and keeps it in target/tmp.

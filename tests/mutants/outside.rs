@@ -1,6 +1,7 @@
 //! What a tar is wrapped in.
 //!
-//! Owns packing a mutant again, so that its headers lie behind a compressor that finds nothing wrong.
+//! Owns packing a mutant again, so that its headers lie behind a compressor that finds nothing
+//! wrong.
 
 use std::io::Read;
 

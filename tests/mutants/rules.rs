@@ -1,7 +1,7 @@
 //! Where archfs and another reader may differ, and why.
 //!
-//! Owns the rules, each as narrow as what it is about. Invariant: for images no rule allows that both
-//! say something and not the same; rules are about what only archfs reads.
+//! Owns the rules, each as narrow as what it is about. Invariant: for images no rule allows that
+//! both say something and not the same; rules are about what only archfs reads.
 
 use std::fmt;
 
@@ -49,16 +49,16 @@ impl Case<'_> {
         if self.is_as_packed() {
             return Some("libsquashfs refuses it, and archfs gives what was packed");
         }
-        // libsquashfs reads an inode with its block list, index and target, however long, archfs and
-        // Linux those parts when they are asked for. What lies behind the lie are holes.
+        // libsquashfs reads an inode with its block list, index and target, however long, archfs
+        // and Linux those parts when they are asked for. What lies behind the lie are holes.
         let is_content = what.starts_with('c');
         if refused_inode.is_some() && (!is_content || self.is_zeros(object)) {
             return Some(
                 "libsquashfs refuses an inode for the end of it, which archfs reads later",
             );
         }
-        // libsquashfs reads names and values in turn, so it ends at the first bad value. archfs lists
-        // names without values and reads each value by itself.
+        // libsquashfs reads names and values in turn, so it ends at the first bad value. archfs
+        // lists names without values and reads each value by itself.
         let is_attribute = what.starts_with('x');
         let prefix = format!("{object}.x");
         let mut behind = self.ours.refused.range(prefix.clone()..);
@@ -108,8 +108,8 @@ impl Case<'_> {
         if what == "target" && self.other.is_some_and(String::is_empty) && self.is_as_packed() {
             return Some("an empty long name is none");
         }
-        // tarfile takes a record of another length than it says, GNU tar and archfs drop it. What is
-        // left is the start of the name that stands in the header itself.
+        // tarfile takes a record of another length than it says, GNU tar and archfs drop it. What
+        // is left is the start of the name that stands in the header itself.
         let name = if what.starts_with('n') { &what[1..] } else { object };
         let begins = |(key, _): (&String, &String)| {
             key.rsplit_once(if what.starts_with('n') { ".n" } else { "." }).is_some_and(

@@ -1,7 +1,8 @@
 //! What archfs handed out, judged by what the other reader says.
 //!
 //! Owns the comparison of facts. Where the two may differ is for `rules` to say.
-//! Invariant: what archfs refuses is never wrong, and nothing else is right but what the other says.
+//! Invariant: what archfs refuses is never wrong, and nothing else is right but what the other
+//! says.
 
 use std::collections::BTreeMap;
 

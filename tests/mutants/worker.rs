@@ -1,8 +1,8 @@
 //! A process that opens mutants, walks through them, reads them whole, and asks the other reader.
 //!
 //! Owns what is done with one mutant, and the limits of this process: address space, and the memory
-//! that a mutant touched at most. Each step is told on stdout, so that whoever watches knows at which
-//! mutant a crash or a hang came. A panic ends the process, as it would end a mount.
+//! that a mutant touched at most. Each step is told on stdout, so that whoever watches knows at
+//! which mutant a crash or a hang came. A panic ends the process, as it would end a mount.
 
 use std::fs;
 use std::io::{Write, stdout};
