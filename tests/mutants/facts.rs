@@ -262,6 +262,11 @@ pub(crate) fn crc_of_zeros(size: u64, nth: u64) -> String {
     format!("{:08x}", crc32fast::hash(&[0; CHUNK as usize][..len as usize]))
 }
 
+/// Whether no piece is behind `nth` in a file of `size` bytes.
+pub(crate) fn is_last(size: u64, nth: u64) -> bool {
+    nth + 1 == size.div_ceil(CHUNK)
+}
+
 fn kind_number(kind: FileKind) -> u8 {
     match kind {
         FileKind::Directory => 1,

@@ -23,7 +23,13 @@ pub(crate) struct Verdict {
 impl Verdict {
     /// Compares what archfs says of a mutant with `theirs`; `sound` is what archfs says of the
     /// archive it was made of.
-    pub(crate) fn of(format: Format, ours: &Facts, theirs: &Facts, sound: &Facts) -> Self {
+    pub(crate) fn of(
+        format: Format,
+        ours: &Facts,
+        theirs: &Facts,
+        sound: &Facts,
+        seed: &str,
+    ) -> Self {
         let mut verdict = Self::default();
         for (key, value) in &ours.known {
             let other = theirs.known.get(key);
@@ -31,7 +37,7 @@ impl Verdict {
                 verdict.right += 1;
                 continue;
             }
-            let case = Case { key, value, other, ours, theirs, sound };
+            let case = Case { key, value, other, ours, theirs, sound, seed };
             match case.rule(format) {
                 Some(rule) => *verdict.disputes.entry(rule).or_default() += 1,
                 None => verdict.wrong.push(case.to_string()),

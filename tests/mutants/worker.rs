@@ -98,7 +98,7 @@ pub(crate) fn work(order: &Order) {
             }
             Ok(ours) => {
                 let theirs = oracle.ask(path.to_str().expect("a plain path"));
-                let verdict = Verdict::of(order.format, &ours, &theirs, &sound[seed]);
+                let verdict = Verdict::of(order.format, &ours, &theirs, &sound[seed], name);
                 let outcome = if ours.refused.is_empty() { "whole" } else { "partly" };
                 for (key, why) in &ours.refused {
                     log(order, &format!("{name}: {key} refused: {why}"));
