@@ -121,7 +121,7 @@ impl Case<'_> {
         }
         // tarfile takes a record of another length than it says, GNU tar and archfs drop it. What
         // is left is the start of the name that stands in the header itself.
-        let name = if what.starts_with('n') { &what[1..] } else { object };
+        let name = what.strip_prefix('n').unwrap_or(object);
         let begins = |(key, _): (&String, &String)| {
             key.rsplit_once(if what.starts_with('n') { ".n" } else { "." }).is_some_and(
                 |(other, last)| {
