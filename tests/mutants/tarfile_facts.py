@@ -207,10 +207,10 @@ def members(archive):
         if member is None:
             return
         yield member
-        if archive.offset <= before:
+        if archive.offset <= member.offset:
             # A size below 0 leads back, and tarfile in circles.
             yield "error !circle"
-            archive.offset = before + tarfile.BLOCKSIZE
+            archive.offset = member.offset + tarfile.BLOCKSIZE
             errors += 1
 
 
