@@ -136,7 +136,7 @@ impl SquashFs {
             .collect::<Result<_>>()?;
         let xattrs = match superblock.xattr_table {
             None => None,
-            Some(table) => Xattrs::read(&*storage, table, end)?,
+            Some(table) => Some(Xattrs::read(&*storage, table, end)?),
         };
         let data_share = capacity.saturating_sub(metadata_share);
         let block_size = superblock.block_size;

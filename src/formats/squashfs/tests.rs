@@ -362,6 +362,24 @@ fn refuses_attributes_that_lie() {
     let endless = open(&with(sound(), ids, 8, &u32::MAX)).unwrap();
     let file = lookup(&endless, "f").unwrap().ino;
     assert!(endless.list_xattrs(file).is_err());
+    // A NUL would make two names of one in the list.
+    let split = open(&with(sound(), pairs, 4, &0_u8)).unwrap();
+    let file = lookup(&split, "f").unwrap().ino;
+    assert!(split.list_xattrs(file).unwrap_err().to_string().contains("a NUL in a name"));
+}
+
+#[test]
+fn refuses_attributes_of_a_table_that_has_none() {
+    let mut bytes = Image::sound().bytes();
+    let table = u64::from_le_bytes(bytes[56..64].try_into().unwrap());
+    let count = usize::try_from(table).unwrap() + 8;
+    bytes[count..count + 4].fill(0);
+    let image = open_stored(Arc::new(MemStorage::new(bytes))).unwrap();
+    let file = lookup(&image, "f").unwrap().ino;
+    let error = image.list_xattrs(file).unwrap_err().to_string();
+    assert!(error.contains("xattr id 0 was referred to, there are 0"), "{error}");
+    let link = lookup(&image, "l").unwrap().ino;
+    assert!(image.list_xattrs(link).unwrap().is_empty());
 }
 
 /// Decoded bytes of block `number` of `of_blocks`.

@@ -28,26 +28,24 @@ pub(super) struct Xattrs {
 }
 
 impl Xattrs {
-    /// Reads the header of the table at `table`; `None` where it is empty.
+    /// Reads the header of the table at `table`.
     ///
     /// # Errors
     /// `Corrupt` where the table does not fit before `end`; `Io`.
-    pub(super) fn read(storage: &dyn Storage, table: u64, end: u64) -> Result<Option<Self>> {
+    pub(super) fn read(storage: &dyn Storage, table: u64, end: u64) -> Result<Self> {
         let mut header = [0; 16];
         storage.read_exact_at(&mut header, table)?;
         let mut reader = Reader::new("xattr table", &header);
         let start = reader.u64()?;
         let count = reader.u32()?;
-        if count == 0 {
-            return Ok(None);
-        }
-        if start >= end {
+        // An empty table has no pairs, so they may be said to lie anywhere.
+        if count > 0 && start >= end {
             return Err(Error::corrupt(format!(
                 "squashfs xattr table: pairs at {start:#x}, the image ends at {end:#x}"
             )));
         }
         let ids = Table::read(storage, "xattr id", table.saturating_add(16), count, end)?;
-        Ok(Some(Self { ids, start }))
+        Ok(Self { ids, start })
     }
 
     /// Number of xattr indices.
@@ -101,6 +99,10 @@ impl Xattrs {
             let before = name.len();
             name.resize(before.saturating_add(usize::from(name_len)), 0);
             cursor.fill(name.get_mut(before..).unwrap_or_default())?;
+            // A list of names has a NUL behind each, so one within would make two of it.
+            if name.contains(&0) {
+                return Err(Error::corrupt(format!("squashfs xattr id {id}: a NUL in a name")));
+            }
             let value = Value { xattrs: self, metadata, kind, cursor: cursor.clone() };
             if let Some(found) = visit(&name, value)? {
                 return Ok(Some(found));

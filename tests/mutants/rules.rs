@@ -1,0 +1,190 @@
+//! Where archfs and another reader may differ, and why.
+//!
+//! Owns the rules, each as narrow as what it is about. Invariant: for images no rule allows that
+//! both say something and not the same; rules are about what only archfs reads.
+
+use std::fmt;
+
+use crate::facts::{self, Facts};
+use crate::oracle::ENDED;
+
+/// What mutants are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Squashfs,
+    Tar,
+}
+
+/// A fact that the other reader does not confirm.
+#[derive(Clone, Copy)]
+pub(crate) struct Case<'f> {
+    pub(crate) key: &'f str,
+    pub(crate) value: &'f str,
+    /// What the other reader says instead.
+    pub(crate) other: Option<&'f String>,
+    pub(crate) ours: &'f Facts,
+    pub(crate) theirs: &'f Facts,
+    pub(crate) sound: &'f Facts,
+    /// The name of the sound archive.
+    pub(crate) seed: &'f str,
+}
+
+impl Case<'_> {
+    /// The rule that allows it.
+    pub(crate) fn rule(&self, format: Format) -> Option<&'static str> {
+        match format {
+            Format::Squashfs => self.rule_of_images(),
+            Format::Tar => self.rule_of_tars(),
+        }
+    }
+
+    fn rule_of_images(&self) -> Option<&'static str> {
+        if self.other.is_some() {
+            return None;
+        }
+        let (object, what) = self.key.split_once('.')?;
+        let refused = |what: &str| self.theirs.refused.get(&format!("{object}.{what}"));
+        let refused_inode = refused("kind");
+        if refused_inode.is_some_and(|why| why == ENDED) {
+            return Some("libsquashfs crashes over this inode");
+        }
+        if self.is_as_packed() {
+            return Some("libsquashfs refuses it, and archfs gives what was packed");
+        }
+        // libsquashfs reads an inode with its block list, index and target, however long, archfs
+        // and Linux those parts when they are asked for. What lies behind the lie are holes.
+        let is_content = what.starts_with('c');
+        // Only the piece at the very end may lie in a fragment.
+        if refused_inode.is_some() && (!is_content || self.is_zeros(object) || self.is_last(object))
+        {
+            return Some(
+                "libsquashfs refuses an inode for the end of it, which archfs reads later",
+            );
+        }
+        // libsquashfs alone refuses bytes behind a stream; unsquashfs, Linux and archfs end where
+        // it does. Damage within is found by the checksum that mksquashfs has in each stream.
+        let is_xz = self.seed.contains("xz");
+        if is_content && is_xz && self.theirs.refused.get(self.key).is_some_and(|why| why == "!-3")
+        {
+            return Some("bytes behind an xz stream, which only libsquashfs minds");
+        }
+        // libsquashfs reads names and values in turn, so it ends at the first bad value. archfs
+        // lists names without values and reads each value by itself.
+        let is_attribute = what.starts_with('x');
+        let prefix = format!("{object}.x");
+        let mut behind = self.ours.refused.range(prefix.clone()..);
+        if is_attribute
+            && refused("xend").is_some()
+            && behind.next().is_some_and(|(key, _)| key.starts_with(&prefix))
+        {
+            return Some("libsquashfs stops at a bad attribute, archfs refuses only that one");
+        }
+        None
+    }
+
+    fn rule_of_tars(&self) -> Option<&'static str> {
+        let (object, what) = self.key.split_once('.')?;
+        let ours = |what: &str| self.ours.known.get(&format!("{object}.{what}"));
+        let theirs = |what: &str| self.theirs.known.get(&format!("{object}.{what}"));
+        let is_folder = ours("kind").is_some_and(|kind| kind == "1");
+        let prefix = format!("{object}.n");
+        let has_children = |facts: &Facts| {
+            let mut behind = facts.known.range(prefix.clone()..);
+            behind
+                .next()
+                .is_some_and(|(key, _)| key.starts_with(&prefix) && !key.ends_with(".nlink"))
+        };
+        if is_folder && !what.starts_with('n') && has_children(self.ours) {
+            // Linux shows nothing beneath what is no folder.
+            if theirs("kind").is_none() && has_children(self.theirs) {
+                return Some("a folder that no header names: its attributes are made up");
+            }
+            if theirs("kind").is_some_and(|kind| kind != "1") {
+                return Some("what has members beneath it is a folder, whatever a header says");
+            }
+        }
+        if self.theirs.refused.get(self.key).is_some_and(|why| why == "!large") {
+            return Some("a device number that Linux has no room for");
+        }
+        let number = |text: &str| text.parse::<i64>().ok();
+        let wide = |text: &String| number(text).is_some_and(|id| u32::try_from(id).is_err());
+        if matches!(what, "uid" | "gid") && self.value == "65534" && self.other.is_some_and(wide) {
+            return Some("an owner beyond 32 bits is shown as nobody");
+        }
+        // tarfile reads the blocks that it lies in up to a NUL; GNU tar its size, as archfs.
+        if what == "target" && self.other.is_some_and(|other| other.starts_with(self.value)) {
+            return Some("a long name ends where its size says");
+        }
+        // GNU tar stays with the header's own where an extension says an empty one.
+        if what == "target" && self.other.is_some_and(String::is_empty) && self.is_as_packed() {
+            return Some("an empty long name is none");
+        }
+        // tarfile takes a record of another length than it says, GNU tar and archfs drop it. What
+        // is left is the start of the name that stands in the header itself.
+        let name = what.strip_prefix('n').unwrap_or(object);
+        let begins = |(key, _): (&String, &String)| {
+            key.rsplit_once(if what.starts_with('n') { ".n" } else { "." }).is_some_and(
+                |(other, last)| {
+                    let whole = if what.starts_with('n') { last } else { other };
+                    whole.len() > name.len() && whole.starts_with(name)
+                },
+            )
+        };
+        if self.other.is_none() && name.len() >= 190 && self.sound.known.iter().any(begins) {
+            return Some("a damaged record of a long name: the name is the header's own");
+        }
+        if self.other.is_none() && self.is_as_packed() {
+            return Some("tarfile does not find it, and archfs gives what was packed");
+        }
+        None
+    }
+
+    /// Whether it is what the sound archive has there, or a block of it that moved.
+    fn is_as_packed(&self) -> bool {
+        let sound = &self.sound.known;
+        let is_content = self.key.contains(".c");
+        sound.get(self.key).is_some_and(|sound| sound == self.value)
+            || is_content
+                && sound.iter().any(|(key, value)| key.contains(".c") && value == self.value)
+    }
+
+    /// Whether it is the CRC of zeros, of as many bytes as that piece of `object` has.
+    fn is_zeros(&self, object: &str) -> bool {
+        self.piece(object).is_some_and(|(size, nth)| facts::crc_of_zeros(size, nth) == self.value)
+    }
+
+    /// Whether it is the last piece of `object`.
+    fn is_last(&self, object: &str) -> bool {
+        self.piece(object).is_some_and(|(size, nth)| facts::is_last(size, nth))
+    }
+
+    /// The size of the file `object`, and which piece of it this is.
+    fn piece(&self, object: &str) -> Option<(u64, u64)> {
+        let size = self.ours.known.get(&format!("{object}.size"))?;
+        let (_, nth) = self.key.rsplit_once(".c")?;
+        Some((size.parse().ok()?, u64::from_str_radix(nth, 16).ok()?))
+    }
+}
+
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, value, .. } = self;
+        let object = key.split_once('.').map_or(*key, |(object, _)| object);
+        write!(f, "{key} is {value}, ")?;
+        match self.sound.known.get(*key) {
+            Some(sound) if sound == value => write!(f, "as packed")?,
+            Some(sound) => write!(f, "{sound} was packed")?,
+            None => write!(f, "nothing was packed")?,
+        }
+        if let Some(other) = self.other {
+            return write!(f, "; the other says {other}");
+        }
+        let whole = [".end", ".xend", ".kind"].map(|end| format!("{object}{end}"));
+        let whole = whole.iter().map(String::as_str);
+        let mut keys = std::iter::once(*key).chain(whole).chain(["open", "decoded", "error"]);
+        match keys.find_map(|key| Some((key, self.theirs.refused.get(key)?))) {
+            Some((key, why)) => write!(f, "; the other refuses {key}: {why}"),
+            None => write!(f, "; the other says nothing"),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+"""What Python's tarfile reads of tars, as facts: the oracle for mutants of tars.
+
+Reads paths from stdin, one a line, and answers each with lines "KEY VALUE" and a last line ".", with the
+keys of facts.rs; an object is a path in hex. A key that could not be read has the value "!" and a reason.
+A compressed tar is decoded first, as far as the decoder gets; what a damaged stream gave before it broke is
+as good as what a cut one gave, which all decoders hand out. Members of one path: the last one counts, but
+a folder stays one, as in tests/python/tar_tree.py.
+"""
+
+import bz2
+import decimal
+import io
+import lzma
+import os
+import posixpath
+import signal
+import subprocess
+import sys
+import tarfile
+import zlib
+
+CHUNK, CHUNKS_MAX, TAIL_CHUNKS = 4096, 512, 16
+# Seconds of the processor for one tar, and bytes that a compressed one may decode to.
+SECONDS, DECODED_MAX = 20, 64 << 20
+
+
+def step_by_step(decoder, data, more=lambda: None):
+    """Decodes piece by piece, so that what comes before damage is there; tells whether there was any."""
+    out, damaged = [], False
+    at, size = 0, 0
+    try:
+        while at < len(data):
+            if decoder is None or getattr(decoder, "eof", False):
+                rest = decoder.unused_data + data[at:]
+                decoder = more()
+                if decoder is None or not rest:
+                    break
+                data, at = rest, 0
+            piece = decoder.decompress(data[at:at + 64])
+            at += 64
+            size += len(piece)
+            out.append(piece)
+            if size > DECODED_MAX:
+                return b"".join(out), True
+        damaged = not decoder.eof
+    except (OSError, zlib.error, lzma.LZMAError, EOFError, ValueError):
+        damaged = True
+    return b"".join(out), damaged
+
+
+def by_program(program, data):
+    done = subprocess.run([program, "-dcq"], input=data, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          check=False)
+    return done.stdout, done.returncode != 0
+
+
+def decoded(data):
+    if data[:3] == b"\x1f\x8b\x08":
+        more = lambda: zlib.decompressobj(31)
+        return step_by_step(more(), data, more)
+    if data[:3] == b"BZh":
+        return step_by_step(bz2.BZ2Decompressor(), data, bz2.BZ2Decompressor)
+    if data[:6] == b"\xfd7zXZ\0":
+        more = lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        return step_by_step(more(), data, more)
+    if data[:4] == b"\x28\xb5\x2f\xfd":
+        return by_program("zstd", data)
+    if data[:4] == b"\x04\x22\x4d\x18":
+        return by_program("lz4", data)
+    return data, False
+
+
+# Numbers of a header but its size: without them a member is there all the same.
+NUMBERS = [(100, 8), (108, 8), (116, 8), (136, 12), (329, 8), (337, 8)]
+SIZE, CHECKSUM = (124, 12), (148, 8)
+
+
+def number(field):
+    """A number as GNU tar reads it (from_header in list.c): digits up to a space or NUL; None if it is none."""
+    if field[0] & 0x80:
+        value = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
+        return value if not field[0] & 0x40 else value - (1 << (8 * len(field) - 1))
+    text = (field[1:] if field[0] == 0 else field).lstrip(b" \t\n\v\f\r")
+    count = next((at for at, byte in enumerate(text) if byte not in b"01234567"), len(text))
+    if count < len(text) and text[count] not in b"\0 ":
+        return None
+    return int(text[:count] or b"0", 8)
+
+
+def repaired(header):
+    """The header with numbers that tarfile takes. It takes int()'s, and drops the member where one is none."""
+    sums = tarfile.calc_chksums(header)
+    at, width = CHECKSUM
+    if number(header[at:at + width]) not in sums:
+        return header
+    header = bytearray(header)
+    if header[257:263] != b"ustar\0" and header[156:157] != tarfile.GNUTYPE_SPARSE:
+        # Only POSIX has a prefix there. tarfile takes it from all.
+        header[345:500] = bytes(155)
+    for at, width in NUMBERS + [SIZE]:
+        value = number(header[at:at + width])
+        # What has no data needs no size.
+        if value is None and ((at, width) != SIZE or header[156] in b"123456"):
+            value = 0
+        if value is not None:
+            header[at:at + width] = tarfile.itn(value, width, tarfile.GNU_FORMAT)
+    at, width = CHECKSUM
+    header[at:at + width] = b"%06o\0 " % tarfile.calc_chksums(bytes(header))[0]
+    return bytes(header)
+
+
+class Member(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):
+        if len(buf) == tarfile.BLOCKSIZE and buf.count(0) != tarfile.BLOCKSIZE:
+            buf = repaired(buf)
+        return super().frombuf(buf, encoding, errors)
+
+
+def clean(name):
+    return os.fsencode(posixpath.normpath("/" + name).lstrip("/"))
+
+
+def nanoseconds(member):
+    text = member.pax_headers.get("mtime", member.mtime)
+    return int((decimal.Decimal(text) * 10**9).to_integral_value(decimal.ROUND_FLOOR))
+
+
+def kind(member):
+    # As GNU tar: D is a folder with a list of its files, and so is what would be a file but for the slash that
+    # its name ends with.
+    if member.isdir() or member.type == b"D":
+        return 1
+    if member.issym():
+        return 3
+    if member.isblk():
+        return 4
+    if member.ischr():
+        return 5
+    if member.isfifo():
+        return 6
+    return 1 if member.name.endswith("/") else 2
+
+
+def contents(archive, member, key):
+    size = member.size
+    yield f"{key}.size {size}"
+    stream = archive.extractfile(member)
+    chunks = -(-size // CHUNK)
+    nth = 0
+    while nth < chunks:
+        if nth >= CHUNKS_MAX and nth + TAIL_CHUNKS < chunks:
+            nth = chunks - TAIL_CHUNKS
+        want = min(CHUNK, size - nth * CHUNK)
+        try:
+            stream.seek(nth * CHUNK)
+            piece = stream.read(want)
+        except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
+            yield f"{key}.c{nth:x} !{type(error).__name__}"
+            return
+        if len(piece) == want:
+            yield f"{key}.c{nth:x} {zlib.crc32(piece):08x}"
+        else:
+            yield f"{key}.c{nth:x} !short"
+        nth += 1
+
+
+def member_facts(archive, member, key):
+    number = kind(member)
+    yield f"{key}.kind {number}"
+    yield f"{key}.mode {member.mode & 0o7777:o}"
+    yield f"{key}.uid {member.uid}"
+    yield f"{key}.gid {member.gid}"
+    try:
+        yield f"{key}.mtime {nanoseconds(member)}"
+    except (ArithmeticError, ValueError) as error:
+        yield f"{key}.mtime !{type(error).__name__}"
+    if number == 2:
+        yield from contents(archive, member, key)
+    if number == 3:
+        yield f"{key}.target {os.fsencode(member.linkname).hex()}"
+    if number in (4, 5):
+        major, minor = member.devmajor, member.devminor
+        if major >> 12 or minor >> 20:
+            yield f"{key}.device !large"
+        else:
+            yield f"{key}.device {(minor & 0xff) | (major << 8) | ((minor & ~0xff) << 12)}"
+    for name, value in member.pax_headers.items():
+        if name.startswith("SCHILY.xattr."):
+            value = value.encode("utf-8", "surrogateescape")
+            yield f"{key}.x{os.fsencode(name[13:]).hex()} {zlib.crc32(value):08x}"
+
+
+def members(archive):
+    """All that tarfile takes for a member. Where it gives up, it is sent on to the next block, as it does
+    itself where a header is damaged, and not one behind another."""
+    errors = 0
+    while errors < 1000:
+        before = archive.offset
+        try:
+            member = archive.next()
+        except (tarfile.TarError, OSError, EOFError, ValueError, ArithmeticError, TypeError, IndexError) as error:
+            yield f"error !{type(error).__name__}"
+            errors += 1
+            archive.offset = max(before, archive.offset) + tarfile.BLOCKSIZE
+            continue
+        if member is None:
+            return
+        yield member
+        if archive.offset <= member.offset:
+            # A size below 0 leads back, and tarfile in circles.
+            yield "error !circle"
+            archive.offset = member.offset + tarfile.BLOCKSIZE
+            errors += 1
+
+
+def facts(path):
+    with open(path, "rb") as stream:
+        data, damaged = decoded(stream.read())
+    if damaged:
+        yield "decoded !damaged"
+    try:
+        archive = tarfile.open(fileobj=io.BytesIO(data), mode="r:", ignore_zeros=True, tarinfo=Member,
+                               encoding="utf-8", errors="surrogateescape")
+    except (tarfile.TarError, OSError, EOFError, ValueError, ArithmeticError, TypeError, IndexError) as error:
+        yield f"open !{type(error).__name__}"
+        return
+    found = {}
+    listed = list(members(archive))
+    # What is there is known; looking for the target of a link would go on reading.
+    archive._loaded = True
+    for member in listed:
+        if isinstance(member, str):
+            yield member
+            continue
+        inode = member
+        if member.islnk():
+            try:
+                inode = archive._find_link_target(member)
+                for _ in range(100):
+                    if not inode.islnk():
+                        break
+                    inode = archive._find_link_target(inode)
+            except KeyError:
+                continue
+        name = clean(member.name)
+        if name in found and kind(found[name]) == 1 and kind(member) != 1:
+            continue
+        found[name] = inode
+    shown = {b""}
+    for name in found:
+        while name and name not in shown:
+            shown.add(name)
+            parent, _, last = name.rpartition(b"/")
+            yield f"{parent.hex() or '/'}.n{last.hex()} "
+            name = parent
+    for name, inode in found.items():
+        yield from member_facts(archive, inode, name.hex() or "/")
+
+
+class TooLong(BaseException):
+    """No error that tarfile or the code here would take for one of the archive's."""
+
+
+def too_long(_number, _frame):
+    raise TooLong
+
+
+def main():
+    signal.signal(signal.SIGPROF, too_long)
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        try:
+            for fact in facts(line.rstrip("\n")):
+                print(fact)
+        except TooLong:
+            print("error !timeout")
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(".", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+//! A process that opens mutants, walks through them, reads them whole, and asks the other reader.
+//!
+//! Owns what is done with one mutant, and the limits of this process: address space, and the memory
+//! that a mutant touched at most. Each step is told on stdout, so that whoever watches knows at
+//! which mutant a crash or a hang came. A panic ends the process, as it would end a mount.
+
+use std::fs;
+use std::io::{Write, stdout};
+use std::path::{Path, PathBuf};
+
+use archfs::formats::{self, OpenOptions};
+use archfs::progress::Progress;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::facts::{Facts, Naming};
+use crate::herd::{Herd, Mutant};
+use crate::oracle::Oracle;
+use crate::rules::Format;
+use crate::verdict::Verdict;
+
+/// Address space that archfs may take, with stacks of threads and all.
+const ADDRESSES: u64 = 1 << 30;
+
+/// For decoded blocks. Small, so that caches are full.
+const CACHE: u64 = 4 << 20;
+
+/// What a worker is told to do, in the environment.
+pub(crate) const ORDER: &str = "ARCHFS_MUTANT_ORDER";
+
+/// Mutants `first`, `first + step`, and so on below `end`.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    pub(crate) format: Format,
+    pub(crate) seed: u64,
+    pub(crate) first: u64,
+    pub(crate) step: u64,
+    pub(crate) end: u64,
+    /// Where the sound archives are, and mutants go.
+    pub(crate) folder: PathBuf,
+    pub(crate) oracle: String,
+}
+
+impl Order {
+    pub(crate) fn to_text(&self) -> String {
+        let Self { format, seed, first, step, end, folder, oracle } = self;
+        format!("{format:?}\t{seed}\t{first}\t{step}\t{end}\t{}\t{oracle}", folder.display())
+    }
+
+    pub(crate) fn of_text(text: &str) -> Self {
+        let parts: Vec<&str> = text.split('\t').collect();
+        let number = |nth: usize| parts[nth].parse().expect("a number");
+        Self {
+            format: if parts[0] == "Tar" { Format::Tar } else { Format::Squashfs },
+            seed: number(1),
+            first: number(2),
+            step: number(3),
+            end: number(4),
+            folder: PathBuf::from(parts[5]),
+            oracle: parts[6].to_owned(),
+        }
+    }
+}
+
+/// Does as ordered.
+pub(crate) fn work(order: &Order) {
+    let limit = Rlimit { current: Some(ADDRESSES), maximum: Some(ADDRESSES) };
+    setrlimit(Resource::As, limit).expect("a limit");
+    let mut oracle = Oracle::new(&order.oracle);
+    let herd = Herd::load(order.format, &order.folder);
+    let path = order.folder.join(format!("mutant-{}", order.first));
+    let sound: Vec<Facts> = herd
+        .sound()
+        .map(|(name, bytes)| {
+            fs::write(&path, bytes).unwrap();
+            let opened = open(order.format, &path, bytes, 0);
+            let facts = opened.unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(facts.refused.is_empty(), "{name}: {:?}", facts.refused);
+            facts
+        })
+        .collect();
+    let mut number = order.first;
+    while number < order.end {
+        let Mutant { seed, bytes } = herd.mutant(order.seed, number);
+        fs::write(&path, &bytes).unwrap();
+        say(&format!("begin {number}"));
+        let _ = fs::write("/proc/self/clear_refs", "5");
+        let since = processor_micros();
+        let opened = open(order.format, &path, &bytes, number);
+        let micros = processor_micros() - since;
+        let peak = peak_kib();
+        say(&format!("read {number}"));
+        let name = herd.name(seed);
+        match opened {
+            Err(error) => {
+                log(order, &format!("{name}: not opened: {error}"));
+                say(&format!("done {number} {name} refused {micros} {peak} 0 0"));
+            }
+            Ok(ours) => {
+                let theirs = oracle.ask(path.to_str().expect("a plain path"));
+                let verdict = Verdict::of(order.format, &ours, &theirs, &sound[seed], name);
+                let outcome = if ours.refused.is_empty() { "whole" } else { "partly" };
+                for (key, why) in &ours.refused {
+                    log(order, &format!("{name}: {key} refused: {why}"));
+                }
+                for wrong in verdict.wrong.iter().take(8) {
+                    say(&format!("wrong {number} {name} {wrong}"));
+                }
+                let disputes: Vec<_> = verdict
+                    .disputes
+                    .iter()
+                    .map(|(rule, count)| format!("{count}={rule}"))
+                    .collect();
+                say(&format!(
+                    "done {number} {name} {outcome} {micros} {peak} {} {} {}",
+                    verdict.right,
+                    verdict.wrong.len(),
+                    disputes.join("|")
+                ));
+            }
+        }
+        number += order.step;
+    }
+    say("end");
+}
+
+/// All that archfs tells of the archive at `path`, which holds `bytes`.
+fn open(format: Format, path: &Path, bytes: &[u8], number: u64) -> archfs::error::Result<Facts> {
+    let options = OpenOptions { cache_bytes: CACHE, ..OpenOptions::default() };
+    let tree = formats::open(&[path.to_owned()], &options, &Progress::default())?;
+    let naming = match format {
+        Format::Squashfs => {
+            let root = bytes[32..40].try_into().expect("eight bytes");
+            Naming::Reference { root: u64::from_le_bytes(root) }
+        }
+        Format::Tar => Naming::Path,
+    };
+    Ok(Facts::of(tree.as_ref(), naming, number))
+}
+
+/// What this process took of the processors, all its threads, microseconds. Unlike the time that
+/// passes, it is about the same on a machine that is busy.
+fn processor_micros() -> i64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec * 1_000_000 + time.tv_nsec / 1000
+}
+
+/// The memory that was resident at most since it was asked last, KiB.
+fn peak_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number = line.and_then(|line| line.trim().split(' ').next()?.parse().ok());
+    number.unwrap_or(0)
+}
+
+/// Past the test's capture, whole lines at once.
+fn say(line: &str) {
+    let _ = stdout().write_all(format!("@{line}\n").as_bytes());
+}
+
+/// What only the replay of one mutant tells.
+fn log(order: &Order, line: &str) {
+    if order.first + 1 == order.end {
+        say(&format!("note {line}"));
+    }
+}
