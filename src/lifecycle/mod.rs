@@ -33,6 +33,8 @@ mod mountpoint;
 mod namespace;
 mod occupant;
 mod process;
+#[cfg(test)]
+mod proof;
 mod quiet;
 mod registry;
 mod release;
