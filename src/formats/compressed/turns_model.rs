@@ -75,6 +75,32 @@ fn turns_are_had_in_the_order_in_which_they_were_asked_for() {
 }
 
 #[test]
+fn who_fits_beside_others_does_not_wait_for_their_end() {
+    check(|| {
+        let turns = Arc::new(Turns::new(ROOM));
+        let with_turn = Arc::new((Mutex::new(0), Condvar::new()));
+        let first = turns.wait(60);
+        let waits = |bytes| {
+            let (turns, with_turn) = (Arc::clone(&turns), Arc::clone(&with_turn));
+            thread::spawn(move || {
+                let _turn = turns.wait(bytes);
+                // Kept until the other has one, too.
+                let (count, changed) = &*with_turn;
+                let mut count = count.lock();
+                *count += 1;
+                changed.notify_all();
+                while *count < 2 {
+                    changed.wait(&mut count);
+                }
+            })
+        };
+        let threads = [waits(50), waits(50)];
+        drop(first);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
 fn work_that_can_wait_never_keeps_others_from_their_turns() {
     check(|| {
         let turns = Arc::new(Turns::new(ROOM));
