@@ -1,9 +1,20 @@
 //! The one door to locks, so that tests can swap them for a model checker's.
 //!
 //! Owns the choice of lock; leaves to each user what its lock guards and in which order locks are
-//! taken. Invariant: no other file names `parking_lot` or `std::sync` locks.
+//! taken. Invariants: no other file names `parking_lot` or `std::sync` locks; only unit tests with
+//! the feature `model` get anything but the real ones.
 
-pub use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use std::sync::OnceLock;
-pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 pub use std::sync::{Arc, Weak};
+
+#[cfg(not(all(test, feature = "model")))]
+pub use parking_lot::{Condvar, Mutex, MutexGuard};
+#[cfg(not(all(test, feature = "model")))]
+pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+#[cfg(not(all(test, feature = "model")))]
+pub use std::thread;
+
+#[cfg(all(test, feature = "model"))]
+pub(crate) mod model;
+#[cfg(all(test, feature = "model"))]
+pub use model::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, thread};

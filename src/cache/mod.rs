@@ -22,6 +22,8 @@ use crate::sync::{Arc, Mutex};
 mod block;
 mod budget;
 mod inflight;
+#[cfg(all(test, feature = "model"))]
+mod model;
 mod readahead;
 mod shard;
 mod workers;

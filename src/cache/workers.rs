@@ -8,11 +8,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::thread;
 use std::time::Duration;
 
 use crate::inject;
-use crate::sync::{Arc, Condvar, Mutex, Weak};
+use crate::sync::{Arc, Condvar, Mutex, Weak, thread};
+
+#[cfg(all(test, feature = "model"))]
+#[path = "workers_model.rs"]
+mod model;
 
 /// Requests that may wait.
 const QUEUE: usize = 256;

@@ -281,7 +281,9 @@ impl Daemon {
             self.leases.attend(self.hold.lingers(), &|| self.report.snapshot().json());
             let held = Held { by_process: self.leases.is_held(), kept: self.leases.is_kept() };
             let now = Instant::now();
-            match self.hold.next(now, held, self.stats.requests()) {
+            // Who was given a lease may not have got to the first request.
+            let uses = self.stats.requests().saturating_add(self.leases.given());
+            match self.hold.next(now, held, uses) {
                 Step::Serve(until) => {
                     let until = [until, self.release.attend(now)].into_iter().flatten().min();
                     let limit = until.map(|until| until.saturating_duration_since(Instant::now()));

@@ -11,7 +11,7 @@
 //! | SIGTERM, SIGHUP while leases are held | serve on, at most for the grace; then unmount, exit |
 //! | SIGTERM, SIGHUP to a kept mount | unmount once it is not busy; after the grace lazily, exit |
 //! | SIGINT, or a second signal | unmount, lazily if busy; exit |
-//! | no request for the idle time | unmount if it is not busy, else wait as long again |
+//! | no request or new lease for the idle time | unmount if not busy, else wait as long again |
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 pub(super) const TRY_AGAIN: Duration = Duration::from_millis(200);
 
 /// How long a mount holds, as the user set it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
     /// How long to serve on after SIGTERM while the mount is in use.
     pub grace: Duration,
@@ -59,7 +59,7 @@ pub(super) struct Held {
 }
 
 /// The state of one mount.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Hold {
     terms: Terms,
     /// When the daemon must have ended, once it was asked to.
@@ -122,7 +122,8 @@ impl Hold {
         self.unmounted || self.at_once || self.end_by.is_some_and(|end| now >= end)
     }
 
-    /// What to do at `now`, held by `held`, when that many requests came since it was mounted.
+    /// What to do at `now`, held by `held`, when that many requests came, and leases were given,
+    /// since it was mounted.
     pub(super) fn next(&mut self, now: Instant, held: Held, requests: u64) -> Step {
         if self.at_once || self.end_by.is_some_and(|end| now >= end) {
             return Step::Exit;

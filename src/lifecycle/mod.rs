@@ -34,6 +34,8 @@ mod namespace;
 mod occupant;
 mod pinned;
 mod process;
+#[cfg(test)]
+mod proof;
 mod quiet;
 mod registry;
 mod release;

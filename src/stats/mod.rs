@@ -18,6 +18,8 @@ use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
 mod alarm;
 mod caches;
 mod histogram;
+#[cfg(all(test, feature = "model"))]
+mod model;
 
 pub use caches::{CacheCounts, Held};
 pub use histogram::Latencies;

@@ -6,6 +6,10 @@
 
 use crate::sync::{Condvar, Mutex};
 
+#[cfg(all(test, feature = "model"))]
+#[path = "turns_model.rs"]
+mod model;
+
 /// A bounded amount of decoding.
 #[derive(Debug)]
 pub(super) struct Turns {

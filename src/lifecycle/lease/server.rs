@@ -27,6 +27,8 @@ pub(in crate::lifecycle) struct Leases {
     clients: Vec<Client>,
     processes: Vec<(ProcessId, Watch)>,
     kept: bool,
+    /// Leases that were given, also again to one who had one.
+    given: u64,
     /// Whether only those who hold it already may go on to.
     is_closed: bool,
     is_ending: bool,
@@ -109,6 +111,11 @@ impl Leases {
     /// Whether a process holds a lease.
     pub(in crate::lifecycle) fn is_held(&self) -> bool {
         !self.processes.is_empty() || self.clients.iter().any(|client| client.lease == Lease::Held)
+    }
+
+    /// How often somebody was given a lease: a sign of use, like a request.
+    pub(in crate::lifecycle) fn given(&self) -> u64 {
+        self.given
     }
 
     /// Whether something has to be asked for now and then, since it can not be polled for.
@@ -245,6 +252,8 @@ impl Leases {
                 Answer::Done
             }
         };
+        let is_lease = matches!(request, Request::Hold | Request::Watch(_) | Request::Keep);
+        self.given += u64::from(is_lease && answer == Answer::Done);
         self.clients[at].say(answer.encode());
     }
 
@@ -308,4 +317,23 @@ impl Client {
 
 fn failed(error: std::io::Error) -> Error {
     Error::io("can not listen for who needs the mount", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_the_leases_that_it_gave_and_nothing_else() {
+        let mut leases = Leases::new(None).unwrap();
+        let (mut client, daemon) = UnixStream::pair().unwrap();
+        leases.give_to(daemon).unwrap();
+        client.write_all(b"hold\nstatus\nkeep\nnumbers\n").unwrap();
+        leases.attend(false, &String::new);
+        assert_eq!(leases.given(), 2);
+        leases.begin_to_end();
+        client.write_all(b"hold\n").unwrap();
+        leases.attend(false, &String::new);
+        assert_eq!(leases.given(), 2);
+    }
 }

@@ -145,8 +145,12 @@ impl Registry {
         let locks: Vec<_> = self.names_with(".lock").collect();
         for name in locks {
             let key = Key(name);
-            let has_record = self.file(&key, "record").exists();
-            if !has_record && let Ok(Some(lock)) = PlaceLock::try_acquire_key(&key) {
+            let has_record = || self.file(&key, "record").exists();
+            // Looked at again with the lock: somebody may have mounted meanwhile.
+            if !has_record()
+                && let Ok(Some(lock)) = PlaceLock::try_acquire_key(&key)
+                && !has_record()
+            {
                 let _ = fs::remove_file(self.socket(&key));
                 lock.remove();
             }
