@@ -225,10 +225,10 @@ mod tests {
             logger.log(&record.target(target).level(level).args(format_args!("{message}")).build());
         };
         tell("fuser::reply", 2);
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "");
         tell("fuser::reply", 5);
         tell("archfs::fuse", 2);
-        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2);
     }
 
     #[test]

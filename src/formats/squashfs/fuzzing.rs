@@ -134,7 +134,7 @@ pub fn tables(data: &[u8]) {
         assert!(fragments.record(&metadata, u32::MAX).is_err() || count == u32::MAX);
         _ = fragments.record(&metadata, wanted);
     }
-    let Ok(Some(xattrs)) = Xattrs::read(&*image, xattr_table, end) else { return };
+    let Ok(xattrs) = Xattrs::read(&*image, xattr_table, end) else { return };
     let Ok(names) = xattrs.list(&metadata, wanted) else { return };
     assert!(names.len() <= 64 << 10);
     for name in names.split(|&byte| byte == 0).take(16) {
