@@ -471,7 +471,8 @@ fn what_goes_wrong_later_is_written_to_the_log() {
     let error = fs::read(stage.place.join("file")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
     let text = fs::read_to_string(&log).unwrap();
-    assert!(text.contains("text.sqfs: squashfs data block at 0x"), "{text}");
+    assert!(text.contains("text.sqfs: squashfs inode at 0x"), "{text}");
+    assert!(text.contains("squashfs data block at 0x"), "{text}");
     assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
