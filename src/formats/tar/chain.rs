@@ -129,7 +129,12 @@ impl Chain {
                     if extensions > TAR_EXTENSIONS_MAX || extension_bytes > TAR_EXTENSION_MAX {
                         return Ok(self.damaged_at(next, "too many extensions before one member"));
                     }
-                    let Some(body) = self.bytes(source, data, index(len))? else {
+                    // A name ends at its NUL; where the size says less, GNU tar and Python do not mind.
+                    let reach = match header.kind() {
+                        Type::LongName | Type::LongLink => padded(len),
+                        _ => len,
+                    };
+                    let Some(body) = self.bytes(source, data, index(reach))? else {
                         return Ok(Step::Truncated(Vec::new()));
                     };
                     let said = overrides.get_or_insert_with(|| self.globals.clone());

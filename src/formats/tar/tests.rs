@@ -378,3 +378,17 @@ fn tells_of_what_it_can_not_show_and_not_of_a_label() {
     assert_eq!(index.notes, expected);
     assert_eq!(index.len(), 2, "the root and the file");
 }
+
+#[test]
+fn a_long_name_ends_at_its_nul_and_not_where_its_size_says() {
+    let name = "n".repeat(150);
+    let mut long = member(b"././@LongLink", b'L', b"", name.as_bytes());
+    long[124..136].copy_from_slice(b"00000000002\0");
+    seal(&mut long[..BLOCK]);
+    let bytes = [long, member(b"nn", b'0', b"", b"data"), vec![0; 2 * BLOCK]].concat();
+    let storage = MemStorage::new(bytes);
+    let index = stored(&storage, Nesting::Ignore, &Progress::default()).unwrap();
+    let name = crate::vfs::Name::parse(name.as_bytes()).unwrap();
+    assert_eq!(index.find(1, 1, name), Some(1));
+    assert_eq!(index.notes, [""; 0]);
+}
