@@ -62,8 +62,8 @@ impl Facts {
         self.told.iter().any(|fault| fault.what.contains(what))
     }
 
-    /// Whether something was told of the archive, or of what is at `path` (in hex), on the way to it
-    /// or beneath it.
+    /// Whether something was told of the archive, or of what is at `path` (in hex), on the way to
+    /// it or beneath it.
     pub(crate) fn tells_of(&self, path: &str) -> bool {
         let leads_to = |above: &str, path: &str| {
             let rest = path.strip_prefix(above);

@@ -129,7 +129,7 @@ impl Chain {
                     if extensions > TAR_EXTENSIONS_MAX || extension_bytes > TAR_EXTENSION_MAX {
                         return Ok(self.damaged_at(next, "too many extensions before one member"));
                     }
-                    // A name ends at its NUL; where the size says less, GNU tar and Python do not mind.
+                    // Up to its NUL: GNU tar and Python do not mind a size that says less.
                     let reach = match header.kind() {
                         Type::LongName | Type::LongLink => padded(len),
                         _ => len,
