@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 
-use archfs::vfs::{Attr, Cookie, FileKind, Ino, Name, Scratch, Tree};
+use archfs::vfs::{Attr, Cookie, Fault, FileKind, Ino, Name, Scratch, Subject, Tree};
 
 /// Bytes of a file that are one fact: no more than a block, so that no fact is of two blocks.
 const CHUNK: u64 = 4096;
@@ -43,6 +43,8 @@ pub(crate) enum Naming {
 pub(crate) struct Facts {
     pub(crate) known: BTreeMap<String, String>,
     pub(crate) refused: BTreeMap<String, String>,
+    /// What archfs says of a tar beside what it shows: that it is damaged, what is left out.
+    pub(crate) told: Vec<Fault>,
 }
 
 impl Facts {
@@ -53,6 +55,27 @@ impl Facts {
 
     pub(crate) fn refuse(&mut self, key: String, why: impl ToString) {
         self.refused.entry(key).or_insert_with(|| why.to_string());
+    }
+
+    /// Whether something was told of the archive that says `what`.
+    pub(crate) fn tells(&self, what: &str) -> bool {
+        self.told.iter().any(|fault| fault.what.contains(what))
+    }
+
+    /// Whether something was told of the archive, or of what is at `path` (in hex), on the way to
+    /// it or beneath it.
+    pub(crate) fn tells_of(&self, path: &str) -> bool {
+        let leads_to = |above: &str, path: &str| {
+            let rest = path.strip_prefix(above);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("2f"))
+        };
+        self.told.iter().any(|fault| match &fault.subject {
+            Subject::Path(told) => {
+                let told = hex(told);
+                leads_to(&told, path) || leads_to(path, &told)
+            }
+            Subject::Archive | Subject::Inode(_) => true,
+        })
     }
 
     /// All that archfs tells of `tree`. `step` chooses the sizes of reads.
@@ -77,6 +100,9 @@ impl Facts {
                 break;
             }
             walk.object(ino, &object, &mut due);
+        }
+        if matches!(naming, Naming::Path) {
+            tree.audit(&mut |fault| walk.facts.told.push(fault));
         }
         walk.facts
     }

@@ -11,10 +11,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::MUTANTS;
 use crate::rules::Format;
 use crate::table::{Done, Table};
 use crate::worker::{ORDER, Order};
-use crate::{IMAGES, TARS};
 
 /// What archfs may take of the processors for one mutant.
 const PROCESSOR_MICROS: u64 = 5_000_000;
@@ -33,8 +33,7 @@ pub(crate) fn run(format: Format, folder: &Path, oracle: &str) {
     let text = format!("{format:?}").to_lowercase();
     let number = |name: &str| Some(std::env::var(name).ok()?.parse::<u64>().expect(name));
     let seed = number("ARCHFS_SEED").unwrap_or(1);
-    let usual = if format == Format::Tar { TARS } else { IMAGES };
-    let (mut first, mut end) = (0, number("ARCHFS_MUTANTS").unwrap_or(usual));
+    let (mut first, mut end) = (0, number("ARCHFS_MUTANTS").unwrap_or(MUTANTS));
     if let Ok(one) = std::env::var("ARCHFS_MUTANT") {
         let Some(one) = one.strip_prefix(&format!("{text}:")) else {
             return;

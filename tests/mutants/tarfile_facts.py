@@ -4,7 +4,7 @@ Reads paths from stdin, one a line, and answers each with lines "KEY VALUE" and 
 keys of facts.rs; an object is a path in hex. A key that could not be read has the value "!" and a reason.
 A compressed tar is decoded first, as far as the decoder gets; what a damaged stream gave before it broke is
 as good as what a cut one gave, which all decoders hand out. Members of one path: the last one counts, but
-a folder stays one, as in tests/python/tar_tree.py.
+a folder stays one, as in tests/python/tar_tree.py. "implied" is told of a folder that no member is.
 """
 
 import bz2
@@ -76,10 +76,12 @@ SIZE, CHECKSUM = (124, 12), (148, 8)
 
 
 def number(field):
-    """A number as GNU tar reads it (from_header in list.c): digits up to a space or NUL; None if it is none."""
+    """A number as GNU tar reads it (from_header in list.c): digits up to a space or NUL; None if it is none, or
+    has no room in 64 bits."""
     if field[0] & 0x80:
         value = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
-        return value if not field[0] & 0x40 else value - (1 << (8 * len(field) - 1))
+        value = value if not field[0] & 0x40 else value - (1 << (8 * len(field) - 1))
+        return value if -1 << 63 <= value < 1 << 63 else None
     text = (field[1:] if field[0] == 0 else field).lstrip(b" \t\n\v\f\r")
     count = next((at for at, byte in enumerate(text) if byte not in b"01234567"), len(text))
     if count < len(text) and text[count] not in b"\0 ":
@@ -103,6 +105,9 @@ def repaired(header):
         if value is None and ((at, width) != SIZE or header[156] in b"123456"):
             value = 0
         if value is not None:
+            if width == 8 and not -1 << 55 <= value < 1 << 55:
+                # tarfile has no room for it. Of a mode the lowest bits count, of an owner that it is too large.
+                value = value & 0o7777 | 1 << 54
             header[at:at + width] = tarfile.itn(value, width, tarfile.GNU_FORMAT)
     at, width = CHECKSUM
     header[at:at + width] = b"%06o\0 " % tarfile.calc_chksums(bytes(header))[0]
@@ -110,6 +115,24 @@ def repaired(header):
 
 
 class Member(tarfile.TarInfo):
+    """Of two extensions of one member the later one counts, as POSIX has it. To tarfile the first one does."""
+
+    def _proc_gnulong(self, archive):
+        member = super()._proc_gnulong(archive)
+        field = "name" if self.type == tarfile.GNUTYPE_LONGNAME else "linkname"
+        member.said = getattr(member, "said", {})
+        setattr(member, field, member.said.setdefault(field, getattr(member, field)))
+        return member
+
+    def _proc_pax(self, archive):
+        member = super()._proc_pax(archive)
+        if self.type != tarfile.XGLTYPE:
+            later = getattr(member, "records", {})
+            member.records = {**member.pax_headers, **later}
+            if later:
+                member._apply_pax_info(member.records, archive.encoding, archive.errors)
+        return member
+
     @classmethod
     def frombuf(cls, buf, encoding, errors):
         if len(buf) == tarfile.BLOCKSIZE and buf.count(0) != tarfile.BLOCKSIZE:
@@ -128,7 +151,7 @@ def nanoseconds(member):
 
 def kind(member):
     # As GNU tar: D is a folder with a list of its files, and so is what would be a file but for the slash that
-    # its name ends with.
+    # its name ends with. A sparse file stays one.
     if member.isdir() or member.type == b"D":
         return 1
     if member.issym():
@@ -139,7 +162,7 @@ def kind(member):
         return 5
     if member.isfifo():
         return 6
-    return 1 if member.name.endswith("/") else 2
+    return 1 if member.name.endswith("/") and member.type != tarfile.GNUTYPE_SPARSE else 2
 
 
 def contents(archive, member, key):
@@ -206,12 +229,31 @@ def members(archive):
             continue
         if member is None:
             return
-        yield member
+        # A label is no file to GNU tar either.
+        if member.type != b"V":
+            yield member
         if archive.offset <= member.offset:
             # A size below 0 leads back, and tarfile in circles.
             yield "error !circle"
             archive.offset = member.offset + tarfile.BLOCKSIZE
             errors += 1
+
+
+def target(listed, named, nth):
+    """What a hard link names: the last member before it of that path, and where there is none, the first behind
+    it, which GNU tar and tarfile do not look for; never a folder."""
+    seen = set()
+    while listed[nth].islnk():
+        if nth in seen:
+            return None
+        seen.add(nth)
+        others = [at for at in named.get(clean(listed[nth].linkname), [])
+                  if at != nth and (listed[at].islnk() or kind(listed[at]) != 1)]
+        before = [at for at in others if at < nth]
+        if not others:
+            return None
+        nth = before[-1] if before else others[0]
+    return listed[nth]
 
 
 def facts(path):
@@ -229,31 +271,36 @@ def facts(path):
     listed = list(members(archive))
     # What is there is known; looking for the target of a link would go on reading.
     archive._loaded = True
-    for member in listed:
+    named = {}
+    for nth, member in enumerate(listed):
+        if not isinstance(member, str):
+            named.setdefault(clean(member.name), []).append(nth)
+    lost = []
+    for nth, member in enumerate(listed):
         if isinstance(member, str):
             yield member
             continue
-        inode = member
-        if member.islnk():
-            try:
-                inode = archive._find_link_target(member)
-                for _ in range(100):
-                    if not inode.islnk():
-                        break
-                    inode = archive._find_link_target(inode)
-            except KeyError:
-                continue
-        name = clean(member.name)
-        if name in found and kind(found[name]) == 1 and kind(member) != 1:
+        name, inode = clean(member.name), target(listed, named, nth)
+        if inode is None:
+            lost.append(name)
+            continue
+        if name in found and kind(found[name]) == 1 and kind(inode) != 1:
             continue
         found[name] = inode
     shown = {b""}
-    for name in found:
+    for name in [*found, *lost]:
+        # GNU tar, too, makes the folder for a link before it knows that there is nothing to link to.
+        if name in lost and name not in found:
+            name = name.rpartition(b"/")[0]
         while name and name not in shown:
             shown.add(name)
             parent, _, last = name.rpartition(b"/")
             yield f"{parent.hex() or '/'}.n{last.hex()} "
+            if name not in found:
+                yield f"{name.hex()}.implied "
             name = parent
+    if b"" not in found:
+        yield "/.implied "
     for name, inode in found.items():
         yield from member_facts(archive, inode, name.hex() or "/")
 

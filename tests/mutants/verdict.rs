@@ -2,12 +2,15 @@
 //!
 //! Owns the comparison of facts. Where the two may differ is for `rules` to say.
 //! Invariant: what archfs refuses is never wrong, and nothing else is right but what the other
-//! says.
+//! says. What the other finds in a tar is shown, or told to be missing.
 
 use std::collections::BTreeMap;
 
 use crate::facts::Facts;
 use crate::rules::{Case, Format};
+
+/// How names are counted that archfs does not show and says so.
+const LEFT_OUT: &str = "a name that is missing, of which archfs tells";
 
 /// What became of the facts of one mutant.
 #[derive(Debug, Default)]
@@ -43,6 +46,24 @@ impl Verdict {
                 None => verdict.wrong.push(case.to_string()),
             }
         }
+        if format == Format::Tar {
+            verdict.look_for_missing(ours, theirs);
+        }
         verdict
+    }
+
+    /// A name that only the other reader finds is one of which archfs tells that it is not there.
+    fn look_for_missing(&mut self, ours: &Facts, theirs: &Facts) {
+        for key in theirs.known.keys().filter(|key| !ours.known.contains_key(*key)) {
+            let Some((folder, name)) = key.split_once(".n") else {
+                continue;
+            };
+            let path = if folder == "/" { name.to_owned() } else { format!("{folder}2f{name}") };
+            if ours.tells_of(&path) {
+                *self.disputes.entry(LEFT_OUT).or_default() += 1;
+            } else {
+                self.wrong.push(format!("{key} is missing, and nothing is told of it"));
+            }
+        }
     }
 }

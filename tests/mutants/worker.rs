@@ -103,6 +103,9 @@ pub(crate) fn work(order: &Order) {
                 for (key, why) in &ours.refused {
                     log(order, &format!("{name}: {key} refused: {why}"));
                 }
+                for fault in &ours.told {
+                    log(order, &format!("{name}: told {:?}: {}", fault.subject, fault.what));
+                }
                 for wrong in verdict.wrong.iter().take(8) {
                     say(&format!("wrong {number} {name} {wrong}"));
                 }

@@ -129,7 +129,12 @@ impl Chain {
                     if extensions > TAR_EXTENSIONS_MAX || extension_bytes > TAR_EXTENSION_MAX {
                         return Ok(self.damaged_at(next, "too many extensions before one member"));
                     }
-                    let Some(body) = self.bytes(source, data, index(len))? else {
+                    // Up to its NUL: GNU tar and Python do not mind a size that says less.
+                    let reach = match header.kind() {
+                        Type::LongName | Type::LongLink => padded(len),
+                        _ => len,
+                    };
+                    let Some(body) = self.bytes(source, data, index(reach))? else {
                         return Ok(Step::Truncated(Vec::new()));
                     };
                     let said = overrides.get_or_insert_with(|| self.globals.clone());
@@ -248,7 +253,10 @@ fn member(
     }
     let mut member = about(header, overrides, start);
     match header.kind() {
-        Type::Other => return Ok((Step::Skipped(None), next)),
+        Type::Other => {
+            let skip = header.left_out().map(|what| Skip { what: what.into(), path: Some(path) });
+            return Ok((Step::Skipped(skip), next));
+        }
         // Before POSIX a directory was a file whose name ends with a slash.
         Type::Regular if path.ends_with(b"/") => member.kind = Kind::Directory,
         Type::Regular | Type::GnuSparse => {
@@ -291,7 +299,11 @@ fn member(
         }
     }
     if matches!(member.kind, Kind::CharDevice | Kind::BlockDevice) {
-        member.body = Body::Device(header.device());
+        let Some(number) = header.device() else {
+            let what = "devices whose number Linux has no room for".into();
+            return Ok((Step::Skipped(Some(Skip { what, path: Some(path) })), next));
+        };
+        member.body = Body::Device(number);
     }
     let link = if matches!(member.kind, Kind::Symlink | Kind::HardLink) { link } else { &[] };
     members.push(member, parts(&path, link, None, overrides));

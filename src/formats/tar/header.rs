@@ -190,11 +190,26 @@ impl<'b> Header<'b> {
         number(self.field::<136, 12>()).unwrap_or(0)
     }
 
-    /// The device number, in the kernel's 32-bit encoding.
-    pub(super) fn device(self) -> u32 {
-        let part = |field| u32::try_from(number(field).unwrap_or(0)).unwrap_or(0);
-        let (major, minor) = (part(self.field::<329, 8>()), part(self.field::<337, 8>()));
-        (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+    /// The device number, in the kernel's 32-bit encoding: 12 bits of major, 20 of minor; `None`
+    /// where it does not fit.
+    pub(super) fn device(self) -> Option<u32> {
+        let part = |field, max| {
+            let number = u32::try_from(number(field).unwrap_or(0)).ok();
+            number.filter(|&number| number <= max)
+        };
+        let major = part(self.field::<329, 8>(), 0xfff)?;
+        let minor = part(self.field::<337, 8>(), 0xf_ffff)?;
+        Some((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12))
+    }
+
+    /// What members of type `Other` are, in the plural, where somebody may miss them.
+    pub(super) fn left_out(self) -> Option<&'static str> {
+        match self.field::<156, 1>() {
+            b"M" => Some("rests of files that began on another volume"),
+            b"N" => Some("lists of new names by an old GNU tar"),
+            b"A" => Some("access lists by a Sun tar"),
+            _ => None,
+        }
     }
 
     /// GNU's old sparse form: the size of the file with its holes.

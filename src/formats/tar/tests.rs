@@ -52,13 +52,18 @@ fn member(name: &[u8], kind: u8, link: &[u8], data: &[u8]) -> Vec<u8> {
     header[156] = kind;
     header[157..157 + link.len()].copy_from_slice(link);
     header[257..265].copy_from_slice(b"ustar\x0000");
-    header[148..156].fill(b' ');
-    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    seal(&mut header);
     let mut bytes = header.to_vec();
     bytes.extend(data);
     bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
     bytes
+}
+
+/// Makes the checksum right.
+fn seal(header: &mut [u8]) {
+    header[148..156].fill(b' ');
+    let sum: u32 = header[..BLOCK].iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
 }
 
 fn record(keyword: &str, value: &str) -> Vec<u8> {
@@ -345,4 +350,45 @@ fn a_large_archive_is_scanned_by_its_headers_with_many_reads_under_way() {
     assert!(bytes < archive.len() / 20, "{bytes} bytes read of {}", archive.len());
     assert!(reads < 300_000, "{reads} reads for 200,000 headers");
     assert!(most >= 8, "{most} reads under way at once");
+}
+
+#[test]
+fn tells_of_what_it_can_not_show_and_not_of_a_label() {
+    let mut device = member(b"device", b'3', b"", b"");
+    device[329..337].copy_from_slice(b"0010000\0");
+    device[337..345].copy_from_slice(b"0000001\0");
+    seal(&mut device);
+    let bytes = [
+        member(b"label", b'V', b"", b""),
+        member(b"rest", b'M', b"", b"bytes"),
+        member(b"names", b'N', b"", b"Rename a to b\n"),
+        member(b"acl", b'A', b"", b"user::rw-"),
+        device,
+        member(b"file", b'0', b"", b"data"),
+        vec![0; 2 * BLOCK],
+    ];
+    let storage = MemStorage::new(bytes.concat());
+    let index = stored(&storage, Nesting::Ignore, &Progress::default()).unwrap();
+    let expected = [
+        "left out 1: access lists by a Sun tar, such as \"acl\"",
+        "left out 1: devices whose number Linux has no room for, such as \"device\"",
+        "left out 1: lists of new names by an old GNU tar, such as \"names\"",
+        "left out 1: rests of files that began on another volume, such as \"rest\"",
+    ];
+    assert_eq!(index.notes, expected);
+    assert_eq!(index.len(), 2, "the root and the file");
+}
+
+#[test]
+fn a_long_name_ends_at_its_nul_and_not_where_its_size_says() {
+    let name = "n".repeat(150);
+    let mut long = member(b"././@LongLink", b'L', b"", name.as_bytes());
+    long[124..136].copy_from_slice(b"00000000002\0");
+    seal(&mut long[..BLOCK]);
+    let bytes = [long, member(b"nn", b'0', b"", b"data"), vec![0; 2 * BLOCK]].concat();
+    let storage = MemStorage::new(bytes);
+    let index = stored(&storage, Nesting::Ignore, &Progress::default()).unwrap();
+    let name = crate::vfs::Name::parse(name.as_bytes()).unwrap();
+    assert_eq!(index.find(1, 1, name), Some(1));
+    assert_eq!(index.notes, [""; 0]);
 }
