@@ -182,6 +182,19 @@ fn killed_all_at_once_a_private_mount_leaves_an_empty_directory_at_most() {
 }
 
 #[test]
+fn a_private_mount_that_went_well_is_summed_up_and_never_said_to_have_ended_before() {
+    let Some(stage) = stage() else { return };
+    as_both(&stage, 10, |bash, _, who| {
+        for _ in 0..25 {
+            let run = "exec $ARCHFS run --private $IMAGE mount -- cat mount/hello";
+            let output = bash(run).output().unwrap();
+            assert!(!said(&output).contains("had ended before"), "{who}: {}", said(&output));
+            assert!(said(&output).contains("served "), "{who}: no summary: {}", said(&output));
+        }
+    });
+}
+
+#[test]
 fn run_killed_alone_leaves_nothing_of_a_private_mount() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 10, |bash, place, who| {

@@ -102,7 +102,8 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(Verbosity::Quiet, None)?;
     let statuses = args.archives.iter().map(|archive| one(args, archive));
     let statuses = statuses.collect::<Result<Vec<u8>>>()?;
-    Ok([3, 2, 1].into_iter().find(|status| statuses.contains(status)).unwrap_or(0))
+    let of_note = [3, 2, 1].into_iter().find(|status| statuses.contains(status));
+    Ok(of_note.or(statuses.into_iter().max()).unwrap_or(0))
 }
 
 /// Verifies one archive; returns its status.
@@ -274,6 +275,7 @@ fn path_of(fault: &Fault) -> Option<&[u8]> {
 fn line(out: &mut impl Write, row: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_string(row)
         .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))?;
+    text = term::json_for_output(&text);
     text.push('\n');
     written(out.write_all(text.as_bytes()))
 }

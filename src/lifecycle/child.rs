@@ -173,6 +173,11 @@ fn mount_privately(
 impl Lease {
     /// Gives it back; returns when the mount is gone, or stays for others.
     fn end(self, place: &Path) {
+        // Before it is detached, which is what a private one ends by.
+        let has_ended = matches!(
+            occupant::look(place),
+            Ok(Occupant::Dead(_) | Occupant::Leaving(_) | Occupant::Nothing)
+        );
         if self.is_private {
             // Files that are still open stay readable until they are closed.
             if let Err(error) = attach::detach_here(place) {
@@ -183,7 +188,7 @@ impl Lease {
         if let Ok(Left::Gone(summary)) = &left {
             crate::log::tell(format_args!("{summary}"));
         }
-        if matches!(&left, Ok(Left::Lost)) {
+        if has_ended {
             log::warn!("{}: the mount had ended before the command did", place.display());
         }
         // A daemon that was killed leaves its mount, dead, and its directory, or only that.

@@ -175,20 +175,22 @@ fn is_of_everybody(folder: Option<&Path>) -> bool {
 
 /// Refuses directories that others could take away, and the mount with them: who owns a directory
 /// can remove it in a mount namespace of his own, and make another at its name that shows something
-/// else. Root may mount in the folders of a user for that user; a private mount may be over any
-/// folder of the node.
+/// else. Those of a group that shares a project are trusted, so a user may mount on what a colleague
+/// made where not everybody may write. Root may mount in the folders of a user for that user; a
+/// private mount may be over any folder of the node.
 fn check_owner(place: &Path, found: &Metadata, whose: Whose) -> Result<()> {
     let is_own = found.uid() == geteuid().as_raw();
     let is_known = is_own || storage::is_trusted(found);
     let among_all = || is_of_everybody(place.parent());
     let is_fine = match whose {
-        Whose::Own if !geteuid().is_root() => is_own,
+        Whose::Own if !geteuid().is_root() => is_own || (found.mode() & 0o002 == 0 && !among_all()),
         Whose::Own | Whose::Any => is_known || !among_all(),
     };
     if is_fine {
         return Ok(());
     }
-    let context = format!("{}: a directory of somebody else", place.display());
+    let context =
+        format!("{}: a directory of somebody else (uid {})", place.display(), found.uid());
     Err(Error::new(Kind::CannotMount, context)
         .with_hint("mount on a directory of yours, or at a name that does not exist yet"))
 }

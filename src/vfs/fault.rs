@@ -53,8 +53,32 @@ impl Fault {
     /// What an error that somebody met says of `subject`.
     pub fn met(subject: Subject, error: &Error) -> Self {
         let gravity = match error.kind() {
-            Kind::Io | Kind::Busy | Kind::TimedOut => Gravity::Unreadable,
-            _ => Gravity::Damage,
+            Kind::Corrupt | Kind::Truncated | Kind::UnknownFormat | Kind::Unsupported => {
+                Gravity::Damage
+            }
+            // What a tree itself named is not there, or is something else.
+            Kind::NotADirectory
+            | Kind::IsADirectory
+            | Kind::InvalidInput
+            | Kind::PastEnd
+            | Kind::NoAttribute
+            | Kind::NotFound
+                if subject != Subject::Archive =>
+            {
+                Gravity::Damage
+            }
+            Kind::NotFound
+            | Kind::NotADirectory
+            | Kind::IsADirectory
+            | Kind::InvalidInput
+            | Kind::PastEnd
+            | Kind::NoAttribute
+            | Kind::Io
+            | Kind::Busy
+            | Kind::Usage
+            | Kind::CannotMount
+            | Kind::NotMounted
+            | Kind::TimedOut => Gravity::Unreadable,
         };
         Self { gravity, subject, what: error.to_string() }
     }

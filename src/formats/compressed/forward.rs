@@ -12,6 +12,7 @@ use super::{lz4, xz};
 use crate::codecs::{Streaming, xz_stream, zstd_stream};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
+use crate::formats::limits::XZ_PADDING_MAX;
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
@@ -99,6 +100,8 @@ pub(super) struct Streams {
     damage: Option<Error>,
     ended: bool,
     garbage: Option<u64>,
+    /// Stream padding so far, bytes.
+    padding: u64,
     decoded: u64,
     /// Of the decoded bytes, those in streams that have ended well.
     checked: u64,
@@ -115,6 +118,7 @@ impl Streams {
             damage: None,
             ended: false,
             garbage: None,
+            padding: 0,
             decoded: 0,
             checked: 0,
         })
@@ -202,7 +206,15 @@ impl Streams {
     fn skip_padding(&mut self) -> Result<bool> {
         let words = self.cursor.at_hand(4)?.chunks_exact(4);
         let zeros = words.take_while(|word| *word == [0; 4]).count();
-        self.cursor.skip(length(zeros).saturating_mul(4))?;
+        let (at, passed) = (self.cursor.position(), length(zeros).saturating_mul(4));
+        self.cursor.skip(passed)?;
+        self.padding = self.padding.saturating_add(passed);
+        if self.padding > XZ_PADDING_MAX {
+            self.ended = true;
+            self.garbage = Some(at);
+            let name = &self.name;
+            log::warn!("{name}: more than {XZ_PADDING_MAX} zeros before {at:#x}: not read further");
+        }
         Ok(zeros > 0)
     }
 }

@@ -11,6 +11,7 @@ use super::survey::Found;
 use super::{ChunkCache, Compressed, Container, Seekable, Survey, bzip2, xz};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
+use crate::formats::limits::XZ_PADDING_MAX;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::{Arc, AtomicU64, Ordering};
 
@@ -400,6 +401,25 @@ fn xz_padding_is_read_in_large_steps_and_has_a_limit() {
     let storage = MemStorage::new(small.clone());
     xz::Blocks::read(&storage).unwrap();
     assert!(storage.bytes_read() <= 3 * small.len() as u64, "{}", storage.bytes_read());
+}
+
+#[test]
+fn xz_padding_ends_a_file_read_forward_where_there_is_too_much() {
+    use super::forward::Forward;
+    let plain = sample(100_000, 19);
+    let Some(encoded) = run("xz -0 -c", &plain) else { return };
+    let most = usize::try_from(XZ_PADDING_MAX).unwrap();
+    for (zeros, streams) in [(most, 2), (most + 4, 1)] {
+        let file = [&encoded[..], &vec![0; zeros], &encoded].concat();
+        let mut forward =
+            Forward::new("x", Arc::new(MemStorage::new(file)), Container::Xz).unwrap();
+        let mut decoded = 0;
+        while let Some(piece) = forward.next().unwrap() {
+            decoded += piece.len();
+        }
+        assert_eq!(decoded, plain.len() * streams, "past {zeros} zeros");
+        assert_eq!(forward.garbage().is_some(), streams == 1, "and that is told");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Owns the limits of inodes, directories, file contents and attributes, on both sides of each.
 //! Images of mksquashfs against other readers are in the top-level tests.
 
+use std::ops::ControlFlow;
 use std::thread;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use super::image::{BLOCK, DATA, FILE, Field, Image, LINK, PIPE, ROOT, fields, li
 use super::*;
 use crate::storage::MemStorage;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
+use crate::vfs::{Cookie, Name, Scratch, SeekTarget, Tree};
 
 const SIZE: u64 = 3 * BLOCK as u64 + 10;
 

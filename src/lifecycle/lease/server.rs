@@ -143,14 +143,15 @@ impl Leases {
         self.is_ending = true;
     }
 
-    /// The mount is gone: ends all connections, whose other ends wait for that. Those who gave back
-    /// a lease get a line with `summary`; tells whether there were any.
+    /// The mount is gone: ends all connections, whose other ends wait for that. Those who have a
+    /// lease get a line with `summary`; tells whether any of them had given it back. Who detaches a
+    /// private mount and gives back its lease then may find that the one ended before the other came.
     pub(in crate::lifecycle) fn close(&mut self, summary: &str) -> bool {
         self.begin_to_end();
         let mut has_told = false;
-        for client in self.clients.iter_mut().filter(|client| client.lease == Lease::Leaving) {
+        for client in self.clients.iter_mut().filter(|client| client.lease != Lease::None) {
             client.say(&format!("{summary}\n"));
-            has_told = true;
+            has_told |= client.lease == Lease::Leaving;
         }
         self.listener = None;
         self.clients.clear();

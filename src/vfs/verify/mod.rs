@@ -59,15 +59,20 @@ impl Counts {
 pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified {
     progress.begin("reading names");
     let mut faults = Vec::new();
+    let audit = || {
+        let mut found = Vec::new();
+        tree.audit(&mut |fault| found.push(fault));
+        found
+    };
     let (names, audited) = thread::scope(|scope| {
-        let audit = scope.spawn(|| {
-            let mut found = Vec::new();
-            tree.audit(&mut |fault| found.push(fault));
-            found
-        });
+        // Where no thread can be had, one after the other.
+        let beside = thread::Builder::new().spawn_scoped(scope, audit);
         let names = Names::of(tree);
-        // A panic over there is one here.
-        let audited = audit.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let audited = match beside {
+            // A panic over there is one here.
+            Ok(beside) => beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(_) => audit(),
+        };
         (names, audited)
     });
     let Names { mut files, mut counts, faults: met, .. } = names;
