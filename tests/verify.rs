@@ -569,7 +569,7 @@ fn a_bar_is_shown_on_a_terminal_and_a_signal_ends_it_at_once() {
     let mut seen = String::new();
     child.stdout.take().unwrap().read_to_string(&mut seen).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(3), "{seen:?}");
-    assert!(seen.contains("reading headers") && seen.contains("reading contents"), "{seen:?}");
+    assert!(seen.contains("reading contents"), "{seen:?}");
     assert!(seen.contains(": damaged: 1 damaged; 1 files"), "{seen:?}");
 
     let archive = tar::slow_archive(work.path(), 200);

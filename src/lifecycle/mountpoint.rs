@@ -175,9 +175,9 @@ fn is_of_everybody(folder: Option<&Path>) -> bool {
 
 /// Refuses directories that others could take away, and the mount with them: who owns a directory
 /// can remove it in a mount namespace of his own, and make another at its name that shows something
-/// else. Those of a group that shares a project are trusted, so a user may mount on what a colleague
-/// made where not everybody may write. Root may mount in the folders of a user for that user; a
-/// private mount may be over any folder of the node.
+/// else. Those of a group that shares a project are trusted, so a user may mount on what a
+/// colleague made where not everybody may write. Root may mount in the folders of a user for that
+/// user; a private mount may be over any folder of the node.
 fn check_owner(place: &Path, found: &Metadata, whose: Whose) -> Result<()> {
     let is_own = found.uid() == geteuid().as_raw();
     let is_known = is_own || storage::is_trusted(found);

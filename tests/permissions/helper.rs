@@ -94,7 +94,7 @@ fn one_of_the_users_own_is_run_where_there_is_no_other() {
 
 #[test]
 fn variables_of_the_helper_and_the_loader_change_nothing() {
-    let Some(Scene { owner, stage: _stage, .. }) = scene() else { return };
+    let Some(Scene { _device, owner, stage: _stage, .. }) = scene() else { return };
     let odd = "_FUSE_COMMFD=0 _FUSE_COMMFD2=1 LD_LIBRARY_PATH=/nowhere LD_PRELOAD= LD_AUDIT= \
                TMPDIR=nowhere XDG_RUNTIME_DIR=/nowhere XDG_CACHE_HOME=nowhere HOME=nowhere IFS=x \
                ARCHFS_MOUNTPOINT=/nowhere";

@@ -94,7 +94,7 @@ fn assert_inert(mountinfo: &str, place: &Path) {
 
 #[test]
 fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
-    let Some(Scene { owner, stage, .. }) = scene() else { return };
+    let Some(Scene { _device, owner, stage, .. }) = scene() else { return };
     let own = "/proc/self/mountinfo";
     for options in ["", "-o allow_other", "-o exec,default_permissions"] {
         run(&mut stage.bash(&format!("$ARCHFS mount -q --keep {options} $IMAGE mount")));

@@ -32,7 +32,7 @@ fn assert_root_is_kept_out(place: &Path) {
 
 #[test]
 fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_its_point() {
-    let Some(Scene { owner, other, stage: _stage, .. }) = scene() else { return };
+    let Some(Scene { _device, owner, other, stage: _stage, .. }) = scene() else { return };
     for umask in UMASKS {
         // The point made by archfs, and one that everybody might enter.
         for point in ["", "mkdir -m 777 mount;"] {
@@ -47,7 +47,7 @@ fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_
 
 #[test]
 fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
-    let Some(Scene { owner, stage, .. }) = scene() else { return };
+    let Some(Scene { _device, owner, stage, .. }) = scene() else { return };
     for umask in UMASKS {
         for (point, option) in [("", ""), ("mkdir -m 777 mount;", ""), ("", "-o allow_other")] {
             let line = format!(
@@ -66,7 +66,7 @@ fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
 
 #[test]
 fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
-    let Some(Scene { owner, other, stage, .. }) = scene() else { return };
+    let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };
     let line = "umask 000; exec $ARCHFS run --private -q $IMAGE mount -- \
                 sh -c 'cat mount/hello; echo $$; read x'";
     for (mut command, place) in [(owner.bash(line), &owner.place), (stage.bash(line), &stage.place)]
@@ -201,7 +201,7 @@ fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_else
 
 #[test]
 fn who_is_refused_at_the_socket_does_not_count_as_a_holder() {
-    let Some(Scene { owner, other, stage, .. }) = scene() else { return };
+    let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };
     done(&owner, "umask 000; $ARCHFS mount -q --keep $IMAGE mount");
     let folder = owner.registry();
     let is_socket = |path: &std::path::PathBuf| path.extension() == Some("socket".as_ref());

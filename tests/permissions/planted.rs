@@ -73,18 +73,19 @@ fn records_are_kept_only_in_a_folder_of_the_user_alone() {
 
 #[test]
 fn somebody_in_the_way_in_tmp_does_not_keep_a_user_from_mounting_and_sharing() {
-    let Some(Scene { owner, other, stage: _stage, .. }) = scene() else { return };
+    let Some(scene) = scene() else { return };
+    let Scene { owner, other, .. } = &scene;
     let planted = Planted(vec![owner.registry()]);
-    done(&other, &format!("touch {}", owner.registry().display()));
-    done(&owner, "$ARCHFS mount -q --keep $IMAGE mount");
+    done(other, &format!("touch {}", owner.registry().display()));
+    done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
     let elsewhere = Path::new("/dev/shm").join(format!("archfs-{OWNER}"));
     assert_eq!(mode(&elsewhere), 0o700);
     // Also when it goes again.
     drop(planted);
-    done(&owner, "$ARCHFS mount -q --keep $IMAGE mount");
-    assert!(done(&owner, "$ARCHFS list").contains("; alive"));
+    done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
+    assert!(done(owner, "$ARCHFS list").contains("; alive"));
     assert!(!owner.registry().exists());
-    done(&owner, "$ARCHFS unmount mount");
+    done(owner, "$ARCHFS unmount mount");
     wait_until("nothing is left", || !elsewhere.exists());
 }
 

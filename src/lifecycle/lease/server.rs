@@ -145,7 +145,7 @@ impl Leases {
 
     /// The mount is gone: ends all connections, whose other ends wait for that. Those who have a
     /// lease get a line with `summary`; tells whether any of them had given it back. Who detaches a
-    /// private mount and gives back its lease then may find that the one ended before the other came.
+    /// private mount and then gives back its lease may come too late to be heard.
     pub(in crate::lifecycle) fn close(&mut self, summary: &str) -> bool {
         self.begin_to_end();
         let mut has_told = false;

@@ -112,13 +112,15 @@ impl PlaceLock {
     /// # Errors
     /// `Usage` where it is no such lock; `Io`.
     pub(in crate::lifecycle) fn adopt(descriptor: OwnedFd, place: &Path) -> Result<Self> {
-        let registry = Registry::open()?;
-        let path = registry.file(&Key::of(place), "lock");
-        let file = File::from(descriptor);
-        if !is_named(&file, &path) {
-            return Err(Error::new(Kind::Usage, "standard input is not the lock of the place"));
+        let (file, key) = (File::from(descriptor), Key::of(place));
+        // Which folder is the one in use may have changed since.
+        for registry in Registry::all() {
+            let path = registry.file(&key, "lock");
+            if is_named(&file, &path) {
+                return Ok(Self { file, path, registry });
+            }
         }
-        Ok(Self { file, path, registry })
+        Err(Error::new(Kind::Usage, "standard input is not the lock of the place"))
     }
 
     /// Removes its file and lets go of it: nothing is left to be said about the place.

@@ -84,8 +84,17 @@ impl Registry {
     /// One that is used comes first: somebody may have been in the way in /tmp when it was made,
     /// and not be any more.
     fn existing_in(parents: &[&Path]) -> Option<Self> {
-        let all: Vec<_> = parents.iter().filter_map(|it| Self::within(it).ok()?).collect();
+        let all = Self::all_in(parents);
         all.iter().find(|registry| registry.is_used()).or(all.first()).cloned()
+    }
+
+    /// All folders that there are; more than one only where somebody was in the way.
+    fn all() -> Vec<Self> {
+        Self::all_in(&PARENTS.map(Path::new))
+    }
+
+    fn all_in(parents: &[&Path]) -> Vec<Self> {
+        parents.iter().filter_map(|it| Self::within(it).ok()?).collect()
     }
 
     fn is_used(&self) -> bool {
