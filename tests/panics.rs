@@ -29,6 +29,29 @@ fn mount_to_panic(stage: &Stage, thread: &str, options: &[&str]) {
     assert!(output.status.success(), "{}", said(&output));
 }
 
+/// Who first asks for something of a mount must not be the daemon: the kernel would let it end only
+/// once it has the answer that nobody gives any more.
+#[test]
+fn a_daemon_that_panics_at_the_very_first_request_ends_and_mount_says_so() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    let script =
+        "timeout 20 \"$ARCHFS\" mount --keep --log-file log \"$IMAGE\" mount; echo status $?";
+    let output = stage.bash(script).env("ARCHFS_PANIC_AT", "getattr").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "status 1\n", "{}", said(&output));
+    assert!(said(&output).contains("does not answer"), "{}", said(&output));
+    let log = fs::read_to_string(stage.work.path().join("log")).unwrap();
+    assert!(log.contains("injected in getattr"), "{log}");
+    wait_until("the mount is gone", || stage.is_gone());
+    let place = stage.place.as_os_str().as_encoded_bytes();
+    wait_until("the daemon ended", || {
+        let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+        let mut lines = processes.filter_map(|it| fs::read(it.path().join("cmdline")).ok());
+        !lines.any(|line| line.split(|&byte| byte == 0).any(|word| word == place))
+    });
+}
+
 /// That nothing is left, the log says why, and the place can be used again.
 fn assert_went_loudly(stage: &Stage, thread: &str) {
     wait_until("the mount is gone", || stage.is_gone());

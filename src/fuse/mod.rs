@@ -103,6 +103,7 @@ impl Filesystem for ArchiveFilesystem {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        inject::panic_at("getattr");
         let request = self.stats.begin(Operation::Getattr);
         let ino = ino_or_reply!(ino, reply);
         match self.tree.attr(ino) {

@@ -156,13 +156,7 @@ fn mount_privately(
                 return Err(error);
             }
         };
-    let served = launched.hand_over(connection).and_then(|()| launched.wait_until_ready());
-    let answers = served.and_then(|started| match started {
-        Ok(client) => std::fs::symlink_metadata(place).map(|_| Ok(client)).map_err(|error| {
-            Error::io(format!("{}: mounted, but does not answer", place.display()), error)
-        }),
-        failed => Ok(failed),
-    });
+    let answers = launched.hand_over(connection).and_then(|()| launched.wait_until_answers(place));
     if !matches!(answers, Ok(Ok(_))) {
         attach::detach_here(place)?;
         mountpoint::remove_left_over(place);

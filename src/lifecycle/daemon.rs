@@ -250,7 +250,6 @@ impl Daemon {
         let release = Release::new(&tree, &stats, plan.cache_idle, session_end.waker()?);
         let filesystem = ArchiveFilesystem::new(tree, Arc::clone(&stats), plan.terms.idle);
         let session = session::start(filesystem, connection, shape, session_end)?;
-        mount.check_that_it_answers()?;
         // The working directory may lie on a file system that somebody wants to unmount.
         let _ = std::env::set_current_dir("/");
         let hold = Hold::new(plan.terms, Instant::now());

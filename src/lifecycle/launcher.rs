@@ -10,7 +10,7 @@
 //! then "ready".
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -94,6 +94,24 @@ impl Launched {
     /// `Io`, also where a signal ended it.
     pub(super) fn wait_until_ready(mut self) -> Result<Started<Client>> {
         Ok(self.wait_for(READY)?.map(|()| self.client))
+    }
+
+    /// The same, of a mount that this process sees at `place`. Asks for its root, which takes the
+    /// whole way through the kernel and back.
+    ///
+    /// The daemon does not ask itself: one that is killed while it waits for its own answer can not
+    /// end, since the kernel lets go of the question only when it has.
+    ///
+    /// # Errors
+    /// `Io`, also where the mount does not answer.
+    pub(super) fn wait_until_answers(self, place: &Path) -> Result<Started<Client>> {
+        let started = self.wait_until_ready()?;
+        if started.is_ok() {
+            fs::symlink_metadata(place).map_err(|error| {
+                Error::io(format!("{}: mounted, but does not answer", place.display()), error)
+            })?;
+        }
+        Ok(started)
     }
 
     /// Lets go of it and returns when it has ended, and removed what it made.

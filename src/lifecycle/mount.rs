@@ -73,8 +73,8 @@ pub(super) fn obtain(
         Entrance::Shared(client, record) => return Ok(Ok((client, Some(record)))),
         Entrance::Free(lock) => lock,
     };
-    let started =
-        Launched::start(&arguments(Way::Mount), Some(&lock)).and_then(Launched::wait_until_ready);
+    let started = Launched::start(&arguments(Way::Mount), Some(&lock))
+        .and_then(|launched| launched.wait_until_answers(&place));
     if !matches!(started, Ok(Ok(_))) {
         drop(lock);
         unmount::clear_up(&place)?;

@@ -98,17 +98,6 @@ impl Mounted {
             .map_err(|error| Error::io(format!("{}: can not listen", socket.display()), error))
     }
 
-    /// Asks for the root of the mount, which takes the whole way through the kernel and back. Of
-    /// one that this process can not see, its maker asks.
-    pub(super) fn check_that_it_answers(&self) -> Result<()> {
-        if self.parts.lock().as_ref().is_none_or(|parts| parts.attached.is_none()) {
-            return Ok(());
-        }
-        fs::symlink_metadata(&self.place).map(|_| ()).map_err(|error| {
-            Error::io(format!("{}: mounted, but does not answer", self.place.display()), error)
-        })
-    }
-
     /// Whether somebody else unmounted it; files may still be open.
     pub(super) fn was_taken_away(&self) -> bool {
         match &*self.parts.lock() {
