@@ -152,6 +152,12 @@ impl Report<'_> {
         for fault in &mut faults {
             // Errors name their archive, and so does the report.
             fault.what = fault.what.replacen(&format!("{}: ", self.shown), "", 1);
+            // So do those of an archive within, by the folder that it is shown as.
+            if let Subject::Path(path) = &fault.subject
+                && let Some(rest) = fault.what.strip_prefix(&format!("{}: ", path.escape_ascii()))
+            {
+                fault.what = rest.to_owned();
+            }
         }
         if self.args.json {
             self.json(&faults, counts)?;
