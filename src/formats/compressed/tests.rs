@@ -177,6 +177,18 @@ fn a_gzip_file_cut_behind_its_data_is_read_up_to_its_last_byte() {
 }
 
 #[test]
+fn a_gzip_member_is_read_whole_before_one_whose_header_is_damaged() {
+    let Some(member) = run("gzip -c", b"text") else { return };
+    let mut twice = [&member[..], &member].concat();
+    // Flags that nobody uses.
+    twice[member.len() + 3] = 0xff;
+    let (bytes, error, seekable) = survey(&twice);
+    assert_eq!((&bytes[..], error.unwrap().kind()), (&b"text"[..], Kind::Corrupt));
+    let decoded = Compressed::new("x", store(&twice), seekable, cache(), 3).unwrap();
+    check_reads(&decoded, b"text", 1, 5);
+}
+
+#[test]
 fn recognises_containers_by_their_first_bytes() {
     for (tool, container) in [
         ("gzip -c", Container::Gzip),

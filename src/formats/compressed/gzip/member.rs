@@ -60,6 +60,8 @@ pub(super) struct Members {
     warned: Option<String>,
     /// Where that garbage begins.
     garbage: Option<u64>,
+    /// Whether the header of a member is looked for, or is damaged.
+    in_header: bool,
 }
 
 impl Members {
@@ -80,6 +82,7 @@ impl Members {
             seen: false,
             warned: None,
             garbage: None,
+            in_header: false,
         }
     }
 
@@ -127,6 +130,11 @@ impl Members {
         self.filled >= self.buffer.len()
     }
 
+    /// Whether what there was room for came before a header that can not be read.
+    pub(super) fn is_full_before_header(&self) -> bool {
+        self.is_full() && self.in_header
+    }
+
     /// The bytes that the next block may copy from.
     pub(super) fn window(&self) -> &[u8] {
         let start = self.filled.saturating_sub(GZIP_WINDOW).max(self.base);
@@ -158,6 +166,7 @@ impl Members {
 
     fn header(&mut self) -> Result<Paused> {
         self.start = self.cursor.position();
+        self.in_header = true;
         let is_member = self.cursor.peek(2)? == [0x1f, 0x8b];
         if !is_member && self.seen {
             self.state = State::End;
@@ -170,7 +179,7 @@ impl Members {
             return Ok(Paused::End);
         }
         self.skip_header().map_err(|error| error.within(self.place()))?;
-        (self.base, self.seen) = (self.filled, true);
+        (self.base, self.seen, self.in_header) = (self.filled, true, false);
         self.sum = Some((Hasher::new(), 0));
         self.state = State::Data(Inflate::new());
         Ok(Paused::Boundary { bit: self.start.saturating_mul(8), member: true })

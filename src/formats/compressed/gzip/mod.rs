@@ -214,8 +214,10 @@ pub(super) fn decode(
         match members.step() {
             Ok(Paused::End) => break,
             Ok(_) => {}
-            // The file was cut behind these bytes: in a trailer, or in the next member's header.
+            // The damage is behind these bytes: the file was cut in the trailer, or something is
+            // wrong with the header of the next member.
             Err(error) if error.kind() == Kind::Truncated && members.is_full() => break,
+            Err(_) if members.is_full_before_header() => break,
             Err(error) => return Err(error),
         }
     }
