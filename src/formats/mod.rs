@@ -41,6 +41,7 @@ mod verify;
 
 use opening::{Memory, Opening};
 
+pub use inside::{HEAD, is_within};
 pub use tar::Saving;
 pub use verify::verify;
 

@@ -295,9 +295,15 @@ impl Builder {
 
     /// Adds anything but a folder as `name` in `parent`. The later of two with one name is shown.
     pub(crate) fn add(&mut self, parent: InodeId, name: Name<'_>, inode: Inode) -> InodeId {
+        let id = self.nameless(inode);
+        self.link(parent, name, id);
+        id
+    }
+
+    /// Adds a file that gets its names later, by `link`.
+    pub(crate) fn nameless(&mut self, inode: Inode) -> InodeId {
         let id = InodeId(number(self.inodes.len()));
         self.inodes.push(inode);
-        self.link(parent, name, id);
         id
     }
 

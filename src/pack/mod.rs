@@ -14,10 +14,12 @@ mod content;
 mod feed;
 mod output;
 mod recipe;
+mod source;
 
 pub use catalog::Owner;
 pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
+pub use source::{FileList, OtherMounts, Separator, Sources, holds_only_archives};
 
 /// What all parts of a run share.
 pub(crate) struct Job<'j> {

@@ -168,7 +168,7 @@ impl Output {
 }
 
 /// What names begin with that are there only for a while.
-const PREFIX: &str = ".archfs-pack-";
+pub(super) const PREFIX: &str = ".archfs-pack-";
 
 fn temporary(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o600)).tempfile_in(folder)
