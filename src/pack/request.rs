@@ -7,14 +7,14 @@
 
 use std::path::PathBuf;
 
-use super::catalog::{Catalog, What};
+use super::catalog::Catalog;
 use super::output::{Existing, Output};
 use super::recipe::Recipe;
-use super::shards::{self, Shards};
+use super::shards::{self, Sharded, Shards};
 use super::source::{self, Sources};
 use super::squashfs::{self, Layout};
 use super::tar::{self, Members};
-use super::{Job, Problem};
+use super::{Job, OnProblem, Problem};
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::sync::AtomicBool;
@@ -30,8 +30,8 @@ pub struct Request {
     pub existing: Existing,
     /// What is made.
     pub form: Form,
-    /// What becomes of files that can not be packed.
-    pub failures: Failures,
+    /// What becomes of the archive where files can not be packed.
+    pub on_problem: OnProblem,
     /// Threads that read and compress.
     pub threads: usize,
 }
@@ -47,16 +47,12 @@ pub enum Form {
         epoch: Option<i64>,
     },
     /// Tars of samples.
-    Shards(Shards),
-}
-
-/// What becomes of the archive where files can not be packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failures {
-    /// There is none.
-    Refuse,
-    /// It is made without them.
-    LeaveOut,
+    Shards {
+        /// Of which size, in which order.
+        shards: Shards,
+        /// The latest time that anything in them shows, seconds since 1970.
+        epoch: Option<i64>,
+    },
 }
 
 /// What came of it.
@@ -78,7 +74,7 @@ pub enum Made {
     /// A tar.
     Tar(Members),
     /// Tars of samples.
-    Shards(shards::Written),
+    Shards(Sharded),
 }
 
 /// Packs what was asked for; stops soon after `stop` is set.
@@ -89,56 +85,75 @@ pub enum Made {
 pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result<Packed> {
     let job = Job::new(request.threads, progress, stop);
     // First of all: what can not be written to is known before anything is read.
-    let output = match request.form {
-        Form::Shards(_) => None,
-        _ => Some(Output::create(&request.archive, request.existing)?),
+    let output = || Output::create(&request.archive, request.existing);
+    let unwritten = match &request.form {
+        Form::Image(recipe) => Unwritten::Image(*recipe, output()?),
+        Form::Tar { epoch } => Unwritten::Tar(*epoch, output()?),
+        Form::Shards { shards, epoch } => Unwritten::Shards(*shards, *epoch),
     };
     let catalog = source::gather(&job, &request.sources)?;
-    let refuses = request.failures == Failures::Refuse;
-    let nothing = |problems| Packed { made: None, problems, hidden: catalog.hidden() };
-    if refuses && job.has_problems() {
-        return Ok(nothing(job.into_problems()));
+    let hidden = catalog.hidden();
+    let gives_up = || request.on_problem == OnProblem::GiveUp && job.has_problems();
+    if gives_up() {
+        return Ok(Packed { made: None, problems: job.into_problems(), hidden });
     }
-    progress.begin("packing");
-    progress.expect(total_bytes(&catalog));
-    let (made, publish) = match (&request.form, output) {
-        (Form::Image(recipe), Some(mut output)) => {
-            let layout = squashfs::write(&job, &catalog, recipe, request.failures, &mut output)?;
-            (Made::Image(layout), Publish::One(output))
-        }
-        (Form::Tar { epoch }, Some(mut output)) => {
-            let members = tar::write(&job, &catalog, *epoch, &mut output)?;
-            (Made::Tar(members), Publish::One(output))
-        }
-        (Form::Shards(shards), _) => {
-            let (written, outputs) =
-                shards::write(&job, &catalog, shards, &request.archive, request.existing)?;
-            (Made::Shards(written), Publish::Shards(outputs))
-        }
-        _ => unreachable!("an image and a tar have an output"),
-    };
-    if refuses && job.has_problems() {
-        return Ok(nothing(job.into_problems()));
+    let (made, unnamed) = unwritten.write(&job, &catalog, request)?;
+    if gives_up() {
+        return Ok(Packed { made: None, problems: job.into_problems(), hidden });
     }
     job.check()?;
-    match publish {
-        Publish::One(output) => output.publish()?,
-        Publish::Shards(outputs) => outputs.publish()?,
+    match unnamed {
+        Unnamed::One(output) => output.publish()?,
+        Unnamed::Shards(shards) => shards.publish()?,
     }
-    Ok(Packed { made: Some(made), problems: job.into_problems(), hidden: catalog.hidden() })
+    Ok(Packed { made: Some(made), problems: job.into_problems(), hidden })
 }
 
-/// What waits for its name.
-enum Publish {
+/// What is to be written, and where to.
+enum Unwritten {
+    Image(Recipe, Output),
+    Tar(Option<i64>, Output),
+    Shards(Shards, Option<i64>),
+}
+
+/// What is written and waits for its name.
+enum Unnamed {
     One(Output),
-    Shards(shards::Unpublished),
+    Shards(shards::Waiting),
+}
+
+impl Unwritten {
+    fn write(
+        self,
+        job: &Job<'_>,
+        catalog: &Catalog,
+        request: &Request,
+    ) -> Result<(Made, Unnamed)> {
+        job.progress.begin("packing");
+        match self {
+            Self::Image(recipe, mut output) => {
+                let layout =
+                    squashfs::write(job, catalog, &recipe, request.on_problem, &mut output)?;
+                Ok((Made::Image(layout), Unnamed::One(output)))
+            }
+            Self::Tar(epoch, mut output) => {
+                job.progress.expect(total_bytes(catalog));
+                let members = tar::write(job, catalog, epoch, &mut output)?;
+                Ok((Made::Tar(members), Unnamed::One(output)))
+            }
+            Self::Shards(shards, epoch) => {
+                job.progress.expect(total_bytes(catalog));
+                let (archive, existing) = (&request.archive, request.existing);
+                let (waiting, sharded) =
+                    shards::write(job, catalog, &shards, epoch, archive, existing)?;
+                Ok((Made::Shards(sharded), Unnamed::Shards(waiting)))
+            }
+        }
+    }
 }
 
 /// Bytes of all regular files that have a name, holes among them.
 fn total_bytes(catalog: &Catalog) -> u64 {
     let files = catalog.files();
-    files.iter().fold(0, |sum: u64, &file| match catalog.inode(file).what {
-        What::File { size, .. } => sum.saturating_add(size),
-        _ => sum,
-    })
+    files.iter().fold(0, |sum: u64, &file| sum.saturating_add(catalog.inode(file).size()))
 }

@@ -14,8 +14,8 @@ use clap::builder::FalseyValueParser;
 use super::super::args::{size, threads};
 use crate::error::{Error, Kind, Result};
 use crate::pack::{
-    Compressor, Existing, Failures, FileList, Form, Owner, Profile, Recipe, Request, Shards,
-    Sources,
+    Compressor, Existing, FileList, Form, Labels, OnProblem, OtherMounts, Owner, Profile, Recipe,
+    Request, Separator, Shards, Sources,
 };
 
 /// Make a SquashFS image or a tar that is read fast, from folders, tars and images
@@ -127,21 +127,25 @@ impl Args {
     pub(super) fn request(&self) -> Result<Request> {
         let (archive, sources) = self.split_paths()?;
         let epoch = epoch(env::var_os("SOURCE_DATE_EPOCH").as_deref())?;
+        let separator = if self.null { Separator::Nul } else { Separator::Newline };
         Ok(Request {
             sources: Sources {
                 paths: sources.to_vec(),
-                list: self.files_from.clone().map(|path| FileList { path, null: self.null }),
+                list: self.files_from.clone().map(|path| FileList { path, separator }),
                 map: self.map.clone(),
                 owner: self.owner.unwrap_or_default(),
                 recursive: self.recursive,
-                one_file_system: self.one_file_system,
                 cache_bytes: self.cache.unwrap_or_else(crate::cache::default_bytes),
-                output: archive.clone(),
+                other_mounts: match self.one_file_system {
+                    true => OtherMounts::Skip,
+                    false => OtherMounts::Enter,
+                },
+                output: Some(archive.clone()),
             },
             archive: archive.clone(),
             existing: if self.force { Existing::Replace } else { Existing::Refuse },
             form: self.form(archive, epoch)?,
-            failures: if self.keep_going { Failures::LeaveOut } else { Failures::Refuse },
+            on_problem: if self.keep_going { OnProblem::GoOn } else { OnProblem::GiveUp },
             threads: self
                 .threads
                 .or_else(|| thread::available_parallelism().ok().map(usize::from))
@@ -186,7 +190,9 @@ impl Args {
             .with_hint("a tar stores files as they are; name it .sqfs")),
             (Some(_), false) => Err(usage("shards are tars".into()).with_hint("name it .tar")),
             (Some(bytes), true) => {
-                Ok(Form::Shards(Shards { bytes, seed: self.shuffle, labels: self.labels, epoch }))
+                let labels = if self.labels { Labels::ByFolder } else { Labels::None };
+                let shards = Shards { bytes, seed: self.shuffle, labels };
+                Ok(Form::Shards { shards, epoch })
             }
             (None, true) => Ok(Form::Tar { epoch }),
             (None, false) => {
@@ -275,7 +281,10 @@ mod tests {
         assert_eq!(recipe(&["a", "b.sqfs"]).compressor, Compressor::Zstd(15));
         assert!(matches!(request(&["a", "b.tar"]).unwrap().form, Form::Tar { .. }));
         let shards = request(&["a", "b.tar", "--shards", "1M", "--shuffle", "7"]).unwrap().form;
-        assert!(matches!(shards, Form::Shards(Shards { bytes: 1_048_576, seed: Some(7), .. })));
+        assert!(matches!(
+            shards,
+            Form::Shards { shards: Shards { bytes: 1_048_576, seed: Some(7), .. }, .. }
+        ));
         for words in [
             &["a", "b"][..],
             &["a", "b.tar.gz"],
