@@ -27,6 +27,7 @@ mod inode;
 mod metadata;
 mod pieces;
 mod superblock;
+mod sweep;
 mod table;
 #[cfg(test)]
 mod tests;
