@@ -1,4 +1,4 @@
-//! `archfs info`: what is in an archive, what reading it costs, and what packing it anew would gain.
+//! `archfs info`: what is in an archive, what reading it costs, what packing it anew would gain.
 //!
 //! Owns the order of that; leaves the numbers to `formats`, and what is made of them to `screen`,
 //! `json` and `advice`. Invariant: no data of files is read, so it takes seconds for any image.
