@@ -15,6 +15,7 @@ mod cat;
 mod exit;
 mod gc;
 mod index;
+mod info;
 mod list;
 mod ls;
 mod mount;
@@ -55,6 +56,7 @@ enum Command {
     Cat(cat::Args),
     Index(index::Args),
     Verify(verify::Args),
+    Info(info::Args),
 }
 
 /// Runs `archfs` with `arguments`, the program's own name first.
@@ -81,6 +83,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Cat(args) => exit::status(cat::run(&args)),
         Command::Index(args) => exit::status(index::run(&args)),
         Command::Verify(args) => exit::status(verify::run(&args)),
+        Command::Info(args) => exit::status(info::run(&args)),
     }
 }
 

@@ -159,7 +159,8 @@ fn wait_for_output(pid: Pid) {
     for _ in 0..1000 {
         let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
         let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
-        if targets.map(|path| path.to_string_lossy().into_owned()).any(|it| it.contains("/target/")) {
+        if targets.map(|path| path.to_string_lossy().into_owned()).any(|it| it.contains("/target/"))
+        {
             return;
         }
         thread::sleep(Duration::from_millis(10));

@@ -48,8 +48,15 @@ fn unsquashfs_squashfuse_and_7_zip_read_it_too() {
         let image = packed(work.path(), "a.sqfs", &tree, options);
         let extracted = folder(work.path(), "extracted");
         let mut unsquashfs = Command::new("unsquashfs");
-        run(unsquashfs.args(["-quiet", "-no-progress", "-force", "-dest"]).arg(&extracted).arg(&image));
-        assert_same(&format!("{what}: unsquashfs"), &expected, &take(&extracted, Depth::Everything));
+        run(unsquashfs
+            .args(["-quiet", "-no-progress", "-force", "-dest"])
+            .arg(&extracted)
+            .arg(&image));
+        assert_same(
+            &format!("{what}: unsquashfs"),
+            &expected,
+            &take(&extracted, Depth::Everything),
+        );
 
         let place = folder(work.path(), "squashfuse");
         let _unmounted = mount::CleanUp(place.clone());
@@ -92,7 +99,10 @@ fn the_same_source_gives_the_same_bytes_on_any_number_of_threads() {
         for threads in ["2", "7"] {
             let other = [options, &["--threads", threads]].concat();
             let other = packed(work.path(), "2.sqfs", &tree, &other);
-            assert!(fs::read(&first).unwrap() == fs::read(&other).unwrap(), "{options:?}, {threads}");
+            assert!(
+                fs::read(&first).unwrap() == fs::read(&other).unwrap(),
+                "{options:?}, {threads}"
+            );
         }
     }
     // And so does a copy of it that was listed in another order.
@@ -148,10 +158,13 @@ fn what_is_there_twice_is_stored_once() {
     write_all(&tree, &[("a", &small), ("b/large", &large)]);
     let once = fs::metadata(packed(work.path(), "1.sqfs", &tree, &[])).unwrap().len();
     for number in 0..20 {
-        write_all(&tree, &[
-            (&format!("c/{number}"), small.as_slice()),
-            (&format!("d/{number}"), large.as_slice()),
-        ]);
+        write_all(
+            &tree,
+            &[
+                (&format!("c/{number}"), small.as_slice()),
+                (&format!("d/{number}"), large.as_slice()),
+            ],
+        );
     }
     let image = packed(work.path(), "2.sqfs", &tree, &[]);
     let twenty = fs::metadata(&image).unwrap().len();
@@ -166,14 +179,18 @@ fn what_does_not_compress_is_stored_plain_and_small_files_share_no_more_than_the
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     for number in 0..200_u64 {
-        write_all(&tree, &[
-            (&format!("noise/{number}"), source::noise(number, 50_000).as_slice()),
-            (&format!("text/{number}"), format!("line {number}\n").repeat(300).as_bytes()),
-        ]);
+        write_all(
+            &tree,
+            &[
+                (&format!("noise/{number}"), source::noise(number, 50_000).as_slice()),
+                (&format!("text/{number}"), format!("line {number}\n").repeat(300).as_bytes()),
+            ],
+        );
     }
     let summary = |options: &[&str]| -> serde_json::Value {
         let image = work.path().join("a.sqfs");
-        let words = [options, &["--force", "--quiet", "--json", text(&tree), text(&image)]].concat();
+        let words =
+            [options, &["--force", "--quiet", "--json", text(&tree), text(&image)]].concat();
         serde_json::from_slice(&pack(&words).stdout).unwrap()
     };
     let image = work.path().join("a.sqfs");

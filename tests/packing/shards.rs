@@ -15,12 +15,18 @@ fn samples(root: &Path) {
         for number in 0..70_u64 {
             let stem = format!("{class}/{class}_{number:03}");
             let size = 2_000 + 37 * number as usize;
-            write_all(root, &[
-                (&format!("{stem}.jpg"), source::noise(number, size).as_slice()),
-                (&format!("{stem}.txt"), format!("a {class}").as_bytes()),
-            ]);
+            write_all(
+                root,
+                &[
+                    (&format!("{stem}.jpg"), source::noise(number, size).as_slice()),
+                    (&format!("{stem}.txt"), format!("a {class}").as_bytes()),
+                ],
+            );
             if number % 3 == 0 {
-                write_all(root, &[(&format!("{stem}.mask.png"), source::noise(number, 500).as_slice())]);
+                write_all(
+                    root,
+                    &[(&format!("{stem}.mask.png"), source::noise(number, 500).as_slice())],
+                );
             }
         }
     }

@@ -92,7 +92,8 @@ fn a_map_puts_files_into_other_folders() {
     let archive = work.path().join("val.tar");
     gnu_tar(&archive, &tree);
     let map = work.path().join("map");
-    fs::write(&map, "val_1.JPEG\tn01/\nval_2.JPEG n02/second.JPEG\nval 3.JPEG\tn01/third.JPEG\n").unwrap();
+    fs::write(&map, "val_1.JPEG\tn01/\nval_2.JPEG n02/second.JPEG\nval 3.JPEG\tn01/third.JPEG\n")
+        .unwrap();
     for from in [&archive, &tree] {
         let made = packed(work.path(), "val.sqfs", from, &["--map", text(&map)]);
         let mut files: Vec<_> = said(&["unsquashfs", "-d", "", "-lc", text(&made)])
@@ -123,7 +124,10 @@ fn a_map_puts_files_into_other_folders() {
 fn a_list_chooses_files_and_missing_ones_are_all_named() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
-    write_all(&tree, &[("a/1", b"1"), ("a/2", b"2"), ("b/3", b"3"), ("c/d/4", b"4"), ("c/5", b"5")]);
+    write_all(
+        &tree,
+        &[("a/1", b"1"), ("a/2", b"2"), ("b/3", b"3"), ("c/d/4", b"4"), ("c/5", b"5")],
+    );
     let list = work.path().join("list");
     fs::write(&list, "a/2\nc/d\n").unwrap();
     let made = packed(work.path(), "a.sqfs", &tree, &["--files-from", text(&list)]);

@@ -28,7 +28,12 @@ fn gnu_tar_bsdtar_and_archfs_show_the_source() {
         ("bsdtar", &["--xattrs", "--numeric-owner"]),
     ] {
         let extracted = folder(work.path(), "extracted");
-        run(Command::new(program).args(options).arg("-xpf").arg(&archive).arg("-C").arg(&extracted));
+        run(Command::new(program)
+            .args(options)
+            .arg("-xpf")
+            .arg(&archive)
+            .arg("-C")
+            .arg(&extracted));
         let mut found = take(&extracted, Depth::Everything);
         found.remove(&b""[..]);
         assert_same(program, &expected, &found);
