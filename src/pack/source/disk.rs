@@ -68,11 +68,6 @@ pub(super) fn examine(folder: BorrowedFd<'_>, name: &[u8]) -> Result<Found> {
 }
 
 /// What stat(2) tells of a file: all but the target of a link and extended attributes.
-#[expect(
-    clippy::useless_conversion,
-    clippy::unnecessary_cast,
-    reason = "the fields of stat(2) have other types on other machines"
-)]
 pub(super) fn of(stat: &Stat) -> Found {
     let size = stat.st_size as u64;
     let seen = match FileType::from_raw_mode(stat.st_mode) {
@@ -93,7 +88,7 @@ pub(super) fn of(stat: &Stat) -> Found {
     };
     Found {
         at: at(stat),
-        linked: u64::from(stat.st_nlink) > 1,
+        linked: stat.st_nlink > 1,
         meta: Meta {
             permissions: (stat.st_mode & 0o7777) as u16,
             uid: stat.st_uid,
@@ -107,21 +102,13 @@ pub(super) fn of(stat: &Stat) -> Found {
 }
 
 /// Device and inode.
-#[expect(
-    clippy::useless_conversion,
-    reason = "the fields of stat(2) have other types on other machines"
-)]
 pub(super) fn at(stat: &Stat) -> At {
-    At { device: u64::from(stat.st_dev), number: u64::from(stat.st_ino) }
+    At { device: stat.st_dev, number: stat.st_ino }
 }
 
 /// The time of the last modification.
-#[expect(
-    clippy::unnecessary_cast,
-    reason = "the fields of stat(2) have other types on other machines"
-)]
 pub(super) fn modified(stat: &Stat) -> Timestamp {
-    Timestamp { seconds: stat.st_mtime as i64, nanoseconds: stat.st_mtime_nsec as u32 }
+    Timestamp { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 }
 }
 
 /// A device number in the kernel's 32-bit encoding (new_encode_dev in linux/kdev_t.h).

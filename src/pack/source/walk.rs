@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use super::found::{Folder, Found, Listed, Seen, Source};
 use super::list::{Selection, Wanted};
 use super::placing::{Place, Placing};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
 use crate::pack::Job;
 
@@ -154,7 +154,7 @@ impl Walk<'_, '_> {
             _ => false,
         };
         if let (Wanted::Only(_), false) = (&wanted, matches!(found.seen, Seen::Folder { .. })) {
-            let error = Error::new(crate::error::Kind::NotADirectory, "what it is in is no folder");
+            let error = Error::new(Kind::NotADirectory, "what it is in is no folder");
             self.problem(&path, &wanted, &error);
             return None;
         }
