@@ -5,6 +5,8 @@
 //! Invariants: the same sources give the same bytes, on any number of threads; what could not be
 //! packed is named, and nothing half made is left.
 
+use std::collections::HashSet;
+
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -19,7 +21,7 @@ mod source;
 pub use catalog::Owner;
 pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
-pub use source::{FileList, OtherMounts, Separator, Sources, holds_only_archives};
+pub use source::{FileList, OtherMounts, Separator, Sources};
 
 /// What all parts of a run share.
 pub(crate) struct Job<'j> {
@@ -28,8 +30,17 @@ pub(crate) struct Job<'j> {
     pub(crate) progress: &'j Progress,
     /// Set when the run is to stop.
     pub(crate) stop: &'j AtomicBool,
-    /// What could not be packed. Guards only that; taken alone.
-    problems: Mutex<Vec<Problem>>,
+    /// What could not be packed, and of which files that is said. Guards only that; taken alone.
+    problems: Mutex<(Vec<Problem>, HashSet<String>)>,
+}
+
+/// What becomes of the archive where files can not be packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnProblem {
+    /// It is made without them.
+    GoOn,
+    /// There is none: all else is only read, so that every such file is named.
+    GiveUp,
 }
 
 /// A file that could not be packed, and why.
@@ -64,8 +75,21 @@ impl<'j> Job<'j> {
         // Errors name their file, and so does the list.
         let why = why.strip_prefix(&format!("{origin}: ")).unwrap_or(&why).to_owned();
         let mut problems = self.problems.lock();
-        if !problems.iter().any(|problem| problem.origin == origin) {
-            problems.push(Problem { origin, why });
+        let (list, known) = &mut *problems;
+        if known.insert(origin.clone()) {
+            list.push(Problem { origin, why });
         }
+    }
+
+    /// Whether there is a file that can not be packed.
+    pub(crate) fn has_problems(&self) -> bool {
+        !self.problems.lock().0.is_empty()
+    }
+
+    /// Files that can not be packed, by name.
+    pub(crate) fn into_problems(self) -> Vec<Problem> {
+        let (mut problems, _) = self.problems.into_inner();
+        problems.sort_by(|a, b| a.origin.cmp(&b.origin));
+        problems
     }
 }

@@ -40,7 +40,6 @@ use walk::Walk;
 
 pub use folder::OtherMounts;
 pub use list::{FileList, Separator};
-pub use opening::holds_only_archives;
 
 /// What is to be packed.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +52,7 @@ pub struct Sources {
     pub map: Option<PathBuf>,
     /// Who all files belong to.
     pub owner: Owner,
-    /// Whether archives in archives become folders.
+    /// Whether archives in archives become folders; those of an archive of nothing else do anyway.
     pub recursive: bool,
     /// Memory for decoded blocks of all archives together, bytes.
     pub cache_bytes: u64,

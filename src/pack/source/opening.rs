@@ -138,9 +138,16 @@ fn trees(
         recursive: sources.recursive,
         ..OpenOptions::default()
     };
+    let within = OpenOptions { recursive: true, ..options.clone() };
     let open = |nth: usize| {
         job.check()?;
-        tree(&files[nth], &options, job.progress)
+        match tree(&files[nth], &options, job.progress)? {
+            // Nobody wants an archive of nothing but archives, such as ImageNet comes as.
+            Some(outer) if !options.recursive && holds_only_archives(outer.as_ref())? => {
+                tree(&files[nth], &within, job.progress)
+            }
+            tree => Ok(tree),
+        }
     };
     try_ordered(files.len(), OPENED_AT_ONCE, open, |tree| trees.push(tree))?;
     Ok(trees)
@@ -159,20 +166,12 @@ fn tree(
     }
 }
 
-/// Whether the file at `path` is an archive, has regular files, and each of them is an archive that
-/// would become a folder.
+/// Whether there are regular files in `tree`, and each of them is an archive that would become a
+/// folder.
 ///
 /// # Errors
-/// `NotFound`, `Io`, `Corrupt` where it can not be read.
-pub fn holds_only_archives(path: &Path, cache_bytes: u64) -> Result<bool> {
-    if !fs::metadata(path).is_ok_and(|found| found.is_file()) {
-        return Ok(false);
-    }
-    let options = OpenOptions { cache_bytes, ..OpenOptions::default() };
-    let files = storage::open_files(&[path.to_owned()])?;
-    let Some(tree) = tree(&files[0], &options, &Progress::default())? else {
-        return Ok(false);
-    };
+/// `Corrupt`, `Io` where it can not be read.
+pub(super) fn holds_only_archives(tree: &dyn Tree) -> Result<bool> {
     let mut scratch = Scratch::default();
     let mut met = HashSet::from([Ino::ROOT]);
     let mut folders = vec![Ino::ROOT];
