@@ -14,10 +14,13 @@ mod content;
 mod feed;
 mod output;
 mod recipe;
+mod tar;
+mod walk;
 
 pub use catalog::Owner;
 pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
+pub use tar::Members;
 
 /// What all parts of a run share.
 pub(crate) struct Job<'j> {
