@@ -14,12 +14,14 @@ mod content;
 mod feed;
 mod output;
 mod recipe;
+mod shards;
 mod tar;
 mod walk;
 
 pub use catalog::Owner;
 pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
+pub use shards::{Labels, Sharded, Shards};
 pub use tar::Members;
 
 /// What all parts of a run share.
