@@ -77,7 +77,7 @@ mod tests {
         let mut sorted = order.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, (0..1000).collect::<Vec<_>>());
-        assert_eq!(shuffled(0, 1), []);
+        assert!(shuffled(0, 1).is_empty());
         assert_eq!(shuffled(1, 1), [0]);
     }
 
@@ -95,6 +95,6 @@ mod tests {
         let cuts = |sizes: &[u64], most| cut(sizes.iter().copied(), most, |len| len + 1);
         assert_eq!(cuts(&[4, 5, 1, 20, 9], 10), [0..2, 2..3, 3..4, 4..5]);
         assert_eq!(cuts(&[4, 6], 10), [0..1, 1..2]);
-        assert_eq!(cuts(&[], 10), []);
+        assert!(cuts(&[], 10).is_empty());
     }
 }

@@ -27,7 +27,7 @@ pub(super) mod header;
 mod holes;
 mod records;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 /// What is in an archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
