@@ -357,7 +357,7 @@ mod tests {
         let (records, block) = parts(&header(b"\xff"));
         assert_eq!((records.as_str(), block[0]), ("", 0xff));
         let long = [b"\xff".as_slice(), &[b'a'; 100]].concat();
-        assert!(parts(&header(&long)).0.starts_with("21 hdrcharset=BINARY\n110 path="));
+        assert!(parts(&header(&long)).0.starts_with("21 hdrcharset=BINARY\n111 path="));
     }
 
     #[test]

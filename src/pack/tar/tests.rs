@@ -256,7 +256,7 @@ fn other_tars_unpack_what_was_packed() {
     let path = work.path().join("a.tar");
     let (members, problems) = pack(&catalog, 4, None, &path);
     assert_eq!(problems, 0);
-    assert_eq!((members.files, members.sparse, members.hard_links), (19, 4, 2), "{members:?}");
+    assert_eq!((members.files, members.sparse, members.hard_links), (16, 4, 2), "{members:?}");
     assert_eq!((members.folders, members.symlinks, members.devices), (2, 3, 3));
     assert_eq!(members.notes.len(), 1);
     assert_eq!(fs::metadata(&path).unwrap().len() % 10_240, 0);
@@ -272,7 +272,7 @@ fn other_tars_unpack_what_was_packed() {
             vec!["-xpf".as_ref(), path.as_ref(), "-C".as_ref(), folder.as_ref()];
         arguments.extend(more.iter().map(std::ffi::OsStr::new));
         let Some(said) = run(program, &arguments) else { continue };
-        // GNU tar does not know the word of POSIX for names that are no text, but keeps their bytes.
+        // GNU tar does not know POSIX's word for names that are no text, but keeps their bytes.
         let said = said.lines().filter(|line| !line.contains("hdrcharset")).collect::<String>();
         assert_eq!(said, "", "{program}");
         assert_eq!(unpacked(&folder), expected, "{program}");
@@ -341,7 +341,7 @@ fn our_own_reader_shows_what_was_packed() {
         };
         found.push(line(path, letter(attr.kind), &meta, &bytes, &target));
         if path == b"xattrs" {
-            assert_eq!(tree.xattr(attr.ino, b"user.b=%").unwrap(), b"\0\n=\xff");
+            assert_eq!(tree.xattr(attr.ino, b"user.long").unwrap(), noise(3000));
         }
     }
     found.sort();
