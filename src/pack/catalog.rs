@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 
 use super::content::{Content, ContentId};
+use super::walk::Walk;
 use crate::vfs::{FileKind, Name, Timestamp};
 
 /// The number of an inode of a catalog.
@@ -170,24 +171,17 @@ impl Catalog {
     /// names is visited at each.
     pub(crate) fn walk(&self, visit: &mut dyn FnMut(&[u8], InodeId)) {
         visit(b"", InodeId::ROOT);
-        // Folders wait on a list and not on the stack, for they may go down as deep as they like.
-        let mut path = Vec::new();
-        let mut waiting = vec![(0, self.entries(InodeId::ROOT))];
-        while let Some((len, entries)) = waiting.last_mut() {
-            path.truncate(*len);
-            let Some((name, id)) = entries.next() else {
-                waiting.pop();
-                continue;
-            };
-            if !path.is_empty() {
-                path.push(b'/');
-            }
-            path.extend_from_slice(name);
-            visit(&path, id);
-            if matches!(self.inode(id).what, What::Folder(_)) {
-                waiting.push((path.len(), self.entries(id)));
-            }
+        let mut walk = Walk::new(self);
+        while let Some((path, id)) = walk.next() {
+            visit(path, id);
         }
+    }
+
+    /// The entry of a folder at that place in the order of names.
+    pub(crate) fn entry(&self, folder: InodeId, nth: usize) -> Option<(&[u8], InodeId)> {
+        let What::Folder(number) = self.inode(folder).what else { return None };
+        let entry = self.folders[number as usize].get(nth)?;
+        Some((self.name(entry), entry.inode))
     }
 
     /// Regular files, each once, in the order in which their bytes are laid down: folder after

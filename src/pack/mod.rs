@@ -16,12 +16,21 @@ mod content;
 mod feed;
 mod output;
 mod recipe;
+mod request;
+mod shards;
 mod source;
+
+mod tar;
+mod walk;
 
 pub use catalog::Owner;
 pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
+pub use request::{Form, Made, Packed, Request, pack};
+pub use shards::{Labels, Sharded, Shards};
 pub use source::{FileList, OtherMounts, Separator, Sources};
+
+pub use tar::Members;
 
 /// What all parts of a run share.
 pub(crate) struct Job<'j> {

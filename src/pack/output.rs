@@ -115,55 +115,121 @@ impl Output {
     ///
     /// # Errors
     /// As `create` and `append`.
-    pub(crate) fn publish(mut self) -> Result<()> {
-        let synced = self.file.flush().and_then(|()| {
-            let file = self.file.get_ref();
-            // As if it had been made by open(2): what the umask lets others do.
-            file.set_permissions(Permissions::from_mode(0o666 & !umask()))?;
-            file.sync_all()
-        });
-        synced.map_err(|error| self.failed(error))?;
-        self.name().map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => exists(&self.path),
-            _ => self.failed(error),
-        })
+    pub(crate) fn publish(self) -> Result<()> {
+        self.seal()?.publish()
     }
 
-    fn name(&mut self) -> io::Result<()> {
-        let named = match (self.named.take(), self.existing) {
-            (Some(named), _) => named,
-            (None, Existing::Refuse) => return self.link(&self.path),
-            (None, Existing::Replace) => {
-                // A link can not replace, so it gets a name of its own first.
-                let make = |path: &Path| self.link(path);
-                Builder::new().prefix(PREFIX).make_in(folder_of(&self.path), make)?.into_temp_path()
-            }
+    /// Makes sure that all of it is on the disk; nothing can be added any more.
+    ///
+    /// # Errors
+    /// As `append`.
+    pub(crate) fn seal(self) -> Result<Sealed> {
+        let Self { path, existing, file, named, .. } = self;
+        let failed = |error| cannot_write(&path, error);
+        let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
+        // As if it had been made by open(2): what the umask lets others do.
+        file.set_permissions(Permissions::from_mode(0o666 & !umask())).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        let content = match named {
+            Some(named) => Content::Named(named),
+            None => Content::Nameless(file),
         };
-        let kept = match self.existing {
-            Existing::Replace => named.persist(&self.path),
-            Existing::Refuse => named.persist_noclobber(&self.path),
-        };
-        kept.map_err(|error| error.error)
-    }
-
-    /// Gives a file without a name one.
-    fn link(&self, path: &Path) -> io::Result<()> {
-        let file = format!("/proc/self/fd/{}", self.file.get_ref().as_raw_fd());
-        Ok(linkat(CWD, file, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+        Ok(Sealed { path, existing, content })
     }
 
     fn failed(&self, error: io::Error) -> Error {
-        let full = matches!(
-            error.kind(),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
-        );
-        let context = format!("{}: can not be written", self.path.display());
-        let error = Error::io(context, error);
-        if full {
-            error.with_hint("nothing of it is left there; give a place with more room")
-        } else {
-            error
-        }
+        cannot_write(&self.path, error)
+    }
+}
+
+/// A whole file that only lacks its name.
+pub(crate) struct Sealed {
+    path: PathBuf,
+    existing: Existing,
+    content: Content,
+}
+
+/// Where the bytes are until they have their name.
+enum Content {
+    Nameless(File),
+    /// Under a name that is removed when this is dropped.
+    Named(TempPath),
+}
+
+impl Sealed {
+    /// What it will be called.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives it its name.
+    ///
+    /// # Errors
+    /// `InvalidInput` where there is such a file and it is not to be replaced; `Io`.
+    pub(crate) fn publish(self) -> Result<()> {
+        let Self { path, existing, content } = self;
+        let named = match (content, existing) {
+            (Content::Named(named), _) => Ok(named),
+            (Content::Nameless(file), Existing::Refuse) => {
+                return link(&file, &path).map_err(|error| cannot_name(&path, error));
+            }
+            // A link can not replace, so it gets a name of its own first.
+            (Content::Nameless(file), Existing::Replace) => name_for_a_while(&file, &path),
+        };
+        let kept = named.and_then(|named| {
+            let kept = match existing {
+                Existing::Replace => named.persist(&path),
+                Existing::Refuse => named.persist_noclobber(&path),
+            };
+            kept.map_err(|error| error.error)
+        });
+        kept.map_err(|error| cannot_name(&path, error))
+    }
+
+    /// The same without an open file, where there are many: it gets a name for a while.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn closed(self) -> Result<Self> {
+        let Self { path, existing, content } = self;
+        let named = match content {
+            Content::Named(named) => Ok(named),
+            Content::Nameless(file) => name_for_a_while(&file, &path),
+        };
+        let named = named.map_err(|error| cannot_name(&path, error))?;
+        Ok(Self { path, existing, content: Content::Named(named) })
+    }
+}
+
+/// Gives a file without a name one.
+fn link(file: &File, path: &Path) -> io::Result<()> {
+    let file = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(linkat(CWD, file, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+/// Gives a file without a name one beside `path`.
+fn name_for_a_while(file: &File, path: &Path) -> io::Result<TempPath> {
+    let make = |path: &Path| link(file, path);
+    Ok(Builder::new().prefix(PREFIX).make_in(folder_of(path), make)?.into_temp_path())
+}
+
+fn cannot_name(path: &Path, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::AlreadyExists => exists(path),
+        _ => cannot_write(path, error),
+    }
+}
+
+fn cannot_write(path: &Path, error: io::Error) -> Error {
+    let full = matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+    );
+    let error = Error::io(format!("{}: can not be written", path.display()), error);
+    if full {
+        error.with_hint("nothing of it is left there; give a place with more room")
+    } else {
+        error
     }
 }
 
