@@ -14,10 +14,12 @@ mod content;
 mod feed;
 mod output;
 mod recipe;
+mod squashfs;
 
 pub use catalog::Owner;
 pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
+pub use squashfs::{Layout, OnProblem};
 
 /// What all parts of a run share.
 pub(crate) struct Job<'j> {
