@@ -20,6 +20,7 @@ mod list;
 mod ls;
 mod mount;
 mod options;
+mod pack;
 mod run;
 mod stats;
 mod term;
@@ -56,6 +57,7 @@ enum Command {
     Cat(cat::Args),
     Index(index::Args),
     Verify(verify::Args),
+    Pack(Box<pack::Args>),
     Info(info::Args),
 }
 
@@ -83,6 +85,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Cat(args) => exit::status(cat::run(&args)),
         Command::Index(args) => exit::status(index::run(&args)),
         Command::Verify(args) => exit::status(verify::run(&args)),
+        Command::Pack(args) => exit::status(pack::run(&args)),
         Command::Info(args) => exit::status(info::run(&args)),
     }
 }

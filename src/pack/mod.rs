@@ -19,7 +19,7 @@ mod recipe;
 mod request;
 mod shards;
 mod source;
-
+mod squashfs;
 mod tar;
 mod walk;
 
@@ -29,7 +29,7 @@ pub use recipe::{Compressor, Profile, Recipe};
 pub use request::{Form, Made, Packed, Request, pack};
 pub use shards::{Labels, Sharded, Shards};
 pub use source::{FileList, OtherMounts, Separator, Sources};
-
+pub use squashfs::Layout;
 pub use tar::Members;
 
 /// What all parts of a run share.

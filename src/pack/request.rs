@@ -123,12 +123,7 @@ enum Unnamed {
 }
 
 impl Unwritten {
-    fn write(
-        self,
-        job: &Job<'_>,
-        catalog: &Catalog,
-        request: &Request,
-    ) -> Result<(Made, Unnamed)> {
+    fn write(self, job: &Job<'_>, catalog: &Catalog, request: &Request) -> Result<(Made, Unnamed)> {
         job.progress.begin("packing");
         match self {
             Self::Image(recipe, mut output) => {

@@ -64,8 +64,9 @@ impl<'s> Summary<'s> {
             Made::Tar(members) => ("tar", serde_json::to_value(members)),
             Made::Shards(sharded) => ("shards", serde_json::to_value(sharded)),
         };
-        let failed =
-            |error| Error::new(Kind::Io, "can not write JSON").with_source::<serde_json::Error>(error);
+        let failed = |error: serde_json::Error| {
+            Error::new(Kind::Io, "can not write JSON").with_source(error)
+        };
         let mut rest = rest.map_err(failed)?;
         if let Some(keys) = rest.as_object_mut() {
             // Those of every format.

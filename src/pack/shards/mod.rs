@@ -10,6 +10,8 @@
 
 use std::path::Path;
 
+use serde::Serialize;
+
 use self::samples::{Sample, Samples};
 use self::set::Set;
 use self::writer::Writer;
@@ -52,7 +54,7 @@ pub struct Shards {
 }
 
 /// What was made.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sharded {
     /// Shards.
     pub shards: u64,

@@ -62,7 +62,7 @@ impl Run {
             write(&job, &catalog, &shards, None, &path, Existing::Refuse).unwrap();
         assert_eq!(fs::read_dir(work.path()).unwrap().count(), 0);
         waiting.publish().unwrap();
-        let problems = job.problems.lock().iter().map(|problem| problem.origin.clone()).collect();
+        let problems = job.problems.lock().0.iter().map(|problem| problem.origin.clone()).collect();
         Self { work, made, problems }
     }
 

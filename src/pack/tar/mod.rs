@@ -11,6 +11,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use serde::Serialize;
+
 use self::body::{Body, changed, failure, finish};
 use self::header::{Flag, Header, NO_XATTRS};
 use self::holes::Map;
@@ -30,7 +32,7 @@ mod records;
 pub(super) mod tests;
 
 /// What is in an archive.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Members {
     /// Regular files, without their further names.
     pub files: u64,

@@ -150,7 +150,7 @@ fn pack(catalog: &Catalog, threads: usize, epoch: Option<i64>, path: &Path) -> (
     let mut output = Output::create(path, Existing::Replace).unwrap();
     let members = write(&job, catalog, epoch, &mut output).unwrap();
     output.publish().unwrap();
-    (members, job.problems.lock().len())
+    (members, job.problems.lock().0.len())
 }
 
 fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> Option<String> {
