@@ -513,6 +513,52 @@ fn records_for_all_members_give_owners_and_times_and_nothing_else() {
 }
 
 #[test]
+fn a_path_of_pax_wins_over_a_long_name_whatever_their_order() {
+    let work = work_folder();
+    let archive = work.path().join("names.tar");
+    let said = |keyword, value| pax(b'x', &[(keyword, value)]);
+    let long = |kind, name: &str| member("././@LongLink", kind, "", format!("{name}\0").as_bytes());
+    let path = || said("path", "pax");
+    let target = || said("linkpath", "pax-target");
+    let (name, link) = (|| long(b'L', "long"), || long(b'K', "long-target"));
+    let both = || pax(b'x', &[("path", "pax"), ("linkpath", "pax-target")]);
+    // tarfile goes by whichever comes first, GNU tar by pax.
+    for (what, extensions, names, is_as_python) in [
+        ("x L", vec![path(), name()], ["pax", "target"], true),
+        ("L x", vec![name(), path()], ["pax", "target"], false),
+        ("L x L", vec![name(), path(), name()], ["pax", "target"], false),
+        ("x K", vec![target(), link()], ["link", "pax-target"], true),
+        ("K x", vec![link(), target()], ["link", "pax-target"], false),
+        ("x L K", vec![both(), name(), link()], ["pax", "pax-target"], true),
+        ("K L x", vec![link(), name(), both()], ["pax", "pax-target"], false),
+        ("x of a path, K", vec![path(), link()], ["pax", "long-target"], true),
+        ("K, x of a path", vec![link(), path()], ["pax", "long-target"], true),
+        ("x of a target, L", vec![target(), name()], ["long", "pax-target"], true),
+        (
+            "x of an owner, L K",
+            vec![said("uid", "7"), name(), link()],
+            ["long", "long-target"],
+            true,
+        ),
+    ] {
+        write_members(&archive, &[extensions, vec![member("link", b'2', "target", b"")]].concat());
+        let tree = tree::open_one(&archive);
+        let [path, target] = names;
+        assert_eq!(paths(&archive), ["/", path], "{what}");
+        let attr = resolve(tree.as_ref(), path.as_bytes()).unwrap();
+        assert_eq!(tree.read_link(attr.ino).unwrap(), target.as_bytes(), "{what}");
+        let theirs = extracted(&archive, &work.path().join("extracted"));
+        let theirs: Vec<_> = fs::read_dir(theirs).unwrap().map(|entry| entry.unwrap()).collect();
+        assert_eq!(theirs.len(), 1, "{what}");
+        assert_eq!(theirs[0].file_name(), path, "{what}");
+        assert_eq!(fs::read_link(theirs[0].path()).unwrap(), Path::new(target), "{what}");
+        if is_as_python {
+            assert_as_python(what, &archive);
+        }
+    }
+}
+
+#[test]
 fn as_many_extensions_as_the_limit_are_read_and_not_one_more() {
     let work = work_folder();
     let archive = work.path().join("extensions.tar");
