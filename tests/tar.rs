@@ -213,6 +213,72 @@ fn a_sparse_file_of_5_gib_has_its_size_its_bytes_and_its_holes() {
     }
 }
 
+/// Where a file has data, as SEEK_DATA and SEEK_HOLE tell.
+fn pieces(file: &File) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Ok(start) = seek(file, SeekFrom::Data(at)) {
+        at = seek(file, SeekFrom::Hole(start)).unwrap();
+        found.push((start, at));
+    }
+    found
+}
+
+#[test]
+fn a_sparse_file_of_20_gib_has_its_pieces_behind_base_256_numbers() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let folder = work.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    let source = File::create_new(folder.join("sparse")).unwrap();
+    // Octal numbers end at 8 GiB.
+    let len = 20 << 30;
+    source.set_len(len).unwrap();
+    let starts = [0, 9 << 30, 19 << 30];
+    for (seed, start) in (1..).zip(starts) {
+        source.write_all_at(&source::noise(seed, 100_000), start).unwrap();
+    }
+    let source = File::open(folder.join("sparse")).unwrap();
+    let archive = work.path().join("archive.tar");
+    for (options, has_base_256) in [
+        (&["--format=gnu"][..], true),
+        (&["--format=oldgnu"], true),
+        (&["--format=posix", "--sparse-version=0.0"], false),
+        (&["--format=posix", "--sparse-version=0.1"], false),
+        (&["--format=posix", "--sparse-version=1.0"], false),
+    ] {
+        let what = options.join(" ");
+        let mut tar = Command::new("tar");
+        let tar = tar.arg("-C").arg(&folder).args(options).args(["--sparse", "-cf"]).arg(&archive);
+        run(tar.arg("sparse"));
+        let packed = fs::read(&archive).unwrap();
+        assert!(packed.len() < 1 << 20, "{what}: {} bytes", packed.len());
+        // Where old GNU headers have the size with the holes.
+        assert_eq!(packed[483] == 0x80, has_base_256, "{what}");
+        let listed = run(Command::new("tar").arg("-tvf").arg(&archive)).stdout;
+        let listed = String::from_utf8(listed).unwrap();
+        assert_eq!(listed.split_whitespace().nth(2), Some(len.to_string().as_str()), "{what}");
+
+        let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
+        let ours = File::open(mounted.path().join("sparse")).unwrap();
+        let found = ours.metadata().unwrap();
+        assert_eq!(found.len(), len, "{what}");
+        assert!(found.blocks() * 512 < 1 << 20, "{what}: {} blocks", found.blocks());
+        let known = pieces(&ours);
+        assert_eq!(known, pieces(&source), "{what}");
+        assert_eq!(known.iter().map(|(start, _)| *start).collect::<Vec<_>>(), starts, "{what}");
+        let mut buffers = [vec![1; 300_000], vec![2; 300_000]];
+        for offset in starts.into_iter().chain([(9 << 30) - 150_000, len - 300_000, 8 << 30]) {
+            let [a, b] = &mut buffers;
+            ours.read_exact_at(a, offset).unwrap();
+            source.read_exact_at(b, offset).unwrap();
+            assert!(a == b, "{what}: other bytes within 300,000 of {offset}");
+        }
+    }
+}
+
 #[test]
 fn a_file_over_8_gib_is_found_behind_a_base_256_size() {
     // Octal sizes end at 8 GiB. The archive itself is sparse: nobody writes the zeros.
