@@ -143,16 +143,38 @@ fn archives_of_bsdtar_show_what_gnu_tar_extracts() {
 }
 
 #[test]
-fn archives_of_python_show_what_python_reads() {
+fn archives_of_python_show_what_python_reads_and_gnu_tar_extracts() {
     let work = work_folder();
     let archive = work.path().join("archive.tar");
-    let program = "import sys, tarfile\n\
+    // Prints the paths that the format can not hold.
+    let program = "import os, sys, tarfile\n\
+        top = os.fsencode(sys.argv[2])\n\
         with tarfile.open(sys.argv[1], 'w', format=getattr(tarfile, sys.argv[3])) as archive:\n\
-        \x20   archive.add(sys.argv[2], arcname='top')\n";
-    for format in ["GNU_FORMAT", "PAX_FORMAT"] {
+        \x20   for folder, folders, files in os.walk(top):\n\
+        \x20       for path in [folder] + [os.path.join(folder, n) for n in files + folders]:\n\
+        \x20           is_link = os.path.islink(path)\n\
+        \x20           if path != folder and os.path.isdir(path) and not is_link:\n\
+        \x20               continue\n\
+        \x20           name = b'.' + path[len(top):]\n\
+        \x20           try:\n\
+        \x20               archive.add(os.fsdecode(path), os.fsdecode(name), recursive=False)\n\
+        \x20           except ValueError:\n\
+        \x20               print(os.fsdecode(name))\n";
+    for (format, least) in [("GNU_FORMAT", 3000), ("PAX_FORMAT", 3000), ("USTAR_FORMAT", 1000)] {
         let mut python = Command::new("python3");
-        run(python.args(["-c", program]).arg(&archive).arg(source::varied()).arg(format));
+        let python = python.args(["-c", program]).arg(&archive).arg(source::varied()).arg(format);
+        let left_out = String::from_utf8(run(python).stdout).unwrap();
+        for path in left_out.lines() {
+            let (_, name) = path.rsplit_once('/').unwrap();
+            let is_too_much = name.len() > 100 || name == "link-long";
+            assert!(format == "USTAR_FORMAT" && is_too_much, "{format}: {path} is left out");
+        }
+        let shown = python_lines(&archive).len();
+        assert!(shown >= least, "{format}: {shown} members");
         assert_as_python(format, &archive);
+        if can_mount() {
+            assert_as_extracted(&format!("Python {format}"), &archive, work.path());
+        }
     }
 }
 
