@@ -2,7 +2,7 @@
 //!
 //! Owns the keywords of pax (POSIX.1-2017), of GNU tar (GNU.sparse.*), star (SCHILY.xattr.*) and
 //! libarchive (LIBARCHIVE.xattr.*); leaves reading them to `chain`.
-//! Invariant: a record with an empty value takes back what was said before, as POSIX demands.
+//! Invariant: a record with an empty value takes back what records said before, as POSIX demands.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,12 @@ use crate::vfs::Timestamp;
 /// Values that win over a header's.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overrides {
-    pub(super) path: Option<Vec<u8>>,
-    pub(super) link: Option<Vec<u8>>,
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    /// Of GNU tar's headers L and K, which count where no record says a path or a target, whatever
+    /// their order: so GNU tar has it. tarfile goes by the first of them.
+    pub(super) long_name: Option<Vec<u8>>,
+    pub(super) long_link: Option<Vec<u8>>,
     pub(super) size: Option<u64>,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
@@ -81,14 +85,34 @@ impl Overrides {
 
     /// The path that wins over the header's.
     pub(super) fn path(&self) -> Option<&[u8]> {
-        self.sparse.name.as_deref().or(self.path.as_deref())
+        let Self { path, long_name, .. } = self;
+        self.sparse.name.as_ref().or(path.as_ref()).or(long_name.as_ref()).map(Vec::as_slice)
+    }
+
+    /// The target of a link that wins over the header's.
+    pub(super) fn link(&self) -> Option<&[u8]> {
+        self.link.as_ref().or(self.long_link.as_ref()).map(Vec::as_slice)
     }
 
     /// Whether nothing was said.
     pub(super) fn is_empty(&self) -> bool {
-        let Self { path, link, size, uid, gid, modified, xattrs, xattr_names: _, sparse } = self;
+        let Self {
+            path,
+            link,
+            long_name,
+            long_link,
+            size,
+            uid,
+            gid,
+            modified,
+            xattrs,
+            xattr_names: _,
+            sparse,
+        } = self;
         path.is_none()
             && link.is_none()
+            && long_name.is_none()
+            && long_link.is_none()
             && size.is_none()
             && uid.is_none()
             && gid.is_none()
@@ -226,6 +250,19 @@ mod tests {
     fn the_name_of_a_sparse_member_wins_over_its_path() {
         let found = said(&[("GNU.sparse.name", "real"), ("path", "GNUSparseFile.7/real")]);
         assert_eq!(found.path(), Some(&b"real"[..]));
+    }
+
+    #[test]
+    fn a_long_name_counts_where_no_record_says_another() {
+        let mut found = said(&[("path", "pax"), ("linkpath", "pax-target")]);
+        found.long_name = Some(b"long".to_vec());
+        found.long_link = Some(b"long-target".to_vec());
+        assert_eq!(found.path(), Some(&b"pax"[..]));
+        assert_eq!(found.link(), Some(&b"pax-target"[..]));
+        found.take(&[record("path", ""), record("linkpath", "")].concat()).unwrap();
+        assert_eq!(found.path(), Some(&b"long"[..]));
+        assert_eq!(found.link(), Some(&b"long-target"[..]));
+        assert!(!found.is_empty());
     }
 
     #[test]
