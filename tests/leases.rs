@@ -78,6 +78,26 @@ fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
+/// bash puts the last command of a line in its own place, so that the process which holds the mount
+/// is the one that unmounts.
+#[test]
+fn a_script_may_become_the_program_that_unmounts_what_it_holds() {
+    let Some(stage) = stage() else { return };
+    let unmounted =
+        stage.bash("$ARCHFS mount -q $IMAGE mount; exec $ARCHFS unmount mount").output();
+    let unmounted = unmounted.unwrap();
+    assert!(unmounted.status.success(), "{}", said(&unmounted));
+    assert!(stage.is_gone());
+    // And where others hold it, only gives back what is its own.
+    let script = holder(&stage, "");
+    let left = stage.bash("$ARCHFS mount -q $IMAGE mount; exec $ARCHFS unmount mount").output();
+    let left = left.unwrap();
+    assert!(left.status.success() && said(&left).contains("still held by"), "{}", said(&left));
+    stage.assert_readable();
+    end(script);
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
 #[test]
 fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
     let Some(stage) = stage() else { return };
