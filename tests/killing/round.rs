@@ -169,7 +169,8 @@ impl Round<'_> {
         self.look_at_results(seen, &ended, &hits)?;
         self.look_at_the_place(seen, &ended, &hits)?;
         self.use_it_again()?;
-        match self.what_is_there() {
+        let left = self.what_is_there().or_else(|| self.files_of_the_place());
+        match left {
             Some(left) => Err(format!("at the end of the round there is {left}")),
             None => Ok(()),
         }
@@ -350,7 +351,7 @@ impl Round<'_> {
         }
         seen.ended_after = since.elapsed();
         seen.dead = !mounts_below(&self.place).is_empty();
-        // What is run at once holds the mount, too.
+        // What comes at once holds the mount, too.
         if !seen.dead
             && self.plan.then != Then::RunAtOnce
             && let (Some(start), Some(end)) = (watch.without_holder, watch.gone)
@@ -460,6 +461,19 @@ impl Round<'_> {
             return Some(line.clone());
         }
         fs::symlink_metadata(&self.place).is_ok().then(|| "its directory".to_owned())
+    }
+
+    /// A file that archfs keeps about the place. None has to be there once somebody has unmounted
+    /// or run to the end, but what is left to `gc`: whatever was killed in a namespace, and the
+    /// file of a directory where SIGKILL came between the removals of the two.
+    fn files_of_the_place(&self) -> Option<String> {
+        if self.plan.is_private() {
+            return None;
+        }
+        let (user, start) = &self.stage.places[&self.place];
+        let mut files = super::files::about(*user, start, &self.place);
+        files.retain(|file| file.extension() != Some("made".as_ref()));
+        (!files.is_empty()).then(|| format!("{files:?}"))
     }
 
     fn clear_by_force(&self) {
