@@ -160,8 +160,10 @@ impl Round<'_> {
         if is_shared {
             self.look_at_the_other(&mut holders[1])?;
         }
-        if plan.then == Then::RunAtOnce {
-            self.run_again()?;
+        match plan.then {
+            Then::RunAtOnce => self.run_again()?,
+            Then::MountAtOnce => self.mount_at_once()?,
+            Then::Mount | Then::Unmount | Then::Collect => {}
         }
         self.wait_for_the_end(&mut watch, seen)?;
         let ended: Vec<ExitStatus> =
@@ -353,7 +355,7 @@ impl Round<'_> {
         seen.dead = !mounts_below(&self.place).is_empty();
         // What comes at once holds the mount, too.
         if !seen.dead
-            && self.plan.then != Then::RunAtOnce
+            && !self.plan.is_used_at_once()
             && let (Some(start), Some(end)) = (watch.without_holder, watch.gone)
         {
             seen.mounted_for = Some(end.saturating_duration_since(start));
@@ -443,7 +445,7 @@ impl Round<'_> {
             && plan.kill_after.is_none()
             && ended[0].signal().is_none()
             && (plan.by_run[0] || ended[0].code() == Some(NOT_MOUNTED));
-        let may_be_left = hits.hard && !was_seen && plan.then != Then::RunAtOnce;
+        let may_be_left = hits.hard && !was_seen && !plan.is_used_at_once();
         if let Some(left) = self.what_is_there().filter(|_| !may_be_left) {
             return Err(format!("when all had ended there was {left}"));
         }
