@@ -156,11 +156,6 @@ impl Catalog {
         &self.xattrs[number as usize]
     }
 
-    /// Number of sets of extended attributes.
-    pub(crate) fn xattr_sets(&self) -> usize {
-        self.xattrs.len()
-    }
-
     /// Where the bytes of a file come from, and what it is called there.
     pub(crate) fn content(&self, id: ContentId) -> &dyn Content {
         self.contents[id.source as usize].as_ref()

@@ -17,8 +17,10 @@ use crate::pack::Job;
 use crate::pack::catalog::{Catalog, Inode, InodeId, What};
 use crate::vfs::Timestamp;
 
+use super::block::is_plain;
 use super::data::{Data, Placement, State};
 use super::directories::{self, Entry, Listing};
+use super::fragments::Fragment;
 use super::inodes::{File, Folder, Header, kind_number};
 use super::layout::Geometry;
 use super::metadata::{Chain, Place};
@@ -271,14 +273,15 @@ impl Writer<'_> {
         self.layout.files += 1;
         self.layout.bytes += size;
         self.layout.hole_bytes += sparse;
-        let (own, shared) = match tail {
-            Some(tail) => {
-                let fragment = self.data.fragments[tail.fragment as usize];
-                (size - size % u64::from(block_size), u64::from(fragment.len))
-            }
-            None => (size, 0),
-        };
-        self.decoded += (own.saturating_sub(sparse) + shared) as f64;
+        let compressed =
+            words.iter().enumerate().filter(|(_, word)| **word != 0 && !is_plain(**word));
+        let block =
+            |nth: usize| u64::from(block_size).min(size - nth as u64 * u64::from(block_size));
+        self.decoded += compressed.map(|(nth, _)| block(nth)).sum::<u64>() as f64;
+        if let Some(tail) = tail {
+            let Fragment { word, len, .. } = self.data.fragments[tail.fragment as usize];
+            self.decoded += if is_plain(word) { 0.0 } else { f64::from(len) };
+        }
         Ok(())
     }
 
