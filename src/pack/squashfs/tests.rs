@@ -208,7 +208,7 @@ fn pack(
     let mut output = Output::create(path, Existing::Replace).unwrap();
     let layout = write(&job, catalog, recipe, OnProblem::GoOn, &mut output).unwrap();
     output.publish().unwrap();
-    let problems = job.problems.lock().clone();
+    let problems = job.into_problems();
     (layout, problems)
 }
 
@@ -436,7 +436,7 @@ fn what_can_not_be_read_is_named_and_left_out_with_all_its_names() {
     let mut output = Output::create(&path, Existing::Replace).unwrap();
     let layout = write(&job, &forest(), &RECIPE, OnProblem::GiveUp, &mut output).unwrap();
     assert!(layout.failed >= 4);
-    assert_eq!(job.problems.lock().len(), 4);
+    assert_eq!(job.problems.lock().0.len(), 4);
 }
 
 #[test]
