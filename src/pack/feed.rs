@@ -212,6 +212,7 @@ enum Span {
     Hole(Range<u64>),
 }
 
+#[cfg_attr(test, expect(clippy::single_range_in_vec_init, reason = "a list of one range is meant"))]
 #[cfg(test)]
 mod tests {
     use super::*;

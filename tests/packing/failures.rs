@@ -1,7 +1,8 @@
 //! Files that can not be packed, places that can not be written to, and ends before the end.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,9 +11,11 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
-use crate::support::faulty::{Fault, Faulty};
 use crate::support::mount::CleanUp;
 use crate::support::{archfs, can_mount, run, source, work_folder};
+
+/// An ordinary user.
+const NOBODY: u32 = 65_534;
 
 #[test]
 fn each_unreadable_file_is_named_and_nothing_is_made_but_when_told_to_go_on() {
@@ -20,24 +23,46 @@ fn each_unreadable_file_is_named_and_nothing_is_made_but_when_told_to_go_on() {
         return;
     }
     let work = work_folder();
-    let tree = folder(work.path(), "tree");
-    write_all(&tree, &[("good", b"good"), ("sub/also", b"good")]);
-    let bad = work.path().join("bad");
-    fs::write(&bad, source::noise(1, 3_000_000)).unwrap();
-    let places = ["bad-1", "bad-2"].map(|name| tree.join(name));
-    let faulty = places.each_ref().map(|place| Faulty::new(&bad, place));
-    faulty.iter().for_each(|one| one.set(Fault::Failing(1)));
+    let home = folder(work.path(), "home");
+    let tree = folder(&home, "tree");
+    write_all(
+        &tree,
+        &[
+            ("good", b"good"),
+            ("sub/also", b"good"),
+            ("bad-1", &source::noise(1, 3_000_000)),
+            ("sub/bad-2", b"closed"),
+            ("closed/inside", b"never seen"),
+        ],
+    );
+    // Root could read them.
+    for (name, mode) in [("bad-1", 0), ("sub/bad-2", 0), ("closed", 0)] {
+        fs::set_permissions(tree.join(name), Permissions::from_mode(mode)).unwrap();
+    }
+    fs::set_permissions(work.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = home.join("archfs");
+    fs::copy(env!("CARGO_BIN_EXE_archfs"), &program).unwrap();
+    chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
+    let attempt = |more: &[&str], made: &Path| {
+        let user = format!("--reuid={NOBODY}");
+        let mut command = Command::new("setpriv");
+        command.args([&user, "--clear-groups", text(&program), "pack"]).args(more);
+        let output = command.arg(&tree).arg(made).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        said
+    };
     for name in ["a.sqfs", "a.tar"] {
-        let made = work.path().join(name);
-        let said = refused(&[text(&tree), text(&made)], 1);
-        for place in &places {
-            assert!(said.contains(&format!("{}/bad: ", text(place))), "{said}");
-        }
+        let made = home.join(name);
+        let said = attempt(&[], &made);
         assert!(said.contains("--keep-going"), "{said}");
-        assert_eq!(names(work.path()), ["bad", "tree"]);
-
-        let said = refused(&["--keep-going", text(&tree), text(&made)], 1);
-        assert!(said.contains("bad-1/bad: ") && said.contains("bad-2/bad: "), "{said}");
+        // What can not be listed is known before anything is read.
+        assert!(said.contains(&format!("{}: ", text(&tree.join("closed")))), "{said}");
+        assert_eq!(names(&home), ["archfs", "tree"]);
+        let said = attempt(&["--keep-going"], &made);
+        for bad in ["bad-1", "sub/bad-2", "closed"] {
+            assert!(said.contains(&format!("{}: ", text(&tree.join(bad)))), "{bad}: {said}");
+        }
         let found = by_archfs(&made, work.path());
         let files = contents(&found).into_iter().map(|(path, _)| path);
         assert_eq!(files.collect::<Vec<_>>(), [&b"good"[..], b"sub/also"]);
@@ -45,9 +70,6 @@ fn each_unreadable_file_is_named_and_nothing_is_made_but_when_told_to_go_on() {
             assert_eq!(by_kernel(&made, work.path()).len(), found.len());
         }
         fs::remove_file(made).unwrap();
-        for left in ["archfs", "kernel"] {
-            let _ = fs::remove_dir(work.path().join(left));
-        }
     }
 }
 

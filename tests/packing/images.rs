@@ -198,7 +198,7 @@ fn what_does_not_compress_is_stored_plain_and_small_files_share_no_more_than_the
     for cost in ["8K", "32K", "128K"] {
         let row = summary(&["--read-cost", cost]);
         let bound = 1024.0 * cost.trim_end_matches('K').parse::<f64>().unwrap();
-        let decoded = row["mean_decoded_bytes"].as_f64().unwrap();
+        let decoded = row["mean_decoded"].as_f64().unwrap();
         // Half of the files are noise, which costs nothing to decode.
         assert!(decoded > 1000.0 && decoded <= bound / 2.0, "{cost}: {row}");
         sizes.push(fs::metadata(&image).unwrap().len());

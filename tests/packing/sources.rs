@@ -32,16 +32,21 @@ fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
         let mut expected = expected.clone();
         let mut found = by_kernel(&made, work.path());
         if source != &squashed {
-            // No tar holds a socket.
-            expected.remove(&b"socket"[..]);
+            // No tar holds a socket, and GNU tar makes two of a fifo with two names.
+            for name in [&b"socket"[..], b"fifo", b"hard-fifo"] {
+                expected.remove(name);
+            }
+            found.remove(&b"fifo"[..]);
+            found.remove(&b"hard-fifo"[..]);
         }
         assert_same(text(source), &expected, &found);
         // And back again.
         let tar = packed(work.path(), "made.tar", &made, &[]);
-        found.remove(&b"socket"[..]);
-        found.remove(&b""[..]);
         let mut back = by_archfs(&tar, work.path());
-        back.remove(&b""[..]);
+        for name in [&b"socket"[..], b"fifo", b"hard-fifo", b""] {
+            found.remove(name);
+            back.remove(name);
+        }
         assert_same(&format!("{}, back", text(source)), &found, &back);
     }
 }
@@ -108,9 +113,9 @@ fn a_map_puts_files_into_other_folders() {
     // What can not be is named with its line.
     for (lines, complaint) in [
         ("val_1.JPEG\ta\nnowhere\tb\n", "nowhere"),
-        ("val_1.JPEG\ta\nval_2.JPEG\ta\n", ":2"),
-        ("val_1.JPEG\n", ":1"),
-        ("val_1.JPEG\t../up\n", ":1"),
+        ("val_1.JPEG\ta\nval_2.JPEG\ta\n", "line 2"),
+        ("val_1.JPEG\n", "line 1"),
+        ("val_1.JPEG\t../up\n", "line 1"),
     ] {
         fs::write(&map, lines).unwrap();
         let made = work.path().join("never.sqfs");

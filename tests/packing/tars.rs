@@ -1,5 +1,6 @@
 //! Tars, read by GNU tar, bsdtar, Python's tarfile and archfs.
 
+use std::fs;
 use std::process::Command;
 
 use super::*;
@@ -80,7 +81,7 @@ fn the_same_source_gives_the_same_bytes() {
 fn a_sparse_file_of_5_gib_takes_what_it_holds() {
     let work = work_folder();
     let archive = packed(work.path(), "a.tar", &source::large(), &[]);
-    let size = std::fs::metadata(&archive).unwrap().len();
+    let size = fs::metadata(&archive).unwrap().len();
     // A header of 512 bytes for each of 100,000 names, and for some a second one.
     assert!(size < 200 << 20, "{size} bytes");
     let listed = said(&["tar", "-tvf", text(&archive), "sparse-5g"]);

@@ -69,7 +69,7 @@ impl Overrides {
                 b"mtime" => self.modified = pax::time(value),
                 _ => {
                     if let Some(name) = keyword.strip_prefix(b"SCHILY.xattr.") {
-                        self.set_xattr(name.to_vec(), value.to_vec());
+                        self.set_xattr(plain_keyword(name), value.to_vec());
                     } else if let Some(name) = keyword.strip_prefix(b"LIBARCHIVE.xattr.") {
                         if let Some(decoded) = pax::base64(value) {
                             self.set_xattr(pax::unescaped(name), decoded);
@@ -204,6 +204,23 @@ fn numbered_owner(number: u64) -> u32 {
     owner(i64::try_from(number).unwrap_or(-1))
 }
 
+/// The name of an attribute from a keyword of GNU tar (1.29 and later, `xattr_decode_keyword`) and
+/// libarchive, which can not hold `=` and so has `%3D` for that and `%25` for `%`.
+fn plain_keyword(keyword: &[u8]) -> Vec<u8> {
+    let mut name = Vec::with_capacity(keyword.len());
+    let mut rest = keyword;
+    while let Some((&first, behind)) = rest.split_first() {
+        let (byte, left) = match rest {
+            [b'%', b'3', b'D', left @ ..] => (b'=', left),
+            [b'%', b'2', b'5', left @ ..] => (b'%', left),
+            _ => (first, behind),
+        };
+        name.push(byte);
+        rest = left;
+    }
+    name
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -283,8 +300,10 @@ mod tests {
             ("LIBARCHIVE.xattr.user.b%3D", "aGk="),
             ("SCHILY.xattr.user.a", "2"),
             ("SCHILY.xattr.", "no name"),
+            ("SCHILY.xattr.user.c%3D%25%3d%3", "as GNU tar has it"),
         ]);
-        let expected = [(b"user.a".to_vec(), b"2".to_vec()), (b"user.b=".to_vec(), b"hi".to_vec())];
+        let expected = [("user.a", "2"), ("user.b=", "hi"), ("user.c=%%3d%3", "as GNU tar has it")]
+            .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()));
         assert_eq!(found.xattrs(), expected);
         let longest = "v".repeat(64 << 10);
         assert_eq!(said(&[("SCHILY.xattr.user.a", &longest)]).xattrs.len(), 1);

@@ -74,7 +74,7 @@ mod tests {
         let order = shuffled(1000, 42);
         assert_eq!(order, shuffled(1000, 42));
         assert_ne!(order, shuffled(1000, 43));
-        let mut sorted = order.clone();
+        let mut sorted = order;
         sorted.sort_unstable();
         assert_eq!(sorted, (0..1000).collect::<Vec<_>>());
         assert!(shuffled(0, 1).is_empty());

@@ -304,8 +304,8 @@ fn what_can_not_be_read_is_named_and_the_rest_is_packed() {
     fs::create_dir_all(at("blind/below")).unwrap();
     fs::write(at("secret"), "x").unwrap();
     fs::write(at("public"), "y").unwrap();
-    fs::set_permissions(at("secret"), Permissions::from_mode(0)).unwrap();
-    fs::set_permissions(at("shut"), Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(at("secret"), Permissions::from_mode(0o0)).unwrap();
+    fs::set_permissions(at("shut"), Permissions::from_mode(0o0)).unwrap();
     // It can be listed, but nothing in it can be looked at.
     fs::set_permissions(at("blind"), Permissions::from_mode(0o444)).unwrap();
     let (catalog, problems) = gathered(&of(&[work.path()]));

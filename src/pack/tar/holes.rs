@@ -88,6 +88,7 @@ impl Map {
     }
 }
 
+#[cfg_attr(test, expect(clippy::single_range_in_vec_init, reason = "a list of one range is meant"))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -28,6 +28,7 @@ pub(super) mod body;
 pub(super) mod header;
 mod holes;
 mod records;
+#[cfg_attr(test, expect(clippy::single_range_in_vec_init, reason = "a list of one range is meant"))]
 #[cfg(test)]
 pub(super) mod tests;
 
