@@ -47,6 +47,10 @@ pub enum Kind {
     NotMounted,
     /// Waited as long as was allowed.
     TimedOut,
+    /// A file is not what it was a moment ago.
+    Changed,
+    /// A signal asked for an end.
+    Interrupted,
 }
 
 /// An error: kind, sentence, hint, source.

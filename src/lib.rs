@@ -1,8 +1,9 @@
 //! archfs mounts archives read-only through FUSE, fast and in parallel, for as long as a job runs.
 //!
 //! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
-//! formats -> { cache, codecs, storage }`, every layer on top of `error`, `units`, `sync`, `stats`,
-//! `log`, `memory`, `ordered`, `progress` and `inject`. docs/ARCHITECTURE.md tells why.
+//! formats -> { cache, codecs, storage }` and `cli -> pack -> { formats, vfs, codecs, storage }`,
+//! every layer on top of `error`, `units`, `sync`, `stats`, `log`, `memory`, `ordered`, `progress`
+//! and `inject`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;
@@ -15,6 +16,7 @@ pub mod lifecycle;
 pub mod log;
 pub mod memory;
 pub mod ordered;
+pub mod pack;
 pub mod progress;
 pub mod stats;
 pub mod storage;

@@ -78,6 +78,70 @@ fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
+/// What `archfs mount` says when Slurm says that this is that step of a job.
+fn said_in_step(stage: &Stage, step: &str, mount: &str) -> String {
+    let script = format!("$ARCHFS mount {mount} $IMAGE mount; : a script that goes on");
+    let mut script = stage.bash(&script);
+    let output = script.env("SLURM_JOB_ID", "17").env("SLURM_STEP_ID", step).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    wait_until("the mount is gone", || stage.is_gone());
+    said(&output)
+}
+
+#[test]
+fn in_a_step_of_srun_one_is_told_that_the_daemon_ends_with_it() {
+    let Some(stage) = stage() else { return };
+    let warning = "archfs: started inside an srun step: Slurm ends the daemon with this step, and may \
+                   leave a dead mount; `srun archfs run` or a step of its own with --foreground does \
+                   not (docs/SLURM.md)\n";
+    for step in ["0", "4294967290"] {
+        let said = said_in_step(&stage, step, "");
+        assert!(said.contains(warning) && said.contains("archfs: mounted "), "{step}: {said}");
+    }
+    // What the script of a job is in, and what there is before any step.
+    for step in ["batch", "interactive", ""] {
+        let said = said_in_step(&stage, step, "");
+        assert!(!said.contains("srun") && said.contains("archfs: mounted "), "{step}: {said}");
+    }
+    assert_eq!(said_in_step(&stage, "0", "-q"), "");
+    // Who joins a mount starts no daemon.
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let script = "$ARCHFS mount $IMAGE mount; : a script that goes on";
+    let joined = stage.bash(script).env("SLURM_STEP_ID", "0").output().unwrap();
+    let told = said(&joined);
+    assert!(told.contains("archfs: sharing ") && !told.contains("srun"), "{told}");
+    run(archfs().arg("unmount").arg(&stage.place));
+
+    // The task of a step itself.
+    let mut task = stage.bash("exec $ARCHFS mount --foreground --ready-fd 1 $IMAGE mount 2> told");
+    let mut task = Talker::start(task.env("SLURM_STEP_ID", "0"));
+    assert_eq!(task.line(), "ready");
+    task.signal(Signal::TERM);
+    task.end();
+    let told = fs::read_to_string(stage.work.path().join("told")).unwrap();
+    assert!(stage.is_gone() && !told.contains("srun"), "{told}");
+}
+
+/// bash puts the last command of a line in its own place, so that the process which holds the mount
+/// is the one that unmounts.
+#[test]
+fn a_script_may_become_the_program_that_unmounts_what_it_holds() {
+    let Some(stage) = stage() else { return };
+    let unmounted =
+        stage.bash("$ARCHFS mount -q $IMAGE mount; exec $ARCHFS unmount mount").output();
+    let unmounted = unmounted.unwrap();
+    assert!(unmounted.status.success(), "{}", said(&unmounted));
+    assert!(stage.is_gone());
+    // And where others hold it, only gives back what is its own.
+    let script = holder(&stage, "");
+    let left = stage.bash("$ARCHFS mount -q $IMAGE mount; exec $ARCHFS unmount mount").output();
+    let left = left.unwrap();
+    assert!(left.status.success() && said(&left).contains("still held by"), "{}", said(&left));
+    stage.assert_readable();
+    end(script);
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
 #[test]
 fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
     let Some(stage) = stage() else { return };

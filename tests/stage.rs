@@ -17,8 +17,9 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 mod support;
 
-use support::mount::{CleanUp, Mounted, is_mounted};
+use support::mount::{CleanUp, Mounted, is_mounted, listed};
 use support::snapshot::{Depth, assert_same, take};
+use support::stage::{end, processes_about, shell, tell};
 use support::{archfs, can_mount, image, run, source, tar, wait_until, work_folder};
 
 const PAGE: u64 = 4096;
@@ -132,6 +133,77 @@ fn a_staged_archive_is_read_from_a_private_copy_whatever_becomes_of_the_original
         drop(tmpfs);
         fs::remove_dir(work.path().join("near")).unwrap();
     }
+}
+
+#[test]
+fn tasks_that_share_a_mount_share_one_copy_until_the_last_of_them_ends() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let len = fs::metadata(&image).unwrap().len();
+    let place = work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
+    // Two copies would fit.
+    let tmpfs = Tmpfs::new(work.path().join("near"), 16 * len);
+    let line = format!("$ARCHFS mount -q {} small.sqfs mount", tmpfs.option());
+    let mut tasks = [(); 2].map(|()| shell(work.path()));
+    std::thread::scope(|scope| {
+        for task in &mut tasks {
+            scope.spawn(|| assert_eq!(tell(task, &line), "done 0\n"));
+        }
+    });
+    let holders = || listed(&place).map(|row| row["holders"].as_array().unwrap().len());
+    assert_eq!((tmpfs.used(), holders()), (len, Some(2)));
+    let [first, last] = tasks;
+    end(first);
+    wait_until("one of them holds it", || holders() == Some(1));
+    assert_eq!(tmpfs.used(), len);
+    assert_eq!(fs::read(place.join("hello")).unwrap(), b"hello, world\n");
+    end(last);
+    wait_until("the room is given back", || tmpfs.used() == 0);
+    assert!(!is_mounted(&place));
+}
+
+#[test]
+fn a_copy_that_takes_long_is_shown_at_a_terminal() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    // No archive in the end.
+    let archive = work.path().join("huge");
+    File::create(&archive).unwrap().set_len(1 << 30).unwrap();
+    let tmpfs = Tmpfs::new(work.path().join("near"), 2 << 30);
+    let place = work.path().join("mount");
+    let mount = |options: &str| {
+        let program = env!("CARGO_BIN_EXE_archfs");
+        let (archive, shown) = (archive.display(), place.display());
+        let line = format!("{program} mount {options} {} {archive} {shown}", tmpfs.option());
+        let mut terminal = Command::new("script");
+        // Not its last command, which a shell puts in its own place.
+        terminal.args(["-qefc", &format!("{line}; echo ended"), "/dev/null"]);
+        terminal.env("SHELL", "/bin/bash").stdin(Stdio::null()).stdout(Stdio::piped());
+        let child = terminal.spawn().unwrap();
+        wait_until("it is at work", || tmpfs.used() > 0);
+        // However fast it is: it takes longer than a second now.
+        let words = [place.to_str().unwrap(), "--daemon="];
+        let daemons = processes_about(&words).into_iter().filter_map(Pid::from_raw);
+        let daemons: Vec<_> = daemons.collect();
+        assert_eq!(daemons.len(), 1, "{daemons:?}");
+        kill_process(daemons[0], Signal::STOP).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        kill_process(daemons[0], Signal::CONT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(!is_mounted(&place) && tmpfs.used() == 0);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let said = mount("");
+    let copying = format!("copying to {}", tmpfs.0.display());
+    assert!(said.contains(&copying) && said.contains("% of 1.00 GiB"), "{said:?}");
+    let said = mount("-q");
+    assert!(!said.contains("copying to"), "{said:?}");
 }
 
 #[test]

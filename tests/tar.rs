@@ -143,16 +143,38 @@ fn archives_of_bsdtar_show_what_gnu_tar_extracts() {
 }
 
 #[test]
-fn archives_of_python_show_what_python_reads() {
+fn archives_of_python_show_what_python_reads_and_gnu_tar_extracts() {
     let work = work_folder();
     let archive = work.path().join("archive.tar");
-    let program = "import sys, tarfile\n\
+    // Prints the paths that the format can not hold.
+    let program = "import os, sys, tarfile\n\
+        top = os.fsencode(sys.argv[2])\n\
         with tarfile.open(sys.argv[1], 'w', format=getattr(tarfile, sys.argv[3])) as archive:\n\
-        \x20   archive.add(sys.argv[2], arcname='top')\n";
-    for format in ["GNU_FORMAT", "PAX_FORMAT"] {
+        \x20   for folder, folders, files in os.walk(top):\n\
+        \x20       for path in [folder] + [os.path.join(folder, n) for n in files + folders]:\n\
+        \x20           is_link = os.path.islink(path)\n\
+        \x20           if path != folder and os.path.isdir(path) and not is_link:\n\
+        \x20               continue\n\
+        \x20           name = b'.' + path[len(top):]\n\
+        \x20           try:\n\
+        \x20               archive.add(os.fsdecode(path), os.fsdecode(name), recursive=False)\n\
+        \x20           except ValueError:\n\
+        \x20               print(os.fsdecode(name))\n";
+    for (format, least) in [("GNU_FORMAT", 3000), ("PAX_FORMAT", 3000), ("USTAR_FORMAT", 1000)] {
         let mut python = Command::new("python3");
-        run(python.args(["-c", program]).arg(&archive).arg(source::varied()).arg(format));
+        let python = python.args(["-c", program]).arg(&archive).arg(source::varied()).arg(format);
+        let left_out = String::from_utf8(run(python).stdout).unwrap();
+        for path in left_out.lines() {
+            let (_, name) = path.rsplit_once('/').unwrap();
+            let is_too_much = name.len() > 100 || name == "link-long";
+            assert!(format == "USTAR_FORMAT" && is_too_much, "{format}: {path} is left out");
+        }
+        let shown = python_lines(&archive).len();
+        assert!(shown >= least, "{format}: {shown} members");
         assert_as_python(format, &archive);
+        if can_mount() {
+            assert_as_extracted(&format!("Python {format}"), &archive, work.path());
+        }
     }
 }
 
@@ -209,6 +231,72 @@ fn a_sparse_file_of_5_gib_has_its_size_its_bytes_and_its_holes() {
             ours.read_exact_at(a, offset).unwrap();
             theirs.read_exact_at(b, offset).unwrap();
             assert!(a == b, "{what}: other bytes within 1 MiB of {offset}");
+        }
+    }
+}
+
+/// Where a file has data, as SEEK_DATA and SEEK_HOLE tell.
+fn pieces(file: &File) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Ok(start) = seek(file, SeekFrom::Data(at)) {
+        at = seek(file, SeekFrom::Hole(start)).unwrap();
+        found.push((start, at));
+    }
+    found
+}
+
+#[test]
+fn a_sparse_file_of_20_gib_has_its_pieces_behind_base_256_numbers() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let folder = work.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    let source = File::create_new(folder.join("sparse")).unwrap();
+    // Octal numbers end at 8 GiB.
+    let len = 20 << 30;
+    source.set_len(len).unwrap();
+    let starts = [0, 9 << 30, 19 << 30];
+    for (seed, start) in (1..).zip(starts) {
+        source.write_all_at(&source::noise(seed, 100_000), start).unwrap();
+    }
+    let source = File::open(folder.join("sparse")).unwrap();
+    let archive = work.path().join("archive.tar");
+    for (options, has_base_256) in [
+        (&["--format=gnu"][..], true),
+        (&["--format=oldgnu"], true),
+        (&["--format=posix", "--sparse-version=0.0"], false),
+        (&["--format=posix", "--sparse-version=0.1"], false),
+        (&["--format=posix", "--sparse-version=1.0"], false),
+    ] {
+        let what = options.join(" ");
+        let mut tar = Command::new("tar");
+        let tar = tar.arg("-C").arg(&folder).args(options).args(["--sparse", "-cf"]).arg(&archive);
+        run(tar.arg("sparse"));
+        let packed = fs::read(&archive).unwrap();
+        assert!(packed.len() < 1 << 20, "{what}: {} bytes", packed.len());
+        // Where old GNU headers have the size with the holes.
+        assert_eq!(packed[483] == 0x80, has_base_256, "{what}");
+        let listed = run(Command::new("tar").arg("-tvf").arg(&archive)).stdout;
+        let listed = String::from_utf8(listed).unwrap();
+        assert_eq!(listed.split_whitespace().nth(2), Some(len.to_string().as_str()), "{what}");
+
+        let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
+        let ours = File::open(mounted.path().join("sparse")).unwrap();
+        let found = ours.metadata().unwrap();
+        assert_eq!(found.len(), len, "{what}");
+        assert!(found.blocks() * 512 < 1 << 20, "{what}: {} blocks", found.blocks());
+        let known = pieces(&ours);
+        assert_eq!(known, pieces(&source), "{what}");
+        assert_eq!(known.iter().map(|(start, _)| *start).collect::<Vec<_>>(), starts, "{what}");
+        let mut buffers = [vec![1; 300_000], vec![2; 300_000]];
+        for offset in starts.into_iter().chain([(9 << 30) - 150_000, len - 300_000, 8 << 30]) {
+            let [a, b] = &mut buffers;
+            ours.read_exact_at(a, offset).unwrap();
+            source.read_exact_at(b, offset).unwrap();
+            assert!(a == b, "{what}: other bytes within 300,000 of {offset}");
         }
     }
 }
@@ -510,6 +598,52 @@ fn records_for_all_members_give_owners_and_times_and_nothing_else() {
     assert_eq!((last.uid, last.modified.seconds, last.modified.nanoseconds), (77, 5, 500_000_000));
     assert!(!tree.has_xattrs());
     assert_eq!(paths(&archive).len(), 2001);
+}
+
+#[test]
+fn a_path_of_pax_wins_over_a_long_name_whatever_their_order() {
+    let work = work_folder();
+    let archive = work.path().join("names.tar");
+    let said = |keyword, value| pax(b'x', &[(keyword, value)]);
+    let long = |kind, name: &str| member("././@LongLink", kind, "", format!("{name}\0").as_bytes());
+    let path = || said("path", "pax");
+    let target = || said("linkpath", "pax-target");
+    let (name, link) = (|| long(b'L', "long"), || long(b'K', "long-target"));
+    let both = || pax(b'x', &[("path", "pax"), ("linkpath", "pax-target")]);
+    // tarfile goes by whichever comes first, GNU tar by pax.
+    for (what, extensions, names, is_as_python) in [
+        ("x L", vec![path(), name()], ["pax", "target"], true),
+        ("L x", vec![name(), path()], ["pax", "target"], false),
+        ("L x L", vec![name(), path(), name()], ["pax", "target"], false),
+        ("x K", vec![target(), link()], ["link", "pax-target"], true),
+        ("K x", vec![link(), target()], ["link", "pax-target"], false),
+        ("x L K", vec![both(), name(), link()], ["pax", "pax-target"], true),
+        ("K L x", vec![link(), name(), both()], ["pax", "pax-target"], false),
+        ("x of a path, K", vec![path(), link()], ["pax", "long-target"], true),
+        ("K, x of a path", vec![link(), path()], ["pax", "long-target"], true),
+        ("x of a target, L", vec![target(), name()], ["long", "pax-target"], true),
+        (
+            "x of an owner, L K",
+            vec![said("uid", "7"), name(), link()],
+            ["long", "long-target"],
+            true,
+        ),
+    ] {
+        write_members(&archive, &[extensions, vec![member("link", b'2', "target", b"")]].concat());
+        let tree = tree::open_one(&archive);
+        let [path, target] = names;
+        assert_eq!(paths(&archive), ["/", path], "{what}");
+        let attr = resolve(tree.as_ref(), path.as_bytes()).unwrap();
+        assert_eq!(tree.read_link(attr.ino).unwrap(), target.as_bytes(), "{what}");
+        let theirs = extracted(&archive, &work.path().join("extracted"));
+        let theirs: Vec<_> = fs::read_dir(theirs).unwrap().map(|entry| entry.unwrap()).collect();
+        assert_eq!(theirs.len(), 1, "{what}");
+        assert_eq!(theirs[0].file_name(), path, "{what}");
+        assert_eq!(fs::read_link(theirs[0].path()).unwrap(), Path::new(target), "{what}");
+        if is_as_python {
+            assert_as_python(what, &archive);
+        }
+    }
 }
 
 #[test]

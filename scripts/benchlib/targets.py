@@ -7,7 +7,7 @@ limit holds what was measured: it has to be at least what is needed.
 import statistics
 from typing import NamedTuple
 
-from benchlib import sections
+from benchlib import packing, sections
 from benchlib.systems import ARCHFS, EROFS, KERNEL, LOW_LEVEL, PLAIN
 
 MOUNT_SECONDS, MEMORY_BYTES = 0.030, sections.MOUNT_CACHE + (64 << 20)
@@ -73,7 +73,30 @@ def results(table):
     limits = [(sections.LISTED, f"{1e3 * MOUNT_SECONDS:.0f} ms", [MOUNT_SECONDS / one for one in listed]),
               (sections.MEMORY, f"{MEMORY_BYTES >> 20} MiB", [MEMORY_BYTES / one for one in memory])]
     return found + [Result("mount", phase, f"limit of {limit}", 1, ratios)
-                    for phase, limit, ratios in limits if ratios]
+                    for phase, limit, ratios in limits if ratios] + packed(table)
+
+
+def packed(table):
+    """Packing against mksquashfs in time and size, and reading against what it makes."""
+    found = []
+    for letter in ["J", "S"]:
+        for compressor in packing.COMPRESSORS:
+            name = packing.name_of(letter, compressor)
+            for phase, needed, figure in [(packing.PACKING, 1.5, seconds), (packing.SIZE, 1 / 1.02, sizes)]:
+                own, other = (figure(table, name, packer, phase) for packer in packing.BY)
+                ratios = [other[number] / own[number] for number in own if number in other]
+                found.append(Result(name, phase, packing.MKSQUASHFS, needed, ratios))
+        name = packing.read_name(letter)
+        for system in [KERNEL, ARCHFS]:
+            own, other = (seconds(table, name, f"{system}, {by}", sections.FRESH)
+                          for by in packing.BY.values())
+            ratios = [other[number] / own[number] for number in own if number in other]
+            found.append(Result(name, f"{sections.FRESH}, {system}", "that of mksquashfs", 1.3, ratios))
+    return [one for one in found if one.ratios]
+
+
+def sizes(table, dataset, system, phase):
+    return {row.round: row.bytes for row in table.of(dataset, system, phase)}
 
 
 def versions(table, dataset, name):

@@ -26,8 +26,9 @@ set_up() {
     # What runs in a job while files are there: reads, keeps a file open as programs do, and ends.
     cat > "$ARCHFS_TEST_FOLDER/work" << 'END'
 #!/bin/bash
-# work HOW: ends, fails, waits; has its job ended by scancel, or by scancel --signal=KILL --full (kill);
-# or all of its processes killed at once (killed), as when a job's memory runs out.
+# work HOW: ends, fails, waits for its time limit (limit); has its job ended by scancel, or by scancel
+# --signal=KILL --full (kill); or all of its processes killed at once (killed), as when a job's memory
+# runs out.
 cmp -s "$place/data" "$ARCHFS_TEST_FOLDER/source/data" || exit 98
 exec 9< "$place/data"
 : > "$case/started"

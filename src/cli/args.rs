@@ -179,15 +179,19 @@ impl OpenArgs {
     /// # Errors
     /// What `formats::open` reports.
     pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
-        let options = OpenOptions {
+        crate::log::start(Verbosity::Usual, None)?;
+        open_watched(slice::from_ref(&self.archive), &self.options())
+    }
+
+    /// How it is to be opened.
+    pub(super) fn options(&self) -> OpenOptions {
+        OpenOptions {
             offset: self.offset,
             cache_bytes: crate::cache::default_bytes(),
             recursive: self.recursive,
             index: self.index.clone(),
             ..OpenOptions::default()
-        };
-        crate::log::start(Verbosity::Usual, None)?;
-        open_watched(slice::from_ref(&self.archive), &options)
+        }
     }
 }
 

@@ -47,11 +47,11 @@ impl Bar {
                         ProgressBar::new(total).with_style(style("")).with_message(printable(&now));
                     phase = now;
                 }
-                // How long it will take can be told once something is done.
+                // How fast it is and how long it will take can be told once something is done.
                 bar.set_style(match (done, total) {
                     (_, 0) => plain(),
                     (0, _) => style(""),
-                    _ => style(", {eta} left"),
+                    _ => style(", {bytes_per_sec}, {eta} left"),
                 });
                 bar.set_length(total);
                 bar.set_position(done.min(total));

@@ -60,7 +60,9 @@ pub(super) fn of(error: &Error) -> u8 {
         | Kind::PastEnd
         | Kind::NoAttribute
         | Kind::Io
-        | Kind::Busy => 1,
+        | Kind::Busy
+        | Kind::Changed
+        | Kind::Interrupted => 1,
         Kind::Usage => USAGE,
         Kind::Corrupt | Kind::Truncated | Kind::UnknownFormat | Kind::Unsupported => 3,
         Kind::CannotMount => 4,

@@ -15,10 +15,12 @@ mod cat;
 mod exit;
 mod gc;
 mod index;
+mod info;
 mod list;
 mod ls;
 mod mount;
 mod options;
+mod pack;
 mod run;
 mod stats;
 mod term;
@@ -55,6 +57,8 @@ enum Command {
     Cat(cat::Args),
     Index(index::Args),
     Verify(verify::Args),
+    Pack(Box<pack::Args>),
+    Info(info::Args),
 }
 
 /// Runs `archfs` with `arguments`, the program's own name first.
@@ -81,6 +85,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Cat(args) => exit::status(cat::run(&args)),
         Command::Index(args) => exit::status(index::run(&args)),
         Command::Verify(args) => exit::status(verify::run(&args)),
+        Command::Pack(args) => exit::status(pack::run(&args)),
+        Command::Info(args) => exit::status(info::run(&args)),
     }
 }
 

@@ -22,6 +22,7 @@ use std::fmt::Display;
 use crate::error::{Error, Result};
 
 mod bzip2;
+mod encode;
 mod gzip;
 mod inflate;
 mod lz4;
@@ -32,6 +33,7 @@ mod xz;
 mod zstd;
 
 pub use bzip2::bzip2_stream;
+pub use encode::{Encoder, Method};
 pub use inflate::{Inflate, Pause};
 pub use lz4::lz4_linked;
 pub use streaming::{Step, Streaming};

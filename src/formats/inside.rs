@@ -38,7 +38,6 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
     let mut known = HashSet::from([Ino::ROOT]);
     let mut folders = vec![(Vec::new(), Ino::ROOT)];
     let mut scratch = Scratch::default();
-    let head_size = u32::try_from(tar::HEAD).unwrap_or(u32::MAX);
     while let Some((path, folder)) = folders.pop() {
         let mut candidates = Vec::new();
         // What is damaged is no archive to be shown, and no reason to show nothing.
@@ -62,15 +61,28 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
             log::warn!("{error}; archives in that folder are not looked for");
         }
         for (folder, ino) in candidates {
-            let head = tree.read(ino, 0, head_size, &mut scratch);
+            let head = tree.read(ino, 0, HEAD, &mut scratch);
             let (Ok(attr), Ok(head)) = (tree.attr(ino), head) else { continue };
             let (size, head) = (attr.size, head.as_slice());
-            if SquashFs::recognises(head) || tar::recognises(head) {
+            if recognises(head) {
                 found.push(Found { folder, ino, size });
             }
         }
     }
     found
+}
+
+/// Bytes of the head of a file that tell whether it is an archive.
+pub const HEAD: u32 = 1024;
+
+/// Whether a file of an archive is one that would be shown as a folder: its name says so, and the
+/// first bytes of it.
+pub fn is_within(path: &[u8], head: &[u8]) -> bool {
+    tar::folder_name(path).is_some() && recognises(head)
+}
+
+fn recognises(head: &[u8]) -> bool {
+    SquashFs::recognises(head) || tar::recognises(head)
 }
 
 /// A file of a tree as storage.

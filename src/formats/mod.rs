@@ -32,6 +32,7 @@ mod bytes;
 mod compressed;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod info;
 mod inside;
 mod limits;
 mod opening;
@@ -41,6 +42,10 @@ mod verify;
 
 use opening::{Memory, Opening};
 
+pub use info::{
+    Compressed, Cost, Fragments, Image, Info, Kinds, Layout, Packed, Shares, Sizes, Stored, info,
+};
+pub use inside::{HEAD, is_within};
 pub use tar::Saving;
 pub use verify::verify;
 

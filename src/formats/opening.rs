@@ -2,6 +2,7 @@
 //!
 //! Owns the choice of format, the memory that each archive gets, and where archives within an
 //! archive are shown. Leaves finding those to each format: a tar knows its own from the scan.
+//! A `Part` keeps the format beside the tree, for who asks what a tree does not tell.
 //! Invariant: an archive within that can not be read costs a warning, never the mount.
 
 use super::bytes::{index, length};
@@ -60,6 +61,18 @@ impl Memory {
     }
 }
 
+/// An archive that was opened: its tree, and what that is made of.
+pub(super) struct Part {
+    pub(super) layer: Layer,
+    pub(super) format: Format,
+}
+
+/// The formats there are.
+pub(super) enum Format {
+    Image(Arc<SquashFs>),
+    Tar(Arc<Tar>),
+}
+
 /// One archive on its way to be opened.
 #[derive(Clone, Copy)]
 pub(super) struct Opening<'o> {
@@ -78,6 +91,14 @@ impl Opening<'_> {
     /// # Errors
     /// As `super::open`.
     pub(super) fn file(&self, file: &Arc<FileStorage>) -> Result<Vec<Layer>> {
+        Ok(self.parts(file)?.into_iter().map(|part| part.layer).collect())
+    }
+
+    /// The same with the formats.
+    ///
+    /// # Errors
+    /// As `super::open`.
+    pub(super) fn parts(&self, file: &Arc<FileStorage>) -> Result<Vec<Part>> {
         let name = file.path().display().to_string();
         let OpenOptions { offset, saving, ref stats, .. } = *self.options;
         let whole = Arc::<FileStorage>::clone(file);
@@ -100,7 +121,7 @@ impl Opening<'_> {
         storage: Arc<dyn Storage>,
         saved: Option<SavedIndex<'_>>,
         depth: u32,
-    ) -> Result<Vec<Layer>> {
+    ) -> Result<Vec<Part>> {
         let mut head = [0; tar::HEAD];
         let len = index(storage.len()).min(head.len());
         let head = head.get_mut(..len).unwrap_or_default();
@@ -123,18 +144,20 @@ impl Opening<'_> {
         let options = TarOptions { recursive, saved, progress, verified, memory };
         let tar = Tar::open(name, bytes, &options)?;
         let opening = self.sharing(tar.grafts().len());
-        let mut layers = Vec::new();
+        let mut parts = Vec::new();
         for graft in tar.grafts() {
             let window = Window::new(Arc::clone(tar.storage()), graft.at)?.cut(graft.len)?;
             // The folder is there, and stays empty if this can not be opened.
-            opening.within(name, &graft.path, Arc::new(window), depth, &mut layers);
+            opening.within(name, &graft.path, Arc::new(window), depth, &mut parts);
         }
-        layers.insert(0, Layer { path: Vec::new(), tree: Arc::new(tar) });
-        Ok(layers)
+        let tar = Arc::new(tar);
+        let tree: Arc<dyn Tree> = Arc::<Tar>::clone(&tar);
+        parts.insert(0, Part { layer: Layer { path: Vec::new(), tree }, format: Format::Tar(tar) });
+        Ok(parts)
     }
 
     /// Opens an image and, where asked for, the archives in it.
-    fn image(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Layer>> {
+    fn image(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Part>> {
         if self.options.saving == Saving::Demanded && depth == 0 {
             let context = format!("{name}: an image, which needs no index");
             return Err(Error::new(Kind::InvalidInput, context));
@@ -143,22 +166,23 @@ impl Opening<'_> {
         let own = if self.options.recursive { self.sharing(2) } else { *self };
         let image = SquashFs::open(name, storage, own.image_bytes, &self.memory.shared)?;
         image.report_to(&self.options.stats);
-        let mut tree: Arc<dyn Tree> = image;
-        let mut layers = Vec::new();
+        let mut tree: Arc<dyn Tree> = Arc::<SquashFs>::clone(&image);
+        let mut parts = Vec::new();
         if self.options.recursive && depth < NESTING_MAX {
             let mut shown = Vec::new();
             let found = inside::find(tree.as_ref());
             let opening = own.sharing(found.len());
             for inner in found {
                 let storage = Arc::new(Inside::new(Arc::clone(&tree), inner.ino, inner.size));
-                if opening.within(name, &inner.folder, storage, depth, &mut layers) {
+                if opening.within(name, &inner.folder, storage, depth, &mut parts) {
                     shown.push(inner.ino);
                 }
             }
             tree = View::without(tree, shown);
         }
-        layers.insert(0, Layer { path: Vec::new(), tree });
-        Ok(layers)
+        let layer = Layer { path: Vec::new(), tree };
+        parts.insert(0, Part { layer, format: Format::Image(image) });
+        Ok(parts)
     }
 
     /// The same with its part of the memory, where `count` archives share it.
@@ -175,7 +199,7 @@ impl Opening<'_> {
         folder: &[u8],
         storage: Arc<dyn Storage>,
         depth: u32,
-        layers: &mut Vec<Layer>,
+        parts: &mut Vec<Part>,
     ) -> bool {
         let limit = length(INNER_IMAGES_MAX);
         if self.memory.inner.fetch_add(1, Ordering::Relaxed) >= limit {
@@ -187,10 +211,10 @@ impl Opening<'_> {
         let name = format!("{name}: {}", folder.escape_ascii());
         match self.storage(&name, storage, None, depth.saturating_add(1)) {
             Ok(opened) => {
-                layers.extend(opened.into_iter().map(|Layer { path, tree }| {
-                    let parts = [folder, &path];
-                    let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-                    Layer { path: parts.join(&b'/'), tree }
+                parts.extend(opened.into_iter().map(|Part { layer, format }| {
+                    let names = [folder, &layer.path];
+                    let names: Vec<_> = names.into_iter().filter(|name| !name.is_empty()).collect();
+                    Part { layer: Layer { path: names.join(&b'/'), ..layer }, format }
                 }));
                 true
             }

@@ -37,7 +37,9 @@ pub(super) fn errno(request: &Pending<'_>, ino: Ino, error: &Error) -> Errno {
         | Kind::Unsupported
         | Kind::Io
         | Kind::CannotMount
-        | Kind::NotMounted => (Errno::EIO, true),
+        | Kind::NotMounted
+        | Kind::Changed
+        | Kind::Interrupted => (Errno::EIO, true),
     };
     if at_fault {
         request.meet_fault();

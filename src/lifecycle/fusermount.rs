@@ -20,6 +20,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -28,7 +29,7 @@ use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::attach::{Detach, busy};
-use super::{Access, descriptor};
+use super::{Access, descriptor, mountinfo};
 use crate::error::{Error, Kind, Result};
 use crate::storage;
 
@@ -37,6 +38,10 @@ const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 
 /// Where the helper is looked for besides PATH; batch jobs often start with a short one.
 const FOLDERS: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"];
+
+/// How often unmounting is tried where a signal ends the helper. Batch systems that find the
+/// processes of a job by their parents send SIGTERM to this one, too, and some more than once.
+const ATTEMPTS: usize = 10;
 
 /// Lets the helper mount at `place`, whose lock it holds as long as it runs; returns the daemon's
 /// end of the connection.
@@ -84,25 +89,30 @@ pub(super) fn mount(place: &Path, source: &Path, access: Access, lock: OwnedFd) 
 /// `Busy`; `Io` with what the helper said.
 pub(super) fn unmount(place: &Path, how: Detach) -> Result<()> {
     let helper = Helper::find()?;
-    let mut command = helper.command();
-    command.arg("-u");
-    if how == Detach::Lazily {
-        command.arg("-z");
+    let before = mountinfo::topmost(place)?;
+    for _ in 0..ATTEMPTS {
+        let mut command = helper.command();
+        command.arg("-u").args((how == Detach::Lazily).then_some("-z")).arg("--").arg(place);
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.map_err(|error| helper.can_not_be_run(error))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        if let Some(signal) = output.status.signal() {
+            log::debug!("{}: signal {signal} ended fusermount", place.display());
+            if mountinfo::topmost(place)? != before {
+                return Ok(());
+            }
+            continue;
+        }
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if said.contains("busy") {
+            return Err(busy(place));
+        }
+        return Err(Error::new(Kind::Io, format!("{}: can not unmount: {said}", place.display())));
     }
-    let output = command
-        .arg("--")
-        .arg(place)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| helper.can_not_be_run(error))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if said.contains("busy") {
-        return Err(busy(place));
-    }
-    Err(Error::new(Kind::Io, format!("{}: can not unmount: {said}", place.display())))
+    let context = format!("{}: can not unmount: signals end fusermount", place.display());
+    Err(Error::new(Kind::Io, context))
 }
 
 /// Options for the helper; in names, it takes a comma or backslash with a backslash before it.

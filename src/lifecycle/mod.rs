@@ -21,6 +21,7 @@ mod gc;
 mod hold;
 mod holder;
 mod inherited;
+mod interrupt;
 mod join;
 mod launcher;
 mod lease;
@@ -55,6 +56,7 @@ pub use daemon::{announce, check_ready, serve_in_background, serve_in_foreground
 pub use gc::{Cleared, gc};
 pub use hold::Terms;
 pub use holder::{Holder, Wish, choose as choose_holder};
+pub use interrupt::Interrupt;
 pub use list::{Listed, State, list, stats};
 pub use mount::{Mounted, mount};
 pub use process::ProcessId;

@@ -12,6 +12,7 @@ use super::holder::{self, Holder, Wish};
 use super::lease::HolderStatus;
 use super::mountinfo::MountEntry;
 use super::occupant::{self, Occupant};
+use super::process::ProcessId;
 use super::registry::{PlaceLock, Record};
 use super::{join, mountpoint};
 use crate::error::{Error, Kind, Result};
@@ -119,12 +120,14 @@ fn leave_to_others(place: &Path) -> Result<Option<String>> {
     let status = client.status(ANSWER).map_err(|error| {
         error.within(place.display()).with_hint("--lazy unmounts it whoever holds it")
     })?;
-    // Whose script this is called in, if that can be told.
-    let own = match holder::choose(Wish::Usual) {
+    // Whose script this is called in, if that can be told; and this process, which a shell may have
+    // put in its own place for its last command.
+    let script = match holder::choose(Wish::Usual) {
         Ok(Holder::Process(process)) => Some(process),
         Ok(Holder::Nobody(_)) | Err(_) => None,
     };
-    let is_own = |holder: &HolderStatus| own.is_some_and(|own| own.pid() == holder.pid);
+    let own: Vec<_> = script.into_iter().chain(ProcessId::own()).collect();
+    let is_own = |holder: &HolderStatus| own.iter().any(|own| own.pid() == holder.pid);
     let others: Vec<_> = status.holders.iter().filter(|holder| !is_own(holder)).collect();
     if others.is_empty() {
         return Ok(None);
@@ -132,16 +135,15 @@ fn leave_to_others(place: &Path) -> Result<Option<String>> {
     let named: Vec<_> =
         others.iter().map(|other| format!("{} ({})", other.pid, other.name)).collect();
     let named = named.join(", ");
-    match own.filter(|_| status.holders.iter().any(is_own)) {
-        Some(own) => {
-            client.release(own)?;
-            Ok(Some(named))
-        }
-        None => {
-            Err(Error::new(Kind::Busy, format!("{}: held by process {named}", place.display()))
-                .with_hint("it goes when they end; --lazy unmounts it all the same"))
-        }
+    if !status.holders.iter().any(is_own) {
+        let context = format!("{}: held by process {named}", place.display());
+        return Err(Error::new(Kind::Busy, context)
+            .with_hint("it goes when they end; --lazy unmounts it all the same"));
     }
+    for process in own {
+        client.release(process)?;
+    }
+    Ok(Some(named))
 }
 
 /// Waits until the daemon of `record`, whose mount is gone, has removed what was made for it.

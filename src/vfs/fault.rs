@@ -68,6 +68,8 @@ impl Fault {
                 Gravity::Damage
             }
             Kind::NotFound
+            | Kind::Changed
+            | Kind::Interrupted
             | Kind::NotADirectory
             | Kind::IsADirectory
             | Kind::InvalidInput

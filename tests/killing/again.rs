@@ -1,12 +1,13 @@
 //! What is done at the place of a round afterwards, which has to work whatever was killed.
 //!
-//! Owns the next `mount`, `run`, `unmount` and `gc` there; leaves what has to be gone to `round`.
+//! Owns the next `mount`, `run`, `unmount` and `gc` there, at once and later; leaves what has to be
+//! gone to `round`.
 
 use std::process::Command;
 use std::time::Instant;
 
 use super::plan::Then;
-use super::process::mounts_below;
+use super::process::{Role, mounts_below};
 use super::reader;
 use super::round::Round;
 
@@ -19,7 +20,7 @@ impl Round<'_> {
         let image = self.stage.image.to_str().unwrap();
         let dead = !mounts_below(&self.place).is_empty();
         match self.plan.then {
-            Then::RunAtOnce => return Ok(()),
+            Then::RunAtOnce | Then::MountAtOnce => return Ok(()),
             Then::Mount => {}
             Then::Unmount => {
                 let expected = if dead { 0 } else { 5 };
@@ -46,6 +47,26 @@ impl Round<'_> {
         let reader = self.reading_once();
         let words: Vec<&str> = reader.iter().map(String::as_str).collect();
         self.finish("run, again", self.archfs_run(&words), 0)
+    }
+
+    /// `archfs mount`, reading and `unmount`, while those who were killed still are about to end:
+    /// as a script does it, or a person who keeps the mount.
+    pub(super) fn mount_at_once(&self) -> Result<(), String> {
+        let [image, place] = [&self.stage.image, &self.place].map(|path| path.to_str().unwrap());
+        // The other script may unmount what is kept, if it comes to that.
+        let is_kept = self.plan.by_run[0] || !self.plan.unmounts;
+        let mount = ["mount", "-q", image, place, "--keep"];
+        self.archfs(if is_kept { &mount } else { &mount[..4] }, 0)?;
+        let reader = self.reading_once();
+        let words: Vec<&str> = reader.iter().map(String::as_str).collect();
+        self.finish("reading at once", self.command(&words), 0)?;
+        if is_kept {
+            // As long as others hold it, too, unmounting is refused.
+            self.wait_until("those who were killed have ended", || {
+                self.processes().iter().all(|process| process.role == Role::Daemon)
+            })?;
+        }
+        self.archfs(&["unmount", place], 0)
     }
 
     fn archfs(&self, words: &[&str], expected: i32) -> Result<(), String> {

@@ -11,12 +11,14 @@
 mod support;
 
 mod again;
+mod files;
 mod plan;
 mod process;
 mod reader;
 mod round;
 mod table;
 
+use std::collections::HashMap;
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -44,6 +46,8 @@ struct Stage {
     archfs: PathBuf,
     reader: PathBuf,
     processes: Processes,
+    /// Of each place by its user, what the names of the files begin with that archfs keeps about it.
+    places: HashMap<PathBuf, (u32, String)>,
 }
 
 #[test]
@@ -117,11 +121,19 @@ fn stage(work: &Path) -> Stage {
     fs::copy(env!("CARGO_BIN_EXE_archfs"), &archfs).unwrap();
     fs::copy(std::env::current_exe().unwrap(), &reader).unwrap();
     let users = plan::users();
+    let mut places = HashMap::new();
     for worker in 0..PLACES {
         for user in [ROOT].into_iter().chain(users) {
             let parent = work.join(format!("{worker}/{user}"));
             fs::create_dir_all(&parent).unwrap();
             chown(&parent, Some(user), Some(user)).unwrap();
+            let place = parent.join("mount");
+            let [program, place_word] = [&archfs, &place].map(|path| path.to_str().unwrap());
+            let mount = [program, "mount", "--keep", "-q", image.to_str().unwrap(), place_word];
+            support::run(&mut as_user(user, &mount));
+            let start = files::start_of_names(user, &place);
+            support::run(&mut as_user(user, &[program, "unmount", place_word]));
+            places.insert(place, (user, start));
         }
     }
     Stage {
@@ -132,6 +144,7 @@ fn stage(work: &Path) -> Stage {
         archfs,
         reader,
         processes: Processes::new(),
+        places,
     }
 }
 
@@ -157,17 +170,12 @@ fn what_is_left(stage: &Stage) -> Vec<String> {
             let said = String::from_utf8_lossy(&output.stderr);
             left.push(format!("gc as user {user}: {}: {said}", output.status));
         }
-        let folder = PathBuf::from(format!("/tmp/archfs-{user}"));
-        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-            // Other tests mount as root, too; the names of files are digests.
-            let text = fs::read(entry.path()).unwrap_or_default();
-            let names = String::from_utf8_lossy(&text).contains(stage.work.to_str().unwrap());
-            if user != ROOT || names {
-                left.push(format!("{}: left", entry.path().display()));
-            }
-        }
-        if user != ROOT && folder.exists() {
-            left.push(format!("{}: left", folder.display()));
+        // Other tests mount as root, too.
+        if user != ROOT && files::folder(user).exists() {
+            left.push(format!("{}: left", files::folder(user).display()));
+            left.extend(
+                files::entries(user).iter().map(|file| format!("{}: left", file.display())),
+            );
         }
         for worker in 0..PLACES {
             let parent = stage.work.join(format!("{worker}/{user}"));
@@ -175,6 +183,12 @@ fn what_is_left(stage: &Stage) -> Vec<String> {
                 left.push(format!("{}: left", entry.path().display()));
             }
         }
+    }
+    for (place, (user, start)) in &stage.places {
+        let files = files::about(*user, start, place);
+        left.extend(
+            files.iter().map(|file| format!("left: {} of {}", file.display(), place.display())),
+        );
     }
     left.extend(process::mounts_below(&stage.work).into_iter().map(|line| format!("left: {line}")));
     let processes = stage.processes.of_test();

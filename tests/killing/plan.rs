@@ -62,6 +62,8 @@ pub(crate) enum Phase {
 pub(crate) enum Then {
     /// `archfs run`, while the processes of the round are still about to end.
     RunAtOnce,
+    /// `archfs mount` and `unmount` at that time.
+    MountAtOnce,
     /// `archfs mount` when they have ended.
     Mount,
     /// `archfs unmount`, and then `mount`.
@@ -128,8 +130,11 @@ impl Plan {
                 [Then::RunAtOnce, Then::Mount].to_vec()
             }
             // It would clear what other tests of root's are about to look at.
-            _ if user == ROOT => [Then::RunAtOnce, Then::Mount, Then::Unmount].to_vec(),
-            _ => [Then::RunAtOnce, Then::Mount, Then::Unmount, Then::Collect].to_vec(),
+            _ if user == ROOT => {
+                [Then::RunAtOnce, Then::MountAtOnce, Then::Mount, Then::Unmount].to_vec()
+            }
+            _ => [Then::RunAtOnce, Then::MountAtOnce, Then::Mount, Then::Unmount, Then::Collect]
+                .to_vec(),
         };
         let most = random.below(60_000);
         Self {
@@ -152,6 +157,11 @@ impl Plan {
             unmounts: random.below(2) == 0,
             seed: random.next(),
         }
+    }
+
+    /// Whether something is done at the place while the processes of the round are about to end.
+    pub(crate) fn is_used_at_once(&self) -> bool {
+        matches!(self.then, Then::RunAtOnce | Then::MountAtOnce)
     }
 
     /// Whether the mount is in a namespace of its own.

@@ -160,8 +160,10 @@ impl Round<'_> {
         if is_shared {
             self.look_at_the_other(&mut holders[1])?;
         }
-        if plan.then == Then::RunAtOnce {
-            self.run_again()?;
+        match plan.then {
+            Then::RunAtOnce => self.run_again()?,
+            Then::MountAtOnce => self.mount_at_once()?,
+            Then::Mount | Then::Unmount | Then::Collect => {}
         }
         self.wait_for_the_end(&mut watch, seen)?;
         let ended: Vec<ExitStatus> =
@@ -169,7 +171,8 @@ impl Round<'_> {
         self.look_at_results(seen, &ended, &hits)?;
         self.look_at_the_place(seen, &ended, &hits)?;
         self.use_it_again()?;
-        match self.what_is_there() {
+        let left = self.what_is_there().or_else(|| self.files_of_the_place());
+        match left {
             Some(left) => Err(format!("at the end of the round there is {left}")),
             None => Ok(()),
         }
@@ -350,9 +353,9 @@ impl Round<'_> {
         }
         seen.ended_after = since.elapsed();
         seen.dead = !mounts_below(&self.place).is_empty();
-        // What is run at once holds the mount, too.
+        // What comes at once holds the mount, too.
         if !seen.dead
-            && self.plan.then != Then::RunAtOnce
+            && !self.plan.is_used_at_once()
             && let (Some(start), Some(end)) = (watch.without_holder, watch.gone)
         {
             seen.mounted_for = Some(end.saturating_duration_since(start));
@@ -442,7 +445,7 @@ impl Round<'_> {
             && plan.kill_after.is_none()
             && ended[0].signal().is_none()
             && (plan.by_run[0] || ended[0].code() == Some(NOT_MOUNTED));
-        let may_be_left = hits.hard && !was_seen && plan.then != Then::RunAtOnce;
+        let may_be_left = hits.hard && !was_seen && !plan.is_used_at_once();
         if let Some(left) = self.what_is_there().filter(|_| !may_be_left) {
             return Err(format!("when all had ended there was {left}"));
         }
@@ -460,6 +463,19 @@ impl Round<'_> {
             return Some(line.clone());
         }
         fs::symlink_metadata(&self.place).is_ok().then(|| "its directory".to_owned())
+    }
+
+    /// A file that archfs keeps about the place. None has to be there once somebody has unmounted
+    /// or run to the end, but what is left to `gc`: whatever was killed in a namespace, and the
+    /// file of a directory where SIGKILL came between the removals of the two.
+    fn files_of_the_place(&self) -> Option<String> {
+        if self.plan.is_private() {
+            return None;
+        }
+        let (user, start) = &self.stage.places[&self.place];
+        let mut files = super::files::about(*user, start, &self.place);
+        files.retain(|file| file.extension() != Some("made".as_ref()));
+        (!files.is_empty()).then(|| format!("{files:?}"))
     }
 
     fn clear_by_force(&self) {

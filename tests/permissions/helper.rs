@@ -103,3 +103,36 @@ fn variables_of_the_helper_and_the_loader_change_nothing() {
     done(&owner, &format!("{odd} PATH= $ARCHFS unmount mount"));
     assert!(!owner.place.exists());
 }
+
+/// A batch system that finds the processes of a job by their parents sends SIGTERM to it, too.
+#[test]
+fn a_helper_that_a_signal_ends_before_it_has_unmounted_is_run_again() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, stage, .. } = &scene;
+    let mut command = Command::new("unshare");
+    let replace = "cp -p /usr/bin/fusermount3 \"$1/real\" && chmod 755 \"$1/instead\" && \
+                   for it in /usr/bin /bin /usr/local/bin /usr/sbin; do \
+                   for name in fusermount3 fusermount; do [ ! -e $it/$name ] || \
+                   mount --bind \"$1/instead\" $it/$name || exit 9; done; done; \
+                   shift; exec \"$@\"";
+    let work = stage.work.path();
+    let (home, real) = (owner.home.display(), work.join("real"));
+    let instead = format!(
+        "#!/bin/sh\n[ \"$1\" != -u ] || ! rm {home}/end-1 2> /dev/null || kill -TERM $$\n\
+         [ \"$1\" != -u ] || ! rm {home}/end-2 2> /dev/null || kill -HUP $$\nexec {} \"$@\"\n",
+        real.display()
+    );
+    fs::write(work.join("instead"), instead).unwrap();
+    command.args(["--mount", "sh", "-c", replace, "sh"]).arg(work);
+    // Both ways, lazily and not; what is mounted is seen in there alone.
+    let script = "$ARCHFS mount -q --keep $IMAGE mount && touch end-1 end-2 && \
+                  $ARCHFS unmount mount && ! ls -d mount end-* 2> /dev/null && \
+                  touch end-1 end-2 && $ARCHFS run -q $IMAGE mount -- cat mount/hello && \
+                  ! ls -d mount end-* 2> /dev/null && ! grep $PWD/mount /proc/self/mountinfo";
+    let inner = owner.bash(script);
+    command.arg(inner.get_program()).args(inner.get_args()).current_dir(&owner.home);
+    command.env("ARCHFS", owner.home.join("archfs")).env("IMAGE", &stage.image);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!((out(&output), said(&output)), ("hello, world\n".into(), String::new()));
+}

@@ -71,6 +71,37 @@ impl Compressed {
         }))
     }
 
+    /// What it is compressed with.
+    pub(crate) fn container(&self) -> Container {
+        self.container
+    }
+
+    /// Number of chunks; `None` where the file was decoded as a whole, to be read from a temporary
+    /// file.
+    pub(crate) fn chunks(&self) -> Option<usize> {
+        match self.source {
+            Source::Spool(_) => None,
+            _ => Some(self.source.count()),
+        }
+    }
+
+    /// The bytes of the chunks that hold `range`, which is not empty: what reading it decodes.
+    pub(crate) fn covering(&self, range: Range<u64>) -> Range<u64> {
+        let last = self.find(range.end.saturating_sub(1));
+        self.start(self.find(range.start))..self.start(last.saturating_add(1))
+    }
+
+    /// Bytes of the compressed file.
+    pub(crate) fn encoded_len(&self) -> u64 {
+        self.storage.len()
+    }
+
+    /// The largest chunk, decoded bytes.
+    pub(crate) fn largest_chunk(&self) -> u64 {
+        let len = |nth: usize| self.start(nth.saturating_add(1)).saturating_sub(self.start(nth));
+        (0..self.source.count()).map(len).max().unwrap_or(0)
+    }
+
     /// Where chunk `number` starts in the decoded bytes, or where the last ends.
     fn start(&self, number: usize) -> u64 {
         let start = match &self.source {

@@ -76,7 +76,7 @@ fn open(storage: Arc<FaultyStorage>, memory: u64) -> Result<Arc<dyn Tree>> {
         Opening { options: &options, memory: &memory, progress: &progress, number: 0, image_bytes };
     let mut layers = opening.storage("archive", storage, None, 0)?;
     assert_eq!(layers.len(), 1);
-    Ok(layers.remove(0).tree)
+    Ok(layers.remove(0).layer.tree)
 }
 
 fn numbers(tree: &dyn Tree) -> Result<Vec<(String, Ino)>> {

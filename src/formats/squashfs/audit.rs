@@ -13,12 +13,11 @@ use std::ops::ControlFlow;
 use super::SquashFs;
 use super::blocklist::Extent;
 use super::directory::Directory;
-use super::inode::{Body, Inode, InodeRef, Tail};
-use super::metadata::{Cursor, Position};
+use super::inode::{Body, InodeRef, Tail};
 use super::superblock;
 use super::table::Table;
 use crate::error::{Error, Result};
-use crate::formats::bytes::{Reader, index, length};
+use crate::formats::bytes::{index, length};
 use crate::vfs::{Cookie, Fault, FileKind, Subject};
 
 /// Bytes behind the image that are looked at: it is padded to 4 KiB, with zeros.
@@ -143,20 +142,7 @@ impl Audit<'_, '_> {
     }
 
     fn sweep(&self, records: &mut Vec<Record>, used: &mut Used) -> Result<()> {
-        let super::Superblock { inode_table, directory_table, inode_count, .. } =
-            self.image.superblock;
-        let start = Position { block: inode_table, offset: 0 };
-        let mut cursor = self.image.metadata.cursor(start)?;
-        while let Some(Position { block, offset }) = cursor.position_before(directory_table)? {
-            if length(records.len()) >= u64::from(inode_count) {
-                return Err(Error::corrupt(format!("more than the {inode_count} announced")));
-            }
-            let block = u32::try_from(block.saturating_sub(inode_table));
-            let block = block.map_err(|_| Error::corrupt("larger than 4 GiB"))?;
-            let reference = InodeRef::new(block, offset);
-            let (inode, behind) = self.image.inode(reference)?;
-            cursor = behind;
-            self.skip_rest(&inode, &mut cursor)?;
+        self.image.sweep(|reference, inode, _| {
             let nlink = match inode.body {
                 Body::Directory(_) => None,
                 _ => Some(inode.nlink),
@@ -168,29 +154,9 @@ impl Audit<'_, '_> {
                 used.add(tail.fragment);
             }
             records.push(Record { reference: reference.bits(), number: inode.number, nlink });
-        }
+            Ok(())
+        })?;
         Ok(())
-    }
-
-    /// Passes over what follows the fixed part of an inode.
-    fn skip_rest(&self, inode: &Inode, cursor: &mut Cursor<'_>) -> Result<()> {
-        match &inode.body {
-            Body::Regular(body) => cursor.skip(self.image.data.lists().len(body)?),
-            Body::Symlink { len } => {
-                let xattr = if inode.is_extended { 4 } else { 0 };
-                cursor.skip(u64::from(*len).saturating_add(xattr))
-            }
-            Body::Directory(body) => {
-                for _ in 0..body.index_count {
-                    let entry: [u8; 12] = cursor.array()?;
-                    let mut reader = Reader::new("directory index", &entry);
-                    let (_listing, _block, len) = (reader.u32()?, reader.u32()?, reader.u32()?);
-                    cursor.skip(u64::from(len).saturating_add(1))?;
-                }
-                Ok(())
-            }
-            Body::Device { .. } | Body::Fifo | Body::Socket => Ok(()),
-        }
     }
 
     /// Each number from 1 to the count of inodes belongs to one of them.

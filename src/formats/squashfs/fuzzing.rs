@@ -16,6 +16,8 @@ use super::{Shared, SquashFs};
 use crate::codecs::Codec;
 use crate::formats::bytes::{Reader, length};
 use crate::formats::fuzzing::{Folders, rest, walk};
+use crate::formats::info::{Image, Layout};
+use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, Name};
@@ -170,6 +172,14 @@ pub fn squashfs(data: &[u8]) {
     let storage = Arc::new(MemStorage::new(data.to_vec()));
     if let Ok(image) = SquashFs::open("fuzz", storage, MEMORY, &Shared::default()) {
         walk(&*image, Folders::MayLie);
+        if let Ok(info) = image.info(&Progress::default())
+            && let Layout::Image(Image { shares, fragments, .. }) = info.layout
+        {
+            let stored = shares.plain + shares.compressed + shares.holes;
+            assert_eq!(stored, info.sizes.bytes(), "bytes that are nowhere");
+            assert!(shares.shared <= stored && fragments.compressed <= fragments.used);
+            assert!(info.cost.mean <= info.cost.worst && info.cost.p99 <= info.cost.worst);
+        }
     }
 }
 

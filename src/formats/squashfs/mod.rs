@@ -17,16 +17,19 @@ use crate::vfs::{Attr, FileKind, Ino, Timestamp};
 
 mod audit;
 mod blocklist;
+mod compressor;
 mod data;
 mod directory;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 #[cfg(test)]
 mod image;
+mod info;
 mod inode;
 mod metadata;
 mod pieces;
 mod superblock;
+mod sweep;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,9 @@ const MAGIC: u32 = 0x7371_7368;
 /// The same bytes as a big-endian machine wrote them, before version 4.
 const MAGIC_SWAPPED: u32 = 0x6873_7173;
 
+/// Set in the flags where options of the compressor follow (SQUASHFS_COMP_OPT).
+const OPTIONS_STORED: u16 = 1 << 10;
+
 /// What a table offset holds where there is no such table.
 const NO_TABLE: u64 = u64::MAX;
 
@@ -40,6 +43,8 @@ pub(super) struct Superblock {
     pub(super) directory_table: u64,
     pub(super) fragment_table: Option<u64>,
     pub(super) export_table: Option<u64>,
+    /// Whether the options of the compressor are stored behind it.
+    pub(super) has_options: bool,
 }
 
 impl Superblock {
@@ -63,7 +68,7 @@ impl Superblock {
         let fragment_count = reader.u32()?;
         let compressor = reader.u16()?;
         let block_log = reader.u16()?;
-        let _flags = reader.u16()?;
+        let flags = reader.u16()?;
         let id_count = reader.u16()?;
         let version = (reader.u16()?, reader.u16()?);
         let root = reader.u64()?;
@@ -118,6 +123,7 @@ impl Superblock {
                 _ => Some(inside("fragment", fragment_table)?),
             },
             export_table: optional("export", export_table)?,
+            has_options: flags & OPTIONS_STORED != 0,
         };
         if superblock.inode_table >= superblock.directory_table {
             return Err(Error::corrupt(

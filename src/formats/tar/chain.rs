@@ -141,11 +141,11 @@ impl Chain {
                     let taken = match header.kind() {
                         Type::Pax => said.take(body),
                         Type::LongName => {
-                            said.path = Some(header::until_nul(body).to_vec());
+                            said.long_name = Some(header::until_nul(body).to_vec());
                             Ok(())
                         }
                         Type::LongLink => {
-                            said.link = Some(header::until_nul(body).to_vec());
+                            said.long_link = Some(header::until_nul(body).to_vec());
                             Ok(())
                         }
                         _ => match self.globals.take_global(body) {
@@ -246,7 +246,7 @@ fn member(
     if stored > FILE_SIZE_MAX {
         return Ok(damaged("larger than a file can be", next));
     }
-    let link = overrides.link.as_deref().unwrap_or_else(|| header.link());
+    let link = overrides.link().unwrap_or_else(|| header.link());
     if path.len() > TAR_PATH_MAX || link.len() > TAR_PATH_MAX {
         let what = format!("paths over {TAR_PATH_MAX} bytes");
         return Ok((Step::Skipped(Some(Skip { what, path: Some(path) })), next));

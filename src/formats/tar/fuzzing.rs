@@ -121,7 +121,8 @@ pub fn saved_index(data: &[u8]) {
     // Its files lie in the archive: one of few bytes has room for few.
     let len = usize::try_from(found.decoded_len).unwrap_or(usize::MAX);
     let storage = Arc::new(MemStorage::new(vec![7; len.min(1 << 16)]));
-    let tree = Tar { name: "fuzz".to_owned(), storage, index: found.index };
+    let (name, index) = ("fuzz".to_owned(), found.index);
+    let tree = Tar { name, storage, packed: None, index, is_kept: false };
     walk(&tree, Folders::Consistent);
 }
 

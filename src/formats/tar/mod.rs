@@ -22,6 +22,7 @@ mod chain;
 pub(super) mod fuzzing;
 mod header;
 mod index;
+mod info;
 mod members;
 mod notes;
 mod open;
@@ -39,8 +40,10 @@ mod unpack;
 mod tests;
 
 use super::bytes::{index, length};
+use super::compressed::Compressed;
 use header::{BLOCK, Block, Seen};
 use index::{Content, Index, Node, NodeId};
+use open::Opened;
 use sparse::Segment;
 
 pub(in crate::formats) use chain::folder_name;
@@ -60,7 +63,11 @@ pub(crate) struct Tar {
     /// Its name, for errors.
     name: String,
     storage: Arc<dyn Storage>,
+    /// The chunks of a compressed one.
+    packed: Option<Arc<Compressed>>,
     index: Index,
+    /// Whether an index of it is saved.
+    is_kept: bool,
 }
 
 /// Whether the first blocks of a file look like a tar: a header, or the end mark of an empty one.
@@ -77,14 +84,14 @@ impl Tar {
     /// `Io` where it can not be read; `UnknownFormat` where a compressed file holds no tar;
     /// `Unsupported` where it has too many names, or is compressed so that it does not fit here.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
-        let (storage, index) = open::open(name, bytes, options)?;
+        let Opened { storage, packed, index, is_kept } = open::open(name, bytes, options)?;
         // Who verifies is told in another way, and more.
         if !options.is_verified() {
             for note in &index.notes {
                 log::warn!("{name}: {note}");
             }
         }
-        Ok(Self { name: name.to_owned(), storage, index })
+        Ok(Self { name: name.to_owned(), storage, packed, index, is_kept })
     }
 
     /// Images within the archive whose trees belong into its folders.

@@ -13,6 +13,7 @@ use super::saved::Saved;
 use super::scan;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::index;
+use crate::formats::compressed::Compressed;
 use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Storage};
@@ -45,6 +46,17 @@ pub(crate) struct TarOptions<'o> {
     pub(crate) memory: u64,
 }
 
+/// A tar that was opened.
+pub(super) struct Opened {
+    /// Its bytes, decoded.
+    pub(super) storage: Arc<dyn Storage>,
+    /// The same of a compressed one, with its chunks.
+    pub(super) packed: Option<Arc<Compressed>>,
+    pub(super) index: Index,
+    /// Whether the next one to open it finds a saved index.
+    pub(super) is_kept: bool,
+}
+
 /// Where a saved index may be, and whether to make one.
 pub(crate) struct SavedIndex<'o> {
     pub(crate) file: &'o FileStorage,
@@ -65,17 +77,13 @@ pub enum Saving {
     Compared,
 }
 
-/// The bytes of the tar in `bytes`, decoded, and its tree.
+/// The tar in `bytes`.
 ///
 /// # Errors
 /// As `Tar::open`.
-pub(super) fn open(
-    name: &str,
-    bytes: Bytes,
-    options: &TarOptions<'_>,
-) -> Result<(Arc<dyn Storage>, Index)> {
+pub(super) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Opened> {
     let opened = match bytes {
-        Bytes::Stored(storage) => stored(&storage, options).map(|index| (storage, index)),
+        Bytes::Stored(storage) => stored(storage, options),
         Bytes::Compressed(packed) => packed::open(name, packed, options),
     };
     opened.map_err(|error| error.within(name))
@@ -98,7 +106,7 @@ pub(super) fn only_zeros() -> Error {
         .with_hint("a disk image must be mounted with mount -o loop")
 }
 
-fn stored(storage: &Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Index> {
+fn stored(storage: Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Opened> {
     let mut first = [0; BLOCK];
     storage.read_exact_at(&mut first, 0)?;
     if header::is_zero(&first) && !is_empty(storage.as_ref())? {
@@ -107,20 +115,21 @@ fn stored(storage: &Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Index>
     let TarOptions { progress, .. } = options;
     let scanned = || scan::stored(storage.as_ref(), options.nesting(), progress);
     let Some((known, saved)) = options.saved()? else {
-        return scanned();
+        let index = scanned()?;
+        return Ok(Opened { storage, packed: None, index, is_kept: false });
     };
     let fit = |found: IndexFile| match found.seek_points.is_empty() {
         true if found.decoded_len == storage.len() => Ok(found.index),
         _ => Err(Error::corrupt("not used: it is that of a compressed archive")),
     };
     if let Some(index) = known.load(&saved, fit) {
-        return Ok(index);
+        return Ok(Opened { storage, packed: None, index, is_kept: true });
     }
     let index = scanned()?;
     let key = saved.key(known.file, &index.places())?;
     let mut file = IndexFile { key, seek_points: Vec::new(), decoded_len: storage.len(), index };
-    keep(&saved, &mut file, known)?;
-    Ok(file.index)
+    let is_kept = keep(&saved, &mut file, known)?;
+    Ok(Opened { storage, packed: None, index: file.index, is_kept })
 }
 
 impl TarOptions<'_> {
@@ -153,38 +162,38 @@ impl SavedIndex<'_> {
     }
 }
 
-/// Saves a new index, or compares it with the one that is there.
+/// Saves a new index, or compares it with the one that is there; tells whether it was saved.
 ///
 /// # Errors
 /// As `save`.
-pub(super) fn keep(saved: &Saved, file: &mut IndexFile, known: &SavedIndex<'_>) -> Result<()> {
+pub(super) fn keep(saved: &Saved, file: &mut IndexFile, known: &SavedIndex<'_>) -> Result<bool> {
     if known.saving != Saving::Compared {
         return save(saved, file, known.saving);
     }
     let faults = saved.compare(known.file, file);
     file.index.faults.extend(faults);
-    Ok(())
+    Ok(false)
 }
 
-/// Saves a new index, or says why not.
+/// Saves a new index, or says why not; tells whether it did.
 ///
 /// # Errors
 /// `Io` where it can not be saved, and that was what the user asked for.
-fn save(saved: &Saved, file: &IndexFile, saving: Saving) -> Result<()> {
+fn save(saved: &Saved, file: &IndexFile, saving: Saving) -> Result<bool> {
     let takes_long = !file.seek_points.is_empty() && file.key.len >= WORTH_DECODING_ONCE;
     let worthwhile = file.index.len() >= WORTH_SAVING || takes_long;
     if saving == Saving::Worthwhile && !worthwhile && !saved.is_named() {
-        return Ok(());
+        return Ok(false);
     }
     match saved.save(file) {
         Ok(place) => {
             log::info!("{}: index saved as {}", saved.archive().display(), place.display());
-            Ok(())
+            Ok(true)
         }
         Err(error) if saving == Saving::Demanded => Err(error),
         Err(error) => {
             log::warn!("{error}; the next mount has to read all headers again");
-            Ok(())
+            Ok(false)
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns the keywords of pax (POSIX.1-2017), of GNU tar (GNU.sparse.*), star (SCHILY.xattr.*) and
 //! libarchive (LIBARCHIVE.xattr.*); leaves reading them to `chain`.
-//! Invariant: a record with an empty value takes back what was said before, as POSIX demands.
+//! Invariant: a record with an empty value takes back what records said before, as POSIX demands.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,12 @@ use crate::vfs::Timestamp;
 /// Values that win over a header's.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overrides {
-    pub(super) path: Option<Vec<u8>>,
-    pub(super) link: Option<Vec<u8>>,
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    /// Of GNU tar's headers L and K, which count where no record says a path or a target, whatever
+    /// their order: so GNU tar has it. tarfile goes by the first of them.
+    pub(super) long_name: Option<Vec<u8>>,
+    pub(super) long_link: Option<Vec<u8>>,
     pub(super) size: Option<u64>,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
@@ -65,7 +69,7 @@ impl Overrides {
                 b"mtime" => self.modified = pax::time(value),
                 _ => {
                     if let Some(name) = keyword.strip_prefix(b"SCHILY.xattr.") {
-                        self.set_xattr(name.to_vec(), value.to_vec());
+                        self.set_xattr(plain_keyword(name), value.to_vec());
                     } else if let Some(name) = keyword.strip_prefix(b"LIBARCHIVE.xattr.") {
                         if let Some(decoded) = pax::base64(value) {
                             self.set_xattr(pax::unescaped(name), decoded);
@@ -81,14 +85,34 @@ impl Overrides {
 
     /// The path that wins over the header's.
     pub(super) fn path(&self) -> Option<&[u8]> {
-        self.sparse.name.as_deref().or(self.path.as_deref())
+        let Self { path, long_name, .. } = self;
+        self.sparse.name.as_ref().or(path.as_ref()).or(long_name.as_ref()).map(Vec::as_slice)
+    }
+
+    /// The target of a link that wins over the header's.
+    pub(super) fn link(&self) -> Option<&[u8]> {
+        self.link.as_ref().or(self.long_link.as_ref()).map(Vec::as_slice)
     }
 
     /// Whether nothing was said.
     pub(super) fn is_empty(&self) -> bool {
-        let Self { path, link, size, uid, gid, modified, xattrs, xattr_names: _, sparse } = self;
+        let Self {
+            path,
+            link,
+            long_name,
+            long_link,
+            size,
+            uid,
+            gid,
+            modified,
+            xattrs,
+            xattr_names: _,
+            sparse,
+        } = self;
         path.is_none()
             && link.is_none()
+            && long_name.is_none()
+            && long_link.is_none()
             && size.is_none()
             && uid.is_none()
             && gid.is_none()
@@ -180,6 +204,23 @@ fn numbered_owner(number: u64) -> u32 {
     owner(i64::try_from(number).unwrap_or(-1))
 }
 
+/// The name of an attribute from a keyword of GNU tar (1.29 and later, `xattr_decode_keyword`) and
+/// libarchive, which can not hold `=` and so has `%3D` for that and `%25` for `%`.
+fn plain_keyword(keyword: &[u8]) -> Vec<u8> {
+    let mut name = Vec::with_capacity(keyword.len());
+    let mut rest = keyword;
+    while let Some((&first, behind)) = rest.split_first() {
+        let (byte, left) = match rest {
+            [b'%', b'3', b'D', left @ ..] => (b'=', left),
+            [b'%', b'2', b'5', left @ ..] => (b'%', left),
+            _ => (first, behind),
+        };
+        name.push(byte);
+        rest = left;
+    }
+    name
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +270,19 @@ mod tests {
     }
 
     #[test]
+    fn a_long_name_counts_where_no_record_says_another() {
+        let mut found = said(&[("path", "pax"), ("linkpath", "pax-target")]);
+        found.long_name = Some(b"long".to_vec());
+        found.long_link = Some(b"long-target".to_vec());
+        assert_eq!(found.path(), Some(&b"pax"[..]));
+        assert_eq!(found.link(), Some(&b"pax-target"[..]));
+        found.take(&[record("path", ""), record("linkpath", "")].concat()).unwrap();
+        assert_eq!(found.path(), Some(&b"long"[..]));
+        assert_eq!(found.link(), Some(&b"long-target"[..]));
+        assert!(!found.is_empty());
+    }
+
+    #[test]
     fn collects_the_pieces_of_version_0_0() {
         let word = |word: &'static str| match word {
             "o" => "GNU.sparse.offset",
@@ -246,8 +300,10 @@ mod tests {
             ("LIBARCHIVE.xattr.user.b%3D", "aGk="),
             ("SCHILY.xattr.user.a", "2"),
             ("SCHILY.xattr.", "no name"),
+            ("SCHILY.xattr.user.c%3D%25%3d%3", "as GNU tar has it"),
         ]);
-        let expected = [(b"user.a".to_vec(), b"2".to_vec()), (b"user.b=".to_vec(), b"hi".to_vec())];
+        let expected = [("user.a", "2"), ("user.b=", "hi"), ("user.c=%%3d%3", "as GNU tar has it")]
+            .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()));
         assert_eq!(found.xattrs(), expected);
         let longest = "v".repeat(64 << 10);
         assert_eq!(said(&[("SCHILY.xattr.user.a", &longest)]).xattrs.len(), 1);

@@ -5,7 +5,7 @@
 //! Invariant: what is listed can be read, and its bytes passed the checks that the container has.
 
 use super::index::{Index, IndexFile};
-use super::open::{TarOptions, keep, only_zeros};
+use super::open::{Opened, TarOptions, keep, only_zeros};
 use super::scan;
 use super::unpack::{Damage, Unpacked, Unpacking};
 use crate::error::{Error, Kind, Result};
@@ -34,21 +34,18 @@ pub(crate) struct Packed {
     pub(crate) archive: u32,
 }
 
-/// The decoded bytes of the tar in `packed`, and its tree.
+/// The tar in `packed`.
 ///
 /// # Errors
 /// As `Tar::open`.
-pub(super) fn open(
-    name: &str,
-    packed: Packed,
-    options: &TarOptions<'_>,
-) -> Result<(Arc<dyn Storage>, Index)> {
+pub(super) fn open(name: &str, packed: Packed, options: &TarOptions<'_>) -> Result<Opened> {
     let saved = options.saved()?;
     if let Some((known, saved)) = &saved
         && let Some((seekable, index)) =
             known.load(saved, |found| Ok((seekable(&found, packed.storage.len())?, found.index)))
     {
-        return Ok((packed.decoded(name, seekable, options)?, index));
+        let decoded = packed.decoded(name, seekable, options)?;
+        return Ok(opened(decoded, index, true));
     }
     let Packed { ref storage, container, .. } = packed;
     let (storage, survey) = (storage.clone(), Survey::start(name, storage.clone(), container)?);
@@ -78,15 +75,21 @@ pub(super) fn open(
         let what = format!("what follows the {} data at {at:#x} is ignored", container.name());
         index.faults.push(Fault::damage(Subject::Archive, what));
     }
+    let mut is_kept = false;
     if let Some((known, saved)) = saved {
         let part = storage.len().checked_div(SAMPLED_PLACES).unwrap_or(0);
         let places: Vec<_> = (0..SAMPLED_PLACES).map(|nth| part.saturating_mul(nth)).collect();
         let key = saved.key(known.file, &places)?;
         let mut file = IndexFile { key, seek_points, decoded_len, index };
-        keep(&saved, &mut file, known)?;
+        is_kept = keep(&saved, &mut file, known)?;
         index = file.index;
     }
-    Ok((decoded, index))
+    Ok(opened(decoded, index, is_kept))
+}
+
+fn opened(decoded: Arc<Compressed>, index: Index, is_kept: bool) -> Opened {
+    let storage: Arc<dyn Storage> = Arc::<Compressed>::clone(&decoded);
+    Opened { storage, packed: Some(decoded), index, is_kept }
 }
 
 /// Scans the part of a damaged archive that is known to be right: the first scan went further, up
@@ -122,7 +125,7 @@ impl Packed {
         name: &str,
         seekable: Seekable,
         options: &TarOptions<'_>,
-    ) -> Result<Arc<dyn Storage>> {
+    ) -> Result<Arc<Compressed>> {
         let largest = seekable.largest_chunk();
         if largest > options.memory {
             log::warn!(
@@ -144,7 +147,7 @@ impl Packed {
             );
         }
         let Self { storage, cache, archive, .. } = self;
-        Ok(Compressed::new(name, storage, seekable, cache, archive)?)
+        Compressed::new(name, storage, seekable, cache, archive)
     }
 }
 

@@ -6,6 +6,7 @@
 //! Invariant: what is written here only tells; a mount, a process or a directory is looked at
 //! itself before anything is done to it, so old or missing files cost a message and nothing else.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
@@ -149,10 +150,12 @@ impl Registry {
     }
 
     /// Removes locks that nobody holds and sockets that no record belongs to, and the folder with
-    /// its last file.
+    /// its last file. A socket without a lock is nothing that a kill leaves: whoever cleans /tmp by
+    /// age takes the files and passes over the sockets.
     pub(super) fn clear_files(&self) {
-        let locks: Vec<_> = self.names_with(".lock").collect();
-        for name in locks {
+        let names: BTreeSet<_> =
+            self.names_with(".lock").chain(self.names_with(".socket")).collect();
+        for name in names {
             let key = Key(name);
             let has_record = || self.file(&key, "record").exists();
             // Looked at again with the lock: somebody may have mounted meanwhile.
@@ -224,6 +227,37 @@ mod tests {
         fs::write(registry.folder.join("x.record"), "").unwrap();
         assert_eq!(Registry::open_in(&parents).unwrap().folder, registry.folder);
         assert_eq!(Registry::existing_in(&parents).unwrap().folder, registry.folder);
+    }
+
+    #[test]
+    fn locks_and_sockets_without_a_record_go_unless_somebody_has_the_lock() {
+        let work = tempfile::tempdir().unwrap();
+        let place = work.path().join("place");
+        let key = Key::of(&place);
+        // With the lock of another place, so that the folder stays.
+        let _other = PlaceLock::acquire(&work.path().join("other")).unwrap();
+        let registry = Registry::open().unwrap();
+        let [socket, record, lock] = ["socket", "record", "lock"].map(|it| registry.file(&key, it));
+        let listen = || drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+
+        listen();
+        assert!(!lock.exists());
+        registry.clear_files();
+        assert!(!socket.exists() && !lock.exists(), "a socket alone");
+
+        let held = PlaceLock::acquire(&place).unwrap();
+        listen();
+        registry.clear_files();
+        assert!(socket.exists() && lock.exists(), "somebody is about to mount");
+
+        drop(held);
+        fs::write(&record, "").unwrap();
+        registry.clear_files();
+        assert!(socket.exists() && lock.exists(), "it has a record");
+
+        fs::remove_file(record).unwrap();
+        registry.clear_files();
+        assert!(!socket.exists() && !lock.exists(), "both");
     }
 
     #[test]

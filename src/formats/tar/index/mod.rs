@@ -170,6 +170,11 @@ impl Index {
         self.nodes.get(index(id))
     }
 
+    /// All names, the root's among them.
+    pub(super) fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
     /// Whether there is nothing but the root.
     pub(super) fn is_empty(&self) -> bool {
         self.nodes.len() <= 1

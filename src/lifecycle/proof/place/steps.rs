@@ -225,7 +225,9 @@ impl World {
                 self.leave_directory(who);
                 At::CollectsFiles
             }
-            At::CollectsFiles if self.is_lock_there && self.record.is_none() => {
+            At::CollectsFiles
+                if (self.is_lock_there || self.socket.is_some()) && self.record.is_none() =>
+            {
                 self.open_lock(who);
                 At::CollectsFilesLocking
             }

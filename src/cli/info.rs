@@ -1,0 +1,52 @@
+//! `archfs info`: what is in an archive, what reading it costs, what packing it anew would gain.
+//!
+//! Owns the order of that; leaves the numbers to `formats`, and what is made of them to `screen`,
+//! `json` and `advice`. Invariant: no data of files is read, so it takes seconds for any image.
+
+use std::io::Write;
+
+use super::args::OpenArgs;
+use super::bar::Bar;
+use super::term::written;
+use crate::error::Result;
+use crate::formats;
+use crate::log::Verbosity;
+use crate::progress::Progress;
+use crate::sync::Arc;
+
+mod advice;
+mod json;
+mod screen;
+
+/// Tell what is in an archive and what a random read of it costs, without reading the data
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  archfs info data.sqfs
+  archfs info --json data.tar.zst
+
+Status: 0 told, 3 damaged or of no known format, 1 the system refused to read")]
+pub(super) struct Args {
+    #[command(flatten)]
+    open: OpenArgs,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    crate::log::start(Verbosity::Usual, None)?;
+    let archive = &args.open.archive;
+    let progress = Arc::new(Progress::default());
+    let bar = Bar::watch(&progress);
+    let info = formats::info(archive, &args.open.options(), &progress);
+    drop(bar);
+    let info = info?;
+    let shown = archive.display().to_string();
+    let text = match args.json {
+        true => json::object(&shown, &info)?,
+        false => screen::lines(&shown, &info, screen::width()),
+    };
+    written(std::io::stdout().write_all(text.as_bytes()))?;
+    Ok(0)
+}

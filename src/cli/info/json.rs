@@ -1,0 +1,208 @@
+//! The JSON of `archfs info`, which scripts rely on.
+//!
+//! Owns its keys; leaves what they mean to `formats::info`, whose fields they are named after.
+//! Invariant: sizes are bytes and counts are whole numbers; what a format does not have is not
+//! there, and what could be there and is not is `null`.
+
+use serde::Serialize;
+
+use super::advice;
+use crate::cli::term;
+use crate::error::{Error, Kind, Result};
+use crate::formats::{Compressed, Cost, Image, Info, Layout, Stored};
+
+/// One object on one line for the archive at the path `archive`.
+pub(super) fn object(archive: &str, info: &Info) -> Result<String> {
+    let advice = Some(advice::sentences(archive, info));
+    let row = Row { archive: Some(archive), advice, ..Row::of(info) };
+    let text = serde_json::to_string(&row)
+        .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))?;
+    Ok(term::json_for_output(&text) + "\n")
+}
+
+#[derive(Serialize)]
+struct Row<'i> {
+    /// Of the outermost one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    archive: Option<&'i str>,
+    /// The folder that shows it, of one within another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
+    /// The path in hexadecimal digits, where it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
+    format: &'static str,
+    bytes: u64,
+    files: u64,
+    folders: u64,
+    links: u64,
+    devices: u64,
+    fifos: u64,
+    sockets: u64,
+    hard_links: u64,
+    file_bytes: u64,
+    file_mean: u64,
+    file_largest: u64,
+    /// Classes of size that have files.
+    sizes: Vec<SizeRow>,
+    decoded: CostRow,
+    packed: PackedRow,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    squashfs: Option<ImageRow<'i>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tar: Option<TarRow>,
+    within: Vec<Row<'i>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<Vec<String>>,
+}
+
+/// Files of sizes below a power of two, and not below the half of it.
+#[derive(Serialize)]
+struct SizeRow {
+    below: Option<u64>,
+    files: u64,
+    bytes: u64,
+}
+
+/// What reading a file at random decodes.
+#[derive(Serialize)]
+struct CostRow {
+    mean: u64,
+    p99: u64,
+    worst: u64,
+}
+
+/// An estimate of the mean in an image packed with that read cost.
+#[derive(Serialize)]
+struct PackedRow {
+    read_cost: u64,
+    mean: u64,
+}
+
+#[derive(Serialize)]
+struct ImageRow<'i> {
+    compressor: &'static str,
+    options: Option<&'i str>,
+    block_size: u32,
+    bytes: u64,
+    tables: u64,
+    plain: u64,
+    compressed: u64,
+    holes: u64,
+    shared: u64,
+    fragments: FragmentRow,
+    xattrs: Option<u32>,
+    exportable: bool,
+    owners: u16,
+}
+
+#[derive(Serialize)]
+struct FragmentRow {
+    blocks: u32,
+    used: u64,
+    compressed: u64,
+    bytes: u64,
+    files: u64,
+}
+
+#[derive(Serialize)]
+struct TarRow {
+    container: Option<&'static str>,
+    bytes: u64,
+    /// `null` where it is not compressed, and where it can only be decoded as a whole.
+    chunks: Option<usize>,
+    largest_chunk: Option<u64>,
+    /// Whether it is decoded to a temporary file when it is opened.
+    spooled: bool,
+    holes: u64,
+    xattrs: bool,
+    indexed: bool,
+}
+
+impl<'i> Row<'i> {
+    fn of(info: &'i Info) -> Self {
+        let path = (!info.path.is_empty()).then_some(&info.path);
+        let is_text = std::str::from_utf8(&info.path).is_ok();
+        let hex = |path: &Vec<u8>| path.iter().map(|byte| format!("{byte:02x}")).collect();
+        let (format, squashfs, tar) = match &info.layout {
+            Layout::Image(image) => ("squashfs", Some(ImageRow::of(image)), None),
+            Layout::Tar(stored) => ("tar", None, Some(TarRow::of(stored))),
+        };
+        let sizes = info.sizes.classes().filter(|&(_, files, _)| files > 0);
+        let Cost { mean, p99, worst } = info.cost;
+        Self {
+            archive: None,
+            path: path.map(|path| String::from_utf8_lossy(path).into_owned()),
+            path_hex: path.filter(|_| !is_text).map(hex),
+            format,
+            bytes: info.bytes,
+            files: info.kinds.files,
+            folders: info.kinds.folders,
+            links: info.kinds.links,
+            devices: info.kinds.devices,
+            fifos: info.kinds.fifos,
+            sockets: info.kinds.sockets,
+            hard_links: info.kinds.hard_links,
+            file_bytes: info.sizes.bytes(),
+            file_mean: info.sizes.mean(),
+            file_largest: info.sizes.largest(),
+            sizes: sizes.map(SizeRow::of).collect(),
+            decoded: CostRow { mean, p99, worst },
+            packed: PackedRow { read_cost: info.packed.read_cost, mean: info.packed.mean },
+            squashfs,
+            tar,
+            within: info.within.iter().map(Row::of).collect(),
+            advice: None,
+        }
+    }
+}
+
+impl SizeRow {
+    fn of((digits, files, bytes): (u32, u64, u64)) -> Self {
+        Self { below: 1_u64.checked_shl(digits), files, bytes }
+    }
+}
+
+impl<'i> ImageRow<'i> {
+    fn of(image: &'i Image) -> Self {
+        let Image { shares, fragments, .. } = image;
+        Self {
+            compressor: image.compressor,
+            options: image.options.as_deref(),
+            block_size: image.block_size,
+            bytes: image.bytes,
+            tables: image.tables,
+            plain: shares.plain,
+            compressed: shares.compressed,
+            holes: shares.holes,
+            shared: shares.shared,
+            fragments: FragmentRow {
+                blocks: fragments.blocks,
+                used: fragments.used,
+                compressed: fragments.compressed,
+                bytes: fragments.bytes,
+                files: fragments.files,
+            },
+            xattrs: image.xattrs,
+            exportable: image.is_exportable,
+            owners: image.owners,
+        }
+    }
+}
+
+impl TarRow {
+    fn of(stored: &Stored) -> Self {
+        let Stored { bytes, compressed, holes, has_xattrs, is_indexed } = *stored;
+        let chunks = compressed.and_then(|compressed| compressed.chunks);
+        Self {
+            container: compressed.map(|Compressed { container, .. }| container),
+            bytes,
+            chunks,
+            largest_chunk: compressed.filter(|_| chunks.is_some()).map(|c| c.largest),
+            spooled: compressed.is_some_and(|compressed| compressed.chunks.is_none()),
+            holes,
+            xattrs: has_xattrs,
+            indexed: is_indexed,
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The arguments of `archfs pack`, and the request that they describe.
+//!
+//! Owns which options go together; leaves doing it to `pack`.
+//! Invariant: a request that comes out of here can be carried out, as far as its words tell.
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use clap::ValueEnum;
+use clap::builder::FalseyValueParser;
+
+use super::super::args::{size, threads};
+use crate::error::{Error, Kind, Result};
+use crate::pack::{
+    Compressor, Existing, FileList, Form, Labels, OnProblem, OtherMounts, Owner, Profile, Recipe,
+    Request, Separator, Shards, Sources,
+};
+
+/// Make a SquashFS image or a tar that is read fast, from folders, tars and images
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  archfs pack train/ train.sqfs
+  archfs pack ILSVRC2012_img_train.tar imagenet.sqfs          (a tar of tars: each becomes a folder)
+  archfs pack --map val.map ILSVRC2012_img_val.tar val.sqfs   (lines of PATH <tab> NEW PATH)
+  archfs pack --shards 256M --shuffle 1 train/ shards/train.tar
+
+Status: 0 done; 1 files could not be packed (each is named), or it failed")]
+pub(in crate::cli) struct Args {
+    /// Folders, archives and files, and behind them the archive to make: .sqfs or .tar
+    #[arg(value_names = ["SOURCE", "ARCHIVE"], num_args = 1.., required = true)]
+    paths: Vec<PathBuf>,
+
+    /// Replace the archive if it is there
+    #[arg(short, long)]
+    force: bool,
+
+    /// What blocks are compressed with: zstd, gzip, xz, lz4 or none, with a level: zstd:19
+    #[arg(short, long, value_name = "NAME[:LEVEL]", value_parser = compressor)]
+    compressor: Option<Compressor>,
+
+    /// Laid down to be read in any order, or to be small
+    #[arg(long, value_enum, default_value = "random")]
+    profile: ProfileName,
+
+    /// Bytes that may be decoded to read a small file [default: 128K, or a block to be small]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    read_cost: Option<u64>,
+
+    /// Bytes of a block, 4K to 1M [default: by the sizes of the files]
+    #[arg(short, long, value_name = "SIZE", value_parser = size)]
+    block_size: Option<u64>,
+
+    /// Only the files that this file lists, a path a line, relative to the one SOURCE (or, without
+    /// any, the current folder); - for standard input
+    #[arg(short = 'T', long, value_name = "FILE")]
+    files_from: Option<PathBuf>,
+
+    /// The paths in it end with NUL, not with a new line
+    #[arg(short = '0', long, requires = "files_from")]
+    null: bool,
+
+    /// Put files elsewhere: lines of PATH, a tab and NEW PATH (a folder, if it ends in /)
+    #[arg(long, value_name = "FILE")]
+    map: Option<PathBuf>,
+
+    /// Whom all files belong to, as numbers
+    #[arg(long, value_name = "UID[:GID]", value_parser = owner)]
+    owner: Option<Owner>,
+
+    /// Archives inside an archive as folders [default: for an archive of nothing but archives]
+    #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
+    recursive: bool,
+
+    /// Do not go into other file systems mounted below a folder
+    #[arg(short = 'x', long)]
+    one_file_system: bool,
+
+    /// Make the archive without files that can not be packed; the status is 1 all the same
+    #[arg(long)]
+    keep_going: bool,
+
+    /// Shards for WebDataset of this size at most, NAME-000000.tar and on; samples stay whole
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    shards: Option<u64>,
+
+    /// Shuffle the samples over all shards, by this number
+    #[arg(long, value_name = "SEED", requires = "shards")]
+    shuffle: Option<u64>,
+
+    /// Add to each sample its class, the number of its top folder, as .cls
+    #[arg(long, requires = "shards")]
+    labels: bool,
+
+    /// Threads that read and compress [default: one a processor]
+    #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
+    threads: Option<usize>,
+
+    /// Memory for decoded blocks of compressed sources [default: a quarter of what may be used]
+    #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
+    cache: Option<u64>,
+
+    /// One JSON object on standard output: what was made
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// Say only what went wrong
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+}
+
+/// The words for `Profile`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ProfileName {
+    /// Any order: little is decoded to read one file
+    Random,
+    /// As small as can be
+    Archive,
+}
+
+impl Args {
+    /// What they ask for.
+    ///
+    /// # Errors
+    /// `Usage` where they contradict each other.
+    pub(super) fn request(&self) -> Result<Request> {
+        let (archive, sources) = self.split_paths()?;
+        let epoch = epoch(env::var_os("SOURCE_DATE_EPOCH").as_deref())?;
+        let separator = if self.null { Separator::Nul } else { Separator::Newline };
+        Ok(Request {
+            sources: Sources {
+                paths: sources.to_vec(),
+                list: self.files_from.clone().map(|path| FileList { path, separator }),
+                map: self.map.clone(),
+                owner: self.owner.unwrap_or_default(),
+                recursive: self.recursive,
+                cache_bytes: self.cache.unwrap_or_else(crate::cache::default_bytes),
+                other_mounts: match self.one_file_system {
+                    true => OtherMounts::Skip,
+                    false => OtherMounts::Enter,
+                },
+                output: Some(archive.clone()),
+            },
+            archive: archive.clone(),
+            existing: if self.force { Existing::Replace } else { Existing::Refuse },
+            form: self.form(archive, epoch)?,
+            on_problem: if self.keep_going { OnProblem::GoOn } else { OnProblem::GiveUp },
+            threads: self
+                .threads
+                .or_else(|| thread::available_parallelism().ok().map(usize::from))
+                .unwrap_or(1),
+        })
+    }
+
+    /// The archive, and the sources before it.
+    fn split_paths(&self) -> Result<(&PathBuf, &[PathBuf])> {
+        match self.paths.split_last() {
+            Some((archive, sources)) if !sources.is_empty() || self.files_from.is_some() => {
+                Ok((archive, sources))
+            }
+            _ => Err(Error::new(Kind::Usage, "nothing to pack: give SOURCE... and ARCHIVE")
+                .with_hint("archfs pack train/ train.sqfs")),
+        }
+    }
+
+    fn form(&self, archive: &Path, epoch: Option<i64>) -> Result<Form> {
+        let usage = |context: String| Error::new(Kind::Usage, context);
+        let is_tar = match archive.extension().and_then(OsStr::to_str) {
+            Some("sqfs" | "squashfs" | "sqsh" | "sfs" | "img") => false,
+            Some("tar") => true,
+            Some(end @ ("gz" | "tgz" | "bz2" | "xz" | "zst" | "lz4")) => {
+                let hint = "files in a .sqfs are compressed each by itself and read in any order";
+                return Err(usage(format!("can not make .{end}")).with_hint(hint));
+            }
+            _ => {
+                let context = format!("{}: what shall it be?", archive.display());
+                return Err(usage(context).with_hint("name it .sqfs for an image, or .tar"));
+            }
+        };
+        let random = self.profile == ProfileName::Random;
+        let for_images = self.compressor.is_some()
+            || self.block_size.is_some()
+            || self.read_cost.is_some()
+            || !random;
+        match (self.shards, is_tar) {
+            (_, true) if for_images => Err(usage(
+                "--compressor, --block-size, --read-cost and --profile are for images".into(),
+            )
+            .with_hint("a tar stores files as they are; name it .sqfs")),
+            (Some(_), false) => Err(usage("shards are tars".into()).with_hint("name it .tar")),
+            (Some(bytes), true) => {
+                let labels = if self.labels { Labels::ByFolder } else { Labels::None };
+                let shards = Shards { bytes, seed: self.shuffle, labels };
+                Ok(Form::Shards { shards, epoch })
+            }
+            (None, true) => Ok(Form::Tar { epoch }),
+            (None, false) => {
+                let block_size = self.block_size.map(u32::try_from).transpose();
+                let block_size =
+                    block_size.map_err(|_| usage("a block has 1M of bytes at most".into()))?;
+                let profile = if random { Profile::Random } else { Profile::Archive };
+                let compressor = self.compressor.unwrap_or(match profile {
+                    Profile::Random => Compressor::Zstd(15),
+                    Profile::Archive => Compressor::Zstd(22),
+                });
+                let read_cost = self.read_cost;
+                let recipe = Recipe { compressor, profile, read_cost, block_size, epoch };
+                Ok(Form::Image(recipe.checked()?))
+            }
+        }
+    }
+}
+
+/// The time that all of an archive is not newer than (reproducible-builds.org).
+fn epoch(text: Option<&OsStr>) -> Result<Option<i64>> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let parsed = text.to_str().and_then(|text| text.parse::<u32>().ok());
+    let wrong = || {
+        let context = format!("SOURCE_DATE_EPOCH is {}", text.display());
+        Error::new(Kind::Usage, context).with_hint("it is a number of seconds since 1970")
+    };
+    parsed.map(|seconds| Some(i64::from(seconds))).ok_or_else(wrong)
+}
+
+/// Parses a compressor for clap.
+fn compressor(text: &str) -> std::result::Result<Compressor, String> {
+    let (name, level) = match text.split_once(':') {
+        Some((name, level)) => {
+            (name, Some(level.parse::<u8>().map_err(|_| format!("{level:?} is no level"))?))
+        }
+        None => (text, None),
+    };
+    match (name, level) {
+        ("zstd", level) => Ok(Compressor::Zstd(level.unwrap_or(15).into())),
+        ("gzip", level) => Ok(Compressor::Gzip(level.unwrap_or(9).into())),
+        ("xz", None) => Ok(Compressor::Xz),
+        ("lz4", None) => Ok(Compressor::Lz4),
+        ("none", None) => Ok(Compressor::None),
+        ("xz" | "lz4" | "none", Some(_)) => Err(format!("{name} has no levels here")),
+        _ => Err("there are zstd, gzip, xz, lz4 and none".into()),
+    }
+}
+
+/// Parses an owner for clap.
+fn owner(text: &str) -> std::result::Result<Owner, String> {
+    let number = |text: &str| match text {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(|_| format!("{text:?} is no number of an owner")),
+    };
+    let (uid, gid) = text.split_once(':').unwrap_or((text, ""));
+    Ok(Owner { uid: number(uid)?, gid: number(gid)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        pack: Args,
+    }
+
+    fn request(words: &[&str]) -> Result<Request> {
+        let line = ["archfs"].iter().chain(words);
+        Line::try_parse_from(line).unwrap().pack.request()
+    }
+
+    fn recipe(words: &[&str]) -> Recipe {
+        match request(words).unwrap().form {
+            Form::Image(recipe) => recipe,
+            form => panic!("{form:?}"),
+        }
+    }
+
+    #[test]
+    fn the_name_says_what_is_made() {
+        assert_eq!(recipe(&["a", "b.sqfs"]).compressor, Compressor::Zstd(15));
+        assert!(matches!(request(&["a", "b.tar"]).unwrap().form, Form::Tar { .. }));
+        let shards = request(&["a", "b.tar", "--shards", "1M", "--shuffle", "7"]).unwrap().form;
+        assert!(matches!(
+            shards,
+            Form::Shards { shards: Shards { bytes: 1_048_576, seed: Some(7), .. }, .. }
+        ));
+        for words in [
+            &["a", "b"][..],
+            &["a", "b.tar.gz"],
+            &["b.sqfs"],
+            &["a", "b.sqfs", "--shards", "1M"],
+            &["a", "b.tar", "--compressor", "xz"],
+            &["a", "b.tar", "--profile", "archive"],
+            &["a", "b.sqfs", "--block-size", "3K"],
+            &["a", "b.sqfs", "--compressor", "zstd:23"],
+        ] {
+            let error = request(words).map(|_| ()).unwrap_err();
+            assert_eq!(error.kind(), Kind::Usage, "{words:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn compressors_and_owners_are_taken_as_people_write_them() {
+        assert_eq!(compressor("zstd:3"), Ok(Compressor::Zstd(3)));
+        assert_eq!(compressor("gzip"), Ok(Compressor::Gzip(9)));
+        for wrong in ["lzo", "zstd:", "zstd:x", "lz4:1", ""] {
+            assert!(compressor(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(owner("0:7"), Ok(Owner { uid: Some(0), gid: Some(7) }));
+        assert_eq!(owner("5"), Ok(Owner { uid: Some(5), gid: None }));
+        assert_eq!(owner(":5"), Ok(Owner { uid: None, gid: Some(5) }));
+        assert!(owner("me").is_err());
+    }
+
+    #[test]
+    fn the_time_of_an_archive_is_a_number_of_seconds() {
+        assert_eq!(epoch(None).unwrap(), None);
+        assert_eq!(epoch(Some(OsStr::new("1700000000"))).unwrap(), Some(1_700_000_000));
+        assert!(epoch(Some(OsStr::new("yesterday"))).is_err());
+    }
+}

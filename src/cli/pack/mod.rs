@@ -1,0 +1,73 @@
+//! `archfs pack`: an archive that is read fast, made of folders, lists and other archives.
+
+use std::io::Write;
+use std::time::Instant;
+
+use super::bar::Bar;
+use super::exit;
+use super::term::{self, written};
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::Interrupt;
+use crate::log::Verbosity;
+use crate::pack::{self, Packed};
+use crate::progress::Progress;
+use crate::sync::Arc;
+
+mod args;
+mod summary;
+
+pub(super) use args::Args;
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    let request = args.request()?;
+    crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Usual }, None)?;
+    let interrupt = Interrupt::watch()?;
+    let begun = Instant::now();
+    let progress = Arc::new(Progress::default());
+    let bar = Bar::watch(&progress);
+    let outcome = pack::pack(&request, &progress, interrupt.flag());
+    drop(bar);
+    let packed = match outcome {
+        Err(error) if error.kind() == Kind::Interrupted => {
+            term::show_error(&error);
+            return Ok(interrupt.signal().map_or(exit::of(&error), |signal| 128 + signal));
+        }
+        outcome => outcome?,
+    };
+    for problem in &packed.problems {
+        term::tell(&format!("{}: {}", problem.origin, problem.why));
+    }
+    let shown = request.archive.display().to_string();
+    let Packed { made, problems, hidden } = packed;
+    if hidden > 0 && !args.quiet {
+        let text = match hidden {
+            1 => "1 file is hidden by a file".to_owned(),
+            count => format!("{count} files are hidden by files"),
+        };
+        term::tell(&format!("{shown}: {text} of the same path in later sources"));
+    }
+    let files = match problems.len() {
+        1 => "1 file".to_owned(),
+        count => format!("{count} files"),
+    };
+    let Some(made) = made else {
+        let context = format!("{shown}: not made, for {files} could not be packed");
+        return Err(Error::new(Kind::Io, context).with_hint("--keep-going makes it without them"));
+    };
+    let summary = summary::Summary::of(&request, &made, begun.elapsed());
+    if args.json {
+        let mut text = term::json_for_output(&summary.json(problems.len(), hidden)?);
+        text.push('\n');
+        written(std::io::stdout().write_all(text.as_bytes()))?;
+    }
+    if !args.quiet {
+        for line in summary.lines() {
+            term::tell(&line);
+        }
+    }
+    if !problems.is_empty() {
+        term::tell(&format!("{shown}: made without {files} that could not be packed"));
+        return Ok(1);
+    }
+    Ok(0)
+}

@@ -1,0 +1,170 @@
+//! What was made, for a person and for scripts.
+//!
+//! Owns the words; leaves the numbers to `pack`.
+//! Invariant: the keys of the JSON stay (docs/PACK.md).
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::error::{Error, Kind, Result};
+use crate::pack::{Compressor, Form, Layout, Made, Request};
+use crate::units::{show_duration, show_size};
+
+/// One run in numbers and words.
+pub(super) struct Summary<'s> {
+    request: &'s Request,
+    made: &'s Made,
+    time: Duration,
+    /// Bytes of all that was made.
+    size: u64,
+}
+
+/// The keys of `--json` that any archive has.
+#[derive(Serialize)]
+struct Row<'r> {
+    archive: &'r str,
+    format: &'static str,
+    bytes: u64,
+    stored_bytes: u64,
+    seconds: f64,
+    problems: usize,
+    hidden: u64,
+    #[serde(flatten)]
+    rest: serde_json::Value,
+}
+
+impl<'s> Summary<'s> {
+    /// What `made` is, which took so long.
+    pub(super) fn of(request: &'s Request, made: &'s Made, time: Duration) -> Self {
+        let on_disk = || std::fs::metadata(&request.archive).map_or(0, |found| found.len());
+        let size = match made {
+            Made::Shards(sharded) => sharded.stored,
+            Made::Image(_) | Made::Tar(_) => on_disk(),
+        };
+        Self { request, made, time, size }
+    }
+
+    /// Bytes of all files in it.
+    fn bytes(&self) -> u64 {
+        match self.made {
+            Made::Image(layout) => layout.bytes,
+            Made::Tar(members) => members.bytes,
+            Made::Shards(sharded) => sharded.bytes,
+        }
+    }
+
+    /// One object.
+    ///
+    /// # Errors
+    /// None that could be met.
+    pub(super) fn json(&self, problems: usize, hidden: u64) -> Result<String> {
+        let (format, rest) = match self.made {
+            Made::Image(layout) => ("squashfs", serde_json::to_value(layout)),
+            Made::Tar(members) => ("tar", serde_json::to_value(members)),
+            Made::Shards(sharded) => ("shards", serde_json::to_value(sharded)),
+        };
+        let failed = |error: serde_json::Error| {
+            Error::new(Kind::Io, "can not write JSON").with_source(error)
+        };
+        let mut rest = rest.map_err(failed)?;
+        if let Some(keys) = rest.as_object_mut() {
+            // Those of every format.
+            keys.remove("bytes");
+            keys.remove("stored_bytes");
+        }
+        let row = Row {
+            archive: &self.request.archive.display().to_string(),
+            format,
+            bytes: self.bytes(),
+            stored_bytes: self.size,
+            seconds: self.time.as_secs_f64(),
+            problems,
+            hidden,
+            rest,
+        };
+        serde_json::to_string(&row).map_err(failed)
+    }
+
+    /// What was made and how it was laid down, a line each.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let mut lines = vec![self.first_line()];
+        let notes = match self.made {
+            Made::Image(layout) => {
+                lines.extend(image_lines(layout, self.request));
+                &layout.notes
+            }
+            Made::Tar(members) => &members.notes,
+            Made::Shards(sharded) => &sharded.notes,
+        };
+        lines.extend(notes.iter().map(|note| format!("note: {note}")));
+        lines
+    }
+
+    fn first_line(&self) -> String {
+        let (bytes, archive) = (self.bytes(), self.request.archive.display());
+        let what = match self.made {
+            Made::Image(layout) => counted(layout.files, layout.folders),
+            Made::Tar(members) => counted(members.files, members.folders),
+            Made::Shards(sharded) => format!(
+                "{} samples of {} files in {} shards",
+                sharded.samples, sharded.files, sharded.shards
+            ),
+        };
+        let seconds = self.time.as_secs_f64().max(1e-3);
+        let rate = show_size((bytes as f64 / seconds) as u64);
+        format!(
+            "{archive}: {what}, {} as {}; {}, {rate}/s",
+            show_size(bytes),
+            show_size(self.size),
+            show_duration(self.time)
+        )
+    }
+}
+
+fn counted(files: u64, folders: u64) -> String {
+    format!("{files} files in {folders} folders")
+}
+
+/// How an image was laid down, and what that is good for.
+fn image_lines(layout: &Layout, request: &Request) -> Vec<String> {
+    let compressor = match &request.form {
+        Form::Image(recipe) => match recipe.compressor {
+            Compressor::Zstd(level) => format!("zstd:{level}"),
+            Compressor::Gzip(level) => format!("gzip:{level}"),
+            _ => layout.compressor.to_owned(),
+        },
+        _ => layout.compressor.to_owned(),
+    };
+    let blocks = layout.plain_blocks + layout.compressed_blocks;
+    let mut text = format!("blocks of {}, {compressor}", show_size(layout.block_size.into()));
+    if blocks > 0 && layout.plain_blocks > 0 {
+        let share = 100.0 * layout.plain_blocks as f64 / blocks as f64;
+        text.push_str(&format!("; {share:.0}% of them plain, as they do not compress"));
+    }
+    if layout.fragments > 0 {
+        text.push_str(&format!(
+            "; small files share {} of up to {}",
+            counted_as(layout.fragments, "block"),
+            show_size(layout.read_cost.into())
+        ));
+    }
+    let decoded = show_size(layout.mean_decoded as u64);
+    text.push_str(&format!("; a file read at random decodes {decoded}"));
+    let mut lines = vec![text];
+    if layout.duplicates > 0 {
+        lines.push(format!(
+            "{} the bytes of others, {} stored once",
+            match layout.duplicates {
+                1 => "1 file has".to_owned(),
+                count => format!("{count} files have"),
+            },
+            show_size(layout.duplicate_bytes)
+        ));
+    }
+    lines
+}
+
+fn counted_as(count: u64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}

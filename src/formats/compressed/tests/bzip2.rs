@@ -1,0 +1,111 @@
+//! bzip2 files: their blocks, and magic numbers in their data that cut them.
+//!
+//! Owns a walk that finds such numbers everywhere. However a block is cut, its bytes are
+//! whole, and no piece is joined twice.
+
+use std::collections::VecDeque;
+
+use super::{check, count, run, sample, store};
+use crate::error::{Kind, Result};
+use crate::formats::compressed::extent::Size;
+use crate::formats::compressed::pipeline::{Arrival, Next, Note, Pipeline, Task, Walk};
+use crate::formats::compressed::seekable::Extent;
+use crate::formats::compressed::survey::Found;
+use crate::formats::compressed::{Container, bzip2};
+use crate::sync::{Arc, AtomicU64, Ordering};
+
+#[test]
+fn reads_bzip2() {
+    let plain = sample(4 << 20, 4);
+    for words in ["bzip2 -1 -c", "bzip2 -9 -c", "pbzip2 -c", "lbzip2 -c"] {
+        check(words, run(words, &plain), &plain);
+    }
+    let mut streams = run("bzip2 -c", &plain[..2 << 20]).unwrap();
+    streams.extend(run("bzip2 -c", b"").unwrap());
+    streams.extend(run("bzip2 -1 -c", &plain[2 << 20..]).unwrap());
+    streams.extend(b"\0\0\0 garbage");
+    let seekable = check("streams", Some(streams), &plain).unwrap();
+    assert!(count(&seekable) >= 4);
+    let zeros = vec![0; 46 << 20];
+    check("zeros", run("bzip2 -c", &zeros), &zeros);
+}
+
+/// A walk that cuts every block into pieces, as magic numbers in its data would, and counts the
+/// joins: each is decoded once.
+struct Cut {
+    blocks: bzip2::Blocks,
+    pieces: u64,
+    waiting: VecDeque<Task>,
+    joins: Arc<AtomicU64>,
+}
+
+impl Walk for Cut {
+    fn next(&mut self) -> Result<Next> {
+        if let Some(task) = self.waiting.pop_front() {
+            return Ok(Next::Task(task));
+        }
+        Ok(match self.blocks.next()? {
+            Next::Task(task) if task.note == Note::None => {
+                let Extent { start, end, .. } = task.extent;
+                let place = |piece| start + (end - start) * piece / self.pieces;
+                self.waiting.extend((0..self.pieces).map(|piece| {
+                    let extent =
+                        Extent { start: place(piece), end: place(piece + 1), ..task.extent };
+                    Task { extent, size: Size::AtMost(5 << 20), note: Note::None }
+                }));
+                return self.next();
+            }
+            next => next,
+        })
+    }
+
+    fn arrived(&mut self, task: &Task, bytes: &[u8]) -> Result<Arrival> {
+        self.blocks.arrived(task, bytes)
+    }
+
+    fn join(&self, failed: &Task, next: &Task) -> Option<Task> {
+        self.joins.fetch_add(1, Ordering::Relaxed);
+        self.blocks.join(failed, next)
+    }
+}
+
+/// What the pipeline makes of a bzip2 file whose blocks are cut into pieces, and after how many
+/// joins.
+fn read_cut(encoded: &[u8], pieces: u64) -> (Result<Vec<u8>>, u64) {
+    let storage = store(encoded);
+    let blocks = bzip2::Blocks::new("x", Arc::clone(&storage));
+    let joins = Arc::new(AtomicU64::new(0));
+    let walk = Cut { blocks, pieces, waiting: VecDeque::new(), joins: Arc::clone(&joins) };
+    let mut pipeline = Pipeline::start(Container::Bzip2, storage, Box::new(walk)).unwrap();
+    let mut bytes = Vec::new();
+    let outcome = loop {
+        match pipeline.next() {
+            Ok(Found::Piece(piece)) => bytes.extend_from_slice(&piece),
+            Ok(_) => break Ok(bytes),
+            Err(error) => break Err(error),
+        }
+    };
+    (outcome, joins.load(Ordering::Relaxed))
+}
+
+#[test]
+fn bzip2_joins_blocks_that_false_magic_numbers_cut() {
+    let plain = sample(3 << 20, 5);
+    let Some(encoded) = run("bzip2 -9 -c", &plain) else { return };
+    for pieces in [1, 2, 4, 9] {
+        let (outcome, joins) = read_cut(&encoded, pieces);
+        assert!(outcome.unwrap() == plain, "{pieces} pieces");
+        // Some four blocks.
+        assert!(joins.is_multiple_of(pieces.max(2) - 1) && joins <= 5 * (pieces - 1), "{joins}");
+    }
+    // More false magic numbers in one block than chance ever puts there.
+    let (outcome, joins) = read_cut(&encoded, 10);
+    assert_eq!((outcome.unwrap_err().kind(), joins), (Kind::Corrupt, 8));
+}
+
+#[test]
+fn bzip2_gives_up_on_a_file_of_magic_numbers() {
+    let encoded = [&b"BZh9"[..], &bzip2::BLOCK_MAGIC.repeat(100_000)].concat();
+    let (outcome, joins) = read_cut(&encoded, 1);
+    assert_eq!((outcome.unwrap_err().kind(), joins), (Kind::Corrupt, 8));
+}

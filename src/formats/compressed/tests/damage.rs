@@ -1,0 +1,116 @@
+//! Damage in any container: no other bytes, and no silence.
+//!
+//! Owns cuts, flipped bytes and hostile seek points. What comes before the damage is served, what
+//! comes behind it is an error.
+
+use super::{cache, check_reads, run, sample, saved, store, survey};
+use crate::formats::bytes::Reader;
+use crate::formats::compressed::seekable::{Chunks, Extent};
+use crate::formats::compressed::{Compressed, Container, Seekable};
+use crate::storage::Storage;
+
+/// A file of each container with checksums, of some chunks.
+fn checked_files(plain: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
+    let tools = [
+        "gzip -1 -c",
+        "bzip2 -1 -c",
+        "xz -0 --block-size=300KiB -c",
+        "zstd -1 -c",
+        "lz4 -B4 -c",
+        "lz4 -B4 -BD -BX -c",
+    ];
+    tools.iter().filter_map(|tool| Some((*tool, run(tool, plain)?))).collect()
+}
+
+#[test]
+fn serves_what_comes_before_the_cut() {
+    let plain = sample(2 << 20, 12);
+    for (tool, encoded) in checked_files(&plain) {
+        for tenth in 1..10 {
+            let cut = &encoded[..encoded.len() * tenth / 10];
+            let (bytes, error, seekable) = survey(cut);
+            let error = error.unwrap_or_else(|| panic!("{tool} cut at {tenth}/10: no error"));
+            assert!(error.is_damage(), "{tool}: {error}");
+            assert!(plain.starts_with(&bytes), "{tool} cut at {tenth}/10");
+            // All but what the last chunk holds (a block of bzip2 -1 or of xz, a zstd file).
+            let part = plain.len() * tenth / 10;
+            let lost = part - part.min(seekable.len() as usize);
+            assert!(tool.starts_with("zstd") || lost < 900_000, "{tool} {tenth}: {lost} lost");
+            let again = saved(&seekable, cut);
+            for seekable in [seekable, again] {
+                let compressed = Compressed::new("x", store(cut), seekable, cache(), 0).unwrap();
+                let sure = &bytes[..compressed.len() as usize];
+                if !sure.is_empty() {
+                    check_reads(&compressed, sure, 1, 10);
+                }
+            }
+        }
+        for end in [1, 2, 4, 8] {
+            let (bytes, error, _) = survey(&encoded[..encoded.len() - end]);
+            assert!(error.is_some() && plain.starts_with(&bytes), "{tool} without {end} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_flipped_byte_never_goes_unnoticed_nor_gives_other_bytes() {
+    let plain = sample(600_000, 13);
+    for (tool, encoded) in checked_files(&plain) {
+        let mut places: Vec<usize> = (0..40).map(|n| encoded.len() * n / 40 + n).collect();
+        places.extend((1..30).chain(encoded.len() - 30..encoded.len()));
+        for place in places {
+            let mut bad = encoded.clone();
+            bad[place] ^= 1 << (place % 8);
+            if Container::recognise(&bad).is_none() {
+                continue;
+            }
+            let (bytes, error, seekable) = survey(&bad);
+            saved(&seekable, &bad);
+            let sure = seekable.len() as usize;
+            assert!(bytes[..sure] == plain[..sure], "{tool}: byte {place} flipped, wrong bytes");
+            assert!(error.is_some() || bytes == plain, "{tool}: byte {place} flipped, unnoticed");
+        }
+    }
+}
+
+#[test]
+fn hostile_seek_points_are_refused_or_harmless() {
+    let plain = sample(5 << 18, 14);
+    for (tool, encoded) in checked_files(&plain) {
+        let (_, _, seekable) = survey(&encoded);
+        let mut good = Vec::new();
+        seekable.write(&mut good);
+        let parse =
+            |bytes: &[u8]| Seekable::parse(&mut Reader::new("index", bytes), encoded.len() as u64);
+        for len in (0..good.len()).step_by(good.len() / 200 + 1) {
+            assert!(parse(&good[..len]).is_err(), "{tool}: {len} bytes");
+        }
+        let places = (0..120.min(good.len())).chain((120..good.len()).step_by(good.len() / 20 + 1));
+        for place in places {
+            for flip in [1, 0x80, 0xff] {
+                let mut bad = good.clone();
+                bad[place] ^= flip;
+                let Ok(seekable) = parse(&bad) else { continue };
+                let len = seekable.len();
+                // Spooled data is decoded anew for each, which the other tests do.
+                if matches!(seekable.chunks, Chunks::Spooled(_)) {
+                    continue;
+                }
+                let file = store(&encoded);
+                let compressed = Compressed::new("x", file, seekable, cache(), 0).unwrap();
+                let _ = compressed.read_exact_at(&mut [0; 10], len.saturating_sub(10));
+                let _ = compressed.read_exact_at(&mut [0; 10], len / 2);
+            }
+        }
+    }
+    let mut other = Vec::new();
+    let len = (64 << 20) + 1;
+    for (len, fits) in [(len - 1, true), (len, false)] {
+        let extent = Extent { decoded: 0, start: 0, end: 9, detail: 0 };
+        let chunks = Chunks::Extents(vec![extent]);
+        other.clear();
+        Seekable { container: Container::Zstd, len, chunks }.write(&mut other);
+        assert_eq!(Seekable::parse(&mut Reader::new("index", &other), 9).is_ok(), fits);
+        assert!(Seekable::parse(&mut Reader::new("index", &other), 8).is_err());
+    }
+}

@@ -1,0 +1,95 @@
+//! gzip files: members of every tool, seek points, cuts.
+//!
+//! Owns what is gzip's own; a giant block is tested in `spool`. Decoding that begins
+//! at a seek point gives the bytes that decoding from the start gives.
+
+use super::{cache, check, check_reads, run, sample, saved, store, survey};
+use crate::error::Kind;
+use crate::formats::compressed::gzip::FirstPass;
+use crate::formats::compressed::seekable::Chunks;
+use crate::formats::compressed::survey::Found;
+use crate::formats::compressed::{Compressed, Container, Seekable};
+
+#[test]
+fn a_gzip_file_cut_behind_its_data_is_read_up_to_its_last_byte() {
+    let Some(member) = run("gzip -c", b"text") else { return };
+    let twice = [&member[..], &member].concat();
+    let thrice = [&twice[..], &member].concat();
+    // In the trailer of the second member, and in the header of a third.
+    let trailer = (1..8).map(|cut| &twice[..twice.len() - cut]);
+    for encoded in trailer.chain((2..10).map(|kept| &thrice[..twice.len() + kept])) {
+        let (bytes, error, seekable) = survey(encoded);
+        assert_eq!(bytes, b"texttext");
+        assert_eq!(error.unwrap().kind(), Kind::Truncated);
+        assert_eq!(seekable.len(), 8);
+        let decoded = Compressed::new("x", store(encoded), seekable, cache(), 3).unwrap();
+        check_reads(&decoded, b"texttext", 1, 5);
+    }
+}
+
+#[test]
+fn a_gzip_member_is_read_whole_before_one_whose_header_is_damaged() {
+    let Some(member) = run("gzip -c", b"text") else { return };
+    let mut twice = [&member[..], &member].concat();
+    // Flags that nobody uses.
+    twice[member.len() + 3] = 0xff;
+    let (bytes, error, seekable) = survey(&twice);
+    assert_eq!((&bytes[..], error.unwrap().kind()), (&b"text"[..], Kind::Corrupt));
+    let decoded = Compressed::new("x", store(&twice), seekable, cache(), 3).unwrap();
+    check_reads(&decoded, b"text", 1, 5);
+}
+
+#[test]
+fn reads_gzip() {
+    let plain = sample(9 << 20, 1);
+    for words in ["gzip -1 -c", "gzip -9 -c", "pigz -c", "pigz -i -b 128 -c", "bgzip -c"] {
+        let seekable = check(words, run(words, &plain), &plain);
+        let Some(seekable) = seekable else { continue };
+        let Chunks::Points(points) = &seekable.chunks else { panic!("{words}: no points") };
+        let starts: Vec<u64> = points.iter().map(|point| point.decoded).collect();
+        let sizes = starts.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>();
+        assert!(sizes.iter().all(|size| *size >= 768 << 10), "{words}: {sizes:?}");
+        let small = sizes.iter().filter(|size| **size <= 1 << 20).count();
+        assert!(small * 4 >= sizes.len() * 3, "{words}: {sizes:?}");
+    }
+    // Stored blocks, many members, a header with all fields, zeros at the end.
+    let noise: Vec<u8> =
+        sample(1 << 20, 2).iter().enumerate().map(|(i, b)| b ^ ((i * i) >> 7) as u8).collect();
+    check("noise", run("gzip -1 -c", &noise), &noise);
+    let mut members = Vec::new();
+    for part in plain.chunks(300_000) {
+        members.extend(run("gzip -1 -c", part).unwrap());
+    }
+    members.extend([0; 1000]);
+    check("members", Some(members), &plain);
+    let mut fields = vec![0x1f, 0x8b, 8, 2 | 4 | 8 | 16, 0, 0, 0, 0, 0, 3];
+    fields.extend(b"\x05\0extraname\0comment\0");
+    let sum = crc32fast::hash(&fields).to_le_bytes();
+    fields.extend(&sum[..2]);
+    fields.extend(&run("gzip -nc", &plain).unwrap()[10..]);
+    check("fields", Some(fields.clone()), &plain);
+    fields[12] ^= 1;
+    assert!(survey(&fields).1.unwrap().to_string().contains("header's checksum"));
+    for (name, fits) in [((64 << 10) - 1, true), (64 << 10, false)] {
+        let mut long = vec![0x1f, 0x8b, 8, 8, 0, 0, 0, 0, 0, 3];
+        long.extend(vec![b'n'; name]);
+        long.extend([0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(survey(&long).1.is_none(), fits, "a name of {name} bytes");
+    }
+}
+
+#[test]
+fn thins_gzip_points_out() {
+    let plain = sample(40 << 20, 3);
+    let encoded = run("gzip -1 -c", &plain).unwrap();
+    let mut pass = FirstPass::keeping("x", store(&encoded), 8);
+    while !matches!(pass.next().unwrap(), Found::End) {}
+    let points = pass.into_points(plain.len() as u64);
+    assert!((3..=8).contains(&points.len()), "{}", points.len());
+    let len = plain.len() as u64;
+    let seekable = Seekable { container: Container::Gzip, len, chunks: Chunks::Points(points) };
+    assert!(seekable.largest_chunk() > 4 << 20);
+    let again = saved(&seekable, &encoded);
+    let compressed = Compressed::new("x", store(&encoded), again, cache(), 0).unwrap();
+    check_reads(&compressed, &plain, 2, 10);
+}

@@ -1,0 +1,226 @@
+//! Tests against what the real tools write, and against damage.
+//!
+//! Owns what the tests of all containers share: bytes to pack, the tools, and what must hold of any
+//! packed file. Each container's own tests stand in its file.
+
+mod bzip2;
+mod damage;
+mod gzip;
+mod lz4;
+mod spool;
+mod xz;
+mod zstd;
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::error::{Error, Kind};
+use crate::formats::bytes::Reader;
+use crate::formats::compressed::seekable::Chunks;
+use crate::formats::compressed::{ChunkCache, Compressed, Container, Seekable, Survey};
+use crate::storage::{MemStorage, Storage};
+use crate::sync::Arc;
+
+/// Bytes that compress somewhat, with runs and repeats near and far; the same for the same seed.
+fn sample(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut random = move || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize
+    };
+    let mut bytes = Vec::with_capacity(len + 4096);
+    while bytes.len() < len {
+        match random() % 8 {
+            0 => bytes.extend(std::iter::repeat_n(random() as u8, random() % 3000)),
+            1 | 2 if bytes.len() > 100 => {
+                let start = random() % (bytes.len() - 64);
+                let end = (start + random() % 4000).min(bytes.len());
+                bytes.extend_from_within(start..end);
+            }
+            3 => bytes.extend((0..random() % 2000).map(|_| random() as u8)),
+            _ => (0..random() % 300).for_each(|_| {
+                write!(bytes, "{} ", ["data", "mount", "of", "archive", "file"][random() % 5])
+                    .unwrap();
+            }),
+        }
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// What the command line `words` makes of `input`; none, and loudly so, where the tool is missing.
+fn run(words: &str, input: &[u8]) -> Option<Vec<u8>> {
+    let mut words = words.split(' ');
+    let tool = words.next().unwrap();
+    let child = Command::new(tool)
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(mut child) = child else {
+        eprintln!("SKIPPED: {tool} is not installed, so what it writes is not tested");
+        return None;
+    };
+    let mut stdin = child.stdin.take().unwrap();
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || stdin.write_all(input).unwrap());
+        child.wait_with_output().unwrap()
+    });
+    assert!(output.status.success(), "{tool} failed");
+    Some(output.stdout)
+}
+
+/// The same through a file, for what tools do only then (sizes in headers).
+fn run_on_file(words: &str, input: &[u8]) -> Option<Vec<u8>> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("input");
+    std::fs::write(&path, input).unwrap();
+    run(&format!("{words} {}", path.display()), b"")
+}
+
+fn store(bytes: &[u8]) -> Arc<dyn Storage> {
+    Arc::new(MemStorage::new(bytes.to_vec()))
+}
+
+/// All that a survey delivers, how it ended, and the seek points.
+fn survey(encoded: &[u8]) -> (Vec<u8>, Option<Error>, Seekable) {
+    let container = Container::recognise(encoded).expect("a container");
+    let mut survey = Survey::start("x", store(encoded), container).unwrap();
+    let mut bytes = Vec::new();
+    let error = loop {
+        match survey.next_piece() {
+            Ok(Some(piece)) => bytes.extend_from_slice(&piece),
+            Ok(None) => break None,
+            Err(error) => break Some(error),
+        }
+        assert!(survey.position() <= encoded.len() as u64);
+    };
+    assert!(survey.next_piece().unwrap().is_none(), "an error is told once");
+    let seekable = survey.finish();
+    // Of damaged data the part that no checksum vouches for is not to be had again.
+    assert!(seekable.len() <= bytes.len() as u64);
+    assert!(seekable.len() == bytes.len() as u64 || error.is_some());
+    (bytes, error, seekable)
+}
+
+fn cache() -> Arc<ChunkCache> {
+    Arc::new(ChunkCache::new(64 << 20, 8 << 20, Arc::default()))
+}
+
+fn saved(seekable: &Seekable, encoded: &[u8]) -> Seekable {
+    let mut bytes = Vec::new();
+    seekable.write(&mut bytes);
+    let mut reader = Reader::new("index", &bytes);
+    let parsed = Seekable::parse(&mut reader, encoded.len() as u64).unwrap();
+    assert_eq!(reader.remaining(), 0);
+    parsed
+}
+
+/// Reads at many offsets, some threads at once, and compares.
+fn check_reads(compressed: &Compressed, plain: &[u8], threads: usize, reads: usize) {
+    assert_eq!(compressed.len(), plain.len() as u64);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || {
+                let mut state = 77 + thread as u64;
+                for read in 0..reads {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+                    let start = (state >> 20) as usize % plain.len().max(1);
+                    let size = if read % 10 == 0 { 3 << 19 } else { (state >> 50) as usize };
+                    let end = (start + size).min(plain.len());
+                    let mut buffer = vec![0; end - start];
+                    compressed.read_exact_at(&mut buffer, start as u64).unwrap();
+                    assert!(buffer == plain[start..end], "{start}..{end} differs");
+                }
+            });
+        }
+    });
+    let mut buffer = [0; 2];
+    let past = compressed.read_exact_at(&mut buffer, (plain.len() as u64).saturating_sub(1));
+    assert_eq!(past.unwrap_err().kind(), Kind::Corrupt);
+}
+
+/// Holds `encoded` against `plain`: surveyed, read at random, saved and read again.
+fn check(what: &str, encoded: Option<Vec<u8>>, plain: &[u8]) -> Option<Seekable> {
+    let encoded = encoded?;
+    let (bytes, error, seekable) = survey(&encoded);
+    assert!(error.is_none(), "{what}: {error:?}");
+    assert!(bytes == plain, "{what}: the survey gives other bytes");
+    let again = saved(&seekable, &encoded);
+    assert_eq!(again.largest_chunk(), seekable.largest_chunk());
+    let open = |seekable| Compressed::new("x", store(&encoded), seekable, cache(), 3).unwrap();
+    check_reads(&open(saved(&seekable, &encoded)), plain, 1, 60);
+    let kept = saved(&seekable, &encoded);
+    check_reads(&open(seekable), plain, 8, 63);
+    Some(kept)
+}
+
+fn count(seekable: &Seekable) -> usize {
+    match &seekable.chunks {
+        Chunks::Points(points) => points.len(),
+        Chunks::Extents(extents) => extents.len(),
+        Chunks::Spooled(_) => 0,
+    }
+}
+
+#[test]
+fn recognises_containers_by_their_first_bytes() {
+    for (tool, container) in [
+        ("gzip -c", Container::Gzip),
+        ("bzip2 -c", Container::Bzip2),
+        ("xz -c", Container::Xz),
+        ("zstd -c", Container::Zstd),
+        ("lz4 -c", Container::Lz4),
+        ("lz4 -l -c", Container::Lz4),
+    ] {
+        for plain in [&b""[..], b"some text"] {
+            if let Some(encoded) = run(tool, plain) {
+                assert_eq!(Container::recognise(&encoded), Some(container), "{tool}");
+                check(tool, Some(encoded), plain);
+            }
+        }
+    }
+    assert_eq!(Container::recognise(b"BZh9, a text"), None);
+    assert_eq!(Container::recognise(b""), None);
+    assert_eq!(Container::recognise(b"PK\x03\x04"), None);
+}
+
+#[test]
+fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
+    // A MiB of this takes less in the file than what is read at once.
+    let text: Vec<u8> =
+        (0..900_000).flat_map(|n| format!("line {} of a text\n", n / 2).into_bytes()).collect();
+    for (plain, name) in [(text, "text"), (sample(20 << 20, 15), "sample")] {
+        for words in [
+            "gzip -6 -c",
+            "bzip2 -9 -c",
+            "xz -0 --block-size=1MiB -c",
+            "zstd -1 -c",
+            "pzstd -1 -c",
+            "lz4 -B4 -c",
+        ] {
+            let Some(encoded) = run(words, &plain) else { continue };
+            let len = encoded.len() as u64;
+            let container = Container::recognise(&encoded).unwrap();
+            let storage = Arc::new(MemStorage::new(encoded));
+            let mut survey = Survey::start("x", storage.clone(), container).unwrap();
+            while survey.next_piece().unwrap().is_some() {}
+            let surveyed = storage.bytes_read();
+            // A little more: where blocks of bzip2 start is looked up in the file.
+            let twice = 2 * len + len / 20 + 4096;
+            assert!(surveyed <= twice, "{name}, {words}: {surveyed} of {len} bytes, surveyed");
+            let seekable = survey.finish();
+            let compressed = Compressed::new("x", storage.clone(), seekable, cache(), 0).unwrap();
+            let mut buffer = vec![0; 128 << 10];
+            for start in (0..plain.len()).step_by(buffer.len()) {
+                let part = buffer.len().min(plain.len() - start);
+                compressed.read_exact_at(&mut buffer[..part], start as u64).unwrap();
+                assert!(buffer[..part] == plain[start..start + part]);
+            }
+            let read = storage.bytes_read() - surveyed;
+            assert!(read <= twice, "{name}, {words}: {read} of {len} bytes, read in order");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What can be entered nowhere and is read from a temporary file.
+//!
+//! Owns giant chunks of every container, and the limit of that file. What was delivered before the
+//! giant is not delivered again.
+
+use super::{check, count, run, run_on_file, sample, store, survey};
+use crate::error::{Error, Kind};
+use crate::formats::compressed::Container;
+use crate::formats::compressed::seekable::Chunks;
+
+#[test]
+fn spools_what_has_a_giant_chunk_and_nothing_else() {
+    let large = sample(1 << 20, 9).repeat(65);
+    let limit = &large[..64 << 20];
+    for words in ["xz -0 -c", "zstd -1 -c", "lz4 -B7 -BD -c"] {
+        let seekable = check(words, run(words, &large), &large);
+        assert!(seekable.is_none_or(|seekable| matches!(seekable.chunks, Chunks::Spooled(_))));
+    }
+    if let Some(encoded) = run_on_file("zstd -1 -c", limit) {
+        let (bytes, error, seekable) = survey(&encoded);
+        assert!(error.is_none() && bytes == limit);
+        assert_eq!(count(&seekable), 1, "64 MiB are one chunk");
+    }
+    // Streamed, a frame may ask for a window of 128 MiB and no more.
+    for (log, fits) in [(27, true), (28, false)] {
+        let Some(encoded) = run(&format!("zstd -1 --long={log} -c"), &large) else { continue };
+        let (bytes, error, _) = survey(&encoded);
+        assert_eq!(error.as_ref().map(Error::kind), (!fits).then_some(Kind::Unsupported));
+        assert!(if fits { bytes == large } else { bytes.is_empty() });
+    }
+    // A giant after other frames: what was delivered is not delivered again.
+    let first = sample(3 << 20, 10);
+    let frames =
+        [zstd::encode_all(&first[..], 1).unwrap(), zstd::encode_all(&large[..], 1).unwrap()];
+    check("late giant", Some(frames.concat()), &[first, large].concat());
+}
+
+#[test]
+fn spools_gzip_with_a_giant_block() {
+    // Fixed Huffman codes, one block: 'a', then copies of 258 bytes from one byte before.
+    let copies = 66 << 12;
+    let mut bits = Bits::default();
+    bits.put(1, 1);
+    bits.put(1, 2);
+    bits.code(0x30 + u32::from(b'a'), 8);
+    for _ in 0..copies {
+        bits.code(0b1100_0101, 8);
+        bits.code(0, 5);
+    }
+    bits.code(0, 7);
+    let plain = vec![b'a'; 1 + copies * 258];
+    let mut encoded = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
+    encoded.extend(bits.bytes);
+    encoded.extend(crc32fast::hash(&plain).to_le_bytes());
+    encoded.extend((plain.len() as u32).to_le_bytes());
+    let seekable = check("giant block", Some(encoded), &plain).unwrap();
+    assert!(matches!(seekable.chunks, Chunks::Spooled(_)));
+}
+
+#[derive(Default)]
+struct Bits {
+    bytes: Vec<u8>,
+    used: u32,
+}
+
+impl Bits {
+    fn put(&mut self, value: u32, count: u32) {
+        for place in 0..count {
+            if self.used.is_multiple_of(8) {
+                self.bytes.push(0);
+            }
+            *self.bytes.last_mut().unwrap() |= ((value >> place & 1) as u8) << (self.used % 8);
+            self.used += 1;
+        }
+    }
+
+    /// A Huffman code, whose highest bit comes first.
+    fn code(&mut self, value: u32, count: u32) {
+        (0..count).rev().for_each(|place| self.put(value >> place & 1, 1));
+    }
+}
+
+#[test]
+fn the_temporary_file_has_a_limit() {
+    use crate::formats::compressed::spool::{Room, Spool};
+    let plain = sample(3 << 20, 11);
+    let Some(encoded) = run("zstd -1 -c", &plain) else { return };
+    for (limit, fits) in [(3 << 20, true), ((3 << 20) - 1, false)] {
+        let file = tempfile::tempfile().unwrap();
+        let room = Room { file, directory: std::path::Path::new("/scratch"), limit };
+        let spool = Spool::within("x", store(&encoded), Container::Zstd, room).unwrap();
+        let mut buffer = vec![0; plain.len()];
+        let outcome = spool.read_exact_at(&mut buffer, 0);
+        match fits {
+            true => assert!(outcome.is_ok() && buffer == plain),
+            false => {
+                let error = outcome.unwrap_err();
+                assert_eq!(error.kind(), Kind::Unsupported);
+                assert!(error.to_string().contains("/scratch") && error.hint().is_some());
+                spool.read_exact_at(&mut buffer[..1000], 0).unwrap();
+            }
+        }
+    }
+}

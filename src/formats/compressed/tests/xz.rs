@@ -1,0 +1,120 @@
+//! xz files: blocks, streams and padding, within limits.
+//!
+//! Owns those limits, also of files read forward. Nothing that a file says makes reading it take
+//! memory or time beyond them.
+
+use super::{check, count, run, sample};
+use crate::error::Kind;
+use crate::formats::compressed::seekable::Chunks;
+use crate::formats::compressed::{Container, xz};
+use crate::formats::limits::XZ_PADDING_MAX;
+use crate::storage::MemStorage;
+use crate::sync::Arc;
+
+#[test]
+fn reads_xz() {
+    let plain = sample(6 << 20, 6);
+    let blocks = check("blocks", run("xz -1 --block-size=1MiB -c", &plain), &plain);
+    assert!(blocks.is_none_or(|seekable| count(&seekable) == 6));
+    check("threads", run("xz -0 -T2 --block-size=700KiB -c", &plain), &plain);
+    check("single", run("xz -0 -c", &plain), &plain);
+    for check_type in ["none", "crc32", "sha256"] {
+        check(
+            check_type,
+            run(&format!("xz -0 -C {check_type} -c"), &plain[..99_999]),
+            &plain[..99_999],
+        );
+    }
+    check("bcj", run("xz --x86 --lzma2=preset=0 -c", &plain[..99_999]), &plain[..99_999]);
+    let mut streams = run("xz -0 --block-size=500KiB -c", &plain[..3 << 20]).unwrap();
+    streams.extend([0; 8]);
+    streams.extend(run("xz -0 -c", b"").unwrap());
+    streams.extend(run("xz -0 -c", &plain[3 << 20..]).unwrap());
+    streams.extend([0; 4]);
+    let seekable = check("streams", Some(streams.clone()), &plain).unwrap();
+    assert_eq!(count(&seekable), 8);
+    // What follows hides the index, so it is decoded forward.
+    streams.extend(b"garbage");
+    let seekable = check("garbage", Some(streams), &plain).unwrap();
+    assert!(matches!(seekable.chunks, Chunks::Spooled(_)));
+}
+
+#[test]
+fn xz_padding_is_read_in_large_steps_and_has_a_limit() {
+    let plain = sample(100_000, 16);
+    let Some(encoded) = run("xz -0 -c", &plain) else { return };
+    let padded = |zeros| MemStorage::new([&encoded[..], &vec![0; zeros]].concat());
+    for (zeros, fits) in [(0, true), (4, true), (3 << 20, true), ((3 << 20) + 4, false)] {
+        let storage = padded(zeros);
+        let outcome = xz::Blocks::within(&storage, xz::Room { padding: 3 << 20, blocks: 99 });
+        assert_eq!(outcome.is_ok(), fits, "{zeros}");
+        // Steps of 4 bytes to 64 KiB, then one for each 64 KiB; the stream takes a few.
+        let reads = 20 + zeros as u64 / (64 << 10);
+        assert!(storage.reads() <= reads, "{} reads past {zeros} zeros", storage.reads());
+        if let Err(error) = outcome {
+            assert_eq!(error.kind(), Kind::Corrupt);
+            assert!(error.to_string().contains("ends with zeros"), "{error}");
+        }
+    }
+    // What is not a multiple of four is no padding.
+    assert!(xz::Blocks::read(&padded(1001)).is_err());
+    // Little padding between many streams is not read in large steps.
+    let small = [&run("xz -0 -c", b"").unwrap()[..], &[0; 4]].concat().repeat(1000);
+    let storage = MemStorage::new(small.clone());
+    xz::Blocks::read(&storage).unwrap();
+    assert!(storage.bytes_read() <= 3 * small.len() as u64, "{}", storage.bytes_read());
+}
+
+#[test]
+fn xz_padding_ends_a_file_read_forward_where_there_is_too_much() {
+    use crate::formats::compressed::forward::Forward;
+    let plain = sample(100_000, 19);
+    let Some(encoded) = run("xz -0 -c", &plain) else { return };
+    let most = usize::try_from(XZ_PADDING_MAX).unwrap();
+    for (zeros, streams) in [(most, 2), (most + 4, 1)] {
+        let file = [&encoded[..], &vec![0; zeros], &encoded].concat();
+        let mut forward =
+            Forward::new("x", Arc::new(MemStorage::new(file)), Container::Xz).unwrap();
+        let mut decoded = 0;
+        while let Some(piece) = forward.next().unwrap() {
+            decoded += piece.len();
+        }
+        assert_eq!(decoded, plain.len() * streams, "past {zeros} zeros");
+        assert_eq!(forward.garbage().is_some(), streams == 1, "and that is told");
+    }
+}
+
+#[test]
+fn xz_blocks_of_all_streams_together_have_a_limit() {
+    let plain = sample(100_000, 18);
+    let Some(stream) = run("xz -0 --block-size=10000 -c", &plain) else { return };
+    let empty = run("xz -0 -c", b"").unwrap();
+    // Ten blocks in each of two streams, and four streams.
+    let file = MemStorage::new([&stream[..], &empty, &stream, &[0; 4], &empty].concat());
+    for (blocks, fits) in [(24, true), (23, false), (12, false), (0, false)] {
+        let outcome = xz::Blocks::within(&file, xz::Room { padding: 4, blocks });
+        assert_eq!(outcome.is_ok(), fits, "{blocks}");
+        if let Err(error) = outcome {
+            assert_eq!(error.kind(), Kind::Corrupt);
+            assert!(error.to_string().contains("too many blocks"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn decoding_forward_comes_up_for_air_within_padding() {
+    use crate::formats::compressed::forward::Forward;
+    let plain = sample(100_000, 17);
+    let Some(encoded) = run("xz -0 -c", &plain) else { return };
+    let file = [&encoded[..], &vec![0; 20 << 20], &encoded, &[0; 7]].concat();
+    let storage = Arc::new(MemStorage::new(file));
+    let mut forward = Forward::new("x", storage.clone(), Container::Xz).unwrap();
+    let (mut bytes, mut before) = (Vec::new(), 0);
+    while let Some(piece) = forward.next().unwrap() {
+        bytes.extend_from_slice(&piece);
+        let read = storage.bytes_read();
+        assert!(read - before <= 5 << 20, "{} bytes read without a pause", read - before);
+        before = read;
+    }
+    assert!(bytes == plain.repeat(2));
+}

@@ -1,0 +1,51 @@
+//! zstd files: frames, seek tables, windows.
+//!
+//! Owns what the zstd tools and the seekable format write. A seek table is used where it is right,
+//! and nothing is lost where it is not.
+
+use super::{check, count, run, run_on_file, sample, survey};
+
+#[test]
+fn reads_zstd() {
+    let plain = sample(9 << 20, 7);
+    for words in
+        ["zstd -1 -c", "zstd -19 --single-thread --no-check -c", "pzstd -c", "zstd -1 --long=27 -c"]
+    {
+        check(words, run(words, &plain), &plain);
+    }
+    check("content size", run_on_file("zstd -1 -c", &plain), &plain);
+    let (mut frames, mut entries, mut seekables) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, part) in plain.chunks(70_000).enumerate() {
+        // Every other one by a stream, which does not tell its size.
+        let frame = match number % 2 {
+            0 => zstd::bulk::compress(part, 1).unwrap(),
+            _ => zstd::stream::encode_all(part, 1).unwrap(),
+        };
+        entries.extend((frame.len() as u32).to_le_bytes());
+        entries.extend((part.len() as u32).to_le_bytes());
+        seekables.extend(&frame);
+        frames.extend([0x53, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3]);
+        frames.extend(frame);
+    }
+    check("skippable frames", Some(frames), &plain);
+    let seekable = check("frames", Some(seekables.clone()), &plain).unwrap();
+    assert!((9..=20).contains(&count(&seekable)), "{}", count(&seekable));
+    let table = |entries: &[u8]| {
+        let mut table = 0x184d_2a5e_u32.to_le_bytes().to_vec();
+        table.extend((entries.len() as u32 + 9).to_le_bytes());
+        table.extend(entries);
+        table.extend((entries.len() as u32 / 8).to_le_bytes());
+        table.push(0);
+        table.extend(0x8f92_eab1_u32.to_le_bytes());
+        table
+    };
+    let good = [&seekables[..], &table(&entries)].concat();
+    let seekable = check("seek table", Some(good), &plain).unwrap();
+    assert!((9..=11).contains(&count(&seekable)), "{}", count(&seekable));
+    // A table that does not add up is not used; one that lies about sizes is found out.
+    let short = [&seekables[..], &table(&entries[8..])].concat();
+    check("wrong seek table", Some(short), &plain);
+    entries[4] ^= 1;
+    let lying = [&seekables[..], &table(&entries)].concat();
+    assert!(survey(&lying).1.is_some());
+}

@@ -1,0 +1,94 @@
+//! Files by their size.
+//!
+//! Owns the classes: each holds the sizes with as many binary digits, and the first the empty ones.
+//! Invariant: every file is in one class, and the sums are those of all files (they stop at 2^64).
+
+use crate::formats::bytes::index;
+
+/// Classes of sizes: none, and one for each power of two.
+const CLASSES: usize = 65;
+
+/// Files counted by size.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    files: [u64; CLASSES],
+    bytes: [u64; CLASSES],
+    largest: u64,
+}
+
+impl Sizes {
+    /// Counts a file of `size` bytes.
+    pub(in crate::formats) fn add(&mut self, size: u64) {
+        let class = index(u64::BITS.saturating_sub(size.leading_zeros()));
+        if let (Some(files), Some(bytes)) = (self.files.get_mut(class), self.bytes.get_mut(class)) {
+            *files = files.saturating_add(1);
+            *bytes = bytes.saturating_add(size);
+        }
+        self.largest = self.largest.max(size);
+    }
+
+    /// For each class the binary digits of its sizes, its files and the bytes of those. A size of
+    /// `n` digits is below 2^n, and at least half of that.
+    pub fn classes(&self) -> impl Iterator<Item = (u32, u64, u64)> {
+        let sums = self.files.iter().zip(&self.bytes);
+        (0..).zip(sums).map(|(digits, (&files, &bytes))| (digits, files, bytes))
+    }
+
+    /// How many files there are.
+    pub fn files(&self) -> u64 {
+        self.files.iter().fold(0, |sum, files| sum.saturating_add(*files))
+    }
+
+    /// What they hold together, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// What a mean file holds, bytes.
+    pub fn mean(&self) -> u64 {
+        self.bytes().checked_div(self.files()).unwrap_or(0)
+    }
+
+    /// What the largest file holds, bytes.
+    pub fn largest(&self) -> u64 {
+        self.largest
+    }
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self { files: [0; CLASSES], bytes: [0; CLASSES], largest: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_size_is_in_the_class_of_its_digits() {
+        let mut sizes = Sizes::default();
+        for size in [0, 1, 2, 3, 4, 1023, 1024, u64::MAX] {
+            sizes.add(size);
+        }
+        let found: Vec<_> = sizes.classes().filter(|&(_, files, _)| files > 0).collect();
+        assert_eq!(
+            found,
+            [
+                (0, 1, 0),
+                (1, 1, 1),
+                (2, 2, 5),
+                (3, 1, 4),
+                (10, 1, 1023),
+                (11, 1, 1024),
+                (64, 1, u64::MAX)
+            ]
+        );
+        assert_eq!((sizes.files(), sizes.bytes(), sizes.largest()), (8, u64::MAX, u64::MAX));
+    }
+
+    #[test]
+    fn the_mean_of_nothing_is_nothing() {
+        assert_eq!(Sizes::default().mean(), 0);
+    }
+}

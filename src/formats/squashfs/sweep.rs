@@ -1,0 +1,63 @@
+//! All inodes of an image, in the order of their table.
+//!
+//! Owns going from one record to the next; leaves what is made of them to who asks.
+//! Invariant: no record is visited twice, and none behind the count that the superblock announces,
+//! so a sweep takes no longer than the table is.
+
+use super::SquashFs;
+use super::inode::{Body, Inode, InodeRef};
+use super::metadata::{Cursor, Position};
+use crate::error::{Error, Result};
+use crate::formats::bytes::Reader;
+
+impl SquashFs {
+    /// Has `visit` see each inode, with the cursor behind the fixed part of its record; tells how
+    /// many there are.
+    ///
+    /// # Errors
+    /// `Corrupt` where the table can not be read to its end; `Io`; what `visit` reports.
+    pub(super) fn sweep<'s>(
+        &'s self,
+        mut visit: impl FnMut(InodeRef, &Inode, &Cursor<'s>) -> Result<()>,
+    ) -> Result<u64> {
+        let super::Superblock { inode_table, directory_table, inode_count, .. } = self.superblock;
+        let start = Position { block: inode_table, offset: 0 };
+        let mut cursor = self.metadata.cursor(start)?;
+        let mut count: u64 = 0;
+        while let Some(Position { block, offset }) = cursor.position_before(directory_table)? {
+            if count >= u64::from(inode_count) {
+                return Err(Error::corrupt(format!("more than the {inode_count} announced")));
+            }
+            let block = u32::try_from(block.saturating_sub(inode_table));
+            let block = block.map_err(|_| Error::corrupt("larger than 4 GiB"))?;
+            let reference = InodeRef::new(block, offset);
+            let (inode, behind) = self.inode(reference)?;
+            cursor = behind;
+            visit(reference, &inode, &cursor)?;
+            self.skip_rest(&inode, &mut cursor)?;
+            count = count.saturating_add(1);
+        }
+        Ok(count)
+    }
+
+    /// Passes over what follows the fixed part of an inode.
+    fn skip_rest(&self, inode: &Inode, cursor: &mut Cursor<'_>) -> Result<()> {
+        match &inode.body {
+            Body::Regular(body) => cursor.skip(self.data.lists().len(body)?),
+            Body::Symlink { len } => {
+                let xattr = if inode.is_extended { 4 } else { 0 };
+                cursor.skip(u64::from(*len).saturating_add(xattr))
+            }
+            Body::Directory(body) => {
+                for _ in 0..body.index_count {
+                    let entry: [u8; 12] = cursor.array()?;
+                    let mut reader = Reader::new("directory index", &entry);
+                    let (_listing, _block, len) = (reader.u32()?, reader.u32()?, reader.u32()?);
+                    cursor.skip(u64::from(len).saturating_add(1))?;
+                }
+                Ok(())
+            }
+            Body::Device { .. } | Body::Fifo | Body::Socket => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! All that is to be packed, but the bytes of files: names, attributes, links.
+//!
+//! Owns how sources come together in one tree, and the order of everything in it. Leaves finding
+//! files to `source` and their bytes to `content`.
+//! Invariants: the entries of a folder ascend by the bytes of their names, each name once; an inode
+//! has as many names as `links` says. So what is packed depends on what is there, and not on the
+//! order in which a disk lists it.
+//!
+//! Memory: about 80 bytes a file beside its name, so 150 MB for the 1.3 million of ImageNet.
+
+use std::collections::HashMap;
+
+use super::content::{Content, ContentId};
+use super::walk::Walk;
+use crate::vfs::{FileKind, Name, Timestamp};
+
+/// The number of an inode of a catalog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct InodeId(pub(crate) u32);
+
+impl InodeId {
+    /// The root folder.
+    pub(crate) const ROOT: Self = Self(0);
+
+    /// As the index of an array.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Extended attributes: names with their prefix (`user.x`) and values, ascending.
+pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Attributes that every kind of file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Meta {
+    /// Permission, set-id and sticky bits (mode & 07777).
+    pub(crate) permissions: u16,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) modified: Timestamp,
+    /// Its set of extended attributes (`Catalog::xattrs`), if it has any.
+    pub(crate) xattrs: Option<u32>,
+}
+
+/// What a file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// The number of its list of entries.
+    Folder(u32),
+    /// Bytes; `sparse` where some of them may be holes.
+    File {
+        size: u64,
+        content: ContentId,
+        sparse: bool,
+    },
+    /// The target.
+    Symlink(Box<[u8]>),
+    /// A block or character device, its number in the kernel's 32-bit encoding.
+    Device {
+        kind: FileKind,
+        number: u32,
+    },
+    Fifo,
+    Socket,
+}
+
+/// A file without its names.
+#[derive(Clone, Debug)]
+pub(crate) struct Inode {
+    pub(crate) meta: Meta,
+    pub(crate) what: What,
+}
+
+impl Inode {
+    /// Its kind, in the words of stat(2).
+    pub(crate) fn kind(&self) -> FileKind {
+        match self.what {
+            What::Folder(_) => FileKind::Directory,
+            What::File { .. } => FileKind::Regular,
+            What::Symlink(_) => FileKind::Symlink,
+            What::Device { kind, .. } => kind,
+            What::Fifo => FileKind::Fifo,
+            What::Socket => FileKind::Socket,
+        }
+    }
+
+    /// Bytes of a regular file, 0 of anything else.
+    pub(crate) fn size(&self) -> u64 {
+        match self.what {
+            What::File { size, .. } => size,
+            _ => 0,
+        }
+    }
+}
+
+/// A name in a folder: where it stands among all names, and whose it is.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    at: usize,
+    len: u8,
+    inode: InodeId,
+}
+
+/// Everything, finished.
+pub(crate) struct Catalog {
+    inodes: Vec<Inode>,
+    links: Vec<u32>,
+    folders: Vec<Vec<Entry>>,
+    names: Vec<u8>,
+    xattrs: Vec<Xattrs>,
+    contents: Vec<Box<dyn Content>>,
+    /// Names hidden by the same name of a later source.
+    hidden: u64,
+}
+
+impl Catalog {
+    /// The inode of that number.
+    pub(crate) fn inode(&self, id: InodeId) -> &Inode {
+        &self.inodes[id.index()]
+    }
+
+    /// Number of inodes; some of them may have no name any more (`links` is 0 then).
+    pub(crate) fn len(&self) -> usize {
+        self.inodes.len()
+    }
+
+    /// Names of an inode; 1 of a folder, whatever stat(2) would say of it.
+    pub(crate) fn links(&self, id: InodeId) -> u32 {
+        self.links[id.index()]
+    }
+
+    /// Names that the same name of a later source hides.
+    pub(crate) fn hidden(&self) -> u64 {
+        self.hidden
+    }
+
+    /// The entries of a folder by the bytes of their names; none of anything else.
+    pub(crate) fn entries(
+        &self,
+        folder: InodeId,
+    ) -> impl ExactSizeIterator<Item = (&[u8], InodeId)> {
+        let entries = match self.inode(folder).what {
+            What::Folder(number) => self.folders[number as usize].as_slice(),
+            _ => &[],
+        };
+        entries.iter().map(|entry| (self.name(entry), entry.inode))
+    }
+
+    fn name(&self, entry: &Entry) -> &[u8] {
+        &self.names[entry.at..entry.at + usize::from(entry.len)]
+    }
+
+    /// The set of extended attributes of that number.
+    pub(crate) fn xattrs(&self, number: u32) -> &[(Vec<u8>, Vec<u8>)] {
+        &self.xattrs[number as usize]
+    }
+
+    /// Where the bytes of a file come from, and what it is called there.
+    pub(crate) fn content(&self, id: ContentId) -> &dyn Content {
+        self.contents[id.source as usize].as_ref()
+    }
+
+    /// Visits everything from the root on, folders before what is in them, in the order of names:
+    /// the path without a leading slash (empty for the root), and the inode. An inode with several
+    /// names is visited at each.
+    pub(crate) fn walk(&self, visit: &mut dyn FnMut(&[u8], InodeId)) {
+        visit(b"", InodeId::ROOT);
+        let mut walk = Walk::new(self);
+        while let Some((path, id)) = walk.next() {
+            visit(path, id);
+        }
+    }
+
+    /// The entry of a folder at that place in the order of names.
+    pub(crate) fn entry(&self, folder: InodeId, nth: usize) -> Option<(&[u8], InodeId)> {
+        let What::Folder(number) = self.inode(folder).what else { return None };
+        let entry = self.folders[number as usize].get(nth)?;
+        Some((self.name(entry), entry.inode))
+    }
+
+    /// Regular files, each once, in the order in which their bytes are laid down: folder after
+    /// folder as `walk` comes to them, the files right in a folder before those further down. In a
+    /// folder by where their bytes lie in an archive that they come from, else by what stands
+    /// behind the last dot of their names, for files of one kind compress better together, and by
+    /// name.
+    pub(crate) fn files(&self) -> Vec<InodeId> {
+        let mut order = Vec::new();
+        let mut known = vec![false; self.len()];
+        self.walk(&mut |_, folder| {
+            let mut here = Vec::new();
+            for (name, id) in self.entries(folder) {
+                let What::File { content, .. } = self.inode(id).what else { continue };
+                if !std::mem::replace(&mut known[id.index()], true) {
+                    here.push((self.content(content).place(content.key), extension(name), id));
+                }
+            }
+            here.sort_by_key(|&(place, extension, _)| (place, extension));
+            order.extend(here.into_iter().map(|(_, _, id)| id));
+        });
+        order
+    }
+
+    /// What the bytes of a file are called where they come from, for messages.
+    pub(crate) fn origin(&self, id: InodeId) -> String {
+        match self.inode(id).what {
+            What::File { content, .. } => self.content(content).origin(content.key),
+            _ => String::new(),
+        }
+    }
+}
+
+/// A catalog in the making.
+pub(crate) struct Builder {
+    inodes: Vec<Inode>,
+    folders: Vec<Vec<Entry>>,
+    /// Folders by the folder they are in and their name: those of several sources come together.
+    known: HashMap<(InodeId, Box<[u8]>), InodeId>,
+    names: Vec<u8>,
+    xattrs: Vec<Xattrs>,
+    xattr_numbers: HashMap<Xattrs, u32>,
+    contents: Vec<Box<dyn Content>>,
+}
+
+impl Builder {
+    /// Nothing but a root folder with these attributes.
+    pub(crate) fn new(root: Meta) -> Self {
+        Self {
+            inodes: vec![Inode { meta: root, what: What::Folder(0) }],
+            folders: vec![Vec::new()],
+            known: HashMap::new(),
+            names: Vec::new(),
+            xattrs: Vec::new(),
+            xattr_numbers: HashMap::new(),
+            contents: Vec::new(),
+        }
+    }
+
+    /// Adds a place that bytes come from; its number is the `source` of their `ContentId`.
+    pub(crate) fn source(&mut self, content: Box<dyn Content>) -> u32 {
+        self.contents.push(content);
+        number(self.contents.len() - 1)
+    }
+
+    /// The number of a set of extended attributes, for `Meta`; `None` of an empty one.
+    pub(crate) fn xattrs(&mut self, mut set: Xattrs) -> Option<u32> {
+        if set.is_empty() {
+            return None;
+        }
+        set.sort();
+        let next = number(self.xattrs.len());
+        let found = *self.xattr_numbers.entry(set.clone()).or_insert(next);
+        if found == next {
+            self.xattrs.push(set);
+        }
+        Some(found)
+    }
+
+    /// The folder `name` in `parent`, made if it is not there; its attributes are `meta` now.
+    pub(crate) fn folder(&mut self, parent: InodeId, name: Name<'_>, meta: Meta) -> InodeId {
+        let key = (parent, name.as_bytes().into());
+        if let Some(&found) = self.known.get(&key) {
+            self.inodes[found.index()].meta = meta;
+            // What came in between under this name is hidden again.
+            self.link(parent, name, found);
+            return found;
+        }
+        let entries = number(self.folders.len());
+        self.folders.push(Vec::new());
+        let id = self.add(parent, name, Inode { meta, what: What::Folder(entries) });
+        self.known.insert(key, id);
+        id
+    }
+
+    /// The folder `name` in `parent` if some source had it, with the attributes it has.
+    pub(crate) fn find_folder(&self, parent: InodeId, name: Name<'_>) -> Option<InodeId> {
+        self.known.get(&(parent, name.as_bytes().into())).copied()
+    }
+
+    /// Gives an inode other attributes, such as those of the root.
+    pub(crate) fn set_meta(&mut self, id: InodeId, meta: Meta) {
+        self.inodes[id.index()].meta = meta;
+    }
+
+    /// Adds anything but a folder as `name` in `parent`. The later of two with one name is shown.
+    pub(crate) fn add(&mut self, parent: InodeId, name: Name<'_>, inode: Inode) -> InodeId {
+        let id = self.nameless(inode);
+        self.link(parent, name, id);
+        id
+    }
+
+    /// Adds a file that gets its names later, by `link`.
+    pub(crate) fn nameless(&mut self, inode: Inode) -> InodeId {
+        let id = InodeId(number(self.inodes.len()));
+        self.inodes.push(inode);
+        id
+    }
+
+    /// Gives an inode one more name.
+    pub(crate) fn link(&mut self, parent: InodeId, name: Name<'_>, inode: InodeId) {
+        let What::Folder(entries) = self.inodes[parent.index()].what else {
+            return;
+        };
+        let bytes = name.as_bytes();
+        // A name has 255 bytes at most.
+        let entry = Entry { at: self.names.len(), len: bytes.len() as u8, inode };
+        self.names.extend_from_slice(bytes);
+        self.folders[entries as usize].push(entry);
+    }
+
+    /// Puts everything in order. `owner` is who all files belong to, if not whom they belonged to.
+    pub(crate) fn finish(mut self, owner: Owner) -> Catalog {
+        let mut hidden = 0;
+        let mut links = vec![0_u32; self.inodes.len()];
+        for folder in &mut self.folders {
+            let name = |entry: &Entry| &self.names[entry.at..entry.at + usize::from(entry.len)];
+            folder.sort_by(|a, b| name(a).cmp(name(b)));
+            // Stable: of equal names the last one came last. A folder named again is no other.
+            let mut kept: Vec<Entry> = Vec::with_capacity(folder.len());
+            for &entry in folder.iter() {
+                match kept.last_mut() {
+                    Some(last) if name(last) == name(&entry) => {
+                        hidden += u64::from(last.inode != entry.inode);
+                        *last = entry;
+                    }
+                    _ => kept.push(entry),
+                }
+            }
+            *folder = kept;
+        }
+        // Only what can be reached has names.
+        links[0] = 1;
+        let mut waiting = vec![InodeId::ROOT];
+        while let Some(id) = waiting.pop() {
+            let What::Folder(entries) = self.inodes[id.index()].what else { continue };
+            for entry in &self.folders[entries as usize] {
+                links[entry.inode.index()] += 1;
+                waiting.push(entry.inode);
+            }
+        }
+        for inode in &mut self.inodes {
+            inode.meta.uid = owner.uid.unwrap_or(inode.meta.uid);
+            inode.meta.gid = owner.gid.unwrap_or(inode.meta.gid);
+        }
+        let Self { inodes, folders, names, xattrs, contents, .. } = self;
+        Catalog { inodes, links, folders, names, xattrs, contents, hidden }
+    }
+}
+
+/// What stands behind the last dot of a name.
+fn extension(name: &[u8]) -> &[u8] {
+    match name.iter().rposition(|&byte| byte == b'.') {
+        Some(dot) if dot > 0 => &name[dot + 1..],
+        _ => b"",
+    }
+}
+
+/// Who all files belong to; `None` where they keep whom they have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// The user.
+    pub uid: Option<u32>,
+    /// The group.
+    pub gid: Option<u32>,
+}
+
+/// An index as the number that stands for it. Four thousand million files would need 300 GB here.
+fn number(index: usize) -> u32 {
+    u32::try_from(index).expect("fewer than 2^32 inodes fit into memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const META: Meta = Meta {
+        permissions: 0o755,
+        uid: 1,
+        gid: 2,
+        modified: Timestamp { seconds: 0, nanoseconds: 0 },
+        xattrs: None,
+    };
+
+    fn name(text: &str) -> Name<'_> {
+        Name::parse(text.as_bytes()).unwrap()
+    }
+
+    fn fifo() -> Inode {
+        Inode { meta: META, what: What::Fifo }
+    }
+
+    fn paths(catalog: &Catalog) -> Vec<(String, u32)> {
+        let mut found = Vec::new();
+        catalog.walk(&mut |path, id| found.push((String::from_utf8_lossy(path).into(), id.0)));
+        found
+    }
+
+    #[test]
+    fn everything_comes_in_the_order_of_names_however_it_was_added() {
+        let mut builder = Builder::new(META);
+        let b = builder.folder(InodeId::ROOT, name("b"), META);
+        let z = builder.add(b, name("z"), fifo());
+        builder.add(b, name("y"), fifo());
+        builder.link(InodeId::ROOT, name("a"), z);
+        let catalog = builder.finish(Owner::default());
+        let found = paths(&catalog);
+        let expected = [("", 0), ("a", 2), ("b", 1), ("b/y", 3), ("b/z", 2)];
+        assert_eq!(found, expected.map(|(path, id)| (path.to_owned(), id)));
+        assert_eq!(catalog.links(z), 2);
+    }
+
+    #[test]
+    fn the_later_of_two_is_shown_and_folders_come_together() {
+        let mut builder = Builder::new(META);
+        let first = builder.folder(InodeId::ROOT, name("d"), META);
+        let hidden = builder.add(first, name("x"), fifo());
+        let second = builder.folder(InodeId::ROOT, name("d"), Meta { uid: 7, ..META });
+        assert_eq!(first, second);
+        let shown = builder.add(second, name("x"), fifo());
+        let catalog = builder.finish(Owner::default());
+        assert_eq!(catalog.hidden(), 1);
+        assert_eq!((catalog.links(hidden), catalog.links(shown)), (0, 1));
+        assert_eq!(catalog.inode(first).meta.uid, 7);
+        assert_eq!(catalog.links(first), 1);
+    }
+
+    #[test]
+    fn equal_sets_of_attributes_are_one() {
+        let mut builder = Builder::new(META);
+        let pair = |name: &[u8]| (name.to_vec(), b"v".to_vec());
+        let one = builder.xattrs(vec![pair(b"user.b"), pair(b"user.a")]);
+        assert_eq!(one, builder.xattrs(vec![pair(b"user.a"), pair(b"user.b")]));
+        assert_ne!(one, builder.xattrs(vec![pair(b"user.a")]));
+        assert_eq!(builder.xattrs(Vec::new()), None);
+    }
+}

@@ -1,0 +1,526 @@
+//! The bytes of many files, read by several threads and given to the writer in order.
+//!
+//! Owns how files are cut into batches, and who reads what; leaves what becomes of a batch to the
+//! writer: `work` runs on the threads (compress there), `take` in order in the caller's.
+//! Invariants: a batch holds about `BATCH` bytes at most, so memory is bounded by the number of
+//! threads; pieces come in the order of files and offsets, each byte and each hole once.
+
+use std::ops::{ControlFlow, Range};
+
+use super::Job;
+use super::catalog::{Catalog, InodeId, What};
+use crate::error::{Error, Kind, Result};
+use crate::ordered::ordered;
+
+/// Bytes of a batch: as many small files as fit, or a part of a large one. A multiple of every
+/// block size of SquashFS.
+pub(crate) const BATCH: u64 = 1 << 20;
+
+/// Files of a batch at most: empty ones take time, too.
+const BATCH_FILES: usize = 256;
+
+/// A part of a file.
+pub(crate) struct Piece {
+    pub(crate) file: InodeId,
+    /// Where in the file it starts, bytes.
+    pub(crate) offset: u64,
+    pub(crate) data: Data,
+}
+
+/// What a part of a file holds.
+pub(crate) enum Data {
+    Bytes(Vec<u8>),
+    /// So many zeros that are not stored.
+    Hole(u64),
+    /// It could not be read; there may be more pieces of the same file, which say nothing.
+    Failed(Error),
+}
+
+/// Where a batch starts: in the file of that number in the order, at that offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    nth: usize,
+    offset: u64,
+}
+
+/// Reads `files` one after the other, in batches. A hole is told of as such where it covers whole
+/// units of `grain` bytes, counted from the start of its file (a block of an image; 1 for all).
+///
+/// # Errors
+/// Those of `take`, and `Interrupted` where the job is to stop. What can not be read is a piece.
+pub(crate) fn feed<R: Send>(
+    job: &Job<'_>,
+    catalog: &Catalog,
+    files: &[InodeId],
+    grain: u64,
+    work: impl Fn(Vec<Piece>) -> R + Sync,
+    mut take: impl FnMut(R) -> Result<()>,
+) -> Result<()> {
+    let reader = Reader { job, catalog, files, grain };
+    let cuts = reader.cuts();
+    let mut outcome = Ok(());
+    let batch = |nth: usize| {
+        let from = cuts[nth];
+        let to = cuts.get(nth + 1).copied().unwrap_or(Cut { nth: files.len(), offset: 0 });
+        work(reader.batch(from, to))
+    };
+    ordered(cuts.len(), job.threads, batch, |_, result| {
+        outcome = job.check().and_then(|()| take(result));
+        if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    outcome
+}
+
+struct Reader<'r> {
+    job: &'r Job<'r>,
+    catalog: &'r Catalog,
+    files: &'r [InodeId],
+    grain: u64,
+}
+
+impl Reader<'_> {
+    /// Where the batches start: at a file, or at a multiple of `BATCH` stored bytes of a large one.
+    fn cuts(&self) -> Vec<Cut> {
+        let mut cuts = Vec::new();
+        let (mut filled, mut count) = (BATCH, 0);
+        for (nth, &file) in self.files.iter().enumerate() {
+            let size = self.catalog.inode(file).size();
+            if count >= BATCH_FILES || filled + size.min(BATCH) > BATCH || filled == BATCH {
+                cuts.push(Cut { nth, offset: 0 });
+                (filled, count) = (0, 0);
+            }
+            count += 1;
+            // Where the extents can not be told, reading says why.
+            for span in self.extents(file, 0..size) {
+                let Ok(Span::Data(mut rest)) = span else { continue };
+                while rest.start < rest.end {
+                    if filled == BATCH {
+                        cuts.push(Cut { nth, offset: rest.start });
+                        filled = 0;
+                    }
+                    let step = (rest.end - rest.start).min(BATCH - filled);
+                    rest.start += step;
+                    filled += step;
+                }
+            }
+        }
+        cuts
+    }
+
+    /// Data and holes of `range` of a file, holes in whole grains; an error ends them.
+    fn extents(&self, file: InodeId, range: Range<u64>) -> impl Iterator<Item = Result<Span>> {
+        let What::File { size, content, sparse } = self.catalog.inode(file).what else {
+            unreachable!("only regular files are read");
+        };
+        let source = self.catalog.content(content);
+        let mut at = range.start;
+        let mut next = None;
+        std::iter::from_fn(move || {
+            if at >= range.end {
+                return None;
+            }
+            if let Some(data) = next.take() {
+                at = Range::<u64>::clone(&data).end;
+                return Some(Ok(Span::Data(data)));
+            }
+            if !sparse {
+                let whole = at..range.end;
+                at = range.end;
+                return Some(Ok(Span::Data(whole)));
+            }
+            let found = match source.next_data(content.key, at) {
+                Ok(found) => found.unwrap_or(size..size),
+                Err(error) => {
+                    at = range.end;
+                    return Some(Err(error));
+                }
+            };
+            // Outwards to whole grains; the end of the file ends a grain, too.
+            let down = |offset: u64| offset / self.grain * self.grain;
+            let start = if found.start >= size { size } else { down(found.start) };
+            let start = start.clamp(at, range.end);
+            let end = down(found.end.saturating_add(self.grain - 1)).clamp(start, range.end);
+            if start > at {
+                let hole = at..start;
+                at = start;
+                next = (end > start).then_some(start..end);
+                return Some(Ok(Span::Hole(hole)));
+            }
+            at = end;
+            Some(Ok(Span::Data(start..end)))
+        })
+    }
+
+    fn batch(&self, from: Cut, to: Cut) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let last = if to.offset > 0 { to.nth } else { to.nth.saturating_sub(1) };
+        for nth in from.nth..=last {
+            let Some(&file) = self.files.get(nth) else { break };
+            let size = self.catalog.inode(file).size();
+            let start = if nth == from.nth { from.offset } else { 0 };
+            let end = if nth == to.nth && to.offset > 0 { to.offset } else { size };
+            if start == end {
+                // Empty files have a piece, too: the writer may make its inode when it sees it.
+                pieces.push(Piece { file, offset: start, data: Data::Bytes(Vec::new()) });
+            }
+            for span in self.extents(file, start..end) {
+                if self.job.check().is_err() {
+                    return pieces;
+                }
+                pieces.push(self.piece(file, span));
+            }
+        }
+        pieces
+    }
+
+    fn piece(&self, file: InodeId, span: Result<Span>) -> Piece {
+        let What::File { content, .. } = self.catalog.inode(file).what else {
+            unreachable!("only regular files are read");
+        };
+        let (offset, data) = match span {
+            Err(error) => (0, Data::Failed(error)),
+            Ok(Span::Hole(range)) => (range.start, Data::Hole(range.end - range.start)),
+            // Where holes are is asked twice, and no file may take all memory by other answers.
+            Ok(Span::Data(range)) if range.end - range.start > BATCH => {
+                let origin = self.catalog.origin(file);
+                let context = format!("{origin}: changed while it was read");
+                (range.start, Data::Failed(Error::new(Kind::Changed, context)))
+            }
+            Ok(Span::Data(range)) => {
+                // A batch and what it is rounded up to fit into memory.
+                let mut bytes = vec![0; (range.end - range.start) as usize];
+                match self.catalog.content(content).read(content.key, range.start, &mut bytes) {
+                    Ok(()) => (range.start, Data::Bytes(bytes)),
+                    Err(error) => (range.start, Data::Failed(error)),
+                }
+            }
+        };
+        let done = match &data {
+            Data::Bytes(bytes) => bytes.len() as u64,
+            Data::Hole(len) => *len,
+            Data::Failed(_) => 0,
+        };
+        self.job.progress.advance(done);
+        Piece { file, offset, data }
+    }
+}
+
+/// A part of a file that is stored or not.
+#[derive(Debug, PartialEq, Eq)]
+enum Span {
+    Data(Range<u64>),
+    Hole(Range<u64>),
+}
+
+#[cfg_attr(test, expect(clippy::single_range_in_vec_init, reason = "a list of one range is meant"))]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pack::catalog::{Builder, Inode, Meta, Owner};
+    use crate::pack::content::{Content, ContentId};
+    use crate::progress::Progress;
+    use crate::sync::{AtomicBool, AtomicU64, Ordering};
+    use crate::vfs::{Name, Timestamp};
+
+    /// A file of the fake: its size, where it has data, and whether it can be read.
+    #[derive(Clone, Default)]
+    struct Fake {
+        size: u64,
+        data: Option<Vec<Range<u64>>>,
+        broken: bool,
+    }
+
+    /// Files whose bytes follow from their number and offset.
+    struct Fakes {
+        files: Vec<Fake>,
+        /// How often it was asked where data is; the first such question fails, if it is to.
+        asked: AtomicU64,
+        first_fails: bool,
+    }
+
+    fn byte(key: u64, offset: u64) -> u8 {
+        (key.wrapping_mul(37) ^ offset ^ (offset >> 9)) as u8 | 1
+    }
+
+    fn broken() -> Error {
+        Error::new(Kind::Changed, "changed while it was read")
+    }
+
+    impl Content for Fakes {
+        fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()> {
+            let file = &self.files[key as usize];
+            if file.broken {
+                return Err(broken());
+            }
+            assert!(offset + buffer.len() as u64 <= file.size, "past the end of {key}");
+            for (target, offset) in buffer.iter_mut().zip(offset..) {
+                let stored =
+                    file.data.as_ref().is_none_or(|d| d.iter().any(|r| r.contains(&offset)));
+                *target = if stored { byte(key, offset) } else { 0 };
+            }
+            Ok(())
+        }
+
+        fn next_data(&self, key: u64, offset: u64) -> Result<Option<Range<u64>>> {
+            let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+            if self.files[key as usize].broken || (self.first_fails && asked == 0) {
+                return Err(broken());
+            }
+            let data = self.files[key as usize].data.iter().flatten();
+            let mut behind = data.filter(|range| range.end > offset);
+            Ok(behind.next().map(|range| range.start.max(offset)..range.end))
+        }
+
+        fn origin(&self, key: u64) -> String {
+            key.to_string()
+        }
+    }
+
+    fn plain(size: u64) -> Fake {
+        Fake { size, ..Fake::default() }
+    }
+
+    fn sparse(size: u64, data: &[Range<u64>]) -> Fake {
+        Fake { size, data: Some(data.to_vec()), broken: false }
+    }
+
+    fn catalog(fakes: Vec<Fake>, first_fails: bool) -> Catalog {
+        let modified = Timestamp { seconds: 0, nanoseconds: 0 };
+        let meta = Meta { permissions: 0o644, uid: 0, gid: 0, modified, xattrs: None };
+        let mut builder = Builder::new(meta);
+        for (key, fake) in fakes.iter().enumerate() {
+            let content = ContentId { source: 0, key: key as u64 };
+            let sparse = fake.data.is_some();
+            let inode = Inode { meta, what: What::File { size: fake.size, content, sparse } };
+            let name = format!("{key:06}");
+            builder.add(InodeId::ROOT, Name::parse(name.as_bytes()).unwrap(), inode);
+        }
+        builder.source(Box::new(Fakes { files: fakes, asked: AtomicU64::new(0), first_fails }));
+        builder.finish(Owner::default())
+    }
+
+    /// A piece without its bytes, which were looked at: which file, where, and what.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Seen {
+        key: u64,
+        offset: u64,
+        what: Told,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Told {
+        Bytes(u64),
+        Hole(u64),
+        Failed,
+    }
+
+    /// The batches of all files. Bytes are looked at, and all of each sound file comes once.
+    fn batches(fakes: &[Fake], grain: u64, threads: usize) -> Vec<Vec<Seen>> {
+        let catalog = catalog(fakes.to_vec(), false);
+        let (progress, stop) = (Progress::default(), AtomicBool::new(false));
+        let job = Job::new(threads, &progress, &stop);
+        let files = catalog.files();
+        let see = |piece: Piece| {
+            let key = u64::from(piece.file.0) - 1;
+            let what = match piece.data {
+                Data::Bytes(bytes) => {
+                    let fake = &fakes[key as usize];
+                    for (&found, offset) in bytes.iter().zip(piece.offset..) {
+                        let data = fake.data.as_ref();
+                        let stored = data.is_none_or(|d| d.iter().any(|r| r.contains(&offset)));
+                        let expected = if stored { byte(key, offset) } else { 0 };
+                        assert_eq!(found, expected, "file {key} at {offset}");
+                    }
+                    Told::Bytes(bytes.len() as u64)
+                }
+                Data::Hole(len) => Told::Hole(len),
+                Data::Failed(error) => {
+                    assert_eq!(error.kind(), Kind::Changed);
+                    Told::Failed
+                }
+            };
+            Seen { key, offset: piece.offset, what }
+        };
+        let work = |pieces: Vec<Piece>| pieces.into_iter().map(see).collect::<Vec<_>>();
+        let mut taken = Vec::new();
+        let take = |batch| {
+            taken.push(batch);
+            Ok(())
+        };
+        feed(&job, &catalog, &files, grain, work, take).unwrap();
+        let mut all = taken.iter().flatten().peekable();
+        for (key, fake) in (0..).zip(fakes) {
+            let mut at = 0;
+            let mut pieces = 0;
+            while let Some(seen) = all.next_if(|seen| seen.key == key) {
+                pieces += 1;
+                match seen.what {
+                    Told::Failed => at = fake.size,
+                    Told::Bytes(len) | Told::Hole(len) => {
+                        assert_eq!(seen.offset, at, "of file {key}");
+                        at += len;
+                    }
+                }
+            }
+            assert_eq!(at, fake.size, "of file {key}");
+            assert!(pieces > 0, "file {key} is not told of");
+        }
+        assert_eq!(all.next(), None);
+        let held = taken.iter().map(|batch| {
+            let bytes = batch.iter().map(|seen| match seen.what {
+                Told::Bytes(len) => len,
+                _ => 0,
+            });
+            bytes.sum::<u64>()
+        });
+        assert!(held.max().unwrap_or(0) <= BATCH);
+        let sound: u64 = fakes.iter().filter(|fake| !fake.broken).map(|fake| fake.size).sum();
+        assert_eq!(progress.now().0, sound);
+        taken
+    }
+
+    fn bytes(key: u64, offset: u64, len: u64) -> Seen {
+        Seen { key, offset, what: Told::Bytes(len) }
+    }
+
+    fn hole(key: u64, offset: u64, len: u64) -> Seen {
+        Seen { key, offset, what: Told::Hole(len) }
+    }
+
+    #[test]
+    fn small_files_share_a_batch_and_empty_ones_have_a_piece() {
+        let found = batches(&[plain(10), plain(0), plain(BATCH - 10), plain(0), plain(1)], 4096, 2);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0], [bytes(0, 0, 10), bytes(1, 0, 0), bytes(2, 0, BATCH - 10)]);
+        assert_eq!(found[1], [bytes(3, 0, 0), bytes(4, 0, 1)]);
+        let empty = batches(&vec![plain(0); BATCH_FILES * 2 + 1], 1, 4);
+        assert_eq!(empty.iter().map(Vec::len).collect::<Vec<_>>(), [BATCH_FILES, BATCH_FILES, 1]);
+        assert_eq!(batches(&[], 1, 4), Vec::<Vec<Seen>>::new());
+    }
+
+    #[test]
+    fn large_files_are_cut_at_multiples_of_a_batch_and_their_rest_is_shared() {
+        let found = batches(&[plain(5), plain(2 * BATCH + 7), plain(8), plain(BATCH)], 4096, 3);
+        let expected = [
+            vec![bytes(0, 0, 5)],
+            vec![bytes(1, 0, BATCH)],
+            vec![bytes(1, BATCH, BATCH)],
+            vec![bytes(1, 2 * BATCH, 7), bytes(2, 0, 8)],
+            vec![bytes(3, 0, BATCH)],
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn holes_are_told_in_whole_grains_from_the_start_of_the_file() {
+        let data = [5000..6000, 20_000..20_001, 24_000..24_001];
+        let file = [sparse(40_000, &data)];
+        let found = batches(&file, 4096, 1).concat();
+        let expected = [
+            hole(0, 0, 4096),
+            bytes(0, 4096, 4096),
+            hole(0, 8192, 8192),
+            bytes(0, 16_384, 4096),
+            bytes(0, 20_480, 4096),
+            hole(0, 24_576, 40_000 - 24_576),
+        ];
+        assert_eq!(found, expected);
+        let exact = batches(&file, 1, 1).concat();
+        assert_eq!(exact[..2], [hole(0, 0, 5000), bytes(0, 5000, 1000)]);
+        let coarse = batches(&file, 1 << 20, 1).concat();
+        assert_eq!(coarse, [bytes(0, 0, 40_000)]);
+        assert_eq!(batches(&[sparse(9, &[])], 4, 1).concat(), [hole(0, 0, 9)]);
+    }
+
+    #[test]
+    fn batches_of_sparse_files_hold_stored_bytes_only() {
+        let gib = 1 << 30;
+        let data = [0..4096, gib..gib + 3 * BATCH / 2, 8 * gib - 100..8 * gib];
+        let found = batches(&[plain(100), sparse(8 * gib, &data), plain(100)], 131_072, 2);
+        let lens = found.iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(found.len(), 3, "{lens:?}");
+        let mut count = 0;
+        for seed in 0_u64..60 {
+            // Extents of all lengths, on all sides of grains and batches.
+            let mut at = 0;
+            let mut data = Vec::new();
+            let mut next = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            for _ in 0..seed % 9 {
+                next = next.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let gap = (next >> 33) % (1 << (4 + seed % 18));
+                let len = 1 + (next >> 43) % (1 << (2 + seed % 19));
+                data.push(at + gap..at + gap + len);
+                at += gap + len;
+            }
+            let size = at + seed % 3 * 5000;
+            let grain = [1, 4096, 131_072, 1 << 20][seed as usize % 4];
+            let files = [plain(seed), sparse(size, &data), plain(BATCH / 2), sparse(size, &data)];
+            count += batches(&files, grain, 3).len();
+        }
+        assert!(count > 100);
+    }
+
+    #[test]
+    fn what_can_not_be_read_is_a_piece_and_the_rest_goes_on() {
+        let bad = |file: Fake| Fake { broken: true, ..file };
+        let files = [plain(10), bad(plain(3 * BATCH)), bad(sparse(1 << 40, &[0..9])), plain(10)];
+        let found = batches(&files, 4096, 2).concat();
+        assert_eq!(found.first(), Some(&bytes(0, 0, 10)));
+        assert_eq!(found.last(), Some(&bytes(3, 0, 10)));
+        assert!(found.iter().filter(|seen| seen.what == Told::Failed).count() >= 4);
+    }
+
+    #[test]
+    fn a_sparse_file_that_could_not_be_asked_once_is_not_read_at_once() {
+        let len = 64 * BATCH;
+        let catalog = catalog(vec![sparse(len, &[Range { start: 0, end: len }])], true);
+        let (progress, stop) = (Progress::default(), AtomicBool::new(false));
+        let job = Job::new(2, &progress, &stop);
+        let most = AtomicU64::new(0);
+        let work = |pieces: Vec<Piece>| {
+            for piece in pieces {
+                if let Data::Bytes(bytes) = piece.data {
+                    most.fetch_max(bytes.len() as u64, Ordering::Relaxed);
+                }
+            }
+        };
+        feed(&job, &catalog, &catalog.files(), 4096, work, |()| Ok(())).unwrap();
+        assert!(most.into_inner() <= BATCH);
+    }
+
+    #[test]
+    fn stops_when_told_to_and_at_the_first_error_of_the_writer() {
+        let catalog = catalog(vec![plain(BATCH); 100], false);
+        let (progress, stop) = (Progress::default(), AtomicBool::new(false));
+        let job = Job::new(2, &progress, &stop);
+        let files = catalog.files();
+        let mut taken = 0;
+        let outcome = feed(
+            &job,
+            &catalog,
+            &files,
+            1,
+            |_| (),
+            |()| {
+                taken += 1;
+                if taken == 3 { Err(Error::new(Kind::Io, "full")) } else { Ok(()) }
+            },
+        );
+        assert_eq!((outcome.unwrap_err().kind(), taken), (Kind::Io, 3));
+        let mut taken = 0;
+        let outcome = feed(
+            &job,
+            &catalog,
+            &files,
+            1,
+            |_| (),
+            |()| {
+                taken += 1;
+                stop.store(taken == 5, Ordering::Relaxed);
+                Ok(())
+            },
+        );
+        assert_eq!((outcome.unwrap_err().kind(), taken), (Kind::Interrupted, 5));
+        assert!(progress.now().0 < 100 * BATCH);
+    }
+}

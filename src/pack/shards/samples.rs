@@ -1,0 +1,229 @@
+//! Which files are one sample, as webdataset takes them together (its tariterators.py,
+//! `base_plus_ext` and `group_by_keys`).
+//!
+//! Owns keys and extensions; leaves the order of samples to `plan`.
+//! Invariant: the files of a sample are in one folder, side by side in the order of names, for the
+//! key is all of a name up to its first dot.
+
+use super::Labels;
+use crate::error::{Error, Kind};
+use crate::pack::Job;
+use crate::pack::catalog::{Catalog, InodeId, What};
+use crate::vfs::FileKind;
+
+/// A sample: so many entries of a folder. Those of them that are no files are not in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sample {
+    /// Its number in `Samples::folders`.
+    pub(super) folder: u32,
+    pub(super) first: u32,
+    pub(super) count: u32,
+}
+
+/// A folder with samples.
+pub(super) struct Folder {
+    pub(super) id: InodeId,
+    /// With a slash at its end; empty for the root.
+    pub(super) path: Vec<u8>,
+    /// The number of its top folder among all top folders; none for the root.
+    pub(super) class: Option<u32>,
+}
+
+/// All samples, in the order of names.
+#[derive(Default)]
+pub(super) struct Samples {
+    pub(super) folders: Vec<Folder>,
+    pub(super) samples: Vec<Sample>,
+    /// The names of top folders, in their order.
+    pub(super) classes: Vec<Vec<u8>>,
+    left_out: Counted,
+    other: Counted,
+    dotted: Counted,
+}
+
+/// How many there are, and the first of them.
+#[derive(Default)]
+struct Counted {
+    count: u64,
+    first: Vec<u8>,
+}
+
+impl Counted {
+    fn add(&mut self, folder: &[u8], name: &[u8]) {
+        if self.count == 0 {
+            self.first = [folder, name].concat();
+        }
+        self.count += 1;
+    }
+
+    fn note(&self, what: &str) -> Option<String> {
+        let first = String::from_utf8_lossy(&self.first);
+        (self.count > 0).then(|| format!("{} {what}, such as {first}", self.count))
+    }
+}
+
+/// A name in two: the key up to the first dot, and the extension behind it. `None` of a name
+/// without a dot, or with nothing before it: webdataset skips those, or takes all in a folder for
+/// one sample.
+pub(super) fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
+    let dot = name.iter().position(|&byte| byte == b'.').filter(|&dot| dot > 0)?;
+    Some((&name[..dot], &name[dot + 1..]))
+}
+
+impl Samples {
+    /// Finds all samples. One that webdataset would stumble over is a problem of the job.
+    pub(super) fn find(job: &Job<'_>, catalog: &Catalog, labels: Labels) -> Self {
+        let mut found = Self::default();
+        let mut folders = vec![Folder { id: InodeId::ROOT, path: Vec::new(), class: None }];
+        while let Some(folder) = folders.pop() {
+            let before = folders.len();
+            found.folder(job, catalog, labels, folder, &mut folders);
+            // The first is to come off the list first.
+            folders[before..].reverse();
+        }
+        found
+    }
+
+    /// What should be said of what is not packed as a person might think.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let notes = [
+            self.left_out.note("files without a key or an extension are left out"),
+            self.other.note("links and special files are left out"),
+            self.dotted.note("files have more than one dot in their name; keys end at the first"),
+        ];
+        notes.into_iter().flatten().collect()
+    }
+
+    fn folder(
+        &mut self,
+        job: &Job<'_>,
+        catalog: &Catalog,
+        labels: Labels,
+        folder: Folder,
+        below: &mut Vec<Folder>,
+    ) {
+        let number = self.folders.len() as u32;
+        let mut run: Option<(Sample, &[u8])> = None;
+        let mut runs = Vec::new();
+        for (nth, (name, id)) in catalog.entries(folder.id).enumerate() {
+            match catalog.inode(id).what {
+                What::Folder(_) => {
+                    let path = [&folder.path, name, b"/"].concat();
+                    let class = folder.class.or_else(|| {
+                        self.classes.push(name.to_vec());
+                        Some(self.classes.len() as u32 - 1)
+                    });
+                    // webdataset skips such a name as its own.
+                    let own = folder.path.is_empty() && is_meta(name);
+                    if own {
+                        self.left_out.add(&folder.path, name);
+                    } else {
+                        below.push(Folder { id, path, class });
+                    }
+                }
+                What::File { .. } => {
+                    let Some((key, extension)) = split(name) else {
+                        self.left_out.add(&folder.path, name);
+                        continue;
+                    };
+                    if extension.contains(&b'.') {
+                        self.dotted.add(&folder.path, name);
+                    }
+                    let nth = nth as u32;
+                    match &mut run {
+                        Some((sample, same)) if *same == key => {
+                            sample.count = nth - sample.first + 1;
+                        }
+                        _ => {
+                            let sample = Sample { folder: number, first: nth, count: 1 };
+                            runs.extend(run.replace((sample, key)));
+                        }
+                    }
+                }
+                _ => self.other.add(&folder.path, name),
+            }
+        }
+        runs.extend(run);
+        for (sample, key) in runs {
+            match stumble(catalog, &folder, sample, labels) {
+                Some(error) => {
+                    let path = [&folder.path, key].concat();
+                    job.problem(String::from_utf8_lossy(&path), &error);
+                }
+                None => self.samples.push(sample),
+            }
+        }
+        self.folders.push(folder);
+    }
+
+    /// The path of a sample's key.
+    pub(super) fn key(&self, catalog: &Catalog, sample: Sample) -> Vec<u8> {
+        let folder = &self.folders[sample.folder as usize];
+        let name =
+            catalog.entry(folder.id, sample.first as usize).map_or(&[][..], |(name, _)| name);
+        let key = split(name).map_or(name, |(key, _)| key);
+        [&folder.path, key].concat()
+    }
+
+    /// The files of a sample: paths and inodes.
+    pub(super) fn files(
+        &self,
+        catalog: &Catalog,
+        sample: Sample,
+    ) -> impl Iterator<Item = (Vec<u8>, InodeId)> {
+        let folder = &self.folders[sample.folder as usize];
+        files_in(catalog, folder.id, sample)
+            .map(move |(name, id)| ([&folder.path, name].concat(), id))
+    }
+
+    /// The same without paths.
+    pub(super) fn ids(&self, catalog: &Catalog, sample: Sample) -> impl Iterator<Item = InodeId> {
+        files_in(catalog, self.folders[sample.folder as usize].id, sample).map(|(_, id)| id)
+    }
+
+    /// The class of a sample.
+    pub(super) fn class(&self, sample: Sample) -> Option<u32> {
+        self.folders[sample.folder as usize].class
+    }
+}
+
+fn files_in(
+    catalog: &Catalog,
+    folder: InodeId,
+    sample: Sample,
+) -> impl Iterator<Item = (&[u8], InodeId)> {
+    let entries = sample.first as usize..(sample.first + sample.count) as usize;
+    entries
+        .filter_map(move |nth| catalog.entry(folder, nth))
+        .filter(|&(_, id)| catalog.inode(id).kind() == FileKind::Regular)
+}
+
+/// Whether a top folder is one that webdataset keeps for itself: `__x__`.
+fn is_meta(name: &[u8]) -> bool {
+    name.len() >= 4 && name.starts_with(b"__") && name.ends_with(b"__")
+}
+
+/// Why a sample can not be one.
+fn stumble(catalog: &Catalog, folder: &Folder, sample: Sample, labels: Labels) -> Option<Error> {
+    let error = |what| Some(Error::new(Kind::InvalidInput, what));
+    let mut seen: Vec<Vec<u8>> = Vec::new();
+    for (name, _) in files_in(catalog, folder.id, sample) {
+        let (_, extension) = split(name)?;
+        // webdataset takes them in lower case.
+        let extension = extension.to_ascii_lowercase();
+        if seen.contains(&extension) {
+            let extension = String::from_utf8_lossy(&extension).into_owned();
+            return error(format!("has two files .{extension}, but for upper and lower case"));
+        }
+        seen.push(extension);
+    }
+    match labels {
+        Labels::ByFolder if seen.iter().any(|extension| extension == b"cls") => {
+            error("has a file .cls, which labels would be written to".to_owned())
+        }
+        Labels::ByFolder if folder.class.is_none() => {
+            error("is in no folder that could be its label".to_owned())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,209 @@
+//! Files that appear together or not at all.
+//!
+//! Owns their names, and what becomes of those of an earlier run; leaves each file to `output`.
+//! Invariant: no file has its name before all are whole and on the disk. Where names can not be
+//! given, those given already are taken back, if they were not there before.
+
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Kind, Result};
+use crate::pack::output::{Existing, Output, Sealed};
+
+/// Files without a name that are kept open; each takes a descriptor.
+const OPEN: usize = 256;
+
+/// Digits of the number in a name; more where there are more shards.
+const DIGITS: usize = 6;
+
+/// The shards of a run, and the file of class names.
+pub(super) struct Set {
+    /// The path of all of them, up to where they differ.
+    stem: PathBuf,
+    existing: Existing,
+    sealed: Vec<Sealed>,
+    shards: u64,
+}
+
+impl Set {
+    /// Shards of `path`, which is named without their numbers: `a.tar` for `a-000000.tar`.
+    ///
+    /// # Errors
+    /// `InvalidInput` where shards of that name are there and are not to be replaced, or where the
+    /// name is no `.tar`; `Io`.
+    pub(super) fn new(path: &Path, existing: Existing) -> Result<Self> {
+        if path.extension() != Some("tar".as_ref()) {
+            let context = format!("{}: shards are tars, and named so", path.display());
+            return Err(Error::new(Kind::Usage, context)
+                .with_hint("give OUT.tar for OUT-000000.tar and so on"));
+        }
+        let stem = path.with_extension("");
+        let set = Self { stem, existing, sealed: Vec::new(), shards: 0 };
+        match set.there()?.first() {
+            Some(found) if existing == Existing::Refuse => {
+                let context = format!("{}: is there already", found.display());
+                Err(Error::new(Kind::InvalidInput, context)
+                    .with_hint("--force replaces all shards of that name"))
+            }
+            _ => Ok(set),
+        }
+    }
+
+    /// The next shard.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub(super) fn shard(&mut self) -> Result<Output> {
+        let number = self.shards;
+        self.shards += 1;
+        Output::create(&self.named(&format!("-{number:0DIGITS$}.tar")), self.existing)
+    }
+
+    /// The file of class names.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub(super) fn classes(&self) -> Result<Output> {
+        Output::create(&self.named("-classes.txt"), self.existing)
+    }
+
+    /// Takes a file that is whole.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub(super) fn add(&mut self, output: Output) -> Result<()> {
+        let sealed = output.seal()?;
+        let sealed = if self.sealed.len() < OPEN { sealed } else { sealed.closed()? };
+        self.sealed.push(sealed);
+        Ok(())
+    }
+
+    /// Gives all of them their names, and removes those of an earlier run that are no more.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub(super) fn publish(self) -> Result<()> {
+        let before = self.there()?;
+        let mut given: Vec<PathBuf> = Vec::new();
+        for sealed in self.sealed {
+            let path = sealed.path().to_owned();
+            if let Err(error) = sealed.publish() {
+                for path in given.iter().filter(|path| !before.contains(path)) {
+                    // The error that is told is the one that led here.
+                    let _ = fs::remove_file(path);
+                }
+                return Err(error);
+            }
+            given.push(path);
+        }
+        given.sort();
+        for path in before.iter().filter(|path| given.binary_search(path).is_err()) {
+            fs::remove_file(path).map_err(|error| {
+                Error::io(format!("{}: can not be removed", path.display()), error)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn named(&self, end: &str) -> PathBuf {
+        let mut path = self.stem.clone().into_os_string().into_vec();
+        path.extend(end.bytes());
+        PathBuf::from(std::ffi::OsString::from_vec(path))
+    }
+
+    /// What has a name that some run with this stem gives.
+    fn there(&self) -> Result<Vec<PathBuf>> {
+        let folder = match self.stem.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let failed = |error| Error::io(format!("{}: can not be listed", folder.display()), error);
+        let stem = self.stem.file_name().unwrap_or_default().as_bytes();
+        let mut found = Vec::new();
+        for entry in fs::read_dir(folder).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let end = name.as_bytes().strip_prefix(stem).and_then(|end| end.strip_prefix(b"-"));
+            if end.is_some_and(is_ours) {
+                found.push(self.stem.with_file_name(name));
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+}
+
+/// Whether a name ends so after `OUT-`.
+fn is_ours(end: &[u8]) -> bool {
+    let number = end.strip_suffix(b".tar");
+    let is_shard =
+        number.is_some_and(|n| n.len() >= DIGITS && n.iter().all(|byte| byte.is_ascii_digit()));
+    is_shard || end == b"classes.txt"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn fill(set: &mut Set, shards: usize) {
+        for nth in 0..shards {
+            let mut output = set.shard().unwrap();
+            output.append(nth.to_string().as_bytes()).unwrap();
+            set.add(output).unwrap();
+        }
+    }
+
+    #[test]
+    fn all_appear_at_once_however_many() {
+        let work = tempfile::tempdir().unwrap();
+        let path = work.path().join("a.tar");
+        let mut set = Set::new(&path, Existing::Refuse).unwrap();
+        fill(&mut set, OPEN + 10);
+        assert!(names(work.path()).iter().all(|name| name.starts_with(".archfs-pack-")));
+        set.publish().unwrap();
+        let found = names(work.path());
+        assert_eq!(found.len(), OPEN + 10);
+        assert_eq!(found[OPEN + 9], format!("a-{:06}.tar", OPEN + 9));
+        assert_eq!(fs::read_to_string(work.path().join(&found[261])).unwrap(), "261");
+
+        let mut dropped = Set::new(&work.path().join("b.tar"), Existing::Refuse).unwrap();
+        fill(&mut dropped, OPEN + 10);
+        drop(dropped);
+        assert_eq!(names(work.path()), found);
+    }
+
+    #[test]
+    fn those_of_a_longer_run_are_refused_or_removed() {
+        let work = tempfile::tempdir().unwrap();
+        let path = work.path().join("a.tar");
+        for other in ["a-000007.tar", "a-classes.txt", "a-1.tar", "ab-000007.tar", "a-00000x.tar"] {
+            fs::write(work.path().join(other), "old").unwrap();
+        }
+        assert!(Set::new(&path, Existing::Refuse).is_err());
+        let mut set = Set::new(&path, Existing::Replace).unwrap();
+        fill(&mut set, 2);
+        set.publish().unwrap();
+        let expected = ["a-000000.tar", "a-000001.tar", "a-00000x.tar", "a-1.tar", "ab-000007.tar"];
+        assert_eq!(names(work.path()), expected);
+    }
+
+    #[test]
+    fn names_are_taken_back_where_one_can_not_be_given() {
+        let work = tempfile::tempdir().unwrap();
+        let mut set = Set::new(&work.path().join("a.tar"), Existing::Refuse).unwrap();
+        fill(&mut set, 3);
+        fs::write(work.path().join("a-000001.tar"), "somebody else's").unwrap();
+        assert!(set.publish().is_err());
+        assert_eq!(names(work.path()), ["a-000001.tar"]);
+        assert!(Set::new(&work.path().join("a.sqfs"), Existing::Refuse).is_err());
+    }
+}

@@ -1,0 +1,224 @@
+//! Writing samples into shards, as the bytes of their files come.
+//!
+//! Owns that a sample is there with all its files or not at all; leaves which samples there are and
+//! where shards end to its caller.
+//! Invariant: pieces come in the order of the plan, so the file they belong to is the next one of
+//! the plan with that inode, and what lies between could not be read.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use super::samples::Sample;
+use super::set::Set;
+use super::{Members, Sharded};
+use crate::error::{Error, Result};
+use crate::pack::Job;
+use crate::pack::catalog::InodeId;
+use crate::pack::feed::{Data, Piece};
+use crate::pack::output::Output;
+use crate::pack::tar::body::{Body, changed, failure, finish};
+
+/// A writer between two pieces.
+pub(super) struct Writer<'w> {
+    job: &'w Job<'w>,
+    members: &'w Members<'w>,
+    order: &'w [u32],
+    cuts: &'w [Range<usize>],
+    set: &'w mut Set,
+    /// The shard that is being written, and how many came before it.
+    output: Option<Output>,
+    shard: usize,
+    /// How many samples of the order were begun.
+    begun: usize,
+    sample: Option<Open>,
+    /// The file whose bytes are coming.
+    file: Option<(InodeId, Body)>,
+    /// Files that could not be read.
+    left_out: HashSet<InodeId>,
+    made: Sharded,
+}
+
+/// A sample that is being written.
+struct Open {
+    sample: Sample,
+    /// Where it begins in its shard, and whether it is to be there at all.
+    start: u64,
+    fate: Fate,
+    files: Vec<(Vec<u8>, InodeId)>,
+    /// How many of its files were begun.
+    begun: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Kept,
+    Dropped,
+}
+
+impl<'w> Writer<'w> {
+    pub(super) fn new(
+        job: &'w Job<'w>,
+        members: &'w Members<'w>,
+        order: &'w [u32],
+        cuts: &'w [Range<usize>],
+        set: &'w mut Set,
+    ) -> Self {
+        Self {
+            job,
+            members,
+            order,
+            cuts,
+            set,
+            output: None,
+            shard: 0,
+            begun: 0,
+            sample: None,
+            file: None,
+            left_out: HashSet::new(),
+            made: Sharded::default(),
+        }
+    }
+
+    /// Writes what the next pieces hold.
+    pub(super) fn take(&mut self, mut pieces: Vec<Piece>) -> Result<()> {
+        let mut nth = 0;
+        while nth < pieces.len() {
+            let id = pieces[nth].file;
+            if self.left_out.contains(&id) {
+                nth += 1;
+                continue;
+            }
+            if self.file.as_ref().is_some_and(|(open, _)| *open != id) {
+                self.end_early();
+            }
+            if self.file.is_none() {
+                if let Some(error) = failure(&mut pieces[nth..]) {
+                    self.leave_out(id, &error);
+                    continue;
+                }
+                self.begin(id)?;
+            }
+            let nothing = Piece { file: id, offset: 0, data: Data::Hole(0) };
+            let piece = std::mem::replace(&mut pieces[nth], nothing);
+            nth += 1;
+            let (Some((_, body)), Some(output)) = (&mut self.file, &mut self.output) else {
+                continue;
+            };
+            match body.expect(piece) {
+                Ok(piece) => body.put(output, &piece)?,
+                Err(error) => {
+                    self.leave_out(id, &error);
+                    continue;
+                }
+            }
+            if body.is_whole()
+                && let Some((_, body)) = self.file.take()
+            {
+                body.end(output)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the last shard.
+    pub(super) fn finish(mut self) -> Result<Sharded> {
+        self.end_early();
+        while self.next()?.is_some() {
+            self.drop_sample();
+        }
+        self.end_shard()?;
+        Ok(self.made)
+    }
+
+    /// Begins the next file of the plan with that inode.
+    fn begin(&mut self, id: InodeId) -> Result<()> {
+        while let Some((path, found)) = self.next()? {
+            if found != id {
+                self.drop_sample();
+                continue;
+            }
+            let size = self.members.catalog.inode(id).size();
+            if let Some(output) = &mut self.output {
+                let header = self.members.header(&path, id);
+                self.file = Some((id, Body::begin(output, &header, size)?));
+            }
+            break;
+        }
+        Ok(())
+    }
+
+    /// The next file of the plan; begins and ends samples and shards on the way.
+    fn next(&mut self) -> Result<Option<(Vec<u8>, InodeId)>> {
+        loop {
+            if let Some(open) = &mut self.sample
+                && let Some(found) = open.files.get_mut(open.begun)
+            {
+                open.begun += 1;
+                return Ok(Some((std::mem::take(&mut found.0), found.1)));
+            }
+            self.end_sample()?;
+            let Some(&number) = self.order.get(self.begun) else { return Ok(None) };
+            if self.cuts.get(self.shard).is_some_and(|cut| self.begun >= cut.end) {
+                self.end_shard()?;
+                self.shard += 1;
+            }
+            let output = match self.output.take() {
+                Some(output) => output,
+                None => self.set.shard()?,
+            };
+            let start = output.len();
+            self.output = Some(output);
+            self.begun += 1;
+            let sample = self.members.samples.samples[number as usize];
+            let files = self.members.samples.files(self.members.catalog, sample).collect();
+            self.sample = Some(Open { sample, start, fate: Fate::Kept, files, begun: 0 });
+        }
+    }
+
+    fn end_sample(&mut self) -> Result<()> {
+        let (Some(open), Some(output)) = (self.sample.take(), &mut self.output) else {
+            return Ok(());
+        };
+        if open.fate == Fate::Dropped {
+            return output.truncate(open.start);
+        }
+        if let Some(label) = self.members.label(open.sample) {
+            output.append(&label)?;
+        }
+        self.made.samples += 1;
+        self.made.files += open.files.len() as u64;
+        let size = |(_, id): &(_, InodeId)| self.members.catalog.inode(*id).size();
+        self.made.bytes += open.files.iter().map(size).sum::<u64>();
+        Ok(())
+    }
+
+    fn end_shard(&mut self) -> Result<()> {
+        let Some(mut output) = self.output.take() else { return Ok(()) };
+        finish(&mut output)?;
+        self.made.shards += 1;
+        self.made.stored += output.len();
+        self.set.add(output)
+    }
+
+    fn end_early(&mut self) {
+        if let Some((id, _)) = &self.file {
+            self.leave_out(*id, &changed());
+        }
+    }
+
+    /// Remembers why a file is left out. Its samples are dropped when the plan comes to them, and
+    /// the one that is being written is, if it is among its files already.
+    fn leave_out(&mut self, id: InodeId, error: &Error) {
+        self.job.problem(self.members.catalog.origin(id), error);
+        self.left_out.insert(id);
+        if self.file.take().is_some() {
+            self.drop_sample();
+        }
+    }
+
+    fn drop_sample(&mut self) {
+        if let Some(open) = &mut self.sample {
+            open.fate = Fate::Dropped;
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! A folder on a disk as a source.
+//!
+//! Owns listing what is below it; leaves what the kernel tells of one file to `disk`, and reading
+//! files to `table`.
+//! Invariants: symbolic links below the folder are never followed; the archive that is being made
+//! is not found.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, openat};
+
+use super::disk;
+use super::found::{At, Folder, Found, Listed, Seen, Source};
+use super::list::Wanted;
+use super::table;
+use crate::error::{Error, Kind, Result};
+use crate::pack::output;
+
+/// What becomes of folders on which another file system is mounted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtherMounts {
+    /// They are packed with all that is in them.
+    #[default]
+    Enter,
+    /// They are packed empty.
+    Skip,
+}
+
+/// The archive that is being made, which is not packed into itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Made {
+    /// The folder that it will be in.
+    folder: At,
+    name: Vec<u8>,
+}
+
+impl Made {
+    /// The archive that will be at `path`; `None` where its folder can not be found.
+    pub(super) fn at(path: &Path) -> Option<Self> {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let stat = rustix::fs::stat(folder).ok()?;
+        Some(Self { folder: disk::at(&stat), name: path.file_name()?.as_bytes().to_vec() })
+    }
+
+    /// Whether it is what has that name in that folder; what is there for a while is, too.
+    pub(super) fn is(&self, folder: At, name: &[u8]) -> bool {
+        self.folder == folder && (self.name == name || name.starts_with(output::PREFIX.as_bytes()))
+    }
+}
+
+/// A folder on a disk.
+pub(super) struct DiskFolder<'f> {
+    base: OwnedFd,
+    /// How it was given.
+    shown: Vec<u8>,
+    /// What it is itself.
+    at: At,
+    others: OtherMounts,
+    made: Option<&'f Made>,
+}
+
+impl<'f> DiskFolder<'f> {
+    /// The folder at `path`, which may be a symbolic link to one.
+    ///
+    /// # Errors
+    /// `NotADirectory`, `Io`.
+    pub(super) fn open(
+        path: &Path,
+        others: OtherMounts,
+        made: Option<&'f Made>,
+    ) -> Result<(Self, Found)> {
+        use std::os::unix::ffi::OsStrExt;
+        let failed = |error: rustix::io::Errno| {
+            Error::io(format!("{}: can not be opened", path.display()), error.into())
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let base = openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
+        let at = disk::at(&fstat(&base).map_err(failed)?);
+        let found =
+            disk::examine(base.as_fd(), b".").map_err(|error| error.within(path.display()))?;
+        let shown = path.as_os_str().as_bytes().to_vec();
+        Ok((Self { base, shown, at, others, made }, found))
+    }
+
+    /// The folder itself, for who reads what is below it, and how it was given.
+    pub(super) fn into_base(self) -> (OwnedFd, Vec<u8>) {
+        (self.base, self.shown)
+    }
+
+    fn open_folder(&self, folder: &Folder) -> Result<OwnedFd> {
+        let failed = |error| Error::io("can not be listed", error);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let opened = disk::open_below(self.base.as_fd(), &folder.path, flags).map_err(failed)?;
+        let stat = fstat(&opened).map_err(|error| failed(error.into()))?;
+        if disk::at(&stat) != folder.at {
+            return Err(Error::new(Kind::Changed, "replaced by another while it was listed"));
+        }
+        Ok(opened)
+    }
+
+    fn look_at(&self, opened: &OwnedFd, folder: &Folder, listed: &Listed) -> Result<Option<Found>> {
+        if self.made.is_some_and(|made| made.is(folder.at, &listed.name)) {
+            return Ok(None);
+        }
+        let mut found = disk::examine(opened.as_fd(), &listed.name).map_err(|error| {
+            match (error.kind(), &folder.wanted) {
+                (Kind::Changed, Wanted::Only(_)) => Error::new(Kind::NotFound, "no such file"),
+                _ => error,
+            }
+        })?;
+        if let Seen::Folder { entered } = &mut found.seen {
+            *entered = self.others == OtherMounts::Enter || found.at.device == self.at.device;
+        }
+        Ok(Some(found))
+    }
+}
+
+impl Source for DiskFolder<'_> {
+    fn names(&self, folder: &Folder) -> Result<Vec<Listed>> {
+        let failed = |error: rustix::io::Errno| Error::io("can not be listed", error.into());
+        let opened = self.open_folder(folder)?;
+        let mut names = Vec::new();
+        for entry in Dir::new(opened).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                names.push(Listed { name: name.into(), number: None });
+            }
+        }
+        Ok(names)
+    }
+
+    fn look(&self, folder: &Folder, names: &[Listed]) -> Vec<Result<Option<Found>>> {
+        match self.open_folder(folder) {
+            Ok(opened) => names.iter().map(|name| self.look_at(&opened, folder, name)).collect(),
+            Err(error) => {
+                let again = |_: &Listed| Err(Error::new(error.kind(), error.to_string()));
+                names.iter().map(again).collect()
+            }
+        }
+    }
+
+    fn origin(&self, path: &[u8]) -> String {
+        table::shown(&self.shown, path)
+    }
+}

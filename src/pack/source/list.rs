@@ -1,0 +1,215 @@
+//! A list of what is to be packed, and of nothing else.
+//!
+//! Owns the text of the list and which of its paths lie below which folder; leaves looking for them
+//! to the sources.
+//! Invariant: no path of a list leads out of the folder that it is relative to.
+//!
+//! The paths stand in one buffer, sorted so that a slash comes before every other byte: then all
+//! below a folder stand together, and a folder of the walk needs no more than the range of them.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Kind, Result};
+use crate::vfs::Name;
+
+/// What stands between the paths of a list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Separator {
+    /// The end of a line.
+    #[default]
+    Newline,
+    /// A byte of zeros, as `find -print0` has it.
+    Nul,
+}
+
+/// A list of paths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileList {
+    /// The file that holds it; `-` is standard input.
+    pub path: PathBuf,
+    /// What stands between its paths.
+    pub separator: Separator,
+}
+
+impl FileList {
+    /// Reads the list.
+    ///
+    /// # Errors
+    /// `Io`; `InvalidInput` for paths that are absolute or hold `..`.
+    pub(super) fn read(&self) -> Result<Selection> {
+        let shown = self.path.display().to_string();
+        let text = text(&self.path)?;
+        let separator = match self.separator {
+            Separator::Newline => b'\n',
+            Separator::Nul => 0,
+        };
+        let mut selection = Selection { bytes: Vec::with_capacity(text.len()), paths: Vec::new() };
+        for (nth, line) in text.split(|&byte| byte == separator).enumerate() {
+            if line.is_empty() {
+                continue;
+            }
+            selection.add(line).map_err(|why| {
+                let line = line.escape_ascii();
+                Error::new(Kind::InvalidInput, format!("{shown}: line {}: {line}: {why}", nth + 1))
+                    .with_hint("paths of a list are relative to the folder that is packed")
+            })?;
+        }
+        selection.sort();
+        Ok(selection)
+    }
+}
+
+/// All of a file, or of standard input.
+pub(super) fn text(path: &Path) -> Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let read = match path.as_os_str().as_bytes() {
+        b"-" => io::stdin().lock().read_to_end(&mut text),
+        _ => File::open(path).and_then(|mut file| file.read_to_end(&mut text)),
+    };
+    read.map_err(|error| Error::io(format!("{}: can not be read", path.display()), error))?;
+    Ok(text)
+}
+
+/// What is wanted of a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// All that is in it.
+    All,
+    /// What these paths of the selection lead to.
+    Only(Range<usize>),
+}
+
+/// The paths of a list.
+#[derive(Debug, Default)]
+pub(super) struct Selection {
+    bytes: Vec<u8>,
+    paths: Vec<Range<usize>>,
+}
+
+impl Selection {
+    /// What is wanted of the folder that the paths are relative to.
+    pub(super) fn top(&self) -> Wanted {
+        match self.paths.first() {
+            Some(path) if path.is_empty() => Wanted::All,
+            _ => Wanted::Only(0..self.paths.len()),
+        }
+    }
+
+    /// The paths of that range.
+    pub(super) fn paths(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        self.paths[range].iter().map(|path| &self.bytes[path.clone()])
+    }
+
+    /// The names that are wanted in a folder whose path has `above` bytes, each with what is wanted
+    /// of it.
+    pub(super) fn children(
+        &self,
+        range: Range<usize>,
+        above: usize,
+    ) -> impl Iterator<Item = (Box<[u8]>, Wanted)> {
+        let from = if above == 0 { 0 } else { above + 1 };
+        let name = move |nth: usize| {
+            let rest = &self.bytes[self.paths[nth].clone()][from..];
+            let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
+            (&rest[..end], end == rest.len())
+        };
+        let mut next = range.start;
+        std::iter::from_fn(move || {
+            if next >= range.end {
+                return None;
+            }
+            let first = next;
+            let (child, whole) = name(first);
+            next += 1;
+            while next < range.end && name(next).0 == child {
+                next += 1;
+            }
+            Some((child.into(), if whole { Wanted::All } else { Wanted::Only(first..next) }))
+        })
+    }
+
+    fn add(&mut self, path: &[u8]) -> std::result::Result<(), &'static str> {
+        if path.starts_with(b"/") {
+            return Err("is an absolute path");
+        }
+        let start = self.bytes.len();
+        for part in path.split(|&byte| byte == b'/') {
+            match part {
+                b"" | b"." => continue,
+                b".." => return Err("leads out of the folder with '..'"),
+                _ if Name::parse(part).is_none() => return Err("holds what is no name"),
+                _ => {}
+            }
+            if self.bytes.len() > start {
+                self.bytes.push(b'/');
+            }
+            self.bytes.extend_from_slice(part);
+        }
+        self.paths.push(start..self.bytes.len());
+        Ok(())
+    }
+
+    fn sort(&mut self) {
+        let Self { bytes, paths } = self;
+        let key = |path: &Range<usize>| {
+            bytes[path.clone()].iter().map(|&byte| if byte == b'/' { 0 } else { byte })
+        };
+        paths.sort_by(|a, b| key(a).cmp(key(b)));
+        paths.dedup_by(|a, b| bytes[a.clone()] == bytes[b.clone()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &[u8], separator: Separator) -> Result<Selection> {
+        let work = tempfile::tempdir().unwrap();
+        let path = work.path().join("list");
+        std::fs::write(&path, text).unwrap();
+        FileList { path, separator }.read()
+    }
+
+    fn children(selection: &Selection, wanted: Wanted, above: usize) -> Vec<(String, Wanted)> {
+        let Wanted::Only(range) = wanted else { panic!("all") };
+        let shown = |name: Box<[u8]>| String::from_utf8_lossy(&name).into_owned();
+        selection.children(range, above).map(|(name, wanted)| (shown(name), wanted)).collect()
+    }
+
+    #[test]
+    fn paths_below_a_folder_stand_together_and_a_folder_alone_is_all_of_it() {
+        let text = b"a/z\nb\na!\na/b/c\n./a//b/d/\nb/x\n\na!\n";
+        let selection = read(text, Separator::Newline).unwrap();
+        let top = children(&selection, selection.top(), 0);
+        let names: Vec<_> = top.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["a", "a!", "b"]);
+        assert_eq!((&top[1].1, &top[2].1), (&Wanted::All, &Wanted::All));
+        let a = children(&selection, top[0].1.clone(), 1);
+        assert_eq!((a[0].0.as_str(), a[1].0.as_str()), ("b", "z"));
+        let b = children(&selection, a[0].1.clone(), 3);
+        assert_eq!(b, [("c".to_owned(), Wanted::All), ("d".to_owned(), Wanted::All)]);
+        assert_eq!(read(b"x\n.\n", Separator::Newline).unwrap().top(), Wanted::All);
+        assert_eq!(read(b"", Separator::Newline).unwrap().top(), Wanted::Only(0..0));
+    }
+
+    #[test]
+    fn a_name_may_hold_the_end_of_a_line_where_zeros_stand_between() {
+        let selection = read(b"a\nb\0\xff\0", Separator::Nul).unwrap();
+        assert_eq!(selection.paths(0..2).collect::<Vec<_>>(), [&b"a\nb"[..], b"\xff"]);
+    }
+
+    #[test]
+    fn refuses_by_name_what_leads_out() {
+        for (text, line) in [("ok\n/etc/passwd\n", "/etc/passwd"), ("a/../../b", "a/../../b")] {
+            let error = read(text.as_bytes(), Separator::Newline).unwrap_err();
+            assert_eq!(error.kind(), Kind::InvalidInput);
+            assert!(error.to_string().contains(line), "{error}");
+        }
+        let missing = FileList { path: "/no/such/list".into(), separator: Separator::Nul };
+        assert_eq!(missing.read().unwrap_err().kind(), Kind::Io);
+    }
+}

@@ -1,0 +1,256 @@
+//! A map of files to other places: each line a path, a tab and the path that it gets.
+//!
+//! Owns the text of the map and what can be wrong with it; leaves moving files to `placing`.
+//! Invariants: what is wrong is told with the number of its line; no two files get one place.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use super::found::joined;
+use super::list;
+use crate::error::{Error, Kind, Result};
+use crate::pack::catalog::InodeId;
+use crate::vfs::{Name, Timestamp};
+
+/// Complaints that are told; more are counted.
+const TOLD: usize = 20;
+
+/// Where a file is moved to.
+struct Line {
+    /// Counted from 1.
+    number: usize,
+    old: Box<[u8]>,
+    new: Box<[u8]>,
+    /// The file, once it was found.
+    found: Option<(InodeId, Timestamp)>,
+}
+
+/// All lines of a map.
+pub(super) struct Map {
+    shown: String,
+    lines: Vec<Line>,
+    /// Lines by the path of the file.
+    old: HashMap<Box<[u8]>, usize>,
+    /// Lines by the path that it gets.
+    new: HashMap<Box<[u8]>, usize>,
+    /// Folders that files are moved into, with a line that does.
+    above: HashMap<Box<[u8]>, usize>,
+    /// Lines that do not fit what was found, and why.
+    misfits: Vec<(usize, String)>,
+}
+
+impl Map {
+    /// Reads a map from a file, or from standard input if it is called `-`.
+    ///
+    /// # Errors
+    /// `Io`; `InvalidInput` for lines that are malformed or contradict others.
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        Self::parse(path.display().to_string(), &list::text(path)?)
+    }
+
+    fn parse(shown: String, text: &[u8]) -> Result<Self> {
+        let mut map = Self {
+            shown,
+            lines: Vec::new(),
+            old: HashMap::new(),
+            new: HashMap::new(),
+            above: HashMap::new(),
+            misfits: Vec::new(),
+        };
+        for (nth, line) in text.split(|&byte| byte == b'\n').enumerate() {
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            if !line.is_empty()
+                && let Err(why) = map.add(nth + 1, line)
+            {
+                map.misfits.push((nth + 1, why));
+            }
+        }
+        for line in &map.lines {
+            if let Some(&nth) = map.above.get(&line.new) {
+                let other = map.lines[nth].number;
+                let why = format!("{}: is a folder in line {other}", line.new.escape_ascii());
+                map.misfits.push((line.number, why));
+            }
+        }
+        map.check_misfits()?;
+        Ok(map)
+    }
+
+    fn add(&mut self, number: usize, line: &[u8]) -> std::result::Result<(), String> {
+        let (old, new) = halves(line).ok_or("no tab or blank between two paths")?;
+        let into = new.ends_with(b"/");
+        let (old, mut new) = (clean(old)?, clean(new)?);
+        let name = old.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        if name.is_empty() || (new.is_empty() && !into) {
+            return Err("names no file".to_owned());
+        }
+        if into {
+            new = joined(&new, name);
+        }
+        let (old, new): (Box<[u8]>, Box<[u8]>) = (old.into(), new.into());
+        let nth = self.lines.len();
+        if let Some(&other) = self.old.get(&old) {
+            let other = self.lines[other].number;
+            return Err(format!("{}: is in line {other}, too", old.escape_ascii()));
+        }
+        if let Some(&other) = self.new.get(&new) {
+            let other = self.lines[other].number;
+            return Err(format!("{}: line {other} puts a file there", new.escape_ascii()));
+        }
+        for (at, _) in new.iter().enumerate().filter(|&(_, &byte)| byte == b'/') {
+            if !self.above.contains_key(&new[..at]) {
+                self.above.insert(new[..at].into(), nth);
+            }
+        }
+        self.old.insert(old.clone(), nth);
+        self.new.insert(new.clone(), nth);
+        self.lines.push(Line { number, old, new, found: None });
+        Ok(())
+    }
+
+    /// The line that moves the file at `path`, if there is one.
+    pub(super) fn line(&mut self, path: &[u8], is_folder: bool) -> Option<usize> {
+        match self.old.get(path) {
+            Some(&nth) if is_folder => {
+                self.misfit(nth, format!("{}: is a folder", path.escape_ascii()));
+            }
+            Some(&nth) => return Some(nth),
+            None => {}
+        }
+        if let Some(&nth) = self.new.get(path) {
+            self.misfit(nth, format!("{}: is there already", path.escape_ascii()));
+        } else if let Some(&nth) = self.above.get(path).filter(|_| !is_folder) {
+            self.misfit(nth, format!("{}: is no folder", path.escape_ascii()));
+        }
+        None
+    }
+
+    /// The file of that line was found. Of two sources that have it, the later one's is moved.
+    pub(super) fn moved(&mut self, line: usize, inode: InodeId, modified: Timestamp) {
+        self.lines[line].found = Some((inode, modified));
+    }
+
+    /// Checks that the map fits what was found.
+    ///
+    /// # Errors
+    /// `InvalidInput` where it does not.
+    pub(super) fn check(&mut self) -> Result<()> {
+        let told: HashSet<usize> = self.misfits.iter().map(|&(number, _)| number).collect();
+        let missing = self.lines.iter().filter(|line| line.found.is_none());
+        for line in missing.filter(|line| !told.contains(&line.number)) {
+            let why = format!("{}: no such file", line.old.escape_ascii());
+            self.misfits.push((line.number, why));
+        }
+        self.check_misfits()
+    }
+
+    /// The files that were found, and where they belong.
+    pub(super) fn moves(&self) -> impl Iterator<Item = (&[u8], InodeId, Timestamp)> {
+        let found = |line: &'_ Line| line.found;
+        self.lines.iter().filter_map(move |line| {
+            found(line).map(|(inode, modified)| (line.new.as_ref(), inode, modified))
+        })
+    }
+
+    fn misfit(&mut self, nth: usize, why: String) {
+        self.misfits.push((self.lines[nth].number, why));
+    }
+
+    fn check_misfits(&mut self) -> Result<()> {
+        if self.misfits.is_empty() {
+            return Ok(());
+        }
+        self.misfits.sort();
+        let told = self.misfits.iter().take(TOLD);
+        let mut told: Vec<_> = told.map(|(number, why)| format!("line {number}: {why}")).collect();
+        if self.misfits.len() > TOLD {
+            told.push(format!("and {} more", self.misfits.len() - TOLD));
+        }
+        Err(Error::new(Kind::InvalidInput, format!("{}: {}", self.shown, told.join("; "))))
+    }
+}
+
+/// The two paths of a line: what stands before and behind a tab, or else behind the first blanks.
+fn halves(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    if let Some(at) = line.iter().position(|&byte| byte == b'\t') {
+        let (old, new) = (&line[..at], &line[at + 1..]);
+        return (!old.is_empty() && !new.is_empty()).then_some((old, new));
+    }
+    let line = line.trim_ascii();
+    let at = line.iter().position(|&byte| byte == b' ')?;
+    Some((&line[..at], line[at..].trim_ascii()))
+}
+
+/// A path without empty parts and dots.
+fn clean(path: &[u8]) -> std::result::Result<Vec<u8>, String> {
+    let shown = || path.escape_ascii();
+    if path.starts_with(b"/") {
+        return Err(format!("{}: is an absolute path", shown()));
+    }
+    let mut clean = Vec::with_capacity(path.len());
+    for part in path.split(|&byte| byte == b'/') {
+        if part.is_empty() || part == b"." {
+            continue;
+        }
+        if Name::parse(part).is_none() {
+            return Err(format!("{}: {} is no name", shown(), part.escape_ascii()));
+        }
+        if !clean.is_empty() {
+            clean.push(b'/');
+        }
+        clean.extend_from_slice(part);
+    }
+    Ok(clean)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &[u8]) -> Result<Map> {
+        Map::parse("map".to_owned(), text)
+    }
+
+    fn lines(text: &[u8]) -> Vec<(String, String)> {
+        let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let map = parse(text).unwrap();
+        map.lines.iter().map(|line| (shown(&line.old), shown(&line.new))).collect()
+    }
+
+    #[test]
+    fn takes_tabs_blanks_and_folders() {
+        let found = lines(b"a\tn1/\n./b/c d\tx y\ne   f/g\n\nd/h ./\r\n");
+        let expected = [("a", "n1/a"), ("b/c d", "x y"), ("e", "f/g"), ("d/h", "h")];
+        assert_eq!(found, expected.map(|(old, new)| (old.to_owned(), new.to_owned())));
+    }
+
+    #[test]
+    fn tells_each_wrong_line_by_its_number() {
+        let text = b"a\tx\nlonely\n/abs\ty\nb\tx\na\tz\nc\t../z\nd\tx/y\ne\t\n";
+        let error = parse(text).err().unwrap();
+        assert_eq!(error.kind(), Kind::InvalidInput);
+        let told = error.to_string();
+        for line in ["map: line 1: ", "line 2: ", "line 3: /abs", "line 4: x: line 1 puts"] {
+            assert!(told.contains(line), "{line} in {told}");
+        }
+        for line in ["line 5: a: is in line 1", "line 6: ../z: .. is no name", "line 8: "] {
+            assert!(told.contains(line), "{line} in {told}");
+        }
+        assert!(!told.contains("line 7: "), "{told}");
+    }
+
+    #[test]
+    fn does_not_fit_what_lacks_its_files_or_has_others_there() {
+        let mut map = parse(b"a\tx/b\nmissing\ty\nf\tg\nh\ttaken\n").unwrap();
+        assert_eq!(map.line(b"a", false), Some(0));
+        map.moved(0, InodeId(1), Timestamp { seconds: 0, nanoseconds: 0 });
+        assert_eq!(map.line(b"x", false), None);
+        assert_eq!(map.line(b"f", true), None);
+        assert_eq!(map.line(b"taken", true), None);
+        assert_eq!(map.line(b"other", false), None);
+        let told = map.check().unwrap_err().to_string();
+        let expected = "map: line 1: x: is no folder; line 2: missing: no such file; \
+                        line 3: f: is a folder; line 4: taken: is there already";
+        assert_eq!(told, expected);
+    }
+}

@@ -1,0 +1,217 @@
+//! What is to be packed, found: folders, lists of files and archives become one catalog.
+//!
+//! Owns which kind each source is and where it lands. `folder`, `disk` and `table` are files on a
+//! disk, `tree` is an archive; `walk` goes through either, `placing` fills the catalog; `list`
+//! selects, `map` moves.
+//! Invariants: the catalog depends on the sources and their order, never on threads or on the order
+//! of a disk; what can not be listed is named, and the rest is packed.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::Job;
+use super::catalog::{Catalog, InodeId, Owner};
+use crate::error::{Error, Kind, Result};
+
+mod disk;
+mod folder;
+mod found;
+mod list;
+mod map;
+mod opening;
+mod placing;
+mod table;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod walk;
+
+use folder::{DiskFolder, Made};
+use found::{Folder, Found};
+use list::{Selection, Wanted};
+use map::Map;
+use opening::{Opened, Plain};
+use placing::{Place, Placing};
+use table::{Rows, Table};
+use tree::{Archive, Bytes, Met};
+use walk::Walk;
+
+pub use folder::OtherMounts;
+pub use list::{FileList, Separator};
+
+/// What is to be packed.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// Folders, archives and other files. Of two files that land at one place the later is packed.
+    pub paths: Vec<PathBuf>,
+    /// What is packed of the one source, or of the current folder if there is none; `None`: all.
+    pub list: Option<FileList>,
+    /// A file of paths and the paths that they get; `-` is standard input.
+    pub map: Option<PathBuf>,
+    /// Who all files belong to.
+    pub owner: Owner,
+    /// Whether archives in archives become folders; those of an archive of nothing else do anyway.
+    pub recursive: bool,
+    /// Memory for decoded blocks of all archives together, bytes.
+    pub cache_bytes: u64,
+    /// What becomes of folders on which another file system is mounted.
+    pub other_mounts: OtherMounts,
+    /// The archive that is made, which is not packed into itself.
+    pub output: Option<PathBuf>,
+}
+
+/// Finds everything that is to be packed.
+///
+/// # Errors
+/// `Usage` and `InvalidInput` where the sources, the list or the map can not be right; `NotFound`,
+/// `Corrupt` and what else there is where a source can not be opened; `Interrupted`. What can not
+/// be read below a source is a problem of the job.
+pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
+    let paths = sources.checked_paths()?;
+    let selection = sources.list.as_ref().map(FileList::read).transpose()?;
+    let mut map = sources.map.as_deref().map(Map::read).transpose()?;
+    let made = sources.output.as_deref().and_then(Made::at);
+    let mut opened = opening::all(job, sources, &paths, made.as_ref())?;
+    if selection.is_some() && !opened.iter().all(Opened::holds_files) {
+        let context = format!("{}: no folder and no archive", paths[0].display());
+        return Err(Error::new(Kind::NotADirectory, context)
+            .with_hint("a list selects what is in one of those"));
+    }
+    job.progress.begin("listing files");
+    let placing = Placing::new(map.as_mut());
+    let mut gathering =
+        Gathering { job, selection: selection.as_ref(), placing, plain: 0, in_root: 0 };
+    gathering.plain_files(&mut opened)?;
+    for (path, opened) in paths.iter().zip(opened) {
+        job.check()?;
+        match opened {
+            Opened::Folder(folder, found) => {
+                let name = landing(path, paths.len() == 1)?;
+                gathering.folder(name.as_deref(), folder, found)?;
+            }
+            Opened::Archive(archive) => gathering.archive(archive)?,
+            Opened::Plain(plain) => gathering.place_plain(path, plain)?,
+        }
+    }
+    let Gathering { placing, in_root, .. } = gathering;
+    placing.finish(in_root == 1, sources.owner)
+}
+
+impl Sources {
+    /// The paths, once all that can be wrong with them before anything is opened is not.
+    fn checked_paths(&self) -> Result<Vec<PathBuf>> {
+        let usage = |what: &str| Err(Error::new(Kind::Usage, what));
+        let is_stdin = |path: &Path| path.as_os_str() == "-";
+        let list_is_stdin = self.list.as_ref().is_some_and(|list| is_stdin(&list.path));
+        if list_is_stdin && self.map.as_deref().is_some_and(is_stdin) {
+            return usage("the list and the map can not both be standard input");
+        }
+        match (self.paths.as_slice(), &self.list) {
+            ([], None) => usage("there is nothing to be packed"),
+            ([], Some(_)) => Ok(vec![PathBuf::from(".")]),
+            ([_, _, ..], Some(_)) => usage("a list selects files of one source, not of several"),
+            (paths, _) => Ok(paths.to_vec()),
+        }
+    }
+}
+
+/// The name that a folder keeps; `None` where its contents land in the root.
+fn landing(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
+    let mut bytes = path.as_os_str().as_bytes();
+    while let [rest @ .., b'/'] = bytes {
+        bytes = rest;
+    }
+    if alone || bytes.is_empty() || bytes == b"." || bytes.ends_with(b"/.") {
+        return Ok(None);
+    }
+    if let Some(name) = path.file_name() {
+        return Ok(Some(name.as_bytes().to_vec()));
+    }
+    // It ends in `..`: its name is that of the folder this leads to.
+    let real = fs::canonicalize(path)
+        .map_err(|error| Error::io(format!("{}: can not be found", path.display()), error))?;
+    Ok(real.file_name().map(OsStr::as_bytes).map(<[u8]>::to_vec))
+}
+
+/// The sources on their way into the catalog.
+struct Gathering<'g, 'j> {
+    job: &'g Job<'j>,
+    selection: Option<&'g Selection>,
+    placing: Placing<'g>,
+    /// The number of the source of plain files.
+    plain: u32,
+    /// Sources that landed in the root, with their attributes.
+    in_root: usize,
+}
+
+impl Gathering<'_, '_> {
+    fn folder(&mut self, name: Option<&[u8]>, folder: DiskFolder<'_>, found: Found) -> Result<()> {
+        let place =
+            Place { above: name.unwrap_or_default(), source: self.placing.next_source(), space: 0 };
+        let top = self.top(name, found);
+        let mut rows = Rows::new();
+        let walk = Walk { job: self.job, source: &folder, selection: self.selection, place };
+        walk.run(top, &mut self.placing, &mut |above, name, found| {
+            rows.add(above.key, name, found)
+        })?;
+        let (base, shown) = folder.into_base();
+        self.placing.source(Box::new(Table::new(rows, base, shown)));
+        Ok(())
+    }
+
+    fn archive(&mut self, archive: Archive) -> Result<()> {
+        let source = self.placing.next_source();
+        let place = Place { above: b"", source, space: source + 1 };
+        let top = self.top(None, archive.top()?);
+        let mut met = Met::default();
+        let walk = Walk { job: self.job, source: &archive, selection: self.selection, place };
+        walk.run(top, &mut self.placing, &mut |_, _, found| met.key(found))?;
+        self.placing.source(Box::new(Bytes::of(archive)));
+        Ok(())
+    }
+
+    /// The folder that a source is itself.
+    fn top(&mut self, name: Option<&[u8]>, found: Found) -> Folder {
+        let at = found.at;
+        let wanted = self.selection.map_or(Wanted::All, Selection::top);
+        let name = name.and_then(crate::vfs::Name::parse);
+        self.in_root += usize::from(name.is_none());
+        let inode = self.placing.top(name, found);
+        Folder { path: Box::default(), at, key: 0, inode, wanted }
+    }
+
+    /// Makes one source of bytes of all plain files, for they may be many.
+    fn plain_files(&mut self, opened: &mut [Opened<'_>]) -> Result<()> {
+        let mut rows = Rows::new();
+        let mut any = false;
+        for opened in opened {
+            if let Opened::Plain(Plain { path, found, key }) = opened {
+                *key = rows.add(0, path.as_os_str().as_bytes(), found)?;
+                any = true;
+            }
+        }
+        if any {
+            self.plain = self.placing.next_source();
+            let base = opening::folder(Path::new("."))?;
+            self.placing.source(Box::new(Table::new(rows, base, Vec::new())));
+        }
+        Ok(())
+    }
+
+    fn place_plain(&mut self, path: &Path, plain: Plain) -> Result<()> {
+        let root = Folder {
+            path: Box::default(),
+            at: plain.found.at,
+            key: 0,
+            inode: InodeId::ROOT,
+            wanted: Wanted::All,
+        };
+        let place = Place { above: b"", source: self.plain, space: 0 };
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        let key = plain.key;
+        let placed = self.placing.place(&place, &root, name, plain.found, key);
+        placed.map(drop).map_err(|error| error.within(path.display()))
+    }
+}

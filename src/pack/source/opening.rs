@@ -1,0 +1,199 @@
+//! From a path that was given to a source: a folder, an archive, or a file like any other.
+//!
+//! Owns finding out which; leaves what is in it to the sources.
+//! Invariant: a file is taken for an archive exactly where `mount` takes it for one.
+
+use std::collections::HashSet;
+use std::fs;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use super::folder::{DiskFolder, Made};
+use super::found::{Found, Seen};
+use super::tree::Archive;
+use super::{Sources, disk};
+use crate::error::{Error, Kind, Result};
+use crate::formats::{self, OpenOptions};
+use crate::ordered::try_ordered;
+use crate::pack::Job;
+use crate::progress::Progress;
+use crate::storage::{self, FileStorage};
+use crate::sync::Arc;
+use crate::vfs::{Cookie, FileKind, Ino, Scratch, Tree};
+
+/// Archives opened at once, each by a thread: on a parallel file system most of it is waiting.
+const OPENED_AT_ONCE: usize = 8;
+
+/// A source that was opened.
+pub(super) enum Opened<'s> {
+    Folder(DiskFolder<'s>, Found),
+    Archive(Archive),
+    Plain(Plain),
+}
+
+impl Opened<'_> {
+    /// Whether there are files in it.
+    pub(super) fn holds_files(&self) -> bool {
+        !matches!(self, Self::Plain(_))
+    }
+}
+
+/// A file that is packed as it is.
+pub(super) struct Plain {
+    /// Where it is, no symbolic link at the end.
+    pub(super) path: PathBuf,
+    pub(super) found: Found,
+    /// What its source of bytes knows it by, once there is one.
+    pub(super) key: u64,
+}
+
+/// Opens all sources.
+///
+/// # Errors
+/// Those of the first that can not be opened.
+pub(super) fn all<'s>(
+    job: &Job<'_>,
+    sources: &Sources,
+    paths: &[PathBuf],
+    made: Option<&'s Made>,
+) -> Result<Vec<Opened<'s>>> {
+    let mut opened = Vec::with_capacity(paths.len());
+    // Where the regular files stand among them, which may be archives.
+    let mut regular = Vec::new();
+    for path in paths {
+        let failed = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::new(Kind::NotFound, format!("{}: no such file", path.display()))
+            }
+            _ => Error::io(format!("{}: can not be opened", path.display()), error),
+        };
+        if fs::metadata(path).map_err(failed)?.is_dir() {
+            let (folder, found) = DiskFolder::open(path, sources.other_mounts, made)?;
+            opened.push(Opened::Folder(folder, found));
+            continue;
+        }
+        let plain = plain(path)?;
+        if is_made(path, made) {
+            let context = format!("{}: is the archive that is to be made", path.display());
+            return Err(Error::new(Kind::InvalidInput, context));
+        }
+        if matches!(plain.found.seen, Seen::File { .. }) {
+            regular.push(opened.len());
+        }
+        opened.push(Opened::Plain(plain));
+    }
+    let files: Vec<PathBuf> = regular.iter().map(|&nth| paths[nth].clone()).collect();
+    let trees = trees(job, sources, &files)?;
+    for (&nth, tree) in regular.iter().zip(trees) {
+        if let Some(tree) = tree {
+            opened[nth] = Opened::Archive(Archive::new(tree, paths[nth].as_os_str().as_bytes()));
+        }
+    }
+    Ok(opened)
+}
+
+/// A folder that paths are relative to.
+pub(super) fn folder(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty())
+        .map_err(|error| Error::io(format!("{}: can not be opened", path.display()), error.into()))
+}
+
+fn plain(path: &Path) -> Result<Plain> {
+    let failed =
+        |error: std::io::Error| Error::io(format!("{}: can not be read", path.display()), error);
+    let is_link = fs::symlink_metadata(path).map_err(failed)?.is_symlink();
+    let real = if is_link { fs::canonicalize(path).map_err(failed)? } else { path.to_owned() };
+    let above = match real.parent() {
+        Some(above) if !above.as_os_str().is_empty() => above,
+        _ => Path::new("."),
+    };
+    let name = real.file_name().unwrap_or_default().as_bytes();
+    let found = disk::examine(folder(above)?.as_fd(), name);
+    let found = found.map_err(|error| error.within(path.display()))?;
+    Ok(Plain { path: real, found, key: 0 })
+}
+
+fn is_made(path: &Path, made: Option<&Made>) -> bool {
+    made.is_some() && made == Made::at(path).as_ref()
+}
+
+/// The trees of those files that are archives.
+fn trees(
+    job: &Job<'_>,
+    sources: &Sources,
+    paths: &[PathBuf],
+) -> Result<Vec<Option<Arc<dyn Tree>>>> {
+    let mut trees = Vec::with_capacity(paths.len());
+    if paths.is_empty() {
+        return Ok(trees);
+    }
+    let files = storage::open_files(paths)?;
+    let options = OpenOptions {
+        cache_bytes: sources.cache_bytes / files.len() as u64,
+        recursive: sources.recursive,
+        ..OpenOptions::default()
+    };
+    let within = OpenOptions { recursive: true, ..options.clone() };
+    let open = |nth: usize| {
+        job.check()?;
+        match tree(&files[nth], &options, job.progress)? {
+            // Nobody wants an archive of nothing but archives, such as ImageNet comes as.
+            Some(outer) if !options.recursive && holds_only_archives(outer.as_ref())? => {
+                tree(&files[nth], &within, job.progress)
+            }
+            tree => Ok(tree),
+        }
+    };
+    try_ordered(files.len(), OPENED_AT_ONCE, open, |tree| trees.push(tree))?;
+    Ok(trees)
+}
+
+/// The tree of a file, if it is an archive.
+fn tree(
+    file: &Arc<FileStorage>,
+    options: &OpenOptions,
+    progress: &Progress,
+) -> Result<Option<Arc<dyn Tree>>> {
+    match formats::open_files(&[Arc::clone(file)], options, progress) {
+        Ok(tree) => Ok(Some(tree)),
+        Err(error) if error.kind() == Kind::UnknownFormat => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether there are regular files in `tree`, and each of them is an archive that would become a
+/// folder.
+///
+/// # Errors
+/// `Corrupt`, `Io` where it can not be read.
+pub(super) fn holds_only_archives(tree: &dyn Tree) -> Result<bool> {
+    let mut scratch = Scratch::default();
+    let mut met = HashSet::from([Ino::ROOT]);
+    let mut folders = vec![Ino::ROOT];
+    let mut any = false;
+    while let Some(folder) = folders.pop() {
+        let mut files = Vec::new();
+        tree.read_dir(folder, Cookie::START, &mut |entry| {
+            match entry.kind {
+                FileKind::Directory if met.insert(entry.ino) => folders.push(entry.ino),
+                FileKind::Regular => files.push((entry.ino, entry.name.as_bytes().to_vec())),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        })?;
+        for (ino, name) in files {
+            // What can not be read is told when it is packed.
+            let head = tree.read(ino, 0, formats::HEAD, &mut scratch);
+            if !head.is_ok_and(|head| formats::is_within(&name, head.as_slice())) {
+                return Ok(false);
+            }
+            any = true;
+        }
+    }
+    Ok(any)
+}

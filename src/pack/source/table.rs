@@ -1,0 +1,239 @@
+//! Files on a disk that are to be read: where they are, and what they were when they were listed.
+//!
+//! Owns the bytes of files of folders, and that they are those that were listed; leaves listing to
+//! `folder`.
+//! Invariant: a file that is not what it was, in device, inode, size or time, gives an error before
+//! and after its bytes are read, and never bytes of two versions.
+//!
+//! Memory: 48 bytes a file and its name; a folder has its name and the number of the one above.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{OFlags, SeekFrom, fstat, seek};
+use rustix::io::Errno;
+
+use super::disk;
+use super::found::{Found, Seen, joined};
+use crate::error::{Error, Kind, Result};
+use crate::pack::content::Content;
+use crate::sync::{AtomicBool, Ordering};
+
+/// What a file was when it was listed.
+struct Row {
+    inode: u64,
+    size: u64,
+    seconds: i64,
+    nanoseconds: u32,
+    /// Its device, by its place in `Table::devices`.
+    device: u32,
+    /// Its folder, by its place in `Table::folders`.
+    folder: u32,
+    name_len: u32,
+    name: usize,
+}
+
+/// A folder: the one that it is in, and where its name is.
+struct Above {
+    parent: u32,
+    name: Range<usize>,
+}
+
+/// Files below one folder.
+pub(super) struct Table {
+    base: OwnedFd,
+    shown: Vec<u8>,
+    folders: Vec<Above>,
+    files: Vec<Row>,
+    names: Vec<u8>,
+    devices: Vec<u64>,
+    /// Whether the kernel lets this user read without leaving a trace in the time of access.
+    /// Relaxed: whoever sees it late asks once more.
+    traceless: AtomicBool,
+}
+
+impl Table {
+    /// No files yet but those that `rows` will hold; `Rows::into_table` makes it complete.
+    pub(super) fn new(rows: Rows, base: OwnedFd, shown: Vec<u8>) -> Self {
+        let Rows { folders, mut files, mut names, devices } = rows;
+        files.shrink_to_fit();
+        names.shrink_to_fit();
+        Self { base, shown, folders, files, names, devices, traceless: AtomicBool::new(true) }
+    }
+
+    /// The path below the folder.
+    fn path(&self, row: &Row) -> Vec<u8> {
+        let name = &self.names[row.name..row.name + row.name_len as usize];
+        let mut parts = vec![name];
+        let mut folder = row.folder;
+        while folder != 0 {
+            let above = &self.folders[folder as usize];
+            parts.push(&self.names[above.name.clone()]);
+            folder = above.parent;
+        }
+        parts.reverse();
+        parts.join(&b'/')
+    }
+
+    fn row(&self, key: u64) -> Result<&Row> {
+        let row = usize::try_from(key).ok().and_then(|key| self.files.get(key));
+        row.ok_or_else(|| Error::new(Kind::NotFound, format!("{key} is no file of this folder")))
+    }
+
+    /// Opens a file that is still what it was.
+    fn open(&self, row: &Row) -> Result<File> {
+        let path = self.path(row);
+        // A pipe may have come in its place, and opening that would wait.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let open = |flags| disk::open_below(self.base.as_fd(), &path, flags);
+        let opened = if self.traceless.load(Ordering::Relaxed) {
+            open(flags | OFlags::NOATIME).or_else(|error| {
+                if Errno::from_io_error(&error) != Some(Errno::PERM) {
+                    return Err(error);
+                }
+                self.traceless.store(false, Ordering::Relaxed);
+                open(flags)
+            })
+        } else {
+            open(flags)
+        };
+        let file = opened.map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO | Errno::STALE) => {
+                self.changed(row)
+            }
+            _ => self.failed(row, error),
+        })?;
+        let file = File::from(file);
+        self.check(row, &file)?;
+        Ok(file)
+    }
+
+    /// Fails where the file is not what it was.
+    fn check(&self, row: &Row, file: &File) -> Result<()> {
+        let stat = fstat(file).map_err(|error| self.failed(row, error.into()))?;
+        let found = disk::of(&stat);
+        let modified = found.meta.modified;
+        let device = self.devices.get(row.device as usize).copied();
+        let same = Some(found.at.device) == device
+            && found.at.number == row.inode
+            && matches!(found.seen, Seen::File { size, .. } if size == row.size)
+            && (modified.seconds, modified.nanoseconds) == (row.seconds, row.nanoseconds);
+        if same { Ok(()) } else { Err(self.changed(row)) }
+    }
+
+    fn changed(&self, row: &Row) -> Error {
+        Error::new(Kind::Changed, format!("{}: changed while it was read", self.origin_of(row)))
+    }
+
+    fn failed(&self, row: &Row, error: std::io::Error) -> Error {
+        Error::io(format!("{}: can not be read", self.origin_of(row)), error)
+    }
+
+    fn origin_of(&self, row: &Row) -> String {
+        shown(&self.shown, &self.path(row))
+    }
+}
+
+impl Content for Table {
+    fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let row = self.row(key)?;
+        let file = self.open(row)?;
+        file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => self.changed(row),
+            _ => self.failed(row, error),
+        })?;
+        self.check(row, &file)
+    }
+
+    fn next_data(&self, key: u64, offset: u64) -> Result<Option<Range<u64>>> {
+        let row = self.row(key)?;
+        let file = self.open(row)?;
+        let start = match seek(&file, SeekFrom::Data(offset)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return self.check(row, &file).map(|()| None),
+            // A file system that knows no holes.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => offset,
+            Err(error) => return Err(self.failed(row, error.into())),
+        };
+        let end = match seek(&file, SeekFrom::Hole(start)) {
+            Ok(end) => end,
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => row.size,
+            Err(Errno::NXIO) => return Err(self.changed(row)),
+            Err(error) => return Err(self.failed(row, error.into())),
+        };
+        self.check(row, &file)?;
+        Ok((start < end).then_some(start..end))
+    }
+
+    fn origin(&self, key: u64) -> String {
+        self.row(key).map_or_else(|_| String::new(), |row| self.origin_of(row))
+    }
+}
+
+/// The rows of a table that is being filled.
+#[derive(Default)]
+pub(super) struct Rows {
+    folders: Vec<Above>,
+    files: Vec<Row>,
+    names: Vec<u8>,
+    devices: Vec<u64>,
+}
+
+impl Rows {
+    /// Nothing but the folder that all are below, which has the number 0.
+    pub(super) fn new() -> Self {
+        Self { folders: vec![Above { parent: 0, name: 0..0 }], ..Self::default() }
+    }
+
+    /// Adds what was found as `name` in a folder of that number: the number of the folder, or the
+    /// key of the regular file; 0 of anything else.
+    ///
+    /// # Errors
+    /// `Unsupported` for more than 2^32 folders.
+    pub(super) fn add(&mut self, folder: u64, name: &[u8], found: &Found) -> Result<u64> {
+        let many = |_| Error::new(Kind::Unsupported, "more than 2^32 folders or devices");
+        let folder = u32::try_from(folder).map_err(many)?;
+        let at = self.names.len();
+        match found.seen {
+            Seen::Folder { .. } => {
+                self.names.extend_from_slice(name);
+                self.folders.push(Above { parent: folder, name: at..self.names.len() });
+                let number = u32::try_from(self.folders.len() - 1).map_err(many)?;
+                Ok(u64::from(number))
+            }
+            Seen::File { size, .. } => {
+                self.names.extend_from_slice(name);
+                let device = self.devices.iter().rposition(|&other| other == found.at.device);
+                let device = device.unwrap_or_else(|| {
+                    self.devices.push(found.at.device);
+                    self.devices.len() - 1
+                });
+                self.files.push(Row {
+                    inode: found.at.number,
+                    size,
+                    seconds: found.meta.modified.seconds,
+                    nanoseconds: found.meta.modified.nanoseconds,
+                    device: u32::try_from(device).map_err(many)?,
+                    folder,
+                    // A name has 255 bytes, and a path that the kernel takes 4095.
+                    name_len: name.len() as u32,
+                    name: at,
+                });
+                Ok(self.files.len() as u64 - 1)
+            }
+            _ => Ok(0),
+        }
+    }
+}
+
+/// A path below `folder` as a person reads it.
+pub(super) fn shown(folder: &[u8], path: &[u8]) -> String {
+    let bytes = match folder {
+        _ if path.is_empty() => folder.to_vec(),
+        _ if folder.ends_with(b"/") => [folder, path].concat(),
+        _ => joined(folder, path),
+    };
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,227 @@
+//! An archive as a source: the tree that it is read as.
+//!
+//! Owns the translation of `vfs` into what is packed; leaves opening archives to `formats`.
+//! Invariant: a walk ends, whatever a damaged archive says of its folders.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ops::{ControlFlow, Range};
+
+use super::found::{At, Folder, Found, Listed, Seen, Source};
+use super::table;
+use crate::error::{Error, Kind, Result};
+use crate::pack::catalog::{Meta, Xattrs};
+use crate::pack::content::Content;
+use crate::sync::Arc;
+use crate::vfs::{Attr, Cookie, FileKind, Ino, Name, Scratch, SeekTarget, Tree};
+
+/// Bytes asked of the tree at once.
+const STEP: usize = 1 << 20;
+
+thread_local! {
+    /// Memory of the tree's answers.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// An archive.
+#[derive(Clone)]
+pub(super) struct Archive {
+    tree: Arc<dyn Tree>,
+    /// How it was given.
+    shown: Arc<[u8]>,
+}
+
+impl Archive {
+    /// The archive given as `shown`, which is read as `tree`.
+    pub(super) fn new(tree: Arc<dyn Tree>, shown: &[u8]) -> Self {
+        Self { tree, shown: shown.into() }
+    }
+
+    /// The root of the archive.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub(super) fn top(&self) -> Result<Found> {
+        self.found(&self.tree.attr(Ino::ROOT)?)
+    }
+
+    fn found(&self, attr: &Attr) -> Result<Found> {
+        let seen = match attr.kind {
+            FileKind::Directory => Seen::Folder { entered: true },
+            FileKind::Regular => Seen::File { size: attr.size, sparse: attr.allocated < attr.size },
+            FileKind::Symlink => Seen::Symlink(self.tree.read_link(attr.ino)?.into()),
+            kind @ (FileKind::BlockDevice | FileKind::CharDevice) => {
+                Seen::Device { kind, number: attr.device }
+            }
+            FileKind::Fifo => Seen::Fifo,
+            FileKind::Socket => Seen::Socket,
+        };
+        Ok(Found {
+            at: At { device: 0, number: attr.ino.number() },
+            linked: attr.nlink > 1,
+            meta: Meta {
+                permissions: attr.permissions,
+                uid: attr.uid,
+                gid: attr.gid,
+                modified: attr.modified,
+                xattrs: None,
+            },
+            xattrs: self.xattrs(attr.ino)?,
+            seen,
+        })
+    }
+
+    fn xattrs(&self, ino: Ino) -> Result<Xattrs> {
+        if !self.tree.has_xattrs() {
+            return Ok(Xattrs::new());
+        }
+        let names = self.tree.list_xattrs(ino)?;
+        let names = names.split(|&byte| byte == 0).filter(|name| !name.is_empty());
+        names.map(|name| Ok((name.to_vec(), self.tree.xattr(ino, name)?))).collect()
+    }
+
+    fn look_at(&self, folder: Ino, listed: &Listed) -> Result<Option<Found>> {
+        let attr = match listed.number.and_then(Ino::new) {
+            Some(ino) => Some(self.tree.attr(ino)?),
+            None => match Name::parse(&listed.name) {
+                Some(name) => self.tree.lookup(folder, name)?,
+                None => None,
+            },
+        };
+        let missing = || Error::new(Kind::NotFound, "no such file in the archive");
+        self.found(&attr.ok_or_else(missing)?).map(Some)
+    }
+}
+
+/// The inode of a number that the tree gave.
+fn ino(number: u64) -> Result<Ino> {
+    Ino::new(number).ok_or_else(|| Error::new(Kind::NotFound, "no inode has the number 0"))
+}
+
+impl Source for Archive {
+    fn names(&self, folder: &Folder) -> Result<Vec<Listed>> {
+        let mut names = Vec::new();
+        self.tree.read_dir(ino(folder.at.number)?, Cookie::START, &mut |entry| {
+            let number = Some(entry.ino.number());
+            names.push(Listed { name: entry.name.as_bytes().into(), number });
+            ControlFlow::Continue(())
+        })?;
+        Ok(names)
+    }
+
+    fn look(&self, folder: &Folder, names: &[Listed]) -> Vec<Result<Option<Found>>> {
+        let found = |name| ino(folder.at.number).and_then(|ino| self.look_at(ino, name));
+        names.iter().map(found).collect()
+    }
+
+    fn origin(&self, path: &[u8]) -> String {
+        table::shown(&self.shown, path)
+    }
+}
+
+/// Folders of an archive that were met.
+#[derive(Default)]
+pub(super) struct Met(HashSet<u64>);
+
+impl Met {
+    /// The key of what was found.
+    ///
+    /// # Errors
+    /// `Corrupt` for a folder that was met before: then it may be in itself.
+    pub(super) fn key(&mut self, found: &Found) -> Result<u64> {
+        let number = found.at.number;
+        let is_folder = matches!(found.seen, Seen::Folder { .. });
+        if is_folder && (number == Ino::ROOT.number() || !self.0.insert(number)) {
+            return Err(Error::corrupt("a folder that is in two places"));
+        }
+        Ok(number)
+    }
+}
+
+/// The bytes of the files of an archive.
+pub(super) struct Bytes {
+    archive: Archive,
+}
+
+impl Bytes {
+    /// Those of `archive`.
+    pub(super) fn of(archive: Archive) -> Self {
+        Self { archive }
+    }
+
+    fn named(&self, key: u64) -> impl Fn(Error) -> Error + '_ {
+        move |error| error.within(self.origin(key))
+    }
+}
+
+impl Content for Bytes {
+    fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let ino = ino(key)?;
+        let read = |scratch: &mut Scratch| {
+            let mut done = 0;
+            for part in buffer.chunks_mut(STEP) {
+                let size = u32::try_from(part.len()).unwrap_or(u32::MAX);
+                let bytes = self.archive.tree.read(ino, offset + done, size, scratch)?;
+                let bytes = bytes.as_slice();
+                if bytes.len() != part.len() {
+                    return Err(Error::truncated("ends before its size"));
+                }
+                part.copy_from_slice(bytes);
+                done += part.len() as u64;
+            }
+            Ok(())
+        };
+        SCRATCH.with_borrow_mut(read).map_err(self.named(key))
+    }
+
+    fn next_data(&self, key: u64, offset: u64) -> Result<Option<Range<u64>>> {
+        let ino = ino(key)?;
+        let seek = |offset, target| match self.archive.tree.seek(ino, offset, target) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.kind() == Kind::PastEnd => Ok(None),
+            Err(error) => Err(self.named(key)(error)),
+        };
+        let Some(start) = seek(offset, SeekTarget::Data)? else { return Ok(None) };
+        let end = seek(start, SeekTarget::Hole)?;
+        Ok(end.filter(|&end| end > start).map(|end| start..end))
+    }
+
+    fn place(&self, key: u64) -> u64 {
+        ino(key).and_then(|ino| self.archive.tree.place(ino)).unwrap_or(0)
+    }
+
+    fn origin(&self, key: u64) -> String {
+        // Inodes know no names, so the name is looked for; only messages ask for it.
+        let path = ino(key).ok().and_then(|ino| path_of(self.archive.tree.as_ref(), ino));
+        match path {
+            Some(path) => self.archive.origin(&path),
+            None => format!("{}: inode {key}", String::from_utf8_lossy(&self.archive.shown)),
+        }
+    }
+}
+
+/// The first path that leads to an inode.
+fn path_of(tree: &dyn Tree, wanted: Ino) -> Option<Vec<u8>> {
+    let mut met = HashSet::from([Ino::ROOT]);
+    let mut folders = vec![(Vec::new(), Ino::ROOT)];
+    while let Some((path, folder)) = folders.pop() {
+        let mut found = None;
+        let visit = &mut |entry: crate::vfs::DirEntry<'_>| {
+            if entry.ino == wanted {
+                found = Some(super::found::joined(&path, entry.name.as_bytes()));
+                return ControlFlow::Break(());
+            }
+            if entry.kind == FileKind::Directory && met.insert(entry.ino) {
+                let path = super::found::joined(&path, entry.name.as_bytes());
+                folders.push((path, entry.ino));
+            }
+            ControlFlow::Continue(())
+        };
+        // What can not be listed leads nowhere.
+        let _ = tree.read_dir(folder, Cookie::START, visit);
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}

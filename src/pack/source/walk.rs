@@ -1,0 +1,186 @@
+//! The walk through a source: folder by folder, many at once, told of in one order.
+//!
+//! Owns how the work is cut for threads; leaves asking to `Source` and keeping to `Placing`.
+//! Invariant: files are told of level by level, in a folder by name, on any number of threads.
+//!
+//! On a parallel file system each question is a round trip to a server, and the time of the walk is
+//! their number by the time of one. So there are more threads than processors, and a folder of many
+//! files is cut into parts. A level is finished before the next one begins, which costs the wait
+//! for the last folder of each level, and keeps the order without keeping everything.
+
+use std::ops::ControlFlow;
+
+use super::found::{Folder, Found, Listed, Seen, Source};
+use super::list::{Selection, Wanted};
+use super::placing::{Place, Placing};
+use crate::error::{Error, Kind, Result};
+use crate::ordered::ordered;
+use crate::pack::Job;
+
+/// Files that one thread asks about at a time.
+const PART: usize = 1024;
+
+/// Threads for each that may compute: most of the time they wait.
+const THREADS: usize = 4;
+
+/// The fewest and the most threads.
+const THREADS_MIN: usize = 8;
+const THREADS_MAX: usize = 64;
+
+/// Threads for questions to a file system.
+pub(super) fn threads(job: &Job<'_>) -> usize {
+    job.threads.saturating_mul(THREADS).clamp(THREADS_MIN, THREADS_MAX)
+}
+
+/// What keeps the files of a source: gives each folder and regular file its key.
+pub(super) type Keep<'k> = dyn FnMut(&Folder, &[u8], &Found) -> Result<u64> + 'k;
+
+/// Answers for the first names of a folder, or, for all of a small folder, for all.
+struct Listing {
+    names: Vec<Listed>,
+    /// What is wanted of each, where a list selects; else nothing.
+    wanted: Vec<Wanted>,
+    found: Vec<Result<Option<Found>>>,
+}
+
+/// A walk through one source.
+pub(super) struct Walk<'w, 'j> {
+    pub(super) job: &'w Job<'j>,
+    pub(super) source: &'w dyn Source,
+    pub(super) selection: Option<&'w Selection>,
+    /// Where in the catalog the source lies.
+    pub(super) place: Place<'w>,
+}
+
+impl Walk<'_, '_> {
+    /// Places everything below `top`, the source itself.
+    ///
+    /// # Errors
+    /// `Interrupted`. What can not be listed is a problem of the job.
+    pub(super) fn run(
+        &self,
+        top: Folder,
+        placing: &mut Placing<'_>,
+        keep: &mut Keep<'_>,
+    ) -> Result<()> {
+        let mut level = vec![top];
+        while !level.is_empty() {
+            let mut below = Vec::new();
+            let mut outcome = Ok(());
+            let list = |nth: usize| self.list(&level[nth]);
+            ordered(level.len(), threads(self.job), list, |nth, listing| {
+                let folder = &level[nth];
+                outcome = self.job.check();
+                if outcome.is_err() {
+                    return ControlFlow::Break(());
+                }
+                match listing {
+                    Err(error) => self.problem(&folder.path, &folder.wanted, &error),
+                    Ok(Listing { names, wanted, mut found }) => {
+                        if found.is_empty() {
+                            outcome = self.parts(folder, &names, &mut found);
+                        }
+                        let mut wanted = wanted.into_iter();
+                        for (listed, found) in names.iter().zip(found) {
+                            let wanted = wanted.next().unwrap_or(Wanted::All);
+                            let told = (listed.name.as_ref(), found, wanted);
+                            below.extend(self.take(folder, told, placing, keep));
+                        }
+                    }
+                }
+                if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            });
+            outcome?;
+            level = below;
+        }
+        Ok(())
+    }
+
+    fn list(&self, folder: &Folder) -> Result<Listing> {
+        let (names, wanted) = match (&folder.wanted, self.selection) {
+            (Wanted::Only(range), Some(selection)) => {
+                let children = selection.children(range.clone(), folder.path.len());
+                children.map(|(name, wanted)| (Listed { name, number: None }, wanted)).unzip()
+            }
+            _ => {
+                let mut names = self.source.names(folder)?;
+                names.sort();
+                (names, Vec::new())
+            }
+        };
+        let small = names.len() <= PART && self.job.check().is_ok();
+        let found = if small { self.source.look(folder, &names) } else { Vec::new() };
+        Ok(Listing { names, wanted, found })
+    }
+
+    /// Asks for all files of a large folder.
+    fn parts(
+        &self,
+        folder: &Folder,
+        names: &[Listed],
+        found: &mut Vec<Result<Option<Found>>>,
+    ) -> Result<()> {
+        found.reserve_exact(names.len());
+        let parts: Vec<_> = names.chunks(PART).collect();
+        let look = |nth: usize| match self.job.check() {
+            Ok(()) => self.source.look(folder, parts[nth]),
+            Err(_) => Vec::new(),
+        };
+        ordered(parts.len(), threads(self.job), look, |_, answers| {
+            found.extend(answers);
+            ControlFlow::Continue(())
+        });
+        self.job.check()
+    }
+
+    /// Places one file; the folder to be listed, if it is one.
+    fn take(
+        &self,
+        folder: &Folder,
+        (name, found, wanted): (&[u8], Result<Option<Found>>, Wanted),
+        placing: &mut Placing<'_>,
+        keep: &mut Keep<'_>,
+    ) -> Option<Folder> {
+        let path = folder.path_of(name);
+        let found = match found {
+            Ok(found) => found?,
+            Err(error) => {
+                self.problem(&path, &wanted, &error);
+                return None;
+            }
+        };
+        let entered = match found.seen {
+            Seen::Folder { entered } => entered,
+            _ => false,
+        };
+        if let (Wanted::Only(_), false) = (&wanted, matches!(found.seen, Seen::Folder { .. })) {
+            let error = Error::new(Kind::NotADirectory, "what it is in is no folder");
+            self.problem(&path, &wanted, &error);
+            return None;
+        }
+        let at = found.at;
+        let placed = keep(folder, name, &found)
+            .and_then(|key| Ok((key, placing.place(&self.place, folder, name, found, key)?)));
+        match placed {
+            Ok((key, inode)) => {
+                entered.then(|| Folder { path: path.into(), at, key, inode, wanted })
+            }
+            Err(error) => {
+                self.problem(&path, &wanted, &error);
+                None
+            }
+        }
+    }
+
+    /// Names what can not be packed: the file, or all of it that a list names.
+    fn problem(&self, path: &[u8], wanted: &Wanted, error: &Error) {
+        match (wanted, self.selection) {
+            (Wanted::Only(range), Some(selection)) => {
+                for path in selection.paths(range.clone()) {
+                    self.job.problem(self.source.origin(path), error);
+                }
+            }
+            _ => self.job.problem(self.source.origin(path), error),
+        }
+    }
+}

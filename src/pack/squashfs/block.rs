@@ -1,0 +1,215 @@
+//! One block: whether it is compressed, and what then is stored.
+//!
+//! Owns the look at a block that saves compressing what does not get smaller; leaves where blocks
+//! go to `data` and `fragments`.
+//! Invariant: what is stored is never longer than the block, and depends on nothing but its bytes.
+//!
+//! A high level of zstd takes seconds for a few hundred megabytes of photographs and gains nothing.
+//! So a block is looked at first: if few of its bytes' values are common (their entropy), it gets
+//! smaller for certain; else zstd at level 1, which is quick where it finds nothing, tells.
+
+use crate::codecs::{Encoder, Method};
+use crate::error::Result;
+use crate::sync::Mutex;
+
+use super::layout::{Geometry, Saving};
+
+/// Set in the size of a block of data that is stored as it is (squashfs.rst, section 3.4).
+const PLAIN: u32 = 1 << 24;
+
+/// Bits a byte below which no match need be found for a block to get smaller, by a tenth and more.
+const LOW_ENTROPY: f64 = 7.0;
+
+/// Bytes that are counted for the entropy, in `PARTS` places.
+const COUNTED: usize = 16 << 10;
+const PARTS: usize = 8;
+
+/// A block as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    pub(super) bytes: Vec<u8>,
+    /// Its size, with the mark of a plain one.
+    pub(super) word: u32,
+}
+
+impl Stored {
+    /// A block that is stored as it is.
+    pub(super) fn plain(bytes: Vec<u8>) -> Self {
+        // A block has 1 MiB at most.
+        let word = bytes.len() as u32 | PLAIN;
+        Self { bytes, word }
+    }
+}
+
+/// Whether a block of that size, as an image has it, is stored as it is.
+pub(super) fn is_plain(word: u32) -> bool {
+    word & PLAIN != 0
+}
+
+/// What one thread needs to compress blocks.
+pub(super) struct Press {
+    saving: Saving,
+    method: Method,
+    encoder: Encoder,
+    probe: Encoder,
+}
+
+impl Press {
+    fn new(geometry: &Geometry) -> Result<Self> {
+        let method = geometry.method();
+        let (encoder, probe) = (Encoder::new(method)?, Encoder::new(Method::Zstd(1))?);
+        Ok(Self { saving: geometry.saving, method, encoder, probe })
+    }
+
+    /// Whether compressing `bytes` is likely to save something.
+    pub(super) fn is_worth_it(&mut self, bytes: &[u8]) -> Result<bool> {
+        if !self.is_slow() {
+            return Ok(self.encoder.encode(bytes, self.saving.limit(bytes.len()))?.is_some());
+        }
+        if entropy(bytes) < LOW_ENTROPY {
+            return Ok(true);
+        }
+        // It stores as it is what it would save less than a 64th of.
+        Ok(self.probe.encode(bytes, bytes.len().saturating_sub(1))?.is_some())
+    }
+
+    /// A block as it is to be stored.
+    pub(super) fn store(&mut self, bytes: &[u8]) -> Result<Stored> {
+        let is_probed = self.is_slow() && self.saving == Saving::Fiftieth;
+        if is_probed && !self.is_worth_it(bytes)? {
+            return Ok(Stored::plain(bytes.to_vec()));
+        }
+        self.store_unseen(bytes)
+    }
+
+    /// Whether looking first is quicker than compressing.
+    fn is_slow(&self) -> bool {
+        !matches!(self.method, Method::None | Method::Lz4 | Method::Zstd(1))
+    }
+
+    /// The same without a look first.
+    pub(super) fn store_unseen(&mut self, bytes: &[u8]) -> Result<Stored> {
+        match self.encoder.encode(bytes, self.saving.limit(bytes.len()))? {
+            Some(packed) => Ok(Stored { bytes: packed.to_vec(), word: packed.len() as u32 }),
+            None => Ok(Stored::plain(bytes.to_vec())),
+        }
+    }
+}
+
+/// Presses that wait for a thread to use them, so that there are as many as threads.
+pub(super) struct Presses {
+    geometry: Geometry,
+    /// Guards only the list; taken alone, and not while one of them works.
+    idle: Mutex<Vec<Press>>,
+}
+
+impl Presses {
+    /// None yet.
+    pub(super) fn new(geometry: Geometry) -> Self {
+        Self { geometry, idle: Mutex::default() }
+    }
+
+    /// Has `work` done with one.
+    pub(super) fn with<T>(&self, work: impl FnOnce(&mut Press) -> Result<T>) -> Result<T> {
+        let idle = self.idle.lock().pop();
+        let mut press = match idle {
+            Some(press) => press,
+            None => Press::new(&self.geometry)?,
+        };
+        let result = work(&mut press);
+        self.idle.lock().push(press);
+        result
+    }
+}
+
+/// Whether there is nothing but zeros.
+pub(super) fn is_zero(bytes: &[u8]) -> bool {
+    // Compared with itself, one byte further: memcmp is the fastest there is.
+    bytes.first().is_none_or(|&first| first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
+}
+
+/// Bits a byte of `bytes`, by how often each value comes in some parts of it.
+fn entropy(bytes: &[u8]) -> f64 {
+    let mut counts = [0_u32; 256];
+    let mut total = 0_u32;
+    let mut count = |part: &[u8]| {
+        part.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
+        total += part.len() as u32;
+    };
+    if bytes.len() <= COUNTED {
+        count(bytes);
+    } else {
+        let step = bytes.len() / PARTS;
+        (0..PARTS).for_each(|part| count(&bytes[part * step..part * step + COUNTED / PARTS]));
+    }
+    let total = f64::from(total);
+    let bits = |&n: &u32| f64::from(n) * (total / f64::from(n)).log2();
+    counts.iter().filter(|&&n| n > 0).map(bits).sum::<f64>() / total.max(1.0)
+}
+
+/// Bytes in which nothing can be found (SplitMix64).
+#[cfg(test)]
+pub(super) fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let word = |n: u64| {
+        let mut z = (seed + n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)).to_le_bytes()
+    };
+    let mut bytes: Vec<u8> = (0..len as u64 / 8 + 1).flat_map(word).collect();
+    bytes.truncate(len);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pack::recipe::Compressor;
+    use crate::pack::squashfs::layout::Tails;
+
+    fn geometry(compressor: Compressor, saving: Saving) -> Geometry {
+        let (block_size, fragment_size) = (128 << 10, 128 << 10);
+        Geometry { block_size, fragment_size, tails: Tails::SmallFiles, saving, compressor }
+    }
+
+    fn stored(compressor: Compressor, saving: Saving, bytes: &[u8]) -> Stored {
+        Presses::new(geometry(compressor, saving)).with(|press| press.store(bytes)).unwrap()
+    }
+
+    #[test]
+    fn noise_is_stored_plain_and_text_is_not() {
+        let text = b"so it goes on and on; ".repeat(3000);
+        for compressor in
+            [Compressor::Zstd(15), Compressor::Gzip(9), Compressor::Xz, Compressor::Lz4]
+        {
+            let noise = noise(50_000, 1);
+            let plain = stored(compressor, Saving::Fiftieth, &noise);
+            assert_eq!((plain.word, &plain.bytes), (50_000 | PLAIN, &noise), "{compressor:?}");
+            let packed = stored(compressor, Saving::Fiftieth, &text);
+            assert!(!is_plain(packed.word) && packed.bytes.len() < 2000, "{compressor:?}");
+            assert_eq!(packed.word as usize, packed.bytes.len());
+        }
+        assert!(stored(Compressor::None, Saving::Anything, &text).word & PLAIN != 0);
+    }
+
+    #[test]
+    fn less_than_a_fiftieth_is_saved_only_for_an_archive() {
+        let mut bytes = noise(50_000, 2);
+        bytes[..700].fill(0);
+        assert!(stored(Compressor::Zstd(15), Saving::Fiftieth, &bytes).word & PLAIN != 0);
+        assert!(stored(Compressor::Gzip(9), Saving::Anything, &bytes).word & PLAIN == 0);
+        bytes[..1100].fill(0);
+        assert!(stored(Compressor::Zstd(15), Saving::Fiftieth, &bytes).word & PLAIN == 0);
+    }
+
+    #[test]
+    fn knows_zeros() {
+        assert!(is_zero(&[]) && is_zero(&[0]) && is_zero(&[0; 4097]));
+        for at in [0, 1, 2048, 4096] {
+            let mut bytes = [0; 4097];
+            bytes[at] = 1;
+            assert!(!is_zero(&bytes), "{at}");
+        }
+        assert!(!is_zero(&[7; 100]));
+    }
+}

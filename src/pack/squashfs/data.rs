@@ -1,0 +1,373 @@
+//! The bytes of files: blocks of data one after the other, fragment blocks between them.
+//!
+//! Owns where the bytes of each file lie; leaves looking at a block to `block`, shared blocks to
+//! `fragments`, reading to `feed`.
+//! Invariants: the blocks of a file lie together; what lies where depends on the files alone, for
+//! threads compress, and one, in order, decides and writes.
+
+use std::collections::HashMap;
+use std::thread;
+
+use crate::error::{Error, Result};
+use crate::pack::catalog::{Catalog, InodeId};
+use crate::pack::feed::{Data as Bytes, Piece, feed};
+use crate::pack::output::Output;
+use crate::pack::{Job, OnProblem};
+use crate::sync::{AtomicBool, Mutex, Ordering};
+
+use super::block::{Press, Presses, Stored, is_zero};
+use super::duplicates::{self, Digest, Key};
+use super::encoders::{Closing, Encoders};
+use super::fragments::{Fragment, Fragments, Tail};
+use super::layout::{Geometry, Tails};
+
+/// Where the bytes of a file lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Placement {
+    /// Where its first block starts; 0 where no block is stored.
+    pub(super) start: u64,
+    /// The first of its words in `Data::words`.
+    pub(super) words: usize,
+    /// Bytes of it that are holes.
+    pub(super) sparse: u64,
+    pub(super) tail: Option<Tail>,
+}
+
+/// What became of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It has not come yet; or it is no regular file.
+    Unseen,
+    Placed(Placement),
+    /// It could not be read.
+    Failed,
+}
+
+/// What was saved and what was not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) duplicates: u64,
+    pub(super) duplicate_bytes: u64,
+    pub(super) plain: u64,
+    pub(super) compressed: u64,
+}
+
+/// Where all bytes lie.
+pub(super) struct Data {
+    /// By inode.
+    pub(super) states: Vec<State>,
+    /// Sizes of blocks as they are stored, with the mark of plain ones; 0 is a hole.
+    pub(super) words: Vec<u32>,
+    pub(super) fragments: Vec<Fragment>,
+    pub(super) counts: Counts,
+}
+
+impl Data {
+    /// Number of the words of a file of `size` bytes.
+    pub(super) fn word_count(placement: &Placement, size: u64, block_size: u32) -> usize {
+        let block = u64::from(block_size);
+        (if placement.tail.is_some() { size / block } else { size.div_ceil(block) }) as usize
+    }
+}
+
+/// Writes the bytes of `files` to `output`.
+///
+/// # Errors
+/// `Interrupted`, and what compressing and writing report. What can not be read is a problem of
+/// `job`, and its state is `Failed`.
+pub(super) fn write(
+    job: &Job<'_>,
+    catalog: &Catalog,
+    geometry: &Geometry,
+    files: &[InodeId],
+    on_problem: OnProblem,
+    output: &mut Output,
+) -> Result<Data> {
+    let key = Key::random();
+    let copies = duplicates::large(job, catalog, files, u64::from(geometry.block_size), key)?;
+    job.progress.begin("packing");
+    let firsts: Vec<InodeId> =
+        files.iter().copied().filter(|file| !copies.contains_key(file)).collect();
+    job.progress.expect(firsts.iter().map(|&id| catalog.inode(id).size()).sum());
+    let presses = Presses::new(*geometry);
+    let encoders = Encoders::new(&presses);
+    thread::scope(|scope| {
+        let _closing = Closing(&encoders);
+        let threads = encoders.start(scope, job.threads);
+        let shop = Shop {
+            catalog,
+            geometry,
+            on_problem,
+            key,
+            presses: &presses,
+            known: Mutex::default(),
+            is_spoiled: AtomicBool::new(false),
+        };
+        let mut store = Store {
+            job,
+            shop: &shop,
+            output,
+            fragments: Fragments::new(geometry, &encoders, threads),
+            open: None,
+            data: Data {
+                states: vec![State::Unseen; catalog.len()],
+                words: Vec::new(),
+                fragments: Vec::new(),
+                counts: Counts::default(),
+            },
+        };
+        store.run(&firsts)?;
+        // In the order of files, and not in that of a hash map.
+        let copied = || files.iter().filter_map(|file| Some((*file, *copies.get(file)?)));
+        let mut orphans = Vec::new();
+        for (file, first) in copied() {
+            match store.data.states[first.index()] {
+                State::Placed(placement) => store.copy(file, placement),
+                // It could be read when it was compared; perhaps this one still can.
+                _ => orphans.push(file),
+            }
+        }
+        store.run(&orphans)?;
+        let Store { fragments, output, mut data, .. } = store;
+        data.fragments = fragments.finish(output)?;
+        for fragment in &data.fragments {
+            data.counts.add(fragment.word);
+        }
+        Ok(data)
+    })
+}
+
+impl Counts {
+    fn add(&mut self, word: u32) {
+        match super::block::is_plain(word) {
+            true => self.plain += 1,
+            false => self.compressed += 1,
+        }
+    }
+}
+
+/// What the threads share.
+struct Shop<'s> {
+    catalog: &'s Catalog,
+    geometry: &'s Geometry,
+    on_problem: OnProblem,
+    key: Key,
+    presses: &'s Presses,
+    /// Files of one batch by their hash, and where they lie once they do. Guards only that; taken
+    /// alone.
+    known: Mutex<HashMap<Digest, Option<Placement>>>,
+    /// Nothing will come of this run. Relaxed: it only spares work.
+    is_spoiled: AtomicBool,
+}
+
+/// A file, or what a batch holds of it.
+struct Part {
+    file: InodeId,
+    /// Its hash, where this is all of it.
+    digest: Option<Digest>,
+    content: Result<Content>,
+}
+
+enum Content {
+    Packed(Packed),
+    /// The same bytes came before, or come at this moment: they wait to be compressed.
+    Seen(Vec<Piece>),
+    /// Nobody wants it any more.
+    Dropped,
+}
+
+/// Blocks, and what goes into a fragment block.
+#[derive(Default)]
+struct Packed {
+    blocks: Vec<Block>,
+    tail: Option<Vec<u8>>,
+}
+
+enum Block {
+    /// So many bytes of zeros.
+    Hole(u64),
+    Stored(Stored),
+}
+
+impl Shop<'_> {
+    /// What a thread does with a batch.
+    fn work(&self, pieces: Vec<Piece>) -> Vec<Part> {
+        let mut parts: Vec<Vec<Piece>> = Vec::new();
+        for piece in pieces {
+            match parts.last_mut() {
+                Some(part) if part[0].file == piece.file => part.push(piece),
+                _ => parts.push(vec![piece]),
+            }
+        }
+        parts.into_iter().map(|part| self.part(part)).collect()
+    }
+
+    fn part(&self, mut pieces: Vec<Piece>) -> Part {
+        let file = pieces[0].file;
+        let failed = pieces.iter().position(|piece| matches!(piece.data, Bytes::Failed(_)));
+        if let Some(Bytes::Failed(error)) = failed.map(|nth| pieces.swap_remove(nth).data) {
+            if self.on_problem == OnProblem::GiveUp {
+                self.is_spoiled.store(true, Ordering::Relaxed);
+            }
+            return Part { file, digest: None, content: Err(error) };
+        }
+        if self.is_spoiled.load(Ordering::Relaxed) {
+            return Part { file, digest: None, content: Ok(Content::Dropped) };
+        }
+        let is_whole = !duplicates::is_large(self.catalog, file);
+        let is_empty = self.catalog.inode(file).size() == 0;
+        let digest = (is_whole && !is_empty).then(|| self.key.digest(&pieces));
+        if let Some(digest) = digest {
+            let mut known = self.known.lock();
+            if known.contains_key(&digest) {
+                drop(known);
+                return Part { file, digest: Some(digest), content: Ok(Content::Seen(pieces)) };
+            }
+            known.insert(digest, None);
+        }
+        Part { file, digest, content: self.pack(&pieces).map(Content::Packed) }
+    }
+
+    fn pack(&self, pieces: &[Piece]) -> Result<Packed> {
+        self.presses.with(|press| {
+            let mut packed = Packed::default();
+            for piece in pieces {
+                match &piece.data {
+                    Bytes::Bytes(bytes) => self.pack_bytes(press, piece, bytes, &mut packed)?,
+                    Bytes::Hole(len) => packed.blocks.push(Block::Hole(*len)),
+                    Bytes::Failed(_) => {}
+                }
+            }
+            Ok(packed)
+        })
+    }
+
+    fn pack_bytes(
+        &self,
+        press: &mut Press,
+        piece: &Piece,
+        bytes: &[u8],
+        packed: &mut Packed,
+    ) -> Result<()> {
+        let block_size = self.geometry.block_size as usize;
+        let is_small = self.catalog.inode(piece.file).size() < u64::from(self.geometry.block_size);
+        for block in bytes.chunks(block_size) {
+            let fits =
+                block.len() < block_size && block.len() <= self.geometry.fragment_size as usize;
+            let stored = if is_zero(block) {
+                Block::Hole(block.len() as u64)
+            } else if fits && (is_small || self.geometry.tails == Tails::All) {
+                if self.geometry.tails == Tails::All || press.is_worth_it(block)? {
+                    packed.tail = Some(block.to_vec());
+                    continue;
+                }
+                Block::Stored(Stored::plain(block.to_vec()))
+            } else {
+                Block::Stored(press.store(block)?)
+            };
+            packed.blocks.push(stored);
+        }
+        Ok(())
+    }
+}
+
+/// What one thread does, in order.
+struct Store<'s, 'o> {
+    job: &'s Job<'s>,
+    shop: &'s Shop<'s>,
+    output: &'o mut Output,
+    fragments: Fragments<'s>,
+    /// The file whose parts come in, and where it lies.
+    open: Option<(InodeId, Placement)>,
+    data: Data,
+}
+
+impl Store<'_, '_> {
+    fn run(&mut self, files: &[InodeId]) -> Result<()> {
+        let (job, shop) = (self.job, self.shop);
+        let grain = u64::from(shop.geometry.block_size);
+        let work = |pieces| shop.work(pieces);
+        let take = |parts: Vec<Part>| parts.into_iter().try_for_each(|part| self.take(part));
+        feed(job, shop.catalog, files, grain, work, take)?;
+        self.close();
+        Ok(())
+    }
+
+    fn take(&mut self, part: Part) -> Result<()> {
+        let file = part.file;
+        if self.open.is_none_or(|(open, _)| open != file) {
+            self.close();
+        }
+        let content = match part.content {
+            Ok(_) if self.data.states[file.index()] == State::Failed => return Ok(()),
+            Ok(Content::Dropped) => return Ok(()),
+            Ok(content) => content,
+            Err(error) => {
+                self.fail(file, &error);
+                return Ok(());
+            }
+        };
+        let known = part.digest.and_then(|digest| *self.shop.known.lock().get(&digest)?);
+        if let Some(placement) = known {
+            self.copy(file, placement);
+            return Ok(());
+        }
+        let packed = match content {
+            Content::Packed(packed) => packed,
+            Content::Seen(pieces) => self.shop.pack(&pieces)?,
+            Content::Dropped => return Ok(()),
+        };
+        let placement = self.add(file, packed)?;
+        if let Some(digest) = part.digest {
+            self.shop.known.lock().insert(digest, Some(placement));
+        }
+        Ok(())
+    }
+
+    /// Lays down what came of a file, behind what came before.
+    fn add(&mut self, file: InodeId, packed: Packed) -> Result<Placement> {
+        let (_, mut placement) = self.open.unwrap_or_else(|| {
+            (file, Placement { words: self.data.words.len(), ..Placement::default() })
+        });
+        for block in packed.blocks {
+            match block {
+                Block::Hole(len) => {
+                    let count = len.div_ceil(u64::from(self.shop.geometry.block_size)) as usize;
+                    self.data.words.resize(self.data.words.len() + count, 0);
+                    placement.sparse += len;
+                }
+                Block::Stored(stored) => {
+                    if placement.start == 0 {
+                        placement.start = self.output.len();
+                    }
+                    self.data.words.push(stored.word);
+                    self.data.counts.add(stored.word);
+                    self.output.append(&stored.bytes)?;
+                }
+            }
+        }
+        if let Some(tail) = packed.tail {
+            placement.tail = Some(self.fragments.add(&tail, self.output)?);
+        }
+        self.open = Some((file, placement));
+        Ok(placement)
+    }
+
+    fn close(&mut self) {
+        if let Some((file, placement)) = self.open.take() {
+            self.data.states[file.index()] = State::Placed(placement);
+        }
+    }
+
+    fn copy(&mut self, file: InodeId, placement: Placement) {
+        self.data.states[file.index()] = State::Placed(placement);
+        self.data.counts.duplicates += 1;
+        self.data.counts.duplicate_bytes += self.shop.catalog.inode(file).size();
+    }
+
+    fn fail(&mut self, file: InodeId, error: &Error) {
+        self.open = None;
+        self.data.states[file.index()] = State::Failed;
+        self.job.problem(self.shop.catalog.origin(file), error);
+    }
+}

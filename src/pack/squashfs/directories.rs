@@ -1,0 +1,258 @@
+//! The listings of folders (squashfs.rst, section 3.5): runs of entries, each behind a header.
+//!
+//! Owns where a run ends and the index of long listings; leaves the order of entries to the
+//! catalog, which has it by the bytes of names, as the format wants it.
+//! Invariant: the inodes of a run lie in one metadata block, and their numbers are at most 32,767
+//! away from that of the first.
+
+use crate::codecs::Encoder;
+use crate::error::{Error, Kind, Result};
+
+use super::metadata::{BLOCK, Chain, Place};
+
+/// Entries of a run at most.
+const RUN: usize = 256;
+
+/// Bytes of a header.
+const HEADER: usize = 12;
+
+/// Entries of an index at most: their number has 16 bits.
+const INDEX: usize = 60_000;
+
+/// A name, and whose it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry<'n> {
+    /// 1 to 255 bytes.
+    pub(super) name: &'n [u8],
+    /// Where its inode lies in the inode table.
+    pub(super) inode: Place,
+    pub(super) number: u32,
+    /// As `inodes::kind_number` has it.
+    pub(super) kind: u16,
+}
+
+/// A listing, written.
+#[derive(Clone, Debug)]
+pub(super) struct Listing {
+    /// Where it starts.
+    pub(super) place: Place,
+    /// Bytes of it, before they are compressed.
+    pub(super) len: u32,
+    /// What follows the inode of the folder, by which a reader finds a name without reading all.
+    pub(super) index: Vec<u8>,
+    /// Entries of the index.
+    pub(super) index_count: u16,
+}
+
+/// Writes the listing of `entries`, which are as many as `chain` has room for.
+///
+/// # Errors
+/// `Unsupported` where a listing, or all of them, would take more than 4 GiB.
+pub(super) fn write<'n>(
+    chain: &mut Chain,
+    encoder: &mut Encoder,
+    entries: impl Iterator<Item = Entry<'n>>,
+) -> Result<Listing> {
+    let place = chain.place();
+    let mut writer = Writer { chain, encoder, begun: 0, last: place.block, marks: Vec::new() };
+    writer.begun = writer.chain.len();
+    let mut run = Run::default();
+    for entry in entries {
+        if !run.takes(&entry)
+            || writer.chain.place().offset as usize + HEADER + run.bytes.len() >= BLOCK
+        {
+            writer.put(&mut run)?;
+        }
+        run.add(&entry);
+    }
+    writer.put(&mut run)?;
+    let len = writer.chain.len() - writer.begun;
+    let len = u32::try_from(len).ok().filter(|&len| len <= u32::MAX - 3).ok_or_else(|| {
+        Error::new(
+            Kind::Unsupported,
+            "a folder's names take more than 4 GiB, and squashfs has 32 bits",
+        )
+    })?;
+    let (index, index_count) = index(&writer.marks);
+    Ok(Listing { place, len, index, index_count })
+}
+
+/// Where a run starts that is in another metadata block than the one before.
+struct Mark {
+    at: u64,
+    block: u32,
+    name: Vec<u8>,
+}
+
+/// The index of a listing: all marks, or every so many of them.
+fn index(marks: &[Mark]) -> (Vec<u8>, u16) {
+    let step = marks.len().div_ceil(INDEX).max(1);
+    let mut bytes = Vec::new();
+    let mut count = 0;
+    for mark in marks.iter().step_by(step) {
+        // The whole listing was seen to have less than 4 GiB.
+        bytes.extend((mark.at as u32).to_le_bytes());
+        bytes.extend(mark.block.to_le_bytes());
+        bytes.extend((mark.name.len() as u32 - 1).to_le_bytes());
+        bytes.extend_from_slice(&mark.name);
+        count += 1;
+    }
+    (bytes, count)
+}
+
+struct Writer<'w> {
+    chain: &'w mut Chain,
+    encoder: &'w mut Encoder,
+    /// Where the listing starts, bytes into the chain before it is compressed.
+    begun: u64,
+    /// The block in which the last mark, or the listing, starts.
+    last: u64,
+    marks: Vec<Mark>,
+}
+
+impl Writer<'_> {
+    fn put(&mut self, run: &mut Run) -> Result<()> {
+        let Some(first) = run.first.take() else { return Ok(()) };
+        let place = self.chain.place();
+        let block = place.block32("directory")?;
+        if place.block != self.last {
+            let at = self.chain.len() - self.begun;
+            self.marks.push(Mark { at, block, name: std::mem::take(&mut run.name) });
+            self.last = place.block;
+        }
+        let mut header = [0; HEADER];
+        header[..4].copy_from_slice(&(run.count as u32 - 1).to_le_bytes());
+        header[4..8].copy_from_slice(&first.0.block32("inode")?.to_le_bytes());
+        header[8..].copy_from_slice(&first.1.to_le_bytes());
+        self.chain.put(self.encoder, &header)?;
+        self.chain.put(self.encoder, &run.bytes)?;
+        run.bytes.clear();
+        run.count = 0;
+        Ok(())
+    }
+}
+
+/// Entries that share a header.
+#[derive(Default)]
+struct Run {
+    /// Place and number of the inode of the first.
+    first: Option<(Place, u32)>,
+    /// The name of the first.
+    name: Vec<u8>,
+    count: usize,
+    bytes: Vec<u8>,
+}
+
+impl Run {
+    fn takes(&self, entry: &Entry<'_>) -> bool {
+        self.first.is_none_or(|(place, _)| {
+            self.count < RUN && place.block == entry.inode.block && self.delta(entry).is_some()
+        })
+    }
+
+    /// How far the inode number is from that of the first.
+    fn delta(&self, entry: &Entry<'_>) -> Option<i16> {
+        let base = self.first.map_or(entry.number, |(_, number)| number);
+        i16::try_from(i64::from(entry.number) - i64::from(base)).ok()
+    }
+
+    fn add(&mut self, entry: &Entry<'_>) {
+        if self.first.is_none() {
+            self.first = Some((entry.inode, entry.number));
+            self.name = entry.name.to_vec();
+        }
+        self.count += 1;
+        self.bytes.extend(entry.inode.offset.to_le_bytes());
+        self.bytes.extend(self.delta(entry).unwrap_or(0).to_le_bytes());
+        self.bytes.extend(entry.kind.to_le_bytes());
+        // A name has 255 bytes at most.
+        self.bytes.extend((entry.name.len() as u16).saturating_sub(1).to_le_bytes());
+        self.bytes.extend_from_slice(entry.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codecs::Method;
+
+    fn entry(name: &[u8], block: u64, number: u32) -> Entry<'_> {
+        Entry { name, inode: Place { block, offset: 5 }, number, kind: 2 }
+    }
+
+    /// Headers of a listing of less than a block: count, block, number.
+    fn headers(entries: &[Entry<'_>]) -> Vec<(u32, u32, u32)> {
+        let mut encoder = Encoder::new(Method::None).unwrap();
+        let mut chain = Chain::default();
+        let listing = write(&mut chain, &mut encoder, entries.iter().copied()).unwrap();
+        let (stored, _) = chain.finish(&mut encoder).unwrap();
+        let mut bytes = Vec::new();
+        for block in stored.chunks(BLOCK + 2) {
+            bytes.extend_from_slice(&block[2..]);
+        }
+        assert_eq!(bytes.len(), listing.len as usize);
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let (mut at, mut found) = (0, Vec::new());
+        while at < bytes.len() {
+            found.push((word(at) + 1, word(at + 4), word(at + 8)));
+            let count = word(at) + 1;
+            at += HEADER;
+            for _ in 0..count {
+                at += 9 + usize::from(u16::from_le_bytes([bytes[at + 6], bytes[at + 7]]));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn a_run_has_256_entries_at_most() {
+        let many = |count: u32| (0..count).map(|n| entry(b"x", 0, n + 1)).collect::<Vec<_>>();
+        assert_eq!(headers(&many(0)), []);
+        assert_eq!(headers(&many(256)), [(256, 0, 1)]);
+        assert_eq!(headers(&many(257)), [(256, 0, 1), (1, 0, 257)]);
+    }
+
+    #[test]
+    fn a_run_ends_where_a_number_is_too_far_away_either_way() {
+        for (first, second, together) in [
+            (1, 32_768, true),
+            (1, 32_769, false),
+            (32_769, 1, true),
+            (32_770, 1, false),
+            (u32::MAX, 1, false),
+        ] {
+            let found = headers(&[entry(b"a", 0, first), entry(b"b", 0, second)]);
+            assert_eq!(found.len(), if together { 1 } else { 2 }, "{first} {second}");
+        }
+    }
+
+    #[test]
+    fn a_run_ends_with_the_block_of_its_inodes() {
+        let entries = [entry(b"a", 0, 1), entry(b"b", 0, 2), entry(b"c", 8194, 3)];
+        assert_eq!(headers(&entries), [(2, 0, 1), (1, 8194, 3)]);
+        let mut far = entries;
+        far[2].inode.block = 1 << 32;
+        let (mut encoder, mut chain) = (Encoder::new(Method::None).unwrap(), Chain::default());
+        assert!(write(&mut chain, &mut encoder, far.into_iter()).is_err());
+    }
+
+    #[test]
+    fn each_block_of_a_long_listing_has_a_mark_and_a_short_one_none() {
+        let names: Vec<_> = (0..2000).map(|n| format!("{n:0200}").into_bytes()).collect();
+        for (count, marks) in [(0, 0), (30, 0), (2000, 50)] {
+            let (mut encoder, mut chain) = (Encoder::new(Method::None).unwrap(), Chain::default());
+            let entries = names[..count].iter().map(|name| entry(name, 0, 1));
+            let listing = write(&mut chain, &mut encoder, entries).unwrap();
+            assert!(listing.index_count.abs_diff(marks) <= 1, "{}", listing.index_count);
+            assert_eq!(listing.index.len(), usize::from(listing.index_count) * 212);
+        }
+    }
+
+    #[test]
+    fn an_index_that_would_have_too_many_marks_has_fewer() {
+        let marks: Vec<Mark> =
+            (0..200_000).map(|at| Mark { at, block: 0, name: b"x".to_vec() }).collect();
+        let (bytes, count) = index(&marks);
+        assert_eq!((count, bytes.len()), (50_000, 50_000 * 13));
+    }
+}

@@ -1,0 +1,148 @@
+//! Files with the same bytes, which are stored once.
+//!
+//! Owns finding them; leaves what becomes of them to `data`.
+//! Invariant: two files are the same only if all their bytes are (and their holes), as far as 128
+//! bits of BLAKE3 can tell under a key that nobody knows.
+//!
+//! A hash that only spreads well would want a second look at the bytes, as who makes two files of
+//! one hash could have one shown for the other; and a second look means reading files again that
+//! lie anywhere. With BLAKE3 there is no need, and it is as fast as the disk. The key differs from
+//! run to run, and no hash is written, so the archive does not depend on it.
+//!
+//! A file in one batch is hashed where it is compressed. Of a larger one the first blocks would be
+//! written before it is known, so larger files that share their exact size are read twice.
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+
+use blake3::Hasher;
+
+use crate::error::Result;
+use crate::pack::Job;
+use crate::pack::catalog::{Catalog, InodeId};
+use crate::pack::feed::{BATCH, Data, Piece, feed};
+
+/// The hash of a file.
+pub(super) type Digest = [u8; 16];
+
+/// The key of this run.
+#[derive(Clone, Copy)]
+pub(super) struct Key([u8; 32]);
+
+impl Key {
+    /// A key that nobody knows: the standard library's hash maps get theirs from the system.
+    pub(super) fn random() -> Self {
+        let mut key = [0; 32];
+        for (nth, part) in key.chunks_exact_mut(8).enumerate() {
+            part.copy_from_slice(&RandomState::new().hash_one(nth).to_le_bytes());
+        }
+        Self(key)
+    }
+
+    /// The hash of `pieces`, all of a file or those of a batch.
+    pub(super) fn digest(&self, pieces: &[Piece]) -> Digest {
+        let mut hasher = Hasher::new_keyed(&self.0);
+        for piece in pieces {
+            let (kind, len) = match &piece.data {
+                Data::Bytes(bytes) => (1, bytes.len() as u64),
+                Data::Hole(len) => (2, *len),
+                Data::Failed(_) => (3, 0),
+            };
+            hasher.update(&[kind]);
+            hasher.update(&piece.offset.to_le_bytes());
+            hasher.update(&len.to_le_bytes());
+            if let Data::Bytes(bytes) = &piece.data {
+                hasher.update(bytes);
+            }
+        }
+        short(&hasher)
+    }
+
+    fn hasher(&self) -> Hasher {
+        Hasher::new_keyed(&self.0)
+    }
+}
+
+fn short(hasher: &Hasher) -> Digest {
+    let mut digest = [0; 16];
+    digest.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    digest
+}
+
+/// Whether a file takes several batches.
+pub(super) fn is_large(catalog: &Catalog, file: InodeId) -> bool {
+    catalog.inode(file).size() > BATCH
+}
+
+/// Of `files`, the large ones that have the bytes of an earlier one, each with that one.
+///
+/// # Errors
+/// `Interrupted`. What can not be read is no duplicate, and tells why when it is packed.
+pub(super) fn large(
+    job: &Job<'_>,
+    catalog: &Catalog,
+    files: &[InodeId],
+    grain: u64,
+    key: Key,
+) -> Result<HashMap<InodeId, InodeId>> {
+    let size = |id: InodeId| catalog.inode(id).size();
+    let mut counts: HashMap<u64, u32> = HashMap::new();
+    let large = || files.iter().copied().filter(|&id| is_large(catalog, id));
+    large().for_each(|id| *counts.entry(size(id)).or_default() += 1);
+    let candidates: Vec<InodeId> = large().filter(|&id| counts[&size(id)] > 1).collect();
+    let mut found = Found { key, open: None, firsts: HashMap::new(), copies: HashMap::new() };
+    if candidates.is_empty() {
+        return Ok(found.copies);
+    }
+    job.progress.begin("comparing files");
+    job.progress.expect(candidates.iter().map(|&id| size(id)).sum());
+    let work = |pieces: Vec<Piece>| {
+        let parts = pieces.chunk_by(|a, b| a.file == b.file);
+        let part = |part: &[Piece]| {
+            let failed = part.iter().any(|piece| matches!(piece.data, Data::Failed(_)));
+            (part[0].file, (!failed).then(|| key.digest(part)))
+        };
+        parts.map(part).collect::<Vec<_>>()
+    };
+    let take = |parts: Vec<(InodeId, Option<Digest>)>| {
+        parts.into_iter().for_each(|(file, digest)| found.add(file, digest));
+        Ok(())
+    };
+    feed(job, catalog, &candidates, grain, work, take)?;
+    found.close();
+    Ok(found.copies)
+}
+
+/// The files that were hashed so far.
+struct Found {
+    key: Key,
+    /// The file whose batches come in; no hash where one of them could not be read.
+    open: Option<(InodeId, Option<Hasher>)>,
+    firsts: HashMap<Digest, InodeId>,
+    copies: HashMap<InodeId, InodeId>,
+}
+
+impl Found {
+    fn add(&mut self, file: InodeId, digest: Option<Digest>) {
+        if self.open.as_ref().is_none_or(|(open, _)| *open != file) {
+            self.close();
+            self.open = Some((file, Some(self.key.hasher())));
+        }
+        if let Some((_, hasher)) = &mut self.open {
+            match (digest, hasher.as_mut()) {
+                (Some(digest), Some(hasher)) => drop(hasher.update(&digest)),
+                _ => *hasher = None,
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some((file, Some(hasher))) = self.open.take() {
+            let first = *self.firsts.entry(short(&hasher)).or_insert(file);
+            if first != file {
+                self.copies.insert(file, first);
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Chains of metadata blocks: 8 KiB each before they are compressed (squashfs.rst, section 3.1).
+//!
+//! Owns cutting a stream of records into blocks, and the places of records; knows no record.
+//! Invariant: a place that was told stays right, for a block lies where it lies once it is full.
+
+use crate::codecs::Encoder;
+use crate::error::{Error, Kind, Result};
+
+/// Bytes of a block before it is compressed.
+pub(super) const BLOCK: usize = 8192;
+
+/// Set in the size of a block that is stored as it is.
+const PLAIN: u16 = 0x8000;
+
+/// A place in a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Where its block starts, bytes from the start of the chain as it is stored.
+    pub(super) block: u64,
+    /// Bytes into the block as it is decoded.
+    pub(super) offset: u16,
+}
+
+impl Place {
+    /// As a reference: 48 bits of the block, 16 of the offset.
+    pub(super) fn reference(self) -> u64 {
+        self.block << 16 | u64::from(self.offset)
+    }
+
+    /// The block in the 32 bits that directories have for it.
+    ///
+    /// # Errors
+    /// `Unsupported` where it takes more.
+    pub(super) fn block32(self, table: &str) -> Result<u32> {
+        u32::try_from(self.block).map_err(|_| {
+            let what =
+                format!("the {table} table would take more than 4 GiB, and squashfs has 32 bits");
+            Error::new(Kind::Unsupported, what)
+        })
+    }
+}
+
+/// A chain in the making.
+#[derive(Default)]
+pub(super) struct Chain {
+    stored: Vec<u8>,
+    /// The block that is not full yet: less than `BLOCK` bytes between calls.
+    open: Vec<u8>,
+    /// Where each block starts, from the start of the chain.
+    starts: Vec<u64>,
+    /// Bytes before they are compressed.
+    len: u64,
+}
+
+impl Chain {
+    /// Where the next byte will stand.
+    pub(super) fn place(&self) -> Place {
+        Place { block: self.stored.len() as u64, offset: self.open.len() as u16 }
+    }
+
+    /// Bytes so far, before they are compressed.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Adds `bytes`.
+    ///
+    /// # Errors
+    /// What the compressor reports.
+    pub(super) fn put(&mut self, encoder: &mut Encoder, mut bytes: &[u8]) -> Result<()> {
+        self.len += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(BLOCK - self.open.len()));
+            self.open.extend_from_slice(now);
+            bytes = later;
+            if self.open.len() == BLOCK {
+                self.close(encoder)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The chain as it is stored, and where each of its blocks starts in it.
+    ///
+    /// # Errors
+    /// As `put`.
+    pub(super) fn finish(mut self, encoder: &mut Encoder) -> Result<(Vec<u8>, Vec<u64>)> {
+        if !self.open.is_empty() {
+            self.close(encoder)?;
+        }
+        Ok((self.stored, self.starts))
+    }
+
+    fn close(&mut self, encoder: &mut Encoder) -> Result<()> {
+        self.starts.push(self.stored.len() as u64);
+        // A block has 8192 bytes at most, so its length has the upper bit free.
+        let len = self.open.len();
+        match encoder.encode(&self.open, len - 1)? {
+            Some(packed) => {
+                self.stored.extend((packed.len() as u16).to_le_bytes());
+                self.stored.extend_from_slice(packed);
+            }
+            None => {
+                self.stored.extend((len as u16 | PLAIN).to_le_bytes());
+                self.stored.extend_from_slice(&self.open);
+            }
+        }
+        self.open.clear();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codecs::{Codec, Method};
+
+    fn decoded(mut stored: &[u8]) -> (Vec<u8>, Vec<usize>) {
+        let (mut all, mut lens) = (Vec::new(), Vec::new());
+        while let [low, high, rest @ ..] = stored {
+            let word = u16::from_le_bytes([*low, *high]);
+            let (block, later) = rest.split_at(usize::from(word & !PLAIN));
+            let mut bytes = block.to_vec();
+            if word & PLAIN == 0 {
+                bytes = vec![0; BLOCK];
+                let len = Codec::Zstd.decode(block, &mut bytes).unwrap();
+                bytes.truncate(len);
+            }
+            lens.push(bytes.len());
+            all.extend(bytes);
+            stored = later;
+        }
+        (all, lens)
+    }
+
+    #[test]
+    fn blocks_are_full_but_the_last_however_it_was_put() {
+        for method in [Method::Zstd(3), Method::None] {
+            for len in [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 5] {
+                let bytes: Vec<u8> = (0..len).map(|n| (n / 7 % 251) as u8).collect();
+                let mut encoder = Encoder::new(method).unwrap();
+                for step in [1, 1000, BLOCK, len] {
+                    let mut chain = Chain::default();
+                    for part in bytes.chunks(step) {
+                        chain.put(&mut encoder, part).unwrap();
+                    }
+                    assert_eq!(chain.len(), len as u64);
+                    let (stored, starts) = chain.finish(&mut encoder).unwrap();
+                    let (back, lens) = decoded(&stored);
+                    assert_eq!(back, bytes);
+                    assert_eq!(lens.len(), len.div_ceil(BLOCK));
+                    assert_eq!(starts.len(), lens.len());
+                    assert!(lens[..lens.len() - 1].iter().all(|&len| len == BLOCK));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_block_ends_where_the_next_begins() {
+        let mut encoder = Encoder::new(Method::None).unwrap();
+        let mut chain = Chain::default();
+        chain.put(&mut encoder, &[7; BLOCK - 1]).unwrap();
+        assert_eq!(chain.place(), Place { block: 0, offset: BLOCK as u16 - 1 });
+        chain.put(&mut encoder, &[7]).unwrap();
+        let next = Place { block: BLOCK as u64 + 2, offset: 0 };
+        assert_eq!(chain.place(), next);
+        assert_eq!(next.reference(), 8194 << 16);
+        assert!(Place { block: u64::from(u32::MAX), offset: 1 }.block32("x").is_ok());
+        assert!(Place { block: 1 << 32, offset: 1 }.block32("x").is_err());
+    }
+}

@@ -1,0 +1,142 @@
+//! Writing SquashFS 4.0, laid down for reading files in any order.
+//!
+//! Owns the order of the work: the bytes of files (`data`, by `block`, `fragments`, `encoders` and
+//! `duplicates`), the tree (`tree`, by `inodes`, `directories` and `xattrs`), tables, superblock.
+//! Leaves reading images to `formats::squashfs`, which shares nothing with this but the format.
+//! Invariant: what is written depends on the catalog and the recipe, not on the number of threads.
+//!
+//! Memory: about 90 bytes an inode, 4 bytes a block and the compressed tables, beside what batches
+//! and fragment blocks take, which is bounded by the number of threads.
+
+use crate::codecs::Encoder;
+use crate::error::Result;
+use crate::pack::catalog::Catalog;
+use crate::pack::output::Output;
+use crate::pack::recipe::{Compressor, Recipe};
+use crate::pack::{Job, OnProblem};
+
+mod block;
+mod data;
+mod directories;
+mod duplicates;
+mod encoders;
+mod fragments;
+mod inodes;
+mod layout;
+mod metadata;
+mod report;
+mod superblock;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod xattrs;
+
+use layout::{Geometry, Tails};
+pub use report::Layout;
+use superblock::Superblock;
+
+/// What an image is padded to, bytes: a loop device shows whole pages.
+const PADDING: u64 = 4096;
+
+/// Writes an image of `catalog` to `output`, which is empty. What can not be packed is a problem of
+/// `job`; where it is to give up then, what was written is no image.
+///
+/// # Errors
+/// `Interrupted`; `Unsupported` where a limit of the format is met; what writing reports.
+pub(crate) fn write(
+    job: &Job<'_>,
+    catalog: &Catalog,
+    recipe: &Recipe,
+    on_problem: OnProblem,
+    output: &mut Output,
+) -> Result<Layout> {
+    let files = catalog.files();
+    let geometry = Geometry::choose(recipe, catalog, &files);
+    output.append(&[0; superblock::SIZE])?;
+    output.append(&superblock::options(recipe.compressor).unwrap_or_default())?;
+    let data = data::write(job, catalog, &geometry, &files, on_problem, output)?;
+    let mut layout = Layout {
+        compressor: name(recipe.compressor),
+        block_size: geometry.block_size,
+        read_cost: geometry.fragment_size,
+        duplicates: data.counts.duplicates,
+        duplicate_bytes: data.counts.duplicate_bytes,
+        plain_blocks: data.counts.plain,
+        compressed_blocks: data.counts.compressed,
+        fragments: data.fragments.len() as u64,
+        ..Layout::default()
+    };
+    let mut encoder = Encoder::new(geometry.method())?;
+    let begun = output.len();
+    let tree =
+        tree::write(job, catalog, &geometry, &data, recipe.epoch, &mut layout, &mut encoder)?;
+    if on_problem == OnProblem::GiveUp && layout.failed > 0 {
+        return Ok(layout);
+    }
+    let skipped = tree.xattrs.skipped;
+    let superblock = finish(recipe, &geometry, &data, tree, &mut encoder, output)?;
+    output.overwrite(&superblock.encode(), 0)?;
+    let padding = output.len().next_multiple_of(PADDING) - output.len();
+    output.append(&vec![0; padding as usize])?;
+    layout.stored_bytes = superblock.bytes_used;
+    layout.metadata_bytes = superblock.bytes_used - begun;
+    if skipped > 0 {
+        layout.notes.push(format!(
+            "{skipped} extended attributes are left out: squashfs has those of user, trusted and \
+             security only, of 64 KiB at most"
+        ));
+    }
+    Ok(layout)
+}
+
+/// Writes the tables, in the order in which Linux expects them, and says where they are.
+fn finish(
+    recipe: &Recipe,
+    geometry: &Geometry,
+    data: &data::Data,
+    tree: tree::Tree,
+    encoder: &mut Encoder,
+    output: &mut Output,
+) -> Result<Superblock> {
+    let inode_table = output.len();
+    output.append(&tree.inodes)?;
+    let directory_table = output.len();
+    output.append(&tree.directories)?;
+    let fragment_table = match data.fragments.is_empty() {
+        true => None,
+        false => Some(tables::write(&tables::fragments(&data.fragments), encoder, output)?),
+    };
+    let references: Vec<u8> =
+        tree.references.iter().flat_map(|reference| reference.to_le_bytes()).collect();
+    let export_table = tables::write(&references, encoder, output)?;
+    let id_table = tables::write(tree.owners.records(), encoder, output)?;
+    let xattr_table = tree.xattrs.write(encoder, output)?;
+    Ok(Superblock {
+        compressor: recipe.compressor,
+        block_size: geometry.block_size,
+        has_all_tails: geometry.tails == Tails::All,
+        inodes: tree.references.len() as u32,
+        modified: recipe.epoch.map_or(tree.newest, tree::seconds),
+        fragments: data.fragments.len() as u32,
+        owners: tree.owners.count(),
+        root: tree.root,
+        bytes_used: output.len(),
+        id_table,
+        xattr_table,
+        inode_table,
+        directory_table,
+        fragment_table,
+        export_table,
+    })
+}
+
+fn name(compressor: Compressor) -> &'static str {
+    match compressor {
+        Compressor::Zstd(_) => "zstd",
+        Compressor::Gzip(_) => "gzip",
+        Compressor::Xz => "xz",
+        Compressor::Lz4 => "lz4",
+        Compressor::None => "none",
+    }
+}

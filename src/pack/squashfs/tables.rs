@@ -1,0 +1,107 @@
+//! Tables that are found by a list of their blocks (squashfs.rst, section 3.6): fragments, inodes
+//! by number, owners.
+//!
+//! Owns cutting records into blocks, and the table of owners; leaves what records say to others.
+//! Invariant: the list of blocks stands right behind them, where Linux looks for its end.
+
+use std::collections::HashMap;
+
+use crate::codecs::Encoder;
+use crate::error::{Error, Kind, Result};
+use crate::pack::output::Output;
+
+use super::fragments::Fragment;
+use super::metadata::Chain;
+
+/// Writes `records` and the list of their blocks; where the list lies.
+///
+/// # Errors
+/// What compressing and writing report.
+pub(super) fn write(records: &[u8], encoder: &mut Encoder, output: &mut Output) -> Result<u64> {
+    let places = blocks(records, encoder, output)?;
+    let list = output.len();
+    output.append(&places)?;
+    Ok(list)
+}
+
+/// Writes `records`; the list of their blocks, which is not written yet.
+///
+/// # Errors
+/// As `write`.
+pub(super) fn blocks(
+    records: &[u8],
+    encoder: &mut Encoder,
+    output: &mut Output,
+) -> Result<Vec<u8>> {
+    let mut chain = Chain::default();
+    chain.put(encoder, records)?;
+    let (stored, starts) = chain.finish(encoder)?;
+    let begun = output.len();
+    output.append(&stored)?;
+    Ok(starts.iter().flat_map(|start| (begun + start).to_le_bytes()).collect())
+}
+
+/// The records of fragment blocks.
+pub(super) fn fragments(fragments: &[Fragment]) -> Vec<u8> {
+    let mut records = Vec::with_capacity(fragments.len() * 16);
+    for fragment in fragments {
+        records.extend(fragment.start.to_le_bytes());
+        records.extend(fragment.word.to_le_bytes());
+        records.extend([0; 4]);
+    }
+    records
+}
+
+/// Owners, users and groups together, each once.
+#[derive(Default)]
+pub(super) struct Owners {
+    numbers: HashMap<u32, u16>,
+    records: Vec<u8>,
+}
+
+impl Owners {
+    /// The number of `id`.
+    ///
+    /// # Errors
+    /// `Unsupported` where it would be the 65,536th.
+    pub(super) fn number(&mut self, id: u32) -> Result<u16> {
+        if let Some(&number) = self.numbers.get(&id) {
+            return Ok(number);
+        }
+        // The superblock has 16 bits for how many there are.
+        let number = u16::try_from(self.numbers.len()).ok().filter(|&number| number < u16::MAX);
+        let number = number.ok_or_else(|| {
+            let what = "a squashfs image has at most 65535 different users and groups";
+            Error::new(Kind::Unsupported, what).with_hint("give all files one owner")
+        })?;
+        self.numbers.insert(id, number);
+        self.records.extend(id.to_le_bytes());
+        Ok(number)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u16 {
+        self.numbers.len() as u16
+    }
+
+    /// All, by their numbers.
+    pub(super) fn records(&self) -> &[u8] {
+        &self.records
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_65535_owners_at_most() {
+        let mut owners = Owners::default();
+        for id in 0..65_535 {
+            assert_eq!(owners.number(id * 3).unwrap(), id as u16);
+        }
+        assert_eq!(owners.number(0).unwrap(), 0);
+        assert_eq!((owners.count(), owners.records().len()), (65_535, 65_535 * 4));
+        assert_eq!(owners.number(1).unwrap_err().kind(), Kind::Unsupported);
+    }
+}

@@ -1,0 +1,467 @@
+//! Images of trees in memory, written and read again by `formats`.
+
+use std::collections::BTreeMap;
+use std::ops::{ControlFlow, Range};
+use std::path::Path;
+
+use super::*;
+use crate::error::{Error, Kind};
+use crate::formats::{self, OpenOptions};
+use crate::pack::catalog::{Builder, Inode, InodeId, Meta, Owner, What};
+use crate::pack::content::{Content, ContentId};
+use crate::pack::output::Existing;
+use crate::pack::recipe::Profile;
+use crate::progress::Progress;
+use crate::sync::{Arc, AtomicBool};
+use crate::vfs::{Cookie, FileKind, Ino, Name, Scratch, Timestamp, Tree};
+
+/// A file in memory: its bytes, and which of them are stored.
+#[derive(Clone, Default)]
+struct File {
+    bytes: Vec<u8>,
+    stored: Option<Vec<Range<u64>>>,
+    /// How many times it can be read before that fails.
+    fails_after: Option<u64>,
+}
+
+struct Memory {
+    files: Vec<File>,
+    reads: Vec<crate::sync::AtomicU64>,
+}
+
+impl Content for Memory {
+    fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let file = &self.files[key as usize];
+        let reads = self.reads[key as usize].fetch_add(1, crate::sync::Ordering::Relaxed);
+        if file.fails_after.is_some_and(|limit| reads >= limit) {
+            return Err(Error::new(Kind::Changed, format!("{}: is gone", self.origin(key))));
+        }
+        let offset = offset as usize;
+        buffer.copy_from_slice(&file.bytes[offset..offset + buffer.len()]);
+        Ok(())
+    }
+
+    fn next_data(&self, key: u64, offset: u64) -> Result<Option<Range<u64>>> {
+        let stored = self.files[key as usize].stored.clone().unwrap_or_default();
+        let found = stored.into_iter().find(|range| range.end > offset);
+        Ok(found.map(|range| range.start.max(offset)..range.end))
+    }
+
+    fn origin(&self, key: u64) -> String {
+        format!("memory/{key}")
+    }
+}
+
+/// A tree in the making.
+struct Forest {
+    builder: Builder,
+    files: Vec<File>,
+}
+
+const META: Meta = Meta {
+    permissions: 0o755,
+    uid: 1000,
+    gid: 100,
+    modified: Timestamp { seconds: 1_500_000_000, nanoseconds: 0 },
+    xattrs: None,
+};
+
+fn name(bytes: &[u8]) -> Name<'_> {
+    Name::parse(bytes).unwrap()
+}
+
+impl Forest {
+    fn new() -> Self {
+        Self { builder: Builder::new(META), files: Vec::new() }
+    }
+
+    fn file(&mut self, parent: InodeId, called: &[u8], file: File) -> InodeId {
+        let key = self.files.len() as u64;
+        let (size, sparse) = (file.bytes.len() as u64, file.stored.is_some());
+        self.files.push(file);
+        let what = What::File { size, content: ContentId { source: 0, key }, sparse };
+        self.builder.add(parent, name(called), Inode { meta: META, what })
+    }
+
+    fn bytes(&mut self, parent: InodeId, called: &[u8], bytes: Vec<u8>) -> InodeId {
+        self.file(parent, called, File { bytes, ..File::default() })
+    }
+
+    fn finish(mut self) -> Catalog {
+        let reads = self.files.iter().map(|_| crate::sync::AtomicU64::new(0)).collect();
+        self.builder.source(Box::new(Memory { files: self.files, reads }));
+        self.builder.finish(Owner::default())
+    }
+}
+
+fn text(len: usize, seed: usize) -> Vec<u8> {
+    let words =
+        (0..).flat_map(|n: usize| format!("{} ", (n + seed) * (n + seed) % 7919).into_bytes());
+    words.take(len).collect()
+}
+
+/// One of everything, at both sides of every size that matters.
+fn odd() -> Catalog {
+    let mut forest = Forest::new();
+    let root = InodeId::ROOT;
+    for len in [0, 1, 4095, 4096, 4097, 8192, 131_071, 131_072, 131_073, 1 << 20, (1 << 20) + 1] {
+        forest.bytes(root, format!("text{len}").as_bytes(), text(len, len));
+        let noise = block::noise(len, len as u64);
+        forest.bytes(root, format!("noise{len}").as_bytes(), noise);
+        forest.bytes(root, format!("zeros{len}").as_bytes(), vec![0; len]);
+    }
+    let long = text(3_500_000, 5);
+    for called in ["long", "longer copy"] {
+        forest.bytes(root, called.as_bytes(), long.clone());
+    }
+    let mut other = long;
+    *other.last_mut().unwrap() ^= 1;
+    forest.bytes(root, b"long, almost", other);
+    for called in ["copy1", "copy2", "copy3"] {
+        forest.bytes(root, called.as_bytes(), text(50_000, 9));
+    }
+    let mut sparse = vec![0; 3_000_000];
+    sparse[1_000_000..1_100_000].copy_from_slice(&text(100_000, 3));
+    sparse[2_999_999] = 7;
+    let stored = Some(vec![1_000_000..1_100_000, 2_999_999..3_000_000]);
+    forest.file(root, b"sparse", File { bytes: sparse, stored, fails_after: None });
+    let hole = File { bytes: vec![0; 2_000_001], stored: Some(Vec::new()), fails_after: None };
+    forest.file(root, b"hole", hole);
+    let folder = forest.builder.folder(root, name(b"folder"), META);
+    let deep = forest.builder.folder(folder, name(b"deep\xff\xfe"), META);
+    forest.builder.folder(folder, name(b"empty"), Meta { permissions: 0o1700, ..META });
+    let linked = forest.bytes(deep, b"first", text(5000, 1));
+    forest.builder.link(folder, name(b"second"), linked);
+    forest.builder.link(root, name(b"a third"), linked);
+    forest.bytes(deep, &[b'n'; 255], text(10, 1));
+    let mut add = |called: &[u8], meta: Meta, what: What| {
+        forest.builder.add(deep, name(called), Inode { meta, what })
+    };
+    add(b"symlink", META, What::Symlink(b"../no\xffwhere".as_slice().into()));
+    add(b"long symlink", META, What::Symlink(vec![b'x'; 4000].into()));
+    let (kind, number) = (FileKind::BlockDevice, 0x0810_0321);
+    add(b"block", META, What::Device { kind, number });
+    add(b"char", META, What::Device { kind: FileKind::CharDevice, number: 0x103 });
+    add(b"fifo", Meta { uid: u32::MAX - 1, gid: 0, permissions: 0o7777, ..META }, What::Fifo);
+    let time = |seconds| Meta { modified: Timestamp { seconds, nanoseconds: 5 }, ..META };
+    add(b"socket", time(-5), What::Socket);
+    add(b"late", time(1 << 33), What::Socket);
+    let pair = |name: &[u8], value: &[u8]| (name.to_vec(), value.to_vec());
+    let set = vec![
+        pair(b"user.one", b"1"),
+        pair(b"trusted.two", &[2; 40_000]),
+        pair(b"security.three", b""),
+        pair(b"system.not", b"kept"),
+    ];
+    let xattrs = forest.builder.xattrs(set);
+    let only = forest.builder.xattrs(vec![pair(b"system.none", b"1")]);
+    for (called, xattrs) in [(&b"with"[..], xattrs), (b"with again", xattrs), (b"without", only)] {
+        let folder = forest.builder.folder(deep, name(called), Meta { xattrs, ..META });
+        for (nth, what) in [
+            What::Fifo,
+            What::Socket,
+            What::Symlink(b"t".as_slice().into()),
+            What::Device { kind: FileKind::CharDevice, number: 1 },
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let inode = Inode { meta: Meta { xattrs, ..META }, what };
+            forest.builder.add(folder, name(&[b'0' + nth as u8]), inode);
+        }
+        let key = forest.files.len() as u64;
+        forest.files.push(File { bytes: text(77, 1), ..File::default() });
+        let what = What::File { size: 77, content: ContentId { source: 0, key }, sparse: false };
+        forest.builder.add(folder, name(b"f"), Inode { meta: Meta { xattrs, ..META }, what });
+    }
+    let many = forest.builder.folder(root, name(b"many"), META);
+    for nth in 0..3000 {
+        forest.bytes(
+            many,
+            format!("a rather long name, number {nth}").as_bytes(),
+            text(nth % 50, nth),
+        );
+    }
+    for nth in 0..700 {
+        forest.bytes(folder, format!("f{nth}").as_bytes(), text(nth * 97, nth));
+    }
+    forest.finish()
+}
+
+const RECIPE: Recipe = Recipe {
+    compressor: Compressor::Zstd(3),
+    profile: Profile::Random,
+    read_cost: None,
+    block_size: None,
+    epoch: None,
+};
+
+/// Writes an image at `path`; what was laid down, and the problems there were.
+fn pack(
+    catalog: &Catalog,
+    recipe: &Recipe,
+    threads: usize,
+    path: &Path,
+) -> (Layout, Vec<crate::pack::Problem>) {
+    let (progress, stop) = (Progress::default(), AtomicBool::new(false));
+    let job = Job::new(threads, &progress, &stop);
+    let mut output = Output::create(path, Existing::Replace).unwrap();
+    let layout = write(&job, catalog, recipe, OnProblem::GoOn, &mut output).unwrap();
+    output.publish().unwrap();
+    let problems = job.into_problems();
+    (layout, problems)
+}
+
+fn open(path: &Path) -> Arc<dyn Tree> {
+    let options = OpenOptions { cache_bytes: 64 << 20, ..OpenOptions::default() };
+    formats::open(&[path.to_owned()], &options, &Progress::default()).unwrap()
+}
+
+/// All entries of a folder.
+fn list(tree: &dyn Tree, folder: Ino) -> Vec<(Vec<u8>, Ino)> {
+    let mut found = Vec::new();
+    let mut visit = |entry: crate::vfs::DirEntry<'_>| {
+        found.push((entry.name.as_bytes().to_vec(), entry.ino));
+        ControlFlow::Continue(())
+    };
+    tree.read_dir(folder, Cookie::START, &mut visit).unwrap();
+    found
+}
+
+fn read(tree: &dyn Tree, file: Ino) -> Vec<u8> {
+    let (mut bytes, mut scratch) = (Vec::new(), Scratch::default());
+    loop {
+        let part = tree.read(file, bytes.len() as u64, 100_000, &mut scratch).unwrap();
+        let part = part.as_slice();
+        if part.is_empty() {
+            return bytes;
+        }
+        bytes.extend_from_slice(part);
+    }
+}
+
+/// Compares what `formats` reads of an image with what was to be in it, and has it verified.
+fn compare(catalog: &Catalog, path: &Path, epoch: Option<i64>) {
+    let tree = open(path);
+    let mut inos: BTreeMap<InodeId, Ino> = BTreeMap::new();
+    let mut waiting = vec![(InodeId::ROOT, Ino::ROOT)];
+    while let Some((id, ino)) = waiting.pop() {
+        let (inode, attr) = (catalog.inode(id), tree.attr(ino).unwrap());
+        let what = format!("{inode:?} {attr:?}");
+        let meta = inode.meta;
+        assert_eq!((attr.kind, attr.permissions), (inode.kind(), meta.permissions), "{what}");
+        assert_eq!((attr.uid, attr.gid), (meta.uid, meta.gid), "{what}");
+        let time = meta.modified.seconds.clamp(0, u32::MAX.into()).min(epoch.unwrap_or(i64::MAX));
+        assert_eq!(attr.modified, Timestamp { seconds: time, nanoseconds: 0 });
+        let links = match inode.what {
+            What::Folder(_) => {
+                2 + catalog
+                    .entries(id)
+                    .filter(|(_, id)| matches!(catalog.inode(*id).what, What::Folder(_)))
+                    .count()
+            }
+            _ => catalog.links(id) as usize,
+        };
+        assert_eq!(attr.nlink as usize, links, "{what}");
+        // The same inode at all its names.
+        assert_eq!(*inos.entry(id).or_insert(ino), ino);
+        match &inode.what {
+            What::Folder(_) => {
+                let found = list(tree.as_ref(), ino);
+                assert_eq!(found.len(), catalog.entries(id).len());
+                for ((wanted, child), (called, ino)) in catalog.entries(id).zip(found) {
+                    assert_eq!(wanted, called);
+                    let looked_up = tree.lookup(inos[&id], name(wanted));
+                    assert_eq!(looked_up.unwrap().unwrap().ino, ino);
+                    waiting.push((child, ino));
+                }
+            }
+            What::File { size, content, .. } => {
+                let mut wanted = vec![0; *size as usize];
+                catalog.content(*content).read(content.key, 0, &mut wanted).unwrap();
+                assert!(read(tree.as_ref(), ino) == wanted, "{what}");
+            }
+            What::Symlink(target) => assert_eq!(*tree.read_link(ino).unwrap(), **target),
+            What::Device { number, .. } => assert_eq!(attr.device, *number),
+            What::Fifo | What::Socket => {}
+        }
+        let set = meta.xattrs.map_or(&[][..], |set| catalog.xattrs(set));
+        let kept = || set.iter().filter(|(name, _)| !name.starts_with(b"system."));
+        let names: Vec<u8> = kept().flat_map(|(name, _)| [name, &b"\0"[..]].concat()).collect();
+        assert_eq!(tree.list_xattrs(ino).unwrap(), names);
+        kept().for_each(|(name, value)| assert_eq!(tree.xattr(ino, name).unwrap(), *value));
+    }
+    let options = OpenOptions { cache_bytes: 64 << 20, ..OpenOptions::default() };
+    let verified = formats::verify(&path.to_owned(), &options, 2, &Progress::default()).unwrap();
+    assert_eq!(verified.faults, []);
+}
+
+#[test]
+fn what_was_packed_is_read_again_with_each_compressor_and_profile() {
+    let work = tempfile::tempdir().unwrap();
+    let path = work.path().join("a.sqfs");
+    let catalog = odd();
+    for compressor in [
+        Compressor::Zstd(3),
+        Compressor::Zstd(15),
+        Compressor::Gzip(1),
+        Compressor::Gzip(9),
+        Compressor::Xz,
+        Compressor::Lz4,
+        Compressor::None,
+    ] {
+        for (nth, (profile, block_size, read_cost, epoch)) in [
+            (Profile::Random, None, None, None),
+            (Profile::Archive, None, None, Some(1_400_000_000)),
+            (Profile::Random, Some(4096), None, None),
+            (Profile::Random, Some(1 << 20), Some(20_000), None),
+            (Profile::Archive, Some(8192), Some(0), None),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            // The sizes have nothing to do with the compressor, so one of them shows the rest.
+            if nth > 1 && compressor != Compressor::Zstd(3) {
+                continue;
+            }
+            let recipe = Recipe { compressor, profile, read_cost, block_size, epoch };
+            let (layout, problems) = pack(&catalog, &recipe, 3, &path);
+            assert_eq!(problems, []);
+            assert_eq!(layout.notes.len(), 1, "{layout:?}");
+            compare(&catalog, &path, epoch);
+        }
+    }
+}
+
+#[test]
+fn the_same_bytes_come_of_any_number_of_threads() {
+    let work = tempfile::tempdir().unwrap();
+    let mut forest = Forest::new();
+    for nth in 0..2000 {
+        forest.bytes(InodeId::ROOT, nth.to_string().as_bytes(), text(2100, nth));
+    }
+    // Copies that meet in different threads.
+    for nth in 0..3000 {
+        forest.bytes(InodeId::ROOT, format!("c{nth}").as_bytes(), text(3000, nth % 100));
+    }
+    for (nth, (catalog, profile)) in
+        [(odd(), Profile::Random), (odd(), Profile::Archive), (forest.finish(), Profile::Random)]
+            .into_iter()
+            .enumerate()
+    {
+        // Small fragment blocks, so that there are more than may wait.
+        let recipe = Recipe { profile, read_cost: Some(4096), ..RECIPE };
+        let images = [1, 2, 7].map(|threads| {
+            let path = work.path().join(threads.to_string());
+            let (layout, _) = pack(&catalog, &recipe, threads, &path);
+            assert!(nth < 2 || layout.fragments > 2000, "{layout:?}");
+            std::fs::read(path).unwrap()
+        });
+        assert!(images[0] == images[1] && images[1] == images[2]);
+        assert_eq!(images[0].len() % PADDING as usize, 0);
+    }
+}
+
+#[test]
+fn the_same_bytes_are_stored_once() {
+    let work = tempfile::tempdir().unwrap();
+    let path = work.path().join("a");
+    let mut forest = Forest::new();
+    for nth in 0..20 {
+        forest.bytes(InodeId::ROOT, format!("s{nth}").as_bytes(), block::noise(100_000, 1));
+        forest.bytes(InodeId::ROOT, format!("l{nth}").as_bytes(), block::noise(1_500_000, 2));
+    }
+    let catalog = forest.finish();
+    let (layout, _) = pack(&catalog, &RECIPE, 4, &path);
+    assert_eq!((layout.duplicates, layout.duplicate_bytes), (38, 19 * 1_600_000));
+    assert!(layout.stored_bytes < 1_610_000, "{layout:?}");
+    compare(&catalog, &path, None);
+}
+
+#[test]
+fn reading_a_small_file_decodes_no_more_than_was_allowed() {
+    let work = tempfile::tempdir().unwrap();
+    let path = work.path().join("a");
+    let mut forest = Forest::new();
+    for nth in 0..50 {
+        forest.bytes(InodeId::ROOT, format!("s{nth}").as_bytes(), text(10_000, nth));
+    }
+    forest.bytes(InodeId::ROOT, b"t", text(20_001, 3));
+    forest.bytes(InodeId::ROOT, b"u", block::noise(9000, 3));
+    let catalog = forest.finish();
+    let recipe = Recipe { read_cost: Some(20_000), ..RECIPE };
+    let (layout, _) = pack(&catalog, &recipe, 4, &path);
+    // Pairs of small files; the others have blocks of their own.
+    assert_eq!((layout.fragments, layout.plain_blocks, layout.compressed_blocks), (25, 1, 26));
+    // What is plain costs nothing.
+    let mean = (50.0 * 20_000.0 + 20_001.0) / 52.0;
+    assert!((layout.mean_decoded - mean).abs() < 0.001, "{layout:?}");
+    compare(&catalog, &path, None);
+}
+
+#[test]
+fn what_can_not_be_read_is_named_and_left_out_with_all_its_names() {
+    let work = tempfile::tempdir().unwrap();
+    let path = work.path().join("a");
+    let forest = || {
+        let mut forest = Forest::new();
+        let fails = |len, reads| File {
+            bytes: block::noise(len, 1),
+            fails_after: Some(reads),
+            ..File::default()
+        };
+        let bad = forest.file(InodeId::ROOT, b"bad", fails(1000, 0));
+        forest.builder.link(InodeId::ROOT, name(b"bad too"), bad);
+        forest.file(InodeId::ROOT, b"large", fails(5_000_000, 2));
+        // Read whole when it is compared (five batches), and no more.
+        forest.file(InodeId::ROOT, b"m1", File { fails_after: Some(5), ..fails(4_500_000, 0) });
+        forest.bytes(InodeId::ROOT, b"m2", block::noise(4_500_000, 1));
+        forest.bytes(InodeId::ROOT, b"good", text(1000, 1));
+        let target = vec![b'x'; 65536];
+        let what = What::Symlink(target.into());
+        forest.builder.add(InodeId::ROOT, name(b"symlink"), Inode { meta: META, what });
+        forest.finish()
+    };
+    let (layout, problems) = pack(&forest(), &RECIPE, 1, &path);
+    let origins: Vec<_> = problems.iter().map(|problem| problem.origin.as_str()).collect();
+    assert_eq!(origins, ["memory/0", "memory/1", "memory/2", "symlink"]);
+    assert_eq!((layout.files, layout.failed), (2, 4));
+    let tree = open(&path);
+    let found = list(tree.as_ref(), Ino::ROOT);
+    assert_eq!(found.iter().map(|(name, _)| &name[..]).collect::<Vec<_>>(), [&b"good"[..], b"m2"]);
+    assert!(read(tree.as_ref(), found[1].1) == block::noise(4_500_000, 1));
+
+    let (progress, stop) = (Progress::default(), AtomicBool::new(false));
+    let job = Job::new(2, &progress, &stop);
+    let mut output = Output::create(&path, Existing::Replace).unwrap();
+    let layout = write(&job, &forest(), &RECIPE, OnProblem::GiveUp, &mut output).unwrap();
+    assert!(layout.failed >= 4);
+    assert_eq!(job.problems.lock().0.len(), 4);
+}
+
+#[test]
+fn too_many_owners_are_an_error_that_names_the_limit() {
+    let work = tempfile::tempdir().unwrap();
+    let mut forest = Forest::new();
+    for uid in 0..65_536 {
+        let inode = Inode { meta: Meta { uid, gid: uid, ..META }, what: What::Fifo };
+        forest.builder.add(InodeId::ROOT, name(uid.to_string().as_bytes()), inode);
+    }
+    let catalog = forest.finish();
+    let (progress, stop) = (Progress::default(), AtomicBool::new(false));
+    let job = Job::new(2, &progress, &stop);
+    let mut output = Output::create(&work.path().join("a"), Existing::Refuse).unwrap();
+    let error = write(&job, &catalog, &RECIPE, OnProblem::GoOn, &mut output).unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("65535"), "{error}");
+}
+
+#[test]
+fn stops_when_it_is_told_to() {
+    let work = tempfile::tempdir().unwrap();
+    let (progress, stop) = (Progress::default(), AtomicBool::new(true));
+    let job = Job::new(2, &progress, &stop);
+    let mut output = Output::create(&work.path().join("a"), Existing::Refuse).unwrap();
+    let error = write(&job, &odd(), &RECIPE, OnProblem::GoOn, &mut output).unwrap_err();
+    assert_eq!(error.kind(), Kind::Interrupted);
+}

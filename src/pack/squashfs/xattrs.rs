@@ -1,0 +1,145 @@
+//! The table of extended attributes (squashfs.rst, section 3.8).
+//!
+//! Owns which attributes the format can hold, and their layout; leaves whose they are to `tree`.
+//! Invariant: a set of the catalog is stored once, when the first inode that has it comes.
+
+use std::collections::HashMap;
+
+use crate::codecs::Encoder;
+use crate::error::Result;
+use crate::pack::catalog::Catalog;
+use crate::pack::output::Output;
+
+use super::metadata::Chain;
+use super::tables;
+
+/// The prefixes that have a number; others can not be stored.
+const PREFIXES: [(&[u8], u16); 3] = [(b"user.", 0), (b"trusted.", 1), (b"security.", 2)];
+
+/// Bytes of a value at most, as Linux has it (XATTR_SIZE_MAX).
+const VALUE: usize = 65536;
+
+/// The table in the making.
+#[derive(Default)]
+pub(super) struct Xattrs {
+    pairs: Chain,
+    /// Records of the id table: where a set starts, how many pairs, how many bytes.
+    ids: Vec<u8>,
+    /// By the number in the catalog: the number here, if anything of the set could be stored; and
+    /// how many could not.
+    known: HashMap<u32, (Option<u32>, u64)>,
+    /// Attributes that could not be stored, each as often as an inode has it.
+    pub(super) skipped: u64,
+}
+
+impl Xattrs {
+    /// The number of a set of the catalog for an inode that has it.
+    ///
+    /// # Errors
+    /// What the compressor reports.
+    pub(super) fn number(
+        &mut self,
+        catalog: &Catalog,
+        encoder: &mut Encoder,
+        set: u32,
+    ) -> Result<Option<u32>> {
+        let (number, skipped) = match self.known.get(&set) {
+            Some(&known) => known,
+            None => {
+                let stored = self.store(catalog.xattrs(set), encoder)?;
+                self.known.insert(set, stored);
+                stored
+            }
+        };
+        self.skipped += skipped;
+        Ok(number)
+    }
+
+    fn store(
+        &mut self,
+        set: &[(Vec<u8>, Vec<u8>)],
+        encoder: &mut Encoder,
+    ) -> Result<(Option<u32>, u64)> {
+        let reference = self.pairs.place().reference();
+        let (mut count, mut size, mut skipped) = (0_u32, 0_u32, 0);
+        for (name, value) in set {
+            let Some((kind, rest)) = split(name).filter(|_| value.len() <= VALUE) else {
+                skipped += 1;
+                continue;
+            };
+            let mut pair = Vec::with_capacity(8 + rest.len() + value.len());
+            pair.extend(kind.to_le_bytes());
+            pair.extend((rest.len() as u16).to_le_bytes());
+            pair.extend_from_slice(rest);
+            pair.extend((value.len() as u32).to_le_bytes());
+            pair.extend_from_slice(value);
+            self.pairs.put(encoder, &pair)?;
+            count += 1;
+            // What listxattr(2) says: the names, each with a NUL.
+            size = size.saturating_add(name.len() as u32 + 1);
+        }
+        if count == 0 {
+            return Ok((None, skipped));
+        }
+        let number = (self.ids.len() / 16) as u32;
+        self.ids.extend(reference.to_le_bytes());
+        self.ids.extend(count.to_le_bytes());
+        self.ids.extend(size.to_le_bytes());
+        Ok((Some(number), skipped))
+    }
+
+    /// Writes the table; where it lies, if there is one.
+    ///
+    /// # Errors
+    /// What compressing and writing report.
+    pub(super) fn write(self, encoder: &mut Encoder, output: &mut Output) -> Result<Option<u64>> {
+        if self.ids.is_empty() {
+            return Ok(None);
+        }
+        let start = output.len();
+        let (pairs, _) = self.pairs.finish(encoder)?;
+        output.append(&pairs)?;
+        let places = tables::blocks(&self.ids, encoder, output)?;
+        let table = output.len();
+        output.append(&start.to_le_bytes())?;
+        output.append(&((self.ids.len() / 16) as u32).to_le_bytes())?;
+        output.append(&[0; 4])?;
+        output.append(&places)?;
+        Ok(Some(table))
+    }
+}
+
+/// The number of a name's prefix, and the rest of it.
+fn split(name: &[u8]) -> Option<(u16, &[u8])> {
+    let found =
+        PREFIXES.iter().find_map(|&(prefix, kind)| Some((kind, name.strip_prefix(prefix)?)));
+    found.filter(|(_, rest)| !rest.is_empty() && rest.len() <= 255 && !rest.contains(&0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codecs::Method;
+
+    #[test]
+    fn names_are_split_at_their_prefix_and_others_are_none() {
+        assert_eq!(split(b"user.a.b"), Some((0, &b"a.b"[..])));
+        assert_eq!(split(b"trusted.x"), Some((1, &b"x"[..])));
+        assert_eq!(split(b"security.selinux"), Some((2, &b"selinux"[..])));
+        for none in [&b"system.posix_acl_access"[..], b"user.", b"user", b"", b"user.a\0b"] {
+            assert_eq!(split(none), None, "{none:?}");
+        }
+    }
+
+    #[test]
+    fn what_can_not_be_stored_is_counted() {
+        let mut encoder = Encoder::new(Method::None).unwrap();
+        let mut xattrs = Xattrs::default();
+        let pair = |name: &[u8], len| (name.to_vec(), vec![1; len]);
+        let only = [pair(b"system.x", 1), pair(b"user.large", VALUE + 1)];
+        assert_eq!(xattrs.store(&only, &mut encoder).unwrap(), (None, 2));
+        let both = [pair(b"system.x", 1), pair(b"user.large", VALUE)];
+        assert_eq!(xattrs.store(&both, &mut encoder).unwrap(), (Some(0), 1));
+        assert_eq!(xattrs.store(&both[1..], &mut encoder).unwrap(), (Some(1), 0));
+    }
+}

@@ -1,0 +1,163 @@
+//! The bytes of one member, as they come.
+//!
+//! Owns that they are all there, in order, or that nothing of the member is; leaves reading them to
+//! `feed` and what stands in front of them to `header`.
+//! Invariant: between `begin` and `end` or `discard` the output ends within this member.
+
+use super::header::padding;
+use super::holes::Map;
+use crate::error::{Error, Kind, Result};
+use crate::pack::feed::{Data, Piece};
+use crate::pack::output::Output;
+
+/// Zeros that are written at a time.
+const ZEROS: &[u8] = &[0; 64 << 10];
+
+/// A member that is being written.
+pub(crate) struct Body {
+    /// Where its header stands.
+    start: u64,
+    /// Bytes of the file that came, of so many.
+    at: u64,
+    size: u64,
+    map: Option<Map>,
+}
+
+impl Body {
+    /// Writes what stands in front of a file of `size` bytes; without a map holes are zeros.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub(super) fn sparse(
+        output: &mut Output,
+        header: &[u8],
+        size: u64,
+        map: Option<Map>,
+    ) -> Result<Self> {
+        let start = output.len();
+        output.append(header)?;
+        if let Some(map) = &map {
+            output.append(map.text())?;
+        }
+        Ok(Self { start, at: 0, size, map })
+    }
+
+    /// The same for a file that is stored whole.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub(crate) fn begin(output: &mut Output, header: &[u8], size: u64) -> Result<Self> {
+        Self::sparse(output, header, size, None)
+    }
+
+    /// Whether a piece is what comes next.
+    ///
+    /// # Errors
+    /// Why it could not be read; `Changed` where the file is not what the header says.
+    pub(crate) fn expect(&self, piece: Piece) -> Result<Piece> {
+        let len = match &piece.data {
+            Data::Bytes(bytes) => bytes.len() as u64,
+            Data::Hole(len) => *len,
+            Data::Failed(_) => 0,
+        };
+        let end = piece.offset.saturating_add(len);
+        let lost = match (&self.map, &piece.data) {
+            (Some(map), Data::Bytes(_)) => map.stored_within(piece.offset..end) < len,
+            _ => false,
+        };
+        if piece.offset != self.at || end > self.size || lost {
+            return Err(changed());
+        }
+        match piece.data {
+            Data::Failed(error) => Err(error),
+            data => Ok(Piece { data, ..piece }),
+        }
+    }
+
+    /// Writes a piece that was expected.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub(crate) fn put(&mut self, output: &mut Output, piece: &Piece) -> Result<()> {
+        match (&piece.data, &self.map) {
+            (Data::Bytes(bytes), _) => {
+                output.append(bytes)?;
+                self.at += bytes.len() as u64;
+            }
+            (Data::Hole(len), map) => {
+                let end = self.at + len;
+                let stored = map.as_ref().map_or(*len, |map| map.stored_within(self.at..end));
+                zeros(output, stored)?;
+                self.at = end;
+            }
+            (Data::Failed(_), _) => {}
+        }
+        Ok(())
+    }
+
+    /// Whether it is stored without its holes.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.map.is_some()
+    }
+
+    /// Whether all bytes are there.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.at == self.size
+    }
+
+    /// Ends the member.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub(crate) fn end(self, output: &mut Output) -> Result<()> {
+        let stored = self.map.as_ref().map_or(self.size, Map::stored);
+        output.append(padding(stored))
+    }
+
+    /// Takes the member back.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub(crate) fn discard(self, output: &mut Output) -> Result<()> {
+        output.truncate(self.start)
+    }
+}
+
+/// A file that was read otherwise than it was listed.
+pub(crate) fn changed() -> Error {
+    Error::new(Kind::Changed, "changed while it was read")
+}
+
+/// Why the first file of `pieces` can not be read, as far as they tell; they hold no piece of it
+/// then. So what fails early is known before its header is written.
+pub(crate) fn failure(pieces: &mut [Piece]) -> Option<Error> {
+    let first = pieces.first()?.file;
+    let ours = pieces.iter_mut().take_while(|piece| piece.file == first);
+    let failed = ours.map(|piece| &mut piece.data).find(|data| matches!(data, Data::Failed(_)))?;
+    match std::mem::replace(failed, Data::Hole(0)) {
+        Data::Failed(error) => Some(error),
+        _ => None,
+    }
+}
+
+/// The blocks that end an archive, up to a whole record of `tar -b 20`.
+///
+/// # Errors
+/// Those of the output.
+pub(crate) fn finish(output: &mut Output) -> Result<()> {
+    zeros(output, finished(output.len()) - output.len())
+}
+
+/// Bytes of an archive whose members take `len`.
+pub(crate) fn finished(len: u64) -> u64 {
+    (len + 1024).next_multiple_of(10_240)
+}
+
+fn zeros(output: &mut Output, mut len: u64) -> Result<()> {
+    while len > 0 {
+        let step = len.min(ZEROS.len() as u64);
+        output.append(&ZEROS[..step as usize])?;
+        len -= step;
+    }
+    Ok(())
+}

@@ -1,0 +1,385 @@
+//! What stands in front of the bytes of a tar member (POSIX.1-2017, pax, "ustar Interchange
+//! Format" and "pax Extended Header").
+//!
+//! Owns the fields of the header block, and what they can not hold; leaves how that is written to
+//! `records`, and what members there are to `member`.
+//! Invariant: a header depends on nothing but the member, and needs records only for what ustar
+//! has no room for: names, numbers, parts of a second, attributes.
+
+use super::records::{Records, is_ascii_or_binary};
+use crate::vfs::Timestamp;
+
+/// The unit of a tar archive, bytes.
+pub(crate) const BLOCK: usize = 512;
+
+/// Bytes of a name, and of the folders in front of it.
+const NAME: usize = 100;
+const PREFIX: usize = 155;
+
+/// The largest number of a field of 8 bytes, and of one of 12: octal digits and a NUL.
+const SHORT_MAX: u64 = 0o7_777_777;
+const LONG_MAX: u64 = 0o77_777_777_777;
+
+/// The type flag of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Flag {
+    File = b'0',
+    HardLink = b'1',
+    Symlink = b'2',
+    CharDevice = b'3',
+    BlockDevice = b'4',
+    Folder = b'5',
+    Fifo = b'6',
+}
+
+/// A member, but its bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Header<'m> {
+    pub(crate) flag: Flag,
+    /// Without a leading slash; that of a folder ends with one.
+    pub(crate) path: &'m [u8],
+    /// Where a link leads: the path of a member, or the target of a symbolic link.
+    pub(crate) target: &'m [u8],
+    pub(crate) permissions: u16,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) modified: Timestamp,
+    /// Bytes that follow.
+    pub(crate) size: u64,
+    /// Bytes of the file where they are more, for it is sparse: its map stands before its bytes.
+    pub(crate) real_size: Option<u64>,
+    /// The kernel's number of a device.
+    pub(crate) device: u32,
+    pub(crate) xattrs: &'m [(Vec<u8>, Vec<u8>)],
+}
+
+impl Header<'_> {
+    /// The blocks in front of the bytes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let records = self.records().into_bytes();
+        let mut blocks = Vec::with_capacity(BLOCK);
+        if !records.is_empty() {
+            let name = beside(self.path, b"PaxHeaders");
+            let size = records.len() as u64;
+            blocks.extend(block(&Fields { flag: b'x', name: &name, size, ..self.fields() }));
+            blocks.extend(&records);
+            pad(&mut blocks);
+        }
+        let fields = self.fields();
+        let flag = self.flag as u8;
+        blocks.extend(match (self.real_size, split(self.path)) {
+            (Some(_), _) => {
+                let name = beside(self.path, b"GNUSparseFile.0");
+                block(&Fields { flag, name: &name, ..fields })
+            }
+            (None, Some((prefix, name))) => block(&Fields { flag, prefix, name, ..fields }),
+            // Readers without records get as much of the name as there is room for.
+            (None, None) => block(&Fields { flag, name: self.path, ..fields }),
+        });
+        blocks
+    }
+
+    /// What ustar has no room for.
+    fn records(&self) -> Records {
+        let mut records = Records::default();
+        let long_path = split(self.path).is_none();
+        let long_target = self.target.len() > NAME;
+        let sparse = self.real_size.is_some();
+        let told = |text: &[u8], long: bool| long || !is_ascii_or_binary(text);
+        let path_told = sparse || told(self.path, long_path);
+        let target_told = told(self.target, long_target);
+        let names = [(self.path, path_told), (self.target, target_told)];
+        // Records are UTF-8, unless this says that they are not (pax, "hdrcharset").
+        if names.iter().any(|(text, told)| *told && std::str::from_utf8(text).is_err()) {
+            records.add(b"hdrcharset", b"BINARY");
+        }
+        if path_told && !sparse {
+            records.add(b"path", self.path);
+        }
+        if target_told {
+            records.add(b"linkpath", self.target);
+        }
+        if self.size > LONG_MAX {
+            records.add(b"size", self.size.to_string().as_bytes());
+        }
+        for (key, number) in [(b"uid", self.uid), (b"gid", self.gid)] {
+            if u64::from(number) > SHORT_MAX {
+                records.add(key, number.to_string().as_bytes());
+            }
+        }
+        let Timestamp { seconds, nanoseconds } = self.modified;
+        if nanoseconds != 0 || u64::try_from(seconds).map_or(true, |seconds| seconds > LONG_MAX) {
+            records.add(b"mtime", decimal(self.modified).as_bytes());
+        }
+        if let Some(size) = self.real_size {
+            // GNU tar's manual, "Storing Sparse Files", "PAX Format, Version 1.0".
+            records.add(b"GNU.sparse.major", b"1");
+            records.add(b"GNU.sparse.minor", b"0");
+            records.add(b"GNU.sparse.name", self.path);
+            records.add(b"GNU.sparse.realsize", size.to_string().as_bytes());
+        }
+        for (name, value) in self.xattrs {
+            records.add_xattr(name, value);
+        }
+        records
+    }
+
+    /// The fields that the header of the records has, too.
+    fn fields(&self) -> Fields<'_> {
+        // Readers without records may take a number that is too large for any but that of root.
+        let owner = |number: u32| u64::from(number).min(SHORT_MAX);
+        let long = |number: u64| if number > LONG_MAX { 0 } else { number };
+        Fields {
+            flag: self.flag as u8,
+            prefix: b"",
+            name: b"",
+            target: self.target,
+            permissions: self.permissions,
+            uid: owner(self.uid),
+            gid: owner(self.gid),
+            modified: u64::try_from(self.modified.seconds).unwrap_or(0).min(LONG_MAX),
+            size: long(self.size),
+            device: self.device,
+        }
+    }
+}
+
+/// Fills `bytes` with zeros up to a whole block.
+pub(crate) fn pad(bytes: &mut Vec<u8>) {
+    bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+}
+
+/// The bytes from `len` up to a whole block.
+pub(crate) fn padding(len: u64) -> &'static [u8] {
+    let missing = len.next_multiple_of(BLOCK as u64) - len;
+    &[0; BLOCK][..missing as usize]
+}
+
+/// What a header block holds; numbers fit.
+struct Fields<'f> {
+    flag: u8,
+    prefix: &'f [u8],
+    name: &'f [u8],
+    target: &'f [u8],
+    permissions: u16,
+    uid: u64,
+    gid: u64,
+    modified: u64,
+    size: u64,
+    device: u32,
+}
+
+fn block(fields: &Fields<'_>) -> [u8; BLOCK] {
+    let mut block = [0; BLOCK];
+    let mut put = |at: usize, len: usize, bytes: &[u8]| {
+        let len = len.min(bytes.len());
+        block[at..at + len].copy_from_slice(&bytes[..len]);
+    };
+    let short = |number: u64| format!("{number:07o}");
+    let long = |number: u64| format!("{number:011o}");
+    // The kernel's 32 bits: 12 of a major number within 20 of a minor one.
+    let major = u64::from(fields.device >> 8 & 0xfff);
+    let minor = u64::from(fields.device & 0xff | fields.device >> 12 & 0xf_ff00);
+    put(0, NAME, fields.name);
+    put(100, 8, short(fields.permissions.into()).as_bytes());
+    put(108, 8, short(fields.uid).as_bytes());
+    put(116, 8, short(fields.gid).as_bytes());
+    put(124, 12, long(fields.size).as_bytes());
+    put(136, 12, long(fields.modified).as_bytes());
+    // The checksum counts itself as blanks.
+    put(148, 8, b"        ");
+    put(156, 1, &[fields.flag]);
+    if fields.flag != b'x' {
+        put(157, NAME, fields.target);
+    }
+    put(257, 8, b"ustar\x0000");
+    if matches!(fields.flag, b'3' | b'4') {
+        put(329, 8, short(major).as_bytes());
+        put(337, 8, short(minor).as_bytes());
+    }
+    put(345, PREFIX, fields.prefix);
+    let sum: u32 = block.iter().map(|&byte| u32::from(byte)).sum();
+    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    block
+}
+
+/// A path as the two fields hold it: folders, and the name in them. `None` where they do not.
+fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    if path.len() <= NAME {
+        return Some((b"", path));
+    }
+    // The slash between them is stored in neither; the one that ends a folder is part of the name.
+    let first = path.len().checked_sub(NAME + 1)?;
+    let last = (path.len() - 2).min(PREFIX);
+    let slash = (first..=last).find(|&at| at > 0 && path[at] == b'/')?;
+    Some((&path[..slash], &path[slash + 1..]))
+}
+
+/// The name that stands in a header whose records have the true one: in a folder of that name
+/// where the member would be.
+fn beside(path: &[u8], folder: &[u8]) -> Vec<u8> {
+    let path = path.strip_suffix(b"/").unwrap_or(path);
+    let at = path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let mut name = [&path[..at], folder, b"/", &path[at..]].concat();
+    name.truncate(NAME);
+    // What is left must not look like a folder.
+    while name.last() == Some(&b'/') {
+        name.pop();
+    }
+    name
+}
+
+/// Seconds as a decimal fraction, exactly.
+fn decimal(time: Timestamp) -> String {
+    let nanoseconds = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
+    let sign = if nanoseconds < 0 { "-" } else { "" };
+    let amount = nanoseconds.unsigned_abs();
+    let text = format!("{sign}{}.{:09}", amount / 1_000_000_000, amount % 1_000_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// No attributes.
+pub(crate) const NO_XATTRS: &[(Vec<u8>, Vec<u8>)] = &[];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(path: &[u8]) -> Header<'_> {
+        Header {
+            flag: Flag::File,
+            path,
+            target: b"",
+            permissions: 0o644,
+            uid: 0,
+            gid: 0,
+            modified: Timestamp { seconds: 1, nanoseconds: 0 },
+            size: 0,
+            real_size: None,
+            device: 0,
+            xattrs: NO_XATTRS,
+        }
+    }
+
+    /// The records, and the block behind them.
+    fn parts(header: &Header<'_>) -> (String, [u8; BLOCK]) {
+        let bytes = header.encode();
+        assert_eq!(bytes.len() % BLOCK, 0);
+        let last = bytes[bytes.len() - BLOCK..].try_into().unwrap();
+        let text = match bytes.len() {
+            BLOCK => String::new(),
+            len => {
+                assert_eq!(bytes[156], b'x');
+                let text = String::from_utf8_lossy(&bytes[BLOCK..len - BLOCK]);
+                text.trim_end_matches('\0').into()
+            }
+        };
+        (text, last)
+    }
+
+    fn field(block: &[u8; BLOCK], at: usize, len: usize) -> String {
+        String::from_utf8_lossy(&block[at..at + len]).trim_end_matches('\0').into()
+    }
+
+    #[test]
+    fn names_are_split_up_to_their_limits_and_no_further() {
+        let a = |len: usize| "a".repeat(len);
+        let (n100, n101) = (a(100), a(101));
+        for (path, prefix, name) in [
+            (n100.clone(), "", Some(n100.as_str())),
+            (n101.clone(), "", None),
+            (format!("d/{n100}"), "d", Some(&n100)),
+            (format!("d/{n101}"), "", None),
+            (format!("{}/{n100}", a(155)), &a(155), Some(&n100)),
+            (format!("{}/{n100}", a(156)), "", None),
+            (format!("{}/b", a(155)), &a(155), Some("b")),
+            (format!("{}/b", a(156)), "", None),
+            (format!("{}/", a(99)), "", Some(&format!("{}/", a(99)))),
+            // The only slash is the one that ends it.
+            (format!("{}/", a(100)), "", None),
+            (format!("d/{}/", a(99)), "d", Some(&format!("{}/", a(99)))),
+            // A name of two folders is cut at the first slash that does.
+            (format!("{}/{}/b", a(60), a(60)), &a(60), Some(&format!("{}/b", a(60)))),
+        ] {
+            let (records, block) = parts(&header(path.as_bytes()));
+            assert_eq!(records.is_empty(), name.is_some(), "{path}");
+            match name {
+                Some(name) => assert_eq!(field(&block, 0, 100), name, "{path}"),
+                None => assert!(records.contains(&format!(" path={path}\n")), "{path}"),
+            }
+            assert_eq!(field(&block, 345, 155), prefix, "{path}");
+        }
+    }
+
+    #[test]
+    fn numbers_move_to_records_one_past_their_fields() {
+        for (size, field_text, record) in [
+            ((8_u64 << 30) - 1, "77777777777", ""),
+            (8 << 30, "00000000000", "19 size=8589934592\n"),
+        ] {
+            let (records, block) = parts(&Header { size, ..header(b"a") });
+            assert_eq!((records.as_str(), field(&block, 124, 12)), (record, field_text.into()));
+        }
+        for (id, field_text, record) in
+            [(2_097_151, "7777777", ""), (2_097_152, "7777777", "15 uid=2097152\n15 gid=2097152\n")]
+        {
+            let (records, block) = parts(&Header { uid: id, gid: id, ..header(b"a") });
+            assert_eq!(records, record);
+            assert_eq!(field(&block, 108, 8), field_text);
+            assert_eq!(field(&block, 116, 8), field_text);
+        }
+    }
+
+    #[test]
+    fn times_are_exact_on_both_sides_of_1970() {
+        for (seconds, nanoseconds, record) in [
+            (0, 0, ""),
+            ((8 << 30) - 1, 0, ""),
+            (8 << 30, 0, "20 mtime=8589934592\n"),
+            (-1, 0, "12 mtime=-1\n"),
+            (-1, 500_000_000, "14 mtime=-0.5\n"),
+            (-2, 999_999_999, "22 mtime=-1.000000001\n"),
+            (1, 1, "21 mtime=1.000000001\n"),
+            (10, 250_000_000, "15 mtime=10.25\n"),
+        ] {
+            let modified = Timestamp { seconds, nanoseconds };
+            let (records, block) = parts(&Header { modified, ..header(b"a") });
+            assert_eq!(records, record, "{seconds} {nanoseconds}");
+            let shown = u64::try_from(seconds).unwrap_or(0).min(LONG_MAX);
+            assert_eq!(field(&block, 136, 12), format!("{shown:011o}"));
+        }
+    }
+
+    #[test]
+    fn names_that_are_not_ascii_are_records_unless_they_are_no_text_and_fit() {
+        assert_eq!(parts(&header("\u{e9}".as_bytes())).0, "11 path=\u{e9}\n");
+        let (records, block) = parts(&header(b"\xff"));
+        assert_eq!((records.as_str(), block[0]), ("", 0xff));
+        let long = [b"\xff".as_slice(), &[b'a'; 100]].concat();
+        assert!(parts(&header(&long)).0.starts_with("21 hdrcharset=BINARY\n111 path="));
+    }
+
+    #[test]
+    fn devices_are_two_numbers() {
+        // Major 259, minor 0x12345, as the kernel packs them.
+        let device = 0x45 | 259 << 8 | 0x123 << 20;
+        let (_, block) = parts(&Header { flag: Flag::BlockDevice, device, ..header(b"a") });
+        assert_eq!(field(&block, 329, 8), format!("{:07o}", 259));
+        assert_eq!(field(&block, 337, 8), format!("{:07o}", 0x12345));
+    }
+
+    #[test]
+    fn attributes_keep_their_bytes_and_links_their_targets() {
+        let xattrs = vec![(b"user.a=%".to_vec(), b"\0\n".to_vec())];
+        let target = [b'a'; 101];
+        let (records, _) = parts(&Header { xattrs: &xattrs, target: &target, ..header(b"a") });
+        let expected = format!(
+            "115 linkpath={}\n32 SCHILY.xattr.user.a%3D%25=\0\n\n",
+            String::from_utf8_lossy(&target)
+        );
+        assert_eq!(records, expected);
+        let (records, block) = parts(&Header { target: &target[..100], ..header(b"a") });
+        assert_eq!((records.as_str(), field(&block, 157, 100).len()), ("", 100));
+    }
+}

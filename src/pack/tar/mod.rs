@@ -1,0 +1,298 @@
+//! Laying down a tar archive (POSIX.1-2017, pax) that any tar reads.
+//!
+//! Owns what is a member and in which order; leaves headers to `header`, bytes to `body`, and maps
+//! of holes to `holes`.
+//! Invariants: members come in the order of names, a folder before what is in it, and hold nothing
+//! of the machine that packed them; a file that can not be read is in it under none of its names.
+//!
+//! The root is no member, for an archive that is unpacked should not change the folder it is
+//! unpacked into. Equal files are stored each: only a hard link would store them once, and then
+//! writing to one of the copies would change the other.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::Serialize;
+
+use self::body::{Body, changed, failure, finish};
+use self::header::{Flag, Header, NO_XATTRS};
+use self::holes::Map;
+use super::Job;
+use super::catalog::{Catalog, InodeId, What};
+use super::feed::{Data, Piece, feed};
+use super::output::Output;
+use super::walk::Walk;
+use crate::error::{Error, Result};
+use crate::vfs::{FileKind, Timestamp};
+
+pub(super) mod body;
+pub(super) mod header;
+mod holes;
+mod records;
+#[cfg_attr(test, expect(clippy::single_range_in_vec_init, reason = "a list of one range is meant"))]
+#[cfg(test)]
+pub(super) mod tests;
+
+/// What is in an archive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Members {
+    /// Regular files, without their further names.
+    pub files: u64,
+    /// Those of them that are stored without their holes.
+    pub sparse: u64,
+    /// Bytes of them, holes included.
+    pub bytes: u64,
+    /// Folders but the root.
+    pub folders: u64,
+    /// Symbolic links.
+    pub symlinks: u64,
+    /// Further names of files.
+    pub hard_links: u64,
+    /// Devices and fifos.
+    pub devices: u64,
+    /// What was left out on purpose: a sentence for each sort of it.
+    pub notes: Vec<String>,
+}
+
+/// Writes a whole archive. Times later than `epoch` become `epoch`.
+///
+/// # Errors
+/// Those of the output, and `Interrupted`. What can not be read is a problem of the job.
+pub(crate) fn write(
+    job: &Job<'_>,
+    catalog: &Catalog,
+    epoch: Option<i64>,
+    output: &mut Output,
+) -> Result<Members> {
+    let mut files = Vec::new();
+    let mut known = HashSet::new();
+    let mut walk = Walk::new(catalog);
+    while let Some((_, id)) = walk.next() {
+        let is_file = catalog.inode(id).kind() == FileKind::Regular;
+        if is_file && (catalog.links(id) == 1 || known.insert(id)) {
+            files.push(id);
+        }
+    }
+    let mut writer = Writer {
+        job,
+        catalog,
+        epoch,
+        output,
+        walk: Walk::new(catalog),
+        first: HashMap::new(),
+        left_out: HashSet::new(),
+        open: None,
+        sockets: 0,
+        members: Members::default(),
+    };
+    feed(job, catalog, &files, 1, |pieces| pieces, |pieces| writer.take(pieces))?;
+    writer.finish()
+}
+
+struct Writer<'w> {
+    job: &'w Job<'w>,
+    catalog: &'w Catalog,
+    epoch: Option<i64>,
+    output: &'w mut Output,
+    walk: Walk<'w>,
+    /// The names under which files with several names are stored.
+    first: HashMap<InodeId, Box<[u8]>>,
+    /// Files that could not be read.
+    left_out: HashSet<InodeId>,
+    /// The file whose bytes are coming.
+    open: Option<(InodeId, Body)>,
+    sockets: u64,
+    members: Members,
+}
+
+impl Writer<'_> {
+    fn take(&mut self, mut pieces: Vec<Piece>) -> Result<()> {
+        let mut nth = 0;
+        while nth < pieces.len() {
+            let file = pieces[nth].file;
+            if self.left_out.contains(&file) {
+                nth += 1;
+                continue;
+            }
+            if self.open.is_none() {
+                let failed = failure(&mut pieces[nth..]);
+                if let Err(error) = self.begin(file, failed)? {
+                    self.leave_out(file, &error)?;
+                    continue;
+                }
+            }
+            let Some((_, body)) = self.open.as_mut().filter(|(open, _)| *open == file) else {
+                // The one before ended early.
+                self.end_early()?;
+                continue;
+            };
+            let empty = Piece { file, offset: 0, data: Data::Hole(0) };
+            let piece = std::mem::replace(&mut pieces[nth], empty);
+            nth += 1;
+            match body.expect(piece) {
+                Ok(piece) => body.put(self.output, &piece)?,
+                Err(error) => {
+                    self.leave_out(file, &error)?;
+                    continue;
+                }
+            }
+            if body.is_whole()
+                && let Some((_, body)) = self.open.take()
+            {
+                body.end(self.output)?;
+                self.members.files += 1;
+                self.members.bytes += self.catalog.inode(file).size();
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes everything in front of a file, and its header unless it `failed`. The inner error is
+    /// that of the file.
+    fn begin(&mut self, file: InodeId, failed: Option<Error>) -> Result<Result<()>> {
+        let path = self.pass(Some(file))?.unwrap_or_default();
+        if let Some(error) = failed {
+            return Ok(Err(error));
+        }
+        let What::File { size, content, sparse } = self.catalog.inode(file).what else {
+            return Ok(Ok(()));
+        };
+        let map = match sparse {
+            true => Map::of(self.catalog.content(content), content, size),
+            false => Ok(None),
+        };
+        let map = match map {
+            Ok(map) => map,
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut header = describe(self.catalog, file, &path, self.epoch);
+        if let Some(map) = &map {
+            header.size = map.stored();
+            header.real_size = Some(size);
+            self.members.sparse += 1;
+        }
+        let body = Body::sparse(self.output, &header.encode(), size, map)?;
+        self.open = Some((file, body));
+        if self.catalog.links(file) > 1 {
+            self.first.insert(file, path.into());
+        }
+        Ok(Ok(()))
+    }
+
+    /// Writes members that have no bytes, until the walk comes to `file`, whose path it gives.
+    fn pass(&mut self, file: Option<InodeId>) -> Result<Option<Vec<u8>>> {
+        while let Some((path, id)) = self.walk.next() {
+            if Some(id) == file {
+                return Ok(Some(path.to_vec()));
+            }
+            let mut header = describe(self.catalog, id, path, self.epoch);
+            let folder;
+            let what = &self.catalog.inode(id).what;
+            if self.left_out.contains(&id) {
+                continue;
+            }
+            let count = match (self.first.get(&id), what) {
+                (Some(first), _) => {
+                    header = Header { size: 0, xattrs: NO_XATTRS, target: first, ..header };
+                    header.flag = Flag::HardLink;
+                    &mut self.members.hard_links
+                }
+                (None, What::Folder(_)) => {
+                    folder = [path, b"/"].concat();
+                    header.path = &folder;
+                    &mut self.members.folders
+                }
+                (None, What::Symlink(_)) => &mut self.members.symlinks,
+                (None, What::Device { .. } | What::Fifo) => &mut self.members.devices,
+                (None, What::Socket) => {
+                    self.sockets += 1;
+                    continue;
+                }
+                // Files come in the order of the walk, so this one was fed, and said nothing.
+                (None, What::File { .. }) => {
+                    self.job.problem(self.catalog.origin(id), &changed());
+                    self.left_out.insert(id);
+                    continue;
+                }
+            };
+            *count += 1;
+            self.output.append(&header.encode())?;
+            let several = self.catalog.links(id) > 1 && !matches!(what, What::Folder(_));
+            if several && !self.first.contains_key(&id) {
+                self.first.insert(id, path.into());
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes back what there is of a file, and remembers why.
+    fn leave_out(&mut self, file: InodeId, error: &Error) -> Result<()> {
+        self.job.problem(self.catalog.origin(file), error);
+        self.left_out.insert(file);
+        self.first.remove(&file);
+        match self.open.take() {
+            Some((_, body)) => {
+                self.members.sparse -= u64::from(body.is_sparse());
+                body.discard(self.output)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn end_early(&mut self) -> Result<()> {
+        match &self.open {
+            Some((file, _)) => self.leave_out(*file, &changed()),
+            None => Ok(()),
+        }
+    }
+
+    fn finish(mut self) -> Result<Members> {
+        self.end_early()?;
+        self.pass(None)?;
+        finish(self.output)?;
+        if self.sockets > 0 {
+            let note = format!("{} sockets are left out: no tar holds them", self.sockets);
+            self.members.notes.push(note);
+        }
+        Ok(self.members)
+    }
+}
+
+/// The header of an inode under one of its names, as far as the catalog tells it.
+pub(super) fn describe<'m>(
+    catalog: &'m Catalog,
+    id: InodeId,
+    path: &'m [u8],
+    epoch: Option<i64>,
+) -> Header<'m> {
+    let inode = catalog.inode(id);
+    let meta = &inode.meta;
+    let (flag, target, device): (_, &[u8], _) = match &inode.what {
+        What::Folder(_) => (Flag::Folder, b"", 0),
+        What::File { .. } => (Flag::File, b"", 0),
+        What::Symlink(target) => (Flag::Symlink, target, 0),
+        What::Device { kind: FileKind::BlockDevice, number } => (Flag::BlockDevice, b"", *number),
+        What::Device { number, .. } => (Flag::CharDevice, b"", *number),
+        What::Fifo | What::Socket => (Flag::Fifo, b"", 0),
+    };
+    Header {
+        flag,
+        path,
+        target,
+        permissions: meta.permissions,
+        uid: meta.uid,
+        gid: meta.gid,
+        modified: no_later(meta.modified, epoch),
+        size: inode.size(),
+        real_size: None,
+        device,
+        xattrs: meta.xattrs.map_or(NO_XATTRS, |number| catalog.xattrs(number)),
+    }
+}
+
+/// A time, or `epoch` where that is earlier.
+fn no_later(time: Timestamp, epoch: Option<i64>) -> Timestamp {
+    match epoch {
+        Some(epoch) if time.seconds >= epoch => Timestamp { seconds: epoch, nanoseconds: 0 },
+        _ => time,
+    }
+}

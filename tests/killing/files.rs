@@ -1,0 +1,50 @@
+//! The files that archfs keeps about the places of the test, in the folder of each user.
+//!
+//! Owns telling them from those of other tests, which mount as root at the same time: a file is
+//! named by a digest of its place, and only some name the place within. So the digest is learned
+//! from a record, which does, while something is mounted there.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The folder of a user's files.
+pub(crate) fn folder(user: u32) -> PathBuf {
+    PathBuf::from(format!("/tmp/archfs-{user}"))
+}
+
+/// What the names of the files about `place`, where that user has just mounted, begin with.
+pub(crate) fn start_of_names(user: u32, place: &Path) -> String {
+    let is_record = |path: &PathBuf| path.extension() == Some("record".as_ref());
+    let record = entries(user).into_iter().find(|path| is_record(path) && names_place(path, place));
+    let record = record.expect("a record of the mount");
+    let start = record.file_stem().unwrap().to_str().unwrap().to_owned();
+    // Else nothing would ever be found by it.
+    for kind in ["socket", "lock"] {
+        let file = folder(user).join(format!("{start}.{kind}"));
+        assert!(fs::symlink_metadata(&file).is_ok(), "{} is not there", file.display());
+    }
+    start
+}
+
+/// All files about a place by the beginning of their names, and those that name it within.
+pub(crate) fn about(user: u32, start: &str, place: &Path) -> Vec<PathBuf> {
+    let is_about = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default();
+        name.as_bytes().starts_with(start.as_bytes()) || names_place(path, place)
+    };
+    entries(user).into_iter().filter(is_about).collect()
+}
+
+/// All files of the user.
+pub(crate) fn entries(user: u32) -> Vec<PathBuf> {
+    let found = fs::read_dir(folder(user)).into_iter().flatten().flatten();
+    found.map(|entry| entry.path()).collect()
+}
+
+fn names_place(file: &Path, place: &Path) -> bool {
+    // Sockets can not be read.
+    let text = fs::read(file).unwrap_or_default();
+    let place = place.as_os_str().as_bytes();
+    text.windows(place.len()).any(|part| part == place)
+}

@@ -1,0 +1,213 @@
+//! Files that can not be packed, places that can not be written to, and ends before the end.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::*;
+use crate::support::mount::CleanUp;
+use crate::support::{archfs, can_mount, run, source, work_folder};
+
+/// An ordinary user.
+const NOBODY: u32 = 65_534;
+
+#[test]
+fn each_unreadable_file_is_named_and_nothing_is_made_but_when_told_to_go_on() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let home = folder(work.path(), "home");
+    let tree = folder(&home, "tree");
+    write_all(
+        &tree,
+        &[
+            ("good", b"good"),
+            ("sub/also", b"good"),
+            ("bad-1", &source::noise(1, 3_000_000)),
+            ("sub/bad-2", b"closed"),
+            ("closed/inside", b"never seen"),
+        ],
+    );
+    // Root could read them.
+    for (name, mode) in [("bad-1", 0), ("sub/bad-2", 0), ("closed", 0)] {
+        fs::set_permissions(tree.join(name), Permissions::from_mode(mode)).unwrap();
+    }
+    fs::set_permissions(work.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = home.join("archfs");
+    fs::copy(env!("CARGO_BIN_EXE_archfs"), &program).unwrap();
+    chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
+    let attempt = |more: &[&str], made: &Path| {
+        let user = format!("--reuid={NOBODY}");
+        let mut command = Command::new("setpriv");
+        command.args([&user, "--clear-groups", text(&program), "pack"]).args(more);
+        let output = command.arg(&tree).arg(made).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        said
+    };
+    for name in ["a.sqfs", "a.tar"] {
+        let made = home.join(name);
+        let said = attempt(&[], &made);
+        assert!(said.contains("--keep-going"), "{said}");
+        // What can not be listed is known before anything is read.
+        assert!(said.contains(&format!("{}: ", text(&tree.join("closed")))), "{said}");
+        assert_eq!(names(&home), ["archfs", "tree"]);
+        let said = attempt(&["--keep-going"], &made);
+        for bad in ["bad-1", "sub/bad-2", "closed"] {
+            assert!(said.contains(&format!("{}: ", text(&tree.join(bad)))), "{bad}: {said}");
+        }
+        let found = by_archfs(&made, work.path());
+        let files = contents(&found).into_iter().map(|(path, _)| path);
+        assert_eq!(files.collect::<Vec<_>>(), [&b"good"[..], b"sub/also"]);
+        if name == "a.sqfs" {
+            assert_eq!(by_kernel(&made, work.path()).len(), found.len());
+        }
+        fs::remove_file(made).unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_changes_meanwhile_is_named() {
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    write_all(&tree, &[("steady", b"steady"), ("growing", &source::noise(1, 40 << 20))]);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut file = OpenOptions::new().append(true).open(tree.join("growing")).unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                file.write_all(b"more").unwrap();
+            }
+        });
+        for name in ["a.sqfs", "a.tar"] {
+            let made = work.path().join(name);
+            let said = refused(&[text(&tree), text(&made)], 1);
+            assert!(said.contains("growing: ") && said.contains("changed"), "{said}");
+            assert!(!said.contains("steady"), "{said}");
+            assert!(!made.exists());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_full_disk_leaves_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    write_all(&tree, &[("noise", &source::noise(1, 6 << 20))]);
+    let small = folder(work.path(), "small");
+    let _unmounted = CleanUp(small.clone());
+    run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "none"]).arg(&small));
+    for name in ["a.sqfs", "a.tar"] {
+        let said = refused(&[text(&tree), text(&small.join(name))], 1);
+        assert!(said.contains(name) && said.contains("No space left"), "{said}");
+        assert!(said.contains("hint: "), "{said}");
+        assert_eq!(names(&small), Vec::<String>::new());
+    }
+    let free = rustix::fs::statvfs(&small).unwrap();
+    assert_eq!(free.f_bfree, free.f_blocks, "room is given back");
+    run(Command::new("umount").arg(&small));
+}
+
+#[test]
+fn what_is_there_is_replaced_only_by_force_and_only_when_the_new_one_is_whole() {
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    write_all(&tree, &[("a", b"a")]);
+    for name in ["a.sqfs", "a.tar"] {
+        let made = work.path().join(name);
+        fs::write(&made, "precious").unwrap();
+        let said = refused(&[text(&tree), text(&made)], 1);
+        assert!(said.contains("--force"), "{said}");
+        let nowhere = tree.join("nowhere");
+        refused(&["--force", text(&nowhere), text(&made)], 1);
+        assert_eq!(fs::read(&made).unwrap(), b"precious");
+        pack(&["-q", "--force", text(&tree), text(&made)]);
+        assert_ne!(fs::read(&made).unwrap(), b"precious");
+    }
+    let said = refused(&[text(&tree), "/nowhere/at/all.sqfs"], 1);
+    assert!(said.contains("/nowhere/at/all.sqfs"), "{said}");
+}
+
+#[test]
+fn a_signal_leaves_nothing_and_the_next_run_begins_anew() {
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    // Seconds of work for the slowest compressor.
+    let line = |number: u64| format!("{number} {}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let slow: String = (0..1_500_000).map(line).collect();
+    write_all(&tree, &[("slow", slow.as_bytes())]);
+    for (signal, name) in [
+        (Signal::INT, "a.sqfs"),
+        (Signal::TERM, "a.sqfs"),
+        (Signal::KILL, "a.sqfs"),
+        (Signal::HUP, "a.sqfs"),
+    ] {
+        let target = folder(work.path(), "target");
+        let made = target.join(name);
+        let mut child = archfs()
+            .args(["pack", "-q", "-c", "xz", text(&tree), text(&made)])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_child(&child);
+        wait_for_output(pid);
+        kill_process(pid, signal).unwrap();
+        let status = child.wait().unwrap();
+        use std::os::unix::process::ExitStatusExt;
+        let number = signal.as_raw();
+        if signal == Signal::KILL {
+            assert_eq!(status.signal(), Some(number));
+        } else {
+            assert_eq!(status.code(), Some(128 + number), "{signal:?}: {status}");
+        }
+        assert_eq!(names(&target), Vec::<String>::new(), "{signal:?}");
+    }
+}
+
+/// Waits until the process has its output open, so that there is something to leave behind.
+fn wait_for_output(pid: Pid) {
+    let folder = format!("/proc/{}/fd", pid.as_raw_nonzero());
+    for _ in 0..1000 {
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+        if targets.map(|path| path.to_string_lossy().into_owned()).any(|it| it.contains("/target/"))
+        {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the process never opened its output");
+}
+
+#[test]
+fn damaged_archives_and_other_files_are_told_apart() {
+    let work = work_folder();
+    let made = work.path().join("made.sqfs");
+    let bad = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
+    let said = refused(&[text(&bad.join("block-size-0.sqfs")), text(&made)], 3);
+    assert!(said.contains("block-size-0.sqfs"), "{said}");
+    // A file whose blocks are damaged is named like any other that can not be read.
+    let said = refused(&[text(&bad.join("block-garbage.sqfs")), text(&made)], 1);
+    assert!(said.contains("block-garbage.sqfs"), "{said}");
+    assert!(!made.exists());
+    // What is no archive is packed as the file that it is.
+    let plain = work.path().join("notes.txt");
+    File::create(&plain).unwrap().write_all(b"just text").unwrap();
+    pack(&["-q", text(&plain), text(&made)]);
+    assert_eq!(said_of(&made, "notes.txt"), "just text");
+}
+
+fn said_of(image: &Path, file: &str) -> String {
+    said(&["unsquashfs", "-cat", text(image), file])
+}

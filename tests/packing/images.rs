@@ -1,0 +1,210 @@
+//! Images, read by the kernel, unsquashfs, squashfuse, 7-Zip and archfs.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+
+use super::*;
+use crate::support::{can_mount, mount, run, source, work_folder};
+
+/// Options of a kind of image, and whether 7-Zip and squashfuse know its compressor.
+const KINDS: [&[&str]; 10] = [
+    &[],
+    &["-c", "zstd:3", "-b", "64K", "--read-cost", "16K"],
+    &["-c", "gzip"],
+    &["-c", "gzip:1", "-b", "1M"],
+    &["-c", "xz"],
+    &["-c", "lz4"],
+    &["-c", "none"],
+    &["--profile", "archive"],
+    &["-c", "gzip", "-b", "4K", "--read-cost", "4K"],
+    &["--read-cost", "0"],
+];
+
+#[test]
+fn every_kind_shows_the_source_in_the_kernel_and_in_archfs() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = source::varied();
+    let expected = take(&tree, Depth::Everything);
+    for options in KINDS {
+        let image = packed(work.path(), "a.sqfs", &tree, options);
+        assert_shows(&format!("{options:?}"), &image, &expected, work.path());
+    }
+}
+
+#[test]
+fn unsquashfs_squashfuse_and_7_zip_read_it_too() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = source::varied();
+    let expected = take(&tree, Depth::Everything);
+    for options in [KINDS[0], KINDS[2], KINDS[4], KINDS[7]] {
+        let what = format!("{options:?}");
+        let image = packed(work.path(), "a.sqfs", &tree, options);
+        let extracted = folder(work.path(), "extracted");
+        let mut unsquashfs = Command::new("unsquashfs");
+        run(unsquashfs
+            .args(["-quiet", "-no-progress", "-force", "-dest"])
+            .arg(&extracted)
+            .arg(&image));
+        assert_same(
+            &format!("{what}: unsquashfs"),
+            &expected,
+            &take(&extracted, Depth::Everything),
+        );
+
+        let place = folder(work.path(), "squashfuse");
+        let _unmounted = mount::CleanUp(place.clone());
+        run(Command::new("squashfuse_ll").arg(&image).arg(&place));
+        let found = take(&place, Depth::NoXattrs);
+        assert_same(&format!("{what}: squashfuse"), &take(&tree, Depth::NoXattrs), &found);
+        run(Command::new("umount").arg(&place));
+
+        // It tests each file; special files are not its business.
+        let tested = said(&["7z", "t", text(&image)]);
+        assert!(tested.contains("Everything is Ok"), "{what}: {tested}");
+    }
+}
+
+#[test]
+fn a_hundred_thousand_names_and_a_sparse_file_of_5_gib() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = source::large();
+    let expected = take(&tree, Depth::NoXattrs);
+    let image = packed(work.path(), "a.sqfs", &tree, &[]);
+    assert!(fs::metadata(&image).unwrap().len() < 8 << 20, "holes are not stored");
+    let mounted = Mounted::kernel(&image, &work.path().join("kernel")).unwrap();
+    assert_same("the kernel", &expected, &take(mounted.path(), Depth::NoXattrs));
+    drop(mounted);
+    let mounted = Mounted::archfs(&image, &work.path().join("archfs"), &[]);
+    assert_same("archfs", &expected, &take(mounted.path(), Depth::NoXattrs));
+    let holes = fs::metadata(mounted.path().join("sparse-5g")).unwrap();
+    assert!(holes.blocks() * 512 < 4 << 20, "{} bytes are shown as stored", holes.blocks() * 512);
+}
+
+#[test]
+fn the_same_source_gives_the_same_bytes_on_any_number_of_threads() {
+    let work = work_folder();
+    let tree = source::varied();
+    for options in [KINDS[0], KINDS[1], KINDS[7]] {
+        let first = packed(work.path(), "1.sqfs", &tree, &[options, &["--threads", "1"]].concat());
+        for threads in ["2", "7"] {
+            let other = [options, &["--threads", threads]].concat();
+            let other = packed(work.path(), "2.sqfs", &tree, &other);
+            assert!(
+                fs::read(&first).unwrap() == fs::read(&other).unwrap(),
+                "{options:?}, {threads}"
+            );
+        }
+    }
+    // And so does a copy of it that was listed in another order.
+    let copy = folder(work.path(), "copy");
+    let script = "cd \"$1\" && find . -depth -print0 | cpio --null --pass-through --preserve-modification-time \
+                  --make-directories --quiet \"$2\"";
+    if Command::new("cpio").arg("--version").output().is_ok() {
+        run(Command::new("sh").args(["-c", script, "sh"]).arg(tree.join("many")).arg(&copy));
+        let plain = ["--owner", "0:0"];
+        let first = packed(work.path(), "1.sqfs", &tree.join("many"), &plain);
+        let other = packed(work.path(), "2.sqfs", &copy, &plain);
+        let found = [&first, &other].map(|image| by_contents(image));
+        assert_eq!(found[0], found[1]);
+    }
+}
+
+/// The lines of unsquashfs, without the times of folders.
+fn by_contents(image: &Path) -> Vec<String> {
+    let lines = said(&["unsquashfs", "-lls", text(image)]);
+    lines.lines().filter(|line| line.starts_with('-')).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_time_of_the_archive_is_the_latest_that_it_shows() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    write_all(&tree, &[("a", b"a"), ("b/c", b"c")]);
+    let image = work.path().join("a.sqfs");
+    let command = || {
+        let mut command = archfs();
+        command.arg("pack").args(["--force", "--quiet", text(&tree), text(&image)]);
+        command
+    };
+    run(command().env("SOURCE_DATE_EPOCH", "1000000000"));
+    let first = fs::read(&image).unwrap();
+    for (path, node) in by_kernel(&image, work.path()) {
+        assert_eq!(node.seconds, 1_000_000_000, "{}", path.escape_ascii());
+    }
+    // Touched or not, the bytes are the same.
+    run(Command::new("touch").arg(tree.join("a")));
+    run(command().env("SOURCE_DATE_EPOCH", "1000000000"));
+    assert!(first == fs::read(&image).unwrap());
+}
+
+#[test]
+fn what_is_there_twice_is_stored_once() {
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    let (small, large) = (source::noise(1, 30_000), source::noise(2, 3_000_000));
+    write_all(&tree, &[("a", &small), ("b/large", &large)]);
+    let once = fs::metadata(packed(work.path(), "1.sqfs", &tree, &[])).unwrap().len();
+    for number in 0..20 {
+        write_all(
+            &tree,
+            &[
+                (&format!("c/{number}"), small.as_slice()),
+                (&format!("d/{number}"), large.as_slice()),
+            ],
+        );
+    }
+    let image = packed(work.path(), "2.sqfs", &tree, &[]);
+    let twenty = fs::metadata(&image).unwrap().len();
+    assert!(twenty < once + 8192, "{once} bytes once, {twenty} for 21 times");
+    assert_eq!(said(&["unsquashfs", "-cat", text(&image), "d/19"]).len(), {
+        String::from_utf8_lossy(&large).len()
+    });
+}
+
+#[test]
+fn what_does_not_compress_is_stored_plain_and_small_files_share_no_more_than_the_read_cost() {
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    for number in 0..200_u64 {
+        write_all(
+            &tree,
+            &[
+                (&format!("noise/{number}"), source::noise(number, 50_000).as_slice()),
+                (&format!("text/{number}"), format!("line {number}\n").repeat(300).as_bytes()),
+            ],
+        );
+    }
+    let summary = |options: &[&str]| -> serde_json::Value {
+        let image = work.path().join("a.sqfs");
+        let words =
+            [options, &["--force", "--quiet", "--json", text(&tree), text(&image)]].concat();
+        serde_json::from_slice(&pack(&words).stdout).unwrap()
+    };
+    let image = work.path().join("a.sqfs");
+    let mut sizes = Vec::new();
+    for cost in ["8K", "32K", "128K"] {
+        let row = summary(&["--read-cost", cost]);
+        let bound = 1024.0 * cost.trim_end_matches('K').parse::<f64>().unwrap();
+        let decoded = row["mean_decoded"].as_f64().unwrap();
+        // Half of the files are noise, which costs nothing to decode.
+        assert!(decoded > 1000.0 && decoded <= bound / 2.0, "{cost}: {row}");
+        sizes.push(fs::metadata(&image).unwrap().len());
+    }
+    assert!(sizes[0] > sizes[1] && sizes[1] > sizes[2], "{sizes:?}");
+    let noise = 200 * 50_000;
+    let most = noise + noise / 50;
+    assert!(sizes.iter().all(|&size| size > noise && size < most), "{sizes:?}");
+}

@@ -1,0 +1,89 @@
+//! Tars, read by GNU tar, bsdtar, Python's tarfile and archfs.
+
+use std::fs;
+use std::process::Command;
+
+use super::*;
+use crate::support::{can_mount, run, source, tree, work_folder};
+
+/// The tree without its socket, which no tar can hold.
+fn without_sockets(snapshot: &Snapshot) -> Snapshot {
+    let is_socket = |mode: u32| mode & 0o170_000 == 0o140_000;
+    let kept = snapshot.iter().filter(|(_, node)| !is_socket(node.mode));
+    kept.map(|(path, node)| (path.clone(), node.clone())).collect()
+}
+
+#[test]
+fn gnu_tar_bsdtar_and_archfs_show_the_source() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = source::varied();
+    // The root itself is no member.
+    let mut expected = without_sockets(&take(&tree, Depth::Everything));
+    expected.remove(&b""[..]);
+    let archive = packed(work.path(), "a.tar", &tree, &[]);
+    for (program, options) in [
+        ("tar", &["--xattrs", "--xattrs-include=*", "--numeric-owner", "-S"][..]),
+        ("bsdtar", &["--xattrs", "--numeric-owner"]),
+    ] {
+        let extracted = folder(work.path(), "extracted");
+        run(Command::new(program)
+            .args(options)
+            .arg("-xpf")
+            .arg(&archive)
+            .arg("-C")
+            .arg(&extracted));
+        let mut found = take(&extracted, Depth::Everything);
+        found.remove(&b""[..]);
+        assert_same(program, &expected, &found);
+    }
+    let mut found = by_archfs(&archive, work.path());
+    found.remove(&b""[..]);
+    assert_same("archfs", &expected, &found);
+    let listed = said(&["tar", "-tf", text(&archive)]);
+    assert_eq!(listed.lines().count(), {
+        // GNU tar escapes new lines.
+        expected.len()
+    });
+}
+
+#[test]
+fn pythons_tarfile_reads_the_same_names_times_and_bytes() {
+    let work = work_folder();
+    let archive = packed(work.path(), "a.tar", &source::varied(), &[]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/tar_tree.py");
+    let lines = said(&["python3", text(&script), text(&archive)]);
+    let found = tree::lines(tree::open_one(&archive).as_ref());
+    let by_python = lines.lines().count();
+    assert!(by_python > 3000, "{by_python} lines");
+    for line in lines.lines().filter(|line| !line.starts_with("/ ")) {
+        let (path, rest) = line.split_once(' ').unwrap();
+        let path: Vec<u8> = (0..path.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&path[at..at + 2], 16).unwrap())
+            .collect();
+        assert_eq!(found.get(&path).map(String::as_str), Some(rest), "{}", path.escape_ascii());
+    }
+}
+
+#[test]
+fn the_same_source_gives_the_same_bytes() {
+    let work = work_folder();
+    let tree = source::varied();
+    let first = packed(work.path(), "1.tar", &tree, &["--threads", "1"]);
+    let other = packed(work.path(), "2.tar", &tree, &["--threads", "7"]);
+    assert_eq!(sum(&first), sum(&other));
+}
+
+#[test]
+fn a_sparse_file_of_5_gib_takes_what_it_holds() {
+    let work = work_folder();
+    let archive = packed(work.path(), "a.tar", &source::large(), &[]);
+    let size = fs::metadata(&archive).unwrap().len();
+    // A header of 512 bytes for each of 100,000 names, and for some a second one.
+    assert!(size < 200 << 20, "{size} bytes");
+    let listed = said(&["tar", "-tvf", text(&archive), "sparse-5g"]);
+    assert!(listed.contains(" 5368709120 "), "{listed}");
+}
