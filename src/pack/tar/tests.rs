@@ -277,7 +277,12 @@ fn other_tars_unpack_what_was_packed() {
         let known = |line: &&str| line.contains("hdrcharset") || line.contains("implausibly old");
         let said = said.lines().filter(|line| !known(line)).collect::<String>();
         assert_eq!(said, "", "{program}");
-        assert_eq!(unpacked(&folder), expected, "{program}");
+        // libarchive takes the fraction of a time before 1970 for one after it.
+        let before = hex(b"before");
+        let is_read = |line: &&String| program == "tar" || !line.starts_with(&before);
+        let found = unpacked(&folder);
+        let found: Vec<_> = found.iter().filter(is_read).collect();
+        assert_eq!(found, expected.iter().filter(is_read).collect::<Vec<_>>(), "{program}");
         let ino = |name: &str| fs::metadata(folder.join(name)).unwrap().ino();
         assert_eq!(ino("linked-1"), ino("linked-2"));
         assert_eq!(ino("linked-1"), ino("folder/earlier"));
