@@ -176,7 +176,7 @@ impl Report<'_> {
         let mut out = BufWriter::new(std::io::stdout().lock());
         for fault in faults {
             let what = printable(&fault.what);
-            if fault.gravity == Gravity::Note {
+            if fault.gravity.is_note() {
                 if !self.args.quiet {
                     term::tell(&format!("{}: note: {what}", self.shown));
                 }
@@ -214,7 +214,7 @@ impl Report<'_> {
                 kind: match fault.gravity {
                     Gravity::Damage => "damaged",
                     Gravity::Unreadable => "unreadable",
-                    Gravity::Note => "note",
+                    Gravity::LeftOut | Gravity::Note => "note",
                 },
                 what: &fault.what,
             };
@@ -232,7 +232,7 @@ impl Report<'_> {
             bytes,
             damaged: count(Gravity::Damage),
             unreadable: count(Gravity::Unreadable),
-            notes: count(Gravity::Note),
+            notes: count(Gravity::LeftOut) + count(Gravity::Note),
             seconds: self.seconds,
         };
         line(&mut out, &row)?;

@@ -20,7 +20,7 @@
 
 use std::path::PathBuf;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ordered::try_ordered;
 use crate::progress::Progress;
 use crate::stats::Stats;
@@ -107,6 +107,10 @@ pub fn open_files(
         )
     };
     try_ordered(files.len(), OPENED_AT_ONCE, open, |opened| layers.extend(opened))?;
+    // Nobody else has them any more: an archive within that can not be opened is missing.
+    if let Some(fault) = memory.into_faults().into_iter().next() {
+        return Err(Error::corrupt(fault.what));
+    }
     match layers.as_slice() {
         [Layer { path, tree }] if path.is_empty() => Ok(Arc::clone(tree)),
         _ => {

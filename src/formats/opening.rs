@@ -109,7 +109,8 @@ impl Opening<'_> {
         }
         // A part of a file has no modification time of its own, and no name to keep an index under.
         let place = self.options.index.as_deref();
-        let saved = (offset == 0).then_some(SavedIndex { file, place, saving });
+        let wanted = offset == 0 && saving != Saving::Never;
+        let saved = wanted.then_some(SavedIndex { file, place, saving });
         self.progress.expect(storage.len());
         self.storage(&name, storage, saved, 0)
     }
@@ -232,7 +233,7 @@ impl Opening<'_> {
     /// Warns of a fault, or keeps it for who verifies.
     fn tell(&self, fault: Fault) {
         match self.options.saving {
-            Saving::Compared => self.memory.faults.lock().push(fault),
+            Saving::Compared | Saving::Never => self.memory.faults.lock().push(fault),
             _ => log::warn!("{}", fault.what),
         }
     }

@@ -28,7 +28,7 @@ pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
 pub use request::{Form, Made, Packed, Request, pack};
 pub use shards::{Labels, Sharded, Shards};
-pub use source::{FileList, OtherMounts, Separator, Sources};
+pub use source::{FileList, Names, OtherMounts, Separator, Sources};
 pub use squashfs::Layout;
 pub use tar::Members;
 
@@ -48,7 +48,7 @@ pub(crate) struct Job<'j> {
 pub enum OnProblem {
     /// It is made without them.
     GoOn,
-    /// There is none: all else is only read, so that every such file is named.
+    /// There is none. Where all could be listed, all is read, so that every such file is named.
     GiveUp,
 }
 
@@ -87,6 +87,18 @@ impl<'j> Job<'j> {
         let (list, known) = &mut *problems;
         if known.insert(origin.clone()) {
             list.push(Problem { origin, why });
+        }
+    }
+
+    /// Remembers something of a source that is missing in the archive; there may be several of one
+    /// name.
+    pub(crate) fn loss(&self, origin: impl Into<String>, why: impl Into<String>) {
+        let problem = Problem { origin: origin.into(), why: why.into() };
+        let mut problems = self.problems.lock();
+        let (list, known) = &mut *problems;
+        // No path holds a NUL.
+        if known.insert(format!("{}\0{}", problem.origin, problem.why)) {
+            list.push(problem);
         }
     }
 

@@ -64,6 +64,8 @@ pub struct Packed {
     pub problems: Vec<Problem>,
     /// Files hidden by files of the same path in later sources.
     pub hidden: u64,
+    /// Whether it ended before contents were read, so that there may be more problems.
+    pub only_listed: bool,
 }
 
 /// An archive that was made.
@@ -95,18 +97,21 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
     let hidden = catalog.hidden();
     let gives_up = || request.on_problem == OnProblem::GiveUp && job.has_problems();
     if gives_up() {
-        return Ok(Packed { made: None, problems: job.into_problems(), hidden });
+        let problems = job.into_problems();
+        return Ok(Packed { made: None, problems, hidden, only_listed: true });
     }
     let (made, unnamed) = unwritten.write(&job, &catalog, request)?;
     if gives_up() {
-        return Ok(Packed { made: None, problems: job.into_problems(), hidden });
+        let problems = job.into_problems();
+        return Ok(Packed { made: None, problems, hidden, only_listed: false });
     }
     job.check()?;
     match unnamed {
         Unnamed::One(output) => output.publish()?,
         Unnamed::Shards(shards) => shards.publish()?,
     }
-    Ok(Packed { made: Some(made), problems: job.into_problems(), hidden })
+    let problems = job.into_problems();
+    Ok(Packed { made: Some(made), problems, hidden, only_listed: false })
 }
 
 /// What is to be written, and where to.

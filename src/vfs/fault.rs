@@ -24,6 +24,8 @@ pub enum Gravity {
     Damage,
     /// The system refused to read, so nothing is known.
     Unreadable,
+    /// No damage, but something in the archive is not shown.
+    LeftOut,
     /// Odd, and in nobody's way.
     Note,
 }
@@ -39,6 +41,13 @@ pub enum Subject {
     Inode(Ino),
 }
 
+impl Gravity {
+    /// Whether the archive is sound all the same.
+    pub fn is_note(self) -> bool {
+        matches!(self, Self::LeftOut | Self::Note)
+    }
+}
+
 impl Fault {
     /// Damage of `subject`.
     pub fn damage(subject: Subject, what: impl Into<String>) -> Self {
@@ -48,6 +57,11 @@ impl Fault {
     /// Something about the archive that is odd, and no damage.
     pub fn note(what: impl Into<String>) -> Self {
         Self { gravity: Gravity::Note, subject: Subject::Archive, what: what.into() }
+    }
+
+    /// Something in the archive is not shown, and that is no damage.
+    pub fn left_out(what: impl Into<String>) -> Self {
+        Self { gravity: Gravity::LeftOut, ..Self::note(what) }
     }
 
     /// What an error that somebody met says of `subject`.

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
 use crate::support::mount::CleanUp;
-use crate::support::{archfs, can_mount, run, source, work_folder};
+use crate::support::{archfs, can_mount, run, source, tar, work_folder};
 
 /// An ordinary user.
 const NOBODY: u32 = 65_534;
@@ -210,4 +210,61 @@ fn damaged_archives_and_other_files_are_told_apart() {
 
 fn said_of(image: &Path, file: &str) -> String {
     said(&["unsquashfs", "-cat", text(image), file])
+}
+
+#[test]
+fn what_is_missing_in_an_archive_is_a_problem_and_not_a_smaller_archive() {
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    for number in 0..30 {
+        write_all(&tree, &[(&format!("file-{number:02}"), &source::noise(number, 9_000))]);
+    }
+    let whole = work.path().join("whole.tar");
+    run(Command::new("tar").arg("-C").arg(&tree).args(["--sort=name", "-cf"]).arg(&whole).arg("."));
+    let bytes = fs::read(&whole).unwrap();
+    let mut broken = bytes.clone();
+    // The checksum of a header in the middle.
+    let at = bytes.windows(9).position(|window| window == b"./file-12").unwrap();
+    broken[at + 148] ^= 1;
+    let long = [vec![b'n'; 300], b"/leaf".to_vec()].concat();
+    let made = work.path().join("made.sqfs");
+    for (name, bytes, complaint) in [
+        ("cut.tar", bytes[..150_000].to_vec(), "cut"),
+        ("broken.tar", broken, "header"),
+        ("long.tar", long_member(&long), "left out 1"),
+    ] {
+        let archive = work.path().join(name);
+        fs::write(&archive, bytes).unwrap();
+        let said = refused(&["-q", text(&archive), text(&made)], 1);
+        assert!(said.contains(name) && said.contains(complaint), "{name}: {said}");
+        assert!(!made.exists(), "{name}");
+        let said = refused(&["-q", "--keep-going", "--force", text(&archive), text(&made)], 1);
+        assert!(said.contains(complaint) && made.exists(), "{name}: {said}");
+        fs::remove_file(&made).unwrap();
+    }
+    assert!(!names(work.path()).iter().any(|name| name.ends_with("-index")), "no index is left");
+}
+
+/// A tar with one member whose name no file system takes, told by a pax record.
+fn long_member(path: &[u8]) -> Vec<u8> {
+    let record = [b" path=".as_slice(), path, b"\n"].concat();
+    let len = (0..).find(|len: &usize| len.to_string().len() + record.len() == *len).unwrap();
+    let record = [len.to_string().as_bytes(), &record].concat();
+    let mut bytes = tar::member("PaxHeader", b'x', "", &record);
+    bytes.extend(tar::member("short", b'0', "", b"bytes"));
+    bytes.extend(tar::member("other", b'0', "", b"bytes"));
+    bytes.resize(bytes.len() + 1024, 0);
+    bytes
+}
+
+#[test]
+fn a_list_of_nothing_is_refused() {
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    write_all(&tree, &[("a", b"a")]);
+    let list = work.path().join("list");
+    fs::write(&list, "\n").unwrap();
+    let made = work.path().join("made.sqfs");
+    let said = refused(&["--files-from", text(&list), text(&tree), text(&made)], 1);
+    assert!(said.contains("lists nothing") && !made.exists(), "{said}");
 }

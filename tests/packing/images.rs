@@ -174,6 +174,16 @@ fn what_is_there_twice_is_stored_once() {
     });
 }
 
+/// A text of 256 words, which compresses the better the more of it there is.
+fn words(seed: u64) -> String {
+    let letters = source::noise(1, 256 * 7);
+    let word = |nth: u8| -> String {
+        let nth = 7 * usize::from(nth);
+        letters[nth..nth + 7].iter().map(|byte| char::from(b'a' + byte % 26)).collect()
+    };
+    source::noise(1000 + seed, 500).into_iter().map(|nth| word(nth) + " ").collect()
+}
+
 #[test]
 fn what_does_not_compress_is_stored_plain_and_small_files_share_no_more_than_the_read_cost() {
     let work = work_folder();
@@ -183,7 +193,7 @@ fn what_does_not_compress_is_stored_plain_and_small_files_share_no_more_than_the
             &tree,
             &[
                 (&format!("noise/{number}"), source::noise(number, 50_000).as_slice()),
-                (&format!("text/{number}"), format!("line {number}\n").repeat(300).as_bytes()),
+                (&format!("text/{number}"), words(number).as_bytes()),
             ],
         );
     }

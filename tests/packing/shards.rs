@@ -159,3 +159,17 @@ fn all_shards_appear_or_none() {
     pack(&[&["--force"], &words[..]].concat());
     assert!(names(&target).len() > 5);
 }
+
+#[test]
+fn shards_beside_their_source_are_not_packed_again() {
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    samples(&tree);
+    let archive = tree.join("out.tar");
+    let words = ["-q", "--force", "--labels", "--shards", "1G", text(&tree), text(&archive)];
+    pack(&words);
+    let shard = tree.join("out-000000.tar");
+    let first = members(&shard);
+    pack(&words);
+    assert_eq!(members(&shard), first);
+}

@@ -50,7 +50,10 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
 /// What smaller blocks would gain.
 fn gain(archive: &str, info: &Info) -> Option<String> {
     let (now, then) = (info.cost.mean, info.packed.mean);
-    if info.sizes.bytes() > 0 && info.cost.worst == 0 {
+    if info.sizes.bytes() == 0 {
+        return None;
+    }
+    if info.cost.worst == 0 {
         return Some("nothing to gain: what is read is what is stored, not decoded".to_owned());
     }
     let (part, whole) = GAIN;

@@ -14,8 +14,8 @@ use clap::builder::FalseyValueParser;
 use super::super::args::{size, threads};
 use crate::error::{Error, Kind, Result};
 use crate::pack::{
-    Compressor, Existing, FileList, Form, Labels, OnProblem, OtherMounts, Owner, Profile, Recipe,
-    Request, Separator, Shards, Sources,
+    Compressor, Existing, FileList, Form, Labels, Names, OnProblem, OtherMounts, Owner, Profile,
+    Recipe, Request, Separator, Shards, Sources,
 };
 
 /// Make a SquashFS image or a tar that is read fast, from folders, tars and images
@@ -141,6 +141,7 @@ impl Args {
                     false => OtherMounts::Enter,
                 },
                 output: Some(archive.clone()),
+                names: if self.shards.is_some() { Names::Shards } else { Names::One },
             },
             archive: archive.clone(),
             existing: if self.force { Existing::Replace } else { Existing::Refuse },
@@ -166,7 +167,11 @@ impl Args {
 
     fn form(&self, archive: &Path, epoch: Option<i64>) -> Result<Form> {
         let usage = |context: String| Error::new(Kind::Usage, context);
-        let is_tar = match archive.extension().and_then(OsStr::to_str) {
+        if archive.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            return Err(usage(format!("{}: is the name of a folder", archive.display())));
+        }
+        let end = archive.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
+        let is_tar = match end.as_deref() {
             Some("sqfs" | "squashfs" | "sqsh" | "sfs" | "img") => false,
             Some("tar") => true,
             Some(end @ ("gz" | "tgz" | "bz2" | "xz" | "zst" | "lz4")) => {
@@ -189,6 +194,7 @@ impl Args {
             )
             .with_hint("a tar stores files as they are; name it .sqfs")),
             (Some(_), false) => Err(usage("shards are tars".into()).with_hint("name it .tar")),
+            (Some(0), true) => Err(usage("a shard has at least a byte".into())),
             (Some(bytes), true) => {
                 let labels = if self.labels { Labels::ByFolder } else { Labels::None };
                 let shards = Shards { bytes, seed: self.shuffle, labels };
@@ -246,8 +252,15 @@ fn compressor(text: &str) -> std::result::Result<Compressor, String> {
 fn owner(text: &str) -> std::result::Result<Owner, String> {
     let number = |text: &str| match text {
         "" => Ok(None),
-        text => text.parse().map(Some).map_err(|_| format!("{text:?} is no number of an owner")),
+        // The largest stands for nobody in particular (chown(2)).
+        text => match text.parse() {
+            Ok(number) if number < u32::MAX => Ok(Some(number)),
+            _ => Err(format!("{text:?} is no number of an owner")),
+        },
     };
+    if matches!(text, "" | ":") {
+        return Err("there is no owner".into());
+    }
     let (uid, gid) = text.split_once(':').unwrap_or((text, ""));
     Ok(Owner { uid: number(uid)?, gid: number(gid)? })
 }
@@ -290,6 +303,7 @@ mod tests {
             &["a", "b.tar.gz"],
             &["b.sqfs"],
             &["a", "b.sqfs", "--shards", "1M"],
+            &["a", "b.tar", "--shards", "0"],
             &["a", "b.tar", "--compressor", "xz"],
             &["a", "b.tar", "--profile", "archive"],
             &["a", "b.sqfs", "--block-size", "3K"],
@@ -310,7 +324,9 @@ mod tests {
         assert_eq!(owner("0:7"), Ok(Owner { uid: Some(0), gid: Some(7) }));
         assert_eq!(owner("5"), Ok(Owner { uid: Some(5), gid: None }));
         assert_eq!(owner(":5"), Ok(Owner { uid: None, gid: Some(5) }));
-        assert!(owner("me").is_err());
+        for wrong in ["me", "", ":", "4294967295", "0:-1"] {
+            assert!(owner(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

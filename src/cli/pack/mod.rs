@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         term::tell(&format!("{}: {}", problem.origin, problem.why));
     }
     let shown = request.archive.display().to_string();
-    let Packed { made, problems, hidden } = packed;
+    let Packed { made, problems, hidden, only_listed } = packed;
     if hidden > 0 && !args.quiet {
         let text = match hidden {
             1 => "1 file is hidden by a file".to_owned(),
@@ -51,7 +51,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         count => format!("{count} files"),
     };
     let Some(made) = made else {
-        let context = format!("{shown}: not made, for {files} could not be packed");
+        // Contents are not read where the listing has failed.
+        let least = if only_listed { "at least " } else { "" };
+        let context = format!("{shown}: not made, for {least}{files} could not be packed");
         return Err(Error::new(Kind::Io, context).with_hint("--keep-going makes it without them"));
     };
     let summary = summary::Summary::of(&request, &made, begun.elapsed());

@@ -1,7 +1,7 @@
 //! What was made, for a person and for scripts.
 //!
 //! Owns the words; leaves the numbers to `pack`.
-//! Invariant: the keys of the JSON stay (docs/PACK.md).
+//! Invariant: the keys of the JSON stay (docs/CLI.md).
 
 use std::time::Duration;
 
@@ -72,6 +72,7 @@ impl<'s> Summary<'s> {
             // Those of every format.
             keys.remove("bytes");
             keys.remove("stored_bytes");
+            keys.remove("stored");
         }
         let row = Row {
             archive: &self.request.archive.display().to_string(),

@@ -130,7 +130,8 @@ impl Notes {
         }
         // A lost link is a fault of its own.
         let skipped = self.skipped.iter().filter(|(what, _)| *what != LOST_LINKS);
-        faults.extend(skipped.map(|(what, left_out)| Fault::note(left_out_line(what, left_out))));
+        faults
+            .extend(skipped.map(|(what, left_out)| Fault::left_out(left_out_line(what, left_out))));
         (self.lines(), faults)
     }
 

@@ -75,6 +75,9 @@ pub enum Saving {
     Demanded,
     /// Never: one that is there is compared with a new one, for who verifies.
     Compared,
+    /// Never, and one that is there is not looked at: for who packs the archive anew, and must know
+    /// what is wrong with it.
+    Never,
 }
 
 /// The tar in `bytes`.
@@ -157,7 +160,7 @@ impl SavedIndex<'_> {
     pub(super) fn load<T>(&self, saved: &Saved, fit: impl Fn(IndexFile) -> Result<T>) -> Option<T> {
         match self.saving {
             Saving::Worthwhile => saved.load(self.file, fit),
-            Saving::Demanded | Saving::Compared => None,
+            Saving::Demanded | Saving::Compared | Saving::Never => None,
         }
     }
 }

@@ -32,6 +32,8 @@ mod set;
 mod tests;
 mod writer;
 
+pub(super) use set::is_shard;
+
 /// Whether samples get a member that says what they show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Labels {
@@ -108,7 +110,7 @@ pub(crate) fn write(
             .with_hint("samples are files with a name like KEY.EXTENSION"));
     }
     let count = u32::try_from(samples.samples.len())
-        .map_err(|_| Error::new(Kind::Unsupported, "shards hold up to 2^32 samples"))?;
+        .map_err(|_| Error::new(Kind::InvalidInput, "shards hold up to 2^32 samples"))?;
     let order = match shards.seed {
         Some(seed) => plan::shuffled(count, seed),
         None => (0..count).collect(),
@@ -125,9 +127,8 @@ pub(crate) fn write(
         let mut output = set.classes()?;
         for class in &samples.classes {
             if class.contains(&b'\n') {
-                let name = String::from_utf8_lossy(class).into_owned();
-                let error = Error::new(Kind::InvalidInput, "no class can have a newline in it");
-                job.problem(name, &error);
+                let what = format!("{}: no class can have a newline in it", class.escape_ascii());
+                return Err(Error::new(Kind::InvalidInput, what));
             }
             output.append(class)?;
             output.append(b"\n")?;

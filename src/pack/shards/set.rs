@@ -133,6 +133,12 @@ impl Set {
     }
 }
 
+/// Whether `name` is that of a shard, or of the classes, of what `archive` names (`OUT.tar`).
+pub(in crate::pack) fn is_shard(archive: &[u8], name: &[u8]) -> bool {
+    let stem = archive.strip_suffix(b".tar").unwrap_or(archive);
+    name.strip_prefix(stem).and_then(|end| end.strip_prefix(b"-")).is_some_and(is_ours)
+}
+
 /// Whether a name ends so after `OUT-`.
 fn is_ours(end: &[u8]) -> bool {
     let number = end.strip_suffix(b".tar");

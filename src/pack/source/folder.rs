@@ -15,7 +15,7 @@ use super::found::{At, Folder, Found, Listed, Seen, Source};
 use super::list::Wanted;
 use super::table;
 use crate::error::{Error, Kind, Result};
-use crate::pack::output;
+use crate::pack::{output, shards};
 
 /// What becomes of folders on which another file system is mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,23 +33,39 @@ pub(super) struct Made {
     /// The folder that it will be in.
     folder: At,
     name: Vec<u8>,
+    names: Names,
+}
+
+/// Which names that are made in the folder of the archive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Names {
+    /// That of the archive.
+    #[default]
+    One,
+    /// Those of shards and their classes, and not its own.
+    Shards,
 }
 
 impl Made {
     /// The archive that will be at `path`; `None` where its folder can not be found.
-    pub(super) fn at(path: &Path) -> Option<Self> {
+    pub(super) fn at(path: &Path, names: Names) -> Option<Self> {
         use std::os::unix::ffi::OsStrExt;
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
         let stat = rustix::fs::stat(folder).ok()?;
-        Some(Self { folder: disk::at(&stat), name: path.file_name()?.as_bytes().to_vec() })
+        let name = path.file_name()?.as_bytes().to_vec();
+        Some(Self { folder: disk::at(&stat), name, names })
     }
 
     /// Whether it is what has that name in that folder; what is there for a while is, too.
     pub(super) fn is(&self, folder: At, name: &[u8]) -> bool {
-        self.folder == folder && (self.name == name || name.starts_with(output::PREFIX.as_bytes()))
+        let is_made = || match self.names {
+            Names::One => self.name == name,
+            Names::Shards => shards::is_shard(&self.name, name),
+        };
+        self.folder == folder && (name.starts_with(output::PREFIX.as_bytes()) || is_made())
     }
 }
 

@@ -39,7 +39,7 @@ impl FileList {
     /// Reads the list.
     ///
     /// # Errors
-    /// `Io`; `InvalidInput` for paths that are absolute or hold `..`.
+    /// `Io`; `InvalidInput` for paths that are absolute or hold `..`, and for no path at all.
     pub(super) fn read(&self) -> Result<Selection> {
         let shown = self.path.display().to_string();
         let text = text(&self.path)?;
@@ -57,6 +57,10 @@ impl FileList {
                 Error::new(Kind::InvalidInput, format!("{shown}: line {}: {line}: {why}", nth + 1))
                     .with_hint("paths of a list are relative to the folder that is packed")
             })?;
+        }
+        if selection.paths.is_empty() {
+            // Such as of a command before a pipe that failed.
+            return Err(Error::new(Kind::InvalidInput, format!("{shown}: lists nothing")));
         }
         selection.sort();
         Ok(selection)
@@ -193,7 +197,8 @@ mod tests {
         let b = children(&selection, a[0].1.clone(), 3);
         assert_eq!(b, [("c".to_owned(), Wanted::All), ("d".to_owned(), Wanted::All)]);
         assert_eq!(read(b"x\n.\n", Separator::Newline).unwrap().top(), Wanted::All);
-        assert_eq!(read(b"", Separator::Newline).unwrap().top(), Wanted::Only(0..0));
+        assert_eq!(read(b".\n", Separator::Newline).unwrap().top(), Wanted::All);
+        assert!(read(b"", Separator::Newline).is_err());
     }
 
     #[test]

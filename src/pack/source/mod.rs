@@ -38,7 +38,7 @@ use table::{Rows, Table};
 use tree::{Archive, Bytes, Met};
 use walk::Walk;
 
-pub use folder::OtherMounts;
+pub use folder::{Names, OtherMounts};
 pub use list::{FileList, Separator};
 
 /// What is to be packed.
@@ -60,6 +60,8 @@ pub struct Sources {
     pub other_mounts: OtherMounts,
     /// The archive that is made, which is not packed into itself.
     pub output: Option<PathBuf>,
+    /// What is made beside it, or instead of it.
+    pub names: Names,
 }
 
 /// Finds everything that is to be packed.
@@ -72,7 +74,7 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
     let paths = sources.checked_paths()?;
     let selection = sources.list.as_ref().map(FileList::read).transpose()?;
     let mut map = sources.map.as_deref().map(Map::read).transpose()?;
-    let made = sources.output.as_deref().and_then(Made::at);
+    let made = sources.output.as_deref().and_then(|path| Made::at(path, sources.names));
     let mut opened = opening::all(job, sources, &paths, made.as_ref())?;
     if selection.is_some() && !opened.iter().all(Opened::holds_files) {
         let context = format!("{}: no folder and no archive", paths[0].display());

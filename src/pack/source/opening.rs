@@ -12,18 +12,18 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::folder::{DiskFolder, Made};
+use super::folder::{DiskFolder, Made, Names};
 use super::found::{Found, Seen};
 use super::tree::Archive;
 use super::{Sources, disk};
 use crate::error::{Error, Kind, Result};
-use crate::formats::{self, OpenOptions};
+use crate::formats::{self, OpenOptions, Saving};
 use crate::ordered::try_ordered;
 use crate::pack::Job;
 use crate::progress::Progress;
 use crate::storage::{self, FileStorage};
 use crate::sync::Arc;
-use crate::vfs::{Cookie, FileKind, Ino, Scratch, Tree};
+use crate::vfs::{Cookie, Fault, FileKind, Gravity, Ino, Scratch, Subject, Tree};
 
 /// Archives opened at once, each by a thread: on a parallel file system most of it is waiting.
 const OPENED_AT_ONCE: usize = 8;
@@ -119,7 +119,7 @@ fn plain(path: &Path) -> Result<Plain> {
 }
 
 fn is_made(path: &Path, made: Option<&Made>) -> bool {
-    made.is_some() && made == Made::at(path).as_ref()
+    made.is_some() && made == Made::at(path, Names::One).as_ref()
 }
 
 /// The trees of those files that are archives.
@@ -136,6 +136,7 @@ fn trees(
     let options = OpenOptions {
         cache_bytes: sources.cache_bytes / files.len() as u64,
         recursive: sources.recursive,
+        saving: Saving::Never,
         ..OpenOptions::default()
     };
     let within = OpenOptions { recursive: true, ..options.clone() };
@@ -150,7 +151,27 @@ fn trees(
         }
     };
     try_ordered(files.len(), OPENED_AT_ONCE, open, |tree| trees.push(tree))?;
+    for (path, tree) in paths.iter().zip(&trees) {
+        if let Some(tree) = tree {
+            losses(job, path, tree.as_ref());
+        }
+    }
     Ok(trees)
+}
+
+/// Makes problems of what an archive tells of members that nobody will see: what was cut off, what
+/// is damaged, what is left out.
+fn losses(job: &Job<'_>, path: &Path, tree: &dyn Tree) {
+    tree.audit(&mut |Fault { gravity, subject, what }| {
+        if gravity == Gravity::Note {
+            return;
+        }
+        let origin = match subject {
+            Subject::Path(inner) => format!("{}: {}", path.display(), inner.escape_ascii()),
+            Subject::Archive | Subject::Inode(_) => path.display().to_string(),
+        };
+        job.loss(origin, what);
+    });
 }
 
 /// The tree of a file, if it is an archive.

@@ -6,8 +6,6 @@
 
 use std::collections::HashMap;
 
-use rustix::process::{getegid, geteuid};
-
 use super::found::{At, Folder, Found, Seen, joined};
 use super::map::Map;
 use crate::error::{Error, Kind, Result};
@@ -204,10 +202,10 @@ impl<'m> Placing<'m> {
 /// What a folder is as old as in which there is nothing.
 const OLDEST: Timestamp = Timestamp { seconds: 0, nanoseconds: 0 };
 
-/// The attributes of a folder that no source has.
+/// The attributes of a folder that no source has: root's, whoever packs, for the same sources give
+/// the same bytes.
 fn made(modified: Timestamp) -> Meta {
-    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-    Meta { permissions: 0o755, uid, gid, modified, xattrs: None }
+    Meta { permissions: 0o755, uid: 0, gid: 0, modified, xattrs: None }
 }
 
 fn later(a: Timestamp, b: Timestamp) -> Timestamp {

@@ -193,7 +193,7 @@ impl Rows {
     /// # Errors
     /// `Unsupported` for more than 2^32 folders.
     pub(super) fn add(&mut self, folder: u64, name: &[u8], found: &Found) -> Result<u64> {
-        let many = |_| Error::new(Kind::Unsupported, "more than 2^32 folders or devices");
+        let many = |_| Error::new(Kind::InvalidInput, "more than 2^32 folders or devices");
         let folder = u32::try_from(folder).map_err(many)?;
         let at = self.names.len();
         match found.seen {

@@ -47,7 +47,7 @@ pub(super) struct Listing {
 /// Writes the listing of `entries`, which are as many as `chain` has room for.
 ///
 /// # Errors
-/// `Unsupported` where a listing, or all of them, would take more than 4 GiB.
+/// `InvalidInput` where a listing, or all of them, would take more than 4 GiB.
 pub(super) fn write<'n>(
     chain: &mut Chain,
     encoder: &mut Encoder,
@@ -69,7 +69,7 @@ pub(super) fn write<'n>(
     let len = writer.chain.len() - writer.begun;
     let len = u32::try_from(len).ok().filter(|&len| len <= u32::MAX - 3).ok_or_else(|| {
         Error::new(
-            Kind::Unsupported,
+            Kind::InvalidInput,
             "a folder's names take more than 4 GiB, and squashfs has 32 bits",
         )
     })?;

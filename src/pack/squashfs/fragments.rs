@@ -76,7 +76,7 @@ impl<'f> Fragments<'f> {
     /// may be in the middle of a file.
     ///
     /// # Errors
-    /// `Unsupported` where there are 2^32 of them; what compressing and writing report.
+    /// `InvalidInput` where there are 2^32 of them; what compressing and writing report.
     pub(super) fn add(&mut self, bytes: &[u8], output: &mut Output) -> Result<Tail> {
         let room = |open: &Open| open.bytes.len() + bytes.len() <= self.capacity;
         let nth = match self.open.iter().position(room) {
@@ -98,7 +98,7 @@ impl<'f> Fragments<'f> {
         // The last number stands for none.
         let number = u32::try_from(self.written.len()).ok().filter(|&number| number < u32::MAX);
         let number = number.ok_or_else(|| {
-            Error::new(Kind::Unsupported, "a squashfs image has at most 2^32 - 1 fragment blocks")
+            Error::new(Kind::InvalidInput, "a squashfs image has at most 2^32 - 1 fragment blocks")
         })?;
         self.written.push(Fragment { start: 0, word: 0, len: 0 });
         self.open.push(Open { number, bytes: Vec::with_capacity(self.capacity), len: 0 });

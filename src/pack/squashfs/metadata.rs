@@ -30,12 +30,12 @@ impl Place {
     /// The block in the 32 bits that directories have for it.
     ///
     /// # Errors
-    /// `Unsupported` where it takes more.
+    /// `InvalidInput` where it takes more.
     pub(super) fn block32(self, table: &str) -> Result<u32> {
         u32::try_from(self.block).map_err(|_| {
             let what =
                 format!("the {table} table would take more than 4 GiB, and squashfs has 32 bits");
-            Error::new(Kind::Unsupported, what)
+            Error::new(Kind::InvalidInput, what)
         })
     }
 }

@@ -63,7 +63,7 @@ impl Owners {
     /// The number of `id`.
     ///
     /// # Errors
-    /// `Unsupported` where it would be the 65,536th.
+    /// `InvalidInput` where it would be the 65,536th.
     pub(super) fn number(&mut self, id: u32) -> Result<u16> {
         if let Some(&number) = self.numbers.get(&id) {
             return Ok(number);
@@ -72,7 +72,7 @@ impl Owners {
         let number = u16::try_from(self.numbers.len()).ok().filter(|&number| number < u16::MAX);
         let number = number.ok_or_else(|| {
             let what = "a squashfs image has at most 65535 different users and groups";
-            Error::new(Kind::Unsupported, what).with_hint("give all files one owner")
+            Error::new(Kind::InvalidInput, what).with_hint("give all files one owner")
         })?;
         self.numbers.insert(id, number);
         self.records.extend(id.to_le_bytes());
@@ -102,6 +102,6 @@ mod tests {
         }
         assert_eq!(owners.number(0).unwrap(), 0);
         assert_eq!((owners.count(), owners.records().len()), (65_535, 65_535 * 4));
-        assert_eq!(owners.number(1).unwrap_err().kind(), Kind::Unsupported);
+        assert_eq!(owners.number(1).unwrap_err().kind(), Kind::InvalidInput);
     }
 }

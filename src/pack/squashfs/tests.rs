@@ -452,7 +452,7 @@ fn too_many_owners_are_an_error_that_names_the_limit() {
     let job = Job::new(2, &progress, &stop);
     let mut output = Output::create(&work.path().join("a"), Existing::Refuse).unwrap();
     let error = write(&job, &catalog, &RECIPE, OnProblem::GoOn, &mut output).unwrap_err();
-    assert_eq!(error.kind(), Kind::Unsupported);
+    assert_eq!(error.kind(), Kind::InvalidInput);
     assert!(error.to_string().contains("65535"), "{error}");
 }
 

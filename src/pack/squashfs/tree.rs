@@ -51,8 +51,8 @@ pub(super) struct Tree {
 /// Writes both tables of all that could be read, and counts it.
 ///
 /// # Errors
-/// `Unsupported` where a limit of the format is met, which the sentence names. A symbolic link that
-/// is too long is a problem of `job`, and left out.
+/// `InvalidInput` where a limit of the format is met, which the sentence names. A symbolic link
+/// that is too long is a problem of `job`, and left out.
 pub(super) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -119,7 +119,7 @@ fn numbers(
                     let path = [path, name].join(&b"/"[..]);
                     let path = String::from_utf8_lossy(&path);
                     let path = path.trim_start_matches('/');
-                    job.problem(path, &Error::new(Kind::Unsupported, what));
+                    job.problem(path, &Error::new(Kind::InvalidInput, what));
                     true
                 }
                 _ => false,
@@ -135,7 +135,7 @@ fn numbers(
     match count {
         // One more is the number above the root.
         u32::MAX => {
-            Err(Error::new(Kind::Unsupported, "a squashfs image has fewer than 2^32 - 1 inodes"))
+            Err(Error::new(Kind::InvalidInput, "a squashfs image has fewer than 2^32 - 1 inodes"))
         }
         _ => Ok((numbers, count)),
     }
