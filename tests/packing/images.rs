@@ -214,7 +214,8 @@ fn what_does_not_compress_is_stored_plain_and_small_files_share_no_more_than_the
         sizes.push(fs::metadata(&image).unwrap().len());
     }
     assert!(sizes[0] > sizes[1] && sizes[1] > sizes[2], "{sizes:?}");
+    // The noise as it is, and the texts in less than half of their bytes.
     let noise = 200 * 50_000;
-    let most = noise + noise / 50;
+    let most = noise + 200 * 500 * 8 / 2;
     assert!(sizes.iter().all(|&size| size > noise && size < most), "{sizes:?}");
 }
