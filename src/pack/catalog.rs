@@ -183,8 +183,7 @@ impl Catalog {
     /// Regular files, each once, in the order in which their bytes are laid down: folder after
     /// folder as `walk` comes to them, the files right in a folder before those further down. In a
     /// folder by where their bytes lie in an archive that they come from, else by what stands
-    /// behind the last dot of their names, for files of one kind compress better together, and by
-    /// name.
+    /// behind the last dot of their names, so that files of one kind stand together, and by name.
     pub(crate) fn files(&self) -> Vec<InodeId> {
         let mut order = Vec::new();
         let mut known = vec![false; self.len()];

@@ -17,7 +17,7 @@ use super::layout::Geometry;
 const WAITING: u32 = 32 << 20;
 
 /// Blocks that are filled side by side: a file that does not fit into one any more fits into
-/// another, so that they are full to 97 % and not to 86 % (the Linux source), and compress better.
+/// another, so that they are full to 97 % and not to 86 % (the Linux source).
 const OPEN: usize = 8;
 
 /// Where a fragment block lies.
