@@ -240,7 +240,8 @@ fn temporary(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o600)).tempfile_in(folder)
 }
 
-fn folder_of(path: &Path) -> &Path {
+/// The folder that `path` is in.
+pub(super) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),

@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 
-use super::catalog::Catalog;
+use super::catalog::{Catalog, InodeId};
 use super::output::{Existing, Output};
 use super::recipe::Recipe;
 use super::shards::{self, Sharded, Shards};
@@ -154,6 +154,7 @@ impl Unwritten {
 
 /// Bytes of all regular files that have a name, holes among them.
 fn total_bytes(catalog: &Catalog) -> u64 {
-    let files = catalog.files();
-    files.iter().fold(0, |sum: u64, &file| sum.saturating_add(catalog.inode(file).size()))
+    let named =
+        (0..catalog.len()).map(|nth| InodeId(nth as u32)).filter(|&id| catalog.links(id) > 0);
+    named.fold(0, |sum: u64, id| sum.saturating_add(catalog.inode(id).size()))
 }

@@ -9,7 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
-use crate::pack::output::{Existing, Output, Sealed};
+use crate::pack::output::{Existing, Output, Sealed, folder_of};
 
 /// Files without a name that are kept open; each takes a descriptor.
 const OPEN: usize = 256;
@@ -114,10 +114,7 @@ impl Set {
 
     /// What has a name that some run with this stem gives.
     fn there(&self) -> Result<Vec<PathBuf>> {
-        let folder = match self.stem.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
+        let folder = folder_of(&self.stem);
         let failed = |error| Error::io(format!("{}: can not be listed", folder.display()), error);
         let stem = self.stem.file_name().unwrap_or_default().as_bytes();
         let mut found = Vec::new();

@@ -50,11 +50,7 @@ impl Made {
     /// The archive that will be at `path`; `None` where its folder can not be found.
     pub(super) fn at(path: &Path, names: Names) -> Option<Self> {
         use std::os::unix::ffi::OsStrExt;
-        let folder = match path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        let stat = rustix::fs::stat(folder).ok()?;
+        let stat = rustix::fs::stat(output::folder_of(path)).ok()?;
         let name = path.file_name()?.as_bytes().to_vec();
         Some(Self { folder: disk::at(&stat), name, names })
     }

@@ -20,6 +20,7 @@ use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions, Saving};
 use crate::ordered::try_ordered;
 use crate::pack::Job;
+use crate::pack::output::folder_of;
 use crate::progress::Progress;
 use crate::storage::{self, FileStorage};
 use crate::sync::Arc;
@@ -108,12 +109,8 @@ fn plain(path: &Path) -> Result<Plain> {
         |error: std::io::Error| Error::io(format!("{}: can not be read", path.display()), error);
     let is_link = fs::symlink_metadata(path).map_err(failed)?.is_symlink();
     let real = if is_link { fs::canonicalize(path).map_err(failed)? } else { path.to_owned() };
-    let above = match real.parent() {
-        Some(above) if !above.as_os_str().is_empty() => above,
-        _ => Path::new("."),
-    };
     let name = real.file_name().unwrap_or_default().as_bytes();
-    let found = disk::examine(folder(above)?.as_fd(), name);
+    let found = disk::examine(folder(folder_of(&real))?.as_fd(), name);
     let found = found.map_err(|error| error.within(path.display()))?;
     Ok(Plain { path: real, found, key: 0 })
 }
