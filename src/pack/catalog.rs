@@ -182,21 +182,22 @@ impl Catalog {
 
     /// Regular files, each once, in the order in which their bytes are laid down: folder after
     /// folder as `walk` comes to them, the files right in a folder before those further down. In a
-    /// folder by where their bytes lie in an archive that they come from, else by what stands
-    /// behind the last dot of their names, so that files of one kind stand together, and by name.
+    /// folder by where their bytes lie in an archive that they come from, else by name.
     pub(crate) fn files(&self) -> Vec<InodeId> {
         let mut order = Vec::new();
         let mut known = vec![false; self.len()];
         self.walk(&mut |_, folder| {
-            let mut here = Vec::new();
-            for (name, id) in self.entries(folder) {
-                let What::File { content, .. } = self.inode(id).what else { continue };
-                if !std::mem::replace(&mut known[id.index()], true) {
-                    here.push((self.content(content).place(content.key), extension(name), id));
+            let begun = order.len();
+            for (_, id) in self.entries(folder) {
+                let is_file = matches!(self.inode(id).what, What::File { .. });
+                if is_file && !std::mem::replace(&mut known[id.index()], true) {
+                    order.push(id);
                 }
             }
-            here.sort_by_key(|&(place, extension, _)| (place, extension));
-            order.extend(here.into_iter().map(|(_, _, id)| id));
+            order[begun..].sort_by_key(|&id| match self.inode(id).what {
+                What::File { content, .. } => self.content(content).place(content.key),
+                _ => 0,
+            });
         });
         order
     }
@@ -344,14 +345,6 @@ impl Builder {
         }
         let Self { inodes, folders, names, xattrs, contents, .. } = self;
         Catalog { inodes, links, folders, names, xattrs, contents, hidden }
-    }
-}
-
-/// What stands behind the last dot of a name.
-fn extension(name: &[u8]) -> &[u8] {
-    match name.iter().rposition(|&byte| byte == b'.') {
-        Some(dot) if dot > 0 => &name[dot + 1..],
-        _ => b"",
     }
 }
 
