@@ -87,7 +87,7 @@ def packed(table):
                 ratios = [other[number] / own[number] for number in own if number in other]
                 found.append(Result(name, phase, packing.MKSQUASHFS, needed, ratios))
         name = packing.read_name(letter)
-        for system in [KERNEL, ARCHFS]:
+        for system in [KERNEL, ARCHFS, packing.LIMITED]:
             own, other = (seconds(table, name, f"{system}, {by}", sections.FRESH)
                           for by in packing.BY.values())
             ratios = [other[number] / own[number] for number in own if number in other]

@@ -19,7 +19,7 @@ use crate::vfs::FileKind;
 mod cost;
 mod sizes;
 
-pub use cost::{Cost, Packed};
+pub use cost::{Cost, Packed, READ_COST};
 pub use sizes::Sizes;
 
 pub(super) use cost::Costs;

@@ -43,7 +43,8 @@ mod verify;
 use opening::{Memory, Opening};
 
 pub use info::{
-    Compressed, Cost, Fragments, Image, Info, Kinds, Layout, Packed, Shares, Sizes, Stored, info,
+    Compressed, Cost, Fragments, Image, Info, Kinds, Layout, Packed, READ_COST, Shares, Sizes,
+    Stored, info,
 };
 pub use inside::{HEAD, is_within};
 pub use tar::Saving;

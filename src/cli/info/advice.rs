@@ -61,12 +61,11 @@ fn gain(archive: &str, info: &Info) -> Option<String> {
         return None;
     }
     Some(format!(
-        "a random read of a mean file of {} decodes {}: `archfs pack {} new.sqfs --read-cost {}` \
-         would decode about {} (an estimate)",
+        "a random read of a mean file of {} decodes {}: `archfs pack {} new.sqfs` would \
+         decode about {} (an estimate)",
         show_size(info.sizes.mean()),
         show_size(now),
         quoted(archive),
-        written(info.packed.read_cost),
         show_size(then)
     ))
 }
@@ -80,14 +79,6 @@ fn compressor(info: &Info) -> Option<String> {
     };
     SLOW.contains(name)
         .then(|| format!("zstd decodes faster than {name}, and is what `archfs pack` uses"))
-}
-
-/// A size as an option takes it.
-fn written(bytes: u64) -> String {
-    match bytes % 1024 {
-        0 => format!("{}K", bytes / 1024),
-        _ => bytes.to_string(),
-    }
 }
 
 /// A path as a shell takes it.

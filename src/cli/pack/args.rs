@@ -44,7 +44,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_enum, default_value = "random")]
     profile: ProfileName,
 
-    /// Bytes that may be decoded to read a small file [default: 128K, or a block to be small]
+    /// Bytes that may be decoded to read a small file [default: 32K, or a block to be small]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     read_cost: Option<u64>,
 

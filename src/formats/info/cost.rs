@@ -6,9 +6,10 @@
 
 use crate::formats::bytes::{index, length};
 
-/// The read cost that the estimate is made for, bytes: less would
-/// hardly be faster, and smaller blocks compress a good deal worse.
-const READ_COST: u64 = 32 << 10;
+/// Bytes that may be decoded to read a small file of an image made for reading at random, unless
+/// told otherwise: less would hardly be faster, and smaller blocks compress a good deal worse.
+/// (docs/PACK.md has the figures.)
+pub const READ_COST: u64 = 32 << 10;
 
 /// What reading one file decodes, bytes: of all regular files, the empty ones too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,10 +13,11 @@
 //! is larger has blocks of its own.
 
 use crate::codecs::Method;
+use crate::formats::READ_COST;
 use crate::pack::catalog::{Catalog, InodeId};
 use crate::pack::recipe::{Compressor, Profile, Recipe};
 
-/// Bytes of a block and of a fragment block where nothing speaks against it.
+/// Bytes of a block where nothing speaks against it.
 const USUAL: u32 = 128 << 10;
 
 /// What was chosen.
@@ -74,7 +75,7 @@ impl Geometry {
             Profile::Archive => *Recipe::BLOCK_SIZES.end(),
         });
         let read_cost = recipe.read_cost.unwrap_or(match recipe.profile {
-            Profile::Random => u64::from(USUAL),
+            Profile::Random => READ_COST,
             Profile::Archive => u64::from(block_size),
         });
         let fragment_size = u32::try_from(read_cost).unwrap_or(u32::MAX).min(block_size);
