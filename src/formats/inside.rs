@@ -5,7 +5,6 @@
 //! Invariant: finding ends, whatever a damaged archive says of its folders.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use super::bytes::length;
@@ -14,7 +13,7 @@ use super::tar;
 use crate::error::{Error, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
-use crate::vfs::{Cookie, FileKind, Ino, Scratch, Tree};
+use crate::vfs::{Cookie, FileKind, Folders, Ino, Scratch, Tree, joined};
 
 /// Bytes asked of the tree at once.
 const STEP: usize = 1 << 20;
@@ -35,20 +34,17 @@ pub(super) struct Found {
 /// All regular files of `tree` that are archives by name and first bytes, as far as it can be read.
 pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
     let mut found = Vec::new();
-    let mut known = HashSet::from([Ino::ROOT]);
-    let mut folders = vec![(Vec::new(), Ino::ROOT)];
+    let mut folders = Folders::from_root();
     let mut scratch = Scratch::default();
-    while let Some((path, folder)) = folders.pop() {
+    while let Some((path, folder)) = folders.next() {
         let mut candidates = Vec::new();
         // What is damaged is no archive to be shown, and no reason to show nothing.
         let listed = tree.read_dir(folder, Cookie::START, &mut |entry| {
-            let path = match path.as_slice() {
-                [] => entry.name.as_bytes().to_vec(),
-                path => [path, b"/", entry.name.as_bytes()].concat(),
-            };
+            let path = joined(&path, entry.name.as_bytes());
             match entry.kind {
-                // A damaged archive may hold a folder within itself.
-                FileKind::Directory if known.insert(entry.ino) => folders.push((path, entry.ino)),
+                FileKind::Directory => {
+                    folders.add(path, entry.ino);
+                }
                 FileKind::Regular => {
                     let folder = tar::folder_name(&path).map(<[u8]>::to_vec);
                     candidates.extend(folder.map(|folder| (folder, entry.ino)));

@@ -1,6 +1,7 @@
 //! Paths inside a tree.
 //!
-//! Owns the walk from the root along names, used where no kernel does it (`ls`, `cat`, `--subdir`).
+//! Owns how paths are put together, and the walk from the root along names, used where no kernel
+//! does it (`ls`, `cat`, `--subdir`).
 //! Invariant: neither `..` nor a symbolic link, absolute ones included, leads out of the tree.
 
 use super::{Attr, FileKind, Ino, Name, Tree};
@@ -24,6 +25,14 @@ pub fn resolve(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
 /// As `resolve`.
 pub fn resolve_through(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
     walk(tree, path, LastLink::Follow)
+}
+
+/// The path of what has `name` in the folder of path `folder`, which is empty for the root.
+pub fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
+    match folder {
+        [] => name.to_vec(),
+        folder => [folder, b"/", name].concat(),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 use super::list::Wanted;
 use crate::error::Result;
 use crate::pack::catalog::{InodeId, Meta, Xattrs};
-use crate::vfs::FileKind;
+use crate::vfs::{FileKind, joined};
 
 /// What a source knows a file by: device and inode on a disk, no device and the inode in a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,14 +32,6 @@ impl Folder {
     /// The path of what has this name in it.
     pub(super) fn path_of(&self, name: &[u8]) -> Vec<u8> {
         joined(&self.path, name)
-    }
-}
-
-/// `name` below the path `folder`.
-pub(super) fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
-    match folder {
-        [] => name.to_vec(),
-        _ => [folder, b"/", name].concat(),
     }
 }
 

@@ -6,11 +6,10 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use super::found::joined;
 use super::list;
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::InodeId;
-use crate::vfs::{Name, Timestamp};
+use crate::vfs::{Name, Timestamp, joined};
 
 /// Complaints that are told; more are counted.
 const TOLD: usize = 20;

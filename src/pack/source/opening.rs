@@ -3,7 +3,6 @@
 //! Owns finding out which; leaves what is in it to the sources.
 //! Invariant: a file is taken for an archive exactly where `mount` takes it for one.
 
-use std::collections::HashSet;
 use std::fs;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +23,7 @@ use crate::pack::output::folder_of;
 use crate::progress::Progress;
 use crate::storage::{self, FileStorage};
 use crate::sync::Arc;
-use crate::vfs::{Cookie, Fault, FileKind, Gravity, Ino, Scratch, Subject, Tree};
+use crate::vfs::{Cookie, Fault, FileKind, Folders, Gravity, Scratch, Subject, Tree};
 
 /// Archives opened at once, each by a thread: on a parallel file system most of it is waiting.
 const OPENED_AT_ONCE: usize = 8;
@@ -191,14 +190,15 @@ fn tree(
 /// `Corrupt`, `Io` where it can not be read.
 pub(super) fn holds_only_archives(tree: &dyn Tree) -> Result<bool> {
     let mut scratch = Scratch::default();
-    let mut met = HashSet::from([Ino::ROOT]);
-    let mut folders = vec![Ino::ROOT];
+    let mut folders = Folders::from_root();
     let mut any = false;
-    while let Some(folder) = folders.pop() {
+    while let Some((_, folder)) = folders.next() {
         let mut files = Vec::new();
         tree.read_dir(folder, Cookie::START, &mut |entry| {
             match entry.kind {
-                FileKind::Directory if met.insert(entry.ino) => folders.push(entry.ino),
+                FileKind::Directory => {
+                    folders.add(Vec::new(), entry.ino);
+                }
                 FileKind::Regular => files.push((entry.ino, entry.name.as_bytes().to_vec())),
                 _ => {}
             }

@@ -6,12 +6,12 @@
 
 use std::collections::HashMap;
 
-use super::found::{At, Folder, Found, Seen, joined};
+use super::found::{At, Folder, Found, Seen};
 use super::map::Map;
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Builder, Catalog, Inode, InodeId, Meta, Owner, What};
 use crate::pack::content::{Content, ContentId};
-use crate::vfs::{Name, Timestamp};
+use crate::vfs::{Name, Timestamp, joined};
 
 /// Where in the catalog a source lies.
 #[derive(Clone, Copy)]

@@ -16,10 +16,11 @@ use rustix::fs::{OFlags, SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
 use super::disk;
-use super::found::{Found, Seen, joined};
+use super::found::{Found, Seen};
 use crate::error::{Error, Kind, Result};
 use crate::pack::content::Content;
 use crate::sync::{AtomicBool, Ordering};
+use crate::vfs::joined;
 
 /// What a file was when it was listed.
 struct Row {

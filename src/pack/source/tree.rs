@@ -13,7 +13,9 @@ use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Meta, Xattrs};
 use crate::pack::content::Content;
 use crate::sync::Arc;
-use crate::vfs::{Attr, Cookie, FileKind, Ino, Name, Scratch, SeekTarget, Tree};
+use crate::vfs::{
+    Attr, Cookie, FileKind, Folders, Ino, Name, Scratch, SeekTarget, Tree, joined,
+};
 
 /// Bytes asked of the tree at once.
 const STEP: usize = 1 << 20;
@@ -202,18 +204,17 @@ impl Content for Bytes {
 
 /// The first path that leads to an inode.
 fn path_of(tree: &dyn Tree, wanted: Ino) -> Option<Vec<u8>> {
-    let mut met = HashSet::from([Ino::ROOT]);
-    let mut folders = vec![(Vec::new(), Ino::ROOT)];
-    while let Some((path, folder)) = folders.pop() {
+    let mut folders = Folders::from_root();
+    while let Some((path, folder)) = folders.next() {
         let mut found = None;
         let visit = &mut |entry: crate::vfs::DirEntry<'_>| {
+            let path = joined(&path, entry.name.as_bytes());
             if entry.ino == wanted {
-                found = Some(super::found::joined(&path, entry.name.as_bytes()));
+                found = Some(path);
                 return ControlFlow::Break(());
             }
-            if entry.kind == FileKind::Directory && met.insert(entry.ino) {
-                let path = super::found::joined(&path, entry.name.as_bytes());
-                folders.push((path, entry.ino));
+            if entry.kind == FileKind::Directory {
+                folders.add(path, entry.ino);
             }
             ControlFlow::Continue(())
         };

@@ -4,10 +4,11 @@
 //! Owns the walk along folders; leaves contents to `contents`.
 //! Invariant: the walk ends, whatever a damaged archive says of its folders.
 
-use std::collections::HashSet;
 use std::ops::ControlFlow;
 
-use super::super::{Attr, Cookie, DirEntry, Fault, FileKind, Ino, Subject, Tree};
+use super::super::{
+    Attr, Cookie, DirEntry, Fault, FileKind, Folders, Ino, Subject, Tree, joined,
+};
 use super::Counts;
 use crate::error::Error;
 
@@ -47,19 +48,18 @@ impl<'t> Names<'t> {
     }
 
     fn folders(&mut self) {
-        let mut known = HashSet::from([Ino::ROOT]);
-        let mut waiting = vec![(Ino::ROOT, Vec::new())];
-        while let Some((folder, path)) = waiting.pop() {
+        let mut folders = Folders::from_root();
+        while let Some((path, folder)) = folders.next() {
             self.counts.folders += 1;
             let listed = self.tree.read_dir(folder, Cookie::START, &mut |entry| {
                 let path = joined(&path, entry.name.as_bytes());
-                match self.entry(folder, &path, &entry) {
-                    Some(inner) if known.insert(inner) => waiting.push((inner, path)),
-                    Some(_) => self.faults.push(Fault::damage(
+                if let Some(inner) = self.entry(folder, &path, &entry)
+                    && !folders.add(path.clone(), inner)
+                {
+                    self.faults.push(Fault::damage(
                         Subject::Path(path),
                         "a folder within itself, or with two names",
-                    )),
-                    None => {}
+                    ));
                 }
                 ControlFlow::Continue(())
             });
@@ -136,24 +136,16 @@ impl<'t> Names<'t> {
 /// Visits the paths and numbers of all that can be listed.
 pub(super) fn walk(tree: &dyn Tree, visit: &mut dyn FnMut(&[u8], Ino)) {
     visit(b"", Ino::ROOT);
-    let mut known = HashSet::from([Ino::ROOT]);
-    let mut waiting = vec![(Ino::ROOT, Vec::new())];
-    while let Some((folder, path)) = waiting.pop() {
+    let mut folders = Folders::from_root();
+    while let Some((path, folder)) = folders.next() {
         // Whoever asks has met the error already.
         let _ = tree.read_dir(folder, Cookie::START, &mut |entry| {
             let path = joined(&path, entry.name.as_bytes());
             visit(&path, entry.ino);
-            if entry.kind == FileKind::Directory && known.insert(entry.ino) {
-                waiting.push((entry.ino, path));
+            if entry.kind == FileKind::Directory {
+                folders.add(path, entry.ino);
             }
             ControlFlow::Continue(())
         });
-    }
-}
-
-fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
-    match folder {
-        [] => name.to_vec(),
-        folder => [folder, b"/", name].concat(),
     }
 }
