@@ -1,1 +1,1 @@
-"""What scripts/test-recipes is made of: the README's blocks, a world to run them in, jobs, and what is left."""
+"""What scripts/test-recipes is made of: blocks of the README, a world to run them in, jobs, remains."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Training code as far as a file system can tell: reads every file of a folder of classes, in random order, in
-several processes. It knows nothing of archfs.
+"""Training code as far as a file system can tell: reads every file of a folder, in random order, in several
+processes. It knows nothing of archfs.
 
 Usage: train.py --data FOLDER
 
@@ -60,9 +60,9 @@ def main():
         record = {
             "data": data,
             "digest": of_all,
-            "data_file_system": file_system(os.path.realpath(data)),
+            "data_type": file_system(os.path.realpath(data)),
             "prefix": sys.prefix,
-            "prefix_file_system": file_system(sys.prefix),
+            "prefix_type": file_system(sys.prefix),
             "has_epochs": importlib.util.find_spec("epochs") is not None,
             "rank": os.environ.get("RANK", os.environ.get("SLURM_PROCID")),
         }

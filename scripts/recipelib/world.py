@@ -1,4 +1,4 @@
-"""The folder in which recipes run: what their names stand for, small but real.
+"""The folder in which recipes run: what the names in them stand for, small but real.
 
 Pictures are PNGs, whatever their names say; nobody decodes them. Three sets of pictures differ, so that who
 reads the wrong archive is found out.
@@ -43,8 +43,8 @@ class World:
         shutil.copy2(archfs, self.bin / "archfs")
         self.stand_ins = []
         # Where recipes were seen to mount, and what was there before them.
-        self.mounted = set()
-        self.there = {os.path.join(top, name) for top in ("/", "/dev/shm", "/tmp") for name in os.listdir(top)}
+        self.mounted, tops = set(), ("/", "/dev/shm", "/tmp")
+        self.there = {os.path.join(top, name) for top in tops for name in os.listdir(top)}
         if not shutil.which("python"):
             (self.bin / "python").symlink_to(sys.executable)
         shutil.copy(HERE / "train.py", self.work / "train.py")
@@ -70,14 +70,15 @@ class World:
         if image and shutil.which("apptainer"):
             (self.work / "train.sif").symlink_to(pathlib.Path(image).resolve())
         else:
-            self.stand_in("apptainer", "a real one is used where RECIPES_IMAGE names an image with Python")
+            self.stand_in("apptainer", "a real one is used with RECIPES_IMAGE, an image with Python")
             (self.work / "train.sif").mkdir()
 
     def environment(self):
         path = os.pathsep.join([str(self.bin), os.environ.get("PATH", os.defpath)])
         return dict(
             os.environ, PATH=path, RECIPES_RECORD=str(self.records), TMPDIR=str(self.temporary),
-            USER=os.environ.get("USER", str(os.getuid())), PIP_NO_INDEX="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
+            USER=os.environ.get("USER", str(os.getuid())), PIP_NO_INDEX="1",
+            PIP_DISABLE_PIP_VERSION_CHECK="1")
 
     def folder(self, name):
         """The plain folder of a set of pictures."""
