@@ -38,7 +38,15 @@ def left(world):
         [f"mount at {place}" for place in mounts(world)]
         + [f"process {number}" for number in processes(world)]
         + [f"folder {place}" for place in sorted(world.mounted - world.there) if os.path.lexists(place)]
-        + [f"in {world.temporary}: {name}" for name in os.listdir(world.temporary)])
+        + [f"file {name}" for name in unfinished(world)])
+
+
+def unfinished(world):
+    """Files that archfs makes beside what they become. Those of others, such as torchrun, are their own."""
+    for folder in (world.work, world.temporary):
+        for name in os.listdir(folder):
+            if name.lstrip(".").startswith("archfs"):
+                yield os.path.join(folder, name)
 
 
 def wait(world):
