@@ -1,0 +1,63 @@
+"""Runs a recipe: a few lines as a script of sh, a job script by Slurm, or as Slurm would run it."""
+
+import os
+import re
+import shutil
+import subprocess
+
+# Seconds. Each takes one or two; a machine at work on other things takes longer.
+LIMIT = 120
+
+
+class Ended:
+    def __init__(self, status, said):
+        self.status, self.said = status, said
+
+
+def real_slurm():
+    """Only the cluster of scripts/slurm/test-cluster; a login node's real one is not for tests."""
+    return "ARCHFS_TEST_PROCTRACK" in os.environ and "SLURM_CONF" in os.environ
+
+
+def run(world, block, name):
+    script = world.place / f"{name.replace(' ', '-').replace(',', '')}.sh"
+    script.write_text(block.text, encoding="utf-8")
+    if not block.is_job():
+        # With -e a line that fails is not passed over, as by somebody who pastes line for line.
+        return start(["sh", "-e", str(script)], world, world.environment())
+    if real_slurm():
+        output = script.with_suffix(".out")
+        ended = start(["sbatch", "--wait", "--output", str(output), str(script)], world, world.environment())
+        ended.said += output.read_text(errors="replace") if output.exists() else ""
+        return ended
+    return start(as_slurm_would(script, block.text), world, job_environment(world, block.text))
+
+
+def as_slurm_would(script, text):
+    interpreter = re.match(r"#!(\S+)\n", text).group(1)
+    if not shutil.which(interpreter):
+        interpreter = "sh"
+    return ["sh", "-c", 'SLURM_TASK_PID=$$ exec "$@"', "job", interpreter, str(script)]
+
+
+def job_environment(world, text):
+    options = dict(re.findall(r"--(nodes|ntasks-per-node)=(\d+)", text))
+    return dict(
+        world.environment(), SLURM_JOB_ID=str(os.getpid()), SLURM_JOB_NUM_NODES=options.get("nodes", "1"),
+        SLURM_NTASKS_PER_NODE=options.get("ntasks-per-node", "1"))
+
+
+def start(command, world, environment):
+    """To the end of the command, not of what it leaves running: that has the output open, too."""
+    output = world.place / "said"
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            command, cwd=world.work, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            start_new_session=True)
+        try:
+            status = process.wait(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            status = f"still running after {LIMIT} s"
+    return Ended(status, output.read_text(errors="replace"))

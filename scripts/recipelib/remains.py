@@ -1,0 +1,69 @@
+"""What a recipe has left behind: mounts of its archives, processes of its archfs, mount points."""
+
+import os
+import signal
+import subprocess
+import time
+
+# A mount goes within two seconds of its last holder (docs/CLI.md).
+PATIENCE = 5
+
+
+def mounts(world):
+    """Never asks a mount itself, since a dead one answers nothing."""
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        for line in table:
+            fields = line.split(" ")
+            rest = fields[fields.index("-") + 1:]
+            if rest[0] == "fuse.archfs" and (str(world.place) in rest[1] or fields[4] in world.mounted):
+                found.append(fields[4])
+    return found
+
+
+def processes(world):
+    """Those of this world's own copy of archfs."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{name}/exe").startswith(f"{world.bin}/archfs"):
+                found.append(int(name))
+        except OSError:
+            pass
+    return found
+
+
+def left(world):
+    return (
+        [f"mount at {place}" for place in mounts(world)]
+        + [f"process {number}" for number in processes(world)]
+        + [f"folder {place}" for place in sorted(world.mounted - world.there) if os.path.lexists(place)]
+        + [f"file {name}" for name in unfinished(world)])
+
+
+def unfinished(world):
+    """Files that archfs makes beside what they become. Those of others, such as torchrun, are their own."""
+    for folder in (world.work, world.temporary):
+        for name in os.listdir(folder):
+            if name.lstrip(".").startswith("archfs"):
+                yield os.path.join(folder, name)
+
+
+def wait(world):
+    """What is left when there was time enough for it to go."""
+    deadline = time.monotonic() + PATIENCE
+    while (rest := left(world)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return rest
+
+
+def clear(world):
+    """Whatever a recipe that failed has left, so that the next one starts afresh."""
+    for place in mounts(world):
+        subprocess.run([world.bin / "archfs", "unmount", "--lazy", place], check=False, timeout=30)
+    for number in processes(world):
+        try:
+            os.kill(number, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    subprocess.run([world.bin / "archfs", "gc", "--quiet"], check=False, timeout=30)
