@@ -48,7 +48,7 @@ def main_phases(table):
 
 
 def summary(table, forms, facts):
-    lines = [f"# How to keep a million images, measured {facts['date']}", ""]
+    lines = [f"# Ways to keep a dataset of images, measured {facts['date']}", ""]
     lines += [f"- {name}: {text}" for name, text in facts.items()]
     lines += ["", *HOW_TO_READ.format(cold=facts["cold"]).splitlines(), "",
               "Medians of interleaved rounds, in brackets the least and the most; ratios are medians of the "
