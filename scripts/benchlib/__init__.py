@@ -11,4 +11,5 @@ tars       the sections about compressed tars and their index
 targets    what has to be reached, and whether it was
 tables     CSV, JSON, Markdown and the terminal
 chart      SVG
+loaders    what scripts/bench-loaders is made of
 """

@@ -15,8 +15,9 @@ def is_mounted(place):
     escaped = str(place.resolve().parent / place.name)
     for character in ["\\", " ", "\t", "\n"]:
         escaped = escaped.replace(character, f"\\{ord(character):03o}")
-    lines = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
-    return any(line.split()[4] == escaped for line in lines)
+    # Names of mounts are bytes, those of others not always text.
+    lines = pathlib.Path("/proc/self/mountinfo").read_text(errors="surrogateescape").split("\n")
+    return any(line.split(" ")[4] == escaped for line in lines if line)
 
 
 @contextlib.contextmanager

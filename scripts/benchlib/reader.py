@@ -108,3 +108,10 @@ def memory(pid):
     lines = [line.split() for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()]
     return {line[0].rstrip(":"): 1024 * int(line[1]) for line in lines
             if line and line[0] in ("VmRSS:", "VmHWM:")}
+
+
+def anonymous_memory(*pids):
+    """In bytes, without the page cache, which is free; what several share is divided among them."""
+    lines = [line.split() for pid in pids
+             for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
+    return 1024 * sum(int(line[1]) for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:"))

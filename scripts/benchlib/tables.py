@@ -5,12 +5,13 @@ import json
 import statistics
 
 from benchlib import packing, sections
+from benchlib.loaders import phases
 from benchlib.systems import ARCHFS, ARCHFS_TAR
 
 # Phases whose seconds say more than a rate, and those that have bytes alone.
 TIMES = [sections.WALK, sections.WALKED_ALL, sections.LISTED, "making the index",
-         "one read of 100 KB, median", "one read of 100 KB, slowest"]
-SIZES = [sections.MEMORY, "size of the index", packing.SIZE]
+         "one read of 100 KB, median", "one read of 100 KB, slowest", *phases.TIMES]
+SIZES = [sections.MEMORY, "size of the index", packing.SIZE, *phases.SIZES]
 
 
 def write_csv(table, path):

@@ -1,0 +1,82 @@
+"""Reads epochs and converts as it is told, each time in a process of its own that has everything imported.
+
+A line of JSON on standard input is a request: function, tar and output of convert.py; or reader, place,
+load, images, workers, seed, epochs. The answer on standard output is a line, too: for each epoch seconds,
+first (seconds until the first batch), files, bytes, checksum and order (another checksum, that of the
+order); and the memory of all its processes in the middle of the last epoch. Seconds count from when the
+loader is made, or the epoch is begun.
+"""
+
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+import zlib
+
+from benchlib import reader
+from benchlib.loaders import convert
+from benchlib.loaders import load as loads
+
+READERS = {name: importlib.import_module(f"benchlib.loaders.read_{name}")
+           for name in ["folder", "hdf5_bytes", "hdf5_vlen", "lmdb", "webdataset"]}
+
+
+def answer(request):
+    if "function" in request:
+        convert.FUNCTIONS[request["function"]](request["tar"], request["output"])
+        return "converted"
+    start = time.perf_counter()
+    batches = READERS[request["reader"]].loader(request["place"], loads.LOADS[request["load"]],
+                                                request["workers"], request["seed"])
+    epochs = []
+    for number in range(request["epochs"]):
+        last = number == request["epochs"] - 1
+        epochs.append(epoch(batches, start, request["images"] // 2 if last else None))
+        start = time.perf_counter()
+    # Its workers end with it.
+    del batches
+    gc.collect()
+    return epochs
+
+
+def epoch(batches, start, middle):
+    files = size = checksum = order = 0
+    first = memory = None
+    for (sums, sizes, *_), labels in batches:
+        first = first or time.perf_counter() - start
+        files += len(sums)
+        size += int(sizes.sum())
+        # Of what belongs to which label, whatever the order.
+        checksum += int((sums * (2 * labels + 1)).sum())
+        order = zlib.crc32(sums.numpy().tobytes(), order)
+        if middle and not memory and files >= middle:
+            children = multiprocessing.active_children()
+            memory = reader.anonymous_memory(os.getpid(), *(child.pid for child in children))
+    return {"seconds": time.perf_counter() - start, "first": first, "files": files, "bytes": size,
+            "checksum": f"{checksum % 2**64:016x}", "order": order, "memory": memory}
+
+
+def main():
+    # Whatever a package prints goes to standard error.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    print(json.dumps("ready"), file=answers, flush=True)
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            try:
+                print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+        if os.waitpid(child, 0)[1]:
+            print(json.dumps("failed"), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""The loader of a folder of images: torchvision's ImageFolder as it is. Also for every mount."""
+
+import torch
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+
+
+def read(path):
+    with open(path, "rb") as stream:
+        return stream.read()
+
+
+def loader(place, load, workers, seed):
+    images = ImageFolder(place, loader=read, transform=load)
+    return DataLoader(images, batch_size=64, shuffle=True, num_workers=workers, persistent_workers=True,
+                      generator=torch.Generator().manual_seed(seed))

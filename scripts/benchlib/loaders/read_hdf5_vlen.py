@@ -1,0 +1,27 @@
+"""The loader of an HDF5 file that has an array of bytes for each image."""
+
+import h5py
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Images(Dataset):
+    def __init__(self, place, load):
+        self.place, self.load, self.images = place, load, None
+        with h5py.File(place) as file:
+            self.labels = file["labels"][:]
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        # Not before the workers are forked: they must not share an open HDF5 file.
+        if self.images is None:
+            self.images = h5py.File(self.place)["images"]
+        return self.load(self.images[index].tobytes()), int(self.labels[index])
+
+
+def loader(place, load, workers, seed):
+    images = Images(place, load)
+    return DataLoader(images, batch_size=64, shuffle=True, num_workers=workers, persistent_workers=True,
+                      generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,33 @@
+"""The loader of an LMDB file with a value for each path."""
+
+import lmdb
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Images(Dataset):
+    def __init__(self, place, load):
+        self.place, self.load, self.reader = place, load, None
+        with self.opened() as database, database.begin() as reader:
+            self.paths = reader.get(b"paths").decode().split("\n")
+        classes = sorted({path.split("/")[-2] for path in self.paths})
+        self.labels = {name: label for label, name in enumerate(classes)}
+
+    def opened(self):
+        return lmdb.open(self.place, subdir=False, readonly=True, lock=False, readahead=False)
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        # Not before the workers are forked: they must not share an open database.
+        if self.reader is None:
+            self.reader = self.opened().begin()
+        path = self.paths[index]
+        return self.load(self.reader.get(path.encode())), self.labels[path.split("/")[-2]]
+
+
+def loader(place, load, workers, seed):
+    images = Images(place, load)
+    return DataLoader(images, batch_size=64, shuffle=True, num_workers=workers, persistent_workers=True,
+                      generator=torch.Generator().manual_seed(seed))
