@@ -19,7 +19,8 @@ def epochs(dataset, start, workers):
         for pictures, labels in loader:
             digest.update(pictures.numpy().tobytes() + labels.numpy().tobytes())
             count += len(labels)
-        print(f"{start}, {workers} workers, epoch {epoch}: {count} pictures, {digest.hexdigest()}", flush=True)
+        what = f"{start}, {workers} workers, epoch {epoch}"
+        print(f"{what}: {count} pictures, {digest.hexdigest()}", flush=True)
 
 
 def main():
