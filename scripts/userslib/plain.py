@@ -1,5 +1,6 @@
 """Sections that need no package: the standard library on every kind of archive, and a Python from a mount."""
 
+import functools
 import subprocess
 import sys
 
@@ -8,9 +9,15 @@ from userslib.report import Problem, same
 from userslib.stage import USERS, View
 
 
-def standard_library(stage):
+@functools.cache
+def dataset(stage):
     folder = stage.work / "plain"
     stage.call(sys.executable, USERS / "make_plain.py", folder)
+    return folder
+
+
+def standard_library(stage):
+    folder = dataset(stage)
     scratch = stage.work / "scratch"
     scratch.mkdir()
     views = archives.views_of(stage, folder)
@@ -52,7 +59,7 @@ def environment_of_its_own(stage):
         folder = stage.work / f"environment-{what}"
         stage.call(sys.executable, "-m", "venv", "--without-pip", flag, folder)
         library = next(folder.glob("lib/python*/site-packages"))
-        stage.call("cp", "-r", stage.work / "plain" / "site" / "greeting", library)
+        stage.call("cp", "-r", dataset(stage) / "site" / "greeting", library)
         view = archives.image(stage, folder)
         with stage.report.check(f"an environment whose python is a {what}"), stage.mounted(view) as place:
             said = [stage.call(root / "bin" / "python", USERS / "where.py", "greeting")
