@@ -1,0 +1,50 @@
+"""Sections that read pictures: torchvision, PIL, datasets, webdataset."""
+
+import functools
+
+from userslib import archives
+from userslib.stage import View
+
+# How the workers of a DataLoader are started, and how many. The first ones meet a fresh mount.
+LOADERS = ["fork:8", "spawn:8", "spawn:2", "fork:2", "fork:0"]
+
+
+@functools.cache
+def dataset(stage):
+    """8 classes of 60 JPEGs, and every way to mount them."""
+    folder = stage.work / "pictures"
+    stage.user("make_pictures.py", folder, 8, 60)
+    return folder, [*archives.views_of(stage, folder), archives.shards(stage, folder),
+                    archives.tar_of_tars(folder)]
+
+
+def image_folder(stage):
+    folder, views = dataset(stage)
+    stage.compare("ImageFolder, 0, 2 and 8 workers", folder, views, "image_folder.py", *LOADERS)
+
+
+def decoders(stage):
+    folder, views = dataset(stage)
+    stage.compare("PIL and torchvision.io", folder, views, "decoders.py")
+
+
+def hugging_face(stage):
+    folder, views = dataset(stage)
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(stage.work / "hugging-face")}
+    stage.compare("load_dataset('imagefolder')", folder, views, "hugging_face.py", environment=offline)
+
+
+def shards_inside(stage):
+    """Shards as files of an image: not shown as folders, but read as tars by the package."""
+    folder, _ = dataset(stage)
+    place = stage.work / "sharded"
+    (place / "train").mkdir(parents=True)
+    stage.pack("--shards", "512K", "--shuffle", "7", "--labels", folder, place / "train" / "part.tar")
+    for workers in [0, 2]:
+        stage.compare(f"webdataset, shards inside an archive, {workers} workers", place,
+                      archives.views_of(stage, place) if workers == 0 else views_made(place),
+                      "shards.py", workers)
+
+
+def views_made(folder):
+    return [View(name, (folder.with_suffix("." + name),)) for name in ["sqfs", "tar", "tar.gz"]]

@@ -1,0 +1,67 @@
+"""Sections that need no package: the standard library on every kind of archive, and a Python from a mount."""
+
+import functools
+import subprocess
+import sys
+
+from userslib import archives
+from userslib.report import Problem, same
+from userslib.stage import USERS, View
+
+
+@functools.cache
+def dataset(stage):
+    folder = stage.work / "plain"
+    stage.call(sys.executable, USERS / "make_plain.py", folder)
+    return folder
+
+
+def standard_library(stage):
+    folder = dataset(stage)
+    scratch = stage.work / "scratch"
+    scratch.mkdir()
+    views = archives.views_of(stage, folder)
+    views.append(of_mksquashfs(stage, folder))
+    views.append(of_parts(stage, folder))
+    stage.compare("standard library", folder, views, "plain.py", scratch, python=sys.executable)
+    write_ahead_log(stage, views[0])
+
+
+def of_mksquashfs(stage, folder):
+    target = folder.with_name("mksquashfs.sqfs")
+    stage.call("mksquashfs", folder, target, "-no-progress", "-quiet")
+    return View("sqfs of mksquashfs", (target,))
+
+
+def of_parts(stage, folder):
+    """The folders of the top apart: two images and a tar, shown as one again."""
+    parts = []
+    for name, end in [("samples", "sqfs"), ("site", "tar"), ("files", "sqfs")]:
+        one = folder.with_name(f"part-{name}.{end}")
+        stage.call("tar", "-cf", one.with_suffix(".all.tar"), "-C", folder, name)
+        stage.pack(one.with_suffix(".all.tar"), one)
+        parts.append(one)
+    return View("three archives as one", tuple(parts))
+
+
+def write_ahead_log(stage, view):
+    """What SQLite's users have to know: a base in WAL mode needs immutable=1 where nothing can be written."""
+    with stage.report.check("sqlite3 says that a WAL base needs immutable=1"), stage.mounted(view) as place:
+        said = subprocess.run([sys.executable, USERS / "plain.py", place, stage.work, "sqlite3, WAL"],
+                              check=False, capture_output=True, text=True, timeout=60)
+        if "unable to open database file" not in said.stdout:
+            raise Problem(said.stdout + said.stderr)
+
+
+def environment_of_its_own(stage):
+    """A virtual environment as one file, with its python as a link and as a copy."""
+    for what, flag in [("link", "--symlinks"), ("copy", "--copies")]:
+        folder = stage.work / f"environment-{what}"
+        stage.call(sys.executable, "-m", "venv", "--without-pip", flag, folder)
+        library = next(folder.glob("lib/python*/site-packages"))
+        stage.call("cp", "-r", dataset(stage) / "site" / "greeting", library)
+        view = archives.image(stage, folder)
+        with stage.report.check(f"an environment whose python is a {what}"), stage.mounted(view) as place:
+            said = [stage.call(root / "bin" / "python", USERS / "where.py", "greeting")
+                    for root in [folder, place]]
+            same(said[0], said[1])

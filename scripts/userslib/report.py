@@ -1,0 +1,57 @@
+"""One line for each check, in the words that scripts/test counts, and what went wrong below it."""
+
+import contextlib
+import difflib
+import subprocess
+
+
+class Problem(Exception):
+    """What is wrong, for a person."""
+
+
+class Report:
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    @contextlib.contextmanager
+    def check(self, what):
+        """`ok` unless the block raises. Goes on after a failure, for the next checks tell more."""
+        try:
+            yield
+        except (Problem, OSError, subprocess.SubprocessError) as problem:
+            self.failed += 1
+            print(f"FAILED  python: {what}", *shown(problem), sep="\n", flush=True)
+        else:
+            self.passed += 1
+            print(f"ok      python: {what}", flush=True)
+
+    @contextlib.contextmanager
+    def section(self, name):
+        """Says it only if something outside of all checks goes wrong."""
+        try:
+            yield
+        except (Problem, OSError, subprocess.SubprocessError) as problem:
+            self.failed += 1
+            print(f"FAILED  python: {name}", *shown(problem), sep="\n", flush=True)
+
+    @staticmethod
+    def note(text):
+        print(f"note    python: {text}", flush=True)
+
+
+def shown(problem):
+    said = [str(problem)]
+    for stream in [getattr(problem, "stdout", None), getattr(problem, "stderr", None)]:
+        if stream:
+            said.append(stream if isinstance(stream, str) else stream.decode(errors="replace"))
+    return ["        " + line for text in said for line in text.splitlines()[-40:]]
+
+
+def same(expected, found):
+    """Raises with the lines that differ."""
+    if not expected.strip():
+        raise Problem("the plain folder gave nothing to compare with")
+    if expected != found:
+        lines = difflib.unified_diff(expected.splitlines(), found.splitlines(), "plain folder", "mount", n=0,
+                                     lineterm="")
+        raise Problem("\n".join(list(lines)[:40]))

@@ -1,0 +1,75 @@
+"""A whole Python environment as one file, run from its mount; and how long its imports take."""
+
+import contextlib
+import os
+import shutil
+import statistics
+import subprocess
+import time
+
+from userslib.report import same
+from userslib.stage import USERS, View
+
+MODULES = ["torch", "torchvision", "numpy", "pandas", "pyarrow", "h5py", "datasets"]
+ROUNDS = 3
+
+
+def environment(stage):
+    folder = stage.python.parents[1]
+    view, seconds = packed(stage, folder)
+    with stage.report.check("an environment packed as one file gives what its folder gives"), \
+            stage.mounted(view) as place:
+        for script, words in [("where.py", MODULES), ("first_steps.py", [])]:
+            same(stage.user(script, *words), stage.call(place / "bin" / "python", USERS / script, *words))
+    size = view.archives[0].stat().st_size
+    stage.report.note(f"the environment: {sum(len(names) for _, _, names in os.walk(folder))} files, "
+                      f"{size >> 20} MiB packed in {seconds:.0f} s")
+    tell_times(stage, folder, view)
+
+
+def packed(stage, folder):
+    """With zstd:3, for an environment is packed anew more often than a dataset."""
+    target = stage.work / "environment.sqfs"
+    begun = time.monotonic()
+    stage.pack("--compressor", "zstd:3", folder, target)
+    return View("sqfs", (target,)), time.monotonic() - begun
+
+
+def tell_times(stage, folder, view):
+    """Never a failure: how long it takes depends on who else is at work."""
+    if not shutil.which("mksquashfs") or not shutil.which("squashfuse_ll"):
+        stage.report.note("mksquashfs or squashfuse_ll is missing, so no times are compared")
+        return
+    default = stage.work / "default.sqfs"
+    stage.call("mksquashfs", folder, default, "-no-progress", "-quiet")
+    systems = {
+        "the folder": lambda: contextlib.nullcontext(folder),
+        "archfs, of archfs pack": lambda: stage.mounted(view),
+        "archfs, of mksquashfs": lambda: stage.mounted(View("default", (default,))),
+        "squashfuse_ll, of mksquashfs": lambda: squashfuse(stage, default),
+    }
+    times = {name: [] for name in systems}
+    for _ in range(ROUNDS):
+        for name, system in systems.items():
+            with system() as place:
+                begun = time.monotonic()
+                stage.call(place / "bin" / "python", "-c", "import " + ", ".join(MODULES))
+                times[name].append(time.monotonic() - begun)
+    first = statistics.median(times["the folder"])
+    for name, each in times.items():
+        middle = statistics.median(each)
+        stage.report.note(f"imports of it: {name}: {middle:.2f} s, {middle / first:.2f} times the folder's "
+                          f"(medians of {ROUNDS}, fresh mounts, images in the page cache)")
+
+
+@contextlib.contextmanager
+def squashfuse(stage, image):
+    place = stage.work / "squashfuse"
+    place.mkdir()
+    try:
+        stage.call("squashfuse_ll", image, place)
+        yield place
+    finally:
+        unmount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+        subprocess.run([*unmount, str(place)], check=False, capture_output=True)
+        place.rmdir()

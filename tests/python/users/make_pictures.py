@@ -1,0 +1,32 @@
+"""Makes JPEGs of 64 to 256 pixels a side, a folder for each class: the same bytes every time.
+
+Usage: make_pictures.py FOLDER CLASSES PICTURES_OF_EACH
+"""
+
+import pathlib
+import sys
+
+import numpy
+from PIL import Image
+
+
+def picture(rng, hue):
+    """A gradient of one colour for each class, and noise, so that it takes some kilobytes."""
+    width, height = (int(side) for side in rng.integers(64, 257, 2))
+    pixels = rng.integers(0, 64, (height, width, 3)).astype("uint8")
+    pixels[:, :, hue % 3] += numpy.linspace(0, 190, width).astype("uint8")
+    return Image.fromarray(pixels)
+
+
+def main():
+    folder, classes, count = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    rng = numpy.random.default_rng(0)
+    for number in range(classes):
+        place = folder / f"class{number:02}"
+        place.mkdir(parents=True)
+        for name in range(count):
+            picture(rng, number).save(place / f"{name:05}.jpg", quality=80)
+
+
+if __name__ == "__main__":
+    main()
