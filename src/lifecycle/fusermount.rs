@@ -39,6 +39,9 @@ const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 /// Where the helper is looked for besides PATH; batch jobs often start with a short one.
 const FOLDERS: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"];
 
+/// Where a set-uid helper reads whose mount it is before it unmounts one. It mounts without.
+const TABLE: &str = "/etc/mtab";
+
 /// How often unmounting is tried where a signal ends the helper. Batch systems that find the
 /// processes of a job by their parents send SIGTERM to this one, too, and some more than once.
 const ATTEMPTS: usize = 10;
@@ -51,6 +54,7 @@ const ATTEMPTS: usize = 10;
 pub(super) fn mount(place: &Path, source: &Path, access: Access, lock: OwnedFd) -> Result<OwnedFd> {
     check_device()?;
     let helper = Helper::find()?;
+    helper.check_table(Path::new(TABLE))?;
     let failed = |error: Errno| Error::io("can not talk to fusermount", error.into());
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -177,6 +181,21 @@ impl Helper {
         command
     }
 
+    /// Nothing may be mounted that nobody can unmount.
+    fn check_table(&self, table: &Path) -> Result<()> {
+        match fs::File::open(table) {
+            Err(error) if self.is_set_uid => {
+                let (helper, table) = (self.path.display(), table.display());
+                let context = format!("{helper} could not unmount again: {table}: {error}");
+                Err(Error::new(Kind::CannotMount, context).with_hint(
+                    "`archfs run` does without; for `archfs mount`, ask for /etc/mtab, a link to \
+                     /proc/self/mounts",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn can_not_be_run(&self, error: std::io::Error) -> Error {
         Error::io(format!("{}: can not be run", self.path.display()), error)
     }
@@ -288,6 +307,17 @@ mod tests {
         };
         assert_eq!(environment(true), "_FUSE_COMMFD=3\n");
         assert!(environment(false).contains("PATH="));
+    }
+
+    #[test]
+    fn mounts_nothing_that_a_set_uid_helper_would_not_unmount() {
+        let (here, missing) = (Path::new("/proc/self/mounts"), Path::new("/nonexistent/mtab"));
+        let helper = |is_set_uid| Helper { path: "/bin/fusermount3".into(), is_set_uid };
+        assert!(helper(true).check_table(here).is_ok());
+        assert!(helper(false).check_table(missing).is_ok());
+        let error = helper(true).check_table(missing).unwrap_err();
+        assert_eq!(error.kind(), Kind::CannotMount);
+        assert!(error.to_string().contains("/nonexistent/mtab: No such file"), "{error}");
     }
 
     #[test]
