@@ -188,6 +188,45 @@ fn who_waits_for_a_mount_to_go_does_not_keep_its_holder_from_unmounting() {
     end(script);
 }
 
+fn give_back(stage: &Stage, holder: &std::process::Child) -> std::process::Output {
+    let process = holder.id().to_string();
+    archfs().args(["unmount", "--held-by", &process]).arg(&stage.place).output().unwrap()
+}
+
+#[test]
+fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
+    let Some(stage) = stage() else { return };
+    let (one, other) = (shell(stage.work.path()), shell(stage.work.path()));
+    for holder in [&one, &other] {
+        let mounted = stage.mount(&["-q", "--until-pid", &holder.id().to_string()]);
+        assert!(mounted.status.success(), "{}", said(&mounted));
+    }
+    let given = give_back(&stage, &one);
+    let expected = format!("still held by process {} (", other.id());
+    assert!(given.status.success() && said(&given).contains(&expected), "{}", said(&given));
+    let again = give_back(&stage, &one);
+    assert_eq!(again.status.code(), Some(5), "{}", said(&again));
+    assert!(said(&again).contains(&format!("not held by process {}", one.id())));
+    stage.assert_readable();
+    // The last one's goes also with files open, which can be read on.
+    let mut file = File::open(stage.place.join("folder/data")).unwrap();
+    let last = give_back(&stage, &other);
+    assert!(last.status.success() && said(&last).is_empty(), "{}", said(&last));
+    assert!(stage.is_gone());
+    assert_eq!(file.read_to_end(&mut Vec::new()).unwrap(), 300_000);
+    drop(file);
+    // One that is kept as well stays.
+    assert!(stage.mount(&["-q", "--keep"]).status.success());
+    assert!(stage.mount(&["-q", "--until-pid", &one.id().to_string()]).status.success());
+    let kept = give_back(&stage, &one);
+    assert!(kept.status.success() && said(&kept).contains("stays mounted"), "{}", said(&kept));
+    stage.assert_readable();
+    run(archfs().arg("unmount").arg(&stage.place));
+    assert_eq!(give_back(&stage, &one).status.code(), Some(5), "nothing is mounted");
+    end(one);
+    end(other);
+}
+
 #[test]
 fn the_grace_ends_a_mount_that_a_script_holds() {
     let Some(stage) = stage() else { return };

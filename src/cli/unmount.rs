@@ -18,6 +18,11 @@ pub(super) struct Args {
     /// Also when it is in use: the name goes at once, open files go on until they are closed
     #[arg(long, short = 'z')]
     lazy: bool,
+
+    /// Give back what `mount --until-pid PID` took, as if that process had ended: it goes, lazily
+    /// if it is in use, unless others hold it
+    #[arg(long, value_name = "PID", conflicts_with = "lazy")]
+    held_by: Option<i32>,
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
@@ -25,10 +30,15 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let how = if args.lazy { Detach::Lazily } else { Detach::IfIdle };
     let mut status = 0;
     for mountpoint in &args.mountpoints {
-        match lifecycle::unmount(mountpoint, how) {
+        let place = mountpoint.display();
+        let unmounted = match args.held_by {
+            Some(pid) => lifecycle::give_back(mountpoint, pid),
+            None => lifecycle::unmount(mountpoint, how),
+        };
+        match unmounted {
             Ok(Unmounted::Gone) => {}
+            Ok(Unmounted::Stays) => term::tell(&format!("{place}: stays mounted")),
             Ok(Unmounted::HeldByOthers(others)) => {
-                let place = mountpoint.display();
                 term::tell(&format!("{place}: still held by process {others}"));
             }
             Err(error) => {

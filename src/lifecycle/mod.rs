@@ -62,7 +62,7 @@ pub use mount::{Mounted, mount};
 pub use process::ProcessId;
 pub use signals::heed_children;
 pub use snapshot::Snapshot;
-pub use unmount::{Unmounted, unmount};
+pub use unmount::{Unmounted, give_back, unmount};
 pub use wait::wait;
 
 /// How the mount of a daemon in the background comes to be.

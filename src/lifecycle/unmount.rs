@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::attach::{self, Detach};
 use super::holder::{self, Holder, Wish};
-use super::lease::HolderStatus;
+use super::lease::{HolderStatus, Left};
 use super::mountinfo::MountEntry;
 use super::occupant::{self, Occupant};
 use super::process::ProcessId;
@@ -33,6 +33,8 @@ pub enum Unmounted {
     Gone,
     /// The caller holds it no more, but others do; their processes are named.
     HeldByOthers(String),
+    /// Nobody holds it, but it stays: until somebody unmounts it, or for the time it lingers.
+    Stays,
 }
 
 /// Unmounts what archfs mounted at `path`, and returns when the mount and what was made for it are
@@ -102,6 +104,68 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     Ok(gone)
 }
 
+/// Gives back at `path` what `mount --until-pid` took for the process `pid`, as if that had ended:
+/// the mount goes, lazily if it is in use, unless others hold it or it is kept. Returns when it is
+/// gone, if it goes.
+///
+/// # Errors
+/// `NotMounted` where that process does not hold what is mounted there; `NotFound` where there is
+/// no such process; `Io`.
+pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
+    let place = mountpoint::locate(path)?;
+    let process = ProcessId::of(pid)?;
+    let not_held =
+        |why: String| Err(Error::new(Kind::NotMounted, format!("{}: {why}", place.display())));
+    let record = match occupant::look(&place)? {
+        Occupant::Alive(_, record) => record,
+        Occupant::Other(entry) => {
+            return not_held(format!(
+                "{} is mounted here, not by archfs for you",
+                entry.describe()
+            ));
+        }
+        // Clearing what is dead is nobody's loss.
+        _ => return unmount(path, Detach::IfIdle),
+    };
+    let Some(mut client) = join::connect(&place) else {
+        // It was killed just now, or is about to end.
+        if record.daemon.wait_for_end(Some(DAEMON_END))? {
+            return clear_up(&place).map(|()| Unmounted::Gone);
+        }
+        return not_held("its daemon does not listen any more".into());
+    };
+    let status = match client.status(ANSWER) {
+        Err(error) if error.kind() == Kind::TimedOut => return Err(error),
+        // It was killed just now, and its mount is dead when it has ended.
+        Err(error) => match client.leave()? {
+            Left::Lost => return clear_up(&place).map(|()| Unmounted::Gone),
+            Left::Gone(_) | Left::Stays => return Err(error),
+        },
+        Ok(status) => status,
+    };
+    let (held, others): (Vec<_>, Vec<_>) =
+        status.holders.into_iter().partition(|holder| holder.pid == pid);
+    if held.is_empty() {
+        return not_held(format!("not held by process {pid}"));
+    }
+    // With a lease of its own this connection is told what becomes of the mount. Where none is
+    // given any more, it ends with the mount.
+    client.hold()?;
+    client.release(process)?;
+    match client.leave()? {
+        Left::Stays if others.is_empty() => Ok(Unmounted::Stays),
+        Left::Stays => Ok(Unmounted::HeldByOthers(named(&others))),
+        Left::Gone(_) => Ok(Unmounted::Gone),
+        Left::Lost => clear_up(&place).map(|()| Unmounted::Gone),
+    }
+}
+
+fn named(holders: &[HolderStatus]) -> String {
+    let named: Vec<_> =
+        holders.iter().map(|holder| format!("{} ({})", holder.pid, holder.name)).collect();
+    named.join(", ")
+}
+
 fn forget_locked(place: &Path, lock: Option<PlaceLock>) -> Result<Unmounted> {
     if let Some(lock) = lock {
         forget(place, lock)?;
@@ -128,14 +192,12 @@ fn leave_to_others(place: &Path) -> Result<Option<String>> {
     };
     let own: Vec<_> = script.into_iter().chain(ProcessId::own()).collect();
     let is_own = |holder: &HolderStatus| own.iter().any(|own| own.pid() == holder.pid);
-    let others: Vec<_> = status.holders.iter().filter(|holder| !is_own(holder)).collect();
+    let (held, others): (Vec<_>, Vec<_>) = status.holders.into_iter().partition(is_own);
     if others.is_empty() {
         return Ok(None);
     }
-    let named: Vec<_> =
-        others.iter().map(|other| format!("{} ({})", other.pid, other.name)).collect();
-    let named = named.join(", ");
-    if !status.holders.iter().any(is_own) {
+    let named = named(&others);
+    if held.is_empty() {
         let context = format!("{}: held by process {named}", place.display());
         return Err(Error::new(Kind::Busy, context)
             .with_hint("it goes when they end; --lazy unmounts it all the same"));

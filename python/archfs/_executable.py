@@ -1,0 +1,56 @@
+"""Where the program archfs is: the one that came with this package, unless told otherwise."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from ._errors import ExecutableNotFound
+
+VARIABLE = "ARCHFS_EXECUTABLE"
+
+
+def executable() -> str:
+    """The path of the program: ARCHFS_EXECUTABLE, else that of this package, else what PATH has.
+
+    Raises ExecutableNotFound where there is none.
+    """
+    told = os.environ.get(VARIABLE)
+    if told:
+        if _is_program(told):
+            return os.path.abspath(told)
+        raise ExecutableNotFound(f"{told}: no program, but {VARIABLE} names it", f"unset {VARIABLE}")
+    for folder in _folders():
+        program = os.path.join(folder, "archfs")
+        if _is_program(program):
+            return program
+    found = shutil.which("archfs")
+    if found is not None:
+        return os.path.abspath(found)
+    raise ExecutableNotFound(
+        "the program archfs is not there: not beside this package, nor in PATH",
+        f"install the package anew, or set {VARIABLE} to its path",
+    )
+
+
+def _folders() -> Iterator[str]:
+    """Where an installer may have put it, the nearest to this package first."""
+    package = Path(__file__).resolve().parent
+    site = package.parent
+    # pip install --target, and then --prefix or any other with the usual tree.
+    yield str(site / "bin")
+    if site.name in ("site-packages", "dist-packages") and len(site.parents) > 2:
+        yield str(site.parents[2] / "bin")
+    yield sysconfig.get_path("scripts")
+    user = "posix_user"
+    if sys.version_info >= (3, 10):
+        user = sysconfig.get_preferred_scheme("user")
+    yield sysconfig.get_path("scripts", user)
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)

@@ -1,0 +1,51 @@
+"""`archfs info`: what is in an archive."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Optional, TypedDict
+
+from . import _command
+from ._options import PathLike, Size, path, words
+
+
+class _Always(TypedDict):
+    archive: str
+    format: str
+    bytes: int
+    files: int
+    folders: int
+    links: int
+    devices: int
+    fifos: int
+    sockets: int
+    hard_links: int
+    file_bytes: int
+    file_mean: int
+    file_largest: int
+    sizes: list[dict[str, Any]]
+    decoded: dict[str, int]
+    packed: dict[str, int]
+    within: list[dict[str, Any]]
+    advice: list[str]
+
+
+class ArchiveInfo(_Always, total=False):
+    """What `archfs info --json` tells (docs/CLI.md), as a dict. It has `squashfs` or `tar`, by `format`."""
+
+    squashfs: dict[str, Any]
+    tar: dict[str, Any]
+
+
+def info(
+    archive: PathLike,
+    *,
+    recursive: bool = False,
+    offset: Optional[Size] = None,
+    index: Optional[PathLike] = None,
+) -> ArchiveInfo:
+    """Tells what is in `archive` from its tables, without mounting it."""
+    options = words({"json": True, "recursive": recursive, "offset": offset, "index": index})
+    outcome = _command.run(["info", *options, "--", path(archive)], needs=[archive])
+    found: ArchiveInfo = json.loads(outcome.output)
+    return found

@@ -1,0 +1,271 @@
+"""Mounts that end with a block, with their Mount, or with this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+import threading
+import warnings
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Optional, Union
+
+from . import _command, _holds
+from ._errors import Error, UsageError
+from ._options import PathLike, Size, Time, path, time, words
+
+Options = Union[str, Sequence[str]]
+
+
+class Mount:
+    """Archives shown as a folder, from `mount()` until `unmount()`, the end of its `with` block, its own end,
+    or that of the process that called `mount()`. In a forked child it does nothing: the parent holds it.
+    """
+
+    def __init__(self, place: str, archives: Sequence[str], arguments: Sequence[str], timeout: Optional[float]):
+        self._path = Path(place)
+        self._archives = tuple(archives)
+        self._hold = _Hold(place)
+        here = os.path.realpath(place)
+        self._hold.place = here
+        command = ["mount", f"--until-pid={os.getpid()}", *arguments, "--", *archives, here]
+        _holds.take(here, self._hold, lambda: _mounted(command, archives, here, timeout))
+        self._ends = weakref.finalize(self, _dropped, self._hold)
+        # At the end of the process all is given back, and nobody has forgotten anything.
+        self._ends.atexit = False
+
+    @property
+    def path(self) -> Path:
+        """The folder. Made by archfs and removed at the end, unless it was there before."""
+        return self._path
+
+    @property
+    def archives(self) -> tuple[str, ...]:
+        """The archives that it shows."""
+        return self._archives
+
+    @property
+    def closed(self) -> bool:
+        """Whether `unmount()` was called."""
+        return not self._ends.alive
+
+    def unmount(self) -> None:
+        """Needs the mount no more. Returns when it is gone, unless others hold it. Files of it that are still
+        open, or mapped, stay readable until they are closed. May be called again, and does nothing then.
+        """
+        if self._ends.detach() is not None:
+            self._hold.give_back()
+
+    def stats(self) -> dict[str, Any]:
+        """The numbers of the mount until now: requests, bytes, latencies (docs/STATS.md)."""
+        outcome = _command.run(["stats", "--json", "--", self._hold.place])
+        numbers: dict[str, Any] = json.loads(outcome.output)
+        return numbers
+
+    def __enter__(self) -> Path:
+        return self._path
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        try:
+            self.unmount()
+        except Error as failed:
+            if error is None:
+                raise
+            # What went wrong in the block is what counts.
+            _command.LOGGER.warning("%s", failed)
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+    def __repr__(self) -> str:
+        names = [repr(os.path.basename(name)) for name in self._archives]
+        shown = names[0] if len(names) == 1 else f"{len(names)} archives"
+        state = ", unmounted" if self.closed else ""
+        return f"<archfs.Mount of {shown} at {str(self._path)!r}{state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Mount belongs to the process that made it; pass its path")
+
+
+class _Hold:
+    """What a Mount holds, to be given back also when the Mount itself is gone."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.pid = os.getpid()
+
+    def give_back(self) -> None:
+        if self.pid == os.getpid():
+            _holds.give_back(self.place, self)
+
+
+def mount(
+    *archives: PathLike,
+    at: Optional[PathLike] = None,
+    subdir: Optional[PathLike] = None,
+    offset: Optional[Size] = None,
+    recursive: bool = False,
+    index: Optional[PathLike] = None,
+    cache: Optional[Size] = None,
+    cache_idle: Optional[Time] = None,
+    threads: Optional[int] = None,
+    stage: Optional[PathLike] = None,
+    preload: bool = False,
+    grace: Optional[Time] = None,
+    linger: Optional[Time] = None,
+    idle_timeout: Optional[Time] = None,
+    options: Optional[Options] = None,
+    log_file: Optional[PathLike] = None,
+    stats_json: Optional[PathLike] = None,
+    timeout: Optional[float] = None,
+) -> Mount:
+    """Mounts `archives`, one or more, as one folder; files can be read when it returns.
+
+    Without `at` that is a new private folder (0700) below /dev/shm, or below the temporary folder, for this Mount
+    alone. At a place that is given, processes and Mounts of the same archives share one mount, and the last one
+    out unmounts. The other arguments are the options of `archfs mount` (docs/CLI.md); None and False leave them to
+    their ARCHFS_ variables and defaults. After `timeout` seconds without a mount it is TimedOut.
+
+        with archfs.mount("data.sqfs") as root:
+            ...
+    """
+    found = [path(archive) for archive in archives]
+    if not found:
+        raise UsageError("no archive to mount", "archfs.mount('data.sqfs')", 2)
+    given = [options] if isinstance(options, str) else list(options or ())
+    arguments = words(
+        {
+            "subdir": subdir,
+            "offset": offset,
+            "recursive": recursive,
+            "index": index,
+            "cache": cache,
+            "cache_idle": time(cache_idle),
+            "threads": threads,
+            "stage": stage,
+            "preload": preload,
+            "grace": time(grace),
+            "linger": time(linger),
+            "idle_timeout": time(idle_timeout),
+            "log_file": log_file,
+            "stats_json": stats_json,
+        }
+    )
+    arguments += [f"-o{option}" for option in given]
+    place = _private_place() if at is None else os.path.abspath(path(at))
+    return Mount(place, found, arguments, timeout)
+
+
+def mount_until_exit(
+    *archives: PathLike,
+    at: Optional[PathLike] = None,
+    subdir: Optional[PathLike] = None,
+    offset: Optional[Size] = None,
+    recursive: bool = False,
+    index: Optional[PathLike] = None,
+    cache: Optional[Size] = None,
+    cache_idle: Optional[Time] = None,
+    threads: Optional[int] = None,
+    stage: Optional[PathLike] = None,
+    preload: bool = False,
+    grace: Optional[Time] = None,
+    linger: Optional[Time] = None,
+    idle_timeout: Optional[Time] = None,
+    options: Optional[Options] = None,
+    log_file: Optional[PathLike] = None,
+    stats_json: Optional[PathLike] = None,
+    timeout: Optional[float] = None,
+) -> Path:
+    """Mounts `archives` as `mount()` does, for as long as this process runs; returns the folder.
+
+    It is unmounted when the process ends: by returning, sys.exit, an exception, any signal, SIGKILL too. Called
+    again with the same arguments it returns the same folder, as long as the archives are unchanged. A forked
+    child that calls it takes part in the mount of its parent, and keeps it should the parent end first.
+    """
+    arguments: dict[str, Any] = {
+        "at": at,
+        "subdir": subdir,
+        "offset": offset,
+        "recursive": recursive,
+        "index": index,
+        "cache": cache,
+        "cache_idle": cache_idle,
+        "threads": threads,
+        "stage": stage,
+        "preload": preload,
+        "grace": grace,
+        "linger": linger,
+        "idle_timeout": idle_timeout,
+        "options": options,
+        "log_file": log_file,
+        "stats_json": stats_json,
+    }
+    key = f"{[_identity(archive) for archive in archives]} {arguments}"
+    with _until_exit_lock:
+        made = _until_exit.get(key)
+        if made is not None:
+            if made._hold.pid == os.getpid() and os.path.ismount(made.path):
+                return made.path
+            arguments["at"] = made.path
+            if made._hold.pid == os.getpid():
+                made.unmount()
+        made = mount(*archives, timeout=timeout, **arguments)
+        _until_exit[key] = made
+        return made.path
+
+
+_until_exit: dict[str, Mount] = {}
+# Guards the dict, and that one thread mounts what another one asks for as well.
+_until_exit_lock = threading.RLock()
+
+
+def _after_fork() -> None:
+    global _until_exit_lock
+    _until_exit_lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _mounted(command: Sequence[str], archives: Sequence[str], place: str, timeout: Optional[float]) -> None:
+    outcome = _command.run(command, needs=archives, timeout=timeout)
+    # Where SIGCHLD is ignored, the status of a child is not told.
+    if not os.path.ismount(place):
+        raise _command.failure(outcome._replace(status=1), archives)
+
+
+def _dropped(hold: _Hold) -> None:
+    """A Mount was collected, and nobody had called unmount()."""
+    if hold.pid != os.getpid():
+        return
+    try:
+        hold.give_back()
+    except Error as error:
+        _command.LOGGER.warning("%s", error)
+    warnings.warn(f"{hold.place}: unmounted, as its Mount was dropped", ResourceWarning, stacklevel=2)
+
+
+def _private_place() -> str:
+    """Where nothing is, and nobody else can guess it. archfs makes the folder, and removes it at the end."""
+    folder = "/dev/shm"
+    if not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+        folder = tempfile.gettempdir()
+    return os.path.join(folder, f"archfs-{os.getuid()}-{os.getpid()}-{secrets.token_hex(8)}")
+
+
+def _identity(archive: PathLike) -> tuple[object, ...]:
+    name = os.path.abspath(path(archive))
+    try:
+        found = os.stat(name)
+    except OSError:
+        return (name,)
+    return (name, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

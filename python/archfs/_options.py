@@ -1,0 +1,47 @@
+"""Python values as words of the command line."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Optional, Union
+
+PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
+"""A path. Names that are not UTF-8 go as bytes, or as the str that os.fsdecode makes of them."""
+
+Size = Union[int, str]
+"""Bytes, or a text such as "512M" or "4G"."""
+
+Time = Union[int, float, str]
+"""Seconds, or a text such as "90s", "15m" or "2h"."""
+
+Value = Union[None, bool, int, float, str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
+
+
+def path(value: PathLike) -> str:
+    """A path as a word that can not be taken for an option of archfs."""
+    return os.fsdecode(value)
+
+
+def time(value: Optional[Time]) -> Optional[str]:
+    """Whole seconds, as archfs counts them, and rather a little more than a little less."""
+    if value is None or isinstance(value, str):
+        return value
+    return str(math.ceil(value))
+
+
+def words(options: Mapping[str, Value]) -> list[str]:
+    """`{"read_cost": 5, "force": True, "owner": None}` as `["--read-cost=5", "--force"]`."""
+    made = []
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            made.append(option)
+        elif isinstance(value, (int, float)):
+            made.append(f"{option}={value}")
+        else:
+            made.append(f"{option}={os.fsdecode(value)}")
+    return made

@@ -1,0 +1,136 @@
+"""`archfs pack`: archives that are read fast, of folders, files and other archives."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Optional, TypedDict, Union
+
+from . import _command
+from ._options import PathLike, Size, path, words
+
+
+class _Always(TypedDict):
+    archive: str
+    format: str
+    bytes: int
+    stored_bytes: int
+    seconds: float
+    problems: int
+    hidden: int
+    files: int
+    notes: list[str]
+
+
+class PackSummary(_Always, total=False):
+    """What `archfs pack --json` tells (docs/CLI.md), as a dict. Which of the keys below it has depends on
+    `format`: squashfs, tar or shards."""
+
+    folders: int
+    symlinks: int
+    specials: int
+    failed: int
+    hole_bytes: int
+    metadata_bytes: int
+    compressor: str
+    block_size: int
+    read_cost: int
+    mean_decoded: float
+    duplicates: int
+    duplicate_bytes: int
+    plain_blocks: int
+    compressed_blocks: int
+    fragments: int
+    sparse: int
+    hard_links: int
+    devices: int
+    shards: int
+    samples: int
+    classes: int
+
+
+def pack(
+    *paths: PathLike,
+    archive: Optional[PathLike] = None,
+    force: bool = False,
+    compressor: Optional[str] = None,
+    profile: Optional[str] = None,
+    read_cost: Optional[Size] = None,
+    block_size: Optional[Size] = None,
+    files_from: Union[None, PathLike, Iterable[PathLike]] = None,
+    map: Union[None, PathLike, Mapping[str, str]] = None,
+    owner: Union[None, str, int, tuple[int, int]] = None,
+    recursive: bool = False,
+    one_file_system: bool = False,
+    keep_going: bool = False,
+    shards: Optional[Size] = None,
+    shuffle: Optional[int] = None,
+    labels: bool = False,
+    threads: Optional[int] = None,
+    cache: Optional[Size] = None,
+) -> PackSummary:
+    """Packs folders, files and archives into an archive: `pack("train", "train.sqfs")`, sources first, or
+    `pack("train", archive="train.sqfs")`.
+
+    The arguments are the options of `archfs pack` (docs/PACK.md). `files_from` is a list with a path a line, or
+    the paths themselves (as a list or any other iterable but a str); `map` a file of such lines, or a dict of path to
+    new path; `owner` a number, a pair of them, or "UID:GID". With `keep_going` files that can not be packed are
+    counted as `problems` and told to the logger "archfs"; without, an Error has them as `notes`, and nothing is made.
+    """
+    given = [*paths] if archive is None else [*paths, archive]
+    with ExitStack() as stack:
+        lists = stack.enter_context(_listed(files_from, map))
+        options = words(
+            {
+                "json": True,
+                "quiet": True,
+                "force": force,
+                "compressor": compressor,
+                "profile": profile,
+                "read_cost": read_cost,
+                "block_size": block_size,
+                "owner": ":".join(str(number) for number in owner) if isinstance(owner, tuple) else owner,
+                "recursive": recursive,
+                "one_file_system": one_file_system,
+                "keep_going": keep_going,
+                "shards": shards,
+                "shuffle": shuffle,
+                "labels": labels,
+                "threads": threads,
+                "cache": cache,
+                **lists,
+            }
+        )
+        outcome = _command.execute(["pack", *options, "--", *(path(one) for one in given)])
+    # One that was made without some files has a summary, whatever the status.
+    if not outcome.output.strip():
+        raise _command.failure(outcome, given[:-1])
+    _command.log(outcome.lines)
+    summary: PackSummary = json.loads(outcome.output)
+    return summary
+
+
+@contextmanager
+def _listed(
+    files_from: Union[None, PathLike, Iterable[PathLike]], map: Union[None, PathLike, Mapping[str, str]]
+) -> Iterator[dict[str, Any]]:
+    """The options for lists, which may be files or have to be written to some first."""
+    with tempfile.TemporaryDirectory(prefix="archfs-") as folder:
+        options: dict[str, Any] = {}
+        if isinstance(files_from, (str, bytes, os.PathLike)):
+            options["files_from"] = files_from
+        elif files_from is not None:
+            options["files_from"] = os.path.join(folder, "files")
+            options["null"] = True
+            with open(options["files_from"], "wb") as file:
+                file.writelines(os.fsencode(path(one)) + b"\0" for one in files_from)
+        if isinstance(map, Mapping):
+            options["map"] = os.path.join(folder, "map")
+            with open(options["map"], "wb") as file:
+                file.writelines(os.fsencode(f"{old}\t{new}\n") for old, new in map.items())
+        elif map is not None:
+            options["map"] = map
+        yield options

@@ -1,0 +1,122 @@
+"""What the tests of the package share: a folder with small archives, scripts in processes of their own, and
+looks at what is mounted.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import unittest
+
+import archfs
+
+LIMIT = 120.0
+BIG = bytes(range(256)) * 4096
+
+
+def mounted():
+    """The places where archfs has mounted something, as this process sees them."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        rows = [line.split(b" ") for line in file]
+    places = [row[4] for row in rows if b"fuse.archfs" in row]
+    return {os.fsdecode(place.replace(b"\\040", b" ").replace(b"\\134", b"\\")) for place in places}
+
+
+def wait_until(what, is_so, limit=LIMIT):
+    """Waits for a condition. The time between two looks grows up to a twentieth of a second."""
+    deadline, pause = time.monotonic() + limit, 0.001
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {limit} s: {what}")
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+
+
+def run(*words):
+    """What `archfs WORDS` prints."""
+    command = [archfs.executable(), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+class Stage(unittest.TestCase):
+    """A test with a folder `work`, in it `data.sqfs`, `more.tar` and the folder `source` both are made of."""
+
+    @classmethod
+    def setUpClass(cls):
+        if not os.path.exists("/dev/fuse"):
+            raise unittest.SkipTest("no /dev/fuse")
+        cls.work = tempfile.mkdtemp(prefix="archfs-package-")
+        cls.addClassCleanup(shutil.rmtree, cls.work, ignore_errors=True)
+        cls.source = os.path.join(cls.work, "source")
+        os.makedirs(os.path.join(cls.source, "folder"))
+        for name, data in (("hello", b"hello\n"), ("folder/data", BIG)):
+            with open(os.path.join(cls.source, name), "wb") as file:
+                file.write(data)
+        cls.image = os.path.join(cls.work, "data.sqfs")
+        cls.tar = os.path.join(cls.work, "more.tar")
+        archfs.pack(cls.source, cls.image)
+        archfs.pack(cls.source, cls.tar)
+
+    def setUp(self):
+        self.place = os.path.join(self.work, "mount")
+        self.addCleanup(self.assert_nothing_left)
+
+    def assert_nothing_left(self):
+        own = (self.work, f"/dev/shm/archfs-{os.getuid()}-{os.getpid()}-")
+        left = {place for place in mounted() if place.startswith(own)}
+        for place in left:
+            run("unmount", "--lazy", place)
+        self.assertEqual(left, set(), "mounts are left")
+        self.assertFalse(os.path.lexists(self.place), "the folder is left")
+
+    def assert_readable(self, root):
+        with open(os.path.join(root, "hello"), "rb") as file:
+            self.assertEqual(file.read(), b"hello\n")
+        with open(os.path.join(root, "folder", "data"), "rb") as file:
+            self.assertEqual(file.read(), BIG)
+
+    def assert_gone(self, place):
+        place = str(place)
+        wait_until(f"{place} is gone", lambda: place not in mounted() and not os.path.lexists(place))
+
+    def script(self, code, **options):
+        """Starts Python with `code`, which finds IMAGE, TAR and PLACE. It is told things by `tell`."""
+        head = f"import archfs, os, sys\nIMAGE, TAR, PLACE = {self.image!r}, {self.tar!r}, {self.place!r}\n"
+        return self.start("-c", head + textwrap.dedent(code), **options)
+
+    def start(self, *arguments, directory=None, **options):
+        """Starts Python with these arguments."""
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+            cwd=directory or self.work, **options
+        )
+        self.addCleanup(self.end, process)
+        return process
+
+    @staticmethod
+    def end(process):
+        process.kill()
+        process.communicate()
+
+    def finished(self, process, status=0):
+        """What it printed, once it has ended, with that status."""
+        output, said = process.communicate(timeout=LIMIT)
+        self.assertEqual(process.returncode, status, said)
+        self.said = said
+        return output
+
+    def line(self, process):
+        line = process.stdout.readline()
+        if not line:
+            self.fail(f"it ended: {process.stderr.read()}")
+        return line.rstrip("\n")
+
+    @staticmethod
+    def tell(process):
+        process.stdin.write("go\n")
+        process.stdin.flush()
+

@@ -1,0 +1,67 @@
+"""Every example in docs/PYTHON.md runs as it stands, in a folder with the archives that it names."""
+
+import importlib.util
+import os
+import re
+import shutil
+import struct
+import tempfile
+import zlib
+from pathlib import Path
+
+import archfs
+from stage import Stage
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "PYTHON.md"
+BLOCK = re.compile(r"(?:<!-- needs (\w+) -->\n)?```python\n(.*?)```", re.DOTALL)
+
+
+def picture():
+    """A PNG of 8 x 8 red points."""
+
+    def part(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = struct.pack(">2I5B", 8, 8, 8, 2, 0, 0, 0)
+    rows = zlib.compress((b"\0" + b"\xff\0\0" * 8) * 8)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", rows) + part(b"IEND", b"")
+
+
+class DocsTest(Stage):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = tempfile.mkdtemp(prefix="archfs-package-docs-")
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        for name in ("cat", "dog"):
+            os.makedirs(os.path.join(cls.folder, "train", name))
+            for number in range(3):
+                Path(cls.folder, "train", name, f"{number}.png").write_bytes(picture())
+        archfs.pack(os.path.join(cls.folder, "train"), os.path.join(cls.folder, "train.sqfs"))
+        shutil.copy(cls.tar, os.path.join(cls.folder, "extra.tar"))
+
+    def example(self, module, code):
+        if module and importlib.util.find_spec(module) is None:
+            self.skipTest(f"{module} is not installed")
+        program = os.path.join(self.folder, "example.py")
+        Path(program).write_text(code, encoding="utf-8")
+        # A place that is named after the job is this test's alone.
+        job = dict(os.environ, SLURM_JOB_ID=f"test-{os.getpid()}")
+        process = self.start("-W", "error", program, directory=self.folder, env=job)
+        output = self.finished(process)
+        self.assertEqual(self.said, "")
+        return output
+
+
+def blocks():
+    """Each example with the line that it begins in."""
+    text = PAGE.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start(2)) + 1
+        heading = re.findall(r"^#+ (.*)$", text[: found.start()], re.MULTILINE)[-1]
+        yield f"line_{line}_{re.sub(r'[^a-z]+', '_', heading.lower())}", found.group(1), found.group(2)
+
+
+for name, module, code in blocks():
+    setattr(DocsTest, f"test_{name}", lambda self, module=module, code=code: self.example(module, code))

@@ -1,0 +1,165 @@
+"""Every way in which a process can end, and that its mounts end with it."""
+
+import signal
+import time
+
+from stage import Stage, mounted
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL]
+SOON = 5.0
+
+
+class EndTest(Stage):
+    def gone_after(self, code, status=0, at="PLACE"):
+        """Runs `code` behind a mount until exit; the mount is gone when Python has ended."""
+        process = self.script(f"root = archfs.mount_until_exit(IMAGE, at={at})\nprint(root)\n{code}")
+        place = self.finished(process, status).splitlines()[0]
+        # Python's own exit handler has unmounted it before.
+        self.assertNotIn(place, mounted())
+        self.assert_gone(place)
+
+    def test_the_end_of_the_script(self):
+        self.gone_after("print(len(os.listdir(root)))")
+        self.gone_after("print(len(os.listdir(root)))", at=None)
+
+    def test_sys_exit_and_an_exception(self):
+        self.gone_after("sys.exit(3)", 3)
+        self.gone_after("raise ValueError('mine')", 1)
+
+    def test_a_mount_that_nobody_unmounts_and_one_in_a_cycle(self):
+        self.gone_after("kept = archfs.mount(TAR)\nkept.itself = kept")
+
+    def test_a_file_and_a_map_that_are_still_open(self):
+        self.gone_after(
+            "import mmap\n"
+            "file = open(root / 'folder/data', 'rb')\n"
+            "mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+            "os.chdir(root)"
+        )
+
+    def test_a_daemon_thread_that_still_reads(self):
+        self.gone_after(
+            "import threading\n"
+            "started = threading.Event()\n"
+            "def read():\n"
+            "    while True:\n"
+            "        open(root / 'folder/data', 'rb').read()\n"
+            "        started.set()\n"
+            "threading.Thread(target=read, daemon=True).start()\n"
+            "started.wait()"
+        )
+
+    def test_exit_handlers_of_others_can_still_read(self):
+        code = "import atexit\natexit.register(lambda: print(open(root / 'hello').read()))"
+        process = self.script(f"root = archfs.mount_until_exit(IMAGE, at=PLACE)\n{code}")
+        self.assertEqual(self.finished(process), "hello\n\n")
+
+    def test_os_exit_which_runs_no_handler(self):
+        process = self.script("archfs.mount_until_exit(IMAGE, at=PLACE)\nos._exit(0)")
+        self.finished(process)
+        self.assert_gone_soon(self.place)
+
+    def test_each_signal(self):
+        for number in SIGNALS:
+            for how in ("root = archfs.mount_until_exit(IMAGE)", "m = archfs.mount(IMAGE)\nroot = m.path"):
+                with self.subTest(number.name, how=how):
+                    process = self.script(f"{how}\nprint(root, flush=True)\nsys.stdin.read()")
+                    place = self.line(process)
+                    self.assertIn(place, mounted())
+                    process.send_signal(number)
+                    process.wait()
+                    self.assert_gone_soon(place)
+
+    def test_a_signal_while_it_mounts_or_unmounts(self):
+        for wait in (0.0, 0.01, 0.03, 0.1, 0.2):
+            with self.subTest(wait=wait):
+                process = self.script(
+                    "print(flush=True)\nwhile True:\n    archfs.mount(IMAGE, at=PLACE).unmount()"
+                )
+                self.line(process)
+                time.sleep(wait)
+                process.kill()
+                process.wait()
+                self.assert_gone_soon(self.place)
+
+    def test_control_c_ends_the_wait_and_leaves_nothing(self):
+        process = self.script(
+            "try:\n"
+            "    while True:\n"
+            "        with archfs.mount(IMAGE, at=PLACE) as root:\n"
+            "            print(flush=True)\n"
+            "except KeyboardInterrupt:\n"
+            "    print('interrupted')"
+        )
+        self.line(process)
+        process.send_signal(signal.SIGINT)
+        self.assertIn("interrupted", self.finished(process))
+        self.assert_gone_soon(self.place)
+
+    def test_another_program_in_its_place_has_the_mount_until_it_ends(self):
+        code = "root = archfs.mount_until_exit(IMAGE, at=PLACE)\nos.execvp('sh', ['sh', '-c', 'echo; read x'])"
+        process = self.script(code)
+        self.line(process)
+        self.assertIn(self.place, mounted())
+        self.tell(process)
+        self.finished(process)
+        self.assert_gone_soon(self.place)
+
+    def test_no_handler_of_a_signal_is_set(self):
+        code = (
+            "import signal\n"
+            "before = [signal.getsignal(number) for number in signal.valid_signals()]\n"
+            "archfs.mount_until_exit(IMAGE)\n"
+            "print(before == [signal.getsignal(number) for number in signal.valid_signals()])"
+        )
+        self.assertEqual(self.finished(self.script(code)), "True\n")
+
+    def test_children_of_a_process_that_ignores_them(self):
+        code = (
+            "import signal\n"
+            "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+            "with archfs.mount(IMAGE, at=PLACE) as root:\n"
+            "    print(open(root / 'hello').read(), end='')\n"
+            "try:\n"
+            "    archfs.mount('/nowhere.sqfs')\n"
+            "except archfs.MissingFile as error:\n"
+            "    print(error)"
+        )
+        self.assertEqual(self.finished(self.script(code)), "hello\n/nowhere.sqfs: no such file\n")
+
+    def assert_gone_soon(self, place):
+        before = time.monotonic()
+        self.assert_gone(place)
+        self.assertLess(time.monotonic() - before, SOON)
+
+
+class UntilExitTest(Stage):
+    def test_asked_again_it_is_the_same_folder(self):
+        code = """
+            one = archfs.mount_until_exit(IMAGE)
+            assert archfs.mount_until_exit(IMAGE) == one
+            assert archfs.mount_until_exit('data.sqfs') == one, 'by another name'
+            assert archfs.mount_until_exit(IMAGE, subdir='folder') != one
+            assert archfs.mount_until_exit(IMAGE, at=PLACE) == archfs.mount_until_exit(IMAGE, at=PLACE)
+            archfs.pack('source', 'anew.sqfs')
+            before = archfs.mount_until_exit('anew.sqfs')
+            archfs.pack('source/folder', 'anew.sqfs', force=True)
+            assert os.listdir(archfs.mount_until_exit('anew.sqfs')) == ['data'], 'it has changed'
+            assert sorted(os.listdir(before)) == ['folder', 'hello']
+            os.system(f'"{archfs.executable()}" unmount --lazy {one}')
+            assert sorted(os.listdir(archfs.mount_until_exit(IMAGE))) == ['folder', 'hello'], 'anew'
+        """
+        self.finished(self.script(code))
+
+    def test_threads_that_ask_at_once_have_one_mount(self):
+        code = """
+            import threading
+            found = []
+            def ask():
+                found.append(archfs.mount_until_exit(IMAGE))
+            threads = [threading.Thread(target=ask) for _ in range(8)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            assert len(found) == 8 and len(set(found)) == 1, found
+        """
+        self.finished(self.script(code))

@@ -1,0 +1,169 @@
+"""What goes wrong, as exceptions."""
+
+import logging
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import unittest.mock
+
+import archfs
+from stage import Stage, mounted
+
+
+class ErrorTest(Stage):
+    def failing(self, kind, call, *arguments, **options):
+        with self.assertRaises(kind) as caught:
+            call(*arguments, **options)
+        error = caught.exception
+        self.assertIs(type(error), kind)
+        again = pickle.loads(pickle.dumps(error))
+        self.assertEqual((type(again), str(again), again.status), (kind, str(error), error.status))
+        return error
+
+    def test_an_archive_that_is_not_there(self):
+        error = self.failing(archfs.MissingFile, archfs.mount, "/nowhere/data.sqfs", at=self.place)
+        self.assertIsInstance(error, FileNotFoundError)
+        self.assertEqual((error.filename, error.errno, error.status), ("/nowhere/data.sqfs", 2, 1))
+        self.assertEqual(str(error), "/nowhere/data.sqfs: no such file")
+        error = self.failing(archfs.MissingFile, archfs.mount, self.image, "/nowhere.tar")
+        self.assertEqual(error.filename, "/nowhere.tar")
+        self.failing(archfs.MissingFile, archfs.info, "/nowhere.tar")
+        self.failing(archfs.MissingFile, archfs.pack, "/nowhere", os.path.join(self.work, "never.sqfs"))
+
+    def test_what_is_no_archive_and_a_damaged_one(self):
+        error = self.failing(archfs.DamagedArchive, archfs.mount, os.path.join(self.source, "hello"))
+        self.assertEqual(error.status, 3)
+        self.assertRegex(str(error), "(?s)neither a squashfs image nor a tar\nhint: .*--offset")
+        damaged = os.path.join(self.work, "damaged.sqfs")
+        with open(self.image, "rb") as file:
+            image = bytearray(file.read())
+        image[64:72] = b"\xf0" * 8
+        with open(damaged, "wb") as file:
+            file.write(image)
+        error = self.failing(archfs.DamagedArchive, archfs.mount, damaged, at=self.place)
+        self.assertIn("damaged.sqfs", error.message)
+
+    def test_a_place_that_is_taken(self):
+        with archfs.mount(self.image, at=self.place) as root:
+            error = self.failing(archfs.Error, archfs.mount, self.tar, at=self.place)
+            self.assertEqual(error.status, 1)
+            self.assertIn("data.sqfs", str(error))
+            self.failing(archfs.Error, archfs.mount, self.image, at=self.place, subdir="folder")
+            self.assert_readable(root)
+        with self.assertRaises(archfs.Error):
+            archfs.mount(self.image, at=self.source)
+        with self.assertRaises(archfs.Error):
+            archfs.mount(self.image, at=os.path.join(self.work, "no", "such", "folder"))
+
+    def test_after_a_failure_the_place_can_be_used(self):
+        self.failing(archfs.MissingFile, archfs.mount, "/nowhere.sqfs", at=self.place)
+        with archfs.mount(self.image, at=self.place) as root:
+            self.assert_readable(root)
+
+    def test_wrong_use(self):
+        for call in (
+            lambda: archfs.mount(),
+            lambda: archfs.mount(self.image, cache="lots"),
+            lambda: archfs.mount(self.image, options="no_such_option"),
+            lambda: archfs.mount(self.image, self.tar, offset=7),
+            lambda: archfs.pack(self.source, "out"),
+            lambda: archfs.pack(self.source, "out.tar", compressor="xz"),
+        ):
+            error = self.failing(archfs.UsageError, call)
+            self.assertIsInstance(error, ValueError)
+            self.assertEqual(error.status, 2)
+
+    def test_a_place_of_somebody_else(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root, to be somebody else")
+        code = (
+            "try:\n"
+            "    archfs.mount(IMAGE, at='/root/mount')\n"
+            "except archfs.Error as error:\n"
+            "    print(type(error).__name__, error.status)\n"
+        )
+        os.chmod(self.work, 0o755)
+        head = f"import archfs\nIMAGE = {self.image!r}\n"
+        other = subprocess.run(
+            [os.path.realpath("/usr/bin/python3"), "-c", head + code], user=65534, group=65534,
+            capture_output=True, text=True, check=False, env=self.reachable(),
+        )
+        self.assertIn(other.stdout.strip(), {"CannotMount 4", "Error 1"}, other.stderr)
+
+    def reachable(self):
+        """An environment in which anybody can run this package."""
+        package = os.path.join(self.work, "package")
+        shutil.copytree(os.path.dirname(archfs.__file__), os.path.join(package, "archfs"))
+        program = shutil.copy(archfs.executable(), os.path.join(package, "program"))
+        return {"PYTHONPATH": package, "ARCHFS_EXECUTABLE": program, "PATH": os.environ["PATH"]}
+
+    def test_it_takes_too_long(self):
+        slow = self.program("sleep 60")
+        with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=slow):
+            error = self.failing(archfs.TimedOut, archfs.mount, self.image, timeout=0.2)
+        self.assertIsInstance(error, TimeoutError)
+        self.assertEqual(error.status, 6)
+
+    def program(self, line):
+        program = os.path.join(self.work, "program")
+        with open(program, "w", encoding="utf-8") as file:
+            file.write(f"#!/bin/sh\n{line}\n")
+        os.chmod(program, 0o755)
+        return program
+
+    def test_a_program_that_is_killed_or_says_nothing(self):
+        with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program("kill -9 $$")):
+            error = self.failing(archfs.Error, archfs.mount, self.image)
+            self.assertEqual((error.status, str(error)), (137, "signal 9 ended archfs"))
+        with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program("exit 4")):
+            self.failing(archfs.CannotMount, archfs.mount, self.image)
+        # It says that it is done, and nothing is mounted.
+        with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program("exit 0")):
+            self.failing(archfs.Error, archfs.mount, self.image)
+
+    def test_warnings_go_to_the_logger_and_what_is_usual_is_no_warning(self):
+        with self.assertLogs("archfs", logging.INFO) as told, archfs.mount(self.image, self.tar):
+            pass
+        levels = {record.levelno: record.getMessage() for record in told.records}
+        self.assertIn("mounted 2 archives", levels[logging.INFO])
+        self.assertIn("hid", levels[logging.WARNING])
+        with self.assertNoWarnings(), archfs.mount(self.image, at=self.place):
+            with archfs.mount(self.image, at=self.place):
+                pass
+
+    def assertNoWarnings(self):
+        test = self
+
+        class Watch(logging.Handler):
+            def __enter__(self):
+                logging.getLogger("archfs").addHandler(self)
+
+            def __exit__(self, *_):
+                logging.getLogger("archfs").removeHandler(self)
+
+            def emit(self, record):
+                test.assertLess(record.levelno, logging.WARNING, record.getMessage())
+
+        return Watch()
+
+    def test_another_fork_does_not_keep_it_waiting(self):
+        """A child that has a copy of the descriptors, and lives on."""
+        child = []
+        real = subprocess.Popen
+
+        def popen(*arguments, **options):
+            pid = os.fork()
+            if pid == 0:
+                signal.pause()
+            child.append(pid)
+            return real(*arguments, **options)
+
+        with unittest.mock.patch("subprocess.Popen", popen):
+            with archfs.mount(self.image) as root:
+                self.assert_readable(root)
+        for pid in child:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.assertNotIn(str(root), mounted())

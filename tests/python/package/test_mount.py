@@ -1,0 +1,227 @@
+"""mount(): where, for how long, for whom, and what is left."""
+
+import gc
+import json
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import threading
+import unittest.mock
+import warnings
+from pathlib import Path
+
+import archfs
+from stage import BIG, Stage, mounted, run
+
+
+class MountTest(Stage):
+    def test_a_block_has_the_files_and_nothing_is_left_behind_it(self):
+        with archfs.mount(self.image) as root:
+            self.assertIsInstance(root, Path)
+            self.assert_readable(root)
+            self.assertIn(str(root), mounted())
+        self.assertNotIn(str(root), mounted())
+        self.assertFalse(root.exists())
+
+    def test_the_usual_place_is_private(self):
+        with archfs.mount(self.image) as root:
+            self.assertEqual(root.parent, Path("/dev/shm"))
+            self.assertRegex(root.name, "^archfs-[0-9]+-[0-9]+-[0-9a-f]{16}$")
+            if os.geteuid() == 0:
+                other = subprocess.run(["ls", root], user=65534, capture_output=True, text=True, check=False)
+                self.assertIn("ermission denied", other.stderr)
+
+    def test_without_dev_shm_it_is_in_the_temporary_folder(self):
+        real = os.access
+        with unittest.mock.patch("os.access", lambda path, how: path != "/dev/shm" and real(path, how)):
+            with unittest.mock.patch("tempfile.tempdir", self.work), archfs.mount(self.image) as root:
+                self.assertEqual(root.parent, Path(self.work))
+                self.assert_readable(root)
+        self.assert_gone(root)
+
+    def test_an_exception_in_the_block_unmounts_and_is_seen(self):
+        with self.assertRaisesRegex(KeyError, "mine"), archfs.mount(self.image) as root:
+            raise KeyError("mine")
+        self.assertFalse(root.exists())
+
+    def test_blocks_may_be_nested_and_the_same_archive_has_two_places(self):
+        with archfs.mount(self.image) as one, archfs.mount(self.image) as other:
+            self.assertNotEqual(one, other)
+            self.assert_readable(one)
+            with archfs.mount(self.tar) as third:
+                self.assert_readable(third)
+            self.assert_readable(other)
+
+    def test_at_a_place_that_is_given(self):
+        with archfs.mount(self.image, at=self.place) as root:
+            self.assertEqual(root, Path(self.place))
+            self.assert_readable(root)
+        os.mkdir(self.place)
+        with archfs.mount(self.image, at=Path(self.place)) as root:
+            self.assert_readable(root)
+        self.assertEqual(os.listdir(self.place), [], "a folder that was there stays")
+        os.rmdir(self.place)
+
+    def test_a_relative_place_and_one_behind_a_link(self):
+        before = os.getcwd()
+        self.addCleanup(os.chdir, before)
+        os.chdir(self.work)
+        with archfs.mount("data.sqfs", at="mount") as root:
+            self.assertEqual(str(root), self.place)
+            os.chdir("/")
+            self.assert_readable(root)
+        link = os.path.join(self.work, "link")
+        os.symlink(self.work, link)
+        self.addCleanup(os.unlink, link)
+        with archfs.mount(self.image, at=os.path.join(link, "mount")) as root:
+            with archfs.mount(self.image, at=self.place) as same:
+                self.assert_readable(same)
+            self.assert_readable(root)
+
+    def test_mounts_of_one_process_at_one_place_share_and_the_last_one_unmounts(self):
+        one = archfs.mount(self.image, at=self.place)
+        other = archfs.mount(self.image, at=self.place)
+        one.unmount()
+        one.unmount()
+        self.assertTrue(one.closed and not other.closed)
+        self.assert_readable(other)
+        other.unmount()
+        self.assertNotIn(self.place, mounted())
+
+    def test_several_archives_are_one_folder_and_options_are_passed_on(self):
+        with archfs.mount(self.image, self.tar, cache="8M", threads=2, cache_idle=0.5) as root:
+            self.assert_readable(root)
+        numbers = os.path.join(self.work, "numbers.json")
+        with archfs.mount(
+            self.image, subdir="folder", cache=1 << 23, stats_json=numbers, grace="1s", idle_timeout="1h",
+            stage="/dev/shm", preload=True, options=["uid=7", "gid=8"], linger=0,
+        ) as root:
+            self.assertEqual(os.listdir(root), ["data"])
+            self.assertEqual((root / "data").stat().st_uid, 7)
+        self.assertTrue(os.path.exists(numbers), "written when it is unmounted")
+
+    def test_archives_of_archives_and_an_image_further_into_a_file(self):
+        folder = os.path.join(self.work, "inner")
+        os.makedirs(folder)
+        os.link(self.tar, os.path.join(folder, "a.tar"))
+        outer = os.path.join(self.work, "outer.sqfs")
+        archfs.pack(folder, outer)
+        with archfs.mount(outer, recursive=True) as root:
+            self.assert_readable(root / "a")
+        shifted = os.path.join(self.work, "shifted")
+        with open(shifted, "wb") as file, open(self.image, "rb") as image:
+            file.write(bytes(4096) + image.read())
+        with archfs.mount(shifted, offset="4K") as root:
+            self.assert_readable(root)
+
+    def test_its_numbers_can_be_asked_for(self):
+        mount = archfs.mount(self.image)
+        self.assert_readable(mount)
+        self.assertGreater(mount.stats()["requests"]["total"], 0)
+        self.assertEqual(mount.archives, (self.image,))
+        self.assertIn("data.sqfs", repr(mount))
+        mount.unmount()
+        self.assertIn("unmounted", repr(mount))
+        with self.assertRaises(archfs.NotMounted):
+            mount.stats()
+
+    def test_files_that_are_open_or_mapped_stay_readable(self):
+        with archfs.mount(self.image) as root:
+            file = open(root / "folder" / "data", "rb")
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self.assertNotIn(str(root), mounted())
+        self.assertFalse(root.exists())
+        self.assertEqual(file.read(), BIG)
+        self.assertEqual(mapped[:], BIG)
+        mapped.close()
+        file.close()
+
+    def test_the_working_directory_may_be_in_it(self):
+        before = os.getcwd()
+        self.addCleanup(os.chdir, before)
+        with archfs.mount(self.image) as root:
+            os.chdir(root / "folder")
+        self.assertFalse(root.exists())
+
+    def test_a_mount_that_is_dropped_goes_with_a_warning(self):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            mount = archfs.mount(self.image)
+            place = mount.path
+            del mount
+            gc.collect()
+        self.assertFalse(place.exists())
+        self.assertEqual([type(one.message) for one in told], [ResourceWarning])
+
+    def test_what_somebody_else_has_unmounted_is_no_error(self):
+        with archfs.mount(self.image, at=self.place):
+            run("unmount", "--lazy", self.place)
+        self.assertNotIn(self.place, mounted())
+
+    def test_a_mount_that_a_person_keeps_stays(self):
+        run("mount", "--quiet", "--keep", self.image, self.place)
+        with archfs.mount(self.image, at=self.place) as root:
+            self.assert_readable(root)
+        self.assert_readable(self.place)
+        run("unmount", self.place)
+
+    def test_a_daemon_that_was_killed_is_cleared_up(self):
+        for _ in range(5):
+            self.kill_the_daemon()
+
+    def kill_the_daemon(self):
+        with archfs.mount(self.image, at=self.place):
+            rows = [json.loads(line) for line in run("list", "--json").splitlines()]
+            (row,) = [row for row in rows if row["mountpoint"] == self.place]
+            os.kill(row["daemon"], signal.SIGKILL)
+        self.assert_gone(self.place)
+
+    def test_names_of_any_bytes(self):
+        folder = os.path.join(os.fsencode(self.work), b"a \xff,b=\\ \n")
+        os.mkdir(folder)
+        archive = os.path.join(folder, b"-x \xfe.sqfs")
+        archfs.pack(self.source, archive)
+        place = os.path.join(folder, b"mount \xfd")
+        with archfs.mount(archive, at=place) as root:
+            self.assertEqual(os.fsencode(root), place)
+            self.assert_readable(os.fsdecode(place))
+        with archfs.mount(os.fsdecode(archive)) as root:
+            self.assert_readable(root)
+        before = os.getcwdb()
+        self.addCleanup(os.chdir, before)
+        os.chdir(folder)
+        with archfs.mount(b"-x \xfe.sqfs", at="-m") as root:
+            self.assert_readable(root)
+        self.assertEqual(os.listdir(folder), [b"-x \xfe.sqfs"])
+
+    def test_threads_that_mount_at_once(self):
+        failed, places = [], []
+        start = threading.Barrier(8)
+
+        def work(number):
+            try:
+                start.wait()
+                for _ in range(3):
+                    with archfs.mount(self.image, at=self.place if number % 2 else None) as root:
+                        self.assert_readable(root)
+                        places.append(root)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=[number]) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failed, [])
+        self.assertEqual(len(places), 24)
+        self.assertEqual([place for place in set(places) if place.exists()], [])
+
+    def test_a_mount_is_a_path_and_stays_in_its_process(self):
+        mount = archfs.mount(self.image)
+        self.assertEqual(os.fspath(mount), str(mount.path))
+        with self.assertRaises(TypeError):
+            pickle.dumps(mount)
+        mount.unmount()

@@ -1,0 +1,44 @@
+"""A program that uses the package as its types allow; mypy --strict reads it, nobody runs it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Optional
+
+import archfs
+
+
+def mounts(archive: Path, name: bytes) -> list[str]:
+    with archfs.mount(archive, name, at=b"/mnt", cache="4G", cache_idle=1.5, options=["uid=7"]) as root:
+        found: list[str] = os.listdir(root)
+    mount: archfs.Mount = archfs.mount("data.sqfs", cache=1 << 30, timeout=2)
+    path: Path = mount.path
+    text: str = os.fspath(mount)
+    numbers: dict[str, object] = mount.stats()
+    mount.unmount()
+    until: Path = archfs.mount_until_exit(archive, recursive=True)
+    return [*found, text, str(path), str(until), *numbers]
+
+
+def packs(size: archfs.Size) -> float:
+    made: archfs.PackSummary = archfs.pack("a", Path("b"), "c.sqfs", files_from=["x", b"y"], map={"x": "z"})
+    archfs.pack("a", archive="c.tar", shards=size, owner=(0, 0))
+    image: archfs.ArchiveInfo = archfs.info(made["archive"])
+    count: int = image["files"] + made["stored_bytes"] + len(archfs.executable())
+    return count / made["seconds"]
+
+
+def fails() -> Optional[str]:
+    try:
+        archfs.mount("a")
+    except archfs.MissingFile as error:
+        status: int = error.status
+        return f"{error.hint} {status}"
+    except (archfs.TimedOut, archfs.Error) as error:
+        return error.hint
+    archfs.mount(1)  # type: ignore[arg-type]
+    archfs.mount("a", cache=1.5)  # type: ignore[arg-type]
+    archfs.mount("a", no_such="x")  # type: ignore[call-arg]
+    archfs.pack("a", shuffle="x")  # type: ignore[arg-type]
+    return None
