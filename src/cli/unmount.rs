@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::bar::Bar;
 use super::{exit, term};
 use crate::error::Result;
 use crate::lifecycle::{self, Detach, Unmounted};
@@ -9,7 +10,9 @@ use crate::log::Verbosity;
 
 /// Unmount; also clears a mount whose daemon is dead
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  archfs unmount /dev/shm/data")]
+#[command(after_help = "Examples:
+  archfs unmount /dev/shm/data
+  archfs unmount --lazy /dev/shm/data     (also while files of it are open)")]
 pub(super) struct Args {
     /// Where it is mounted
     #[arg(required = true, value_name = "MOUNTPOINT")]
@@ -25,7 +28,10 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let how = if args.lazy { Detach::Lazily } else { Detach::IfIdle };
     let mut status = 0;
     for mountpoint in &args.mountpoints {
-        match lifecycle::unmount(mountpoint, how) {
+        let bar = Bar::wait(&format!("unmounting {}", mountpoint.display()));
+        let outcome = lifecycle::unmount(mountpoint, how);
+        drop(bar);
+        match outcome {
             Ok(Unmounted::Gone) => {}
             Ok(Unmounted::HeldByOthers(others)) => {
                 let place = mountpoint.display();
