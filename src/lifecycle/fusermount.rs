@@ -178,7 +178,10 @@ impl Helper {
     }
 
     fn can_not_be_run(&self, error: std::io::Error) -> Error {
-        Error::io(format!("{}: can not be run", self.path.display()), error)
+        let context = format!("{}: can not be run", self.path.display());
+        Error::new(Kind::CannotMount, context)
+            .with_source(error)
+            .with_hint("ask for the package fuse3 on the compute nodes; `archfs run` does without")
     }
 }
 
