@@ -138,13 +138,17 @@ pub(super) fn is_there() -> bool {
 
 /// The helper of this node.
 #[derive(Debug, PartialEq, Eq)]
-struct Helper {
-    path: PathBuf,
-    is_set_uid: bool,
+pub(super) struct Helper {
+    pub(super) path: PathBuf,
+    pub(super) is_set_uid: bool,
 }
 
 impl Helper {
-    fn find() -> Result<Self> {
+    /// The first that is set-user-ID root, else one that is not.
+    ///
+    /// # Errors
+    /// `CannotMount` where there is none, or none that is safe to run.
+    pub(super) fn find() -> Result<Self> {
         Self::find_in(&std::env::var_os("PATH").unwrap_or_default())
     }
 
@@ -169,7 +173,8 @@ impl Helper {
         }
     }
 
-    fn command(&self) -> Command {
+    /// A call of it, with the environment that it may have.
+    pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         if self.is_set_uid {
             command.env_clear();
