@@ -12,6 +12,7 @@ use clap::{Parser, Subcommand};
 mod args;
 mod bar;
 mod cat;
+mod completions;
 mod doctor;
 mod exit;
 mod gc;
@@ -19,6 +20,7 @@ mod index;
 mod info;
 mod list;
 mod ls;
+mod man;
 mod mount;
 mod options;
 mod pack;
@@ -62,6 +64,8 @@ enum Command {
     Pack(Box<pack::Args>),
     Info(info::Args),
     Doctor(doctor::Args),
+    Man(man::Args),
+    Completions(completions::Args),
 }
 
 /// Runs `archfs` with `arguments`, the program's own name first.
@@ -91,6 +95,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Pack(args) => exit::status(pack::run(&args)),
         Command::Info(args) => exit::status(info::run(&args)),
         Command::Doctor(args) => exit::status(doctor::run(&args)),
+        Command::Man(args) => exit::status(man::run(&args)),
+        Command::Completions(args) => exit::status(completions::run(&args)),
     }
 }
 
