@@ -98,8 +98,7 @@ pub fn run(
     // Orphans of the command become children of this process, which so knows of them.
     let _ = set_child_subreaper(Some(rustix::process::getpid()));
     let outcome = execute(signals, &place, command, &mut lease, show);
-    let _shown = show(&format!("unmounting {}", place.display()));
-    lease.end(&place);
+    lease.end(&place, show);
     outcome
 }
 
@@ -170,7 +169,7 @@ fn mount_privately(
 
 impl Lease {
     /// Gives it back; returns when the mount is gone, or stays for others.
-    fn end(self, place: &Path) {
+    fn end(self, place: &Path, show: Show<'_>) {
         // Before it is detached, which is what a private one ends by.
         let has_ended = matches!(
             occupant::look(place),
@@ -182,7 +181,9 @@ impl Lease {
                 log::error!("{error}");
             }
         }
+        let shown = show(&format!("unmounting {}", place.display()));
         let left = self.client.leave();
+        drop(shown);
         if let Ok(Left::Gone(summary)) = &left {
             crate::log::tell(format_args!("{summary}"));
         }
