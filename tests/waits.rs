@@ -15,14 +15,24 @@ use support::stage::{Stage, said, stage};
 use support::{archfs, wait_until};
 
 /// A line of bash at a terminal; what is written there goes to the file `shown`.
-fn at_a_terminal(stage: &Stage, line: &str) -> Child {
+fn at_a_terminal(stage: &Stage, line: &str) -> Terminal {
     let script = format!("exec {line}");
     fs::write(stage.work.path().join("script"), script).unwrap();
     let mut terminal = Command::new("script");
     terminal.args(["-qefc", "exec bash ./script", "shown"]).current_dir(stage.work.path());
     terminal.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env("IMAGE", &stage.image);
     terminal.env("SHELL", "/bin/bash").env("TERM", "xterm").env_remove("SLURM_TASK_PID");
-    terminal.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    Terminal(terminal.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
+}
+
+/// A terminal, which is gone when the test ends, however it ends.
+struct Terminal(Child);
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 fn shown(stage: &Stage) -> String {
@@ -53,7 +63,7 @@ fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
     let mut waiting = at_a_terminal(&stage, "$ARCHFS wait mount");
     wait_until("it is shown", || shown(&stage).contains("waiting for a mount at mount (2s)"));
     let _mounted = Mounted::archfs(&stage.image, &stage.place, &[]);
-    assert!(waiting.wait().unwrap().success());
+    assert!(waiting.0.wait().unwrap().success());
     // Cleared at the end: what comes last is no text.
     let text = shown(&stage);
     let after = text.rsplit("waiting for a mount").next().unwrap();
@@ -75,7 +85,7 @@ fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
         let mut waiting = at_a_terminal(&stage, line);
         wait_until(text, || shown(&stage).contains(text));
         drop(stopped);
-        let status = waiting.wait().unwrap();
+        let status = waiting.0.wait().unwrap();
         assert!(status.success(), "{line}: {}", shown(&stage));
     }
     assert!(stage.is_gone());
