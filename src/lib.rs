@@ -2,12 +2,13 @@
 //!
 //! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
 //! formats -> { cache, codecs, storage }` and `cli -> pack -> { formats, vfs, codecs, storage }`,
-//! every layer on top of `error`, `units`, `sync`, `stats`, `log`, `memory`, `ordered`, `progress`
-//! and `inject`. docs/ARCHITECTURE.md tells why.
+//! every layer on top of `error`, `units`, `sync`, `stats`, `log`, `memory`, `control_group`,
+//! `ordered`, `progress` and `inject`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;
 pub mod codecs;
+pub mod control_group;
 pub mod error;
 pub mod formats;
 pub mod fuse;

@@ -1,13 +1,15 @@
 //! How much memory this process may use: what the node has, and what its control groups allow.
 //!
-//! Owns reading /proc/meminfo and the files of control groups, of both versions; leaves to others
-//! what they make of it. Invariant: a limit that can not be read is taken as none.
+//! Owns reading /proc/meminfo and what control groups say of memory; leaves finding those to
+//! `control_group`, and to others what they make of it. Invariant: a limit that can not be read is
+//! taken as none.
 //!
 //! A job on a cluster lives in a control group whose limit is far below the node's memory, and any
 //! group above it may limit it too, so the smallest on the way to the root counts.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+
+use crate::control_group::{Group, Version};
 
 /// What can still be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,14 +32,14 @@ pub enum Bound {
 /// The smallest limit of this process's control groups or what the node has available, bytes.
 pub fn limit() -> Option<u64> {
     let groups = groups();
-    [available(), groups.iter().filter_map(Group::limit).min()].into_iter().flatten().min()
+    [available(), groups.iter().filter_map(Counted::limit).min()].into_iter().flatten().min()
 }
 
 /// What the node and the control groups let this process take besides what is taken now. Memory
 /// that the kernel gives back when asked, such as the page cache, does not count as taken.
 pub fn left() -> Option<Left> {
     let node = available().map(|bytes| Left { bytes, bound: Bound::Node });
-    let group = groups().iter().filter_map(Group::left).min();
+    let group = groups().iter().filter_map(Counted::left).min();
     let group = group.map(|bytes| Left { bytes, bound: Bound::ControlGroup });
     [node, group].into_iter().flatten().min_by_key(|left| left.bytes)
 }
@@ -50,23 +52,16 @@ fn available() -> Option<u64> {
 }
 
 /// The groups of this process that count its memory, all up to the roots.
-fn groups() -> Vec<Group> {
-    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    text.lines()
-        .filter_map(hierarchy)
-        .flat_map(|(root, group, names)| up_to_the_root(&root, &group, names))
-        .collect()
+fn groups() -> Vec<Counted> {
+    Group::own("memory").into_iter().map(Counted).collect()
 }
 
 /// A group that may limit memory.
 #[derive(Debug)]
-struct Group {
-    folder: PathBuf,
-    names: &'static Names,
-}
+struct Counted(Group);
 
 /// What a version calls its files.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct Names {
     limits: &'static [&'static str],
     usage: &'static str,
@@ -90,52 +85,39 @@ const VERSION_2: Names = Names {
     reclaimable: &["active_file", "inactive_file", "slab_reclaimable"],
 };
 
-/// For a line of /proc/self/cgroup: the hierarchy's root, the group below it, the names in it.
-fn hierarchy(line: &str) -> Option<(PathBuf, PathBuf, &'static Names)> {
-    let mut fields = line.splitn(3, ':');
-    let (_, controllers, group) = (fields.next()?, fields.next()?, fields.next()?);
-    let group = PathBuf::from(group.trim_start_matches('/'));
-    if controllers.is_empty() {
-        Some((PathBuf::from("/sys/fs/cgroup"), group, &VERSION_2))
-    } else if controllers.split(',').any(|controller| controller == "memory") {
-        Some((PathBuf::from("/sys/fs/cgroup/memory"), group, &VERSION_1))
-    } else {
-        None
+impl Counted {
+    fn names(&self) -> &'static Names {
+        match self.0.version {
+            Version::One => &VERSION_1,
+            Version::Two => &VERSION_2,
+        }
     }
-}
 
-fn up_to_the_root(root: &Path, group: &Path, names: &'static Names) -> Vec<Group> {
-    group.ancestors().map(|group| Group { folder: root.join(group), names }).collect()
-}
-
-impl Group {
     /// Its limit, bytes.
     fn limit(&self) -> Option<u64> {
         // "max" is no number; version 1 writes about 2^63 for no limit, which a minimum ignores.
-        let limits = self.names.limits.iter().filter_map(|name| self.number(name));
+        let limits = self.names().limits.iter().filter_map(|name| self.0.number(name));
         limits.min()
     }
 
     /// What its limit leaves, bytes.
     fn left(&self) -> Option<u64> {
-        let stat = fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
+        let stat = fs::read_to_string(self.0.folder.join("memory.stat")).unwrap_or_default();
         let reclaimable: u64 = stat
             .lines()
             .filter_map(|line| line.split_once(' '))
-            .filter(|(name, _)| self.names.reclaimable.contains(name))
+            .filter(|(name, _)| self.names().reclaimable.contains(name))
             .filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok())
             .fold(0, u64::saturating_add);
-        let taken = self.number(self.names.usage).unwrap_or(0).saturating_sub(reclaimable);
+        let taken = self.0.number(self.names().usage).unwrap_or(0).saturating_sub(reclaimable);
         Some(self.limit()?.saturating_sub(taken))
-    }
-
-    fn number(&self, name: &str) -> Option<u64> {
-        fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     /// A hierarchy of files of these contents.
@@ -151,23 +133,12 @@ mod tests {
 
     fn smallest(
         files: &[(&str, &str)],
-        names: &'static Names,
-        of: fn(&Group) -> Option<u64>,
+        version: Version,
+        of: fn(&Counted) -> Option<u64>,
     ) -> Option<u64> {
         let root = fake(files);
-        let groups = up_to_the_root(root.path(), Path::new("slurm/job"), names);
-        groups.iter().filter_map(of).min()
-    }
-
-    #[test]
-    fn knows_both_versions_of_control_groups() {
-        let (root, group, names) = hierarchy("0::/system.slice/job_1").unwrap();
-        assert_eq!(root.join(group), Path::new("/sys/fs/cgroup/system.slice/job_1"));
-        assert_eq!(names, &VERSION_2);
-        let (root, group, names) = hierarchy("9:memory:/slurm/uid_1/job_2").unwrap();
-        assert_eq!(root.join(group), Path::new("/sys/fs/cgroup/memory/slurm/uid_1/job_2"));
-        assert_eq!(names, &VERSION_1);
-        assert!(hierarchy("4:cpu,cpuacct:/x").is_none());
+        let groups = Group::up_to_the_root(root.path(), Path::new("slurm/job"), version);
+        groups.into_iter().map(Counted).filter_map(|group| of(&group)).min()
     }
 
     #[test]
@@ -177,10 +148,10 @@ mod tests {
             ("slurm/memory.max", "4096\n"),
             ("memory.max", "8192\n"),
         ];
-        assert_eq!(smallest(&files, &VERSION_2, Group::limit), Some(4096));
+        assert_eq!(smallest(&files, Version::Two, Counted::limit), Some(4096));
         files.push(("slurm/job/memory.high", "1024\n"));
-        assert_eq!(smallest(&files, &VERSION_2, Group::limit), Some(1024));
-        assert_eq!(smallest(&files[..1], &VERSION_2, Group::limit), None);
+        assert_eq!(smallest(&files, Version::Two, Counted::limit), Some(1024));
+        assert_eq!(smallest(&files[..1], Version::Two, Counted::limit), None);
     }
 
     #[test]
@@ -192,7 +163,7 @@ mod tests {
             ("slurm/job/memory.current", "5600\n"),
             ("slurm/job/memory.stat", stat),
         ];
-        assert_eq!(smallest(&files, &VERSION_2, Group::left), Some(10_000 - 4000));
+        assert_eq!(smallest(&files, Version::Two, Counted::left), Some(10_000 - 4000));
 
         let stat = "cache 99\nactive_file 1\ninactive_file 1\ntotal_active_file 900\n\
                     total_inactive_file 600\n";
@@ -204,13 +175,13 @@ mod tests {
             ("slurm/memory.usage_in_bytes", "5500\n"),
             ("slurm/memory.stat", stat),
         ];
-        assert_eq!(smallest(&files, &VERSION_1, Group::left), Some(10_000 - 4000));
+        assert_eq!(smallest(&files, Version::One, Counted::left), Some(10_000 - 4000));
     }
 
     #[test]
     fn a_group_over_its_limit_has_nothing_left() {
         let files = [("memory.max", "100\n"), ("memory.current", "101\n")];
-        assert_eq!(smallest(&files, &VERSION_2, Group::left), Some(0));
+        assert_eq!(smallest(&files, Version::Two, Counted::left), Some(0));
     }
 
     #[test]

@@ -3,7 +3,12 @@
 //! Owns a name and two counters that work sets and somebody may watch; knows neither. Leaves
 //! showing them to `cli::bar`. Invariant: counting costs no lock and no allocation.
 
+use std::any::Any;
+
 use crate::sync::{AtomicU64, Mutex, Ordering};
+
+/// Shows a person what is waited for, until what it returns is dropped.
+pub type Show<'a> = &'a dyn Fn(&str) -> Box<dyn Any>;
 
 /// Bytes done of bytes to do. Relaxed, for nobody decides anything by them.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -28,23 +28,34 @@ pub(super) struct Bar {
 }
 
 impl Bar {
+    /// Shows that `what` is waited for, and for how long; its end is not known.
+    pub(super) fn wait(what: &str) -> Self {
+        let progress = Arc::new(Progress::default());
+        progress.begin(what);
+        Self::watch(&progress)
+    }
+
     /// Watches `progress`, a number of bytes, in each phase that has a name.
     pub(super) fn watch(progress: &Arc<Progress>) -> Self {
         let (stop, stopped) = channel::<()>();
         let progress = Arc::clone(progress);
+        let begun = Instant::now();
         let draw = move || {
             if stopped.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
             // Drawn to standard error, and only if that is a terminal.
             let (mut phase, mut bar) = (String::new(), ProgressBar::hidden());
+            let mut since = begun;
             while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 let now = progress.phase();
                 let (done, total) = progress.now();
                 if now != phase {
                     bar.finish_and_clear();
-                    bar =
-                        ProgressBar::new(total).with_style(style("")).with_message(printable(&now));
+                    // The first phase may have begun before there was something to see.
+                    let elapsed = since.elapsed();
+                    bar = ProgressBar::new(total).with_style(style("")).with_elapsed(elapsed);
+                    bar.set_message(printable(&now));
                     phase = now;
                 }
                 // How fast it is and how long it will take can be told once something is done.
@@ -55,6 +66,7 @@ impl Bar {
                 });
                 bar.set_length(total);
                 bar.set_position(done.min(total));
+                since = Instant::now();
             }
             bar.finish_and_clear();
         };
@@ -70,9 +82,10 @@ fn style(estimate: &str) -> ProgressStyle {
     ProgressStyle::with_template(&template).unwrap_or(ProgressStyle::default_bar())
 }
 
-/// For what has no end that is known.
+/// For what has no end that is known: for how long it goes on.
 fn plain() -> ProgressStyle {
-    ProgressStyle::with_template("archfs: {msg}").unwrap_or(ProgressStyle::default_bar())
+    ProgressStyle::with_template("archfs: {msg} ({elapsed})")
+        .unwrap_or(ProgressStyle::default_bar())
 }
 
 impl Drop for Bar {

@@ -1,17 +1,22 @@
 //! `archfs cat`: files of an archive to standard output, without mounting it.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::args::OpenArgs;
+use super::bar::Bar;
 use super::term::written;
 use crate::error::{Error, Kind, Result};
+use crate::progress::Progress;
+use crate::sync::Arc;
 use crate::vfs::{self, FileKind, Scratch, Tree};
 
 /// Write files of an archive to standard output without mounting it
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  archfs cat data.sqfs train/classes.txt")]
+#[command(after_help = "Examples:
+  archfs cat data.sqfs train/classes.txt
+  archfs cat data.tar.gz a.json b.json | jq .label")]
 pub(super) struct Args {
     #[command(flatten)]
     open: OpenArgs,
@@ -26,13 +31,17 @@ const STEP: u32 = 1 << 20;
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     let tree = args.open.open()?;
+    let progress = Arc::new(Progress::default());
+    // On a terminal the files themselves are to be seen.
+    let _bar = (!std::io::stdout().is_terminal()).then(|| Bar::watch(&progress));
     for path in &args.paths {
-        cat(tree.as_ref(), path).map_err(|error| error.within(args.open.archive.display()))?;
+        cat(tree.as_ref(), path, &progress)
+            .map_err(|error| error.within(args.open.archive.display()))?;
     }
     Ok(0)
 }
 
-fn cat(tree: &dyn Tree, path: &Path) -> Result<()> {
+fn cat(tree: &dyn Tree, path: &Path, progress: &Progress) -> Result<()> {
     let shown = path.display();
     let attr = vfs::resolve_through(tree, path.as_os_str().as_bytes())?;
     match attr.kind {
@@ -45,6 +54,8 @@ fn cat(tree: &dyn Tree, path: &Path) -> Result<()> {
             return Err(Error::new(Kind::InvalidInput, format!("{shown}: not a regular file")));
         }
     }
+    progress.begin(format!("reading {shown}"));
+    progress.expect(attr.size);
     let mut scratch = Scratch::default();
     let mut out = std::io::stdout().lock();
     let mut offset = 0;
@@ -59,6 +70,7 @@ fn cat(tree: &dyn Tree, path: &Path) -> Result<()> {
             result => written(result)?,
         }
         offset += bytes.len() as u64;
+        progress.advance(bytes.len() as u64);
     }
     written(out.flush())
 }

@@ -1,5 +1,6 @@
 //! `archfs gc`: clear what killed daemons left.
 
+use super::bar::Bar;
 use super::{exit, term};
 use crate::error::Result;
 use crate::lifecycle;
@@ -7,9 +8,11 @@ use crate::log::Verbosity;
 
 /// Clear your dead archfs mounts, directories made for them, and left-over records
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "It touches nothing that is alive, nor anything of another user. In an epilog, run it as the job's user."
-)]
+#[command(after_help = "It touches nothing that is alive, nor anything of another user.
+
+Examples:
+  archfs gc
+  su \"$SLURM_JOB_USER\" -s /bin/sh -c 'archfs gc --quiet'     (in an epilog, as the job's user)")]
 pub(super) struct Args {
     /// Say only what went wrong
     #[arg(long, short)]
@@ -19,7 +22,10 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<u8> {
     // What is cleared is told here.
     crate::log::start(Verbosity::Quiet, None)?;
-    let cleared = lifecycle::gc()?;
+    let bar = (!args.quiet).then(|| Bar::wait("clearing dead mounts"));
+    let cleared = lifecycle::gc();
+    drop(bar);
+    let cleared = cleared?;
     if !args.quiet {
         for place in &cleared.mounts {
             term::tell(&format!("cleared the dead mount {}", place.display()));

@@ -13,9 +13,9 @@ use crate::log::Verbosity;
 
 /// Make the saved index of tars, so that mounting them takes no time
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  archfs index data.tar\n  archfs index --recursive ILSVRC2012_img_train.tar"
-)]
+#[command(after_help = "Examples:
+  archfs index data.tar
+  archfs index --recursive ILSVRC2012_img_train.tar    (for mounts with --recursive)")]
 pub(super) struct Args {
     /// The tars
     #[arg(required = true, value_name = "ARCHIVE")]

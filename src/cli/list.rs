@@ -4,6 +4,7 @@ use std::io::Write;
 
 use serde::Serialize;
 
+use super::bar::Bar;
 use super::term;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{self, Listed, State};
@@ -12,7 +13,11 @@ use crate::log::{Verbosity, printable};
 /// List your archfs mounts on this node: place, archives, daemon, holders, state
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "State: alive; dead (archfs gc clears it); silent (its daemon does not answer); unknown."
+    after_help = "State: alive; dead (archfs gc clears it); silent (its daemon does not answer); unknown.
+
+Examples:
+  archfs list
+  archfs list --json | jq -r .mountpoint"
 )]
 pub(super) struct Args {
     /// One JSON object a line
@@ -40,7 +45,10 @@ struct HolderRow {
 pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(Verbosity::Usual, None)?;
     let mut text = String::new();
-    for listed in lifecycle::list()? {
+    let bar = Bar::wait("asking the daemons of your mounts");
+    let all = lifecycle::list();
+    drop(bar);
+    for listed in all? {
         if args.json {
             let row = serde_json::to_string(&row(&listed))
                 .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))?;

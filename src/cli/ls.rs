@@ -12,7 +12,9 @@ use crate::vfs::{self, Attr, Cookie, FileKind, Ino, Tree};
 
 /// List a folder of an archive without mounting it
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  archfs ls data.sqfs train\n  archfs ls -lR data.sqfs")]
+#[command(after_help = "Examples:
+  archfs ls data.sqfs train
+  archfs ls -lR data.sqfs")]
 pub(super) struct Args {
     #[command(flatten)]
     open: OpenArgs,

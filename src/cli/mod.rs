@@ -12,12 +12,15 @@ use clap::{Parser, Subcommand};
 mod args;
 mod bar;
 mod cat;
+mod completions;
+mod doctor;
 mod exit;
 mod gc;
 mod index;
 mod info;
 mod list;
 mod ls;
+mod man;
 mod mount;
 mod options;
 mod pack;
@@ -41,7 +44,8 @@ Examples:
   archfs run data.sqfs /dev/shm/data -- python train.py /dev/shm/data
   archfs mount data.sqfs /dev/shm/data    (in a job script: unmounted when the script ends)
   archfs mount shard-*.tar /dev/shm/data  (many archives, one tree)
-  archfs ls data.sqfs train               (without mounting)";
+  archfs ls data.sqfs train               (without mounting)
+  archfs doctor                           (can this node mount?)";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -59,6 +63,9 @@ enum Command {
     Verify(verify::Args),
     Pack(Box<pack::Args>),
     Info(info::Args),
+    Doctor(doctor::Args),
+    Man(man::Args),
+    Completions(completions::Args),
 }
 
 /// Runs `archfs` with `arguments`, the program's own name first.
@@ -87,6 +94,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Verify(args) => exit::status(verify::run(&args)),
         Command::Pack(args) => exit::status(pack::run(&args)),
         Command::Info(args) => exit::status(info::run(&args)),
+        Command::Doctor(args) => exit::status(doctor::run(&args)),
+        Command::Man(args) => exit::status(man::run(&args)),
+        Command::Completions(args) => exit::status(completions::run(&args)),
     }
 }
 

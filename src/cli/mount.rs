@@ -1,5 +1,6 @@
 //! `archfs mount`: in the background, for as long as the job needs it.
 
+use std::any::Any;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -48,10 +49,15 @@ enum WayName {
 }
 
 const EXAMPLES: &str = "\
-In a job script these two lines are enough; the mount goes when the script ends:
+In a job script the first two lines are enough; the mount goes when the script ends.
+
+Examples:
   archfs mount data.sqfs /dev/shm/data
   python train.py /dev/shm/data
 
+  archfs mount shard-*.tar extra.sqfs /dev/shm/data          (one tree; later archives win)
+  archfs mount --recursive ILSVRC2012_img_train.tar /dev/shm/train
+  archfs mount --stage /dev/shm data.sqfs /tmp/data          (copied to this node first)
   archfs mount --keep data.sqfs /tmp/data && ls /tmp/data && archfs unmount /tmp/data";
 
 pub(super) fn run(args: &Args) -> Result<u8> {
@@ -83,7 +89,8 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(plan.verbosity, None)?;
     lifecycle::check_ready(args.ready_fd)?;
     let holder = lifecycle::choose_holder(wish)?;
-    let mounted = match lifecycle::mount(&plan, &|way| daemon_arguments(&plan, way), holder)? {
+    let arguments = |way| daemon_arguments(&plan, way);
+    let mounted = match lifecycle::mount(&plan, &arguments, holder, &|what| shown(what, quiet))? {
         Ok(mounted) => mounted,
         Err(status) => return Ok(u8::try_from(status).unwrap_or(1)),
     };
@@ -92,6 +99,11 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         tell(args.mount.split_paths()?, mounted, holder);
     }
     Ok(0)
+}
+
+/// A bar for a wait, unless nothing is to be said.
+pub(super) fn shown(what: &str, quiet: bool) -> Box<dyn Any> {
+    Box::new((!quiet).then(|| Bar::wait(what)))
 }
 
 fn tell((mountpoint, archives): (&PathBuf, &[PathBuf]), mounted: Mounted, holder: Holder) {

@@ -7,6 +7,7 @@ use clap::builder::FalseyValueParser;
 use super::{args, mount};
 use crate::error::Result;
 use crate::lifecycle::{self, Outcome, Privacy};
+use crate::log::Verbosity;
 
 /// Mount archives, run COMMAND, unmount; exits with COMMAND's status
 #[derive(Debug, clap::Args)]
@@ -25,8 +26,10 @@ pub(super) struct Args {
 }
 
 const EXAMPLES: &str = "\
-Example:
+Examples:
   archfs run data.sqfs /dev/shm/data -- python train.py /dev/shm/data
+  archfs run --private data.sqfs /mnt -- python train.py /mnt         (needs no fusermount)
+  srun archfs run data.sqfs /dev/shm/$SLURM_JOB_ID -- python train.py (the tasks of a node share it)
 
 Exit status: COMMAND's own, or 128 + N where signal N ended it; 127 and 126 where it is not found or
 not executable; 120 + the status of `archfs mount` where that failed.";
@@ -36,5 +39,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     crate::log::start(plan.verbosity, None)?;
     let privacy = if args.private { Privacy::Private } else { Privacy::Usual };
     let daemon = |way| mount::daemon_arguments(&plan, way);
-    lifecycle::run(&plan, &daemon, privacy, &args.command)
+    let quiet = plan.verbosity == Verbosity::Quiet;
+    let show = |what: &str| mount::shown(what, quiet);
+    lifecycle::run(&plan, &daemon, privacy, &args.command, &show)
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+use super::bar::Bar;
 use super::term;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle;
@@ -12,7 +13,11 @@ use crate::log::printable;
 
 /// Show counters and latency percentiles of a live mount
 #[derive(Debug, clap::Args)]
-#[command(after_help = "docs/STATS.md tells what each of them means; the unit is in its name.")]
+#[command(after_help = "docs/STATS.md tells what each of them means; the unit is in its name.
+
+Examples:
+  archfs stats /dev/shm/data
+  archfs stats --json /dev/shm/data | jq .read_latency")]
 pub(super) struct Args {
     /// Where it is mounted
     mountpoint: PathBuf,
@@ -23,7 +28,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    let json = lifecycle::stats(&args.mountpoint)?;
+    let bar = Bar::wait(&format!("asking the daemon of {}", args.mountpoint.display()));
+    let json = lifecycle::stats(&args.mountpoint);
+    drop(bar);
+    let json = json?;
     let text = match args.json {
         true => term::json_for_output(json.trim_end()) + "\n",
         false => lines(&json)?,

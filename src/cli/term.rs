@@ -5,15 +5,19 @@
 
 use std::io::{IsTerminal, Write};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::log::{is_obeyed, printable};
 
 /// Shows an error on standard error.
 pub(super) fn show_error(error: &Error) {
     // When nobody can read it, there is nobody to tell.
     let _ = writeln!(std::io::stderr(), "archfs: {}", printable(&error.to_string()));
-    if let Some(hint) = error.hint() {
-        let _ = writeln!(std::io::stderr(), "hint: {}", printable(hint));
+    // What one error can not know, all that the node has and lacks together tells.
+    let doctor =
+        (error.kind() == Kind::CannotMount).then_some("archfs doctor tells what works here");
+    let hints: Vec<_> = [error.hint(), doctor].into_iter().flatten().collect();
+    if !hints.is_empty() {
+        let _ = writeln!(std::io::stderr(), "hint: {}", printable(&hints.join("; ")));
     }
 }
 

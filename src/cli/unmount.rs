@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::bar::Bar;
 use super::{exit, term};
 use crate::error::Result;
 use crate::lifecycle::{self, Detach, Unmounted};
@@ -9,7 +10,9 @@ use crate::log::Verbosity;
 
 /// Unmount; also clears a mount whose daemon is dead
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  archfs unmount /dev/shm/data")]
+#[command(after_help = "Examples:
+  archfs unmount /dev/shm/data
+  archfs unmount --lazy /dev/shm/data     (also while files of it are open)")]
 pub(super) struct Args {
     /// Where it is mounted
     #[arg(required = true, value_name = "MOUNTPOINT")]
@@ -31,11 +34,13 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let mut status = 0;
     for mountpoint in &args.mountpoints {
         let place = mountpoint.display();
-        let unmounted = match args.held_by {
+        let bar = Bar::wait(&format!("unmounting {place}"));
+        let outcome = match args.held_by {
             Some(pid) => lifecycle::give_back(mountpoint, pid),
             None => lifecycle::unmount(mountpoint, how),
         };
-        match unmounted {
+        drop(bar);
+        match outcome {
             Ok(Unmounted::Gone) => {}
             Ok(Unmounted::Stays) => term::tell(&format!("{place}: stays mounted")),
             Ok(Unmounted::HeldByOthers(others)) => {

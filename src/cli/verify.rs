@@ -25,7 +25,7 @@ use crate::vfs::{Counts, Fault, Gravity, Subject, Verified};
   archfs verify data.sqfs
   archfs verify --json data.tar.zst
 
-Status: 0 sound, 3 damaged, 1 the system refused to read")]
+Exit status: 0 sound, 3 damaged, 1 the system refused to read.")]
 pub(super) struct Args {
     /// The archives, each looked at by itself
     #[arg(required = true, value_name = "ARCHIVE")]

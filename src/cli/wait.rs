@@ -4,13 +4,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::args::time;
+use super::bar::Bar;
 use crate::error::Result;
 use crate::lifecycle;
 
 /// Return when that mount can be read (for the other tasks of a node)
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status 6 when the time is over.\n\nExample:\n  archfs wait /dev/shm/data --timeout 5m"
+    after_help = "Exit status: 0 when it can be read; 5 where something else is mounted; 6 when the time is over.
+
+Examples:
+  archfs wait /dev/shm/data
+  archfs wait /dev/shm/data --timeout 5m && python train.py /dev/shm/data"
 )]
 pub(super) struct Args {
     /// Where it will be mounted
@@ -22,5 +27,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
+    let place = args.mountpoint.display();
+    let _bar = Bar::wait(&format!("waiting for a mount at {place}"));
     lifecycle::wait(&args.mountpoint, args.timeout).map(|()| 0)
 }

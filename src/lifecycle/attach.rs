@@ -236,9 +236,17 @@ fn mount_as_root(place: &Path, source: &Path, access: Access) -> Result<(OwnedFd
     }
 }
 
+/// A connection to FUSE that belongs to no mount yet.
+///
+/// # Errors
+/// The system's.
+pub(super) fn open_connection() -> std::io::Result<OwnedFd> {
+    File::options().read(true).write(true).open("/dev/fuse").map(OwnedFd::from)
+}
+
 fn open_device() -> Result<OwnedFd> {
-    match File::options().read(true).write(true).open("/dev/fuse") {
-        Ok(file) => Ok(file.into()),
+    match open_connection() {
+        Ok(device) => Ok(device),
         Err(error) => {
             let context = format!("/dev/fuse can not be opened: {error}");
             Err(Error::new(Kind::CannotMount, context).with_hint(

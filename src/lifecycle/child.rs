@@ -31,6 +31,7 @@ use super::process::ProcessId;
 use super::registry::PlaceLock;
 use super::{MountPlan, Way, fusermount, join, leftover, mount, namespace, signals, unmount};
 use crate::error::{Error, Result};
+use crate::progress::Show;
 use crate::sync::{AtomicBool, Ordering};
 
 /// How often it is looked whether what a command left running still uses the mount.
@@ -71,7 +72,7 @@ pub enum Outcome {
 }
 
 /// Mounts as `plan` says, or takes part in such a mount, runs `command`, unmounts. `arguments` are
-/// those with which this program is the daemon.
+/// those with which this program is the daemon. `show` shows waits that are not the command's.
 ///
 /// # Errors
 /// What mounting reports before the daemon starts; `Io` where the system refuses to start or watch
@@ -81,10 +82,11 @@ pub fn run(
     arguments: &dyn Fn(Way) -> Vec<OsString>,
     privacy: Privacy,
     command: &[OsString],
+    show: Show<'_>,
 ) -> Result<Outcome> {
     let place = mountpoint::locate(&plan.mountpoint)?;
     // A signal before this is done ends this process, and the daemon with it.
-    let mut lease = match obtain(&place, plan, arguments, privacy)? {
+    let mut lease = match obtain(&place, plan, arguments, privacy, show)? {
         Ok(lease) => lease,
         Err(status) => return Ok(Outcome::NotMounted(status)),
     };
@@ -95,8 +97,8 @@ pub fn run(
     .map_err(failed)?;
     // Orphans of the command become children of this process, which so knows of them.
     let _ = set_child_subreaper(Some(rustix::process::getpid()));
-    let outcome = execute(signals, &place, command, &mut lease);
-    lease.end(&place);
+    let outcome = execute(signals, &place, command, &mut lease, show);
+    lease.end(&place, show);
     outcome
 }
 
@@ -112,6 +114,7 @@ fn obtain(
     plan: &MountPlan,
     arguments: &dyn Fn(Way) -> Vec<OsString>,
     privacy: Privacy,
+    show: Show<'_>,
 ) -> Result<Started<Lease>> {
     let falls_back = privacy == Privacy::Usual && !geteuid().is_root();
     if privacy == Privacy::Private {
@@ -121,7 +124,7 @@ fn obtain(
         log::warn!("no fusermount3 here; mounting where only the command sees it");
         return mount_privately(place, plan, arguments);
     }
-    match mount::obtain(plan, arguments)? {
+    match mount::obtain(plan, arguments, show)? {
         Ok((client, _)) => Ok(Ok(Lease { client, is_private: false })),
         // It has said why: a place that is not the user's, say, or a user that it does not know.
         Err(CANNOT_MOUNT) if falls_back && fusermount::device_can_be_opened() => {
@@ -166,7 +169,7 @@ fn mount_privately(
 
 impl Lease {
     /// Gives it back; returns when the mount is gone, or stays for others.
-    fn end(self, place: &Path) {
+    fn end(self, place: &Path, show: Show<'_>) {
         // Before it is detached, which is what a private one ends by.
         let has_ended = matches!(
             occupant::look(place),
@@ -178,7 +181,9 @@ impl Lease {
                 log::error!("{error}");
             }
         }
+        let shown = show(&format!("unmounting {}", place.display()));
         let left = self.client.leave();
+        drop(shown);
         if let Ok(Left::Gone(summary)) = &left {
             crate::log::tell(format_args!("{summary}"));
         }
@@ -207,6 +212,7 @@ fn execute(
     place: &Path,
     command: &[OsString],
     lease: &mut Lease,
+    show: Show<'_>,
 ) -> Result<Outcome> {
     let Some((program, arguments)) = command.split_first() else {
         return Ok(Outcome::NotFound);
@@ -252,7 +258,9 @@ fn execute(
         }
         let status = reap(pid);
         has_ended.store(true, Ordering::Relaxed);
+        let shown = show("waiting for what the command left running");
         wait_for_leftovers(place, &asked);
+        drop(shown);
         handle.close();
         status
     });

@@ -28,7 +28,7 @@ use super::{MountPlan, Way, inherited, mountinfo, session, stage, unmount};
 use crate::cache;
 use crate::error::{Error, Result};
 use crate::formats::{self, OpenOptions};
-use crate::fuse::{ArchiveFilesystem, session_shape};
+use crate::fuse::{ArchiveFilesystem, SessionShape, session_shape};
 use crate::memory;
 use crate::progress::Progress;
 use crate::stats::Stats;
@@ -234,6 +234,16 @@ struct Daemon {
     has_told: bool,
 }
 
+/// How many threads a mount takes where nobody says.
+pub(super) fn usual_threads() -> usize {
+    shape(None).threads
+}
+
+fn shape(threads: Option<usize>) -> SessionShape {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    session_shape(processors, memory::limit(), threads)
+}
+
 impl Daemon {
     /// Starts to answer the kernel.
     fn start(
@@ -245,8 +255,7 @@ impl Daemon {
     ) -> Result<Self> {
         unmount_on_panic(Arc::downgrade(&mount));
         let listener = mount.listen()?;
-        let processors = thread::available_parallelism().map_or(1, usize::from);
-        let shape = session_shape(processors, memory::limit(), plan.threads);
+        let shape = shape(plan.threads);
         let release = Release::new(&tree, &stats, plan.cache_idle, session_end.waker()?);
         let filesystem = ArchiveFilesystem::new(tree, Arc::clone(&stats), plan.terms.idle);
         let session = session::start(filesystem, connection, shape, session_end)?;

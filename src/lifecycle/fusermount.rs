@@ -142,13 +142,17 @@ pub(super) fn is_there() -> bool {
 
 /// The helper of this node.
 #[derive(Debug, PartialEq, Eq)]
-struct Helper {
-    path: PathBuf,
-    is_set_uid: bool,
+pub(super) struct Helper {
+    pub(super) path: PathBuf,
+    pub(super) is_set_uid: bool,
 }
 
 impl Helper {
-    fn find() -> Result<Self> {
+    /// The first that is set-user-ID root, else one that is not.
+    ///
+    /// # Errors
+    /// `CannotMount` where there is none, or none that is safe to run.
+    pub(super) fn find() -> Result<Self> {
         Self::find_in(&std::env::var_os("PATH").unwrap_or_default())
     }
 
@@ -173,7 +177,8 @@ impl Helper {
         }
     }
 
-    fn command(&self) -> Command {
+    /// A call of it, with the environment that it may have.
+    pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         if self.is_set_uid {
             command.env_clear();
@@ -197,7 +202,10 @@ impl Helper {
     }
 
     fn can_not_be_run(&self, error: std::io::Error) -> Error {
-        Error::io(format!("{}: can not be run", self.path.display()), error)
+        let context = format!("{}: can not be run", self.path.display());
+        Error::new(Kind::CannotMount, context)
+            .with_source(error)
+            .with_hint("ask for the package fuse3 on the compute nodes; `archfs run` does without")
     }
 }
 

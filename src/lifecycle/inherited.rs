@@ -30,15 +30,18 @@ const DEVICE: (u32, u32) = (10, 229);
 /// one wait for requests for ever.
 pub(super) fn connection(number: RawFd) -> Result<OwnedFd> {
     let duplicate = duplicate(number)?;
-    let is_device = fstat(&duplicate).is_ok_and(|found| {
-        FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice
-            && (major(found.st_rdev), minor(found.st_rdev)) == DEVICE
-    });
-    if !is_device {
+    let is_fuse = fstat(&duplicate).is_ok_and(|found| is_device(found.st_mode, found.st_rdev));
+    if !is_fuse {
         let context = format!("/dev/fd/{number}: not a connection to FUSE (/dev/fuse)");
         return Err(Error::new(Kind::InvalidInput, context));
     }
     Ok(duplicate)
+}
+
+/// Whether a file of that mode and device number is the FUSE device.
+pub(super) fn is_device(mode: u32, device: u64) -> bool {
+    FileType::from_raw_mode(mode) == FileType::CharacterDevice
+        && (major(device), minor(device)) == DEVICE
 }
 
 /// A duplicate of the descriptor `number`, which was inherited.

@@ -16,6 +16,7 @@ mod child;
 mod clone;
 mod daemon;
 mod descriptor;
+pub mod doctor;
 mod fusermount;
 mod gc;
 mod hold;

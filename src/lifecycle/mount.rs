@@ -12,6 +12,7 @@ use super::lease::Client;
 use super::registry::Record;
 use super::{MountPlan, Way, inherited, mountpoint, unmount};
 use crate::error::Result;
+use crate::progress::Show;
 
 /// A mount that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub enum Mounted {
 
 /// Mounts as `plan` says, for `holder`, in the background, or takes part in such a mount.
 /// `arguments` are those with which this program is the daemon. `Ok(Err(status))` where the daemon
-/// failed and has said why.
+/// failed and has said why. What others do there is waited for, which `show` shows.
 ///
 /// # Errors
 /// `Busy` where something else is mounted there; `NotFound` where `holder` has ended; `Io`.
@@ -32,6 +33,7 @@ pub fn mount(
     plan: &MountPlan,
     arguments: &dyn Fn(Way) -> Vec<OsString>,
     holder: Holder,
+    show: Show<'_>,
 ) -> Result<Started<Mounted>> {
     if let Some(number) = inherited::number(&plan.mountpoint) {
         let connection = inherited::connection(number)?;
@@ -45,7 +47,7 @@ pub fn mount(
             Err(status) => Ok(Err(status)),
         };
     }
-    match obtain(plan, arguments)? {
+    match obtain(plan, arguments, show)? {
         Ok((mut client, shared)) => {
             if let Err(error) = hold_for(&mut client, holder) {
                 // A daemon that was killed leaves its mount.
@@ -67,9 +69,14 @@ pub fn mount(
 pub(super) fn obtain(
     plan: &MountPlan,
     arguments: &dyn Fn(Way) -> Vec<OsString>,
+    show: Show<'_>,
 ) -> Result<Started<(Client, Option<Record>)>> {
     let place = mountpoint::locate(&plan.mountpoint)?;
-    let lock = match join::enter(&place, plan)? {
+    // The daemon has a bar of its own.
+    let shown = show(&format!("waiting to mount at {}", place.display()));
+    let entrance = join::enter(&place, plan);
+    drop(shown);
+    let lock = match entrance? {
         Entrance::Shared(client, record) => return Ok(Ok((client, Some(record)))),
         Entrance::Free(lock) => lock,
     };

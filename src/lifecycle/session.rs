@@ -88,11 +88,16 @@ fn threads(wanted: usize) -> Result<usize> {
     }
 }
 
+/// How many descriptors a mount takes whose `threads` each have one of their own.
+pub(super) fn descriptors(threads: usize) -> usize {
+    threads.saturating_add(SPARE)
+}
+
 /// Whether each of `threads` may have a descriptor of its own with enough left for all else. If
 /// they share one instead they meet in the kernel, which only costs time.
 fn has_descriptors_for(threads: usize) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let open = fs::read_dir("/proc/self/fd").map_or(usize::MAX, Iterator::count);
-    let needed = open.saturating_add(threads).saturating_add(SPARE);
+    let needed = open.saturating_add(descriptors(threads));
     u64::try_from(needed).is_ok_and(|needed| needed <= limit)
 }

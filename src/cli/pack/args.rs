@@ -26,7 +26,7 @@ use crate::pack::{
   archfs pack --map val.map ILSVRC2012_img_val.tar val.sqfs   (lines of PATH <tab> NEW PATH)
   archfs pack --shards 256M --shuffle 1 train/ shards/train.tar
 
-Status: 0 done; 1 files could not be packed (each is named), or it failed")]
+Exit status: 0 done; 1 files could not be packed (each is named), or it failed.")]
 pub(in crate::cli) struct Args {
     /// Folders, archives and files, and behind them the archive to make: .sqfs or .tar
     #[arg(value_names = ["SOURCE", "ARCHIVE"], num_args = 1.., required = true)]

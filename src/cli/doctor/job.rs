@@ -1,0 +1,51 @@
+//! The batch job, and who else may enter a mount.
+//!
+//! Owns the advice for each batch system, in short; docs/SLURM.md has it at length. Invariant: what
+//! a batch system will do is said only where it can be told from here.
+
+use super::check::Check;
+use crate::lifecycle::doctor::{Batch, Node, Scheduler, Task};
+
+pub(super) fn checks(node: &Node) -> Vec<Check> {
+    vec![batch(node.batch.as_ref()), others(node)]
+}
+
+fn batch(batch: Option<&Batch>) -> Check {
+    const NAME: &str = "batch";
+    let Some(Batch { scheduler, job, step, killed_with, task }) = batch else {
+        return Check::good(NAME, "not in a batch job, as far as can be told");
+    };
+    let system = match scheduler {
+        Scheduler::Slurm => "Slurm",
+        Scheduler::Pbs => "PBS",
+        Scheduler::Lsf => "LSF",
+        Scheduler::GridEngine => "Grid Engine",
+    };
+    let step = step.map(|step| format!(", step {step}")).unwrap_or_default();
+    let mut text = format!("{system} job {job}{step}");
+    match task {
+        Task::Unset => {}
+        Task::Alive(pid) => text.push_str(&format!("; a mount holds until process {pid} ends")),
+        Task::Gone => text.push_str("; SLURM_TASK_PID names no process that lives here"),
+    }
+    if let Some(killed_with) = killed_with {
+        let text =
+            format!("{text}; all that it starts is killed with {killed_with} (proctrack/cgroup)");
+        let remedy =
+            "exec archfs run ... leaves no dead mount; a plain archfs mount may (docs/SLURM.md)";
+        return Check::note(NAME, text, Some(remedy.into()));
+    }
+    Check::good(NAME, text)
+}
+
+fn others(node: &Node) -> Check {
+    const NAME: &str = "allow-other";
+    if node.is_root || node.configuration.user_allow_other {
+        return Check::good(NAME, "-o allow_other lets other users in");
+    }
+    let text = "only you can enter your mounts; -o allow_other would need user_allow_other in /etc/fuse.conf";
+    match node.configuration.mount_max {
+        Some(most) => Check::good(NAME, format!("{text}; {most} FUSE mounts at most on the node")),
+        None => Check::good(NAME, text),
+    }
+}

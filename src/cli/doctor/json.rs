@@ -1,0 +1,93 @@
+//! The output of `archfs doctor --json`.
+//!
+//! Owns its keys, which scripts rely on (docs/CLI.md); the wording of texts and remedies may
+//! change. Invariant: the keys are there on every node, null where nothing is known.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::check::Check;
+use super::verdict::Verdict;
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::doctor::{Node, Trial};
+
+#[derive(Serialize)]
+struct Object<'a> {
+    version: &'static str,
+    can_mount: bool,
+    works: Works<'a>,
+    checks: BTreeMap<&'static str, CheckObject<'a>>,
+    numbers: Numbers,
+    request: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Works<'a> {
+    mount: Way<'a>,
+    run: Way<'a>,
+    run_private: Way<'a>,
+}
+
+#[derive(Serialize)]
+struct Way<'a> {
+    works: bool,
+    said: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct CheckObject<'a> {
+    state: &'static str,
+    text: &'a str,
+    remedy: Option<&'a str>,
+}
+
+/// Bytes and counts.
+#[derive(Serialize)]
+struct Numbers {
+    memory_left: Option<u64>,
+    cache: u64,
+    processors: usize,
+    open_files: Option<u64>,
+    threads_left: Option<u64>,
+}
+
+pub(super) fn object(
+    node: &Node,
+    trial: &Trial,
+    checks: &[Check],
+    verdict: &Verdict,
+) -> Result<String> {
+    let object = Object {
+        version: env!("CARGO_PKG_VERSION"),
+        can_mount: verdict.works(),
+        works: Works {
+            mount: Way::of(&trial.mount),
+            run: Way::of(&trial.run),
+            run_private: Way::of(&trial.run_private),
+        },
+        checks: checks.iter().map(|check| (check.name, CheckObject::of(check))).collect(),
+        numbers: Numbers {
+            memory_left: node.memory.left.map(|left| left.bytes),
+            cache: node.memory.cache,
+            processors: node.processors,
+            open_files: node.descriptors.most,
+            threads_left: node.processes.left(),
+        },
+        request: verdict.request.as_deref(),
+    };
+    serde_json::to_string(&object)
+        .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))
+}
+
+impl<'a> Way<'a> {
+    fn of(tried: &'a std::result::Result<(), String>) -> Self {
+        Self { works: tried.is_ok(), said: tried.as_ref().err().map(String::as_str) }
+    }
+}
+
+impl<'a> CheckObject<'a> {
+    fn of(check: &'a Check) -> Self {
+        Self { state: check.state.name(), text: &check.text, remedy: check.remedy.as_deref() }
+    }
+}

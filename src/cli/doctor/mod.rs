@@ -1,0 +1,130 @@
+//! `archfs doctor`: can this node mount, and what has to be done where it can not.
+//!
+//! Owns the order of the checks and the output; `access`, `resources` and `job` put facts into
+//! words, `verdict` draws the conclusion. Leaves finding facts and trying to `lifecycle::doctor`.
+//! Invariant: the status is 0 if, and only if, some way to mount was tried and works.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+
+mod access;
+mod check;
+mod job;
+mod json;
+mod resources;
+mod verdict;
+
+use self::check::Check;
+use self::verdict::Verdict;
+use super::bar::Bar;
+use super::exit;
+use super::term;
+use crate::error::Result;
+use crate::lifecycle::Interrupt;
+use crate::lifecycle::doctor::{self, Node, Steps, Trial};
+use crate::log::{Verbosity, printable};
+use crate::progress::Progress;
+use crate::sync::Arc;
+
+/// Tell whether this node can mount, by trying, and what to do where it can not
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(super) struct Args {
+    /// One object with what was found
+    #[arg(long)]
+    json: bool,
+
+    /// A part of the trial, in a process of its own
+    #[arg(long, hide = true, value_name = "STEP")]
+    step: Option<Step>,
+
+    /// The file that the step reads
+    #[arg(hide = true, requires = "step")]
+    file: Option<PathBuf>,
+}
+
+/// What is tried by a process of its own.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Step {
+    /// Enter a namespace.
+    Namespace,
+    /// Read the file of the trial.
+    Read,
+}
+
+const HELP: &str = "\
+Mounts a small archive under /dev/shm or /tmp in each way, and unmounts it. Changes nothing.
+
+Exit status: 0 where some way to mount works, 4 where none does.
+
+Examples:
+  archfs doctor
+  srun --nodes=1 archfs doctor            (on a compute node)
+  archfs doctor --json | jq .works";
+
+/// How this program is called for the steps of a trial.
+const STEPS: Steps = Steps {
+    mount: |archive, place, pid| {
+        let pid = pid.to_string();
+        words(&["mount", "--quiet", "--until-pid", &pid], [archive.into(), place.into()])
+    },
+    check: |file| words(&["doctor", "--step", "read"], [file.into()]),
+    unmount: |place| words(&["unmount", "--lazy"], [place.into()]),
+    run: |archive, place, command| {
+        let paths = [archive.into(), place.into(), "--".into()];
+        [words(&["run", "--quiet"], paths), command].concat()
+    },
+    run_private: |archive, place, command| {
+        let paths = [archive.into(), place.into(), "--".into()];
+        [words(&["run", "--private", "--quiet"], paths), command].concat()
+    },
+    namespace: || words(&["doctor", "--step", "namespace"], []),
+};
+
+fn words<const N: usize>(words: &[&str], paths: [OsString; N]) -> Vec<OsString> {
+    words.iter().map(OsString::from).chain(paths).collect()
+}
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    crate::log::start(Verbosity::Quiet, None)?;
+    match (args.step, &args.file) {
+        (Some(Step::Namespace), _) => return doctor::check_namespace().map(|()| 0),
+        (Some(Step::Read), Some(file)) => return doctor::check_file(file).map(|()| 0),
+        _ => {}
+    }
+    let interrupt = Interrupt::watch()?;
+    let progress = Arc::new(Progress::default());
+    let bar = Bar::watch(&progress);
+    progress.begin("looking at this node");
+    let node = Node::examine();
+    progress.begin("trying to mount");
+    let trial = Trial::hold(&node.places, &STEPS)?;
+    drop(bar);
+    if let Some(signal) = interrupt.signal() {
+        return Ok(128_u8.saturating_add(signal));
+    }
+    let checks = checks(&node, &trial);
+    let verdict = Verdict::of(&node, &trial, &checks);
+    let text = match args.json {
+        true => term::json_for_output(&json::object(&node, &trial, &checks, &verdict)?) + "\n",
+        false => checks.iter().map(shown).chain([verdict.text()]).collect(),
+    };
+    term::written(std::io::stdout().write_all(text.as_bytes()))?;
+    Ok(verdict.status())
+}
+
+/// All of them, what decides first.
+fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
+    let access = access::checks(node, trial);
+    access.into_iter().chain(resources::checks(node)).chain(job::checks(node)).collect()
+}
+
+fn shown(check: &Check) -> String {
+    let state = check.state.name();
+    let mut lines = format!("{state:8} {}: {}\n", check.name, printable(&check.text));
+    if let Some(remedy) = &check.remedy {
+        lines.push_str(&format!("{:8} remedy: {}\n", "", printable(remedy)));
+    }
+    lines
+}

@@ -1,0 +1,273 @@
+//! `archfs man`: the manual pages, made from what --help says.
+//!
+//! Owns the sections that clap knows nothing of; leaves names and options to clap_mangen.
+//! Invariants: nothing is said here that stands in the arguments already; what is hidden there has
+//! no page and no line.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Command, CommandFactory};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+
+use super::Cli;
+use super::term::{tell, written};
+use crate::error::{Error, Kind, Result};
+
+/// Print the manual page of archfs or of a command, or write all of them to a folder
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  archfs man | man -l -
+  archfs man mount | man -l -
+  archfs man --dir ~/.local/share/man/man1      (then: man archfs-mount)")]
+pub(super) struct Args {
+    /// The command [default: archfs itself]
+    #[arg(conflicts_with = "dir")]
+    command: Option<String>,
+
+    /// Write archfs.1, archfs-mount.1 and all others to this folder, which is made if missing
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+
+    /// Say only what went wrong
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// What each page says of the environment besides the options.
+const PLACES: [(&str, &str); 2] = [
+    ("ARCHFS_MOUNTPOINT", "The mount point, for the command of archfs run."),
+    ("PATH", "Where fusermount3 and fusermount are looked for, before /usr/bin and the like."),
+];
+
+/// Of all pages.
+const FILES: [(&str, &str); 4] = [
+    ("/dev/fuse", "Has to be there to mount, with the mode 0666."),
+    (
+        "ARCHIVE.archfs-index",
+        "The saved index of a tar; ~/.cache/archfs where that can not be written.",
+    ),
+    ("/tmp/archfs-UID", "What archfs knows of your mounts; gone with the last of them."),
+    ("/etc/fuse.conf", "user_allow_other in it permits -o allow_other."),
+];
+
+/// Where a command says nothing of its own (docs/CLI.md).
+const STATUS: [(&str, &str); 7] = [
+    ("0", "Done."),
+    ("1", "It failed."),
+    ("2", "Wrong use."),
+    ("3", "The archive is damaged, or not one that archfs reads."),
+    ("4", "Mounting is impossible here; archfs doctor tells why."),
+    ("5", "Not mounted, or not by archfs for you."),
+    ("6", "Timed out."),
+];
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    let mut root = Cli::command().disable_help_subcommand(true);
+    root.build();
+    let Some(folder) = &args.dir else {
+        let command = match args.command.as_deref() {
+            None | Some("archfs") => &root,
+            Some(name) => of_name(&root, name)?,
+        };
+        written(io::stdout().write_all(&page(command)?))?;
+        return Ok(0);
+    };
+    let count = write_all(&root, folder)?;
+    if !args.quiet {
+        tell(&format!("{}: {count} pages written", folder.display()));
+    }
+    Ok(0)
+}
+
+fn of_name<'r>(root: &'r Command, name: &str) -> Result<&'r Command> {
+    let found = root.find_subcommand(name).filter(|found| !found.is_hide_set());
+    found.ok_or_else(|| {
+        let names: Vec<_> = shown_subcommands(root).map(Command::get_name).collect();
+        Error::new(Kind::Usage, format!("{name}: no such command")).with_hint(names.join(", "))
+    })
+}
+
+fn shown_subcommands(root: &Command) -> impl Iterator<Item = &Command> {
+    root.get_subcommands().filter(|command| !command.is_hide_set())
+}
+
+fn write_all(root: &Command, folder: &Path) -> Result<usize> {
+    let failed = |path: &Path| {
+        let shown = path.display().to_string();
+        move |error| Error::io(format!("{shown}: can not be written"), error)
+    };
+    fs::create_dir_all(folder).map_err(failed(folder))?;
+    let mut count = 0;
+    for command in std::iter::once(root).chain(shown_subcommands(root)) {
+        let file = folder.join(format!("{}.1", page_name(command)));
+        fs::write(&file, page(command)?).map_err(failed(&file))?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// `archfs-mount` of `archfs mount`.
+fn page_name(command: &Command) -> String {
+    command.get_bin_name().unwrap_or(command.get_name()).replace(' ', "-")
+}
+
+/// The page of a command, as man(1) wants it.
+fn page(command: &Command) -> Result<Vec<u8>> {
+    let mut text = Vec::new();
+    render(command, &mut text)
+        .map_err(|error| Error::io(format!("{}: no page", command.get_name()), error))?;
+    Ok(text)
+}
+
+fn render(command: &Command, out: &mut Vec<u8>) -> io::Result<()> {
+    let name = page_name(command);
+    let version = concat!("archfs ", env!("CARGO_PKG_VERSION"));
+    let man = Man::new(command.clone().display_name(name.clone()))
+        .title(name.to_uppercase())
+        .source(version)
+        .manual("archfs");
+    man.render_title(out)?;
+    man.render_name_section(out)?;
+    let mut synopsis = Roff::new();
+    let usage = command.clone().render_usage().to_string();
+    synopsis.control("SH", ["SYNOPSIS"]);
+    synopsis.text([roman(usage.trim_start_matches("Usage:").trim())]);
+    synopsis.to_writer(out)?;
+    man.render_description_section(out)?;
+    man.render_options_section(out)?;
+    if command.has_subcommands() {
+        man.render_subcommands_section(out)?;
+    }
+    let help = Help::of(command);
+    let mut roff = Roff::new();
+    if !help.notes.is_empty() {
+        roff.control("SH", ["NOTES"]);
+        paragraphs(&mut roff, &help.notes);
+    }
+    roff.control("SH", ["EXIT STATUS"]);
+    match help.status.is_empty() {
+        true => list(&mut roff, &STATUS),
+        false => paragraphs(&mut roff, &help.status),
+    }
+    roff.control("SH", ["ENVIRONMENT"]);
+    let variables = variables(command);
+    let variables = variables.iter().map(|(name, what)| (name.as_str(), what.as_str()));
+    list(&mut roff, &variables.chain(PLACES).collect::<Vec<_>>());
+    roff.control("SH", ["FILES"]);
+    list(&mut roff, &FILES);
+    if !help.examples.is_empty() {
+        roff.control("SH", ["EXAMPLES"]).control("EX", []);
+        for line in &help.examples {
+            roff.text([roman(line.clone())]);
+        }
+        roff.control("EE", []);
+    }
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([
+        bold("archfs"),
+        roman("(1), "),
+        bold("fusermount3"),
+        roman("(1), "),
+        bold("fuse"),
+        roman("(4)"),
+    ]);
+    roff.to_writer(out)
+}
+
+/// Options that a variable stands for, too.
+fn variables(command: &Command) -> Vec<(String, String)> {
+    let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+    let named = shown.filter_map(|argument| {
+        let variable = argument.get_env()?.to_str()?.to_owned();
+        Some((variable, format!("Stands for --{}.", argument.get_long()?)))
+    });
+    named.collect()
+}
+
+fn list(roff: &mut Roff, items: &[(&str, &str)]) {
+    for (name, what) in items {
+        roff.control("TP", []).text([bold(*name)]).text([roman(*what)]);
+    }
+}
+
+fn paragraphs(roff: &mut Roff, texts: &[String]) {
+    for text in texts {
+        roff.control("PP", []).text([roman(text.replace('\n', " "))]);
+    }
+}
+
+/// What stands below the options in --help, by its paragraphs.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Help {
+    notes: Vec<String>,
+    status: Vec<String>,
+    /// Lines, as they are to be typed.
+    examples: Vec<String>,
+}
+
+impl Help {
+    fn of(command: &Command) -> Self {
+        let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        Self::parse(&text)
+    }
+
+    /// Paragraphs begin with `Examples:` and `Exit status:`, or are notes; what is indented belongs
+    /// to the examples above it.
+    fn parse(text: &str) -> Self {
+        let mut help = Self::default();
+        for paragraph in text.split("\n\n") {
+            let paragraph = paragraph.trim_matches('\n');
+            if let Some(examples) = paragraph.strip_prefix("Examples:\n") {
+                help.add_examples(examples);
+            } else if let Some(status) = paragraph.strip_prefix("Exit status: ") {
+                help.status.push(status.to_owned());
+            } else if paragraph.starts_with("  ") {
+                help.examples.push(String::new());
+                help.add_examples(paragraph);
+            } else if !paragraph.is_empty() {
+                help.notes.push(paragraph.to_owned());
+            }
+        }
+        help
+    }
+
+    fn add_examples(&mut self, text: &str) {
+        let lines = text.lines().map(|line| line.strip_prefix("  ").unwrap_or(line).to_owned());
+        self.examples.extend(lines);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_the_help_apart() {
+        let help =
+            Help::parse("A note\nof two lines.\n\nExit status: 0 or 1.\n\nExamples:\n  a\n    b");
+        let expected = Help {
+            notes: vec!["A note\nof two lines.".into()],
+            status: vec!["0 or 1.".into()],
+            examples: vec!["a".into(), "  b".into()],
+        };
+        assert_eq!(help, expected);
+    }
+
+    #[test]
+    fn every_command_has_examples() {
+        let mut root = Cli::command().disable_help_subcommand(true);
+        root.build();
+        for command in std::iter::once(&root).chain(shown_subcommands(&root)) {
+            let help = Help::of(command);
+            let name = page_name(command);
+            assert!(!help.examples.is_empty(), "{name}: {help:?}");
+            for line in help.examples.iter().filter(|line| !line.starts_with(' ')) {
+                assert!(!line.contains("Examples"), "{name}: {line}");
+            }
+            assert!(help.examples.iter().any(|line| line.contains("archfs ")), "{name}");
+        }
+    }
+}

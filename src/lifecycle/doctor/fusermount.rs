@@ -1,0 +1,99 @@
+//! The helper that mounts for ordinary users, and its configuration.
+//!
+//! Owns why one that is there does not help; leaves finding it to `lifecycle::fusermount`.
+//! Invariant: it is asked for its version only, with the environment that a mount would give it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use rustix::fs::{StatVfsMountFlags, statvfs};
+
+use super::kernel::status_of_self;
+use crate::lifecycle::fusermount::Helper;
+
+/// Why there is no helper for this user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// There is none, or none that is safe to run; why, and what to do.
+    NotFound(String, Option<String>),
+    /// It is not set-user-ID root.
+    NotSetUid(PathBuf),
+    /// It lies on a file system where that does not count.
+    NoSuid(PathBuf),
+    /// This process may gain no rights, as in containers and some batch systems (no_new_privs).
+    NoNewRights(PathBuf),
+    /// It does not run.
+    DoesNotRun(PathBuf, String),
+}
+
+/// The helper and its version.
+pub(super) fn probe() -> Result<(PathBuf, String), Unusable> {
+    let helper = Helper::find()
+        .map_err(|error| Unusable::NotFound(error.to_string(), error.hint().map(str::to_owned)))?;
+    let path = helper.path.clone();
+    let output = helper.command().arg("--version").stdin(Stdio::null()).output();
+    let version = match output {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        }
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(Unusable::DoesNotRun(path, format!("{}: {said}", output.status)));
+        }
+        Err(error) => return Err(Unusable::DoesNotRun(path, error.to_string())),
+    };
+    if !helper.is_set_uid {
+        return Err(Unusable::NotSetUid(path));
+    }
+    if statvfs(&path).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::NOSUID)) {
+        return Err(Unusable::NoSuid(path));
+    }
+    if status_of_self("NoNewPrivs").as_deref() == Some("1") {
+        return Err(Unusable::NoNewRights(path));
+    }
+    // fusermount writes `fusermount3 version: 3.14.0`.
+    let version = version.rsplit(": ").next().unwrap_or_default().to_owned();
+    Ok((path, version))
+}
+
+/// /etc/fuse.conf, which the helper reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Configuration {
+    /// Whether ordinary users may let others into their mounts.
+    pub user_allow_other: bool,
+    /// How many mounts users other than root may have in all, if that is said.
+    pub mount_max: Option<u64>,
+}
+
+impl Configuration {
+    pub(super) fn read() -> Self {
+        Self::parse(&fs::read_to_string("/etc/fuse.conf").unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut found = Self::default();
+        for line in text.lines().map(str::trim) {
+            if line == "user_allow_other" {
+                found.user_allow_other = true;
+            } else if let Some((name, value)) = line.split_once('=')
+                && name.trim() == "mount_max"
+            {
+                found.mount_max = value.trim().parse().ok();
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_configuration_as_the_helper_does() {
+        let found = Configuration::parse("# comment\nmount_max = 30\n #user_allow_other\n");
+        assert_eq!(found, Configuration { user_allow_other: false, mount_max: Some(30) });
+        assert!(Configuration::parse("\nuser_allow_other\n").user_allow_other);
+    }
+}

@@ -1,0 +1,223 @@
+//! Really mounting a small archive, in each way there is.
+//!
+//! Owns the archive, its place, and the processes that try. Each way is what a person would type,
+//! as a process of its own, so that what is tried is what a job will meet, and one that hangs or
+//! moves into a namespace takes nothing with it.
+//! Invariants: each attempt ends in time; what it mounted is gone when it returns, and with this
+//! process at the latest.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::places::{Place, State};
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::process::ProcessId;
+
+/// How long one process may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The file in the archive, and what is in it.
+const NAME: &str = "hello";
+const TEXT: &[u8] = b"archfs can read this\n";
+
+/// A block of a tar, bytes.
+const BLOCK: usize = 512;
+
+/// How this program has to be called for each step.
+#[derive(Clone, Copy)]
+pub struct Steps {
+    /// Mounts an archive at a place until the process of that number ends.
+    pub mount: fn(&Path, &Path, i32) -> Vec<OsString>,
+    /// Checks a file in the background's mount, as `check_file` does.
+    pub check: fn(&Path) -> Vec<OsString>,
+    /// Unmounts a place.
+    pub unmount: fn(&Path) -> Vec<OsString>,
+    /// Runs this program with the last arguments while the archive is mounted.
+    pub run: fn(&Path, &Path, Vec<OsString>) -> Vec<OsString>,
+    /// The same where only the command sees the mount.
+    pub run_private: fn(&Path, &Path, Vec<OsString>) -> Vec<OsString>,
+    /// Enters a namespace, as `check_namespace` does.
+    pub namespace: fn() -> Vec<OsString>,
+}
+
+/// What came of it; an error is what was said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trial {
+    /// `archfs mount`.
+    pub mount: std::result::Result<(), String>,
+    /// `archfs run`.
+    pub run: std::result::Result<(), String>,
+    /// `archfs run --private`.
+    pub run_private: std::result::Result<(), String>,
+    /// A namespace alone.
+    pub namespace: std::result::Result<(), String>,
+}
+
+impl Trial {
+    /// Tries all ways in the first of `places` that can be written to.
+    ///
+    /// # Errors
+    /// `Io` where the archive can not be made.
+    pub fn hold(places: &[Place], steps: &Steps) -> Result<Self> {
+        let namespace = attempt(&(steps.namespace)());
+        let is_writable = |place: &&Place| matches!(place.state, State::Writable(_));
+        let Some(place) = places.iter().find(is_writable) else {
+            let none = || Err("there is no folder to mount in".to_owned());
+            return Ok(Self { mount: none(), run: none(), run_private: none(), namespace });
+        };
+        let scene = Scene::set(&place.path)?;
+        let (archive, place) = (&scene.archive, &scene.place);
+        let file = place.join(NAME);
+        let check = || [vec![OsString::from("/proc/self/exe")], (steps.check)(&file)].concat();
+        let tried = Self {
+            mount: scene.try_to_mount(steps),
+            run: attempt(&(steps.run)(archive, place, check())),
+            run_private: attempt(&(steps.run_private)(archive, place, check())),
+            namespace,
+        };
+        Ok(tried)
+    }
+}
+
+/// An archive and a place for its mount, in a folder that is removed with this.
+struct Scene {
+    archive: PathBuf,
+    place: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Scene {
+    fn set(folder: &Path) -> Result<Self> {
+        let failed =
+            |error| Error::io(format!("{}: can not try to mount", folder.display()), error);
+        let own = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(folder);
+        let own = own.map_err(failed)?;
+        let archive = own.path().join("trial.tar");
+        fs::write(&archive, tar()).map_err(failed)?;
+        let place = own.path().join("mount");
+        Ok(Self { archive, place, _folder: own })
+    }
+
+    fn try_to_mount(&self, steps: &Steps) -> std::result::Result<(), String> {
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        attempt(&(steps.mount)(&self.archive, &self.place, own))?;
+        let read = attempt(&(steps.check)(&self.place.join(NAME)));
+        read.and(attempt(&(steps.unmount)(&self.place)))
+    }
+}
+
+/// Runs this program with `arguments`. An error is the first line of what it said.
+fn attempt(arguments: &[OsString]) -> std::result::Result<(), String> {
+    let failed = |error: std::io::Error| format!("can not start archfs: {error}");
+    // A file and no pipe: whoever holds it open lets nobody wait.
+    let said = memfd_create("said", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+    let mut said = File::from(said);
+    let mut command = Command::new("/proc/self/exe");
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(said.try_clone().map_err(failed)?);
+    // A person's options would make it another trial.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_option(name)) {
+        command.env_remove(name);
+    }
+    let mut process = command.spawn().map_err(failed)?;
+    let watched = i32::try_from(process.id()).ok().and_then(|pid| ProcessId::of(pid).ok());
+    // One that has ended already is none any more.
+    let has_ended = watched.is_none_or(|it| it.wait_for_end(Some(PATIENCE)).unwrap_or(true));
+    if !has_ended {
+        let _ = process.kill();
+    }
+    let status = process.wait().map_err(failed)?;
+    if status.success() {
+        return Ok(());
+    }
+    let mut text = Vec::new();
+    let _ = said.rewind().and_then(|()| said.read_to_end(&mut text));
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let first = text.lines().find_map(|line| line.strip_prefix("archfs: "));
+    Err(match (has_ended, first) {
+        (false, _) => format!("nothing came of it in {} seconds", PATIENCE.as_secs()),
+        (true, Some(line)) => line.to_owned(),
+        (true, None) => format!("archfs ended with {status}"),
+    })
+}
+
+fn is_option(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b"ARCHFS_")
+}
+
+/// Checks that `file` is the one in the archive.
+///
+/// # Errors
+/// `Io`; `Corrupt` where it is another.
+pub fn check_file(file: &Path) -> Result<()> {
+    let shown = file.display();
+    let found = fs::read(file)
+        .map_err(|error| Error::io(format!("{shown}: mounted, but can not be read"), error))?;
+    if found != TEXT {
+        return Err(Error::new(Kind::Corrupt, format!("{shown}: reads as something else")));
+    }
+    Ok(())
+}
+
+/// A tar of that file (POSIX.1-2017, pax, ustar Interchange Format).
+fn tar() -> Vec<u8> {
+    let mut header = [0_u8; BLOCK];
+    let size = format!("{:011o}", TEXT.len());
+    let fields: [(usize, &[u8]); 9] = [
+        (0, NAME.as_bytes()),
+        (100, b"0000644"),
+        (108, b"0000000"),
+        (116, b"0000000"),
+        (124, size.as_bytes()),
+        (136, b"00000000000"),
+        // The sum is counted with spaces in its place.
+        (148, b"        "),
+        (156, b"0"),
+        (257, b"ustar\x0000"),
+    ];
+    for (at, bytes) in fields {
+        header[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let mut archive = header.to_vec();
+    archive.extend(TEXT);
+    // Up to the next block, and two empty ones at the end.
+    archive.resize(4 * BLOCK, 0);
+    archive
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::{self, OpenOptions};
+    use crate::progress::Progress;
+    use crate::vfs;
+
+    #[test]
+    fn the_archive_is_one_with_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let scene = Scene::set(folder.path()).unwrap();
+        let options = OpenOptions::default();
+        let tree = formats::open(&[scene.archive], &options, &Progress::default()).unwrap();
+        let attr = vfs::resolve(tree.as_ref(), NAME.as_bytes()).unwrap();
+        assert_eq!(attr.size, TEXT.len() as u64);
+    }
+
+    #[test]
+    fn the_file_is_told_from_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(NAME);
+        assert_eq!(check_file(&file).unwrap_err().kind(), Kind::Io);
+        fs::write(&file, "something else").unwrap();
+        assert_eq!(check_file(&file).unwrap_err().kind(), Kind::Corrupt);
+        fs::write(&file, TEXT).unwrap();
+        check_file(&file).unwrap();
+    }
+}

@@ -1,0 +1,416 @@
+//! `archfs doctor`: what it says of nodes that lack something.
+//!
+//! Owns making such nodes, in mount namespaces of a test's own, so that nobody else lacks anything;
+//! and the rule that nothing is left of a trial. What a mount itself then does is tested beside this.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+mod support;
+
+use support::stage::{Stage, Talker, said, stage};
+use support::user::{OpenDevice, User};
+use support::{archfs, run, wait_until};
+
+/// A user as whom no other test mounts, and the device for it.
+const USER: u32 = 39;
+
+/// An ordinary user on a node that a script, run as root, has made another.
+struct Patient {
+    user: User,
+    stage: Stage,
+    // Given back last.
+    _device: OpenDevice,
+}
+
+/// `None` where this machine lets nobody mount.
+fn patient() -> Option<Patient> {
+    let stage = stage()?;
+    let _device = OpenDevice::new();
+    Some(Patient { user: User::new(&stage, USER), stage, _device })
+}
+
+impl Patient {
+    /// A script of the user, where `change` was done before by root, seen by nobody else. It finds
+    /// a folder in $WORK.
+    fn command(&self, change: &str, script: &str) -> Command {
+        let inner = self.user.bash(script);
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &format!("set -e; {change}\nexec \"$@\""), "sh"]);
+        command.arg(inner.get_program()).args(inner.get_args()).current_dir(&self.user.home);
+        for (name, value) in inner.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.env("WORK", self.stage.work.path());
+        command
+    }
+
+    /// What doctor finds.
+    fn examined(&self, change: &str, before: &str) -> Found {
+        let script = format!("{before} exec $ARCHFS doctor --json");
+        Found::of(&self.command(change, &script).output().unwrap(), change)
+    }
+}
+
+/// What `archfs doctor --json` tells.
+struct Found {
+    status: Option<i32>,
+    json: Value,
+}
+
+impl Found {
+    fn of(output: &Output, what: &str) -> Self {
+        let json = serde_json::from_slice(&output.stdout);
+        let json = json.unwrap_or_else(|error| panic!("{what}: {error}: {}", said(output)));
+        assert_eq!(said(output), "", "{what}");
+        assert_nothing_left();
+        Self { status: output.status.code(), json }
+    }
+
+    /// Which of the three ways work: mount, run, run --private.
+    fn ways(&self) -> [bool; 3] {
+        ["mount", "run", "run_private"].map(|way| {
+            let (works, said) =
+                (&self.json["works"][way]["works"], &self.json["works"][way]["said"]);
+            assert_eq!(works.as_bool().unwrap(), said.is_null(), "{way}: {said}");
+            works.as_bool().unwrap()
+        })
+    }
+
+    fn state(&self, check: &str) -> &str {
+        self.json["checks"][check]["state"].as_str().unwrap()
+    }
+
+    fn text(&self, check: &str) -> &str {
+        self.json["checks"][check]["text"].as_str().unwrap()
+    }
+
+    fn assert_ways(&self, ways: [bool; 3]) {
+        assert_eq!(self.ways(), ways, "{:#}", self.json);
+        let can_mount = ways.contains(&true);
+        assert_eq!(self.status, Some(if can_mount { 0 } else { 4 }), "{:#}", self.json);
+        assert_eq!(self.json["can_mount"], can_mount);
+    }
+
+    /// A problem of that check, in these words, whose remedy has those.
+    fn assert_problem(&self, check: &str, words: &str, remedy: &str) {
+        let found = &self.json["checks"][check];
+        assert_eq!(found["state"], "problem", "{check}: {:#}", self.json);
+        assert!(found["text"].as_str().unwrap().contains(words), "{words}: {found:#}");
+        assert!(found["remedy"].as_str().unwrap().contains(remedy), "{remedy}: {found:#}");
+    }
+
+    fn asks_for(&self, words: &str) {
+        let request = self.json["request"].as_str();
+        assert!(request.is_some_and(|it| it.contains(words)), "{words}: {:#}", self.json);
+    }
+}
+
+/// Nothing that a trial has made is left: neither mounts nor folders.
+fn assert_nothing_left() {
+    wait_until("nothing is left of a trial", || {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let folders = ["/dev/shm", "/tmp"].map(|folder| fs::read_dir(folder).unwrap());
+        let mut names = folders
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        !mounts.contains("archfs-doctor-") && !names.any(|name| name.starts_with("archfs-doctor-"))
+    });
+}
+
+#[test]
+fn root_mounts_in_all_ways_and_the_keys_are_those_of_the_documents() {
+    let Some(_stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let found = Found::of(&archfs().args(["doctor", "--json"]).output().unwrap(), "root");
+    found.assert_ways([true, true, true]);
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let all = ["can_mount", "checks", "numbers", "request", "version", "works"];
+    assert_eq!(keys(&found.json), all);
+    let checks = [
+        "allow-other",
+        "batch",
+        "container",
+        "device",
+        "fusermount",
+        "kernel",
+        "memory",
+        "mounts",
+        "namespaces",
+        "open-files",
+        "places",
+        "proc",
+        "processors",
+        "threads",
+    ];
+    assert_eq!(keys(&found.json["checks"]), checks);
+    let numbers = ["cache", "memory_left", "open_files", "processors", "threads_left"];
+    assert_eq!(keys(&found.json["numbers"]), numbers);
+    let document = fs::read_to_string("docs/CLI.md").unwrap();
+    for key in all.iter().chain(&checks).chain(&numbers) {
+        assert!(document.contains(&format!("`{key}`")), "docs/CLI.md has no {key}");
+    }
+    assert!(found.json["request"].is_null());
+    assert!(found.json["numbers"]["cache"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn the_text_has_a_state_a_remedy_where_there_is_one_and_a_verdict_last() {
+    let Some(patient) = patient() else { return };
+    for (change, status, last) in [
+        ("", 0, "works here: archfs mount, archfs run, archfs run --private"),
+        (
+            HIDE_DEVICE,
+            4,
+            if is_container() { "archfs run --private does not: " } else { "ask the " },
+        ),
+    ] {
+        let output = patient.command(change, "exec $ARCHFS doctor").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(status), "{text}{}", said(&output));
+        assert!(text.lines().last().unwrap().starts_with(last), "{text}");
+        let mut lines = text.lines().peekable();
+        let mut checks = 0;
+        while let Some(line) =
+            lines.next_if(|line| !line.starts_with("works") && !line.starts_with("nothing"))
+        {
+            let (state, rest) = line.split_at(9);
+            let state = state.trim_end();
+            assert!(["ok", "note", "problem"].contains(&state), "{line}");
+            assert!(rest.contains(": "), "{line}");
+            checks += 1;
+            let remedy = lines.next_if(|line| line.starts_with("         remedy: "));
+            assert!(state != "problem" || remedy.is_some(), "{line} has no remedy");
+        }
+        assert_eq!(checks, 14, "{text}");
+    }
+}
+
+/// Whether the tests themselves run in a container, where other people have to be asked.
+fn is_container() -> bool {
+    ["/.dockerenv", "/run/.containerenv"].iter().any(|sign| Path::new(sign).exists())
+}
+
+/// The remedy for the device here.
+fn device_remedy(on_a_node: &str) -> &str {
+    if is_container() { "--device /dev/fuse" } else { on_a_node }
+}
+
+/// A /dev of the test's own, with less in it.
+const HIDE_DEVICE: &str = "mkdir $WORK/dev; mount -t tmpfs none $WORK/dev; mkdir $WORK/dev/shm; chmod 1777 $WORK/dev/shm; \
+     cp -a /dev/null /dev/zero /dev/urandom /dev/fd $WORK/dev; mount --move $WORK/dev /dev; rmdir $WORK/dev";
+
+#[test]
+fn an_ordinary_user_mounts_where_nothing_is_missing() {
+    let Some(patient) = patient() else { return };
+    let found = patient.examined("", "");
+    found.assert_ways([true, true, true]);
+    assert_eq!(found.state("fusermount"), "ok");
+    assert!(
+        found.text("fusermount").contains("version 3")
+            || found.text("fusermount").contains("version 2")
+    );
+    // Options that a person has set for mounts are not those of the trial.
+    let found = patient.examined("", "ARCHFS_SUBDIR=none ARCHFS_STAGE=/none ARCHFS_THREADS=x");
+    found.assert_ways([true, true, true]);
+}
+
+#[test]
+fn a_device_that_is_not_there_or_not_open_to_the_user_is_told_with_whom_to_ask_for_what() {
+    let Some(patient) = patient() else { return };
+    let node = |mode: &str| {
+        format!("{HIDE_DEVICE}; mknod -m {mode} /dev/fuse c 10 229; mount -o remount,dev /dev")
+    };
+    let found = patient.examined(HIDE_DEVICE, "");
+    found.assert_ways([false; 3]);
+    found.assert_problem("device", "/dev/fuse is not there", device_remedy("modprobe fuse"));
+    if !is_container() {
+        found.asks_for("modprobe fuse");
+    }
+
+    let found = patient.examined(&node("600"), "");
+    found.assert_ways([false; 3]);
+    let words = "its mode is 0600, its owner uid 0";
+    found.assert_problem("device", words, device_remedy("0666"));
+    if !is_container() {
+        found.asks_for("0666");
+    }
+
+    // The same way to make one, and nothing missing: it is the mode that counts.
+    patient.examined(&node("666"), "").assert_ways([true; 3]);
+
+    let other = format!("{HIDE_DEVICE}; cp -a /dev/null /dev/fuse");
+    let found = patient.examined(&other, "");
+    found.assert_ways([false; 3]);
+    found.assert_problem("device", "not the FUSE device", device_remedy("10, minor 229"));
+}
+
+#[test]
+fn in_a_container_the_remedy_is_that_of_the_container() {
+    let Some(patient) = patient() else { return };
+    for (sign, runtime, remedy) in [
+        ("APPTAINER_CONTAINER=/a.sif", "apptainer", "--fusemount"),
+        ("container=podman", "podman", "--cap-add SYS_ADMIN"),
+    ] {
+        let found = patient.examined(HIDE_DEVICE, sign);
+        found.assert_ways([false; 3]);
+        found.assert_problem("device", "/dev/fuse is not there", "--device /dev/fuse");
+        found.assert_problem("container", runtime, remedy);
+        assert!(found.json["request"].is_null(), "{:#}", found.json);
+        assert_eq!(patient.examined("", sign).state("container"), "ok");
+    }
+}
+
+#[test]
+fn without_a_helper_that_can_mount_run_does() {
+    let Some(patient) = patient() else { return };
+    let bin = "cp -a /usr/bin $WORK/bin; chmod u+s $WORK/bin/fusermount3";
+    for (change, before, words, remedy) in [
+        (
+            format!("{bin}; rm $WORK/bin/fusermount*"),
+            "",
+            "neither fusermount3 nor fusermount",
+            "fuse3",
+        ),
+        (format!("{bin}; chmod u-s $WORK/bin/fusermount*"), "", "not set-user-ID root", "fuse3"),
+        (format!("{bin}; echo not a program > $WORK/bin/fusermount3"), "", "does not run", "fuse3"),
+        (String::new(), "exec setpriv --no-new-privs", "may gain no rights", "run --private"),
+    ] {
+        let change = match change.is_empty() {
+            true => change,
+            false => format!("{change}; mount --bind $WORK/bin /usr/bin"),
+        };
+        let script = format!("{before} $ARCHFS doctor --json");
+        let output = patient.command(&change, &script).output().unwrap();
+        let found = Found::of(&output, words);
+        found.assert_ways([false, true, true]);
+        found.assert_problem("fusermount", words, remedy);
+        assert!(
+            found.json["checks"]["fusermount"]["remedy"]
+                .as_str()
+                .unwrap()
+                .starts_with("`archfs run` works")
+        );
+        found.asks_for("fusermount3 set-user-ID root");
+        let _ = fs::remove_dir_all(patient.stage.work.path().join("bin"));
+    }
+    // On a file system that takes rights away; the copy of /usr/bin lies on one.
+    let change = "mkdir $WORK/bin; mount -t tmpfs -o nosuid none $WORK/bin; cp -a /usr/bin/. $WORK/bin; \
+                  mount --bind $WORK/bin /usr/bin";
+    let found = patient.examined(change, "");
+    found.assert_ways([false, true, true]);
+    found.assert_problem("fusermount", "nosuid", "the node's own file system");
+}
+
+#[test]
+fn an_empty_path_is_enough() {
+    let Some(patient) = patient() else { return };
+    patient.examined("", "PATH=").assert_ways([true; 3]);
+}
+
+/// A user namespace of its own has its own limit on user namespaces; nobody in it is root outside,
+/// so fusermount can not help either.
+#[test]
+fn where_namespaces_are_forbidden_the_setting_is_named() {
+    let Some(patient) = patient() else { return };
+    let limit = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"";
+    let map = "echo started >&2; read x; exec sh -c \"$LIMIT\" sh \"$@\"";
+    let report = patient.user.home.join("report");
+    let inner = patient.user.bash("$ARCHFS doctor --json > report; echo status $? >&2");
+    let mut command = Command::new("unshare");
+    command.args(["--user", "sh", "-c", map, "sh"]).env("LIMIT", limit);
+    command.arg(inner.get_program()).args(inner.get_args()).current_dir(&patient.user.home);
+    command.env("ARCHFS", patient.user.home.join("archfs"));
+    let mut within = Talker::complaining(command.stdin(Stdio::piped()));
+    assert_eq!(within.line(), "started");
+    for map in ["uid_map", "gid_map"] {
+        fs::write(format!("/proc/{}/{map}", within.pid()), "0 0 65536").unwrap();
+    }
+    within.write("go\n");
+    let status = within.line_with("status ");
+    within.end();
+    let json = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+    let status = status.rsplit(' ').next().unwrap().parse().ok();
+    let found = Found { status, json };
+    assert_nothing_left();
+    found.assert_ways([false; 3]);
+    found.assert_problem(
+        "namespaces",
+        "user.max_user_namespaces is 0",
+        "max_user_namespaces=15000",
+    );
+}
+
+#[test]
+fn small_limits_are_told_against_what_a_mount_takes() {
+    let Some(patient) = patient() else { return };
+    let found = patient.examined("", "ulimit -n 40;");
+    assert_eq!(found.state("open-files"), "note", "{:#}", found.json);
+    assert!(found.text("open-files").starts_with("40 at most"), "{:#}", found.json);
+    found.assert_ways([true; 3]);
+    // With next to none nothing works, and it is said rather than hung or crashed.
+    let found = patient.examined("", "ulimit -n 9;");
+    found.assert_ways([false; 3]);
+    let found = patient.examined("", "ulimit -v 8000000;");
+    assert_eq!(found.state("memory"), "note", "{:#}", found.json);
+    assert!(found.text("memory").contains("ulimit -v"), "{:#}", found.json);
+}
+
+#[test]
+fn a_dead_mount_is_told_with_what_clears_it() {
+    let Some(patient) = patient() else { return };
+    let script = "$ARCHFS mount --keep -q $IMAGE mount && kill -KILL $($ARCHFS list --json | sed 's/.*daemon\":\\([0-9]*\\).*/\\1/')";
+    run(&mut patient.user.bash(script));
+    let found = patient.examined("", "");
+    assert_eq!(found.state("mounts"), "note", "{:#}", found.json);
+    assert!(found.text("mounts").contains("mount is dead"), "{:#}", found.json);
+    found.assert_ways([true; 3]);
+    run(&mut patient.user.bash("$ARCHFS gc -q"));
+    assert_eq!(patient.examined("", "").state("mounts"), "ok");
+}
+
+#[test]
+fn a_folder_without_room_for_names_is_passed_over() {
+    let Some(patient) = patient() else { return };
+    let found = patient.examined("mount -t tmpfs -o ro none /dev/shm", "");
+    assert_eq!(found.state("places"), "note", "{:#}", found.json);
+    assert!(found.text("places").contains("/dev/shm can not be written to"), "{:#}", found.json);
+    found.assert_ways([true; 3]);
+    // What is in /tmp stays to be seen, the program too.
+    let nowhere =
+        "mount -t tmpfs -o ro none /dev/shm; mount --bind /tmp /tmp; mount -o remount,bind,ro /tmp";
+    let found = patient.examined(nowhere, "unset TMPDIR;");
+    found.assert_problem("places", "/tmp can not be written to", "TMPDIR");
+    found.assert_ways([false; 3]);
+}
+
+#[test]
+fn a_batch_job_is_told() {
+    let Some(patient) = patient() else { return };
+    let found = patient.examined("", "SLURM_JOB_ID=12 SLURM_STEP_ID=3 SLURM_TASK_PID=$$");
+    assert!(found.text("batch").starts_with("Slurm job 12, step 3; a mount holds until process "));
+    found.assert_ways([true; 3]);
+    assert!(patient.examined("", "PBS_JOBID=7.host").text("batch").starts_with("PBS job 7.host"));
+}
+
+#[test]
+fn a_mount_that_is_impossible_here_names_the_doctor() {
+    let Some(patient) = patient() else { return };
+    let script = "$ARCHFS mount --keep $IMAGE mount; echo $?";
+    let output = patient.command(HIDE_DEVICE, script).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "4\n", "{}", said(&output));
+    let hint = said(&output).lines().find(|line| line.starts_with("hint: ")).map(str::to_owned);
+    assert!(
+        hint.is_some_and(|hint| hint.ends_with("archfs doctor tells what works here")),
+        "{}",
+        said(&output)
+    );
+    assert!(!Path::new(&patient.user.place).exists());
+}

@@ -1,0 +1,251 @@
+//! What explains archfs: manual pages, completions, --help and docs/CLI.md.
+//!
+//! Owns that they agree with each other and that the programs that read them accept them. A program
+//! that is not installed is said to be missing, and fails where CI is set.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+
+mod support;
+
+use support::{archfs, run, work_folder};
+
+/// The commands that --help lists, but for `help`.
+fn commands() -> Vec<String> {
+    let text = help(&[]);
+    let list = text.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    // What is wrapped is indented further.
+    let names = list.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names: Vec<_> =
+        names.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect();
+    assert!(names.len() >= 16, "{names:?}");
+    names.into_iter().filter(|name| name != "help").collect()
+}
+
+fn help(words: &[&str]) -> String {
+    let output = run(archfs().args(words).arg("--help").env("COLUMNS", "100"));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Long options in a text.
+fn options_in(text: &str) -> BTreeSet<String> {
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let words = text.match_indices("--").map(|(at, _)| &text[at..]);
+    let words = words.map(|word| word.split(|c| !is_part(c)).next().unwrap().to_owned());
+    let before = |at: usize| text[..at].chars().next_back();
+    let starts: BTreeSet<_> = text
+        .match_indices("--")
+        .filter(|(at, _)| before(*at).is_none_or(|c| !is_part(c)))
+        .map(|(at, _)| text[at..].split(|c| !is_part(c)).next().unwrap().to_owned())
+        .collect();
+    words.filter(|word| word.len() > 2 && starts.contains(word)).collect()
+}
+
+/// Options that --help of a command lists.
+fn options_of(command: &str) -> BTreeSet<String> {
+    let text = help(&[command]);
+    let lines = text.lines().filter(|line| line.trim_start().starts_with('-'));
+    let heads = lines.map(|line| line.trim_start().split("  ").next().unwrap());
+    let all = heads.flat_map(options_in);
+    all.filter(|option| option != "--help" && option != "--version").collect()
+}
+
+/// Whether the program is there; loud where it is not.
+fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap();
+    if !found.status.success() {
+        assert!(std::env::var_os("CI").is_none(), "CI must have {program}");
+        eprintln!("SKIPPED: there is no {program} here");
+    }
+    found.status.success()
+}
+
+#[test]
+fn the_document_has_every_option_of_every_command_and_no_other() {
+    let document = fs::read_to_string("docs/CLI.md").unwrap();
+    let sections: Vec<_> = document.split("\n## ").collect();
+    for command in commands() {
+        let mut documented = BTreeSet::new();
+        let line = format!("    archfs {command} ");
+        let synopsis: Vec<_> =
+            document.lines().filter(|it| format!("{it} ").starts_with(&line)).collect();
+        assert_eq!(synopsis.len(), 1, "docs/CLI.md: one line for {command}: {synopsis:?}");
+        documented.extend(options_in(synopsis[0]));
+        for section in &sections[1..] {
+            let (title, text) = section.split_once('\n').unwrap();
+            if !title.split([' ', ',']).any(|word| word == command) {
+                continue;
+            }
+            let rows = text.lines().filter(|line| line.starts_with("| `"));
+            documented.extend(rows.flat_map(|row| options_in(row.split(" | ").next().unwrap())));
+        }
+        assert_eq!(documented, options_of(&command), "{command}: docs/CLI.md, --help");
+    }
+}
+
+#[test]
+fn every_command_says_in_a_line_what_it_does_and_shows_how() {
+    for command in commands() {
+        let text = help(&[&command]);
+        let first = text.lines().next().unwrap();
+        assert!(first.starts_with(|c: char| c.is_ascii_uppercase()), "{command}: {first}");
+        assert!(!first.ends_with('.'), "{command}: {first}");
+        let usage = text.lines().find(|line| line.starts_with("Usage: archfs ")).unwrap();
+        assert!(usage.contains(&command), "{command}: {usage}");
+        let examples = text.split("\nExamples:\n").nth(1);
+        let examples = examples.unwrap_or_else(|| panic!("{command}: no examples"));
+        assert!(examples.contains(&format!("archfs {command}")), "{command}: {examples}");
+        for line in text.lines() {
+            assert!(line.len() <= 100, "{command}: {line}");
+        }
+    }
+}
+
+/// Options of the examples in --help are options of that command.
+#[test]
+fn examples_use_options_that_there_are() {
+    for command in commands() {
+        let text = help(&[&command]);
+        let examples = text.split("\nExamples:\n").nth(1).unwrap();
+        let start = format!("archfs {command}");
+        for line in examples.lines().filter(|line| line.contains(&start)) {
+            let ours = line.split(&start).nth(1).unwrap();
+            let ours = ours.split(['|', '(', ';']).next().unwrap().split(" -- ").next().unwrap();
+            let used = options_in(ours.split("&&").next().unwrap());
+            let unknown: Vec<_> = used.difference(&options_of(&command)).cloned().collect();
+            assert!(unknown.is_empty(), "{command}: {line}: {unknown:?}");
+        }
+    }
+}
+
+#[test]
+fn there_is_a_page_for_every_command_with_the_sections_that_people_look_for() {
+    let work = work_folder();
+    let folder = work.path().join("man/man1");
+    run(archfs().args(["man", "--quiet", "--dir"]).arg(&folder));
+    let mut names: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let mut expected: Vec<_> = commands().iter().map(|name| format!("archfs-{name}.1")).collect();
+    expected.push("archfs.1".into());
+    expected.sort();
+    assert_eq!(names, expected);
+    for name in &names {
+        let page = fs::read_to_string(folder.join(name)).unwrap();
+        for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "EXAMPLES", "ENVIRONMENT", "FILES"] {
+            assert!(page.contains(&format!(".SH {section}\n")), "{name}: {section}: {page}");
+        }
+        assert!(page.contains("EXIT STATUS"), "{name}");
+        assert!(page.is_ascii(), "{name}");
+        // Options and steps that are hidden stay so.
+        for hidden in ["daemon=", "\\-\\-daemon", "\\-\\-step", "help(1)"] {
+            assert!(!page.contains(hidden), "{name}: {hidden}");
+        }
+        let command = name.trim_end_matches(".1").strip_prefix("archfs-");
+        let words: Vec<_> = ["man"].into_iter().chain(command).collect();
+        let printed = run(archfs().args(words)).stdout;
+        assert_eq!(String::from_utf8(printed).unwrap(), page, "{name}");
+        for option in command.map(options_of).unwrap_or_default() {
+            let shown = option.replace('-', "\\-");
+            assert!(page.contains(&shown), "{name}: {option}");
+        }
+    }
+    let mount = fs::read_to_string(folder.join("archfs-mount.1")).unwrap();
+    assert!(mount.contains("ARCHFS_CACHE") && mount.contains("Mount archives"));
+}
+
+#[test]
+fn the_readers_of_pages_have_nothing_to_complain_of() {
+    let work = work_folder();
+    run(archfs().args(["man", "--quiet", "--dir"]).arg(work.path()));
+    let pages: Vec<_> =
+        fs::read_dir(work.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    if has("groff") {
+        for page in &pages {
+            let output =
+                run(Command::new("groff").args(["-man", "-Tascii", "-ww", "-z", "-rF0"]).arg(page));
+            assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{page:?}");
+        }
+    }
+    if has("man") {
+        for page in &pages {
+            let output = run(Command::new("man")
+                .args(["--warnings=w", "-l"])
+                .arg(page)
+                .env("MANWIDTH", "80")
+                .env("MANPAGER", "cat")
+                .env("LC_ALL", "C"));
+            assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{page:?}");
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(text.contains("EXAMPLES") || text.contains("E\u{8}E"), "{page:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_command_that_there_is_not_has_no_page() {
+    let output = archfs().args(["man", "none"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("none: no such command") && said.contains("hint: mount, run"), "{said}");
+    assert_eq!(archfs().args(["completions", "tcsh"]).output().unwrap().status.code(), Some(2));
+}
+
+/// What bash would offer at the end of `line`.
+fn offered(line: &str) -> BTreeSet<String> {
+    let script = r#"
+        source <("$ARCHFS" completions bash) || exit 1
+        complete -p archfs > /dev/null || exit 1
+        COMP_LINE=$1 COMP_POINT=${#1}
+        read -ra COMP_WORDS <<< "$1"
+        [[ $1 == *' ' ]] && COMP_WORDS+=('')
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        function=$(complete -p archfs | sed 's/.*-F \([^ ]*\).*/\1/')
+        "$function" archfs "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf '%s\n' "${COMPREPLY[@]}""#;
+    let mut bash = Command::new("bash");
+    bash.args(["--norc", "-c", script, "bash", line]).env("ARCHFS", env!("CARGO_BIN_EXE_archfs"));
+    let text = String::from_utf8(run(&mut bash).stdout).unwrap();
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_commands_and_options_and_nothing_that_is_hidden() {
+    assert_eq!(offered("archfs mou"), BTreeSet::from(["mount".to_owned()]));
+    let all = offered("archfs ");
+    for command in commands() {
+        assert!(all.contains(&command), "{command}: {all:?}");
+        let offered = offered(&format!("archfs {command} --"));
+        for option in options_of(&command) {
+            assert!(offered.contains(&option), "{command} {option}: {offered:?}");
+        }
+        for hidden in ["--daemon", "--step"] {
+            assert!(!offered.contains(hidden), "{command}: {hidden}");
+        }
+    }
+    assert_eq!(offered("archfs mount --kee"), BTreeSet::from(["--keep".to_owned()]));
+    let shells = offered("archfs completions ");
+    assert!(["bash", "zsh", "fish"].iter().all(|shell| shells.contains(*shell)), "{shells:?}");
+}
+
+#[test]
+fn zsh_and_fish_can_read_theirs() {
+    let work = work_folder();
+    for (shell, check) in [("zsh", "-n"), ("fish", "--no-execute"), ("bash", "-n")] {
+        let script = run(archfs().args(["completions", shell])).stdout;
+        let text = String::from_utf8(script).unwrap();
+        assert!(text.contains("until-pid") && text.contains("unmount"), "{shell}");
+        for hidden in ["-daemon", "l daemon", "-step", "l step"] {
+            assert!(!text.contains(hidden), "{shell}: {hidden}");
+        }
+        let file = work.path().join(shell);
+        fs::write(&file, &text).unwrap();
+        if has(shell) {
+            let output = run(Command::new(shell).arg(check).arg(&file));
+            assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{shell}");
+        }
+    }
+}

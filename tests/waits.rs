@@ -1,0 +1,101 @@
+//! Waits without a known end: what they show on a terminal, and that a pipe sees none of it.
+//!
+//! Owns `script` as the terminal, and daemons that are stopped, so that one waits for them. Bars for
+//! opening, copying and packing have an end and are not tested here.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+mod support;
+
+use support::mount::Mounted;
+use support::stage::{Stage, said, stage};
+use support::{archfs, wait_until};
+
+/// A line of bash at a terminal; what is written there goes to the file `shown`.
+fn at_a_terminal(stage: &Stage, line: &str) -> Terminal {
+    let script = format!("exec {line}");
+    fs::write(stage.work.path().join("script"), script).unwrap();
+    let mut terminal = Command::new("script");
+    terminal.args(["-qefc", "exec bash ./script", "shown"]).current_dir(stage.work.path());
+    terminal.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env("IMAGE", &stage.image);
+    terminal.env("SHELL", "/bin/bash").env("TERM", "xterm").env_remove("SLURM_TASK_PID");
+    Terminal(terminal.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
+}
+
+/// A terminal, which is gone when the test ends, however it ends.
+struct Terminal(Child);
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn shown(stage: &Stage) -> String {
+    let bytes = fs::read(stage.work.path().join("shown")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The daemon of a mount, stopped until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(mounted: &Mounted) -> Self {
+        let daemon = Pid::from_raw(mounted.daemon().cast_signed()).unwrap();
+        kill_process(daemon, Signal::STOP).unwrap();
+        Self(daemon)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+#[test]
+fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
+    let Some(stage) = stage() else { return };
+    let mut waiting = at_a_terminal(&stage, "$ARCHFS wait mount");
+    wait_until("it is shown", || shown(&stage).contains("waiting for a mount at mount (2s)"));
+    let _mounted = Mounted::archfs(&stage.image, &stage.place, &[]);
+    assert!(waiting.0.wait().unwrap().success());
+    // Cleared at the end: what comes last is no text.
+    let text = shown(&stage);
+    let after = text.rsplit("waiting for a mount").next().unwrap();
+    assert!(after.contains("\u{1b}[2K"), "{text:?}");
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
+    let Some(stage) = stage() else { return };
+    let mounted = Mounted::archfs(&stage.image, &stage.place, &[]);
+    for (line, text) in [
+        ("$ARCHFS list", "asking the daemons of your mounts"),
+        ("$ARCHFS stats mount", "asking the daemon of mount"),
+        ("$ARCHFS mount --keep $IMAGE mount", "waiting to mount at "),
+        ("$ARCHFS run $IMAGE mount -- true", "waiting to mount at "),
+        ("$ARCHFS unmount mount", "unmounting mount"),
+    ] {
+        let stopped = Stopped::new(&mounted);
+        let mut waiting = at_a_terminal(&stage, line);
+        wait_until(text, || shown(&stage).contains(text));
+        drop(stopped);
+        let status = waiting.0.wait().unwrap();
+        assert!(status.success(), "{line}: {}", shown(&stage));
+    }
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn a_pipe_sees_nothing_of_it() {
+    let Some(stage) = stage() else { return };
+    let output = archfs().args(["wait", "--timeout", "2s"]).arg(&stage.place).output().unwrap();
+    assert_eq!(output.status.code(), Some(6));
+    let place = stage.place.display();
+    assert_eq!(said(&output), format!("archfs: {place}: not mounted in the time given\n"));
+}
