@@ -50,6 +50,7 @@ fn what_is_no_archive_is_refused_with_status_3() {
     refuses(&file("empty", b""), &place, 3, "empty: is empty");
     refuses(&file("text", b"hello"), &place, 3, "neither a squashfs image nor a tar");
     refuses(&file("zip", b"PK\x03\x04rest of it"), &place, 3, "a zip archive");
+    refuses(&file("h5", b"\x89HDF\r\n\x1a\nrest"), &place, 3, "h5: an HDF5 file");
     refuses(&file("gz", b"\x1f\x8b\x08rest of it"), &place, 3, "gz: ");
     // As ext4 and ISO 9660 images do; a tar of nothing but zeros is an empty one.
     let disk = [vec![0; 32 << 10], b"\x01CD001".to_vec(), vec![7; 4096]].concat();
