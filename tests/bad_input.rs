@@ -57,6 +57,8 @@ fn what_is_no_archive_is_refused_with_status_3() {
     refuses(&file("disk", &disk), &place, 3, "begins with zeros, but is no empty tar");
     refuses(&file("zeros", &vec![0; 2 << 20]), &place, 3, "begins with zeros");
     refuses(&work.path().join("missing"), &place, 1, "missing: no such file");
+    refuses(&work.path().join("shard-*.tar"), &place, 1, "hint: no file matches the pattern");
+    refuses(Path::new("https://example.org/a.tar"), &place, 1, "hint: archfs reads files, not");
     refuses(work.path(), &place, 1, "is a directory, not an archive");
     refuses(Path::new("/dev/null"), &place, 3, "neither a file nor a block device");
     assert!(!place.exists(), "no mount point was left");
