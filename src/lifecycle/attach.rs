@@ -225,13 +225,16 @@ fn mount_as_root(place: &Path, source: &Path, access: Access) -> Result<(OwnedFd
             Kind::CannotMount,
             format!("{}: the kernel does not let this process mount: {error}", place.display()),
         )
-        .with_hint("in a container it needs --device /dev/fuse and the capability SYS_ADMIN")),
+        .with_hint(
+            "in a container it needs --device /dev/fuse and the capability SYS_ADMIN; \
+             archfs doctor tells what is missing",
+        )),
         // The options are ours and sound, so it is the descriptor that the kernel does not like.
         Err(Errno::INVAL) => Err(Error::new(
             Kind::CannotMount,
             format!("{}: can not mount: /dev/fuse is not the FUSE device here", place.display()),
         )
-        .with_hint("in a container, add --device /dev/fuse")),
+        .with_hint("in a container, add --device /dev/fuse; archfs doctor tells what is missing")),
         Err(error) => Err(Error::io(format!("{}: can not mount", place.display()), error.into())),
     }
 }
@@ -239,11 +242,25 @@ fn mount_as_root(place: &Path, source: &Path, access: Access) -> Result<(OwnedFd
 fn open_device() -> Result<OwnedFd> {
     match File::options().read(true).write(true).open("/dev/fuse") {
         Ok(file) => Ok(file.into()),
-        Err(error) => {
-            let context = format!("/dev/fuse can not be opened: {error}");
-            Err(Error::new(Kind::CannotMount, context).with_hint(
-                "load the kernel module (modprobe fuse); in a container, add --device /dev/fuse",
-            ))
-        }
+        Err(error) => Err(no_device(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
     }
+}
+
+/// The error for a device of FUSE that this process can not have.
+pub(super) fn no_device(error: Errno) -> Error {
+    let hint = match error {
+        Errno::ACCESS => {
+            "its mode must be 0666, as distributions set it; ask the administrator of the node"
+        }
+        // A container may have the device and yet no right to it.
+        Errno::PERM => {
+            "in a container, add --device /dev/fuse; archfs doctor tells what is missing"
+        }
+        _ => {
+            "the kernel module must be loaded (modprobe fuse); in a container, add --device \
+             /dev/fuse; archfs doctor tells what is missing"
+        }
+    };
+    let context = format!("/dev/fuse can not be opened: {error}");
+    Error::new(Kind::CannotMount, context).with_hint(hint)
 }
