@@ -132,6 +132,7 @@ fn wrong_use_has_status_2() {
     assert_eq!(status(&["mount", "-o", "rw", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--cache", "lots", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--threads", "0", "a", "b"]), Some(2));
+    assert_eq!(status(&["mount", "--idle-timeout", "0", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--keep", "--until-pid", "1", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--offset", "1", "a", "b", "c"]), Some(2));
     assert_eq!(status(&["mount", "--index", "i", "a", "b", "c"]), Some(2));
