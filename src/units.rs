@@ -16,7 +16,7 @@ use crate::error::{Error, Kind, Result};
 pub fn parse_size(text: &str) -> Result<u64> {
     let wrong = || {
         Error::new(Kind::Usage, format!("{text:?} is no size"))
-            .with_hint("a whole number of bytes, or one with K, M, G or T behind it: 512M")
+            .with_hint("give a whole number of bytes, or one with K, M, G or T behind it: 512M")
     };
     let upper = text.trim().to_ascii_uppercase();
     let upper = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
@@ -44,7 +44,7 @@ const TIME_MAX: u64 = 365 * 24 * 3600;
 pub fn parse_time(text: &str) -> Result<Duration> {
     let wrong = || {
         Error::new(Kind::Usage, format!("{text:?} is no time"))
-            .with_hint("a whole number of seconds, or one with s, m or h behind it: 15m")
+            .with_hint("give a whole number of seconds, or one with s, m or h behind it: 15m")
     };
     let text = text.trim();
     let (digits, unit) = match text.char_indices().last() {

@@ -50,12 +50,15 @@ fn what_is_no_archive_is_refused_with_status_3() {
     refuses(&file("empty", b""), &place, 3, "empty: is empty");
     refuses(&file("text", b"hello"), &place, 3, "neither a squashfs image nor a tar");
     refuses(&file("zip", b"PK\x03\x04rest of it"), &place, 3, "a zip archive");
+    refuses(&file("h5", b"\x89HDF\r\n\x1a\nrest"), &place, 3, "h5: an HDF5 file");
     refuses(&file("gz", b"\x1f\x8b\x08rest of it"), &place, 3, "gz: ");
     // As ext4 and ISO 9660 images do; a tar of nothing but zeros is an empty one.
     let disk = [vec![0; 32 << 10], b"\x01CD001".to_vec(), vec![7; 4096]].concat();
     refuses(&file("disk", &disk), &place, 3, "begins with zeros, but is no empty tar");
     refuses(&file("zeros", &vec![0; 2 << 20]), &place, 3, "begins with zeros");
     refuses(&work.path().join("missing"), &place, 1, "missing: no such file");
+    refuses(&work.path().join("shard-*.tar"), &place, 1, "hint: no file matches the pattern");
+    refuses(Path::new("https://example.org/a.tar"), &place, 1, "hint: archfs reads files, not");
     refuses(work.path(), &place, 1, "is a directory, not an archive");
     refuses(Path::new("/dev/null"), &place, 3, "neither a file nor a block device");
     assert!(!place.exists(), "no mount point was left");
@@ -129,6 +132,7 @@ fn wrong_use_has_status_2() {
     assert_eq!(status(&["mount", "-o", "rw", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--cache", "lots", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--threads", "0", "a", "b"]), Some(2));
+    assert_eq!(status(&["mount", "--idle-timeout", "0", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--keep", "--until-pid", "1", "a", "b"]), Some(2));
     assert_eq!(status(&["mount", "--offset", "1", "a", "b", "c"]), Some(2));
     assert_eq!(status(&["mount", "--index", "i", "a", "b", "c"]), Some(2));

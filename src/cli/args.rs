@@ -113,6 +113,11 @@ impl MountArgs {
             return Err(Error::new(Kind::Usage, context)
                 .with_hint("archfs index makes the index of each one, beside it"));
         }
+        if self.idle_timeout.is_some_and(|time| time.is_zero()) {
+            let context = "--idle-timeout 0: the mount would end before anybody reads";
+            return Err(Error::new(Kind::Usage, context)
+                .with_hint("leave it out for a mount that stays however idle it is"));
+        }
         let subdir = self.subdir.clone().or(options.subdir.map(OsString::from));
         Ok(MountPlan {
             archives: archives.iter().map(absolute).collect::<Result<_>>()?,
@@ -275,19 +280,27 @@ fn absolute(path: &PathBuf) -> Result<PathBuf> {
 
 /// Parses a size for clap.
 pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
-    parse_size(text).map_err(|error| error.to_string())
+    parse_size(text).map_err(|error| with_hint(&error))
 }
 
 /// Parses a time for clap.
 pub(super) fn time(text: &str) -> std::result::Result<Duration, String> {
-    parse_time(text).map_err(|error| error.to_string())
+    parse_time(text).map_err(|error| with_hint(&error))
+}
+
+/// What clap, which has no place for a hint, is to say of a value.
+fn with_hint(error: &Error) -> String {
+    match error.hint() {
+        Some(hint) => format!("{error}; {hint}"),
+        None => error.to_string(),
+    }
 }
 
 /// Parses a number of threads for clap.
 pub(super) fn threads(text: &str) -> std::result::Result<usize, String> {
     match text.parse() {
         Ok(count @ 1..=1024) => Ok(count),
-        _ => Err("1 to 1024 threads can be".into()),
+        _ => Err("it is a number from 1 to 1024".into()),
     }
 }
 

@@ -62,7 +62,7 @@ impl MountOptions {
             ) => {}
             ("rw" | "suid" | "dev", None) => {
                 let context = format!("-o {name}: a mount of an archive is ro,nosuid,nodev");
-                return Err(Error::new(Kind::Usage, context));
+                return Err(Error::new(Kind::Usage, context).with_hint("leave it out"));
             }
             _ => {
                 return Err(Error::new(Kind::Usage, format!("-o {option}: no such option"))
@@ -74,7 +74,10 @@ impl MountOptions {
 }
 
 fn number(option: &str, value: &str) -> Result<u32> {
-    value.parse().map_err(|_| Error::new(Kind::Usage, format!("-o {option}: not a number")))
+    value.parse().map_err(|_| {
+        Error::new(Kind::Usage, format!("-o {option}: not a number"))
+            .with_hint("id NAME tells the numbers of a user and of its group")
+    })
 }
 
 #[cfg(test)]

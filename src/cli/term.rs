@@ -35,14 +35,16 @@ pub(super) fn show_usage(error: &clap::Error) {
     let _ = writeln!(std::io::stderr(), "hint: {}", printable(&usage));
 }
 
-/// The complaint of an error of clap on one line, and how the command is used.
+/// The complaint of an error of clap on one line, and what else was meant perhaps, or how the
+/// command is used.
 fn split_usage(text: &str) -> (String, String) {
-    let mut paragraphs = text.split("\n\n");
-    let lines = paragraphs.next().unwrap_or_default().lines().map(str::trim);
-    let what = lines.collect::<Vec<_>>().join(" ");
-    let usage = paragraphs.find_map(|paragraph| paragraph.trim().strip_prefix("Usage: "));
-    let usage = usage.map_or_else(|| "archfs --help".to_owned(), |usage| usage.replace('\n', " "));
-    (what.trim_start_matches("error: ").to_owned(), usage)
+    let (first, rest) = text.split_once("\n\n").unwrap_or((text, ""));
+    let what = first.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let line = |start: &str| rest.lines().find_map(|line| line.trim().strip_prefix(start));
+    // Of several tips, that of a name like the one that was given.
+    let tip = line("tip: ").filter(|tip| tip.contains(" similar "));
+    let hint = tip.or_else(|| line("Usage: ")).unwrap_or("archfs --help");
+    (what.trim_start_matches("error: ").to_owned(), hint.to_owned())
 }
 
 /// Tells a person something on standard error.
@@ -98,5 +100,8 @@ mod tests {
         assert_eq!(what, "the following were not provided: <A> <B>");
         assert_eq!(usage, "archfs run A B");
         assert_eq!(split_usage("error: odd").1, "archfs --help");
+        let text =
+            "error: what is '--kep'\n\n  tip: a similar argument exists: '--keep'\n\nUsage: archfs";
+        assert_eq!(split_usage(text).1, "a similar argument exists: '--keep'");
     }
 }

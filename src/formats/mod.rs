@@ -30,6 +30,7 @@ use crate::vfs::{Layer, Tree, Union};
 
 mod bytes;
 mod compressed;
+mod foreign;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod info;

@@ -11,7 +11,7 @@ use super::inside::{self, Inside};
 use super::limits::{GIANT_CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
 use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Bytes, Packed, SavedIndex, Tar, TarOptions};
-use super::{OpenOptions, Saving};
+use super::{OpenOptions, Saving, foreign};
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Metered, Storage, Window};
@@ -137,7 +137,7 @@ impl Opening<'_> {
                 Bytes::Compressed(Packed { storage, container, cache, archive: self.number })
             }
             None if tar::recognises(head) => Bytes::Stored(storage),
-            None => return Err(unknown(name, head, self.options.offset)),
+            None => return Err(foreign::unknown(name, head, self.options.offset)),
         };
         let OpenOptions { recursive, saving, .. } = *self.options;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes);
@@ -237,20 +237,4 @@ impl Opening<'_> {
             _ => log::warn!("{}", fault.what),
         }
     }
-}
-
-/// What to say of a file that is no archive archfs reads: what it seems to be, and what to do.
-fn unknown(name: &str, head: &[u8], offset: u64) -> Error {
-    let (what, hint) = match head {
-        [] if offset == 0 => ("is empty", "was it copied whole?"),
-        [] => ("has nothing at that offset", "check --offset"),
-        [b'P', b'K', 3 | 5, 4 | 6, ..] => {
-            ("a zip archive", "unpack it, then: mksquashfs DIRECTORY data.sqfs -comp zstd")
-        }
-        _ => (
-            "neither a squashfs image nor a tar",
-            "if it starts further into the file, say where with --offset",
-        ),
-    };
-    Error::new(Kind::UnknownFormat, format!("{name}: {what}")).with_hint(hint)
 }

@@ -245,13 +245,21 @@ pub(super) fn open_connection() -> std::io::Result<OwnedFd> {
 }
 
 fn open_device() -> Result<OwnedFd> {
-    match open_connection() {
-        Ok(device) => Ok(device),
-        Err(error) => {
-            let context = format!("/dev/fuse can not be opened: {error}");
-            Err(Error::new(Kind::CannotMount, context).with_hint(
-                "load the kernel module (modprobe fuse); in a container, add --device /dev/fuse",
-            ))
+    open_connection().map_err(|error| no_device(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+}
+
+/// The error for a device of FUSE that this process can not have.
+pub(super) fn no_device(error: Errno) -> Error {
+    let hint = match error {
+        Errno::ACCESS => {
+            "its mode must be 0666, as distributions set it; ask the administrator of the node"
         }
-    }
+        // A container may have the device and yet no right to it.
+        Errno::PERM => "in a container, add --device /dev/fuse",
+        _ => {
+            "the kernel module must be loaded (modprobe fuse); in a container, add --device /dev/fuse"
+        }
+    };
+    let context = format!("/dev/fuse can not be opened: {error}");
+    Error::new(Kind::CannotMount, context).with_hint(hint)
 }

@@ -210,8 +210,10 @@ impl Helper {
 }
 
 fn missing() -> Error {
-    Error::new(Kind::CannotMount, "neither fusermount3 nor fusermount is on this node")
-        .with_hint("`archfs run` does without; for `archfs mount`, ask for the package fuse3 on the compute nodes")
+    Error::new(Kind::CannotMount, "neither fusermount3 nor fusermount is on this node").with_hint(
+        "`archfs run` does without; for `archfs mount`, ask for the package fuse3 on the \
+             compute nodes",
+    )
 }
 
 fn unsafe_to_run(helper: &Path, weak: &Path) -> Error {
@@ -239,12 +241,7 @@ fn access_device() -> rustix::io::Result<()> {
 fn check_device() -> Result<()> {
     match access_device() {
         Ok(()) => Ok(()),
-        Err(error) => {
-            let context = format!("/dev/fuse can not be opened: {error}");
-            Err(Error::new(Kind::CannotMount, context).with_hint(
-                "its mode must be 0666, as distributions set it; ask the administrator of the node",
-            ))
-        }
+        Err(error) => Err(super::attach::no_device(error)),
     }
 }
 
@@ -257,8 +254,12 @@ fn refused(place: &Path, said: &str) -> Error {
         error.with_hint("leave out allow_other, or ask for user_allow_other in /etc/fuse.conf")
     } else if said.contains("mounting over filesystem type") {
         error.with_hint("mount under /dev/shm or /tmp instead, or use `archfs run --private`")
-    } else {
+    } else if said.contains("too many FUSE") {
+        error.with_hint("unmount what is not needed (archfs list), or use `archfs run --private`")
+    } else if said.contains("mountpoint") || said.contains("mount point") {
         error.with_hint("the mount point must be a directory of yours, such as one under /dev/shm")
+    } else {
+        error.with_hint("`archfs run` may do without")
     }
 }
 
@@ -267,6 +268,23 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn gives_a_hint_that_fits_what_the_helper_said() {
+        let hint = |said: &str| {
+            let error = refused(Path::new("/m"), said);
+            error.hint().unwrap_or_default().to_owned()
+        };
+        let own = "fusermount3: user has no write access to mountpoint /m\n";
+        assert!(hint(own).contains("a directory of yours"));
+        assert!(hint("fusermount3: bad mount point `/m': gone").contains("a directory of yours"));
+        let many = "fusermount3: too many FUSE filesystems mounted; mount_max=N can be set";
+        assert!(hint(many).contains("archfs list"));
+        let other = "fusermount3: mount failed: Operation not permitted";
+        assert!(hint(other).contains("archfs run"));
+        let text = refused(Path::new("/m"), other).to_string();
+        assert_eq!(text, "/m: can not mount: mount failed: Operation not permitted");
+    }
 
     #[test]
     fn escapes_what_would_start_another_option() {

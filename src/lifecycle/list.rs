@@ -12,6 +12,9 @@ use super::registry::Record;
 use super::{join, mountinfo, mountpoint};
 use crate::error::{Error, Kind, Result};
 
+/// What to say where no mount is.
+pub(super) const LIST: &str = "archfs list shows your mounts on this node";
+
 /// How long a daemon may take to say who holds its mount.
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -54,7 +57,7 @@ pub fn stats(path: &Path) -> Result<String> {
     let place = mountpoint::locate(path)?;
     let Occupant::Alive(..) = occupant::look(&place)? else {
         let context = format!("{}: no archfs mount of yours is served here", place.display());
-        return Err(Error::new(Kind::NotMounted, context));
+        return Err(Error::new(Kind::NotMounted, context).with_hint(LIST));
     };
     let numbers = match join::connect(&place) {
         Some(mut client) => client.numbers()?,

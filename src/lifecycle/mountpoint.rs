@@ -101,7 +101,7 @@ pub(super) fn taken(place: &Path, entry: &MountEntry) -> Error {
 pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     let shown = path.display();
     if path == Path::new("/") {
-        return Err(Error::new(Kind::Usage, "/: can not mount over the root directory"));
+        return Err(Error::new(Kind::Usage, "/: is the root directory, no mount point"));
     }
     if path.starts_with("/dev/fd") {
         // Another folder in each process; `mount` has taken the numbers of descriptors before.

@@ -53,6 +53,7 @@ fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
 fn refused(error: Errno) -> Error {
     let context = format!("this node lets you make no namespace to mount in: {error}");
     Error::new(Kind::CannotMount, context).with_hint(
-        "ask for fusermount3 (package fuse3), or for user namespaces (sysctl user.max_user_namespaces)",
+        "ask for fusermount3 (package fuse3), or for user namespaces (sysctl \
+         user.max_user_namespaces)",
     )
 }

@@ -14,7 +14,7 @@ use super::mountinfo::MountEntry;
 use super::occupant::{self, Occupant};
 use super::process::ProcessId;
 use super::registry::{PlaceLock, Record};
-use super::{join, mountpoint};
+use super::{join, list, mountpoint};
 use crate::error::{Error, Kind, Result};
 
 /// How long a daemon may take to clear up once its mount is gone; it has nothing left to do then.
@@ -81,7 +81,8 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
             if lock.is_some() {
                 return forget_locked(&place, lock);
             }
-            return Err(Error::new(Kind::NotMounted, format!("{shown}: nothing is mounted here")));
+            let context = format!("{shown}: nothing is mounted here");
+            return Err(Error::new(Kind::NotMounted, context).with_hint(list::LIST));
         }
     };
     if how == Detach::IfIdle

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::occupant::{self, Occupant};
-use super::{mountinfo, mountpoint};
+use super::{list, mountinfo, mountpoint};
 use crate::error::{Error, Kind, Result};
 
 /// How often one looks at what the kernel does not tell of: folders on the way to the place, and
@@ -30,7 +30,7 @@ pub fn wait(path: &Path, limit: Option<Duration>) -> Result<()> {
         let now = Instant::now();
         if deadline.is_some_and(|deadline| now >= deadline) {
             let context = format!("{}: not mounted in the time given", path.display());
-            return Err(Error::new(Kind::TimedOut, context));
+            return Err(Error::new(Kind::TimedOut, context).with_hint(list::LIST));
         }
         let left = deadline.map_or(LOOK_AGAIN, |deadline| LOOK_AGAIN.min(deadline - now));
         let left = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
@@ -52,7 +52,11 @@ fn is_mounted(path: &Path) -> Result<bool> {
         Occupant::Other(entry) if occupant::may_touch(&entry) => Ok(false),
         Occupant::Other(entry) => Err(Error::new(
             Kind::NotMounted,
-            format!("{}: {} is mounted here", place.display(), entry.describe()),
+            format!(
+                "{}: {} is mounted here, not by archfs for you",
+                place.display(),
+                entry.describe()
+            ),
         )),
     }
 }

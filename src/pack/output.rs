@@ -55,8 +55,12 @@ impl Output {
             _ => {}
         }
         let folder = folder_of(path);
-        let failed = |error: io::Error| {
-            Error::io(format!("can not make {} in {}", path.display(), folder.display()), error)
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                Error::new(Kind::NotFound, format!("{}: no such folder", folder.display()))
+                    .with_hint("make it first, or give another place")
+            }
+            _ => Error::io(format!("{}: can not be made", path.display()), error),
         };
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let (file, named) = match openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR) {

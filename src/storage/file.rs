@@ -6,6 +6,7 @@
 //! Invariant: length and time are what they were at opening; a file cut short later gives errors,
 //! not zeros.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{ErrorKind, IoSliceMut, Seek, SeekFrom};
 use std::num::NonZeroU64;
@@ -167,7 +168,9 @@ impl FileStorage {
 fn opened(path: &Path) -> Result<(File, Identity)> {
     let shown = path.display();
     let failed = |error: std::io::Error| match error.kind() {
-        ErrorKind::NotFound => Error::new(Kind::NotFound, format!("{shown}: no such file")),
+        ErrorKind::NotFound => missing(path),
+        ErrorKind::PermissionDenied => Error::io(format!("{shown}: can not open"), error)
+            .with_hint("namei -l PATH shows which folder on the way, or the file, is not for you"),
         _ => Error::io(format!("{shown}: can not open"), error),
     };
     // Looked at before opening, since opening a pipe would wait for its writer.
@@ -175,7 +178,7 @@ fn opened(path: &Path) -> Result<(File, Identity)> {
     if kind.is_dir() {
         let context = format!("{shown}: is a directory, not an archive");
         return Err(Error::new(Kind::IsADirectory, context)
-            .with_hint("pack it first: mksquashfs DIRECTORY data.sqfs -comp zstd"));
+            .with_hint("pack it first: archfs pack DIRECTORY data.sqfs"));
     }
     if !kind.is_file() && !kind.is_block_device() {
         let context = format!("{shown}: neither a file nor a block device");
@@ -193,6 +196,25 @@ fn opened(path: &Path) -> Result<(File, Identity)> {
         mode: found.mode(),
     };
     Ok((file, identity))
+}
+
+/// The error for a file that is not there, with what its name lets one think of.
+fn missing(path: &Path) -> Error {
+    let error = Error::new(Kind::NotFound, format!("{}: no such file", path.display()));
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    // A path that was made absolute has but one slash behind the scheme.
+    let is_scheme = |part: &OsStr| {
+        let part = part.as_encoded_bytes();
+        let name = part.strip_suffix(b":").unwrap_or_default();
+        name.len() > 1 && name.iter().all(u8::is_ascii_alphanumeric)
+    };
+    if path.iter().any(is_scheme) {
+        error.with_hint("archfs reads files, not addresses: download it first")
+    } else if name.iter().any(|byte| b"*?[".contains(byte)) {
+        error.with_hint("no file matches the pattern, so the shell has left it as it is")
+    } else {
+        error
+    }
 }
 
 /// What tells one version of a file from another, and whose it is.

@@ -10,6 +10,8 @@ use crate::error::{Error, Kind, Result};
 /// Links followed in one walk before it is taken for a loop (Linux: MAXSYMLINKS).
 const MAX_LINKS: u32 = 40;
 
+const LOOK: &str = "archfs ls ARCHIVE shows what is in it";
+
 /// The attributes of what `path` names, taken from the root; a symbolic link at its end is not
 /// followed.
 ///
@@ -55,7 +57,7 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
             continue;
         }
         let here = trail.last().map_or(Ino::ROOT, |folder| folder.ino);
-        let missing = || error(Kind::NotFound, "no such path in the archive");
+        let missing = || error(Kind::NotFound, "no such path in the archive").with_hint(LOOK);
         let name = Name::parse(&component).ok_or_else(missing)?;
         let attr = tree.lookup(here, name)?.ok_or_else(missing)?;
         match attr.kind {

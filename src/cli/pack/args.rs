@@ -179,7 +179,7 @@ impl Args {
                 return Err(usage(format!("can not make .{end}")).with_hint(hint));
             }
             _ => {
-                let context = format!("{}: what shall it be?", archive.display());
+                let context = format!("{}: its name does not say what to make", archive.display());
                 return Err(usage(context).with_hint("name it .sqfs for an image, or .tar"));
             }
         };

@@ -53,7 +53,7 @@ impl MadeDirectory {
     }
 
     fn make_noted(place: &Path, note: &Path) -> Result<Option<Self>> {
-        let failed = |error| Error::io(format!("{}: can not make", place.display()), error);
+        let failed = |error| Error::io(format!("{}: can not be made", place.display()), error);
         loop {
             let registry = Registry::open()?;
             if fs::symlink_metadata(place).is_err() {

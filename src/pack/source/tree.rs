@@ -13,9 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Meta, Xattrs};
 use crate::pack::content::Content;
 use crate::sync::Arc;
-use crate::vfs::{
-    Attr, Cookie, FileKind, Folders, Ino, Name, Scratch, SeekTarget, Tree, joined,
-};
+use crate::vfs::{Attr, Cookie, FileKind, Folders, Ino, Name, Scratch, SeekTarget, Tree, joined};
 
 /// Bytes asked of the tree at once.
 const STEP: usize = 1 << 20;

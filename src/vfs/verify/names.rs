@@ -6,9 +6,7 @@
 
 use std::ops::ControlFlow;
 
-use super::super::{
-    Attr, Cookie, DirEntry, Fault, FileKind, Folders, Ino, Subject, Tree, joined,
-};
+use super::super::{Attr, Cookie, DirEntry, Fault, FileKind, Folders, Ino, Subject, Tree, joined};
 use super::Counts;
 use crate::error::Error;
 
