@@ -24,8 +24,8 @@ class View:
 
 
 class Stage:
-    def __init__(self, archfs, python, work):
-        self.archfs, self.python, self.work = archfs, python, work
+    def __init__(self, archfs, python, work, times):
+        self.archfs, self.python, self.work, self.times = archfs, python, work, times
         self.report = Report()
         # Nothing around the test chooses for archfs, and no script writes beside itself.
         self.environment = {name: value for name, value in os.environ.items()

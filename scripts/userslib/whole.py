@@ -24,7 +24,8 @@ def environment(stage):
     size = view.archives[0].stat().st_size
     stage.report.note(f"the environment: {sum(len(names) for _, _, names in os.walk(folder))} files, "
                       f"{size >> 20} MiB packed in {seconds:.0f} s")
-    tell_times(stage, folder, view)
+    if stage.times:
+        tell_times(stage, folder, view)
 
 
 def packed(stage, folder):

@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-LICENCES = {"LICENSE", "LICENSE-APACHE", "LICENSE-MIT"}
+LICENCES = {"LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "THIRD-PARTY"}
 # For the wheel alone; a program of 40 MB has its debug information.
 LARGEST = 16 << 20
 
