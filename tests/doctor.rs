@@ -318,6 +318,7 @@ fn what_only_this_process_lacks_is_not_asked_of_the_administrator() {
     let Some(patient) = patient() else { return };
     for before in ["ulimit -u 3;", "ulimit -u 5;", "ulimit -n 20;", "ulimit -v 400000;"] {
         let found = patient.examined("", before);
+        assert_ne!(found.state("fusermount"), "problem", "{before} {:#}", found.json);
         assert!(found.json["request"].is_null(), "{before} {:#}", found.json);
     }
     let found = patient.examined("mount -t tmpfs none /proc", "");

@@ -94,6 +94,10 @@ fn fusermount(node: &Node, trial: &Trial) -> Check {
         // A container's stand-in, say, that does it in another way.
         return Check::note(NAME, format!("{text}; it mounts all the same"), None);
     }
+    if matches!(why, Unusable::DoesNotRun(..)) && !is_telling(node, trial) {
+        // Nothing else does here.
+        return Check::note(NAME, text, None);
+    }
     let remedy = match trial.run.is_ok() {
         true => format!("`archfs run` works without; for `archfs mount`, {remedy}"),
         false => remedy,
@@ -121,7 +125,10 @@ fn of_root(node: &Node, trial: &Trial) -> Check {
     match &trial.mount {
         Err(Failure { said, hint, .. }) if node.device == Device::Opens => {
             let text = format!("not needed, for root mounts without it; but here: {said}");
-            let hint = hint.clone().unwrap_or_else(|| "see the other problems".into());
+            // What hints at nothing is about this process: limits, /proc.
+            let Some(hint) = hint.clone().filter(|_| is_telling(node, trial)) else {
+                return Check::note(NAME, text, None);
+            };
             let remedy = match trial.run.is_ok() {
                 true => format!("`archfs run` works; for `archfs mount`, {hint}"),
                 false => hint,
