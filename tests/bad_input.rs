@@ -49,6 +49,7 @@ fn what_is_no_archive_is_refused_with_status_3() {
     };
     refuses(&file("empty", b""), &place, 3, "empty: is empty");
     refuses(&file("text", b"hello"), &place, 3, "neither a squashfs image nor a tar");
+    refuses(&file("page", b"\n  <!DOCTYPE html>\n"), &place, 3, "page: a web page");
     refuses(&file("zip", b"PK\x03\x04rest of it"), &place, 3, "a zip archive");
     refuses(&file("h5", b"\x89HDF\r\n\x1a\nrest"), &place, 3, "h5: an HDF5 file");
     refuses(&file("gz", b"\x1f\x8b\x08rest of it"), &place, 3, "gz: ");
@@ -91,7 +92,7 @@ fn a_truncated_image_is_refused_with_status_3() {
     let path = work.path().join("truncated.sqfs");
     for len in [5, 95, 96, 97, 4096, used / 2, used - 1] {
         fs::write(&path, &sound[..len]).unwrap();
-        refuses(&path, &place, 3, "truncated.sqfs: ");
+        refuses(&path, &place, 3, "truncated.sqfs: truncated: ");
     }
     // The padding behind it may be missing.
     fs::write(&path, &sound[..used]).unwrap();

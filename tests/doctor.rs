@@ -298,7 +298,10 @@ fn without_a_helper_that_can_mount_run_does() {
                 .unwrap()
                 .starts_with("`archfs run` works")
         );
-        found.asks_for("fusermount3 set-user-ID root");
+        match words {
+            "may gain no rights" => assert!(found.json["request"].is_null(), "{:#}", found.json),
+            _ => found.asks_for("fusermount3 set-user-ID root"),
+        }
         let _ = fs::remove_dir_all(patient.stage.work.path().join("bin"));
     }
     // On a file system that takes rights away; the copy of /usr/bin lies on one.
@@ -307,6 +310,34 @@ fn without_a_helper_that_can_mount_run_does() {
     let found = patient.examined(change, "");
     found.assert_ways([false, true, true]);
     found.assert_problem("fusermount", "nosuid", "the node's own file system");
+    found.asks_for("mounted without nosuid");
+}
+
+#[test]
+fn what_only_this_process_lacks_is_not_asked_of_the_administrator() {
+    let Some(patient) = patient() else { return };
+    for before in ["ulimit -u 3;", "ulimit -u 5;", "ulimit -n 20;", "ulimit -v 400000;"] {
+        let found = patient.examined("", before);
+        assert_ne!(found.state("fusermount"), "problem", "{before} {:#}", found.json);
+        assert!(found.json["request"].is_null(), "{before} {:#}", found.json);
+    }
+    let found = patient.examined("mount -t tmpfs none /proc", "");
+    assert_eq!(found.state("proc"), "problem", "{:#}", found.json);
+    assert!(found.json["request"].is_null(), "{:#}", found.json);
+}
+
+/// Root of a user namespace alone may not mount where others see it.
+#[test]
+fn root_that_may_not_mount_is_told_so() {
+    let Some(_stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", env!("CARGO_BIN_EXE_archfs"), "doctor", "--json"]);
+    let found = Found::of(&command.output().unwrap(), "root of a user namespace");
+    found.assert_ways([false, true, true]);
+    found.assert_problem("fusermount", "does not let this process mount", "`archfs run` works");
+    let hint = found.json["works"]["mount"]["hint"].as_str().unwrap();
+    assert!(hint.contains("SYS_ADMIN") && !hint.contains("doctor"), "{hint}");
 }
 
 #[test]
@@ -358,6 +389,9 @@ fn small_limits_are_told_against_what_a_mount_takes() {
     // With next to none nothing works, and it is said rather than hung or crashed.
     let found = patient.examined("", "ulimit -n 9;");
     found.assert_ways([false; 3]);
+    let found = patient.examined("", "ulimit -n 20;");
+    found.assert_ways([false; 3]);
+    found.assert_problem("open-files", "20 at most", "ulimit -Hn");
     let found = patient.examined("", "ulimit -v 8000000;");
     assert_eq!(found.state("memory"), "note", "{:#}", found.json);
     assert!(found.text("memory").contains("ulimit -v"), "{:#}", found.json);
@@ -383,6 +417,15 @@ fn a_folder_without_room_for_names_is_passed_over() {
     assert_eq!(found.state("places"), "note", "{:#}", found.json);
     assert!(found.text("places").contains("/dev/shm can not be written to"), "{:#}", found.json);
     found.assert_ways([true; 3]);
+    // A folder can be made in one that is full, and nothing in that.
+    let full = "mount -t tmpfs -o size=16k,mode=1777 none /dev/shm; \
+                head -c 100000 /dev/zero > /dev/shm/fill 2> /dev/null || true";
+    patient.examined(full, "").assert_ways([true; 3]);
+    let read_only = "mount --bind /tmp /tmp; mount -o remount,bind,ro /tmp";
+    let found = patient.examined(&format!("{full}; {read_only}"), "unset TMPDIR;");
+    found.assert_ways([false; 3]);
+    let said = found.json["works"]["mount"]["said"].as_str().unwrap();
+    assert!(said.contains("/dev/shm: can not try to mount: No space left"), "{said}");
     // What is in /tmp stays to be seen, the program too.
     let nowhere =
         "mount -t tmpfs -o ro none /dev/shm; mount --bind /tmp /tmp; mount -o remount,bind,ro /tmp";

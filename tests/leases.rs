@@ -228,6 +228,24 @@ fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
 }
 
 #[test]
+fn a_daemon_that_is_stopped_is_named_by_its_place_with_what_unmounts_it() {
+    let Some(stage) = stage() else { return };
+    let script = shell(stage.work.path());
+    let mounted = stage.mount(&["-q", "--until-pid", &script.id().to_string()]);
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    let daemon = stage.daemon();
+    kill_process(daemon, Signal::STOP).unwrap();
+    let given = give_back(&stage, &script);
+    kill_process(daemon, Signal::CONT).unwrap();
+    let (said, place) = (said(&given), stage.place.display());
+    assert_eq!(given.status.code(), Some(6), "{said}");
+    assert!(said.starts_with(&format!("archfs: {place}: ")), "{said}");
+    assert!(said.contains("hint: --lazy unmounts it"), "{said}");
+    end(script);
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+#[test]
 fn the_grace_ends_a_mount_that_a_script_holds() {
     let Some(stage) = stage() else { return };
     let script = holder(&stage, "--grace 1s");

@@ -107,6 +107,22 @@ fn root_without_the_right_to_mount_gets_a_namespace_where_it_has() {
     assert!(stage.is_gone());
 }
 
+/// As in a container that was started by an ordinary user.
+#[test]
+fn root_without_the_right_to_mount_runs_where_only_the_command_sees_it() {
+    let Some(stage) = stage() else { return };
+    let run = "$ARCHFS run $IMAGE mount -- cat mount/hello";
+    for script in [
+        format!("unshare --user --map-root-user bash -c '{run}'"),
+        format!("setpriv --bounding-set=-sys_admin bash -c '{run}'"),
+    ] {
+        let output = stage.bash(&script).output().unwrap();
+        assert_eq!(text(&output), "hello, world\n", "{script}: {}", said(&output));
+        assert!(said(&output).contains("only the command sees it"), "{}", said(&output));
+        assert!(stage.is_gone(), "{script}");
+    }
+}
+
 #[test]
 fn a_private_mount_covers_a_directory_that_is_there() {
     let Some(stage) = stage() else { return };

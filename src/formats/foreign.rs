@@ -67,7 +67,12 @@ pub(super) fn unknown(name: &str, head: &[u8], offset: u64) -> Error {
 
 fn marked(head: &[u8]) -> Option<(&'static str, &'static str)> {
     let stands = |at: u64, mark| head.get(index(at)..).is_some_and(|head| head.starts_with(mark));
-    MARKS.into_iter().find(|&(at, mark, ..)| stands(at, mark)).map(|(.., what, hint)| (what, hint))
+    // Texts may have a byte order mark and blanks before it.
+    let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
+    let begins = |mark: &[u8]| mark.starts_with(b"<") && text.starts_with(mark);
+    let mut marks = MARKS.into_iter();
+    let found = marks.find(|&(at, mark, ..)| stands(at, mark) || begins(mark));
+    found.map(|(.., what, hint)| (what, hint))
 }
 
 #[cfg(test)]
@@ -80,6 +85,9 @@ mod tests {
         assert_eq!(said(b""), "f: is empty");
         assert_eq!(said(b"7z\xbc\xaf\x27\x1c\0\x04"), "f: a 7z archive");
         assert_eq!(said(b"7z\xbc\xaf"), "f: neither a squashfs image nor a tar");
+        assert_eq!(said(b"\n\r\n  <!DOCTYPE html>"), "f: a web page");
+        assert_eq!(said(b"\xef\xbb\xbf<html>"), "f: a web page");
+        assert_eq!(said(b"  PK\x03\x04"), "f: neither a squashfs image nor a tar");
         let mut lmdb = [0; 64];
         lmdb[16..20].copy_from_slice(b"\xde\xc0\xef\xbe");
         assert_eq!(said(&lmdb), "f: an LMDB database");

@@ -116,18 +116,18 @@ fn obtain(
     privacy: Privacy,
     show: Show<'_>,
 ) -> Result<Started<Lease>> {
-    let falls_back = privacy == Privacy::Usual && !geteuid().is_root();
     if privacy == Privacy::Private {
         return mount_privately(place, plan, arguments);
     }
-    if falls_back && !fusermount::is_there() {
+    if !geteuid().is_root() && !fusermount::is_there() {
         log::warn!("no fusermount3 here; mounting where only the command sees it");
         return mount_privately(place, plan, arguments);
     }
     match mount::obtain(plan, arguments, show)? {
         Ok((client, _)) => Ok(Ok(Lease { client, is_private: false })),
-        // It has said why: a place that is not the user's, say, or a user that it does not know.
-        Err(CANNOT_MOUNT) if falls_back && fusermount::device_can_be_opened() => {
+        // It has said why: a place that is not the user's, say, or root in a user namespace, which
+        // may mount only in one of its own.
+        Err(CANNOT_MOUNT) if fusermount::device_can_be_opened() => {
             log::warn!("mounting where only the command sees it, then");
             mount_privately(place, plan, arguments)
         }

@@ -9,11 +9,15 @@
 //! name of its descriptor in /proc. (fusermount does the same for others, with their rights.)
 
 use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat, openat2};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 /// A place by the folder above it, which is open, and its name there.
 #[derive(Debug)]
@@ -56,6 +60,22 @@ impl Pinned {
     pub(super) fn directory(&self) -> rustix::io::Result<OwnedFd> {
         openat(&self.folder, &self.name, FOLDER | OFlags::NOFOLLOW, Mode::empty())
     }
+
+    /// Gives the caller all rights to its own directory at the place, some of which a umask may
+    /// have kept from it. Nobody else gets any.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn open_to_owner(&self) -> io::Result<()> {
+        let directory = self.directory()?;
+        let path = path_of(&directory);
+        let found = fs::metadata(&path)?;
+        if found.uid() != geteuid().as_raw() || found.mode() & 0o700 == 0o700 {
+            return Ok(());
+        }
+        let mode = found.mode() & 0o7777 | 0o700;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
+    }
 }
 
 /// A path of what `descriptor` has open, for this process. The kernel follows it to that very file.
@@ -65,7 +85,6 @@ pub(super) fn path_of(descriptor: &OwnedFd) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -86,6 +105,18 @@ mod tests {
         fs::create_dir(pinned.path()).unwrap();
         assert!(moved.join("place").exists());
         assert_eq!(Pinned::new(&folder.join("place")).unwrap_err(), Errno::LOOP);
+    }
+
+    #[test]
+    fn the_owner_gets_all_rights_and_others_none() {
+        let work = tempfile::tempdir().unwrap();
+        let place = fs::canonicalize(work.path()).unwrap().join("place");
+        fs::create_dir(&place).unwrap();
+        for (before, after) in [(0o600, 0o700), (0, 0o700), (0o1155, 0o1755), (0o700, 0o700)] {
+            fs::set_permissions(&place, fs::Permissions::from_mode(before)).unwrap();
+            Pinned::new(&place).unwrap().open_to_owner().unwrap();
+            assert_eq!(fs::metadata(&place).unwrap().mode() & 0o7777, after, "{before:o}");
+        }
     }
 
     #[test]

@@ -136,7 +136,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         return not_held("its daemon does not listen any more".into());
     };
     let status = match client.status(ANSWER) {
-        Err(error) if error.kind() == Kind::TimedOut => return Err(error),
+        Err(error) if error.kind() == Kind::TimedOut => return Err(silent(error, &place)),
         // It was killed just now, and its mount is dead when it has ended.
         Err(error) => match client.leave()? {
             Left::Lost => return clear_up(&place).map(|()| Unmounted::Gone),
@@ -161,6 +161,11 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     }
 }
 
+/// The daemon of `place` does not say who holds it.
+fn silent(error: Error, place: &Path) -> Error {
+    error.within(place.display()).with_hint("--lazy unmounts it whoever holds it")
+}
+
 fn named(holders: &[HolderStatus]) -> String {
     let named: Vec<_> =
         holders.iter().map(|holder| format!("{} ({})", holder.pid, holder.name)).collect();
@@ -182,9 +187,7 @@ fn leave_to_others(place: &Path) -> Result<Option<String>> {
     let Some(mut client) = join::connect(place) else {
         return Ok(None);
     };
-    let status = client.status(ANSWER).map_err(|error| {
-        error.within(place.display()).with_hint("--lazy unmounts it whoever holds it")
-    })?;
+    let status = client.status(ANSWER).map_err(|error| silent(error, place))?;
     // Whose script this is called in, if that can be told; and this process, which a shell may have
     // put in its own place for its last command.
     let script = match holder::choose(Wish::Usual) {

@@ -30,6 +30,24 @@ fn assert_root_is_kept_out(place: &Path) {
     assert_eq!(kinds, [ErrorKind::PermissionDenied; 3]);
 }
 
+/// A umask that keeps rights from the owner would make a registry and a point that it can not enter.
+#[test]
+fn a_umask_that_keeps_the_owner_out_keeps_nobody_from_mounting() {
+    let Some(Scene { _device, owner, stage: _stage, .. }) = scene() else { return };
+    for umask in ["177", "577"] {
+        done(&owner, &format!("umask {umask}; $ARCHFS mount -q --keep $IMAGE mount"));
+        assert_eq!(mode(&owner.registry()), 0o700, "{umask}");
+        assert_eq!(done(&owner, "cat mount/hello; $ARCHFS unmount mount"), "hello, world\n");
+        assert!(!owner.place.exists() && !owner.registry().exists(), "{umask}");
+        let script = format!("umask {umask}; $ARCHFS run -q $IMAGE mount -- cat mount/hello");
+        assert_eq!(done(&owner, &script), "hello, world\n", "{umask}");
+    }
+    // One that was made so before is mended.
+    done(&owner, &format!("mkdir -m 600 {}", owner.registry().display()));
+    done(&owner, "$ARCHFS mount -q --keep $IMAGE mount; $ARCHFS unmount mount");
+    assert!(!owner.registry().exists());
+}
+
 #[test]
 fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_its_point() {
     let Some(Scene { _device, owner, other, stage: _stage, .. }) = scene() else { return };

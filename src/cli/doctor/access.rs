@@ -5,7 +5,9 @@
 //! the settings say.
 
 use super::check::{Check, State};
-use crate::lifecycle::doctor::{Barrier, Container, Device, Kernel, Node, Trial, Unusable};
+use crate::lifecycle::doctor::{
+    Barrier, Container, Device, Failure, Kernel, Node, Trial, Unusable,
+};
 
 /// What to do in a container without the device.
 const DEVICE_IN_CONTAINER: &str = "start the container with --device /dev/fuse (docker, podman) or with -B /dev/fuse \
@@ -16,6 +18,8 @@ const ASK_MODE: &str = "give /dev/fuse the mode 0666 on the compute nodes, as di
      KERNEL==\"fuse\", MODE=\"0666\")";
 const ASK_HELPER: &str =
     "install fusermount3 set-user-ID root on the compute nodes (package fuse3)";
+const ASK_SUID: &str =
+    "have fusermount3 on a file system of the compute nodes that is mounted without nosuid";
 const ASK_NAMESPACES: &str =
     "allow user namespaces on the compute nodes (sysctl user.max_user_namespaces=15000)";
 
@@ -76,7 +80,7 @@ fn device(device: &Device, container: Option<&Container>) -> Check {
 fn fusermount(node: &Node, trial: &Trial) -> Check {
     const NAME: &str = "fusermount";
     if node.is_root {
-        return Check::good(NAME, "not needed, for root mounts without it");
+        return of_root(node, trial);
     }
     let why = match &node.helper {
         Ok((path, version)) => {
@@ -90,11 +94,49 @@ fn fusermount(node: &Node, trial: &Trial) -> Check {
         // A container's stand-in, say, that does it in another way.
         return Check::note(NAME, format!("{text}; it mounts all the same"), None);
     }
+    if matches!(why, Unusable::DoesNotRun(..)) && !is_telling(node, trial) {
+        // Nothing else does here.
+        return Check::note(NAME, text, None);
+    }
     let remedy = match trial.run.is_ok() {
         true => format!("`archfs run` works without; for `archfs mount`, {remedy}"),
         false => remedy,
     };
-    Check::problem(NAME, text, remedy).asking(ASK_HELPER)
+    let check = Check::problem(NAME, text, remedy);
+    match why {
+        _ if !is_telling(node, trial) => check,
+        Unusable::NotFound(..) | Unusable::NotSetUid(_) | Unusable::DoesNotRun(..) => {
+            check.asking(ASK_HELPER)
+        }
+        Unusable::NoSuid(_) => check.asking(ASK_SUID),
+        // No administrator of nodes sets that.
+        Unusable::NoNewRights(_) => check,
+    }
+}
+
+/// Whether a trial that failed tells what the node lacks, and not only what this process does.
+fn is_telling(node: &Node, trial: &Trial) -> bool {
+    node.kernel.has_proc && trial.is_known()
+}
+
+/// Root of a container or of a user namespace may not mount, and no helper changes that.
+fn of_root(node: &Node, trial: &Trial) -> Check {
+    const NAME: &str = "fusermount";
+    match &trial.mount {
+        Err(Failure { said, hint, .. }) if node.device == Device::Opens => {
+            let text = format!("not needed, for root mounts without it; but here: {said}");
+            // What hints at nothing is about this process: limits, /proc.
+            let Some(hint) = hint.clone().filter(|_| is_telling(node, trial)) else {
+                return Check::note(NAME, text, None);
+            };
+            let remedy = match trial.run.is_ok() {
+                true => format!("`archfs run` works; for `archfs mount`, {hint}"),
+                false => hint,
+            };
+            Check::problem(NAME, text, remedy)
+        }
+        _ => Check::good(NAME, "not needed, for root mounts without it"),
+    }
 }
 
 fn words(why: &Unusable) -> (String, String) {
@@ -122,8 +164,12 @@ fn words(why: &Unusable) -> (String, String) {
 
 fn namespaces(node: &Node, trial: &Trial) -> Check {
     const NAME: &str = "namespaces";
-    let Err(why) = &trial.namespace else {
-        return Check::good(NAME, "this user can make a namespace to mount in");
+    let why = match &trial.namespace {
+        Ok(()) => return Check::good(NAME, "this user can make a namespace to mount in"),
+        Err(failure) if failure.is_unknown => {
+            return Check::note(NAME, format!("not tried: {}", failure.said), None);
+        }
+        Err(failure) => &failure.said,
     };
     let (reasons, remedies): (Vec<_>, Vec<_>) =
         node.barriers.iter().map(|&barrier| barrier_words(barrier)).unzip();
@@ -138,7 +184,8 @@ fn namespaces(node: &Node, trial: &Trial) -> Check {
     if trial.mount.is_ok() {
         return Check::note(NAME, text, Some(format!("`archfs run --private` needs it: {remedy}")));
     }
-    Check::problem(NAME, text, remedy).asking(ASK_NAMESPACES)
+    let check = Check::problem(NAME, text, remedy);
+    if is_telling(node, trial) { check.asking(ASK_NAMESPACES) } else { check }
 }
 
 fn barrier_words(barrier: Barrier) -> (&'static str, &'static str) {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::check::Check;
 use super::verdict::Verdict;
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::doctor::{Node, Trial};
+use crate::lifecycle::doctor::{Failure, Node, Trial, Tried};
 
 #[derive(Serialize)]
 struct Object<'a> {
@@ -33,6 +33,7 @@ struct Works<'a> {
 struct Way<'a> {
     works: bool,
     said: Option<&'a str>,
+    hint: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -81,8 +82,12 @@ pub(super) fn object(
 }
 
 impl<'a> Way<'a> {
-    fn of(tried: &'a std::result::Result<(), String>) -> Self {
-        Self { works: tried.is_ok(), said: tried.as_ref().err().map(String::as_str) }
+    fn of(tried: &'a Tried) -> Self {
+        let (said, hint) = match tried {
+            Ok(()) => (None, None),
+            Err(Failure { said, hint, .. }) => (Some(said.as_str()), hint.as_deref()),
+        };
+        Self { works: tried.is_ok(), said, hint }
     }
 }
 

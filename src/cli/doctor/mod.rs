@@ -93,15 +93,16 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         (Some(Step::Read), Some(file)) => return doctor::check_file(file).map(|()| 0),
         _ => {}
     }
-    let interrupt = Interrupt::watch()?;
+    // Where no thread can be started, that is among what is told.
+    let interrupt = Interrupt::watch().ok();
     let progress = Arc::new(Progress::default());
     let bar = Bar::watch(&progress);
     progress.begin("looking at this node");
     let node = Node::examine();
     progress.begin("trying to mount");
-    let trial = Trial::hold(&node.places, &STEPS)?;
+    let trial = Trial::hold(&node.places, &STEPS);
     drop(bar);
-    if let Some(signal) = interrupt.signal() {
+    if let Some(signal) = interrupt.and_then(|interrupt| interrupt.signal()) {
         return Ok(128_u8.saturating_add(signal));
     }
     let checks = checks(&node, &trial);
@@ -117,7 +118,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 /// All of them, what decides first.
 fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
     let access = access::checks(node, trial);
-    access.into_iter().chain(resources::checks(node)).chain(job::checks(node)).collect()
+    access.into_iter().chain(resources::checks(node, trial)).chain(job::checks(node)).collect()
 }
 
 fn shown(check: &Check) -> String {

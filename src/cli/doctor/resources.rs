@@ -3,9 +3,11 @@
 //! Owns their words. Invariant: numbers are those of this process here and now, for a batch job has
 //! others than a login shell.
 
-use super::check::Check;
+use super::check::{Check, State};
 use crate::lifecycle::State as MountState;
-use crate::lifecycle::doctor::{Descriptors, Memory, Node, Place, PlaceState, Processes};
+use crate::lifecycle::doctor::{
+    Descriptors, Device, Memory, Node, Place, PlaceState, Processes, Trial,
+};
 use crate::memory::Bound;
 use crate::units::show_size;
 
@@ -15,13 +17,21 @@ const LITTLE_ROOM: u64 = 64 << 20;
 /// Memory below which a mount is slow, bytes: a quarter of it is less than the usual cache.
 const LITTLE_MEMORY: u64 = 256 << 20;
 
-pub(super) fn checks(node: &Node) -> Vec<Check> {
+pub(super) fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
+    // Too little of something is no more than slow where a mount works with it.
+    let does_mount = trial.mount.is_ok() || trial.run.is_ok() || node.device != Device::Opens;
+    let judged = |check: Check| match check.state {
+        State::Note if !does_mount && check.remedy.is_some() => {
+            Check { state: State::Problem, ..check }
+        }
+        _ => check,
+    };
     vec![
         places(&node.places),
         broken(node),
-        descriptors(node.descriptors),
+        judged(descriptors(node.descriptors)),
         processes(node.processes),
-        memory(&node.memory),
+        judged(memory(&node.memory)),
         Check::good("processors", format!("{} for this process", node.processors)),
     ]
 }
@@ -116,8 +126,9 @@ fn memory(found: &Memory) -> Check {
     const NAME: &str = "memory";
     let cache = show_size(found.cache);
     let Some(left) = found.left else {
-        let text = format!("can not be told; the cache of a mount would be {cache}");
-        return Check::note(NAME, text, Some("choose one with --cache".into()));
+        // Without a remedy, as nothing is known to be too little.
+        let text = format!("can not be told; the cache of a mount would be {cache} (--cache)");
+        return Check::note(NAME, text, None);
     };
     let bound = match left.bound {
         Bound::Node => "the node has left",

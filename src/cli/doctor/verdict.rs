@@ -6,14 +6,14 @@
 use super::check::Check;
 use super::exit;
 use crate::error::{Error, Kind};
-use crate::lifecycle::doctor::{Device, Node, Trial};
+use crate::lifecycle::doctor::{Device, Failure, Node, Trial, Tried};
 use crate::log::printable;
 
 /// What follows from all that was found.
 #[derive(Clone, Debug)]
 pub(super) struct Verdict {
     /// Each way, and what was said where it does not work.
-    pub(super) ways: [(&'static str, Result<(), String>); 3],
+    pub(super) ways: [(&'static str, Tried); 3],
     /// What to send to the administrator.
     pub(super) request: Option<String>,
 }
@@ -53,8 +53,10 @@ impl Verdict {
             false => format!("works here: {}\n", working.join(", ")),
         };
         for (way, tried) in &self.ways {
-            if let Err(why) = tried {
-                lines.push_str(&format!("{way} does not: {}\n", printable(why)));
+            if let Err(Failure { said, hint, .. }) = tried {
+                let hint = hint.as_ref().map(|hint| format!(" (hint: {hint})"));
+                let why = [said.as_str(), hint.as_deref().unwrap_or_default()].concat();
+                lines.push_str(&format!("{way} does not: {}\n", printable(&why)));
             }
         }
         if let Some(request) = &self.request {

@@ -110,6 +110,7 @@ impl SquashFs {
         shared: &Shared,
     ) -> Result<Arc<Self>> {
         let mut bytes = [0; superblock::SIZE];
+        superblock::check_length(storage.len())?;
         storage.read_exact_at(&mut bytes, 0)?;
         let superblock = Superblock::parse(&bytes, storage.len())?;
         let end = superblock.bytes_used;

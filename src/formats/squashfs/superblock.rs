@@ -84,10 +84,9 @@ impl Superblock {
         let codec = codec(compressor)?;
         check_block_size(block_size, block_log)?;
         if bytes_used > file_len {
-            return Err(Error::corrupt(format!(
+            return Err(cut(format!(
                 "truncated: the image has {bytes_used} bytes, the file only {file_len}"
-            ))
-            .with_hint("copy it again and compare the sizes"));
+            )));
         }
         let inside = |name: &str, offset: u64| {
             let behind = u64::try_from(SIZE).is_ok_and(|size| offset >= size);
@@ -139,6 +138,23 @@ impl Superblock {
         let stored = self.directory_table.saturating_sub(self.inode_table);
         stored.div_ceil(3).saturating_mul(length(SQUASHFS_METADATA_MAX) / 4)
     }
+}
+
+/// Checks that a file of `file_len` bytes has room for a superblock.
+///
+/// # Errors
+/// `Corrupt` where it was cut.
+pub(super) fn check_length(file_len: u64) -> Result<()> {
+    if u64::try_from(SIZE).is_ok_and(|size| file_len < size) {
+        let context =
+            format!("truncated: the superblock has {SIZE} bytes, the file only {file_len}");
+        return Err(cut(context));
+    }
+    Ok(())
+}
+
+fn cut(context: String) -> Error {
+    Error::corrupt(context).with_hint("copy it again and compare the sizes")
 }
 
 fn check_identity(magic: u32, version: (u16, u16)) -> Result<()> {

@@ -73,7 +73,9 @@ impl Configuration {
 
     fn parse(text: &str) -> Self {
         let mut found = Self::default();
-        for line in text.lines().map(str::trim) {
+        // What stands behind a # is a comment, anywhere in a line (libfuse, util/fusermount.c).
+        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+        for line in lines {
             if line == "user_allow_other" {
                 found.user_allow_other = true;
             } else if let Some((name, value)) = line.split_once('=')
@@ -95,5 +97,7 @@ mod tests {
         let found = Configuration::parse("# comment\nmount_max = 30\n #user_allow_other\n");
         assert_eq!(found, Configuration { user_allow_other: false, mount_max: Some(30) });
         assert!(Configuration::parse("\nuser_allow_other\n").user_allow_other);
+        let found = Configuration::parse("user_allow_other # for all\nmount_max = 7# few\n");
+        assert_eq!(found, Configuration { user_allow_other: true, mount_max: Some(7) });
     }
 }

@@ -25,7 +25,7 @@ pub use limits::{Descriptors, Processes};
 pub use memory::Memory;
 pub use namespace::{Barrier, check_namespace};
 pub use places::{Place, State as PlaceState};
-pub use trial::{Steps, Trial, check_file};
+pub use trial::{Failure, Steps, Trial, Tried, check_file};
 
 use std::path::PathBuf;
 

@@ -46,42 +46,66 @@ pub struct Steps {
     pub namespace: fn() -> Vec<OsString>,
 }
 
-/// What came of it; an error is what was said.
+/// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
     /// `archfs mount`.
-    pub mount: std::result::Result<(), String>,
+    pub mount: Tried,
     /// `archfs run`.
-    pub run: std::result::Result<(), String>,
+    pub run: Tried,
     /// `archfs run --private`.
-    pub run_private: std::result::Result<(), String>,
+    pub run_private: Tried,
     /// A namespace alone.
-    pub namespace: std::result::Result<(), String>,
+    pub namespace: Tried,
+}
+
+/// What came of one way.
+pub type Tried = std::result::Result<(), Failure>;
+
+/// Why a way does not work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What was said.
+    pub said: String,
+    /// What was said to do about it.
+    pub hint: Option<String>,
+    /// Whether the process that tries could not even be started, so that nothing is known of the
+    /// way.
+    pub is_unknown: bool,
+}
+
+impl Failure {
+    fn new(said: String) -> Self {
+        Self { said, hint: None, is_unknown: false }
+    }
 }
 
 impl Trial {
-    /// Tries all ways in the first of `places` that can be written to.
-    ///
-    /// # Errors
-    /// `Io` where the archive can not be made.
-    pub fn hold(places: &[Place], steps: &Steps) -> Result<Self> {
+    /// Tries all ways in the first of `places` that has room for the archive.
+    pub fn hold(places: &[Place], steps: &Steps) -> Self {
         let namespace = attempt(&(steps.namespace)());
-        let is_writable = |place: &&Place| matches!(place.state, State::Writable(_));
-        let Some(place) = places.iter().find(is_writable) else {
-            let none = || Err("there is no folder to mount in".to_owned());
-            return Ok(Self { mount: none(), run: none(), run_private: none(), namespace });
+        let scene = match Scene::set_in_one(places) {
+            Ok(scene) => scene,
+            Err(failure) => {
+                let [mount, run, run_private] = [(); 3].map(|()| Err(failure.clone()));
+                return Self { mount, run, run_private, namespace };
+            }
         };
-        let scene = Scene::set(&place.path)?;
         let (archive, place) = (&scene.archive, &scene.place);
         let file = place.join(NAME);
         let check = || [vec![OsString::from("/proc/self/exe")], (steps.check)(&file)].concat();
-        let tried = Self {
+        Self {
             mount: scene.try_to_mount(steps),
             run: attempt(&(steps.run)(archive, place, check())),
             run_private: attempt(&(steps.run_private)(archive, place, check())),
             namespace,
-        };
-        Ok(tried)
+        }
+    }
+
+    /// Whether each process that tries was started, so that what failed tells of the node.
+    pub fn is_known(&self) -> bool {
+        let all = [&self.mount, &self.run, &self.run_private, &self.namespace];
+        !all.into_iter().any(|tried| tried.as_ref().is_err_and(|failure| failure.is_unknown))
     }
 }
 
@@ -93,6 +117,18 @@ struct Scene {
 }
 
 impl Scene {
+    /// In the first place where that is possible; a folder may be made in a full one, and no more.
+    fn set_in_one(places: &[Place]) -> std::result::Result<Self, Failure> {
+        let mut first = None;
+        for place in places.iter().filter(|place| matches!(place.state, State::Writable(_))) {
+            match Self::set(&place.path) {
+                Ok(scene) => return Ok(scene),
+                Err(error) => first = first.or(Some(Failure::new(error.to_string()))),
+            }
+        }
+        Err(first.unwrap_or_else(|| Failure::new("there is no folder to mount in".to_owned())))
+    }
+
     fn set(folder: &Path) -> Result<Self> {
         let failed =
             |error| Error::io(format!("{}: can not try to mount", folder.display()), error);
@@ -104,7 +140,7 @@ impl Scene {
         Ok(Self { archive, place, _folder: own })
     }
 
-    fn try_to_mount(&self, steps: &Steps) -> std::result::Result<(), String> {
+    fn try_to_mount(&self, steps: &Steps) -> Tried {
         let own = rustix::process::getpid().as_raw_nonzero().get();
         attempt(&(steps.mount)(&self.archive, &self.place, own))?;
         let read = attempt(&(steps.check)(&self.place.join(NAME)));
@@ -113,8 +149,11 @@ impl Scene {
 }
 
 /// Runs this program with `arguments`. An error is the first line of what it said.
-fn attempt(arguments: &[OsString]) -> std::result::Result<(), String> {
-    let failed = |error: std::io::Error| format!("can not start archfs: {error}");
+fn attempt(arguments: &[OsString]) -> Tried {
+    let failed = |error: std::io::Error| Failure {
+        is_unknown: true,
+        ..Failure::new(format!("can not start archfs: {error}"))
+    };
     // A file and no pipe: whoever holds it open lets nobody wait.
     let said = memfd_create("said", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
     let mut said = File::from(said);
@@ -139,12 +178,16 @@ fn attempt(arguments: &[OsString]) -> std::result::Result<(), String> {
     let mut text = Vec::new();
     let _ = said.rewind().and_then(|()| said.read_to_end(&mut text));
     let text = String::from_utf8_lossy(&text).into_owned();
-    let first = text.lines().find_map(|line| line.strip_prefix("archfs: "));
-    Err(match (has_ended, first) {
+    let first = |mark: &str| text.lines().find_map(|line| line.strip_prefix(mark));
+    let said = match (has_ended, first("archfs: ")) {
         (false, _) => format!("nothing came of it in {} seconds", PATIENCE.as_secs()),
         (true, Some(line)) => line.to_owned(),
         (true, None) => format!("archfs ended with {status}"),
-    })
+    };
+    // Whoever reads this has asked the doctor.
+    let hint = first("hint: ").and_then(|hint| hint.split("archfs doctor tells").next());
+    let hint = hint.map(|hint| hint.trim_end_matches("; ").to_owned());
+    Err(Failure { hint: hint.filter(|hint| !hint.is_empty()), ..Failure::new(said) })
 }
 
 fn is_option(name: &OsStr) -> bool {
@@ -208,6 +251,17 @@ mod tests {
         let tree = formats::open(&[scene.archive], &options, &Progress::default()).unwrap();
         let attr = vfs::resolve(tree.as_ref(), NAME.as_bytes()).unwrap();
         assert_eq!(attr.size, TEXT.len() as u64);
+    }
+
+    #[test]
+    fn a_place_that_can_not_be_used_is_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |path: &Path| Place { path: path.to_owned(), state: State::Writable(0) };
+        let gone = place(&folder.path().join("gone"));
+        let scene = Scene::set_in_one(&[gone.clone(), place(folder.path())]).unwrap();
+        assert!(scene.archive.starts_with(folder.path()));
+        let failure = Scene::set_in_one(&[gone]).err().unwrap();
+        assert!(failure.said.contains("gone: can not try to mount"), "{failure:?}");
     }
 
     #[test]

@@ -77,9 +77,13 @@ impl PlaceLock {
     fn attempt(key: &Key, how: FlockOperation) -> Result<Option<Self>> {
         let registry = Registry::open()?;
         let path = registry.file(key, "lock");
-        let failed = |error| {
-            Error::io(format!("{}: can not lock", path.display()), error)
-                .with_hint("archfs keeps what it knows of its mounts there, which takes some room")
+        let failed = |error: std::io::Error| {
+            let is_denied = error.kind() == ErrorKind::PermissionDenied;
+            Error::io(format!("{}: can not lock", path.display()), error).with_hint(match is_denied
+            {
+                true => "it must be yours, with mode 0600; remove it if archfs has no mount there",
+                false => "archfs keeps what it knows of its mounts there, which takes some room",
+            })
         };
         let opened = File::options().create(true).append(true).mode(0o600).open(&path);
         let file = match opened {

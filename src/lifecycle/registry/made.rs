@@ -71,6 +71,10 @@ impl MadeDirectory {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => was_begun(place, note),
                 Err(error) => return Err(failed(error)),
             };
+            if is_new {
+                // Whatever the umask; a directory that has gone again is looked for below.
+                let _ = Pinned::new(place).map(|pinned| pinned.open_to_owner());
+            }
             let Some(path) = registry.made_file(place) else {
                 match fs::symlink_metadata(place) {
                     // Removed by its last user just now.

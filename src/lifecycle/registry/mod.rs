@@ -17,6 +17,7 @@ use rustix::process::geteuid;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{Error, Kind, Result};
+use crate::lifecycle::pinned::Pinned;
 
 mod lock;
 mod made;
@@ -131,6 +132,14 @@ impl Registry {
             return Err(Error::new(Kind::Busy, context)
                 .with_hint("archfs keeps what it knows of its mounts there, with mode 0700"));
         }
+        // Made under a umask that keeps rights from the owner, too.
+        if found.mode() & 0o700 != 0o700 {
+            let pinned = Pinned::new(&folder).map_err(std::io::Error::from);
+            match pinned.and_then(|pinned| pinned.open_to_owner()) {
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                mended => mended.map_err(|error| unusable(&folder, error))?,
+            }
+        }
         Ok(Some(Self { folder }))
     }
 
@@ -207,6 +216,10 @@ mod tests {
         assert_eq!(mode & 0o7777, 0o700);
         fs::set_permissions(&registry.folder, fs::Permissions::from_mode(0o750)).unwrap();
         assert_eq!(Registry::within(parent.path()).unwrap_err().kind(), Kind::Busy);
+        fs::set_permissions(&registry.folder, fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(Registry::within(parent.path()).unwrap().is_some());
+        let mode = fs::symlink_metadata(&registry.folder).unwrap().mode();
+        assert_eq!(mode & 0o7777, 0o700, "made under another umask");
         registry.tidy();
         std::os::unix::fs::symlink("/tmp", &registry.folder).unwrap();
         assert_eq!(Registry::within(parent.path()).unwrap_err().kind(), Kind::Busy);
