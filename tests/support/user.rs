@@ -56,8 +56,12 @@ impl User {
             fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
         }
         chown(&home, Some(uid), Some(uid)).unwrap();
-        // The program itself may lie where only root can go.
-        fs::copy(env!("CARGO_BIN_EXE_archfs"), home.join("archfs")).unwrap();
+        // The program itself may lie where only root can go. Copied by another process: a child that
+        // another test forks meanwhile would inherit what it is written through, and then it could
+        // not be executed ("Text file busy").
+        let copy = home.join("archfs");
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_archfs")).arg(copy).status();
+        assert!(copied.unwrap().success());
         let place = home.join("mount");
         let (image, _clean_up) = (stage.image.clone(), CleanUp(place.clone()));
         Self { uid, home, place, image, _clean_up }
