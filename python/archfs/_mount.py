@@ -190,49 +190,69 @@ def mount_until_exit(
     """Mounts `archives` as `mount()` does, for as long as this process runs; returns the folder.
 
     It is unmounted when the process ends: by returning, sys.exit, an exception, any signal, SIGKILL too. Called
-    again with the same arguments it returns the same folder, as long as the archives are unchanged. A forked
-    child that calls it takes part in the mount of its parent, and keeps it should the parent end first.
+    again with the same arguments it returns the same folder, as long as the archives are unchanged; else it
+    unmounts that and mounts anew. A forked child that calls it takes part in the mount of its parent, and keeps it should the parent end first.
     """
     arguments: dict[str, Any] = {
-        "at": at,
+        "at": _absolute(at),
         "subdir": subdir,
         "offset": offset,
         "recursive": recursive,
-        "index": index,
+        "index": _absolute(index),
         "cache": cache,
         "cache_idle": cache_idle,
         "threads": threads,
-        "stage": stage,
+        "stage": _absolute(stage),
         "preload": preload,
         "grace": grace,
         "linger": linger,
         "idle_timeout": idle_timeout,
         "options": options,
-        "log_file": log_file,
-        "stats_json": stats_json,
+        "log_file": _absolute(log_file),
+        "stats_json": _absolute(stats_json),
     }
-    key = f"{[_identity(archive) for archive in archives]} {arguments}"
+    names = [os.path.abspath(path(archive)) for archive in archives]
     with _until_exit_lock:
-        made = _until_exit.get(key)
+        kept = _until_exit.setdefault(f"{names} {arguments}", _Kept())
+    with kept.lock:
+        return kept.path(names, arguments, timeout)
+
+
+class _Kept:
+    """What `mount_until_exit` has mounted for one set of arguments."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._mount: Optional[Mount] = None
+        self._archives: list[tuple[object, ...]] = []
+
+    def path(self, names: Sequence[str], arguments: dict[str, Any], timeout: Optional[float]) -> Path:
+        """The folder: that of before, if it still shows the same. Needs the lock."""
+        archives = [_identity(name) for name in names]
+        made = self._mount
         if made is not None:
-            if made._hold.pid == os.getpid() and os.path.ismount(made.path):
+            is_ours, is_same = made._hold.pid == os.getpid(), archives == self._archives
+            if is_ours and is_same and os.path.ismount(made.path):
                 return made.path
-            arguments["at"] = made.path
-            if made._hold.pid == os.getpid():
+            if is_same:
+                arguments = {**arguments, "at": made.path}
+            if is_ours:
                 made.unmount()
-        made = mount(*archives, timeout=timeout, **arguments)
-        _until_exit[key] = made
+        self._mount = made = mount(*names, timeout=timeout, **arguments)
+        self._archives = archives
         return made.path
 
 
-_until_exit: dict[str, Mount] = {}
-# Guards the dict, and that one thread mounts what another one asks for as well.
+_until_exit: dict[str, _Kept] = {}
+# Guards the dict. What is mounted has a lock of its own, so that nobody waits for a mount of something else.
 _until_exit_lock = threading.RLock()
 
 
 def _after_fork() -> None:
     global _until_exit_lock
     _until_exit_lock = threading.RLock()
+    for kept in _until_exit.values():
+        kept.lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -258,8 +278,12 @@ def _private_place() -> str:
     return os.path.join(folder, _scratch.unguessable())
 
 
-def _identity(archive: PathLike) -> tuple[object, ...]:
-    name = os.path.abspath(path(archive))
+def _absolute(given: Optional[PathLike]) -> Optional[str]:
+    """What is meant by it also after os.chdir."""
+    return None if given is None else os.path.abspath(path(given))
+
+
+def _identity(name: str) -> tuple[object, ...]:
     try:
         found = os.stat(name)
     except OSError:
