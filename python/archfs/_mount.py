@@ -191,7 +191,8 @@ def mount_until_exit(
 
     It is unmounted when the process ends: by returning, sys.exit, an exception, any signal, SIGKILL too. Called
     again with the same arguments it returns the same folder, as long as the archives are unchanged; else it
-    unmounts that and mounts anew. A forked child that calls it takes part in the mount of its parent, and keeps it should the parent end first.
+    unmounts that and mounts anew. A forked child that calls it takes part in the mount of its parent, and keeps it
+    should the parent end first.
     """
     arguments: dict[str, Any] = {
         "at": _absolute(at),
