@@ -11,7 +11,10 @@ def main() -> None:
         program = executable()
     except Error as error:
         sys.exit(f"archfs: {error}")
-    os.execv(program, [program, *sys.argv[1:]])
+    try:
+        os.execv(program, [program, *sys.argv[1:]])
+    except OSError as error:  # It is for another machine, say.
+        sys.exit(f"archfs: {program}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -7,21 +7,22 @@ terminal; for that it gets a pseudo terminal, whose bytes are passed on but for 
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import logging
 import os
 import re
 import select
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 import tty
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
-from . import _errors
+from . import _errors, _scratch
 from ._executable import executable
 from ._options import PathLike, path
 
@@ -30,6 +31,9 @@ LOGGER = logging.getLogger("archfs")
 # Seconds that a child which was asked to end may take, and between two looks whether it has ended.
 _END = 10.0
 _LOOK = 0.1
+
+# What keeps a program that is there from being started.
+_SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 # What a bar puts before a line: it returns to the first column, and clears what is there.
 _DRAWN = re.compile(rb".*(?:\r|\x1b\[[0-9;?]*[A-Za-z])", re.DOTALL)
@@ -67,9 +71,17 @@ def run(
     return outcome
 
 
+def told(words: Sequence[str], *, needs: Sequence[PathLike] = ()) -> Any:
+    """What `archfs WORDS --json` prints. Raises as `run` does."""
+    outcome = run(words, needs=needs)
+    if not outcome.output.strip():
+        raise failure(outcome, needs)
+    return json.loads(outcome.output)
+
+
 def failure(outcome: Outcome, needs: Sequence[PathLike] = ()) -> _errors.Error:
-    """The exception for a run that failed."""
-    status = outcome.status
+    """The exception for a run that failed. It may not have told: where SIGCHLD is ignored, no child does."""
+    status = outcome.status or 1
     if status < 0:
         return _errors.Error(f"signal {-status} ended archfs", None, 128 - status, _texts(outcome.lines))
     if not outcome.lines:
@@ -78,8 +90,12 @@ def failure(outcome: Outcome, needs: Sequence[PathLike] = ()) -> _errors.Error:
     error = _errors.of_status(status, last.text, last.hint, _texts(outcome.lines[:-1]))
     if status == 1:
         for need in needs:
-            if not os.path.lexists(path(need)):
+            try:
+                os.stat(path(need))
+            except (FileNotFoundError, NotADirectoryError):
                 return _errors.missing(error, path(need))
+            except OSError:  # It may well be there.
+                pass
     return error
 
 
@@ -94,28 +110,68 @@ def execute(words: Sequence[str], timeout: Optional[float] = None) -> Outcome:
     """Runs `archfs WORDS` to its end. Raises TimedOut when that takes more than `timeout` seconds."""
     program = executable()
     deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        return _executed([program, *words], deadline)
+    except OSError as error:
+        # One without a number comes from a handler of signals.
+        if isinstance(error, _errors.Error) or error.errno is None:
+            raise
+        raise _errors.Error(f"{program}: can not be run: {error.strerror}") from error
+
+
+def _executed(command: Sequence[str], deadline: Optional[float]) -> Outcome:
     terminal = _terminal()
-    with tempfile.TemporaryFile() as output:
-        ours, theirs = os.pipe() if terminal is None else _pseudo_terminal(terminal)
+    with _scratch.nameless() as output:
+        pair = None if terminal is None else _pseudo_terminal(terminal)
+        if pair is None:
+            terminal = None
+        ours, theirs = pair or os.pipe()
+        # Known before it is started: the handler of a signal may raise while it is, and it is ended then, too.
+        process: subprocess.Popen[bytes] = subprocess.Popen.__new__(subprocess.Popen)
         try:
             try:
-                process = subprocess.Popen(
-                    [program, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=theirs
-                )
-            except OSError as error:
-                raise _errors.ExecutableNotFound(f"{program}: {error.strerror}") from error
+                _start(process, command, output.fileno(), theirs)
             finally:
                 os.close(theirs)
-            try:
-                said = _listen(process, ours, terminal, deadline)
-            except BaseException:
+            said = _listen(process, ours, terminal, deadline)
+        except BaseException:
+            if getattr(process, "pid", None) is None:
+                process.pid = _child_that_writes(output.fileno())
+            if process.pid:
                 _end(process)
-                raise
+            raise
         finally:
             os.close(ours)
         output.seek(0)
         text = output.read().decode(errors="replace")
     return Outcome(process.wait(), text, _lines(said))
+
+
+def _start(process: subprocess.Popen[bytes], command: Sequence[str], output: int, said: int) -> None:
+    try:
+        subprocess.Popen.__init__(process, command, stdin=subprocess.DEVNULL, stdout=output, stderr=said)
+    except OSError as error:
+        if error.errno is None or error.errno in _SHORT_OF:
+            raise
+        raise _errors.ExecutableNotFound(f"{command[0]}: {error.strerror}") from error
+
+
+def _child_that_writes(output: int) -> int:
+    """Our child with this file as standard output: one that runs already when an interrupt comes before Popen
+    has noted its number. 0 where there is none."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return 0
+    for name in filter(str.isdigit, names):
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+            if parent == os.getpid() and os.path.samestat(os.stat(f"/proc/{name}/fd/1"), os.fstat(output)):
+                return int(name)
+        except OSError:  # It has ended meanwhile.
+            pass
+    return 0
 
 
 def _listen(
@@ -126,13 +182,16 @@ def _listen(
     said = b""
     poll = select.poll()
     poll.register(ours, select.POLLIN)
-    has_ended = False
+    has_ended, is_open = False, True
     while True:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0 and not has_ended:
             raise _errors.TimedOut("archfs: it took too long", "allow more by timeout=", 6)
         wait = 0 if has_ended else _LOOK if left is None else min(left, _LOOK)
-        if poll.poll(wait * 1000):
+        if not is_open:
+            if has_ended or _ends_within(process, wait):
+                return said
+        elif poll.poll(wait * 1000):
             try:
                 part = os.read(ours, 65536)
             except OSError:  # All have closed their end of a pseudo terminal.
@@ -140,19 +199,24 @@ def _listen(
             said += part
             if terminal is not None:
                 _show(part, terminal)
-            if part:
-                continue
-            poll.unregister(ours)
+            is_open = part != b""
         elif has_ended:
             return said
-        has_ended = process.poll() is not None
+        else:
+            has_ended = process.poll() is not None
+
+
+def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    try:
-        process.wait(_END)
-    except subprocess.TimeoutExpired:
+    if not _ends_within(process, _END):
         process.kill()
         process.wait()
 
@@ -168,13 +232,17 @@ def _terminal() -> Optional[int]:
     return None
 
 
-def _pseudo_terminal(like: int) -> tuple[int, int]:
-    ours, theirs = os.openpty()
-    tty.setraw(theirs)
+def _pseudo_terminal(like: int) -> Optional[tuple[int, int]]:
+    """None where there is none to be had. It does without bars then."""
     try:
+        ours, theirs = os.openpty()
+    except OSError:
+        return None
+    try:
+        tty.setraw(theirs)
         size = fcntl.ioctl(like, termios.TIOCGWINSZ, b"\0" * 8)
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
-    except OSError:  # It draws for 80 columns then.
+    except (OSError, termios.error):  # It draws for 80 columns then.
         pass
     return ours, theirs
 

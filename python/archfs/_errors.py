@@ -61,6 +61,9 @@ class MissingFile(Error, FileNotFoundError):
         self.errno = errno.ENOENT
         self.strerror = os.strerror(errno.ENOENT)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (*super().__reduce__(), {"filename": self.filename})
+
 
 class ExecutableNotFound(MissingFile):
     """The program archfs is not there."""

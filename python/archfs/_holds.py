@@ -19,7 +19,7 @@ import threading
 from typing import Callable
 
 from . import _command
-from ._errors import Error, NotMounted
+from ._errors import Error, NotMounted, TimedOut
 
 
 class _Place:
@@ -37,26 +37,48 @@ _lock = threading.RLock()
 
 def take(place: str, holder: object, mount: Callable[[], None]) -> None:
     """Calls `mount`, after which `holder` holds `place`, an absolute path without links."""
-    with _lock:
-        held = _places.setdefault(place, _Place())
-        held.holders.add(holder)
     try:
+        with _lock:
+            held = _places.setdefault(place, _Place())
+            held.holders.add(holder)
         with held.lock:
-            mount()
-            held.is_held = True
+            _mount(held, mount)
     except BaseException:
-        give_back(place, holder)
+        give_back_or_tell(place, holder)
+        raise
+
+
+def _mount(held: _Place, mount: Callable[[], None]) -> None:
+    try:
+        mount()
+        held.is_held = True
+    except BaseException as error:
+        # Whoever stops waiting, by Ctrl-C or a time limit, does not know whether it was mounted.
+        if isinstance(error, TimedOut) or not isinstance(error, Error):
+            held.is_held = True
         raise
 
 
 def give_back(place: str, holder: object) -> None:
-    """`holder` needs `place` no more. Returns when the mount is gone, unless others hold it."""
+    """`holder` needs `place` no more. Returns when the mount is gone, unless others hold it. May be called again
+    if it fails."""
     with _lock:
         held = _places.get(place)
-        if held is None or holder not in held.holders:
+        if held is None:
             return
         held.holders.discard(holder)
     _unmount(place, held)
+
+
+def give_back_or_tell(place: str, holder: object) -> bool:
+    """As `give_back`, for where something else went wrong, or nobody is there to catch what this raises: the logger
+    is told. What failed is tried again at the end of the process."""
+    try:
+        give_back(place, holder)
+    except (Error, OSError) as error:
+        _command.LOGGER.warning("%s", error)
+        return False
+    return True
 
 
 def _unmount(place: str, held: _Place) -> None:
@@ -64,10 +86,10 @@ def _unmount(place: str, held: _Place) -> None:
     with held.lock:
         try:
             if held.is_held and not held.holders:
-                held.is_held = False
                 _command.run(["unmount", f"--held-by={os.getpid()}", "--", place])
+                held.is_held = False
         except NotMounted:
-            pass  # Somebody else ended it.
+            held.is_held = False  # Somebody else ended it.
         finally:
             with _lock:
                 if not held.holders and not held.is_held and _places.get(place) is held:
@@ -79,11 +101,16 @@ def _give_back_all() -> None:
     with _lock:
         everything = list(_places.items())
     for place, held in everything:
-        held.holders.clear()
+        # A thread that still mounts there, a daemon, keeps nobody waiting: its mount goes with this process.
+        if not held.lock.acquire(blocking=False):
+            continue
         try:
+            held.holders.clear()
             _unmount(place, held)
-        except Error as error:
+        except (Error, OSError) as error:
             _command.LOGGER.warning("%s", error)
+        finally:
+            held.lock.release()
 
 
 def _forget() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Optional, TypedDict
 
 from . import _command
@@ -46,6 +45,5 @@ def info(
 ) -> ArchiveInfo:
     """Tells what is in `archive` from its tables, without mounting it."""
     options = words({"json": True, "recursive": recursive, "offset": offset, "index": index})
-    outcome = _command.run(["info", *options, "--", path(archive)], needs=[archive])
-    found: ArchiveInfo = json.loads(outcome.output)
+    found: ArchiveInfo = _command.told(["info", *options, "--", path(archive)], needs=[archive])
     return found

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-import tempfile
 import threading
 import warnings
 import weakref
@@ -14,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
 
-from . import _command, _holds
+from . import _command, _holds, _scratch
 from ._errors import Error, UsageError
 from ._options import PathLike, Size, Time, path, time, words
 
@@ -33,10 +30,14 @@ class Mount:
         here = os.path.realpath(place)
         self._hold.place = here
         command = ["mount", f"--until-pid={os.getpid()}", *arguments, "--", *archives, here]
-        _holds.take(here, self._hold, lambda: _mounted(command, archives, here, timeout))
-        self._ends = weakref.finalize(self, _dropped, self._hold)
-        # At the end of the process all is given back, and nobody has forgotten anything.
-        self._ends.atexit = False
+        try:
+            _holds.take(here, self._hold, lambda: _mounted(command, archives, here, timeout))
+            self._ends = weakref.finalize(self, _dropped, self._hold)
+            # At the end of the process all is given back, and nobody has forgotten anything.
+            self._ends.atexit = False
+        except BaseException:  # Ctrl-C between two of these lines, say.
+            _holds.give_back_or_tell(here, self._hold)
+            raise
 
     @property
     def path(self) -> Path:
@@ -50,20 +51,21 @@ class Mount:
 
     @property
     def closed(self) -> bool:
-        """Whether `unmount()` was called."""
+        """Whether it was unmounted."""
         return not self._ends.alive
 
     def unmount(self) -> None:
         """Needs the mount no more. Returns when it is gone, unless others hold it. Files of it that are still
-        open, or mapped, stay readable until they are closed. May be called again, and does nothing then.
+        open, or mapped, stay readable until they are closed. May be called again, and does nothing then, or
+        tries once more if it failed.
         """
-        if self._ends.detach() is not None:
+        if self._ends.alive:
             self._hold.give_back()
+            self._ends.detach()
 
     def stats(self) -> dict[str, Any]:
         """The numbers of the mount until now: requests, bytes, latencies (docs/STATS.md)."""
-        outcome = _command.run(["stats", "--json", "--", self._hold.place])
-        numbers: dict[str, Any] = json.loads(outcome.output)
+        numbers: dict[str, Any] = _command.told(["stats", "--json", "--", self._hold.place])
         return numbers
 
     def __enter__(self) -> Path:
@@ -77,7 +79,7 @@ class Mount:
     ) -> None:
         try:
             self.unmount()
-        except Error as failed:
+        except (Error, OSError) as failed:
             if error is None:
                 raise
             # What went wrong in the block is what counts.
@@ -188,49 +190,70 @@ def mount_until_exit(
     """Mounts `archives` as `mount()` does, for as long as this process runs; returns the folder.
 
     It is unmounted when the process ends: by returning, sys.exit, an exception, any signal, SIGKILL too. Called
-    again with the same arguments it returns the same folder, as long as the archives are unchanged. A forked
-    child that calls it takes part in the mount of its parent, and keeps it should the parent end first.
+    again with the same arguments it returns the same folder, as long as the archives are unchanged; else it
+    unmounts that and mounts anew. A forked child that calls it takes part in the mount of its parent, and keeps it
+    should the parent end first.
     """
     arguments: dict[str, Any] = {
-        "at": at,
+        "at": _absolute(at),
         "subdir": subdir,
         "offset": offset,
         "recursive": recursive,
-        "index": index,
+        "index": _absolute(index),
         "cache": cache,
         "cache_idle": cache_idle,
         "threads": threads,
-        "stage": stage,
+        "stage": _absolute(stage),
         "preload": preload,
         "grace": grace,
         "linger": linger,
         "idle_timeout": idle_timeout,
         "options": options,
-        "log_file": log_file,
-        "stats_json": stats_json,
+        "log_file": _absolute(log_file),
+        "stats_json": _absolute(stats_json),
     }
-    key = f"{[_identity(archive) for archive in archives]} {arguments}"
+    names = [os.path.abspath(path(archive)) for archive in archives]
     with _until_exit_lock:
-        made = _until_exit.get(key)
+        kept = _until_exit.setdefault(f"{names} {arguments}", _Kept())
+    with kept.lock:
+        return kept.path(names, arguments, timeout)
+
+
+class _Kept:
+    """What `mount_until_exit` has mounted for one set of arguments."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._mount: Optional[Mount] = None
+        self._archives: list[tuple[object, ...]] = []
+
+    def path(self, names: Sequence[str], arguments: dict[str, Any], timeout: Optional[float]) -> Path:
+        """The folder: that of before, if it still shows the same. Needs the lock."""
+        archives = [_identity(name) for name in names]
+        made = self._mount
         if made is not None:
-            if made._hold.pid == os.getpid() and os.path.ismount(made.path):
+            is_ours, is_same = made._hold.pid == os.getpid(), archives == self._archives
+            if is_ours and is_same and os.path.ismount(made.path):
                 return made.path
-            arguments["at"] = made.path
-            if made._hold.pid == os.getpid():
+            if is_same:
+                arguments = {**arguments, "at": made.path}
+            if is_ours:
                 made.unmount()
-        made = mount(*archives, timeout=timeout, **arguments)
-        _until_exit[key] = made
+        self._mount = made = mount(*names, timeout=timeout, **arguments)
+        self._archives = archives
         return made.path
 
 
-_until_exit: dict[str, Mount] = {}
-# Guards the dict, and that one thread mounts what another one asks for as well.
+_until_exit: dict[str, _Kept] = {}
+# Guards the dict. What is mounted has a lock of its own, so that nobody waits for a mount of something else.
 _until_exit_lock = threading.RLock()
 
 
 def _after_fork() -> None:
     global _until_exit_lock
     _until_exit_lock = threading.RLock()
+    for kept in _until_exit.values():
+        kept.lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -240,30 +263,28 @@ def _mounted(command: Sequence[str], archives: Sequence[str], place: str, timeou
     outcome = _command.run(command, needs=archives, timeout=timeout)
     # Where SIGCHLD is ignored, the status of a child is not told.
     if not os.path.ismount(place):
-        raise _command.failure(outcome._replace(status=1), archives)
+        raise _command.failure(outcome, archives)
 
 
 def _dropped(hold: _Hold) -> None:
     """A Mount was collected, and nobody had called unmount()."""
-    if hold.pid != os.getpid():
+    if hold.pid != os.getpid() or not _holds.give_back_or_tell(hold.place, hold):
         return
-    try:
-        hold.give_back()
-    except Error as error:
-        _command.LOGGER.warning("%s", error)
     warnings.warn(f"{hold.place}: unmounted, as its Mount was dropped", ResourceWarning, stacklevel=2)
 
 
 def _private_place() -> str:
     """Where nothing is, and nobody else can guess it. archfs makes the folder, and removes it at the end."""
-    folder = "/dev/shm"
-    if not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
-        folder = tempfile.gettempdir()
-    return os.path.join(folder, f"archfs-{os.getuid()}-{os.getpid()}-{secrets.token_hex(8)}")
+    folder = "/dev/shm" if _scratch.is_writable("/dev/shm") else _scratch.temporary()
+    return os.path.join(folder, _scratch.unguessable())
 
 
-def _identity(archive: PathLike) -> tuple[object, ...]:
-    name = os.path.abspath(path(archive))
+def _absolute(given: Optional[PathLike]) -> Optional[str]:
+    """What is meant by it also after os.chdir."""
+    return None if given is None else os.path.abspath(path(given))
+
+
+def _identity(name: str) -> tuple[object, ...]:
     try:
         found = os.stat(name)
     except OSError:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Optional, TypedDict, Union
 
-from . import _command
+from . import _command, _scratch
 from ._options import PathLike, Size, path, words
 
 
@@ -118,7 +117,7 @@ def _listed(
     files_from: Union[None, PathLike, Iterable[PathLike]], map: Union[None, PathLike, Mapping[str, str]]
 ) -> Iterator[dict[str, Any]]:
     """The options for lists, which may be files or have to be written to some first."""
-    with tempfile.TemporaryDirectory(prefix="archfs-") as folder:
+    with _scratch.folder() as folder:
         options: dict[str, Any] = {}
         if isinstance(files_from, (str, bytes, os.PathLike)):
             options["files_from"] = files_from

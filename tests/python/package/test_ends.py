@@ -1,9 +1,12 @@
 """Every way in which a process can end, and that its mounts end with it."""
 
+import contextlib
+import os
 import signal
+import sys
 import time
 
-from stage import Stage, mounted
+from stage import Stage, mounted, wait_until
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL]
 SOON = 5.0
@@ -80,7 +83,15 @@ class EndTest(Stage):
                 time.sleep(wait)
                 process.kill()
                 process.wait()
+                wait_until("the program that it had started has ended", lambda: not self.is_named_by_a_process())
                 self.assert_gone_soon(self.place)
+
+    def is_named_by_a_process(self):
+        for number in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{number}/cmdline", "rb") as file:
+                if os.fsencode(self.place) in file.read().split(b"\0"):
+                    return True
+        return False
 
     def test_control_c_ends_the_wait_and_leaves_nothing(self):
         process = self.script(
@@ -95,6 +106,53 @@ class EndTest(Stage):
         process.send_signal(signal.SIGINT)
         self.assertIn("interrupted", self.finished(process))
         self.assert_gone_soon(self.place)
+
+    def test_an_interrupt_while_it_mounts_leaves_nothing_before_the_end_either(self):
+        code = """
+            import signal, threading, time
+            from stage import mounted
+            def interrupt(after):
+                time.sleep(after)
+                os.kill(os.getpid(), signal.SIGINT)
+            for number in range(60):
+                thread = threading.Thread(target=interrupt, args=[number * 0.0004])
+                try:
+                    try:
+                        thread.start()
+                        with archfs.mount(IMAGE, at=PLACE):
+                            pass
+                    finally:
+                        thread.join()
+                except KeyboardInterrupt:
+                    pass
+                assert PLACE not in mounted(), number
+        """
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join([os.path.dirname(__file__), *sys.path]))
+        self.finished(self.script(code, env=env))
+
+    def test_an_interrupt_before_the_number_of_the_child_is_known(self):
+        """The signal that came while it was started is handled as soon as it has been."""
+        code = """
+            import _posixsubprocess, subprocess
+            name = '_fork_exec' if hasattr(subprocess, '_fork_exec') else None
+            holder = subprocess if name else _posixsubprocess
+            name = name or 'fork_exec'
+            real = getattr(holder, name)
+            def interrupted(*arguments):
+                real(*arguments)
+                setattr(holder, name, real)
+                raise KeyboardInterrupt
+            setattr(holder, name, interrupted)
+            try:
+                archfs.mount(IMAGE, at=PLACE)
+            except KeyboardInterrupt:
+                print(os.path.ismount(PLACE))
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                print('no child is left')
+        """
+        self.assertEqual(self.finished(self.script(code)), "False\nno child is left\n")
 
     def test_another_program_in_its_place_has_the_mount_until_it_ends(self):
         code = "root = archfs.mount_until_exit(IMAGE, at=PLACE)\nos.execvp('sh', ['sh', '-c', 'echo; read x'])"
@@ -123,14 +181,39 @@ class EndTest(Stage):
             "try:\n"
             "    archfs.mount('/nowhere.sqfs')\n"
             "except archfs.MissingFile as error:\n"
-            "    print(error)"
+            "    print(error)\n"
+            "for call in (archfs.info, lambda name: archfs.pack(name, 'never.sqfs')):\n"
+            "    try:\n"
+            "        call('/nowhere.sqfs')\n"
+            "    except archfs.MissingFile as error:\n"
+            "        print(error.status)\n"
+            "print(archfs.info(IMAGE)['files'])"
         )
-        self.assertEqual(self.finished(self.script(code)), "hello\n/nowhere.sqfs: no such file\n")
+        self.assertEqual(self.finished(self.script(code)), "hello\n/nowhere.sqfs: no such file\n1\n1\n2\n")
 
     def assert_gone_soon(self, place):
         before = time.monotonic()
         self.assert_gone(place)
         self.assertLess(time.monotonic() - before, SOON)
+
+
+# A program that mounts an image at once, and a tar when it is told to by a file.
+SLOW = """
+            import threading, time
+            GO, STARTED, program = 'go', 'started', 'program'
+            for name in (GO, STARTED):
+                if os.path.exists(name):
+                    os.unlink(name)
+            with open(program, 'w') as file:
+                file.write('#!/bin/sh\\n'
+                    'case "$*" in mount*.tar*) echo >started; until [ -e go ]; do sleep 0.01; done;; esac\\n'
+                    f'exec "{archfs.executable()}" "$@"\\n')
+            os.chmod(program, 0o755)
+            os.environ['ARCHFS_EXECUTABLE'] = os.path.abspath(program)
+            def wait():
+                while not os.path.exists(STARTED):
+                    time.sleep(0.001)
+"""
 
 
 class UntilExitTest(Stage):
@@ -143,13 +226,50 @@ class UntilExitTest(Stage):
             assert archfs.mount_until_exit(IMAGE, at=PLACE) == archfs.mount_until_exit(IMAGE, at=PLACE)
             archfs.pack('source', 'anew.sqfs')
             before = archfs.mount_until_exit('anew.sqfs')
+            place = archfs.mount_until_exit('anew.sqfs', at='place')
             archfs.pack('source/folder', 'anew.sqfs', force=True)
             assert os.listdir(archfs.mount_until_exit('anew.sqfs')) == ['data'], 'it has changed'
-            assert sorted(os.listdir(before)) == ['folder', 'hello']
+            assert not before.exists(), 'old mounts pile up'
+            assert archfs.mount_until_exit('anew.sqfs', at='place') == place
+            assert os.listdir(place) == ['data']
             os.system(f'"{archfs.executable()}" unmount --lazy {one}')
             assert sorted(os.listdir(archfs.mount_until_exit(IMAGE))) == ['folder', 'hello'], 'anew'
         """
         self.finished(self.script(code))
+
+    def test_a_relative_place_after_chdir(self):
+        code = """
+            for name in ('one', 'other'):
+                os.mkdir(name)
+                os.chdir(name)
+                root = archfs.mount_until_exit(IMAGE, at='data', stats_json='numbers')
+                assert str(root) == os.path.abspath('data'), root
+                assert os.listdir(root)
+                os.chdir('..')
+        """
+        self.finished(self.script(code))
+        self.assertTrue(os.path.exists(os.path.join(self.work, "other", "numbers")))
+
+    def test_who_mounts_something_else_does_not_wait(self):
+        code = SLOW + """
+            ask = threading.Thread(target=archfs.mount_until_exit, args=[TAR])
+            ask.start()
+            wait()
+            assert os.listdir(archfs.mount_until_exit(IMAGE)) and ask.is_alive()
+            open(GO, 'w').close()
+            ask.join()
+        """
+        self.finished(self.script(code))
+
+    def test_a_mount_under_way_in_a_daemon_thread_keeps_no_exit_waiting(self):
+        code = SLOW + """
+            threading.Thread(target=archfs.mount_until_exit, args=[TAR], daemon=True).start()
+            wait()
+        """
+        process = self.script(code)
+        self.finished(process)
+        with open(os.path.join(self.work, "go"), "w", encoding="utf-8"):
+            pass
 
     def test_threads_that_ask_at_once_have_one_mount(self):
         code = """

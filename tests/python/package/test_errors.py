@@ -29,8 +29,18 @@ class ErrorTest(Stage):
         self.assertEqual(str(error), "/nowhere/data.sqfs: no such file")
         error = self.failing(archfs.MissingFile, archfs.mount, self.image, "/nowhere.tar")
         self.assertEqual(error.filename, "/nowhere.tar")
+        again = pickle.loads(pickle.dumps(error))
+        self.assertEqual((again.filename, again.errno), ("/nowhere.tar", 2))
         self.failing(archfs.MissingFile, archfs.info, "/nowhere.tar")
         self.failing(archfs.MissingFile, archfs.pack, "/nowhere", os.path.join(self.work, "never.sqfs"))
+
+    def test_a_link_to_nowhere_and_what_may_not_be_looked_at(self):
+        link = os.path.join(self.work, "link.sqfs")
+        os.symlink("/nowhere/data.sqfs", link)
+        self.assertEqual(self.failing(archfs.MissingFile, archfs.mount, link).filename, link)
+        with unittest.mock.patch("os.stat", side_effect=PermissionError(13, "Permission denied")):
+            error = archfs._command.failure(archfs._command.Outcome(1, "", []), [link])
+        self.assertIs(type(error), archfs.Error)
 
     def test_what_is_no_archive_and_a_damaged_one(self):
         error = self.failing(archfs.DamagedArchive, archfs.mount, os.path.join(self.source, "hello"))
@@ -100,7 +110,7 @@ class ErrorTest(Stage):
         return {"PYTHONPATH": package, "ARCHFS_EXECUTABLE": program, "PATH": os.environ["PATH"]}
 
     def test_it_takes_too_long(self):
-        slow = self.program("sleep 60")
+        slow = self.program('[ "$1" != mount ] || exec sleep 60; exit 5')
         with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=slow):
             error = self.failing(archfs.TimedOut, archfs.mount, self.image, timeout=0.2)
         self.assertIsInstance(error, TimeoutError)
@@ -151,16 +161,16 @@ class ErrorTest(Stage):
     def test_another_fork_does_not_keep_it_waiting(self):
         """A child that has a copy of the descriptors, and lives on."""
         child = []
-        real = subprocess.Popen
+        real = subprocess.Popen.__init__
 
-        def popen(*arguments, **options):
+        def start(*arguments, **options):
             pid = os.fork()
             if pid == 0:
                 signal.pause()
             child.append(pid)
-            return real(*arguments, **options)
+            real(*arguments, **options)
 
-        with unittest.mock.patch("subprocess.Popen", popen):
+        with unittest.mock.patch("subprocess.Popen.__init__", start):
             with archfs.mount(self.image) as root:
                 self.assert_readable(root)
         for pid in child:

@@ -64,3 +64,11 @@ class ExecutableTest(unittest.TestCase):
         missing = dict(os.environ, ARCHFS_EXECUTABLE="/nowhere")
         ran = subprocess.run([sys.executable, "-m", "archfs"], env=missing, capture_output=True, text=True, check=False)
         self.assertEqual((ran.returncode, ran.stderr[:17]), (1, "archfs: /nowhere:"))
+        other = os.path.join(self.work, "other")
+        with open(other, "wb") as file:
+            file.write(b"\x7fELF of another machine")
+        os.chmod(other, 0o755)
+        other_machine = dict(os.environ, ARCHFS_EXECUTABLE=other)
+        command = [sys.executable, "-m", "archfs"]
+        ran = subprocess.run(command, env=other_machine, capture_output=True, text=True, check=False)
+        self.assertEqual((ran.returncode, ran.stderr), (1, f"archfs: {other}: Exec format error\n"))

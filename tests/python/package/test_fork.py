@@ -123,6 +123,25 @@ class ForkTest(Stage):
         """))
         self.assertEqual(output, f"{[0] * 20}\n")
 
+    def test_a_fork_while_another_thread_makes_a_temporary_file(self):
+        """The locks of Python's tempfile are taken in the child for ever then."""
+        output = self.finished(self.script("""
+            import tempfile
+            tempfile.tempdir = None
+            tempfile._name_sequence = None
+            with tempfile._once_lock:
+                child = os.fork()
+                if child == 0:
+                    import signal
+                    signal.alarm(20)
+                    with archfs.mount(IMAGE, at=PLACE) as root:
+                        ok = open(root / 'hello').read() == 'hello\\n'
+                    archfs.pack('source', 'some.sqfs', files_from=['hello'])
+                    os._exit(0 if ok else 1)
+                print(os.waitpid(child, 0)[1])
+        """))
+        self.assertEqual(output, "0\n")
+
 
 WORKERS = '''
 import multiprocessing, os, sys

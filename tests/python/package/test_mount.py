@@ -1,13 +1,18 @@
 """mount(): where, for how long, for whom, and what is left."""
 
+import contextlib
 import gc
 import json
+import logging
 import mmap
 import os
 import pickle
+import resource
+import shutil
 import signal
 import subprocess
 import threading
+import time
 import unittest.mock
 import warnings
 from pathlib import Path
@@ -154,6 +159,48 @@ class MountTest(Stage):
             gc.collect()
         self.assertFalse(place.exists())
         self.assertEqual([type(one.message) for one in told], [ResourceWarning])
+
+    def test_an_unmount_that_failed_is_told_and_can_be_tried_again(self):
+        mount = archfs.mount(self.image)
+        broken = {"ARCHFS_EXECUTABLE": shutil.which("false")}
+        with unittest.mock.patch.dict(os.environ, broken), self.assertRaises(archfs.Error):
+            mount.unmount()
+        self.assertFalse(mount.closed)
+        self.assert_readable(mount)
+        mount.unmount()
+        self.assertTrue(mount.closed)
+        self.assertFalse(mount.path.exists())
+
+    def test_without_descriptors_the_exception_of_the_block_is_seen_and_the_mount_goes_later(self):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
+        taken, mount = [], archfs.mount(self.image)
+        with self.assertLogs("archfs", logging.WARNING), self.assertRaisesRegex(KeyError, "mine"), mount:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, limit[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            raise KeyError("mine")
+        with self.assertRaisesRegex(archfs.Error, "Too many open files"):
+            mount.unmount()
+        for descriptor in taken:
+            os.close(descriptor)
+        mount.unmount()
+        self.assertFalse(mount.path.exists())
+
+    def test_it_ends_as_soon_as_the_program_does(self):
+        """It says nothing more some time before it has ended."""
+        program = os.path.join(self.work, "program")
+        with open(program, "w", encoding="utf-8") as file:
+            file.write(f'#!/bin/sh\n"{archfs.executable()}" "$@"\nexec 2>&-\nsleep 0.02\n')
+        os.chmod(program, 0o755)
+        with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=program):
+            took = []
+            for _ in range(9):
+                before = time.monotonic()
+                archfs.info(self.image)
+                took.append(time.monotonic() - before)
+        self.assertLess(sorted(took)[4], 0.1)
 
     def test_what_somebody_else_has_unmounted_is_no_error(self):
         with archfs.mount(self.image, at=self.place):
