@@ -413,12 +413,15 @@ fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() 
     // Somebody else is at work with one of them.
     fs::read(&archives[1]).unwrap();
     drop(Mounted::several(&[], &archives, &place, &[&tmpfs.option()]));
-    assert_eq!(archives.iter().map(|path| resident_pages(path)).sum::<u64>(), pages);
+    // A kernel that takes back memory ahead of need may have some of them again.
+    let resident: u64 = archives.iter().map(|path| resident_pages(path)).sum();
+    assert!((pages / 10 * 9..=pages).contains(&resident), "{resident} of {pages}");
 
     assert!(forget(&archives[1]));
     drop(Mounted::several(&["env", "ARCHFS_PRELOAD=1"], &archives, &place, &[]));
     for archive in &archives {
-        assert_eq!(resident_pages(archive), pages, "{}", archive.display());
+        let resident = resident_pages(archive);
+        assert!(resident > pages / 10 * 9, "{resident} of {pages} of {}", archive.display());
     }
 }
 

@@ -97,5 +97,6 @@ fn a_pipe_sees_nothing_of_it() {
     let output = archfs().args(["wait", "--timeout", "2s"]).arg(&stage.place).output().unwrap();
     assert_eq!(output.status.code(), Some(6));
     let place = stage.place.display();
-    assert_eq!(said(&output), format!("archfs: {place}: not mounted in the time given\n"));
+    let hint = "hint: archfs list shows your mounts on this node";
+    assert_eq!(said(&output), format!("archfs: {place}: not mounted in the time given\n{hint}\n"));
 }
