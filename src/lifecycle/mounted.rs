@@ -3,7 +3,7 @@
 //! Owns making and undoing it in order: directory, mount, record; and how a fault in archfs itself
 //! ends it. Leaves when that is to `daemon`. Invariant: each part is undone once, the mount first.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -91,11 +91,10 @@ impl Mounted {
         if self.parts.lock().as_ref().is_none_or(|parts| parts.registered.is_none()) {
             return Ok(None);
         }
-        let socket = Registry::open()?.socket(&Key::of(&self.place));
-        let _ = fs::remove_file(&socket);
-        UnixListener::bind(&socket)
-            .map(Some)
-            .map_err(|error| Error::io(format!("{}: can not listen", socket.display()), error))
+        let (registry, key) = (Registry::open()?, Key::of(&self.place));
+        registry.listen(&key).map(Some).map_err(|error| {
+            Error::io(format!("{}: can not listen", registry.socket(&key).display()), error)
+        })
     }
 
     /// Whether somebody else unmounted it; files may still be open.

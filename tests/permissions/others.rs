@@ -37,7 +37,7 @@ fn a_umask_that_keeps_the_owner_out_keeps_nobody_from_mounting() {
     // Whoever leaves it last removes it, which may be the daemon a moment later.
     let removed = || wait_until("the registry is removed", || !owner.registry().exists());
     // Twice, for what the first round leaves would be met by the second.
-    for umask in ["177", "177"] {
+    for umask in ["177", "177", "577", "577", "777"] {
         done(&owner, &format!("umask {umask}; $ARCHFS mount -q --keep $IMAGE mount"));
         assert_eq!(mode(&owner.registry()), 0o700, "{umask}");
         assert_eq!(done(&owner, "cat mount/hello; $ARCHFS unmount mount"), "hello, world\n");

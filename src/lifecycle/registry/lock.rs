@@ -8,7 +8,7 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::{Key, Registry};
+use super::{Key, Registry, own_file};
 use crate::error::{Error, Kind, Result};
 
 /// After what time one who waits is told so. Mounting an image takes less.
@@ -85,7 +85,7 @@ impl PlaceLock {
                 false => "archfs keeps what it knows of its mounts there, which takes some room",
             })
         };
-        let opened = File::options().create(true).append(true).mode(0o600).open(&path);
+        let opened = own_file::open(&path, File::options().create(true).append(true));
         let file = match opened {
             // The folder went with its last file.
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

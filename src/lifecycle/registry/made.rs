@@ -17,13 +17,13 @@ use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
 use super::lock::is_named;
-use super::{Key, PlaceLock, Registry};
+use super::{Key, PlaceLock, Registry, own_file};
 use crate::error::{Error, Result};
 use crate::lifecycle::mountinfo;
 use crate::lifecycle::pinned::Pinned;
@@ -57,9 +57,7 @@ impl MadeDirectory {
         loop {
             let registry = Registry::open()?;
             if fs::symlink_metadata(place).is_err() {
-                let mut options = File::options();
-                let opened = options.create(true).write(true).truncate(true).mode(0o600).open(note);
-                opened
+                own_file::open(note, File::options().create(true).write(true).truncate(true))
                     .and_then(|mut file| file.write_all(place.as_os_str().as_bytes()))
                     .map_err(failed)?;
             }
@@ -82,8 +80,8 @@ impl MadeDirectory {
                     _ => return Ok(None),
                 }
             };
-            let opened =
-                File::options().read(true).append(true).create(is_new).mode(0o600).open(&path);
+            let mut options = File::options();
+            let opened = own_file::open(&path, options.read(true).append(true).create(is_new));
             let mut file = match opened {
                 Ok(file) => file,
                 Err(error) if error.kind() == ErrorKind::NotFound && !is_new => return Ok(None),

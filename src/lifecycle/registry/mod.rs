@@ -11,6 +11,7 @@ use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
@@ -21,6 +22,7 @@ use crate::lifecycle::pinned::Pinned;
 
 mod lock;
 mod made;
+mod own_file;
 mod record;
 
 pub(super) use lock::PlaceLock;
@@ -153,6 +155,18 @@ impl Registry {
         self.file(key, "socket")
     }
 
+    /// Listens there, whatever was left of another.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn listen(&self, key: &Key) -> std::io::Result<UnixListener> {
+        let socket = self.socket(key);
+        let _ = fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket)?;
+        own_file::open_to_owner(&socket)?;
+        Ok(listener)
+    }
+
     /// The keys of all records.
     pub(super) fn keys(&self) -> Vec<Key> {
         self.names_with(".record").map(Key).collect()
@@ -251,7 +265,7 @@ mod tests {
         let _other = PlaceLock::acquire(&work.path().join("other")).unwrap();
         let registry = Registry::open().unwrap();
         let [socket, record, lock] = ["socket", "record", "lock"].map(|it| registry.file(&key, it));
-        let listen = || drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        let listen = || drop(registry.listen(&key).unwrap());
 
         listen();
         assert!(!lock.exists());

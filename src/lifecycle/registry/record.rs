@@ -5,10 +5,9 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use super::{Key, Registry};
+use super::{Key, Registry, own_file};
 use crate::error::{Error, Result};
 use crate::lifecycle::mountinfo::{self, MountEntry};
 use crate::lifecycle::process::ProcessId;
@@ -59,7 +58,7 @@ impl Record {
             let failed = |error| Error::io(format!("{}: can not write", file.display()), error);
             // Gone and made anew, lest a link or a reader of an old one be written through.
             let _ = fs::remove_file(&file);
-            match File::options().write(true).create_new(true).mode(0o600).open(&file) {
+            match own_file::open(&file, File::options().write(true).create_new(true)) {
                 // The folder went with its last file.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 opened => {
