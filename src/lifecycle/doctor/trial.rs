@@ -1,8 +1,8 @@
 //! Really mounting a small archive, in each way there is.
 //!
-//! Owns the archive, its place, and the processes that try. Each way is what a person would type,
-//! as a process of its own, so that what is tried is what a job will meet, and one that hangs or
-//! moves into a namespace takes nothing with it.
+//! Owns the archive, the choice of its place, and the processes that try. Each way is what a person
+//! would type, as a process of its own, so that what is tried is what a job will meet, and one that
+//! hangs or moves into a namespace takes nothing with it.
 //! Invariants: each attempt ends in time; what it mounted is gone when it returns, and with this
 //! process at the latest.
 
@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::places::{Place, State};
@@ -81,7 +82,7 @@ impl Failure {
 }
 
 impl Trial {
-    /// Tries all ways in the first of `places` that has room for the archive.
+    /// Tries all ways in the first of `places` where a folder can be made.
     pub fn hold(places: &[Place], steps: &Steps) -> Self {
         let namespace = attempt(&(steps.namespace)());
         let scene = match Scene::set_in_one(places) {
@@ -109,15 +110,16 @@ impl Trial {
     }
 }
 
-/// An archive and a place for its mount, in a folder that is removed with this.
+/// An archive and a place for its mount. Neither has a name on any disk, so nothing is left of them
+/// however this process ends; the folder at the place is made and removed by who mounts there.
 struct Scene {
     archive: PathBuf,
     place: PathBuf,
-    _folder: tempfile::TempDir,
+    _memory: OwnedFd,
 }
 
 impl Scene {
-    /// In the first place where that is possible; a folder may be made in a full one, and no more.
+    /// In the first place where a folder can be made.
     fn set_in_one(places: &[Place]) -> std::result::Result<Self, Failure> {
         let mut first = None;
         for place in places.iter().filter(|place| matches!(place.state, State::Writable(_))) {
@@ -132,12 +134,16 @@ impl Scene {
     fn set(folder: &Path) -> Result<Self> {
         let failed =
             |error| Error::io(format!("{}: can not try to mount", folder.display()), error);
-        let own = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(folder);
-        let own = own.map_err(failed)?;
-        let archive = own.path().join("trial.tar");
+        // Gone again at once: this is for a name that nobody has.
+        let made = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(folder);
+        let place = made.map_err(failed)?.path().to_owned();
+        let memory =
+            memfd_create("trial.tar", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        // For other processes of this user as well, as long as this one lives.
+        let own = rustix::process::getpid().as_raw_nonzero();
+        let archive = PathBuf::from(format!("/proc/{own}/fd/{}", memory.as_raw_fd()));
         fs::write(&archive, tar()).map_err(failed)?;
-        let place = own.path().join("mount");
-        Ok(Self { archive, place, _folder: own })
+        Ok(Self { archive, place, _memory: memory })
     }
 
     fn try_to_mount(&self, steps: &Steps) -> Tried {
@@ -248,7 +254,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let scene = Scene::set(folder.path()).unwrap();
         let options = OpenOptions::default();
-        let tree = formats::open(&[scene.archive], &options, &Progress::default()).unwrap();
+        let archives = [scene.archive.clone()];
+        let tree = formats::open(&archives, &options, &Progress::default()).unwrap();
         let attr = vfs::resolve(tree.as_ref(), NAME.as_bytes()).unwrap();
         assert_eq!(attr.size, TEXT.len() as u64);
     }
@@ -259,7 +266,7 @@ mod tests {
         let place = |path: &Path| Place { path: path.to_owned(), state: State::Writable(0) };
         let gone = place(&folder.path().join("gone"));
         let scene = Scene::set_in_one(&[gone.clone(), place(folder.path())]).unwrap();
-        assert!(scene.archive.starts_with(folder.path()));
+        assert!(scene.place.starts_with(folder.path()) && !scene.place.exists());
         let failure = Scene::set_in_one(&[gone]).err().unwrap();
         assert!(failure.said.contains("gone: can not try to mount"), "{failure:?}");
     }
