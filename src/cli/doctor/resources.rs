@@ -89,8 +89,9 @@ fn descriptors(found: Descriptors) -> Check {
             Check::good(NAME, format!("{most} at most; a mount takes {wanted}"))
         }
         Some(most) => {
-            let text =
-                format!("{most} at most, where a mount takes {wanted}: its threads will share one");
+            let text = format!(
+                "{most} at most; a mount takes {wanted}, or with fewer its threads share one"
+            );
             let remedy =
                 format!("ulimit -Hn {wanted}, or ask for that in /etc/security/limits.conf");
             Check::note(NAME, text, Some(remedy))
