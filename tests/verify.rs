@@ -448,13 +448,29 @@ fn damage_anywhere_in_a_compressed_tar_is_told() {
         is_told("the last byte is missing", &sound[..len - 1]);
         is_told("garbage", &[&sound[..], b"garbage"].concat());
         for (what, at) in [("middle", len / 2), ("checksum", len - 2), ("early", len - 6)] {
-            let mut bytes = sound.clone();
-            bytes[at] ^= 0x20;
-            is_told(what, &bytes);
+            // A match may be copied from two places that hold the same bytes, so there are changes
+            // that change nothing: the program itself unpacks what was packed.
+            let changed = (at..len).map(|at| {
+                let mut bytes = sound.clone();
+                bytes[at] ^= 0x20;
+                bytes
+            });
+            let damaged = changed.take(10).find(|bytes| !unpacks(program, bytes, &plain));
+            is_told(what, &damaged.unwrap());
         }
         fs::write(&packed, &sound).unwrap();
         assert_eq!(verify(&packed).unwrap().faults, [], "{program}");
     }
+}
+
+/// Whether the program that packed makes the file `plain` of `bytes`, and is content.
+fn unpacks(program: &str, bytes: &[u8], plain: &Path) -> bool {
+    let packed = plain.with_extension("changed");
+    fs::write(&packed, bytes).unwrap();
+    let name = program.split(' ').next().unwrap();
+    let output = Command::new(name).args(["-dc"]).stdin(fs::File::open(packed).unwrap()).output();
+    let output = output.unwrap();
+    output.status.success() && output.stdout == fs::read(plain).unwrap()
 }
 
 #[test]
