@@ -1,4 +1,4 @@
-"""The virtual environment of tests/python/users/requirements.txt, made once and kept in target/.
+"""Virtual environments of the packages that users' code needs, made once and kept in target/.
 
 torch of PyPI brings what graphics cards need, so it has 5 GB, and takes some minutes to come.
 """
@@ -20,14 +20,23 @@ class Missing(Exception):
     """Packages that can not be had here."""
 
 
-def python():
-    """The interpreter of the environment; ARCHFS_TEST_VENV names one that is there already."""
+def torch():
+    """The interpreter that has torch and most others; ARCHFS_TEST_VENV names an environment that is there already."""
     given = os.environ.get("ARCHFS_TEST_VENV")
     if given:
         return pathlib.Path(given).resolve() / "bin" / "python"
+    return python("python-users", USERS / "torch.txt")
+
+
+def tensorflow():
+    """The interpreter that has tensorflow."""
+    return python("python-tensorflow", USERS / "tensorflow.txt")
+
+
+def python(name, wanted):
+    """The interpreter of the environment `name`, which has the packages that the file `wanted` lists."""
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
-    place = target / "python-users"
-    wanted = USERS / "requirements.txt"
+    place = target / name
     mark = place / "made-of"
     of = hashlib.sha256(wanted.read_bytes()).hexdigest()
     if not mark.exists() or mark.read_text() != of:

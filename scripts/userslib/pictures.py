@@ -1,8 +1,9 @@
-"""Sections that read pictures: torchvision, PIL, datasets, webdataset."""
+"""Sections that read pictures: torchvision, PIL, datasets, webdataset, tf.data."""
 
 import functools
 
-from userslib import archives
+from userslib import archives, environment
+from userslib.report import Problem
 from userslib.stage import View
 
 # How the workers of a DataLoader are started, and how many. The first ones meet a fresh mount.
@@ -44,6 +45,15 @@ def shards_inside(stage):
         stage.compare(f"webdataset, shards inside an archive, {workers} workers", place,
                       archives.views_of(stage, place) if workers == 0 else views_made(place),
                       "shards.py", workers)
+
+
+def tensorflow(stage):
+    folder, views = dataset(stage)
+    try:
+        python = environment.tensorflow()
+    except environment.Missing as missing:
+        raise Problem(f"tensorflow can not be had here: {missing}") from missing
+    stage.compare("tf.data and image_dataset_from_directory", folder, views, "tf_data.py", python=python)
 
 
 def views_made(folder):

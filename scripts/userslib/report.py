@@ -9,6 +9,10 @@ class Problem(Exception):
     """What is wrong, for a person."""
 
 
+# What a check that fails raises. Anything else is a fault of the script.
+FAILURES = (Problem, OSError, subprocess.SubprocessError)
+
+
 class Report:
     def __init__(self):
         self.passed = self.failed = 0
@@ -18,9 +22,8 @@ class Report:
         """`ok` unless the block raises. Goes on after a failure, for the next checks tell more."""
         try:
             yield
-        except (Problem, OSError, subprocess.SubprocessError) as problem:
-            self.failed += 1
-            print(f"FAILED  python: {what}", *shown(problem), sep="\n", flush=True)
+        except FAILURES as problem:
+            self._fail(what, problem)
         else:
             self.passed += 1
             print(f"ok      python: {what}", flush=True)
@@ -30,9 +33,12 @@ class Report:
         """Says it only if something outside of all checks goes wrong."""
         try:
             yield
-        except (Problem, OSError, subprocess.SubprocessError) as problem:
-            self.failed += 1
-            print(f"FAILED  python: {name}", *shown(problem), sep="\n", flush=True)
+        except FAILURES as problem:
+            self._fail(name, problem)
+
+    def _fail(self, what, problem):
+        self.failed += 1
+        print(f"FAILED  python: {what}", *shown(problem), sep="\n", flush=True)
 
     @staticmethod
     def note(text):
