@@ -543,3 +543,25 @@ fn without_the_device_it_says_what_to_do() {
         assert!(stage.is_gone(), "{hide}");
     }
 }
+
+/// As under an emulator: the daemon is started by /proc/self/exe, which is the loader then.
+#[test]
+fn a_daemon_that_is_another_program_is_told_of() {
+    let Some(stage) = stage() else { return };
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let mut mapped = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    let Some(loader) = mapped.find(|path| path.contains("/ld-linux")) else {
+        eprintln!("SKIPPED: this program has no loader");
+        return;
+    };
+    for (how, status) in [("mount", 1), ("run", 121)] {
+        let mut archfs = Command::new(loader);
+        archfs.arg(env!("CARGO_BIN_EXE_archfs")).arg(how).args([&stage.image, &stage.place]);
+        let output = archfs.args(["--", "true"].iter().take(if how == "run" { 2 } else { 0 }));
+        let output = output.output().unwrap();
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(status), "{said}");
+        assert!(said.contains("archfs in the background ended with status 127"), "{said}");
+        assert!(stage.is_gone());
+    }
+}

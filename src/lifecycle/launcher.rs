@@ -136,9 +136,20 @@ impl Launched {
             )
             .with_hint("signal 9 may mean that memory ran out: --cache makes archfs take less"));
         }
-        Ok(Err(status.code().filter(|&code| code != 0).unwrap_or(1)))
+        let code = status.code().unwrap_or_default();
+        if TOLD.contains(&code) {
+            return Ok(Err(code));
+        }
+        let context =
+            format!("archfs in the background ended with status {code} before files could be read");
+        Err(Error::new(Kind::Io, context)
+            .with_hint("it is started by /proc/self/exe, which has to be archfs itself"))
     }
 }
+
+/// The statuses of archfs, which come with an error on standard error, and that of a panic, which
+/// tells itself.
+const TOLD: [i32; 7] = [1, 2, 3, 4, 5, 6, 101];
 
 const OPENED: &str = "opened\n";
 const READY: &str = "ready\n";
