@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Optional, Union
 
 from . import _command, _holds, _scratch
-from ._errors import Error, UsageError
+from ._errors import Error, UsageError, missing
 from ._options import PathLike, Size, Time, path, time, words
 
 Options = Union[str, Sequence[str]]
@@ -231,17 +231,21 @@ class _Kept:
         """The folder: that of before, if it still shows the same. Needs the lock."""
         archives = [_identity(name) for name in names]
         made = self._mount
-        if made is not None:
-            is_ours, is_same = made._hold.pid == os.getpid(), archives == self._archives
-            if is_ours and is_same and os.path.ismount(made.path):
+        ours = made if made is not None and made._hold.pid == os.getpid() else None
+        if made is not None and archives == self._archives:
+            if ours is not None and _answers(made.path):
                 return made.path
-            if is_same:
-                arguments = {**arguments, "at": made.path}
-            if is_ours:
-                made.unmount()
-        self._mount = made = mount(*names, timeout=timeout, **arguments)
+            arguments = {**arguments, "at": made.path}
+        if ours is not None and arguments["at"] is not None:
+            # The place can be had once, so that of before goes first, unless it is all that there is.
+            for name in names:
+                _check_is_there(name)
+            ours.unmount()
+        self._mount = new = mount(*names, timeout=timeout, **arguments)
         self._archives = archives
-        return made.path
+        if ours is not None:
+            ours.unmount()
+        return new.path
 
 
 _until_exit: dict[str, _Kept] = {}
@@ -282,6 +286,23 @@ def _private_place() -> str:
 def _absolute(given: Optional[PathLike]) -> Optional[str]:
     """What is meant by it also after os.chdir."""
     return None if given is None else os.path.abspath(path(given))
+
+
+def _answers(place: Path) -> bool:
+    """Whether something is mounted there, and its daemon lives. stat alone is answered by the kernel, which
+    remembers; statvfs is not."""
+    try:
+        os.statvfs(place)
+    except OSError:
+        return False
+    return os.path.ismount(place)
+
+
+def _check_is_there(name: str) -> None:
+    try:
+        os.stat(name)
+    except FileNotFoundError as error:
+        raise missing(Error(f"{name}: {error.strerror}"), name) from None
 
 
 def _identity(name: str) -> tuple[object, ...]:

@@ -237,6 +237,37 @@ class UntilExitTest(Stage):
         """
         self.finished(self.script(code))
 
+    def test_it_recovers_when_the_daemon_was_killed(self):
+        code = """
+            import json
+            for at in (None, PLACE):
+                root = archfs.mount_until_exit(IMAGE, at=at)
+                listed = os.popen(f'"{archfs.executable()}" list --json').read().splitlines()
+                [daemon] = [one['daemon'] for one in map(json.loads, listed) if one['mountpoint'] == str(root)]
+                os.kill(daemon, 9)
+                while os.path.exists(f'/proc/{daemon}/fd/0'):
+                    time.sleep(0.001)
+                assert archfs.mount_until_exit(IMAGE, at=at) == root
+                assert sorted(os.listdir(root)) == ['folder', 'hello'], at
+        """
+        self.finished(self.script(code))
+
+    def test_an_archive_that_is_gone_takes_no_mount_away(self):
+        code = """
+            for at in (None, PLACE):
+                archfs.pack('source', 'gone.sqfs')
+                root = archfs.mount_until_exit('gone.sqfs', at=at)
+                os.unlink('gone.sqfs')
+                try:
+                    archfs.mount_until_exit('gone.sqfs', at=at)
+                except archfs.MissingFile as error:
+                    assert error.filename == os.path.abspath('gone.sqfs'), error.filename
+                else:
+                    raise AssertionError(at)
+                assert sorted(os.listdir(root)) == ['folder', 'hello'], at
+        """
+        self.finished(self.script(code))
+
     def test_a_relative_place_after_chdir(self):
         code = """
             for name in ('one', 'other'):
