@@ -188,6 +188,23 @@ fn who_waits_for_a_mount_to_go_does_not_keep_its_holder_from_unmounting() {
     end(script);
 }
 
+#[test]
+fn a_kept_mount_that_is_unmounted_goes_with_the_last_who_hold_it() {
+    let Some(stage) = stage() else { return };
+    // Kept by somebody who does not hold it, and by one who does.
+    for own in ["", "$ARCHFS mount -q $IMAGE mount;"] {
+        assert!(stage.mount(&["-q", "--keep"]).status.success());
+        let script = holder(&stage, "");
+        let line = format!("{own} $ARCHFS unmount mount; echo $?");
+        let left = stage.bash(&line).output().unwrap();
+        assert_eq!(left.stdout, b"0\n", "{}", said(&left));
+        assert!(said(&left).contains("still held by process"), "{}", said(&left));
+        stage.assert_readable();
+        end(script);
+        wait_until("the mount is gone", || stage.is_gone());
+    }
+}
+
 fn give_back(stage: &Stage, holder: &std::process::Child) -> std::process::Output {
     let process = holder.id().to_string();
     archfs().args(["unmount", "--held-by", &process]).arg(&stage.place).output().unwrap()

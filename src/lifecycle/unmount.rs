@@ -179,7 +179,8 @@ fn forget_locked(place: &Path, lock: Option<PlaceLock>) -> Result<Unmounted> {
     Ok(Unmounted::Gone)
 }
 
-/// Gives back the lease of the caller's script where others hold the mount, too; returns those.
+/// Gives back the lease of the caller's script, and `--keep`, where others hold the mount, too;
+/// returns those.
 ///
 /// # Errors
 /// `Busy` where only others hold it.
@@ -201,13 +202,16 @@ fn leave_to_others(place: &Path) -> Result<Option<String>> {
         return Ok(None);
     }
     let named = named(&others);
-    if held.is_empty() {
+    if held.is_empty() && !status.kept {
         let context = format!("{}: held by process {named}", place.display());
         return Err(Error::new(Kind::Busy, context)
             .with_hint("it goes when they end; --lazy unmounts it all the same"));
     }
     for process in own {
         client.release(process)?;
+    }
+    if status.kept {
+        client.unkeep()?;
     }
     Ok(Some(named))
 }

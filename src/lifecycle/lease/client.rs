@@ -93,6 +93,14 @@ impl Client {
         }
     }
 
+    /// Ends what `keep` began, whoever did.
+    ///
+    /// # Errors
+    /// `Io` where the daemon does not answer.
+    pub(in crate::lifecycle) fn unkeep(&mut self) -> Result<()> {
+        self.ask(Request::Unkeep).map(|_| ())
+    }
+
     /// Ends what `watch` began.
     ///
     /// # Errors

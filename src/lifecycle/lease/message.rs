@@ -19,6 +19,8 @@ pub(super) enum Request {
     Watch(ProcessId),
     /// Hold until somebody unmounts.
     Keep,
+    /// Somebody has unmounted, and leaves it to others.
+    Unkeep,
     /// That process needs the mount no more.
     Release(ProcessId),
     /// The lease of this connection ends. Answered at once if others hold the mount; else the
@@ -51,6 +53,7 @@ impl Request {
             Self::Hold => "hold\n".into(),
             Self::Watch(process) => format!("watch {process}\n"),
             Self::Keep => "keep\n".into(),
+            Self::Unkeep => "unkeep\n".into(),
             Self::Release(process) => format!("release {process}\n"),
             Self::Leave => "leave\n".into(),
             Self::Status => "status\n".into(),
@@ -68,6 +71,7 @@ impl Request {
             ("hold", "") => Ok(Self::Hold),
             ("watch", process) => process.parse().map(Self::Watch),
             ("keep", "") => Ok(Self::Keep),
+            ("unkeep", "") => Ok(Self::Unkeep),
             ("release", process) => process.parse().map(Self::Release),
             ("leave", "") => Ok(Self::Leave),
             ("status", "") => Ok(Self::Status),
@@ -122,6 +126,7 @@ mod tests {
             Request::Hold,
             Request::Watch(process),
             Request::Keep,
+            Request::Unkeep,
             Request::Release(process),
             Request::Leave,
             Request::Status,

@@ -235,6 +235,10 @@ impl Leases {
                 self.processes.retain(|(watched, _)| *watched != process);
                 Answer::Done
             }
+            Request::Unkeep => {
+                self.kept = false;
+                Answer::Done
+            }
             Request::Hold | Request::Watch(_) | Request::Keep if self.refuses(at) => Answer::Ending,
             Request::Hold => {
                 self.clients[at].lease = Lease::Held;
