@@ -164,7 +164,7 @@ fn in_the_foreground_a_panic_is_told_on_standard_error_with_status_101() {
     assert!(fs::read(stage.place.join("hello")).is_err());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(101), "{}", said(&output));
-    assert!(said(&output).contains("a fault in archfs itself, unmounting"), "{}", said(&output));
+    assert!(said(&output).contains("a fault in archfs itself, unmounted"), "{}", said(&output));
     assert!(stage.is_gone());
 }
 

@@ -164,12 +164,12 @@ fn source(archives: &[PathBuf]) -> PathBuf {
 }
 
 /// A panic in one event loop would leave a mount that answers less and less; end it loudly instead.
-/// The hook lives as long as the process, so it must not keep the mount from being dropped.
+/// The hook lives as long as the process, so it must not keep the mount from being dropped. It is in
+/// the place of the usual one, which takes a lock to show the calls: without memory for them it
+/// panics again, and waits for that lock for ever.
 pub(super) fn unmount_on_panic(mount: Weak<Mounted>) {
-    let usual = std::panic::take_hook();
     let has_begun = AtomicBool::new(false);
     std::panic::set_hook(Box::new(move |panic| {
-        usual(panic);
         // What one thread runs into, others often do as well. The first unmounts, and to end this
         // process meanwhile would leave the mount dead.
         if has_begun.swap(true, Ordering::Relaxed) {
@@ -177,11 +177,10 @@ pub(super) fn unmount_on_panic(mount: Weak<Mounted>) {
                 thread::park();
             }
         }
-        if let Some(mount) = mount.upgrade() {
-            let what = panic.to_string().replace('\n', " ");
-            log::error!("{}: a fault in archfs itself, unmounting: {what}", mount.place.display());
-            // Whoever holds the lock looks at the mount table and lets go soon; but it may be the
-            // thread that panicked, so that to wait without end would hang.
+        let place = mount.upgrade().map(|mount| {
+            // Before anything is said, which takes memory. Whoever holds the lock looks at the mount
+            // table and lets go soon; but it may be the thread that panicked, so that to wait
+            // without end would hang.
             let deadline = Instant::now() + LOCK_PATIENCE;
             while Instant::now() < deadline {
                 if let Some(mut parts) = mount.parts.try_lock() {
@@ -190,7 +189,11 @@ pub(super) fn unmount_on_panic(mount: Weak<Mounted>) {
                 }
                 thread::sleep(Duration::from_millis(1));
             }
-        }
+            mount.place.clone()
+        });
+        let what = panic.to_string().replace('\n', " ");
+        let place = place.map(|place| format!("{}: ", place.display())).unwrap_or_default();
+        log::error!("{place}a fault in archfs itself, unmounted: {what}");
         std::process::exit(101);
     }));
 }
