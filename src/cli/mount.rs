@@ -90,11 +90,11 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     lifecycle::check_ready(args.ready_fd)?;
     let holder = lifecycle::choose_holder(wish)?;
     let arguments = |way| daemon_arguments(&plan, way);
-    let mounted = match lifecycle::mount(&plan, &arguments, holder, &|what| shown(what, quiet))? {
+    let caller = lifecycle::Caller { holder, ready: args.ready_fd };
+    let mounted = match lifecycle::mount(&plan, &arguments, caller, &|what| shown(what, quiet))? {
         Ok(mounted) => mounted,
         Err(status) => return Ok(u8::try_from(status).unwrap_or(1)),
     };
-    lifecycle::announce(args.ready_fd)?;
     if !quiet {
         tell(args.mount.split_paths()?, mounted, holder);
     }

@@ -157,7 +157,7 @@ fn ready_file(number: u32) -> Result<File> {
 ///
 /// # Errors
 /// `Io` where nobody reads it.
-pub fn announce(ready: Option<u32>) -> Result<()> {
+pub(super) fn announce(ready: Option<u32>) -> Result<()> {
     let Some(number) = ready else {
         return Ok(());
     };

@@ -10,7 +10,7 @@ use super::join::{self, Entrance};
 use super::launcher::{Launched, Started};
 use super::lease::Client;
 use super::registry::Record;
-use super::{MountPlan, Way, inherited, mountpoint, unmount};
+use super::{MountPlan, Way, daemon, inherited, mountpoint, unmount};
 use crate::error::Result;
 use crate::progress::Show;
 
@@ -23,16 +23,38 @@ pub enum Mounted {
     Shared(i32),
 }
 
-/// Mounts as `plan` says, for `holder`, in the background, or takes part in such a mount.
+/// Who asks for a mount.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// For whom it holds.
+    pub holder: Holder,
+    /// The descriptor at which somebody waits for the line `ready`.
+    pub ready: Option<u32>,
+}
+
+impl Caller {
+    /// Says that files can be read, and lets the mount of `client` hold. Where that fails the mount
+    /// holds for nobody but `client`.
+    fn take(self, client: &mut Client) -> Result<()> {
+        daemon::announce(self.ready)?;
+        match self.holder {
+            Holder::Process(process) => client.watch(process),
+            Holder::Nobody(_) => client.keep(),
+        }
+    }
+}
+
+/// Mounts as `plan` says, for `caller`, in the background, or takes part in such a mount.
 /// `arguments` are those with which this program is the daemon. `Ok(Err(status))` where the daemon
 /// failed and has said why. What others do there is waited for, which `show` shows.
 ///
 /// # Errors
-/// `Busy` where something else is mounted there; `NotFound` where `holder` has ended; `Io`.
+/// `Busy` where something else is mounted there; `NotFound` where the holder has ended; `Io`, also where nobody reads
+/// that it is ready.
 pub fn mount(
     plan: &MountPlan,
     arguments: &dyn Fn(Way) -> Vec<OsString>,
-    holder: Holder,
+    caller: Caller,
     show: Show<'_>,
 ) -> Result<Started<Mounted>> {
     if let Some(number) = inherited::number(&plan.mountpoint) {
@@ -43,13 +65,13 @@ pub fn mount(
         }
         launched.hand_over(connection)?;
         return match launched.wait_until_ready()? {
-            Ok(mut client) => hold_for(&mut client, holder).map(|()| Ok(Mounted::New)),
+            Ok(mut client) => caller.take(&mut client).map(|()| Ok(Mounted::New)),
             Err(status) => Ok(Err(status)),
         };
     }
     match obtain(plan, arguments, show)? {
         Ok((mut client, shared)) => {
-            if let Err(error) = hold_for(&mut client, holder) {
+            if let Err(error) = caller.take(&mut client) {
                 // A daemon that was killed leaves its mount.
                 let _ = client.leave();
                 unmount::clear_up(&mountpoint::locate(&plan.mountpoint)?)?;
@@ -87,11 +109,4 @@ pub(super) fn obtain(
         unmount::clear_up(&place)?;
     }
     Ok(started?.map(|client| (client, None)))
-}
-
-fn hold_for(client: &mut Client, holder: Holder) -> Result<()> {
-    match holder {
-        Holder::Process(process) => client.watch(process),
-        Holder::Nobody(_) => client.keep(),
-    }
 }
