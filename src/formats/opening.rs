@@ -234,7 +234,8 @@ impl Opening<'_> {
     fn tell(&self, fault: Fault) {
         match self.options.saving {
             Saving::Compared | Saving::Never => self.memory.faults.lock().push(fault),
-            _ => log::warn!("{}", fault.what),
+            // Also where only what went wrong is to be said.
+            _ => log::error!("{}", fault.what),
         }
     }
 }

@@ -188,7 +188,7 @@ impl Lease {
             crate::log::tell(format_args!("{summary}"));
         }
         if has_ended {
-            log::warn!("{}: the mount had ended before the command did", place.display());
+            log::error!("{}: the mount had ended before the command did", place.display());
         }
         // A daemon that was killed leaves its mount, dead, and its directory, or only that.
         let cleared = match (&left, occupant::look(place)) {

@@ -85,10 +85,10 @@ impl Tar {
     /// `Unsupported` where it has too many names, or is compressed so that it does not fit here.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
         let Opened { storage, packed, index, is_kept } = open::open(name, bytes, options)?;
-        // Who verifies is told in another way, and more.
+        // Who verifies is told in another way, and more; who wants to hear only what went wrong, too.
         if !options.is_verified() {
             for note in &index.notes {
-                log::warn!("{name}: {note}");
+                log::error!("{name}: {note}");
             }
         }
         Ok(Self { name: name.to_owned(), storage, packed, index, is_kept })
