@@ -13,6 +13,9 @@ use crate::lifecycle::Outcome;
 /// What `run` adds to the status of its own failures.
 const RUN_OFFSET: u8 = 120;
 
+/// The status where there is no better one.
+const FAILED: u8 = 1;
+
 /// The status of wrong use.
 const USAGE: u8 = 2;
 
@@ -34,7 +37,9 @@ pub(super) fn status_of_run(result: Result<Outcome>) -> ExitCode {
         Ok(Outcome::NotMounted(status)) => RUN_OFFSET.saturating_add(low_byte(status)),
         Err(error) => {
             term::show_error(&error);
-            RUN_OFFSET.saturating_add(of(&error))
+            // 126 is a command that can not be executed.
+            let own = if error.kind() == Kind::TimedOut { FAILED } else { of(&error) };
+            RUN_OFFSET.saturating_add(own)
         }
     };
     ExitCode::from(number)
@@ -74,4 +79,20 @@ pub(super) fn of(error: &Error) -> u8 {
 /// A status as the system passes it on: its low eight bits.
 fn low_byte(number: i32) -> u8 {
     number.to_le_bytes()[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_fails_is_told_from_a_command_that_can_not_be_run() {
+        let shown = |code: ExitCode| format!("{code:?}");
+        let failed = |kind| shown(status_of_run(Err(Error::new(kind, ""))));
+        let not_executable = shown(status_of_run(Ok(Outcome::NotExecutable)));
+        assert_eq!(not_executable, shown(ExitCode::from(126)));
+        assert_eq!(failed(Kind::TimedOut), shown(ExitCode::from(121)));
+        assert_eq!(failed(Kind::CannotMount), shown(ExitCode::from(124)));
+        assert_eq!(shown(status(Err(Error::new(Kind::TimedOut, "")))), shown(ExitCode::from(6)));
+    }
 }
