@@ -1,6 +1,7 @@
 //! `archfs list`: this user's mounts on this node.
 
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 
 use serde::Serialize;
 
@@ -29,6 +30,9 @@ pub(super) struct Args {
 #[derive(Serialize)]
 struct Row {
     mountpoint: String,
+    /// The place in hexadecimal digits, where it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mountpoint_hex: Option<String>,
     archives: Vec<String>,
     daemon: Option<i32>,
     holders: Vec<HolderRow>,
@@ -66,6 +70,7 @@ fn row(listed: &Listed) -> Row {
     let Listed { place, archives, daemon, holders, kept, state } = listed;
     Row {
         mountpoint: place.to_string_lossy().into_owned(),
+        mountpoint_hex: term::hex_of_no_text(place.as_os_str().as_bytes()),
         archives: archives.iter().map(|path| path.to_string_lossy().into_owned()).collect(),
         daemon: *daemon,
         holders: holders

@@ -73,8 +73,10 @@ impl MountOptions {
     }
 }
 
+/// A number of a user or group; the last one stands for none (chown(2)).
 fn number(option: &str, value: &str) -> Result<u32> {
-    value.parse().map_err(|_| {
+    let number = value.parse().ok().filter(|&number| number != u32::MAX);
+    number.ok_or_else(|| {
         Error::new(Kind::Usage, format!("-o {option}: not a number"))
             .with_hint("id NAME tells the numbers of a user and of its group")
     })
@@ -104,7 +106,17 @@ mod tests {
 
     #[test]
     fn refuses_what_it_does_not_know_or_can_not_do() {
-        for text in ["rw", "suid", "dev", "big_writes", "offset", "offset=x", "uid=-1", "ro=1"] {
+        for text in [
+            "rw",
+            "suid",
+            "dev",
+            "big_writes",
+            "offset",
+            "offset=x",
+            "uid=-1",
+            "uid=4294967295",
+            "ro=1",
+        ] {
             assert_eq!(parse(text).unwrap_err().kind(), Kind::Usage, "{text}");
         }
     }

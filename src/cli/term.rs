@@ -60,6 +60,12 @@ pub(super) fn name_for_output(name: &[u8]) -> Vec<u8> {
     name.to_vec()
 }
 
+/// The bytes of a name in hexadecimal digits, where it is no UTF-8, so that JSON can not hold it.
+pub(super) fn hex_of_no_text(name: &[u8]) -> Option<String> {
+    let is_text = std::str::from_utf8(name).is_ok();
+    (!is_text).then(|| name.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 /// A value of JSON as it should be written to standard output: the same value, in which nothing is
 /// left that a terminal obeys. JSON itself asks for that only below U+0020.
 pub(super) fn json_for_output(json: &str) -> String {

@@ -205,12 +205,10 @@ impl Report<'_> {
         let mut out = BufWriter::new(std::io::stdout().lock());
         for fault in faults {
             let path = path_of(fault);
-            let is_text = path.is_none_or(|path| std::str::from_utf8(path).is_ok());
-            let hex = |path: &[u8]| path.iter().map(|byte| format!("{byte:02x}")).collect();
             let row = FaultRow {
                 archive: &self.shown,
                 path: path.map(|path| String::from_utf8_lossy(path).into_owned()),
-                path_hex: path.filter(|_| !is_text).map(hex),
+                path_hex: path.and_then(term::hex_of_no_text),
                 kind: match fault.gravity {
                     Gravity::Damage => "damaged",
                     Gravity::Unreadable => "unreadable",

@@ -122,8 +122,6 @@ struct TarRow {
 impl<'i> Row<'i> {
     fn of(info: &'i Info) -> Self {
         let path = (!info.path.is_empty()).then_some(&info.path);
-        let is_text = std::str::from_utf8(&info.path).is_ok();
-        let hex = |path: &Vec<u8>| path.iter().map(|byte| format!("{byte:02x}")).collect();
         let (format, squashfs, tar) = match &info.layout {
             Layout::Image(image) => ("squashfs", Some(ImageRow::of(image)), None),
             Layout::Tar(stored) => ("tar", None, Some(TarRow::of(stored))),
@@ -133,7 +131,7 @@ impl<'i> Row<'i> {
         Self {
             archive: None,
             path: path.map(|path| String::from_utf8_lossy(path).into_owned()),
-            path_hex: path.filter(|_| !is_text).map(hex),
+            path_hex: path.and_then(|path| term::hex_of_no_text(path)),
             format,
             bytes: info.bytes,
             files: info.kinds.files,
