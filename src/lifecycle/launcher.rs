@@ -128,13 +128,16 @@ impl Launched {
         let failed = |error| Error::io("can not wait for archfs in the background", error);
         let status = self.process.wait().map_err(failed)?;
         if let Some(signal) = status.signal() {
-            return Err(Error::new(
-                Kind::Io,
-                format!(
-                    "signal {signal} ended archfs in the background before files could be read"
+            let context = format!(
+                "signal {signal} ended archfs in the background before files could be read"
+            );
+            let error = Error::new(Kind::Io, context);
+            return Err(match signal {
+                6 | 9 => error.with_hint(
+                    "perhaps memory ran out, or ulimit -v is low: --cache and --threads take less",
                 ),
-            )
-            .with_hint("signal 9 may mean that memory ran out: --cache makes archfs take less"));
+                _ => error,
+            });
         }
         let code = status.code().unwrap_or_default();
         if TOLD.contains(&code) {
