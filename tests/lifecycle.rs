@@ -18,7 +18,7 @@ mod support;
 use support::mount::{CleanUp, is_mounted, kind_of_mount};
 use support::stage::{has_ended, said, shell, stage, tell};
 use support::user::OpenDevice;
-use support::{archfs, image, run, wait_until};
+use support::{archfs, image, run, tar, wait_until};
 
 #[test]
 fn a_mount_in_a_script_goes_when_the_script_ends() {
@@ -412,6 +412,43 @@ fn the_foreground_says_when_it_is_ready_and_ends_on_a_signal() {
     kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
     assert_eq!(daemon.wait().unwrap().code(), Some(0));
     assert!(stage.is_gone());
+}
+
+#[test]
+fn a_quiet_mount_says_that_files_are_missing() {
+    let Some(stage) = stage() else { return };
+    let archive = stage.work.path().join("cut.tar");
+    let whole = tar::of(&[("a", &[b'a'; 700]), ("b", &[b'b'; 700])]);
+    fs::write(&archive, &whole[..512 + 1024 + 512 + 512]).unwrap();
+    let mut run = archfs();
+    run.args(["run", "-q"]).args([&archive, &stage.place]).args(["--", "ls"]).arg(&stage.place);
+    let output = run.output().unwrap();
+    assert_eq!(output.stdout, b"a\n");
+    assert!(said(&output).contains("cut off: \"b\""), "{}", said(&output));
+}
+
+/// Nobody would know of the mount.
+#[test]
+fn a_mount_that_nobody_can_be_told_of_is_taken_back() {
+    let Some(stage) = stage() else { return };
+    for (options, others) in [("--keep", false), ("", false), ("--keep", true)] {
+        let mut other = others.then(|| shell(stage.work.path()));
+        if let Some(other) = &mut other {
+            assert_eq!(tell(other, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
+        }
+        let script =
+            format!("$ARCHFS mount -q {options} --ready-fd 9 $IMAGE mount 9>/dev/full; echo $?");
+        let output = stage.bash(&script).output().unwrap();
+        assert_eq!(output.stdout, b"1\n", "{options}: {}", said(&output));
+        assert!(said(&output).contains("nobody waits for this mount"), "{}", said(&output));
+        if let Some(mut other) = other {
+            stage.assert_readable();
+            drop(other.stdin.take());
+            other.wait().unwrap();
+            wait_until("the mount is gone", || stage.is_gone());
+        }
+        assert!(stage.is_gone(), "{options}");
+    }
 }
 
 #[test]
