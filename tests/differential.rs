@@ -176,6 +176,7 @@ fn a_folder_of_a_hundred_thousand_names_is_listed_whole_and_searched() {
     }
 }
 
+/// > `st_blocks` leaves out holes.
 #[test]
 fn a_sparse_file_of_5_gib_has_its_bytes_and_its_holes() {
     if !can_mount() {
@@ -229,6 +230,7 @@ fn an_image_inside_another_file_is_found_at_its_offset() {
     }
 }
 
+/// > `uid=` and `gid=` show all files as owned by that user or group.
 #[test]
 fn a_folder_of_the_image_can_be_the_root_and_owners_be_replaced() {
     if !can_mount() {

@@ -28,6 +28,8 @@ fn holder(stage: &Stage, options: &str) -> std::process::Child {
     script
 }
 
+/// > When the last who hold a mount have ended, its name goes at once and what is open stays
+/// > readable until it is closed.
 #[test]
 fn children_that_a_script_leaves_keep_their_files_and_not_the_mount() {
     let Some(stage) = stage() else { return };
@@ -330,8 +332,8 @@ fn a_mount_in_use_is_not_idle() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// The kernel has all that is read, and still the daemon hears of it, since what the kernel knows
-/// of names holds for half of the idle time.
+/// > With `--idle-timeout` the kernel remembers names and attributes for half of that time only, so
+/// > that a reader of files it has whole is heard of.
 #[test]
 fn a_reader_whom_the_kernel_answers_is_heard_of() {
     let Some(stage) = stage() else { return };
@@ -350,7 +352,7 @@ fn a_reader_whom_the_kernel_answers_is_heard_of() {
     let requests = |name: &str| told["requests"][name].as_u64().unwrap();
     // A lookup each half second of three and a half, and the file once.
     assert!(requests("read") <= 2, "{told}");
-    assert!((3..=20).contains(&requests("lookup")), "{told}");
+    assert!((5..=20).contains(&requests("lookup")), "{told}");
     assert!(opened > 40, "{opened}");
 }
 
@@ -385,6 +387,7 @@ impl Drop for Closed {
 
 const STATUS: &str = "{\"holders\":[],\"kept\":true}\n";
 
+/// > At the socket only the same uid and root are answered, also where its folder was opened up.
 #[test]
 fn only_the_user_and_root_are_listened_to() {
     let Some(stage) = stage() else { return };

@@ -79,6 +79,8 @@ fn load(place: &Path, rounds: usize) {
     });
 }
 
+/// > **Memory**: the cache is a part of what the job may use, and so is the number of threads, so
+/// > that a daemon in a group of 128 MiB lives under full load.
 #[test]
 fn a_daemon_stays_within_the_memory_of_its_group_under_full_load() {
     if !can_mount() {
@@ -112,6 +114,8 @@ fn a_daemon_stays_within_the_memory_of_its_group_under_full_load() {
     }
 }
 
+/// > Where parts of a compressed tar are so large that decoding one may take more than the job has,
+/// > the mount says so.
 #[test]
 fn parts_that_do_not_fit_in_the_memory_of_the_job_are_told_of() {
     if !can_mount() {

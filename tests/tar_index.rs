@@ -423,6 +423,7 @@ fn a_folder_with_the_name_of_the_index_sends_it_to_the_cache_folder() {
     stage.assert_nothing_else("a folder");
 }
 
+/// > An index is believed only if root, the user or the owner of the archive wrote it.
 #[test]
 fn an_archive_in_a_read_only_folder_has_its_index_in_the_users_cache() {
     if !is_root() {
@@ -559,6 +560,7 @@ fn a_named_index_that_can_not_be_written_is_a_note_for_ls_and_a_failure_for_inde
     stage.assert_archive_alone();
 }
 
+/// > An index is believed only if root, the user or the owner of the archive wrote it.
 #[test]
 fn an_index_of_somebody_else_is_not_believed() {
     if !is_root() {

@@ -89,6 +89,8 @@ mod tests {
 
     use super::*;
 
+    /// > Root looks the folder above up once, without following links, and mounts, unmounts and
+    /// > removes from there; a swapped folder or link can make that fail, but leads nowhere else.
     #[test]
     fn stays_where_it_was_when_a_folder_above_it_is_replaced() {
         let work = tempfile::tempdir().unwrap();

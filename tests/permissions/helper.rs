@@ -35,6 +35,8 @@ fn without_helper(stage: &Stage, user: &User, script: &str) -> Output {
     command.output().unwrap()
 }
 
+/// > **fusermount** is run only if nobody but root and the user could have put it there
+/// > (docs/CLI.md).
 #[test]
 fn a_helper_that_others_planted_is_never_run() {
     let Some(scene) = scene() else { return };
@@ -75,20 +77,26 @@ fn a_helper_that_others_planted_is_never_run() {
     }
 }
 
+/// > **fusermount** is run only if nobody but root and the user could have put it there
+/// > (docs/CLI.md).
+///
+/// > For a user fusermount3 does it, with his rights.
 #[test]
 fn one_of_the_users_own_is_run_where_there_is_no_other() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     plant(&scene, OWNER, "own", 0o755);
     let helper = stage.work.path().join("own/fusermount3");
-    let script = "#!/bin/sh\necho \"$FOR_IT\" \"$@\" > $HOME/ran\necho x: y: no >&2\nexit 1\n";
+    let script =
+        "#!/bin/sh\necho \"$FOR_IT\" $(id -u) \"$@\" > $HOME/ran\necho x: y: no >&2\nexit 1\n";
     fs::write(&helper, script).unwrap();
     let line = "HOME=$PWD FOR_IT=found PATH=$PWD/../own:$PATH $ARCHFS mount -q --keep $IMAGE mount";
     let refused = without_helper(stage, owner, line);
     assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
     assert!(said(&refused).contains("mount: can not mount: y: no"), "{}", said(&refused));
     let ran = fs::read_to_string(owner.home.join("ran")).unwrap();
-    assert!(ran.starts_with("found -o ro,nosuid,nodev,subtype=archfs,fsname="), "{ran}");
+    let expected = format!("found {OWNER} -o ro,nosuid,nodev,subtype=archfs,fsname=");
+    assert!(ran.starts_with(&expected), "{ran}");
     assert!(!Path::new(&owner.place).exists());
 }
 

@@ -44,6 +44,10 @@ fn rights(user: &User, folder: &Path) -> String {
     done(user, &format!("{folder}/id -u; {folder}/id -g; {folder}/grep CapEff /proc/self/status"))
 }
 
+/// > **Devices, fifos, sockets** are shown; the mount is `nodev` and `nosuid`, so device nodes can
+/// > not be opened and set-uid bits have no effect.
+///
+/// > So set-uid bits and `security.capability` give no rights, and devices can not be opened.
 #[test]
 fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
     let Some(stage) = stage_with(image::small) else { return };
@@ -92,6 +96,8 @@ fn assert_inert(mountinfo: &str, place: &Path) {
     }
 }
 
+/// > **Flags**: every mount that archfs makes is `ro,nosuid,nodev`, as root, through fusermount3
+/// > and in a namespace.
 #[test]
 fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
     let Some(Scene { _device, owner, stage, .. }) = scene() else { return };
@@ -118,7 +124,8 @@ fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
     }
 }
 
-/// Who makes the mount says what it may do, as the document tells.
+/// > A mount that was handed over as `/dev/fd/N` has the flags of who made it, who has to see to
+/// > `nosuid,nodev`.
 #[test]
 fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
     let Some(stage) = stage_with(image::small) else { return };
@@ -146,6 +153,11 @@ fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
     wait_until("no daemon is left", || is_left().is_empty());
 }
 
+/// > **Symbolic links** hold the bytes they were packed with, and are resolved by the kernel: an
+/// > absolute one leads out of the mount, as on any file system.
+///
+/// > **Links in an archive** are shown as packed. The kernel follows them, `archfs cat`, `ls` and
+/// > `--subdir` never out of the archive.
 #[test]
 fn links_that_lead_out_of_an_archive_are_shown_and_followed_by_the_kernel_alone() {
     let Some(stage) = stage_with(image::small) else { return };
@@ -172,6 +184,10 @@ fn links_that_lead_out_of_an_archive_are_shown_and_followed_by_the_kernel_alone(
         }
         let inside = run(archfs().arg("cat").arg(&archive).arg("folder/within"));
         assert_eq!(out(&inside), "in the archive\n");
+        for name in ["away/file", "folder/up/file", "../secret/file"] {
+            let output = archfs().arg("ls").arg(&archive).arg(name).output().unwrap();
+            assert_eq!((output.status.code(), out(&output)), (Some(1), String::new()), "{name}");
+        }
         for folder in ["away", "folder/up", "..", "../secret"] {
             let mut command = archfs();
             command.args(["mount", "-q", "--keep", "--subdir", folder]).arg(&archive);

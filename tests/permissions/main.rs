@@ -1,17 +1,20 @@
 //! Other users of the node, and archives and folders made by somebody with bad intentions.
 //!
-//! Owns what docs/SEMANTICS.md says under "Who can do what": `others` who may read what, `inert`
-//! what in an archive has no effect, `planted` what somebody put in the way beforehand, `races` what
-//! somebody swaps meanwhile, `helper` which fusermount is run, `terminal` names that a terminal
-//! would obey. Each test has /dev/fuse and its users to itself.
+//! Owns what docs/SEMANTICS.md says under "Permissions" and "Who can do what": `others` who may
+//! read what, `modes` on whom modes are enforced, `inert` what in an archive has no effect,
+//! `planted` what somebody put in the way beforehand, `points` whose directories are mounted on,
+//! `races` what somebody swaps meanwhile, `helper` which fusermount is run, `terminal` names that a
+//! terminal would obey. Each test has /dev/fuse and its users to itself.
 
 #[path = "../support/mod.rs"]
 mod support;
 
 mod helper;
 mod inert;
+mod modes;
 mod others;
 mod planted;
+mod points;
 mod races;
 mod terminal;
 

@@ -53,6 +53,10 @@ fn a_umask_that_keeps_the_owner_out_keeps_nobody_from_mounting() {
     removed();
 }
 
+/// > Only the user who mounted can enter the mount; not even root can, unless it mounted it.
+///
+/// > **Other users** can not list or read a mount (EACCES, also for root on a mount of somebody
+/// > else), whatever the umask and the mode of the mount point.
 #[test]
 fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_its_point() {
     let Some(Scene { _device, owner, other, stage: _stage, .. }) = scene() else { return };
@@ -68,6 +72,12 @@ fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_
     }
 }
 
+/// > Only the user who mounted can enter the mount; not even root can, unless it mounted it.
+///
+/// > **Other users** can not list or read a mount (EACCES, also for root on a mount of somebody
+/// > else), whatever the umask and the mode of the mount point.
+///
+/// > **`-o allow_other`** lets everybody in, under the modes and owners in the archive.
 #[test]
 fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
     let Some(Scene { _device, owner, stage, .. }) = scene() else { return };
@@ -87,6 +97,7 @@ fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
     }
 }
 
+/// > A private mount they do not even see.
 #[test]
 fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
     let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };
@@ -113,6 +124,7 @@ fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
     }
 }
 
+/// > They can not get at a copy of `--stage`, by name or through /proc.
 #[test]
 fn a_copy_has_no_name_and_is_not_to_be_had_through_proc() {
     let Some(scene) = scene() else { return };
@@ -138,6 +150,8 @@ fn a_copy_has_no_name_and_is_not_to_be_had_through_proc() {
     done(owner, "$ARCHFS unmount mount");
 }
 
+/// > Nor can they get at the index in the cache folder (0600, in a folder 0700), the records and
+/// > the socket (a folder 0700), or the log (0600).
 #[test]
 fn the_index_the_log_and_the_records_are_the_users_alone_with_any_umask() {
     let Some(scene) = scene() else { return };
@@ -174,6 +188,9 @@ fn the_index_the_log_and_the_records_are_the_users_alone_with_any_umask() {
     }
 }
 
+/// > **The cache folder** (`$XDG_CACHE_HOME/archfs`, absolute, else `~/.cache/archfs`) is closed to
+/// > others if it was open, and not used where it, a link at its name, or the folder above it
+/// > belongs to somebody else, as under sudo with the HOME of a user.
 #[test]
 fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_elses() {
     let Some(scene) = scene() else { return };
@@ -215,13 +232,23 @@ fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_else
         .unwrap();
     done(owner, "rm -r .cache/archfs; mkdir -m 700 rootish; ln -s $PWD/rootish .cache/archfs");
     fs::create_dir(stage.work.path().join("data.tar.archfs-index")).unwrap();
-    let mut command = archfs();
-    command.env("HOME", &owner.home).env_remove("XDG_CACHE_HOME").args(["index", "-q"]);
-    let refused = command.arg(stage.work.path().join("data.tar")).output().unwrap();
-    assert!(said(&refused).contains("somebody else"), "{}", said(&refused));
+    let refused_to_root = || {
+        let mut command = archfs();
+        command.env("HOME", &owner.home).env_remove("XDG_CACHE_HOME").args(["index", "-q"]);
+        let refused = command.arg(stage.work.path().join("data.tar")).output().unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
+        assert!(said(&refused).contains("somebody else"), "{}", said(&refused));
+    };
+    refused_to_root();
     assert_eq!(names_in(&owner.home.join("rootish")).len(), 0);
+    // Where only the folder above it is there.
+    done(owner, "rm .cache/archfs");
+    refused_to_root();
+    // The folder itself is made there, and stays empty.
+    assert_eq!(names_in(&owner.home.join(".cache/archfs")).len(), 0);
 }
 
+/// > At the socket only the same uid and root are answered, also where its folder was opened up.
 #[test]
 fn who_is_refused_at_the_socket_does_not_count_as_a_holder() {
     let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };

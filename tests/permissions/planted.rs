@@ -22,6 +22,8 @@ impl Drop for Planted {
     }
 }
 
+/// > Records are kept only in a folder of the user alone: `/tmp/archfs-UID`, else in /dev/shm or
+/// > /var/tmp; where somebody is in the way in all three, mounting fails and says so.
 #[test]
 fn records_are_kept_only_in_a_folder_of_the_user_alone() {
     let Some(scene) = scene() else { return };
@@ -71,24 +73,36 @@ fn records_are_kept_only_in_a_folder_of_the_user_alone() {
     }
 }
 
+/// > Records are kept only in a folder of the user alone: `/tmp/archfs-UID`, else in /dev/shm or
+/// > /var/tmp; where somebody is in the way in all three, mounting fails and says so.
 #[test]
 fn somebody_in_the_way_in_tmp_does_not_keep_a_user_from_mounting_and_sharing() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, .. } = &scene;
-    let planted = Planted(vec![owner.registry()]);
-    done(other, &format!("touch {}", owner.registry().display()));
-    done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
-    let elsewhere = Path::new("/dev/shm").join(format!("archfs-{OWNER}"));
-    assert_eq!(mode(&elsewhere), 0o700);
-    // Also when it goes again.
-    drop(planted);
-    done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
-    assert!(done(owner, "$ARCHFS list").contains("; alive"));
-    assert!(!owner.registry().exists());
-    done(owner, "$ARCHFS unmount mount");
-    wait_until("nothing is left", || !elsewhere.exists());
+    let [tmp, shm, var] = ["/tmp", "/dev/shm", "/var/tmp"]
+        .map(|folder| Path::new(folder).join(format!("archfs-{OWNER}")));
+    for (taken, elsewhere) in [(vec![&tmp], &shm), (vec![&tmp, &shm], &var)] {
+        let planted = Planted(taken.iter().map(|path| (*path).clone()).collect());
+        for path in &taken {
+            done(other, &format!("touch {}", path.display()));
+        }
+        done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
+        assert_eq!(mode(elsewhere), 0o700);
+        // Also when it goes again.
+        drop(planted);
+        done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
+        assert!(done(owner, "$ARCHFS list").contains("; alive"));
+        assert!(!taken.iter().any(|path| path.exists()));
+        done(owner, "$ARCHFS unmount mount");
+        wait_until("nothing is left", || !elsewhere.exists());
+    }
 }
 
+/// > **A mount point** that exists is a directory of the user's own, or one that others of a group
+/// > made where not everybody may write (`mount` ends with status 4 otherwise).
+///
+/// > Root, and a private mount, may use those of others, but not where everybody may make names,
+/// > such as in /tmp. A link of somebody else in such a folder is never followed.
 #[test]
 fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
     let Some(scene) = scene() else { return };
@@ -145,6 +159,10 @@ fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
     assert!(!is_mounted(&lent));
 }
 
+/// > **Names in sticky folders**: a log that somebody else made or linked there is refused (status
+/// > 1), and `--stats-json` replaces no link and no file but an account.
+///
+/// > Links of one's own, /dev/null and the like may be logs.
 #[test]
 fn the_log_and_the_account_are_never_written_through_what_others_planted() {
     let Some(scene) = scene() else { return };
@@ -190,6 +208,7 @@ fn the_log_and_the_account_are_never_written_through_what_others_planted() {
     });
 }
 
+/// > An index replaces a link and not what it leads to.
 #[test]
 fn an_index_replaces_a_link_and_not_what_it_leads_to() {
     let Some(scene) = scene() else { return };
@@ -231,6 +250,8 @@ fn record(daemon: &str, place: &Path) -> String {
     format!("daemon {daemon}\nmount {id} {device}\nidentity x\narchive /x\nplace {place}\n")
 }
 
+/// > **`gc`, `unmount`, `list`** touch and show mounts of type fuse.archfs of this user alone,
+/// > whatever the records say; `unmount` as root those of others, too.
 #[test]
 fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
     let Some(scene) = scene() else { return };

@@ -51,7 +51,7 @@ fn assert_harmless(stage: &Stage, script: &str, argument: &OsStr, shown: &str) {
     assert!(text.contains(shown), "{script} {argument:?}: no {shown:?} in {text}");
 }
 
-/// An image of files with these names, each a symbolic link's target, too.
+/// An image of folders with these names, of links to them, and of a file that has them all.
 fn odd_image(folder: &Path) -> PathBuf {
     let source = folder.join("odd");
     fs::create_dir(&source).unwrap();
@@ -60,17 +60,28 @@ fn odd_image(folder: &Path) -> PathBuf {
         let link = [name.as_bytes(), b"-link"].concat();
         std::os::unix::fs::symlink(name, source.join(OsStr::from_bytes(&link))).unwrap();
     }
+    fs::write(source.join("contents"), NAMES.concat()).unwrap();
     image::make(folder, "odd.sqfs", &source, &[])
 }
 
+/// > **Terminals**: no control character, change of direction (U+202E and its like) or byte that is
+/// > no UTF-8 of a name reaches a terminal or the log; it is shown as `\u{1b}` or U+FFFD.
+///
+/// > `archfs ls` into a pipe, and `archfs cat`, give the bytes as they are.
 #[test]
 fn names_are_disarmed_on_a_terminal_and_left_as_they_are_in_a_pipe() {
     let Some(stage) = stage() else { return };
     let odd = odd_image(stage.work.path());
     let none = OsStr::new("");
     for line in ["ls odd.sqfs", "ls -lR odd.sqfs"] {
-        assert_harmless(&stage, &format!("$ARCHFS {line}"), none, "clear\\u{1b}[2J");
+        for shown in ["clear\\u{1b}[2J", "bytes\u{fffd}\u{fffd}"] {
+            assert_harmless(&stage, &format!("$ARCHFS {line}"), none, shown);
+        }
     }
+    // What a file holds is not for people to read.
+    let cat = "$ARCHFS cat odd.sqfs contents";
+    assert_eq!(run(&mut stage.bash(cat)).stdout, NAMES.concat());
+    assert_eq!(at_a_terminal(&stage, &format!("stty raw -echo; {cat}"), none), NAMES.concat());
     let piped = run(archfs().arg("ls").arg(&odd)).stdout;
     let expected = NAMES.map(|name| [name, b"\n"].concat());
     for line in expected {
@@ -92,6 +103,9 @@ fn names_are_disarmed_on_a_terminal_and_left_as_they_are_in_a_pipe() {
     }
 }
 
+/// > **Terminals**: no control character, change of direction (U+202E and its like) or byte that is
+/// > no UTF-8 of a name reaches a terminal or the log; it is shown as `\u{1b}` or U+FFFD. In JSON
+/// > these are `\u001b`, the same value.
 #[test]
 fn places_archives_and_what_the_daemon_says_are_disarmed() {
     let Some(stage) = stage() else { return };
@@ -118,6 +132,9 @@ fn places_archives_and_what_the_daemon_says_are_disarmed() {
                 row["mountpoint"].as_str().is_some_and(|place| place.ends_with(text))
             };
             assert!(listed.lines().any(is_it), "{listed}");
+            if text.contains('\u{1b}') {
+                assert!(listed.contains("\\u001b"), "{listed}");
+            }
             run(archfs().arg("unmount").arg(&place));
         }
         let log = fs::read(stage.work.path().join("log")).unwrap();

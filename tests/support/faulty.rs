@@ -29,6 +29,8 @@ pub enum Fault {
     None,
     /// One in so many gives EIO; 1 for all.
     Failing(u64),
+    /// Each gives an error of this number.
+    Refused(i32),
     /// The file ends there, although its size says more.
     EndsAt(u64),
     /// Half of the bytes, as read(2) may give.
@@ -207,6 +209,7 @@ impl Filesystem for Served {
             Fault::Failing(one_in) if number.is_multiple_of(one_in) => {
                 return reply.error(Errno::EIO);
             }
+            Fault::Refused(error) => return reply.error(Errno::from_i32(error)),
             Fault::Interrupted if number.is_multiple_of(2) => return reply.error(Errno::EINTR),
             Fault::EndsAt(end) => len = len.min(end.saturating_sub(offset) as usize),
             Fault::Halves => len = len.div_ceil(2),

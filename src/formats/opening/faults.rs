@@ -204,7 +204,8 @@ fn changed_bytes_never_end_the_process_and_do_not_pass_checksums() {
     }
 }
 
-/// All who wait for one load get the error of it, or try for themselves; nobody waits for ever.
+/// > Who waited for the same block tries for itself, and gets an error as well while there is a
+/// > fault.
 #[test]
 fn who_waits_for_a_load_that_fails_gets_an_error_and_the_next_one_succeeds() {
     let files = files();
@@ -228,7 +229,7 @@ fn who_waits_for_a_load_that_fails_gets_an_error_and_the_next_one_succeeds() {
     }
 }
 
-/// Reads in order; behind what is read everything fails, so that only decoding ahead meets it.
+/// > An error met while decoding ahead reaches nobody.
 #[test]
 fn a_failure_while_decoding_ahead_reaches_nobody_and_does_not_stay() {
     let bytes: Vec<u8> = (0..8_000_000_u32).flat_map(|n| (n / 7).to_le_bytes()).collect();
@@ -247,6 +248,7 @@ fn a_failure_while_decoding_ahead_reaches_nobody_and_does_not_stay() {
                 assert!(found == &files[0].1[at..at + found.len()], "{kind}: {at}");
             }
         };
+        // Behind what is read everything fails, so that only decoding ahead meets it.
         // The reader goes up to a quarter; from half of the archive on nothing can be read, which
         // what is decoded ahead of a reader of so much (8 MiB of 32 MB) reaches.
         let half = archive.len() as u64 / 2;

@@ -1,0 +1,114 @@
+//! Modes and owners in an archive: on whom they are enforced, and who says so.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use super::support::user::User;
+use super::support::{archfs, image, run};
+use super::{OWNER, Scene, assert_denied, done, out, said, scene};
+
+/// Whom none of the files' users is.
+const STRANGER: u32 = 1234;
+
+/// An image of files of several owners and modes, which everybody may read.
+fn archive(work: &Path) -> PathBuf {
+    let source = work.join("modes");
+    fs::create_dir(&source).unwrap();
+    fs::set_permissions(&source, Permissions::from_mode(0o755)).unwrap();
+    for (name, owner, mode) in [
+        ("foreign", STRANGER, 0o600),
+        ("open", STRANGER, 0o644),
+        ("own", OWNER, 0o600),
+        ("program", STRANGER, 0o700),
+    ] {
+        let path = source.join(name);
+        fs::write(&path, format!("#!/bin/sh\necho {name}\n")).unwrap();
+        chown(&path, Some(owner), Some(owner)).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    }
+    let image = image::make(work, "modes.sqfs", &source, &["-comp", "zstd"]);
+    fs::set_permissions(&image, Permissions::from_mode(0o644)).unwrap();
+    image
+}
+
+/// > Modes and owners are shown as packed but not enforced on that user, who reads what is 0600 and
+/// > foreign. A file without any execute bit can not be executed.
+#[test]
+fn who_mounts_reads_files_of_others_and_executes_only_programs() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, stage, .. } = &scene;
+    archive(stage.work.path());
+    done(owner, "$ARCHFS mount -q --keep ../modes.sqfs mount");
+    let shown = done(owner, "stat -c '%a %u %g' mount/foreign mount/program");
+    assert_eq!(shown, "600 1234 1234\n700 1234 1234\n");
+    assert_eq!(done(owner, "tail -n 1 mount/foreign"), "echo foreign\n");
+    assert_eq!(done(owner, "mount/program"), "program\n");
+    let tries = ["foreign", "open", "own"].map(|name| format!("mount/{name}"));
+    assert_denied(owner, &tries);
+    done(owner, "$ARCHFS unmount mount");
+}
+
+/// > With `-o allow_other` everybody may enter, and the kernel enforces modes and owners
+/// > (`default_permissions`).
+///
+/// > **`-o allow_other`** lets everybody in, under the modes and owners in the archive.
+#[test]
+fn modes_and_owners_are_enforced_where_everybody_may_enter() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, other, stage, .. } = &scene;
+    let image = archive(stage.work.path());
+    let mut mount = archfs();
+    mount.args(["mount", "-q", "--keep", "-o", "allow_other"]).arg(image).arg(&stage.place);
+    run(&mut mount);
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = mounts.lines().find(|line| line.contains(stage.place.to_str().unwrap())).unwrap();
+    assert!(line.contains("allow_other") && line.contains("default_permissions"), "{line}");
+    let read = |name: &str| format!("tail -n 1 ../mount/{name}");
+    for user in [owner, other] {
+        assert_eq!(done(user, &read("open")), "echo open\n");
+        assert_denied(user, &[read("foreign"), "../mount/program".into()]);
+    }
+    assert_eq!(done(owner, &read("own")), "echo own\n");
+    assert_denied(other, &[read("own")]);
+    run(archfs().arg("unmount").arg(&stage.place));
+}
+
+/// Runs a script of the owner and one of the other, if the first succeeds, where /etc/fuse.conf is
+/// `text`; unmounts whatever comes of it.
+fn with_configuration(scene: &Scene, text: &str, of_owner: &str, of_other: &str) -> Output {
+    let work = scene.stage.work.path();
+    fs::write(work.join("fuse.conf"), text).unwrap();
+    let as_user = |user: &User, script: &str| {
+        let (uid, home) = (user.uid, user.home.display());
+        format!(
+            "(cd {home} && ARCHFS={home}/archfs setpriv --reuid={uid} --regid={uid} \
+             --clear-groups bash -c '{script}')"
+        )
+    };
+    let line = format!(
+        "mount --bind \"$1\" /etc/fuse.conf && {} && {}; status=$?; {} 2> /dev/null; exit $status",
+        as_user(&scene.owner, of_owner),
+        as_user(&scene.other, of_other),
+        as_user(&scene.owner, "$ARCHFS unmount mount")
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "bash", "-c", &line, "bash"]).arg(work.join("fuse.conf"));
+    command.env("IMAGE", &scene.stage.image).env("LC_ALL", "C").env_remove("SLURM_TASK_PID");
+    command.output().unwrap()
+}
+
+/// > An ordinary user needs `user_allow_other` in /etc/fuse.conf for it.
+#[test]
+fn an_ordinary_user_lets_everybody_in_only_where_the_node_allows_it() {
+    let Some(scene) = scene() else { return };
+    let mount = "$ARCHFS mount -q --keep -o allow_other $IMAGE mount";
+    let read = format!("cat {}/hello", scene.owner.place.display());
+    let refused = with_configuration(&scene, "# nothing\n", mount, &read);
+    assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
+    assert!(said(&refused).contains("user_allow_other"), "{}", said(&refused));
+    let allowed = with_configuration(&scene, "user_allow_other\n", mount, &read);
+    assert_eq!(out(&allowed), "hello, world\n", "{}", said(&allowed));
+    assert!(allowed.status.success() && !scene.owner.place.exists(), "{}", said(&allowed));
+}

@@ -1,0 +1,95 @@
+//! Whose directories may be mounted on, and who unmounts there.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+
+use super::support::mount::{CleanUp, is_mounted};
+use super::support::{archfs, run, wait_until};
+use super::{OTHER, Scene, done, out, said, scene};
+
+/// A supplementary group that users of one project share.
+const PROJECT: u32 = 60;
+
+/// > **A mount point** that exists is a directory of the user's own, or one that others of a group
+/// > made where not everybody may write (`mount` ends with status 4 otherwise).
+#[test]
+fn a_directory_that_somebody_of_the_group_made_is_a_mount_point_unless_everybody_may_write() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, .. } = &scene;
+    let project = scene.folder_of(OTHER, "project", 0o775);
+    let point = project.join("point");
+    fs::create_dir(&point).unwrap();
+    let _clean_up = CleanUp(point.clone());
+    for made in [&project, &point] {
+        chown(made, Some(OTHER), Some(PROJECT)).unwrap();
+    }
+    let group = format!("--groups={PROJECT}");
+    let script = "$ARCHFS mount -q --keep $IMAGE ../project/point && \
+                  cat ../project/point/hello && $ARCHFS unmount ../project/point";
+    // The modes of the folder and of the directory.
+    for (above, own, is_fine) in
+        [(0o775, 0o775, true), (0o775, 0o777, false), (0o777, 0o775, false)]
+    {
+        fs::set_permissions(&project, Permissions::from_mode(above)).unwrap();
+        fs::set_permissions(&point, Permissions::from_mode(own)).unwrap();
+        let output = owner.bash_in_groups(script, &group).output().unwrap();
+        if is_fine {
+            assert_eq!(out(&output), "hello, world\n", "{}", said(&output));
+        } else {
+            assert_eq!(output.status.code(), Some(4), "{above:o} {own:o}: {}", said(&output));
+            assert!(said(&output).contains("a directory of somebody else"), "{}", said(&output));
+        }
+        assert!(!is_mounted(&point) && point.exists(), "{above:o} {own:o}");
+    }
+    done(owner, "mkdir own && $ARCHFS mount -q --keep $IMAGE own && $ARCHFS unmount own");
+    assert!(owner.home.join("own").exists());
+}
+
+/// > Root, and a private mount, may use those of others, but not where everybody may make names,
+/// > such as in /tmp.
+#[test]
+fn root_and_private_mounts_use_directories_of_others_unless_they_lie_where_everybody_makes_names() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, stage, .. } = &scene;
+    let theirs = scene.folder_of(OTHER, "theirs", 0o755);
+    let sticky = scene.sticky().join("theirs");
+    fs::create_dir(&sticky).unwrap();
+    chown(&sticky, Some(OTHER), Some(OTHER)).unwrap();
+    let _clean_up = [CleanUp(theirs.clone()), CleanUp(sticky.clone())];
+    let mount = |place: &str| format!("$ARCHFS mount -q --keep $IMAGE {place}");
+    let private =
+        |place: &str| format!("$ARCHFS run --private -q $IMAGE {place} -- cat {place}/hello");
+    run(&mut stage.bash(&format!("{} && $ARCHFS unmount theirs", mount("theirs"))));
+    for output in
+        [stage.bash(&private("theirs")).output().unwrap(), owner.runs(&private("../theirs"))]
+    {
+        assert_eq!(out(&output), "hello, world\n", "{}", said(&output));
+    }
+    for output in [
+        stage.bash(&mount("sticky/theirs")).output().unwrap(),
+        stage.bash(&private("sticky/theirs")).output().unwrap(),
+        owner.runs(&private("../sticky/theirs")),
+    ] {
+        assert!(!output.status.success() && out(&output).is_empty(), "{}", said(&output));
+        assert!(said(&output).contains("a directory of somebody else"), "{}", said(&output));
+    }
+    assert!(theirs.is_dir() && sticky.is_dir() && !is_mounted(&theirs) && !is_mounted(&sticky));
+}
+
+/// > **`gc`, `unmount`, `list`** touch and show mounts of type fuse.archfs of this user alone,
+/// > whatever the records say; `unmount` as root those of others, too.
+#[test]
+fn root_unmounts_what_others_have_mounted_and_others_do_not() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, other, .. } = &scene;
+    done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
+    let place = owner.place.display();
+    let refused = other.runs(&format!("$ARCHFS unmount {place}"));
+    assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
+    assert!(!out(&run(archfs().arg("list"))).contains(owner.place.to_str().unwrap()));
+    run(archfs().args(["gc", "-q"]));
+    assert_eq!(done(owner, "cat mount/hello"), "hello, world\n");
+    run(archfs().arg("unmount").arg(&owner.place));
+    assert!(!is_mounted(&owner.place));
+    wait_until("its daemon has cleared up", || !owner.place.exists() && !owner.registry().exists());
+}

@@ -1,0 +1,128 @@
+//! Listings, and names that are looked up.
+
+use std::collections::BTreeSet;
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::fs::{Dir, DirEntry, FileType};
+
+use super::{requests, with_each_format, with_mount};
+
+/// All entries of a folder, in the order of getdents(2).
+fn listed(folder: &Path) -> Vec<DirEntry> {
+    Dir::read_from(File::open(folder).unwrap()).unwrap().map(|entry| entry.unwrap()).collect()
+}
+
+/// That `folder` of the mount has the entries of that in `tree`, as is promised of listings.
+fn assert_listed(mount: &Path, tree: &Path, folder: &str) {
+    let listed = listed(&mount.join(folder));
+    let names: Vec<&[u8]> = listed.iter().map(|entry| entry.file_name().to_bytes()).collect();
+    assert_eq!(names[..2], [&b"."[..], b".."]);
+    assert!(names[2..].is_sorted_by(|one, next| one < next), "{folder}: {names:?}");
+    let expected: BTreeSet<Vec<u8>> = fs::read_dir(tree.join(folder))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().as_bytes().to_vec())
+        .collect();
+    assert_eq!(names[2..].iter().map(|name| name.to_vec()).collect::<BTreeSet<_>>(), expected);
+    for entry in &listed {
+        let name = std::ffi::OsStr::from_bytes(entry.file_name().to_bytes());
+        let found = fs::symlink_metadata(tree.join(folder).join(name)).unwrap();
+        assert_eq!(entry.file_type(), FileType::from_raw_mode(found.mode()), "{name:?}");
+    }
+}
+
+/// > **readdir** lists every name once, with its type, ascending by byte, after `.` and `..`.
+#[test]
+fn names_are_listed_once_with_their_types_sorted_by_bytes() {
+    with_mount(|mount, tree| {
+        for folder in ["", "many", "deep", "empty"] {
+            assert_listed(mount, tree, folder);
+        }
+    });
+    with_each_format(|_, mount, tree| {
+        for folder in ["", "folder", "folder/below"] {
+            assert_listed(mount, tree, folder);
+        }
+    });
+}
+
+/// > `telldir` positions stay valid, also after `rewinddir` and in another descriptor.
+#[test]
+fn a_listing_goes_on_from_any_place_told_before() {
+    with_mount(|mount, _| {
+        let open = || Dir::read_from(File::open(mount.join("many")).unwrap()).unwrap();
+        let mut folder = open();
+        let mut names = Vec::new();
+        let mut places = Vec::new();
+        while let Some(entry) = folder.read() {
+            let entry = entry.unwrap();
+            names.push(entry.file_name().to_owned());
+            places.push(entry.offset());
+        }
+        assert_eq!(names.len(), 3003, "3001 names and two dots");
+        assert_eq!(&names[..2], [c".".to_owned(), c"..".to_owned()]);
+        let check = |folder: &mut Dir, what: &str| {
+            for nth in [0, 1, 2, 3, 255, 256, 257, 258, 1500, 3001] {
+                folder.seek(places[nth]).unwrap();
+                let next = folder.read().unwrap().unwrap();
+                assert_eq!(next.file_name(), &*names[nth + 1], "{what}: after {nth}");
+            }
+        };
+        check(&mut folder, "as it was read");
+        folder.rewind();
+        assert_eq!(folder.read().unwrap().unwrap().file_name(), c".");
+        check(&mut folder, "after rewinddir");
+        check(&mut open(), "in another descriptor");
+    });
+}
+
+/// > The inode number listed for `..` is 0xffffffff except in the root (stat gives the right one).
+#[test]
+fn the_parent_has_its_number_by_stat_and_not_in_a_listing() {
+    with_mount(|mount, _| {
+        let number = |folder: &str, name: &CStr| {
+            let entries = listed(&mount.join(folder));
+            entries.into_iter().find(|entry| entry.file_name() == name).unwrap().ino()
+        };
+        let by_stat = |path: &str| fs::metadata(mount.join(path)).unwrap().ino();
+        for (folder, above) in [("many", ""), ("deep/deep", "deep")] {
+            assert_eq!(number(folder, c".."), 0xffff_ffff);
+            assert_eq!(number(folder, c"."), by_stat(folder));
+            assert_eq!(by_stat(&format!("{folder}/..")), by_stat(above));
+        }
+        assert_eq!(number("", c".."), by_stat(""));
+        assert_eq!(number("", c"."), by_stat(""));
+    });
+}
+
+/// > A name that was looked up and not found is remembered by the kernel, too.
+#[test]
+fn a_name_that_is_not_there_is_asked_for_once() {
+    with_mount(|mount, _| {
+        let missing = |name: &str| {
+            assert_eq!(fs::metadata(mount.join(name)).unwrap_err().kind(), ErrorKind::NotFound);
+        };
+        let before = requests(mount, "lookup");
+        missing("nothing");
+        assert_eq!(requests(mount, "lookup"), before + 1);
+        (0..50).for_each(|_| missing("nothing"));
+        assert_eq!(requests(mount, "lookup"), before + 1);
+        missing("nothing else");
+        assert_eq!(requests(mount, "lookup"), before + 2);
+    });
+}
+
+#[test]
+fn names_that_can_not_be_there_are_told_apart() {
+    with_mount(|mount, _| {
+        let long = "n".repeat(256);
+        let error = fs::metadata(mount.join(long)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENAMETOOLONG));
+        let error = fs::metadata(mount.join("text-10/x")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotADirectory);
+    });
+}

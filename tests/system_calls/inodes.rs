@@ -1,0 +1,241 @@
+//! What stat, links, devices and extended attributes show.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, Metadata};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirEntryExt, FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::{XattrFlags, getxattr, lgetxattr, listxattr, setxattr};
+use rustix::io::Errno;
+
+use super::support::mount::Mounted;
+use super::support::{can_mount, image, run, source, work_folder};
+use super::{Format, archives, small_tree, with_each_format, with_mount};
+
+/// > **stat**: `st_size`, mode, owner, link count, device number and mtime are those in the
+/// > archive; SquashFS keeps seconds since 1970 in 32 unsigned bits, pax tars the fraction as well.
+/// > atime and ctime show the mtime too.
+#[test]
+fn stat_shows_what_was_packed_and_one_time_for_all() {
+    let check = |mount: &Path, tree: &Path, name: &str, has_fraction: bool| {
+        let [found, packed] =
+            [mount, tree].map(|root| fs::symlink_metadata(root.join(name)).unwrap());
+        let of_all = |it: &Metadata| (it.mode(), it.uid(), it.gid(), it.rdev(), it.mtime());
+        assert_eq!(of_all(&found), of_all(&packed), "{name}");
+        if !packed.is_dir() {
+            assert_eq!((found.len(), found.nlink()), (packed.len(), packed.nlink()), "{name}");
+        }
+        let fraction = if has_fraction { packed.mtime_nsec() } else { 0 };
+        let time = (packed.mtime(), fraction);
+        assert_eq!((found.mtime(), found.mtime_nsec()), time, "{name}: mtime");
+        assert_eq!((found.atime(), found.atime_nsec()), time, "{name}: atime");
+        assert_eq!((found.ctime(), found.ctime_nsec()), time, "{name}: ctime");
+    };
+    with_each_format(|format, mount, tree| {
+        assert_eq!(fs::metadata(tree.join("folder/a")).unwrap().mtime_nsec(), 123_456_789);
+        for name in ["a", "b", "hard", "link", "fifo", "block", "below", ""] {
+            check(mount, tree, &format!("folder/{name}"), format == Format::Tar);
+        }
+    });
+    with_mount(|mount, tree| {
+        // The last second of 32 bits, and the first one of a sign.
+        for (name, second) in [("text-1", 4_294_967_295), ("fifo", 2_147_483_648)] {
+            check(mount, tree, name, false);
+            assert_eq!(fs::metadata(mount.join(name)).unwrap().mtime(), second, "{name}");
+        }
+        for name in ["text-10", "noise-8192", "link-long", "char", "socket", "text-0"] {
+            check(mount, tree, name, false);
+        }
+    });
+}
+
+/// > `st_blocks` leaves out holes.
+#[test]
+fn stat_shows_what_readers_want() {
+    with_mount(|mount, tree| {
+        assert_eq!(fs::metadata(mount).unwrap().ino(), 1);
+        let sparse = fs::metadata(mount.join("sparse")).unwrap();
+        assert!(sparse.blocks() * 512 < 1 << 20, "holes take no blocks");
+        let full = fs::metadata(mount.join("noise-2560000")).unwrap();
+        assert_eq!(full.blocks() * 512, 2_560_000);
+        let whole = rustix::fs::statvfs(mount).unwrap();
+        assert!(whole.f_blocks > 0 && whole.f_bfree == 0 && whole.f_namemax == 255);
+        let inodes = fs::read_dir(tree.join("many")).unwrap().count() as u64;
+        assert!(whole.f_files > inodes);
+    });
+}
+
+/// > `st_blksize` is the image's block size, 128 KiB at least, or 256 KiB of a tar, so that Python
+/// > reads a whole picture at once.
+#[test]
+fn the_unit_of_reading_is_a_picture_at_least() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = work.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join("picture"), source::noise(1, 100_000)).unwrap();
+    let [(_, usual), (_, tar)] = archives(work.path(), &tree);
+    let of_blocks = |size: &str| image::make(work.path(), size, &tree, &["-b", size]);
+    for (archive, unit) in [
+        (usual, 128 << 10),
+        (of_blocks("16K"), 128 << 10),
+        (of_blocks("512K"), 512 << 10),
+        (of_blocks("1M"), 1 << 20),
+        (tar, 256 << 10),
+    ] {
+        let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
+        let picture = mounted.path().join("picture");
+        assert_eq!(fs::metadata(&picture).unwrap().blksize(), unit, "{}", archive.display());
+        // As a library does that looks at the first bytes to learn what it is.
+        let script = "import os, sys\nit = open(sys.argv[1], 'rb')\nit.read(10)\n\
+                      print(os.lseek(it.fileno(), 0, os.SEEK_CUR))";
+        let output = run(Command::new("python3").arg("-c").arg(script).arg(picture));
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "100000\n", "{}", archive.display());
+    }
+}
+
+#[test]
+fn inode_numbers_are_unique_and_the_same_at_the_next_mount() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = source::varied();
+    let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
+    let numbers = || -> BTreeMap<_, _> {
+        let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
+        let folder = mounted.path().join("many");
+        let entries = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap());
+        entries
+            .map(|entry| {
+                assert_eq!(entry.ino(), entry.metadata().unwrap().ino());
+                (entry.file_name(), entry.ino())
+            })
+            .collect()
+    };
+    let first = numbers();
+    assert_eq!(first.values().collect::<BTreeSet<_>>().len(), first.len());
+    assert_eq!(first, numbers());
+}
+
+/// > `st_ino` is the same for all hard links of a file, and the same at every mount of the same
+/// > archive.
+#[test]
+fn hard_links_have_one_inode_number_at_every_mount() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = small_tree(work.path());
+    for (format, archive) in archives(work.path(), &tree) {
+        let numbers = || {
+            let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
+            let names = ["folder/hard", "folder/a", "folder/b", "folder/link", "folder"];
+            names.map(|name| fs::symlink_metadata(mounted.path().join(name)).unwrap().ino())
+        };
+        let first = numbers();
+        assert_eq!(first[0], first[1], "{format:?}");
+        assert_eq!(first[1..].iter().collect::<BTreeSet<_>>().len(), 4, "{format:?}: {first:?}");
+        assert_eq!(first, numbers(), "{format:?}");
+    }
+}
+
+/// > **Symbolic links** hold the bytes they were packed with, and are resolved by the kernel: an
+/// > absolute one leads out of the mount, as on any file system.
+#[test]
+fn links_hold_their_bytes_and_an_absolute_one_leads_out() {
+    with_mount(|mount, tree| {
+        for name in ["link-long", "link-bytes", "link-absolute", "link-folder"] {
+            let [found, packed] = [mount, tree].map(|root| fs::read_link(root.join(name)).unwrap());
+            assert_eq!(found, packed, "{name}");
+        }
+        let outside = fs::read("/etc/passwd").unwrap();
+        assert_eq!(fs::read(mount.join("link-absolute")).unwrap(), outside);
+        assert!(mount.join("link-folder/hard").is_file());
+    });
+}
+
+/// > **Devices, fifos, sockets** are shown; the mount is `nodev` and `nosuid`, so device nodes can
+/// > not be opened and set-uid bits have no effect.
+#[test]
+fn device_nodes_and_set_uid_bits_are_inert() {
+    with_mount(|mount, tree| {
+        let kind = |name: &str| fs::symlink_metadata(mount.join(name)).unwrap().file_type();
+        assert!(kind("char").is_char_device() && kind("block").is_block_device());
+        assert!(kind("fifo").is_fifo() && kind("socket").is_socket());
+        for name in ["char", "block"] {
+            let [found, packed] =
+                [mount, tree].map(|root| fs::symlink_metadata(root.join(name)).unwrap().rdev());
+            assert_eq!(found, packed, "{name}");
+            let error = File::open(mount.join(name)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{name}");
+        }
+        assert_eq!(fs::metadata(mount.join("text-1")).unwrap().mode() & 0o7777, 0o4755);
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let line = mounts.lines().find(|line| line.contains(mount.to_str().unwrap())).unwrap();
+        assert!(line.contains("ro,nosuid,nodev"), "{line}");
+    });
+}
+
+/// > **Extended attributes** `user.*`, `trusted.*` and `security.*` are shown as packed; setting
+/// > one fails with EROFS.
+#[test]
+fn attributes_are_shown_as_packed_and_can_not_be_set() {
+    with_mount(|mount, tree| {
+        for (file, name) in [
+            ("text-10", "user.small"),
+            ("text-10", "user.empty"),
+            ("noise-8192", "user.large"),
+            ("many", "trusted.bytes"),
+            ("empty", "security.archfs"),
+            ("link-folder", "trusted.other"),
+        ] {
+            let value = |root: &Path| {
+                let mut value = vec![0; 1 << 16];
+                let len = lgetxattr(root.join(file), name, &mut value[..]).unwrap();
+                value.truncate(len);
+                value
+            };
+            assert_eq!(value(mount), value(tree), "{file}: {name}");
+        }
+        for name in ["user.small", "user.new", "trusted.bytes", "security.archfs"] {
+            let set = setxattr(mount.join("text-10"), name, b"x", XattrFlags::empty());
+            assert_eq!(set, Err(Errno::ROFS), "{name}");
+        }
+    });
+}
+
+/// > Of archives without any, listing and reading them fails with EOPNOTSUPP.
+#[test]
+fn an_archive_without_attributes_supports_none() {
+    with_each_format(|format, mount, _| {
+        let mut value = [0; 100];
+        // Whatever is asked first, and again.
+        for file in ["folder/a", "folder/b", "folder/a"] {
+            let path = mount.join(file);
+            let listed = listxattr(&path, &mut value[..]);
+            assert_eq!(listed, Err(Errno::OPNOTSUPP), "{format:?}");
+            for name in ["user.any", "security.any"] {
+                let read = getxattr(&path, name, &mut value[..]);
+                assert_eq!(read, Err(Errno::OPNOTSUPP), "{format:?}: {name}");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_attribute_too_large_for_its_buffer_or_not_there_is_told() {
+    with_mount(|mount, _| {
+        let mut small = [0; 10];
+        let large = getxattr(mount.join("text-10"), "user.large", &mut small[..]);
+        assert_eq!(large, Err(Errno::RANGE));
+        let missing = getxattr(mount.join("text-10"), "user.none", &mut small[..]);
+        assert_eq!(missing, Err(Errno::NODATA));
+        let nothing = listxattr(mount.join("noise-10"), &mut small[..]);
+        assert_eq!(nothing, Ok(0));
+    });
+}

@@ -1,0 +1,100 @@
+//! What docs/SEMANTICS.md says of each system call on files, folders and what they are, shown on a
+//! mount.
+//!
+//! Owns the promises that a comparison of trees does not see: `files` reading, seeking and locks,
+//! `folders` listings and names, `inodes` what stat and attributes show.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod files;
+mod folders;
+mod inodes;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, makedev, mknodat, utimensat};
+
+use support::mount::Mounted;
+use support::{archfs, can_mount, image, run, source, work_folder};
+
+/// Bytes of a block in the images of `with_mount`.
+const BLOCK: u64 = 16 << 10;
+
+/// A mount of the varied tree in an image with small blocks, and that tree.
+fn with_mount(test: impl Fn(&Path, &Path)) {
+    if !can_mount() {
+        return;
+    }
+    let tree = source::varied();
+    let work = work_folder();
+    let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd", "-b", "16K"]);
+    let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
+    test(mounted.path(), &tree);
+}
+
+/// A mount of a small tree in an image and in a tar, one after the other, and that tree.
+fn with_each_format(test: impl Fn(Format, &Path, &Path)) {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = small_tree(work.path());
+    for (format, archive) in archives(work.path(), &tree) {
+        let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
+        test(format, mounted.path(), &tree);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Image,
+    Tar,
+}
+
+/// An image and a tar of `tree`.
+fn archives(work: &Path, tree: &Path) -> [(Format, PathBuf); 2] {
+    let tar = work.join("data.tar");
+    let mut pack = Command::new("tar");
+    pack.arg("-C").arg(tree).args(["--format=posix", "--sort=none", "-cf"]).arg(&tar).arg(".");
+    run(&mut pack);
+    let image = image::make(work, "data.sqfs", tree, &["-comp", "zstd"]);
+    [(Format::Image, image), (Format::Tar, tar)]
+}
+
+/// Names whose order by bytes is another one than that of words.
+const NAMES: [&[u8]; 9] = [b"b", b"B", b"a", b"a-", b"a.b", b"ab", b"\xff", b"\x01", b" "];
+
+/// A file of each kind that every format has, in a folder; times with fractions, no attributes.
+fn small_tree(work: &Path) -> PathBuf {
+    let tree = work.join("tree");
+    let folder = tree.join("folder");
+    fs::create_dir_all(folder.join("below")).unwrap();
+    for name in NAMES {
+        fs::write(folder.join(OsStr::from_bytes(name)), name).unwrap();
+    }
+    fs::hard_link(folder.join("a"), folder.join("hard")).unwrap();
+    symlink("a", folder.join("link")).unwrap();
+    mknodat(CWD, folder.join("fifo"), FileType::Fifo, Mode::from(0o640), 0).unwrap();
+    let device = makedev(7, 300);
+    mknodat(CWD, folder.join("block"), FileType::BlockDevice, Mode::from(0o660), device).unwrap();
+    chown(folder.join("b"), Some(1234), Some(5678)).unwrap();
+    for (name, seconds) in [("a", 1), ("link", 1_600_000_000), ("below", 4_000_000_000)] {
+        let time = Timespec { tv_sec: seconds, tv_nsec: 123_456_789 };
+        let times = Timestamps { last_access: time, last_modification: time };
+        utimensat(CWD, folder.join(name), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+    }
+    tree
+}
+
+/// How many requests of a kind the kernel has sent for the mount so far, as docs/STATS.md has them.
+fn requests(mount: &Path, kind: &str) -> u64 {
+    let output = run(archfs().args(["stats", "--json"]).arg(mount));
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    told["requests"][kind].as_u64().unwrap_or_else(|| panic!("{kind}: {told}"))
+}
