@@ -241,11 +241,14 @@ fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_else
     };
     refused_to_root();
     assert_eq!(names_in(&owner.home.join("rootish")).len(), 0);
-    // Where only the folder above it is there.
+    // Where only the folder above it is there, or not even that; nothing is made, which would keep
+    // its owner out.
     done(owner, "rm .cache/archfs");
     refused_to_root();
-    // The folder itself is made there, and stays empty.
-    assert_eq!(names_in(&owner.home.join(".cache/archfs")).len(), 0);
+    assert!(!owner.home.join(".cache/archfs").exists());
+    done(owner, "rmdir .cache");
+    refused_to_root();
+    assert!(!owner.home.join(".cache").exists());
 }
 
 /// > At the socket only the same uid and root are answered, also where its folder was opened up.

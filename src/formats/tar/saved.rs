@@ -278,12 +278,18 @@ fn cache_folder() -> Option<PathBuf> {
 /// in /tmp or in the home of a user who called sudo, is not used: its owner could let it lead to
 /// any folder of this user.
 fn make_cache(folder: &Path) -> std::io::Result<()> {
+    let check = |part: &Path, found: &fs::Metadata| match storage::is_trusted(found) {
+        true => Ok(()),
+        false => Err(std::io::Error::other(format!("{} belongs to somebody else", part.display()))),
+    };
+    // Before something is made, which would be in that owner's way.
+    let there = folder.ancestors().find_map(|part| Some((part, fs::symlink_metadata(part).ok()?)));
+    if let Some((part, found)) = there {
+        check(part, &found)?;
+    }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     for part in folder.ancestors().take(2) {
-        if !storage::is_trusted(&fs::symlink_metadata(part)?) {
-            let context = format!("{} belongs to somebody else", part.display());
-            return Err(std::io::Error::other(context));
-        }
+        check(part, &fs::symlink_metadata(part)?)?;
     }
     let found = fs::metadata(folder)?;
     if found.uid() == geteuid().as_raw() && found.mode() & 0o077 != 0 {
