@@ -348,7 +348,7 @@ mod tests {
             view: ViewOptions {
                 subdir: Some(b"-a,b=\xfe".to_vec()),
                 uid: Some(0),
-                gid: Some(u32::MAX),
+                gid: Some(u32::MAX - 1),
             },
             access: Access::Everybody,
             terms: Terms {
