@@ -245,6 +245,46 @@ fn what_is_missing_in_an_archive_is_a_problem_and_not_a_smaller_archive() {
     assert!(!names(work.path()).iter().any(|name| name.ends_with("-index")), "no index is left");
 }
 
+#[test]
+fn an_archive_within_that_can_not_be_opened_costs_what_is_in_it_alone() {
+    let work = work_folder();
+    let inner = folder(work.path(), "inner");
+    for number in 0..4 {
+        let name = format!("n{number:02}");
+        let tree = folder(work.path(), &name);
+        write_all(&tree, &[("file", &source::noise(number, 9_000))]);
+        packed(&inner, &format!("{name}.sqfs"), &tree, &[]);
+    }
+    let cut = inner.join("n02.sqfs");
+    let len = fs::metadata(&cut).unwrap().len();
+    File::options().write(true).open(&cut).unwrap().set_len(len / 2).unwrap();
+    // In a tar of nothing but archives they are folders unasked.
+    let tar = work.path().join("outer.tar");
+    run(Command::new("tar").arg("-C").arg(&inner).args(["--sort=name", "-cf"]).arg(&tar).arg("."));
+    let image = packed(work.path(), "outer.sqfs", &inner, &[]);
+    let made = work.path().join("made.sqfs");
+    for (outer, how) in [(&tar, "--quiet"), (&tar, "--recursive"), (&image, "--recursive")] {
+        let words = [how, text(outer), text(&made)];
+        let said = refused(&words, 1);
+        let named = format!("{}: n02: truncated: ", text(outer));
+        assert!(said.contains(&named) && said.contains("for at least 1 file could not"), "{said}");
+        assert!(said.contains("--keep-going") && !made.exists(), "{said}");
+        let said = refused(&[&["--keep-going"], &words[..]].concat(), 1);
+        assert!(said.contains(&named) && said.contains("made without 1 file"), "{said}");
+        let listed = self::said(&["unsquashfs", "-d", "", "-lc", text(&made)]);
+        for name in ["n00/file", "n01/file", "n03/file"] {
+            assert!(listed.contains(name), "{name}: {listed}");
+        }
+        assert!(!listed.contains("n02/file"), "{listed}");
+        fs::remove_file(&made).unwrap();
+    }
+    // Named on the command line it is no part of anything.
+    for options in [&["-q"][..], &["-q", "--keep-going"]] {
+        let said = refused(&[options, &[text(&cut), text(&made)]].concat(), 3);
+        assert!(said.contains("n02.sqfs: truncated: ") && !made.exists(), "{said}");
+    }
+}
+
 /// A tar with one member whose name no file system takes, told by a pax record.
 fn long_member(path: &[u8]) -> Vec<u8> {
     let record = [b" path=".as_slice(), path, b"\n"].concat();
