@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
 use crate::support::mount::CleanUp;
-use crate::support::{archfs, can_mount, run, source, tar, work_folder};
+use crate::support::{archfs, can_mount, image, run, source, tar, work_folder};
 
 /// An ordinary user.
 const NOBODY: u32 = 65_534;
@@ -200,6 +200,19 @@ fn damaged_archives_and_other_files_are_told_apart() {
     // A file whose blocks are damaged is named like any other that can not be read.
     let said = refused(&[text(&bad.join("block-garbage.sqfs")), text(&made)], 1);
     assert!(said.contains("block-garbage.sqfs"), "{said}");
+    assert!(!made.exists());
+    // And so is a folder that can not be listed, be it the root.
+    let tree = folder(work.path(), "tree");
+    write_all(&tree, &[("the-name", b"bytes")]);
+    let image = image::make(work.path(), "root.sqfs", &tree, &["-noI"]);
+    let mut bytes = fs::read(&image).unwrap();
+    // Before a name lie the 8 bytes of its entry, and before the first the header's 12, which begins
+    // with their number less 1: 256 at most.
+    let at = bytes.windows(8).position(|window| window == b"the-name").unwrap();
+    bytes[at - 20..at - 16].copy_from_slice(&256_u32.to_le_bytes());
+    fs::write(&image, bytes).unwrap();
+    let said = refused(&[text(&image), text(&made)], 1);
+    assert!(said.contains("root.sqfs: ") && said.contains("257 entries"), "{said}");
     assert!(!made.exists());
     // What is no archive is packed as the file that it is.
     let plain = work.path().join("notes.txt");

@@ -141,7 +141,7 @@ fn trees(
         job.check()?;
         match tree(&files[nth], &options, job.progress)? {
             // Nobody wants an archive of nothing but archives, such as ImageNet comes as.
-            Some((outer, _)) if !options.recursive && holds_only_archives(outer.as_ref())? => {
+            Some((outer, _)) if !options.recursive && holds_only_archives(outer.as_ref()) => {
                 tree(&files[nth], &within, job.progress)
             }
             tree => Ok(tree),
@@ -199,16 +199,13 @@ fn tree(
 
 /// Whether there are regular files in `tree`, and each of them is an archive that would become a
 /// folder.
-///
-/// # Errors
-/// `Corrupt`, `Io` where it can not be read.
-pub(super) fn holds_only_archives(tree: &dyn Tree) -> Result<bool> {
+fn holds_only_archives(tree: &dyn Tree) -> bool {
     let mut scratch = Scratch::default();
     let mut folders = Folders::from_root();
     let mut any = false;
     while let Some((_, folder)) = folders.next() {
         let mut files = Vec::new();
-        tree.read_dir(folder, Cookie::START, &mut |entry| {
+        let listed = tree.read_dir(folder, Cookie::START, &mut |entry| {
             match entry.kind {
                 FileKind::Directory => {
                     folders.add(Vec::new(), entry.ino);
@@ -217,15 +214,18 @@ pub(super) fn holds_only_archives(tree: &dyn Tree) -> Result<bool> {
                 _ => {}
             }
             ControlFlow::Continue(())
-        })?;
+        });
+        // What can not be read is told when it is packed.
+        if listed.is_err() {
+            return false;
+        }
         for (ino, name) in files {
-            // What can not be read is told when it is packed.
             let head = tree.read(ino, 0, formats::HEAD, &mut scratch);
             if !head.is_ok_and(|head| formats::is_within(&name, head.as_slice())) {
-                return Ok(false);
+                return false;
             }
             any = true;
         }
     }
-    Ok(any)
+    any
 }
