@@ -26,7 +26,7 @@ use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::storage::{self, FileStorage};
 use crate::sync::Arc;
-use crate::vfs::{Layer, Tree, Union};
+use crate::vfs::{Fault, Layer, Tree, Union};
 
 mod bytes;
 mod compressed;
@@ -94,6 +94,24 @@ pub fn open_files(
     options: &OpenOptions,
     progress: &Progress,
 ) -> Result<Arc<dyn Tree>> {
+    let (tree, faults) = open_partly(files, options, progress)?;
+    // Nobody else has them any more: an archive within that can not be opened is missing.
+    match faults.into_iter().next() {
+        Some(fault) => Err(Error::corrupt(fault.what)),
+        None => Ok(tree),
+    }
+}
+
+/// The same where archives within that can not be opened are no error: what there is to tell of
+/// them, if `options.saving` has it kept rather than warned of.
+///
+/// # Errors
+/// As `open`.
+pub fn open_partly(
+    files: &[Arc<FileStorage>],
+    options: &OpenOptions,
+    progress: &Progress,
+) -> Result<(Arc<dyn Tree>, Vec<Fault>)> {
     progress.begin("reading headers");
     let memory = Memory::new(files.len(), options);
     let mut layers = Vec::new();
@@ -109,19 +127,16 @@ pub fn open_files(
         )
     };
     try_ordered(files.len(), OPENED_AT_ONCE, open, |opened| layers.extend(opened))?;
-    // Nobody else has them any more: an archive within that can not be opened is missing.
-    if let Some(fault) = memory.into_faults().into_iter().next() {
-        return Err(Error::corrupt(fault.what));
-    }
-    match layers.as_slice() {
-        [Layer { path, tree }] if path.is_empty() => Ok(Arc::clone(tree)),
+    let tree: Arc<dyn Tree> = match layers.as_slice() {
+        [Layer { path, tree }] if path.is_empty() => Arc::clone(tree),
         _ => {
             let union = Union::new(&layers)?;
             if union.hidden() > 0 {
                 let hidden = union.hidden();
                 log::warn!("{hidden} files hidden by files of the same path in later archives");
             }
-            Ok(Arc::new(union))
+            Arc::new(union)
         }
-    }
+    };
+    Ok((tree, memory.into_faults()))
 }

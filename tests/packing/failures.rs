@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
 use crate::support::mount::CleanUp;
-use crate::support::{archfs, can_mount, run, source, tar, work_folder};
+use crate::support::{archfs, can_mount, image, run, source, tar, work_folder};
 
 /// An ordinary user.
 const NOBODY: u32 = 65_534;
@@ -201,6 +201,19 @@ fn damaged_archives_and_other_files_are_told_apart() {
     let said = refused(&[text(&bad.join("block-garbage.sqfs")), text(&made)], 1);
     assert!(said.contains("block-garbage.sqfs"), "{said}");
     assert!(!made.exists());
+    // And so is a folder that can not be listed, be it the root.
+    let tree = folder(work.path(), "tree");
+    write_all(&tree, &[("the-name", b"bytes")]);
+    let image = image::make(work.path(), "root.sqfs", &tree, &["-noI"]);
+    let mut bytes = fs::read(&image).unwrap();
+    // Before a name lie the 8 bytes of its entry, and before the first the header's 12, which begins
+    // with their number less 1: 256 at most.
+    let at = bytes.windows(8).position(|window| window == b"the-name").unwrap();
+    bytes[at - 20..at - 16].copy_from_slice(&256_u32.to_le_bytes());
+    fs::write(&image, bytes).unwrap();
+    let said = refused(&[text(&image), text(&made)], 1);
+    assert!(said.contains("root.sqfs: ") && said.contains("257 entries"), "{said}");
+    assert!(!made.exists());
     // What is no archive is packed as the file that it is.
     let plain = work.path().join("notes.txt");
     File::create(&plain).unwrap().write_all(b"just text").unwrap();
@@ -243,6 +256,46 @@ fn what_is_missing_in_an_archive_is_a_problem_and_not_a_smaller_archive() {
         fs::remove_file(&made).unwrap();
     }
     assert!(!names(work.path()).iter().any(|name| name.ends_with("-index")), "no index is left");
+}
+
+#[test]
+fn an_archive_within_that_can_not_be_opened_costs_what_is_in_it_alone() {
+    let work = work_folder();
+    let inner = folder(work.path(), "inner");
+    for number in 0..4 {
+        let name = format!("n{number:02}");
+        let tree = folder(work.path(), &name);
+        write_all(&tree, &[("file", &source::noise(number, 9_000))]);
+        packed(&inner, &format!("{name}.sqfs"), &tree, &[]);
+    }
+    let cut = inner.join("n02.sqfs");
+    let len = fs::metadata(&cut).unwrap().len();
+    File::options().write(true).open(&cut).unwrap().set_len(len / 2).unwrap();
+    // In a tar of nothing but archives they are folders unasked.
+    let tar = work.path().join("outer.tar");
+    run(Command::new("tar").arg("-C").arg(&inner).args(["--sort=name", "-cf"]).arg(&tar).arg("."));
+    let image = packed(work.path(), "outer.sqfs", &inner, &[]);
+    let made = work.path().join("made.sqfs");
+    for (outer, how) in [(&tar, "--quiet"), (&tar, "--recursive"), (&image, "--recursive")] {
+        let words = [how, text(outer), text(&made)];
+        let said = refused(&words, 1);
+        let named = format!("{}: n02: truncated: ", text(outer));
+        assert!(said.contains(&named) && said.contains("for at least 1 file could not"), "{said}");
+        assert!(said.contains("--keep-going") && !made.exists(), "{said}");
+        let said = refused(&[&["--keep-going"], &words[..]].concat(), 1);
+        assert!(said.contains(&named) && said.contains("made without 1 file"), "{said}");
+        let listed = self::said(&["unsquashfs", "-d", "", "-lc", text(&made)]);
+        for name in ["n00/file", "n01/file", "n03/file"] {
+            assert!(listed.contains(name), "{name}: {listed}");
+        }
+        assert!(!listed.contains("n02/file"), "{listed}");
+        fs::remove_file(&made).unwrap();
+    }
+    // Named on the command line it is no part of anything.
+    for options in [&["-q"][..], &["-q", "--keep-going"]] {
+        let said = refused(&[options, &[text(&cut), text(&made)]].concat(), 3);
+        assert!(said.contains("n02.sqfs: truncated: ") && !made.exists(), "{said}");
+    }
 }
 
 /// A tar with one member whose name no file system takes, told by a pax record.

@@ -1,7 +1,9 @@
 //! Tars, read by GNU tar, bsdtar, Python's tarfile and archfs.
 
-use std::fs;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
+use std::time::{Duration, UNIX_EPOCH};
 
 use super::*;
 use crate::support::{can_mount, run, source, tree, work_folder};
@@ -47,6 +49,28 @@ fn gnu_tar_bsdtar_and_archfs_show_the_source() {
         // GNU tar escapes new lines.
         expected.len()
     });
+}
+
+#[test]
+fn the_root_is_no_member_and_looks_like_the_first() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    write_all(&tree, &[("a", b"a"), ("b", b"b")]);
+    fs::set_permissions(&tree, Permissions::from_mode(0o700)).unwrap();
+    for (path, user) in [(&tree, 1), (&tree.join("a"), 2), (&tree.join("b"), 3)] {
+        chown(path, Some(user), Some(user + 10)).unwrap();
+    }
+    let time = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    File::options().write(true).open(tree.join("a")).unwrap().set_modified(time).unwrap();
+    let archive = packed(work.path(), "a.tar", &tree, &[]);
+    assert_eq!(said(&["tar", "-tf", text(&archive)]), "a\nb\n");
+    let found = by_archfs(&archive, work.path());
+    let root = &found[&b""[..]];
+    assert_eq!((root.mode & 0o7777, root.uid, root.gid), (0o755, 2, 12));
+    assert_eq!(root.seconds, 1_000_000_000);
 }
 
 #[test]

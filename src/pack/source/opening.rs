@@ -125,6 +125,7 @@ fn trees(
     paths: &[PathBuf],
 ) -> Result<Vec<Option<Arc<dyn Tree>>>> {
     let mut trees = Vec::with_capacity(paths.len());
+    let mut unopened = Vec::with_capacity(paths.len());
     if paths.is_empty() {
         return Ok(trees);
     }
@@ -140,16 +141,26 @@ fn trees(
         job.check()?;
         match tree(&files[nth], &options, job.progress)? {
             // Nobody wants an archive of nothing but archives, such as ImageNet comes as.
-            Some(outer) if !options.recursive && holds_only_archives(outer.as_ref())? => {
+            Some((outer, _)) if !options.recursive && holds_only_archives(outer.as_ref()) => {
                 tree(&files[nth], &within, job.progress)
             }
             tree => Ok(tree),
         }
     };
-    try_ordered(files.len(), OPENED_AT_ONCE, open, |tree| trees.push(tree))?;
-    for (path, tree) in paths.iter().zip(&trees) {
+    try_ordered(files.len(), OPENED_AT_ONCE, open, |opened| {
+        let (tree, faults) = opened.unzip();
+        trees.push(tree);
+        unopened.push(faults.unwrap_or_default());
+    })?;
+    for ((path, tree), faults) in paths.iter().zip(&trees).zip(unopened) {
         if let Some(tree) = tree {
             losses(job, path, tree.as_ref());
+        }
+        // Each names all archives that its own lies in.
+        let origin = path.display().to_string();
+        let archive = format!("{origin}: ");
+        for Fault { what, .. } in faults {
+            job.loss(&origin, what.strip_prefix(&archive).unwrap_or(&what));
         }
     }
     Ok(trees)
@@ -170,14 +181,17 @@ fn losses(job: &Job<'_>, path: &Path, tree: &dyn Tree) {
     });
 }
 
+/// A tree, and what there is to tell of archives within that could not be opened.
+type Partly = (Arc<dyn Tree>, Vec<Fault>);
+
 /// The tree of a file, if it is an archive.
 fn tree(
     file: &Arc<FileStorage>,
     options: &OpenOptions,
     progress: &Progress,
-) -> Result<Option<Arc<dyn Tree>>> {
-    match formats::open_files(&[Arc::clone(file)], options, progress) {
-        Ok(tree) => Ok(Some(tree)),
+) -> Result<Option<Partly>> {
+    match formats::open_partly(&[Arc::clone(file)], options, progress) {
+        Ok(opened) => Ok(Some(opened)),
         Err(error) if error.kind() == Kind::UnknownFormat => Ok(None),
         Err(error) => Err(error),
     }
@@ -185,16 +199,13 @@ fn tree(
 
 /// Whether there are regular files in `tree`, and each of them is an archive that would become a
 /// folder.
-///
-/// # Errors
-/// `Corrupt`, `Io` where it can not be read.
-pub(super) fn holds_only_archives(tree: &dyn Tree) -> Result<bool> {
+fn holds_only_archives(tree: &dyn Tree) -> bool {
     let mut scratch = Scratch::default();
     let mut folders = Folders::from_root();
     let mut any = false;
     while let Some((_, folder)) = folders.next() {
         let mut files = Vec::new();
-        tree.read_dir(folder, Cookie::START, &mut |entry| {
+        let listed = tree.read_dir(folder, Cookie::START, &mut |entry| {
             match entry.kind {
                 FileKind::Directory => {
                     folders.add(Vec::new(), entry.ino);
@@ -203,15 +214,18 @@ pub(super) fn holds_only_archives(tree: &dyn Tree) -> Result<bool> {
                 _ => {}
             }
             ControlFlow::Continue(())
-        })?;
+        });
+        // What can not be read is told when it is packed.
+        if listed.is_err() {
+            return false;
+        }
         for (ino, name) in files {
-            // What can not be read is told when it is packed.
             let head = tree.read(ino, 0, formats::HEAD, &mut scratch);
             if !head.is_ok_and(|head| formats::is_within(&name, head.as_slice())) {
-                return Ok(false);
+                return false;
             }
             any = true;
         }
     }
-    Ok(any)
+    any
 }

@@ -158,6 +158,11 @@ impl Walk<'_, '_> {
             self.problem(&path, &wanted, &error);
             return None;
         }
+        // What is found below a folder of the list may be left out, what the list names may not.
+        if let (Wanted::Only(_), Seen::Folder { entered: false }) = (&folder.wanted, &found.seen) {
+            let context = "is on another file system, which --one-file-system leaves out";
+            self.problem(&path, &wanted, &Error::new(Kind::InvalidInput, context));
+        }
         let at = found.at;
         let placed = keep(folder, name, &found)
             .and_then(|key| Ok((key, placing.place(&self.place, folder, name, found, key)?)));

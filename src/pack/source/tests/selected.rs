@@ -66,16 +66,29 @@ fn the_archive_that_is_made_is_not_packed_and_other_disks_only_if_wanted() {
     if !mounts.contains(" /dev/pts ") {
         return eprintln!("SKIPPED in part: nothing is mounted at /dev/pts");
     }
-    let list = |name: &str| {
-        fs::write(at(name), "pts\n").unwrap();
-        Some(FileList { path: at(name), separator: Separator::Newline })
+    let dev = |other_mounts, lines: &str| {
+        fs::write(at("list"), lines).unwrap();
+        let list = Some(FileList { path: at("list"), separator: Separator::Newline });
+        gathered(&Sources { other_mounts, list, ..of(&[Path::new("/dev")]) })
     };
-    let dev = |other_mounts| {
-        let list = list("list");
-        gathered(&Sources { other_mounts, list, ..of(&[Path::new("/dev")]) }).0
-    };
-    assert_eq!(names(&dev(OtherMounts::Skip)), ["pts"]);
-    assert!(names(&dev(OtherMounts::Enter)).contains(&"pts/ptmx".to_owned()));
+    let (catalog, problems) = dev(OtherMounts::Enter, "pts\n");
+    assert!(names(&catalog).contains(&"pts/ptmx".to_owned()));
+    assert_eq!(problems, []);
+    // What a list names is not left out without a word, the place of the mount nor what is below.
+    for (lines, origins) in [
+        ("pts\n", &["/dev/pts"][..]),
+        ("pts/gone\npts/ptmx\n", &["/dev/pts/gone", "/dev/pts/ptmx"]),
+    ] {
+        let (catalog, problems) = dev(OtherMounts::Skip, lines);
+        assert_eq!(names(&catalog), ["pts"]);
+        assert!(problems.iter().map(|problem| problem.origin.as_str()).eq(origins.iter().copied()));
+        assert!(problems.iter().all(|problem| problem.why.contains("on another file system")));
+    }
+    // Found below a folder that is named, it is left out as told.
+    let (catalog, problems) = dev(OtherMounts::Skip, ".\n");
+    let found = names(&catalog);
+    assert!(found.contains(&"pts".to_owned()) && !found.contains(&"pts/ptmx".to_owned()));
+    assert!(!problems.iter().any(|problem| problem.origin.starts_with("/dev/pts")));
 }
 
 #[test]
