@@ -140,6 +140,23 @@ fn a_private_mount_covers_a_directory_that_is_there() {
 }
 
 #[test]
+fn a_private_command_ends_also_over_a_mount_whose_daemon_is_stopped() {
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q", "--idle-timeout", "2s"]).status.success());
+    let stopped = Stopped::and_forgotten(&stage);
+    let image = stage.image.to_str().unwrap();
+    let kill_the_daemon = "for it in $(pgrep -P $PPID); do [ $it = $$ ] || kill -KILL $it; done";
+    for script in ["cat mount/hello; exit 7", &format!("{kill_the_daemon}; exit 7")] {
+        let words = ["run", "--private", image, "mount", "--", "sh", "-c", script];
+        let output = stage.ends(&words);
+        assert_eq!(output.status.code(), Some(7), "{script}: {}", said(&output));
+        assert!(is_mounted(&stage.place), "{script}");
+    }
+    drop(stopped);
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+}
+
+#[test]
 fn two_private_mounts_at_one_place_do_not_disturb_each_other() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 8, |bash, place, who| {
