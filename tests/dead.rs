@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 mod support;
 
 use support::mount::{is_mounted, listed};
-use support::stage::{Stage, has_ended, said, stage};
+use support::stage::{Stage, Stopped, has_ended, said, stage};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
 
@@ -250,4 +250,48 @@ fn a_daemon_that_is_stopped_is_silent_and_holds_nobody_up() {
     kill_process(daemon, Signal::CONT).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
     wait_until("the directory is gone", || stage.is_gone());
+}
+
+#[test]
+fn a_daemon_that_is_stopped_holds_nobody_up_where_the_kernel_has_forgotten_the_mount() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    std::os::unix::fs::symlink("mount/", stage.work.path().join("link")).unwrap();
+    assert!(stage.mount(&["--keep", "-q", "--idle-timeout", "2s"]).status.success());
+    let daemon = stage.daemon();
+    let stopped = Stopped::and_forgotten(&stage);
+    for place in ["mount", "link"] {
+        let output = stage.ends(&["wait", "--timeout", "1s", place]);
+        assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    }
+    let output = stage.ends(&["unmount", "mount"]);
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    assert!(said(&output).contains("mount: the daemon does not answer"), "{}", said(&output));
+    assert!(said(&output).contains("hint: --lazy unmounts it"), "{}", said(&output));
+    assert!(is_mounted(&stage.place));
+    let output = stage.ends(&["unmount", "--lazy", "mount"]);
+    assert!(output.status.success() && !is_mounted(&stage.place), "{}", said(&output));
+    drop(stopped);
+    wait_until("the daemon has ended", || has_ended(daemon));
+    wait_until("the directory is gone", || stage.is_gone());
+}
+
+#[test]
+fn a_user_unmounts_a_daemon_that_is_stopped() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 9);
+    let mounted = user.runs("$ARCHFS mount -q --keep --idle-timeout 2s $IMAGE mount");
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    let daemon = daemon_of(&user);
+    let stopped = Stopped::new(daemon);
+    wait_until("stat(2) hangs", || user.runs("timeout 0.2 stat mount").status.code() == Some(124));
+    let output = user.runs("timeout 30 $ARCHFS unmount mount");
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    let output = user.runs("timeout 30 $ARCHFS unmount --lazy mount");
+    assert!(output.status.success() && !is_mounted(&user.place), "{}", said(&output));
+    drop(stopped);
+    wait_until("the daemon has ended", || has_ended(daemon));
+    wait_until("nothing is left", || !user.place.exists() && !user.registry().exists());
 }

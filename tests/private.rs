@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 mod support;
 
-use support::mount::is_mounted;
-use support::stage::{Stage, Talker, has_ended, processes_about, said, stage};
+use support::mount::{is_mounted, listed};
+use support::stage::{Stage, Stopped, Talker, has_ended, processes_about, said, stage};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
 
@@ -137,6 +137,23 @@ fn a_private_mount_covers_a_directory_that_is_there() {
         assert_eq!(text(&output), "hello, world\n", "{}", said(&output));
         assert!(place.is_dir() && !is_mounted(&place));
     }
+}
+
+#[test]
+fn a_private_command_ends_also_over_a_mount_whose_daemon_is_stopped() {
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q", "--idle-timeout", "2s"]).status.success());
+    let stopped = Stopped::and_forgotten(&stage);
+    let image = stage.image.to_str().unwrap();
+    let kill_the_daemon = "for it in $(pgrep -P $PPID); do [ $it = $$ ] || kill -KILL $it; done";
+    for script in ["cat mount/hello; exit 7", &format!("{kill_the_daemon}; exit 7")] {
+        let words = ["run", "--private", image, "mount", "--", "sh", "-c", script];
+        let output = stage.ends(&words);
+        assert_eq!(output.status.code(), Some(7), "{script}: {}", said(&output));
+        assert!(is_mounted(&stage.place), "{script}");
+    }
+    drop(stopped);
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
 }
 
 #[test]
@@ -283,13 +300,13 @@ fn where_namespaces_are_forbidden_it_says_what_to_ask_for() {
 }
 
 /// Mounts as a container runtime does, and returns the connection.
-fn mounted_by_somebody_else(place: &Path) -> OwnedFd {
+fn mounted_by_somebody_else(place: &Path, kind: &str) -> OwnedFd {
     fs::create_dir(place).unwrap();
     let device: OwnedFd = File::options().read(true).write(true).open("/dev/fuse").unwrap().into();
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
     let options = std::ffi::CString::new(options).unwrap();
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-    mount("somebody", place, "fuse", flags, Some(options.as_c_str())).unwrap();
+    mount("somebody", place, kind, flags, Some(options.as_c_str())).unwrap();
     device
 }
 
@@ -305,7 +322,7 @@ fn the_foreground_serves_a_connection_that_is_handed_over() {
     let Some(stage) = stage() else { return };
     // The first is how Apptainer and Singularity call the program of --fusemount.
     for line in ["mount $IMAGE /dev/fd/3 -f", "mount --foreground $IMAGE /dev/fd/7 7<&3"] {
-        let connection = mounted_by_somebody_else(&stage.place);
+        let connection = mounted_by_somebody_else(&stage.place, "fuse");
         let line = format!("exec $ARCHFS {line}");
         // What holds the connection besides is dropped, lest a daemon that fails is never missed.
         let mut daemon = with_connection(&stage, connection, &line).spawn().unwrap();
@@ -316,7 +333,7 @@ fn the_foreground_serves_a_connection_that_is_handed_over() {
         fs::remove_dir(&stage.place).unwrap();
     }
     // A runtime that ends the program, too.
-    let connection = mounted_by_somebody_else(&stage.place);
+    let connection = mounted_by_somebody_else(&stage.place, "fuse");
     let line = "exec $ARCHFS mount --grace 1s $IMAGE /dev/fd/3 -f";
     let mut daemon = with_connection(&stage, connection, line).spawn().unwrap();
     stage.assert_readable();
@@ -328,7 +345,7 @@ fn the_foreground_serves_a_connection_that_is_handed_over() {
 #[test]
 fn the_background_serves_a_connection_that_is_handed_over() {
     let Some(stage) = stage() else { return };
-    let connection = mounted_by_somebody_else(&stage.place);
+    let connection = mounted_by_somebody_else(&stage.place, "fuse");
     let line = "$ARCHFS mount -q $IMAGE /dev/fd/3 && exec 3<&- && cat mount/hello; exit $?";
     let output = run(&mut with_connection(&stage, connection, line));
     assert_eq!(text(&output), "hello, world\n");
@@ -342,6 +359,29 @@ fn the_background_serves_a_connection_that_is_handed_over() {
     unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
     fs::remove_dir(&stage.place).unwrap();
+}
+
+/// As archfs itself does, but without a record that tells which daemon to ask.
+#[test]
+fn what_is_handed_over_is_waited_for_and_unmounted_also_where_its_daemon_is_stopped() {
+    let Some(stage) = stage() else { return };
+    let connection = mounted_by_somebody_else(&stage.place, "fuse.archfs");
+    let line = "$ARCHFS mount -q --keep $IMAGE /dev/fd/3";
+    run(&mut with_connection(&stage, connection, line));
+    let image = stage.image.to_str().unwrap();
+    let daemon = match processes_about(&[image, "--daemon="])[..] {
+        [one] => Pid::from_raw(one).unwrap(),
+        ref several => panic!("{several:?}"),
+    };
+    assert_eq!(stage.ends(&["wait", "--timeout", "20s", "mount"]).status.code(), Some(0));
+    let stopped = Stopped::new(daemon);
+    assert_eq!(listed(&stage.place).unwrap()["state"], "unknown");
+    let output = stage.ends(&["wait", "--timeout", "1s", "mount"]);
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    let output = stage.ends(&["unmount", "--lazy", "mount"]);
+    assert!(output.status.success() && !is_mounted(&stage.place), "{}", said(&output));
+    drop(stopped);
+    wait_until("the daemon has ended", || has_ended(daemon));
 }
 
 #[test]

@@ -5,13 +5,12 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
-
-use rustix::process::{Pid, Signal, kill_process};
+use std::time::{Duration, Instant};
 
 mod support;
 
 use support::mount::Mounted;
-use support::stage::{Stage, said, stage};
+use support::stage::{Stage, Stopped, said, stage};
 use support::{archfs, wait_until};
 
 /// A line of bash at a terminal; what is written there goes to the file `shown`.
@@ -40,23 +39,6 @@ fn shown(stage: &Stage) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The daemon of a mount, stopped until this is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    fn new(mounted: &Mounted) -> Self {
-        let daemon = Pid::from_raw(mounted.daemon().cast_signed()).unwrap();
-        kill_process(daemon, Signal::STOP).unwrap();
-        Self(daemon)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::CONT);
-    }
-}
-
 #[test]
 fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
     let Some(stage) = stage() else { return };
@@ -73,15 +55,16 @@ fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
 #[test]
 fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
     let Some(stage) = stage() else { return };
-    let mounted = Mounted::archfs(&stage.image, &stage.place, &[]);
+    let _mounted = Mounted::archfs(&stage.image, &stage.place, &[]);
     for (line, text) in [
         ("$ARCHFS list", "asking the daemons of your mounts"),
         ("$ARCHFS stats mount", "asking the daemon of mount"),
+        ("$ARCHFS wait mount", "waiting for a mount at mount"),
         ("$ARCHFS mount --keep $IMAGE mount", "waiting to mount at "),
         ("$ARCHFS run $IMAGE mount -- true", "waiting to mount at "),
         ("$ARCHFS unmount mount", "unmounting mount"),
     ] {
-        let stopped = Stopped::new(&mounted);
+        let stopped = Stopped::new(stage.daemon());
         let mut waiting = at_a_terminal(&stage, line);
         wait_until(text, || shown(&stage).contains(text));
         drop(stopped);
@@ -89,6 +72,24 @@ fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
         assert!(status.success(), "{line}: {}", shown(&stage));
     }
     assert!(stage.is_gone());
+}
+
+#[test]
+fn a_mount_that_does_not_answer_can_not_be_read_yet() {
+    let Some(stage) = stage() else { return };
+    let _mounted = Mounted::archfs(&stage.image, &stage.place, &[]);
+    let stopped = Stopped::new(stage.daemon());
+    // stat(2) would be answered from the kernel's cache.
+    assert!(stage.place.is_dir());
+    let before = Instant::now();
+    let output = stage.ends(&["wait", "mount", "--timeout", "2s"]);
+    let elapsed = before.elapsed();
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    assert!(said(&output).contains("mount: mounted, but no answer in the time given"));
+    assert!(elapsed >= Duration::from_secs(2) && elapsed < Duration::from_secs(5), "{elapsed:?}");
+    drop(stopped);
+    let output = stage.ends(&["wait", "mount", "--timeout", "20s"]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
 }
 
 #[test]

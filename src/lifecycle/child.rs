@@ -191,15 +191,19 @@ impl Lease {
             log::error!("{}: the mount had ended before the command did", place.display());
         }
         // A daemon that was killed leaves its mount, dead, and its directory, or only that.
-        let cleared = match (&left, occupant::look(place)) {
-            (Ok(Left::Stays), _) => Ok(()),
-            (Ok(Left::Lost), _) if self.is_private => {
+        let cleared = match &left {
+            Ok(Left::Stays) => Ok(()),
+            Ok(Left::Lost) if self.is_private => {
                 mountpoint::remove_left_over(place);
                 Ok(())
             }
-            (Ok(Left::Lost), _) => unmount::clear_up(place),
-            (_, Ok(Occupant::Dead(_))) if !self.is_private => unmount::clear_dead(place),
-            _ => Ok(()),
+            Ok(Left::Lost) => unmount::clear_up(place),
+            // What was below it is seen again, and is not ours.
+            _ if self.is_private => Ok(()),
+            _ => match occupant::look(place) {
+                Ok(Occupant::Dead(_)) => unmount::clear_dead(place),
+                _ => Ok(()),
+            },
         };
         for error in [left.err(), cleared.err()].into_iter().flatten() {
             log::error!("{}: {error}", place.display());

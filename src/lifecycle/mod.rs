@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::log::Verbosity;
 use crate::vfs::ViewOptions;
 
+mod answer;
 mod attach;
 mod batch;
 mod child;

@@ -49,8 +49,8 @@ impl Caller {
 /// failed and has said why. What others do there is waited for, which `show` shows.
 ///
 /// # Errors
-/// `Busy` where something else is mounted there; `NotFound` where the holder has ended; `Io`, also where nobody reads
-/// that it is ready.
+/// `Busy` where something else is mounted there; `NotFound` where the holder has ended; `Io`, also
+/// where nobody reads that it is ready.
 pub fn mount(
     plan: &MountPlan,
     arguments: &dyn Fn(Way) -> Vec<OsString>,

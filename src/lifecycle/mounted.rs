@@ -164,8 +164,8 @@ fn source(archives: &[PathBuf]) -> PathBuf {
 }
 
 /// A panic in one event loop would leave a mount that answers less and less; end it loudly instead.
-/// The hook lives as long as the process, so it must not keep the mount from being dropped. It is in
-/// the place of the usual one, which takes a lock to show the calls: without memory for them it
+/// The hook lives as long as the process, so it must not keep the mount from being dropped. It is
+/// in the place of the usual one, which takes a lock to show the calls: without memory for them it
 /// panics again, and waits for that lock for ever.
 pub(super) fn unmount_on_panic(mount: Weak<Mounted>) {
     let has_begun = AtomicBool::new(false);
@@ -178,8 +178,8 @@ pub(super) fn unmount_on_panic(mount: Weak<Mounted>) {
             }
         }
         let place = mount.upgrade().map(|mount| {
-            // Before anything is said, which takes memory. Whoever holds the lock looks at the mount
-            // table and lets go soon; but it may be the thread that panicked, so that to wait
+            // Before anything is said, which takes memory. Whoever holds the lock looks at the
+            // mount table and lets go soon; but it may be the thread that panicked, so that to wait
             // without end would hang.
             let deadline = Instant::now() + LOCK_PATIENCE;
             while Instant::now() < deadline {
@@ -192,8 +192,10 @@ pub(super) fn unmount_on_panic(mount: Weak<Mounted>) {
             mount.place.clone()
         });
         let what = panic.to_string().replace('\n', " ");
-        let place = place.map(|place| format!("{}: ", place.display())).unwrap_or_default();
-        log::error!("{place}a fault in archfs itself, unmounted: {what}");
+        match place.as_deref().map(Path::display) {
+            Some(place) => log::error!("{place}: a fault in archfs itself, unmounted: {what}"),
+            None => log::error!("a fault in archfs itself: {what}"),
+        }
         std::process::exit(101);
     }));
 }

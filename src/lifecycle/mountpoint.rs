@@ -4,10 +4,11 @@
 //! anything but an empty directory.
 
 use std::fs::{self, Metadata};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::mountinfo::{self, MountEntry};
@@ -16,6 +17,9 @@ use super::registry::MadeDirectory;
 use super::unmount;
 use crate::error::{Error, Kind, Result};
 use crate::storage;
+
+/// Links in a row that are followed, as many as the kernel does (path_resolution(7)).
+const LINKS_MAX: usize = 40;
 
 /// A directory that is ready to be mounted on. Dropping it removes it if it was made here.
 #[derive(Debug)]
@@ -93,8 +97,8 @@ pub(super) fn taken(place: &Path, entry: &MountEntry) -> Error {
     Error::new(Kind::Busy, context).with_hint("choose another place, or unmount that first")
 }
 
-/// `path` as the kernel will name it. Only the parent is looked at, since the place itself may be a
-/// dead mount, which no system call can look at.
+/// `path` as the kernel will name it. Of the place itself it is only asked whether it is a link, as
+/// it may be a mount that is dead or hangs.
 ///
 /// # Errors
 /// `NotFound` where the parent does not exist; `Usage` for the root directory and descriptors.
@@ -112,7 +116,7 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
     }
     // Without empty components and a `.` at the end, which would hide a symbolic link.
     let path: PathBuf = path.components().collect();
-    let link = fs::symlink_metadata(&path).ok().filter(Metadata::is_symlink);
+    let link = link_at(&path);
     if let Some(link) = &link {
         // In /tmp, somebody else could let a link lead to a directory that is not meant.
         let user = geteuid().as_raw();
@@ -126,7 +130,7 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
         return Err(Error::new(Kind::Busy, context).with_hint("choose another place"));
     }
     if link.is_some() || path.file_name().is_none() {
-        return fs::canonicalize(&path)
+        return follow(path)
             .map_err(|error| Error::io(format!("{shown}: can not be the mount point"), error));
     }
     let parent = match path.parent() {
@@ -141,6 +145,26 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf> {
         _ => Error::io(format!("{}: can not be entered", parent.display()), error),
     })?;
     Ok(parent.join(path.file_name().unwrap_or_default()))
+}
+
+/// The symbolic link at `path`, if one is there. readlink(2) tells first: for a mount the kernel
+/// answers it by itself, while stat(2) goes to the daemon.
+fn link_at(path: &Path) -> Option<Metadata> {
+    fs::read_link(path).ok()?;
+    fs::symlink_metadata(path).ok().filter(Metadata::is_symlink)
+}
+
+/// Where `path` leads, by links that may end with a slash: with one, realpath(3) asks whether a
+/// directory is there.
+fn follow(mut path: PathBuf) -> io::Result<PathBuf> {
+    for _ in 0..LINKS_MAX {
+        let Ok(target) = fs::read_link(&path) else {
+            return fs::canonicalize(path);
+        };
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        path = folder.join(target).components().collect();
+    }
+    Err(Errno::LOOP.into())
 }
 
 fn check_existing(place: &Path, whose: Whose) -> Result<()> {
@@ -163,8 +187,7 @@ fn check_existing(place: &Path, whose: Whose) -> Result<()> {
 /// Whether `path` is a link that somebody made where everybody may make names; the kernel follows
 /// none of them either, where fs.protected_symlinks is set.
 fn is_planted(path: &Path) -> bool {
-    let is_foreign = fs::symlink_metadata(path)
-        .is_ok_and(|found| found.is_symlink() && !storage::is_trusted(&found));
+    let is_foreign = link_at(path).is_some_and(|link| !storage::is_trusted(&link));
     is_foreign && is_of_everybody(path.parent())
 }
 
@@ -224,6 +247,11 @@ mod tests {
         assert_eq!(locate(&folder.path().join("link/new")).unwrap(), real.join("new"));
         assert_eq!(locate(&folder.path().join("real/")).unwrap(), real);
         assert_eq!(locate(&folder.path().join("link/.")).unwrap(), real);
+        for (target, name) in [("real/", "slash"), ("slash/", "second"), ("self", "self")] {
+            std::os::unix::fs::symlink(target, folder.path().join(name)).unwrap();
+        }
+        assert_eq!(locate(&folder.path().join("second")).unwrap(), real);
+        assert_eq!(locate(&folder.path().join("self")).unwrap_err().kind(), Kind::Io);
     }
 
     #[test]

@@ -2,16 +2,21 @@
 //!
 //! Owns that judgement, which everything that mounts, shares, unmounts or clears starts from.
 //! Invariants: only mounts of type fuse.archfs of this user (or any, for root) are taken for ours;
-//! the place itself is not looked at where that could hang.
+//! a mount that hangs costs a moment at most, and none where a record tells of its daemon.
 
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use super::answer;
 use super::mountinfo::{self, MountEntry};
 use super::registry::{MountId, Record};
 use crate::error::Result;
+
+/// How long a mount without a record may take to tell that it is not dead. The dead answer at once.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// What is at a place.
 #[derive(Debug)]
@@ -33,8 +38,16 @@ pub(super) enum Occupant {
 /// # Errors
 /// `Io` where /proc can not be read.
 pub(super) fn look(place: &Path) -> Result<Occupant> {
+    look_within(place, ANSWER)
+}
+
+/// The same for one who looks again soon, and so need not wait long for the dead.
+///
+/// # Errors
+/// As `look`.
+pub(super) fn look_within(place: &Path, limit: Duration) -> Result<Occupant> {
     loop {
-        let occupant = look_once(place)?;
+        let occupant = look_once(place, limit)?;
         match &occupant {
             // It may have been unmounted, and its record removed, between the look at the one and
             // that at the other.
@@ -51,7 +64,7 @@ fn seen_at(place: &Path) -> Result<Option<MountEntry>> {
     Ok(mountinfo::topmost(place)?.filter(|entry| entry.kind != "autofs"))
 }
 
-fn look_once(place: &Path) -> Result<Occupant> {
+fn look_once(place: &Path, limit: Duration) -> Result<Occupant> {
     let entry = seen_at(place)?;
     let record = Record::read(place);
     let Some(entry) = entry else {
@@ -66,14 +79,11 @@ fn look_once(place: &Path) -> Result<Occupant> {
     Ok(match record.filter(|record| record.mount == MountId::of(&entry)) {
         Some(record) if record.daemon.is_alive() => Occupant::Alive(entry, record),
         Some(_) => Occupant::Dead(entry),
-        // The kernel answers stat(2) from its cache, also for the dead; statfs(2) it has to ask
-        // for. Of a daemon that ends just then it says that the connection was aborted.
-        None if rustix::fs::statfs(place)
-            .is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED)) =>
-        {
-            Occupant::Dead(entry)
-        }
-        None => Occupant::Other(entry),
+        None => match answer::of(place, &entry, limit) {
+            // Of a daemon that ends just then the kernel says that the connection was aborted.
+            Some(Err(Errno::NOTCONN | Errno::CONNABORTED)) => Occupant::Dead(entry),
+            Some(_) | None => Occupant::Other(entry),
+        },
     })
 }
 

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::occupant::{self, Occupant};
-use super::{list, mountinfo, mountpoint};
+use super::{answer, list, mountinfo, mountpoint};
 use crate::error::{Error, Kind, Result};
 
 /// How often one looks at what the kernel does not tell of: folders on the way to the place, and
-/// the daemon's record, which is written just after it mounted.
+/// the daemon's record, which is written just after it mounted; and how long a mount is listened to
+/// until then.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Waits until files of a mount of archfs at `path` can be read, at most `limit`.
@@ -24,12 +25,19 @@ pub fn wait(path: &Path, limit: Option<Duration>) -> Result<()> {
     let deadline = limit.map(|limit| Instant::now() + limit);
     let changes = mountinfo::changes()?;
     loop {
-        if is_mounted(path)? {
+        let found = look(path)?;
+        if found == Found::Answers {
             return Ok(());
         }
         let now = Instant::now();
         if deadline.is_some_and(|deadline| now >= deadline) {
-            let context = format!("{}: not mounted in the time given", path.display());
+            let shown = path.display();
+            let context = match found {
+                Found::Silent => format!("{shown}: mounted, but no answer in the time given"),
+                Found::Nothing | Found::Answers => {
+                    format!("{shown}: not mounted in the time given")
+                }
+            };
             return Err(Error::new(Kind::TimedOut, context).with_hint(list::LIST));
         }
         let left = deadline.map_or(LOOK_AGAIN, |deadline| LOOK_AGAIN.min(deadline - now));
@@ -39,24 +47,43 @@ pub fn wait(path: &Path, limit: Option<Duration>) -> Result<()> {
     }
 }
 
-fn is_mounted(path: &Path) -> Result<bool> {
+/// What is at a place for somebody who waits for a mount of archfs there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// None yet, or a dead one.
+    Nothing,
+    /// One that does not answer: its daemon has just mounted, is stopped, or hangs.
+    Silent,
+    /// One that answers.
+    Answers,
+}
+
+fn look(path: &Path) -> Result<Found> {
     let place = match mountpoint::locate(path) {
-        Err(error) if error.kind() == Kind::NotFound => return Ok(false),
+        Err(error) if error.kind() == Kind::NotFound => return Ok(Found::Nothing),
         place => place?,
     };
-    match occupant::look(&place)? {
-        // The daemon mounts before it can answer; asking for the root waits until it does.
-        Occupant::Alive(..) => Ok(std::fs::symlink_metadata(&place).is_ok()),
-        Occupant::Nothing | Occupant::Leaving(_) | Occupant::Dead(_) => Ok(false),
-        // Between mounting and the record, this is how ours look.
-        Occupant::Other(entry) if occupant::may_touch(&entry) => Ok(false),
-        Occupant::Other(entry) => Err(Error::new(
-            Kind::NotMounted,
-            format!(
+    let entry = match occupant::look_within(&place, LOOK_AGAIN)? {
+        Occupant::Alive(entry, _) => entry,
+        Occupant::Nothing | Occupant::Leaving(_) | Occupant::Dead(_) => return Ok(Found::Nothing),
+        // Between mounting and the record, this is how ours look; also handed over by somebody who
+        // mounts as archfs does. None answers before its daemon serves, and that has written its
+        // record before.
+        Occupant::Other(entry) if occupant::is_own(&entry) => entry,
+        Occupant::Other(entry) if occupant::may_touch(&entry) => return Ok(Found::Nothing),
+        Occupant::Other(entry) => {
+            let context = format!(
                 "{}: {} is mounted here, not by archfs for you",
                 place.display(),
                 entry.describe()
-            ),
-        )),
-    }
+            );
+            return Err(Error::new(Kind::NotMounted, context));
+        }
+    };
+    Ok(match answer::of(&place, &entry, LOOK_AGAIN) {
+        Some(Ok(())) => Found::Answers,
+        // It has just ended.
+        Some(Err(_)) => Found::Nothing,
+        None => Found::Silent,
+    })
 }

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::mount::{CleanUp, daemon_of, is_mounted};
-use super::{archfs, can_mount, image, run, work_folder};
+use super::{archfs, can_mount, image, run, wait_until, work_folder};
 
 /// A small image and a place for its mount, in a folder of their own.
 pub struct Stage {
@@ -76,9 +76,43 @@ impl Stage {
         assert_eq!(fs::read_to_string(self.place.join("hello")).unwrap(), "hello, world\n");
     }
 
+    /// archfs with such words, which a hang ends after half a minute with status 124.
+    pub fn ends(&self, words: &[&str]) -> Output {
+        let mut command = Command::new("timeout");
+        command.args(["-k", "1", "30", env!("CARGO_BIN_EXE_archfs")]).args(words);
+        command.current_dir(self.work.path()).output().unwrap()
+    }
+
     /// The daemon of the mount, as `archfs list` says.
     pub fn daemon(&self) -> Pid {
         Pid::from_raw(daemon_of(&self.place).expect("a daemon")).unwrap()
+    }
+}
+
+/// A daemon that is stopped until this is dropped.
+pub struct Stopped(Pid);
+
+impl Stopped {
+    pub fn new(daemon: Pid) -> Self {
+        kill_process(daemon, Signal::STOP).unwrap();
+        Self(daemon)
+    }
+
+    /// That of the stage's mount, once the kernel has forgotten the root: stat(2) hangs then. It
+    /// forgets after half of the time of `--idle-timeout`.
+    pub fn and_forgotten(stage: &Stage) -> Self {
+        let stopped = Self::new(stage.daemon());
+        wait_until("stat(2) hangs", || {
+            let status = Command::new("timeout").args(["0.2", "stat"]).arg(&stage.place).output();
+            status.unwrap().status.code() == Some(124)
+        });
+        stopped
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
     }
 }
 

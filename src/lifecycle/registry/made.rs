@@ -202,17 +202,25 @@ fn written_in(file: &mut File) -> Option<PathBuf> {
     Some(PathBuf::from(std::ffi::OsString::from_vec(place)))
 }
 
+/// The directory at `place`; `None` also where something is mounted on it, which hides it, and may
+/// hang.
+fn seen_at(place: &Path) -> Option<fs::Metadata> {
+    if !matches!(mountinfo::topmost(place), Ok(None)) {
+        return None;
+    }
+    fs::symlink_metadata(place).ok().filter(fs::Metadata::is_dir)
+}
+
 /// Whether `note` says that the directory `place` was to be made, and it was, at that time.
 fn was_begun(place: &Path, note: &Path) -> bool {
-    let (Ok(mut file), Ok(found)) = (File::open(note), fs::symlink_metadata(place)) else {
+    let (Ok(mut file), Some(found)) = (File::open(note), seen_at(place)) else {
         return false;
     };
     let Ok(noted) = file.metadata() else {
         return false;
     };
     // Somebody else's who came later would be younger. Mounting leaves these times alone.
-    found.is_dir()
-        && found.uid() == noted.uid()
+    found.uid() == noted.uid()
         && found.ctime().abs_diff(noted.mtime()) <= 1
         && written_in(&mut file).is_some_and(|noted| noted == place)
 }
@@ -223,10 +231,10 @@ impl Registry {
         self.file(&Key::of(place), "making")
     }
 
-    /// The file that stands for the directory at `place`, whoever made it; `None` where there is
-    /// no directory.
+    /// The file that stands for the directory at `place`, whoever made it; `None` where none is
+    /// seen.
     fn made_file(&self, place: &Path) -> Option<PathBuf> {
-        let found = fs::symlink_metadata(place).ok().filter(fs::Metadata::is_dir)?;
+        let found = seen_at(place)?;
         let name = format!("{}-{}.made", found.dev(), found.ino());
         Some(self.folder.join(OsStr::new(&name)))
     }
