@@ -85,7 +85,7 @@ impl Tar {
     /// `Unsupported` where it has too many names, or is compressed so that it does not fit here.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
         let Opened { storage, packed, index, is_kept } = open::open(name, bytes, options)?;
-        // Who verifies is told in another way, and more. Files are missing, so --quiet is told, too.
+        // Who verifies is told in another way, and more. Also said with --quiet: files are missing.
         if !options.is_verified() {
             for note in &index.notes {
                 log::error!("{name}: {note}");
