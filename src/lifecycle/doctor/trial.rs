@@ -254,8 +254,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let scene = Scene::set(folder.path()).unwrap();
         let options = OpenOptions::default();
-        let archives = [scene.archive.clone()];
-        let tree = formats::open(&archives, &options, &Progress::default()).unwrap();
+        let archives = std::slice::from_ref(&scene.archive);
+        let tree = formats::open(archives, &options, &Progress::default()).unwrap();
         let attr = vfs::resolve(tree.as_ref(), NAME.as_bytes()).unwrap();
         assert_eq!(attr.size, TEXT.len() as u64);
     }
