@@ -76,13 +76,18 @@ fn look_once(place: &Path, limit: Duration) -> Result<Occupant> {
     if !may_touch(&entry) {
         return Ok(Occupant::Other(entry));
     }
-    Ok(match record.filter(|record| record.mount == MountId::of(&entry)) {
+    let is_of_it = |record: &Record| record.mount == MountId::of(&entry);
+    Ok(match record.filter(is_of_it) {
         Some(record) if record.daemon.is_alive() => Occupant::Alive(entry, record),
         Some(_) => Occupant::Dead(entry),
         None => match answer::of(place, &entry, limit) {
             // Of a daemon that ends just then the kernel says that the connection was aborted.
             Some(Err(Errno::NOTCONN | Errno::CONNABORTED)) => Occupant::Dead(entry),
-            Some(_) | None => Occupant::Other(entry),
+            // A daemon writes its record after it has mounted, and before it answers.
+            Some(_) | None => match Record::read(place).filter(is_of_it) {
+                Some(record) if record.daemon.is_alive() => Occupant::Alive(entry, record),
+                _ => Occupant::Other(entry),
+            },
         },
     })
 }

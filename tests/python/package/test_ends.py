@@ -239,7 +239,7 @@ class UntilExitTest(Stage):
 
     def test_it_recovers_when_the_daemon_was_killed(self):
         code = """
-            import json
+            import json, time
             for at in (None, PLACE):
                 root = archfs.mount_until_exit(IMAGE, at=at)
                 listed = os.popen(f'"{archfs.executable()}" list --json').read().splitlines()
