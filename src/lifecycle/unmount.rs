@@ -146,7 +146,9 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     };
     let (held, others): (Vec<_>, Vec<_>) =
         status.holders.into_iter().partition(|holder| holder.pid == pid);
-    if held.is_empty() {
+    let is_held = !held.is_empty();
+    // One that nobody holds yet was begun for that process, perhaps, and is about to go.
+    if !is_held && (status.kept || !others.is_empty()) {
         return not_held(format!("not held by process {pid}"));
     }
     // With a lease of its own this connection is told what becomes of the mount. Where none is
@@ -154,6 +156,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     client.hold()?;
     client.release(process)?;
     match client.leave()? {
+        Left::Stays if !is_held => not_held(format!("not held by process {pid}")),
         Left::Stays if others.is_empty() => Ok(Unmounted::Stays),
         Left::Stays => Ok(Unmounted::HeldByOthers(named(&others))),
         Left::Gone(_) => Ok(Unmounted::Gone),
