@@ -4,7 +4,7 @@
 //! several holders, and `wait`.
 
 use std::fs::{self, File};
-use std::io::{Read, pipe};
+use std::io::{Read, Write, pipe};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -21,6 +21,10 @@ use support::stage::{
 };
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
+
+/// What fits into a pipe (pipe(7)).
+const PIPE: usize = 64 << 10;
+const READY: &[u8] = b"ready\n";
 
 /// The numbers of the processes that hold the mount, and whether it is kept.
 fn holders(place: &Path) -> (Vec<u64>, bool) {
@@ -242,6 +246,43 @@ fn who_joins_can_keep() {
     stage.assert_readable();
     run(archfs().arg("unmount").arg(&stage.place));
     assert!(stage.is_gone());
+}
+
+#[test]
+fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
+    let Some(stage) = stage() else { return };
+    for keep in ["--keep", ""] {
+        assert!(stage.mount(&["--keep", "-q"]).status.success());
+        let ended = stage.daemon();
+        // Nobody reads that it is ready, so it stays between its lease and what that is for.
+        let (mut reader, mut writer) = pipe().unwrap();
+        writer.write_all(&[b'-'; PIPE]).unwrap();
+        let line = format!("$ARCHFS mount {keep} --ready-fd 1 $IMAGE mount || exit; read x");
+        let mut command = stage.bash(&line);
+        let mut joins = Talker::complaining(command.stdin(Stdio::piped()).stdout(writer));
+        // It has the writer.
+        drop(command);
+        wait_until("it has a lease", || holders(&stage.place).0.len() == 1);
+        kill_process(ended, Signal::INT).unwrap();
+        wait_until("the mount is gone", || stage.is_gone());
+        let mut told = [0; PIPE + READY.len()];
+        reader.read_exact(&mut told).unwrap();
+        assert!(told.ends_with(READY));
+        joins.line_with("mounted ");
+        stage.assert_readable();
+        assert_ne!(stage.daemon(), ended);
+        assert_eq!(holders(&stage.place).1, !keep.is_empty());
+        joins.write("\n");
+        assert_eq!(joins.end(), Some(0));
+        if !keep.is_empty() {
+            run(archfs().arg("unmount").arg(&stage.place));
+        }
+        wait_until("the mount is gone", || stage.is_gone());
+        // It was told once.
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "");
+    }
 }
 
 #[test]

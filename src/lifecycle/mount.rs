@@ -11,7 +11,7 @@ use super::launcher::{Launched, Started};
 use super::lease::Client;
 use super::registry::Record;
 use super::{MountPlan, Way, daemon, inherited, mountpoint, unmount};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::progress::Show;
 
 /// A mount that can be read.
@@ -33,10 +33,10 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Says that files can be read, and lets the mount of `client` hold. Where that fails the mount
-    /// holds for nobody but `client`.
-    fn take(self, client: &mut Client) -> Result<()> {
-        daemon::announce(self.ready)?;
+    /// Says that files can be read, once, and lets the mount of `client` hold; `false` where it has
+    /// ended. Where that fails the mount holds for nobody but `client`.
+    fn take(&mut self, client: &mut Client) -> Result<bool> {
+        daemon::announce(self.ready.take())?;
         match self.holder {
             Holder::Process(process) => client.watch(process),
             Holder::Nobody(_) => client.keep(),
@@ -54,7 +54,7 @@ impl Caller {
 pub fn mount(
     plan: &MountPlan,
     arguments: &dyn Fn(Way) -> Vec<OsString>,
-    caller: Caller,
+    mut caller: Caller,
     show: Show<'_>,
 ) -> Result<Started<Mounted>> {
     if let Some(number) = inherited::number(&plan.mountpoint) {
@@ -65,23 +65,35 @@ pub fn mount(
         }
         launched.hand_over(connection)?;
         return match launched.wait_until_ready()? {
-            Ok(mut client) => caller.take(&mut client).map(|()| Ok(Mounted::New)),
+            Ok(mut client) => match caller.take(&mut client)? {
+                true => Ok(Ok(Mounted::New)),
+                false => Err(ended()),
+            },
             Err(status) => Ok(Err(status)),
         };
     }
-    match obtain(plan, arguments, show)? {
-        Ok((mut client, shared)) => {
-            if let Err(error) = caller.take(&mut client) {
-                // A daemon that was killed leaves its mount.
-                let _ = client.leave();
-                unmount::clear_up(&mountpoint::locate(&plan.mountpoint)?)?;
-                return Err(error);
-            }
-            let shared = shared.map(|record| record.daemon.pid());
-            Ok(Ok(shared.map_or(Mounted::New, Mounted::Shared)))
-        }
-        Err(status) => Ok(Err(status)),
+    loop {
+        let (mut client, shared) = match obtain(plan, arguments, show)? {
+            Ok(obtained) => obtained,
+            Err(status) => return Ok(Err(status)),
+        };
+        let mounted = shared.map_or(Mounted::New, |record| Mounted::Shared(record.daemon.pid()));
+        let error = match caller.take(&mut client) {
+            Ok(true) => return Ok(Ok(mounted)),
+            // Whoever ended it did not mean this caller, who asks again, as one who comes later.
+            Ok(false) if mounted != Mounted::New => continue,
+            Ok(false) => ended(),
+            Err(error) => error,
+        };
+        // A daemon that was killed leaves its mount.
+        let _ = client.leave();
+        unmount::clear_up(&mountpoint::locate(&plan.mountpoint)?)?;
+        return Err(error);
     }
+}
+
+fn ended() -> Error {
+    Error::new(Kind::Io, "the mount has ended before it was taken")
 }
 
 /// A lease on the mount that `plan` asks for, and its record where others made it.

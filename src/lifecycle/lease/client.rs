@@ -67,30 +67,26 @@ impl Client {
         self.ask(Request::Hold).map(|answer| answer == Some(Answer::Done))
     }
 
-    /// Lets the mount hold as long as `process` lives, too.
+    /// Lets the mount hold as long as `process` lives, too; `false` where it has ended.
     ///
     /// # Errors
-    /// `NotFound` where it has ended already; `Io` where the mount has ended, too.
-    pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<()> {
+    /// `NotFound` where the process has ended already; `Io` where the daemon does not answer.
+    pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<bool> {
         match self.ask(Request::Watch(process))? {
-            Some(Answer::Done) => Ok(()),
             Some(Answer::NoProcess) => {
                 let context = format!("process {} has ended already", process.pid());
                 Err(Error::new(Kind::NotFound, context))
             }
-            _ => Err(lost()),
+            answer => Ok(answer == Some(Answer::Done)),
         }
     }
 
-    /// Lets the mount hold until somebody unmounts it.
+    /// Lets the mount hold until somebody unmounts it; `false` where it has ended.
     ///
     /// # Errors
-    /// `Io` where the mount has ended.
-    pub(in crate::lifecycle) fn keep(&mut self) -> Result<()> {
-        match self.ask(Request::Keep)? {
-            Some(Answer::Done) => Ok(()),
-            _ => Err(lost()),
-        }
+    /// `Io` where the daemon does not answer.
+    pub(in crate::lifecycle) fn keep(&mut self) -> Result<bool> {
+        self.ask(Request::Keep).map(|answer| answer == Some(Answer::Done))
     }
 
     /// Ends what `keep` began, whoever did.
@@ -216,8 +212,4 @@ fn is_end(error: &Error) -> bool {
     use std::error::Error as _;
     let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
     source.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
-}
-
-fn lost() -> Error {
-    Error::new(Kind::Io, "the mount has ended before it was taken")
 }
