@@ -64,11 +64,17 @@ pub fn tell(message: fmt::Arguments<'_>) {
 /// The log names files of the dataset. In a folder such as /tmp somebody else may have put a link
 /// there, by which it would be written into any file of this user, or a pipe or file to read it
 /// from; the kernel's own guard against that (fs.protected_symlinks and the like) may be off.
+///
+/// No mount waits for who reads its log: a named pipe without a reader is an error, and one that is
+/// full loses lines.
 fn open(path: &Path) -> Result<File> {
-    let failed = |error| Error::io(format!("{}: can not write the log", path.display()), error);
+    let failed = |error| {
+        Error::io(format!("{}: can not write the log", path.display()), error)
+            .with_hint("without --log-file it goes to standard error, if that is a file")
+    };
     loop {
         let mut options = OpenOptions::new();
-        options.append(true).mode(0o600);
+        options.append(true).mode(0o600).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
         let opened = match fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 options.create_new(true).open(path)
@@ -79,8 +85,8 @@ fn open(path: &Path) -> Result<File> {
                 match found.is_symlink() {
                     true => options.create(true).open(path),
                     false => {
-                        let flags = OFlags::NOFOLLOW.bits().cast_signed();
-                        options.custom_flags(flags).open(path)
+                        let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
+                        options.custom_flags(flags.bits().cast_signed()).open(path)
                     }
                 }
             }
@@ -258,6 +264,26 @@ mod tests {
             open(Path::new(path)).unwrap();
         }
         assert!(open(&work.path().join("none/log")).is_err() && open(work.path()).is_err());
+    }
+
+    #[test]
+    fn nobody_waits_for_who_reads_a_pipe() {
+        let work = tempfile::tempdir().unwrap();
+        let pipe = work.path().join("pipe");
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, 0o600.into(), 0).unwrap();
+        let refused = open(&pipe).unwrap_err().to_string();
+        assert!(refused.contains("No such device or address"), "{refused}");
+        let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
+        let mut log = open(&pipe).unwrap();
+        let mut told = 0;
+        let full = std::iter::repeat_with(|| log.write_all(b"line\n")).find_map(|written| {
+            told += 5 * usize::from(written.is_ok());
+            written.err()
+        });
+        assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
+        let mut read = vec![0; told];
+        std::io::Read::read_exact(&mut reader, &mut read).unwrap();
+        assert!(read.ends_with(b"line\n"));
     }
 
     #[test]

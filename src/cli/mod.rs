@@ -79,7 +79,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return exit::usage(&error, &arguments);
         }
     };
-    crate::lifecycle::heed_children();
+    crate::lifecycle::leave_to_system_calls();
     match cli.command {
         Command::Mount(args) => exit::status(mount::run(&args)),
         Command::Run(args) => exit::status_of_run(run::run(&args)),

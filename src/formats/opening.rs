@@ -230,7 +230,7 @@ impl Opening<'_> {
 }
 
 impl Opening<'_> {
-    /// Warns of a fault, or keeps it for who verifies.
+    /// Tells of a fault, or keeps it for who verifies.
     fn tell(&self, fault: Fault) {
         match self.options.saving {
             Saving::Compared | Saving::Never => self.memory.faults.lock().push(fault),

@@ -62,7 +62,7 @@ pub use interrupt::Interrupt;
 pub use list::{Listed, State, list, stats};
 pub use mount::{Caller, Mounted, mount};
 pub use process::ProcessId;
-pub use signals::heed_children;
+pub use signals::leave_to_system_calls;
 pub use snapshot::Snapshot;
 pub use unmount::{Unmounted, give_back, unmount};
 pub use wait::wait;

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::ioctl_fionbio;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::low_level::pipe;
 
 use crate::error::{Error, Result};
@@ -54,11 +54,14 @@ pub(super) enum Ignored {
     AreHeeded,
 }
 
-/// Lets this process learn of the ends of those it starts, also where whoever started it did not
-/// want to learn of such things: the kernel would forget them at once.
-pub fn heed_children() {
+/// Lets system calls tell this process of what these signals are about; what it starts has them as
+/// usual. SIGCHLD: the kernel forgets children at once where whoever started this process ignores
+/// it. SIGXFSZ: writing past the limit of ulimit -f ends a process that has no handler.
+pub fn leave_to_system_calls() {
     let never_looked_at = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let _ = signal_hook::flag::register(SIGCHLD, never_looked_at);
+    for signal in [SIGCHLD, SIGXFSZ] {
+        let _ = signal_hook::flag::register(signal, std::sync::Arc::clone(&never_looked_at));
+    }
 }
 
 /// Whether this process ignores `signal` now.

@@ -115,15 +115,14 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
 pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     let place = mountpoint::locate(path)?;
     let process = ProcessId::of(pid)?;
-    let not_held =
+    let not_ours =
         |why: String| Err(Error::new(Kind::NotMounted, format!("{}: {why}", place.display())));
+    let not_held = || not_ours(format!("not held by process {pid}"));
     let record = match occupant::look(&place)? {
         Occupant::Alive(_, record) => record,
         Occupant::Other(entry) => {
-            return not_held(format!(
-                "{} is mounted here, not by archfs for you",
-                entry.describe()
-            ));
+            let described = entry.describe();
+            return not_ours(format!("{described} is mounted here, not by archfs for you"));
         }
         // Clearing what is dead is nobody's loss.
         _ => return unmount(path, Detach::IfIdle),
@@ -133,7 +132,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         if record.daemon.wait_for_end(Some(DAEMON_END))? {
             return clear_up(&place).map(|()| Unmounted::Gone);
         }
-        return not_held("its daemon does not listen any more".into());
+        return not_ours("its daemon does not listen any more".into());
     };
     let status = match client.status(ANSWER) {
         Err(error) if error.kind() == Kind::TimedOut => return Err(silent(error, &place)),
@@ -149,14 +148,14 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     let is_held = !held.is_empty();
     // One that nobody holds yet was begun for that process, perhaps, and is about to go.
     if !is_held && (status.kept || !others.is_empty()) {
-        return not_held(format!("not held by process {pid}"));
+        return not_held();
     }
     // With a lease of its own this connection is told what becomes of the mount. Where none is
     // given any more, it ends with the mount.
     client.hold()?;
     client.release(process)?;
     match client.leave()? {
-        Left::Stays if !is_held => not_held(format!("not held by process {pid}")),
+        Left::Stays if !is_held => not_held(),
         Left::Stays if others.is_empty() => Ok(Unmounted::Stays),
         Left::Stays => Ok(Unmounted::HeldByOthers(named(&others))),
         Left::Gone(_) => Ok(Unmounted::Gone),

@@ -119,6 +119,23 @@ fn a_full_disk_leaves_nothing() {
     run(Command::new("umount").arg(&small));
 }
 
+/// The system ends a program that writes on past such a limit, unless that listens.
+#[test]
+fn a_limit_to_the_size_of_files_leaves_nothing() {
+    let work = work_folder();
+    let tree = folder(work.path(), "tree");
+    write_all(&tree, &[("noise", &source::noise(1, 6 << 20))]);
+    for name in ["a.sqfs", "a.tar"] {
+        let mut limited = Command::new("bash");
+        limited.args(["-c", "ulimit -f 1024; \"$0\" pack -q tree $1; echo $?; ls"]);
+        limited.args([env!("CARGO_BIN_EXE_archfs"), name]).current_dir(work.path());
+        let output = limited.output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "1\ntree\n");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(name) && said.contains("File too large"), "{said}");
+    }
+}
+
 #[test]
 fn what_is_there_is_replaced_only_by_force_and_only_when_the_new_one_is_whole() {
     let work = work_folder();

@@ -2,9 +2,9 @@
 //!
 //! Owns how they are opened and made. Invariant: one that is open has the mode 0600.
 //!
-//! A umask that keeps rights from the owner (0577, say) makes files that their maker
-//! has open, and no other process of its user can open again: a record that tells nobody anything,
-//! a lock that nobody else takes.
+//! A umask that keeps rights from the owner (0577, say) makes files that their maker has open, and
+//! no other process of its user can open again: a record that tells nobody anything, a lock that
+//! nobody else takes.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Result};
