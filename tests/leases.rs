@@ -9,8 +9,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, Signal, kill_process};
 
 mod support;
@@ -320,14 +322,14 @@ fn a_mount_in_use_is_not_idle() {
     let options = ["--keep", "-q", "--idle-timeout", "1s"];
     assert!(stage.mount(&options).status.success());
     let file = File::open(stage.place.join("folder/data")).unwrap();
-    stays_while(&stage, std::thread::yield_now);
+    stays_while(&stage, thread::yield_now);
     drop(file);
     wait_until("the mount is gone", || stage.is_gone());
 
     assert!(stage.mount(&options).status.success());
     let mut within = Command::new("cat");
     let within = within.current_dir(&stage.place).stdin(Stdio::piped()).spawn().unwrap();
-    stays_while(&stage, std::thread::yield_now);
+    stays_while(&stage, thread::yield_now);
     end(within);
     wait_until("the mount is gone", || stage.is_gone());
 }
@@ -468,6 +470,34 @@ fn bad_manners_at_the_socket_disturb_nobody() {
     let unmounted = user.runs("$ARCHFS unmount mount");
     assert!(unmounted.status.success(), "{}", said(&unmounted));
     wait_until("nothing is left", || !user.registry().exists());
+}
+
+#[test]
+fn who_comes_after_an_interrupt_is_not_given_what_ends() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 8);
+    for _ in 0..10 {
+        let mounted = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
+        assert!(mounted.status.success(), "{}", said(&mounted));
+        let (_, socket) = socket_of(&user);
+        let stream = UnixStream::connect(&socket).unwrap();
+        let daemon = socket_peercred(&stream).unwrap().pid;
+        let mut stream = BufReader::new(stream);
+        let mut answer = |line: &str| {
+            // It may have closed before that.
+            let _ = stream.get_mut().write_all(line.as_bytes());
+            let mut answer = String::new();
+            let _ = stream.read_line(&mut answer);
+            answer
+        };
+        assert_eq!(answer("status\n"), STATUS);
+        // Until it waits again.
+        thread::sleep(Duration::from_millis(20));
+        kill_process(daemon, Signal::INT).unwrap();
+        assert_ne!(answer("hold\n"), "done\n");
+        wait_until("the mount is gone", || !is_mounted(&user.place));
+    }
 }
 
 /// Seconds of processor time that a process has used, in hundredths.

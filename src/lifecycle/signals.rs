@@ -2,18 +2,24 @@
 //!
 //! Owns the pipes that a handler or a thread writes to, so that the daemon waits in one place for
 //! everything. `child` passes signals on and has its own way.
-//! Invariant: a handler only writes a byte; whatever has to be done is done by the daemon's loop.
+//! Invariant: a handler only writes a byte or sets a flag; whatever has to be done is done by the daemon's loop.
 //!
-//! SIGINT is the exit handler of ctrlc: at once. SIGTERM and SIGHUP leave a grace, so they come by
-//! another pipe. SIGCONT, which Slurm sends before SIGTERM, has no handler and does nothing.
+//! SIGINT is the exit handler of ctrlc: at once. A thread of ctrlc's calls it, which may be late, and
+//! who comes after the signal must not be given what ends. So the signal sets a flag, too, before the
+//! daemon's loop goes on. SIGTERM and SIGHUP leave a grace, so they come by another pipe. SIGCONT,
+//! which Slurm sends before SIGTERM, has no handler and does nothing.
 
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::unix::net::UnixStream;
+// What signal-hook takes, also where a model of threads takes the place of the others.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::ioctl_fionbio;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::low_level::pipe;
 
 use crate::error::{Error, Result};
@@ -34,6 +40,7 @@ pub(super) struct Woken {
 pub(super) struct Wakes {
     asked: UnixStream,
     told: PipeReader,
+    interrupted: Arc<AtomicBool>,
 }
 
 /// Tells the daemon that its session has ended.
@@ -58,9 +65,9 @@ pub(super) enum Ignored {
 /// usual. SIGCHLD: the kernel forgets children at once where whoever started this process ignores
 /// it. SIGXFSZ: writing past the limit of ulimit -f ends a process that has no handler.
 pub fn leave_to_system_calls() {
-    let never_looked_at = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let never_looked_at = Arc::new(AtomicBool::new(false));
     for signal in [SIGCHLD, SIGXFSZ] {
-        let _ = signal_hook::flag::register(signal, std::sync::Arc::clone(&never_looked_at));
+        let _ = flag::register(signal, Arc::clone(&never_looked_at));
     }
 }
 
@@ -81,6 +88,7 @@ pub(super) fn watch(ignored: Ignored) -> Result<(Wakes, SessionEnd)> {
     let failed = |error| Error::io("can not watch for signals", error);
     let (told, teller) = io::pipe().map_err(failed)?;
     let mut interrupt = teller.try_clone().map_err(failed)?;
+    let interrupted = Arc::new(AtomicBool::new(false));
     if heeds(SIGINT) {
         ctrlc::set_handler(move || {
             let _ = interrupt.write_all(&[AT_ONCE]);
@@ -89,6 +97,8 @@ pub(super) fn watch(ignored: Ignored) -> Result<(Wakes, SessionEnd)> {
             ctrlc::Error::System(error) => failed(error),
             error => failed(io::Error::other(error)),
         })?;
+        // It calls the handler that was there before it.
+        flag::register(SIGINT, Arc::clone(&interrupted)).map_err(failed)?;
     }
     let (asked, sender) = UnixStream::pair().map_err(failed)?;
     asked.set_nonblocking(true).map_err(failed)?;
@@ -96,7 +106,7 @@ pub(super) fn watch(ignored: Ignored) -> Result<(Wakes, SessionEnd)> {
     for signal in [SIGTERM, SIGHUP].into_iter().filter(|signal| heeds(*signal)) {
         pipe::register(signal, sender.try_clone().map_err(failed)?).map_err(failed)?;
     }
-    Ok((Wakes { asked, told }, SessionEnd(teller)))
+    Ok((Wakes { asked, told, interrupted }, SessionEnd(teller)))
 }
 
 impl Wakes {
@@ -113,7 +123,7 @@ impl Wakes {
         let told = bytes.get(..count).unwrap_or_default();
         Woken {
             asked,
-            at_once: told.contains(&AT_ONCE),
+            at_once: self.interrupted.swap(false, Ordering::Relaxed) | told.contains(&AT_ONCE),
             session_ended: told.contains(&SESSION_ENDED),
         }
     }
