@@ -2,12 +2,13 @@
 //!
 //! Owns the pipes that a handler or a thread writes to, so that the daemon waits in one place for
 //! everything. `child` passes signals on and has its own way.
-//! Invariant: a handler only writes a byte or sets a flag; whatever has to be done is done by the daemon's loop.
+//! Invariant: a handler only writes a byte or sets a flag; whatever has to be done is done by the
+//! daemon's loop.
 //!
-//! SIGINT is the exit handler of ctrlc: at once. A thread of ctrlc's calls it, which may be late, and
-//! who comes after the signal must not be given what ends. So the signal sets a flag, too, before the
-//! daemon's loop goes on. SIGTERM and SIGHUP leave a grace, so they come by another pipe. SIGCONT,
-//! which Slurm sends before SIGTERM, has no handler and does nothing.
+//! SIGINT is the exit handler of ctrlc: at once. A thread of ctrlc's calls it, which may be late,
+//! and who comes after the signal must not be given what ends. So the signal sets a flag, too,
+//! before the daemon's loop goes on. SIGTERM and SIGHUP leave a grace, so they come by another
+//! pipe. SIGCONT, which Slurm sends before SIGTERM, has no handler and does nothing.
 
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
