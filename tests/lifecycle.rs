@@ -111,11 +111,16 @@ fn the_environment_stands_for_options() {
     run(&mut mount);
     assert!(stage.place.join("data").exists());
     let threads = format!("/proc/{}/task", stage.daemon().as_raw_nonzero());
-    let names = fs::read_dir(threads).unwrap().filter(|entry| {
-        let comm = entry.as_ref().unwrap().path().join("comm");
-        fs::read_to_string(comm).is_ok_and(|name| name.starts_with("fuser-"))
-    });
-    assert_eq!(names.count(), 3);
+    let answering = || {
+        let names = fs::read_dir(&threads).unwrap().filter(|entry| {
+            let comm = entry.as_ref().unwrap().path().join("comm");
+            fs::read_to_string(comm).is_ok_and(|name| name.starts_with("fuser-"))
+        });
+        names.count()
+    };
+    // One answers before all have given themselves their names.
+    wait_until("all threads have names", || answering() >= 3);
+    assert_eq!(answering(), 3);
 }
 
 #[test]
