@@ -83,7 +83,14 @@ pub fn copy(
             Error::io(format!("{}: writing its copy", file.path().display()), error)
         })
     })?;
-    try_ordered(files.len(), OPENED_AT_ONCE, |nth| files[nth].check_unchanged(), |()| {})?;
+    let finish = |nth: usize| {
+        // The kernel reads ahead, and so brings in again what another thread had let go.
+        for (piece, _) in cached[nth].iter().enumerate().filter(|(_, was_there)| !**was_there) {
+            files[nth].let_go(piece as u64 * PIECE, PIECE);
+        }
+        files[nth].check_unchanged()
+    };
+    try_ordered(files.len(), OPENED_AT_ONCE, finish, |()| {})?;
     let copied = |(file, start): (&Arc<FileStorage>, u64)| Arc::new(file.copied(&target, start));
     Ok(files.iter().zip(starts).map(copied).collect())
 }
