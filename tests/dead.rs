@@ -5,8 +5,9 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, chown};
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -14,6 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 mod support;
 
+use support::faulty::{Fault, Faulty};
 use support::mount::{is_mounted, listed};
 use support::stage::{Stage, Stopped, has_ended, said, stage};
 use support::user::{OpenDevice, User};
@@ -125,6 +127,50 @@ fn a_dead_mount_gives_enotconn_also_to_open_files_until_anything_of_its_user_cle
     }
 }
 
+/// The first thread of a daemon that is killed ends at once, and one that waits for the storage of
+/// the archive only with its answer; so long the daemon has its files open, and its locks.
+#[test]
+fn what_a_killed_daemon_leaves_is_cleared_also_while_one_of_its_threads_still_ends() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    let faulty = Faulty::new(&stage.image, &stage.work.path().join("storage"));
+    let archive = faulty.file().to_str().unwrap();
+    for command in ["mount", "run", "unmount", "gc"] {
+        run(archfs().args(["mount", "--keep", "-q", archive]).arg(&stage.place));
+        let daemon = stage.daemon();
+        let before = faulty.reads();
+        faulty.set(Fault::Hanging);
+        let mut reader = Command::new("cat");
+        let reader = reader.arg(stage.place.join("folder/data")).stdout(Stdio::null());
+        let mut reader = reader.stderr(Stdio::null()).spawn().unwrap();
+        wait_until("the daemon reads", || faulty.reads() > before);
+        kill_process(daemon, Signal::KILL).unwrap();
+        wait_until("its first thread has ended", || {
+            let status = format!("/proc/{}/status", daemon.as_raw_nonzero());
+            fs::read_to_string(status).unwrap().contains("State:\tZ")
+        });
+        let mut next = archfs();
+        match command {
+            "mount" => next.args(["mount", "-q", "--keep", archive]).arg(&stage.place),
+            "run" => next.args(["run", "-q", archive]).arg(&stage.place).args(["--", "true"]),
+            "unmount" => next.arg("unmount").arg(&stage.place),
+            _ => next.args(["gc", "-q"]),
+        };
+        let mut next = next.spawn().unwrap();
+        wait_until("the dead mount is detached", || !is_mounted(&stage.place));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!has_ended(daemon), "{command}: the reading had not begun");
+        faulty.set(Fault::None);
+        assert!(next.wait().unwrap().success(), "{command}");
+        if command == "mount" {
+            stage.assert_readable();
+            run(archfs().arg("unmount").arg(&stage.place));
+        }
+        assert!(stage.is_gone(), "{command}");
+        reader.wait().unwrap();
+    }
+}
+
 #[test]
 fn mount_and_run_clear_a_dead_mount_with_a_note() {
     let _one = one_at_a_time();
@@ -197,7 +243,7 @@ fn gc_clears_records_of_mounts_that_others_took_away() {
     let daemon = daemon_of(&user);
     kill_process(daemon, Signal::KILL).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
-    run(std::process::Command::new("umount").arg("-l").arg(&user.place));
+    run(Command::new("umount").arg("-l").arg(&user.place));
     assert!(user.registry().exists() && user.place.exists());
     let cleared = user.runs("$ARCHFS gc");
     assert!(cleared.status.success(), "{}", said(&cleared));

@@ -97,7 +97,8 @@ impl Launched {
     }
 
     /// The same, of a mount that this process sees at `place`. Asks for its root, which takes the
-    /// whole way through the kernel and back.
+    /// whole way through the kernel and back. Where it does not answer, the lease is given back and
+    /// the daemon has ended, or has been given the time to.
     ///
     /// The daemon does not ask itself: one that is killed while it waits for its own answer can not
     /// end, since the kernel lets go of the question only when it has.
@@ -105,13 +106,18 @@ impl Launched {
     /// # Errors
     /// `Io`, also where the mount does not answer.
     pub(super) fn wait_until_answers(self, place: &Path) -> Result<Started<Client>> {
-        let started = self.wait_until_ready()?;
-        if started.is_ok() {
-            fs::symlink_metadata(place).map_err(|error| {
-                Error::io(format!("{}: mounted, but does not answer", place.display()), error)
-            })?;
+        let client = match self.wait_until_ready()? {
+            Ok(client) => client,
+            Err(status) => return Ok(Err(status)),
+        };
+        match fs::symlink_metadata(place) {
+            Ok(_) => Ok(Ok(client)),
+            Err(error) => {
+                let _ = client.leave();
+                let context = format!("{}: mounted, but does not answer", place.display());
+                Err(Error::io(context, error))
+            }
         }
-        Ok(started)
     }
 
     /// Lets go of it and returns when it has ended, and removed what it made.

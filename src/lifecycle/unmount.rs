@@ -17,7 +17,8 @@ use super::registry::{PlaceLock, Record};
 use super::{join, list, mountpoint};
 use crate::error::{Error, Kind, Result};
 
-/// How long a daemon may take to clear up once its mount is gone; it has nothing left to do then.
+/// How long a daemon may take to clear up once its mount is gone, or to end once it was killed; it
+/// has nothing left to do then.
 const DAEMON_END: Duration = Duration::from_secs(5);
 
 /// How long the helper of a daemon that was killed may take to end.
@@ -275,7 +276,7 @@ pub(super) fn clear_all_dead(place: &Path) -> Result<()> {
 /// `Io`.
 pub(super) fn forget(place: &Path, lock: PlaceLock) -> Result<()> {
     if matches!(occupant::look(place)?, Occupant::Nothing) {
-        Record::forget(place);
+        forget_daemon(place);
         mountpoint::remove_left_over(place);
         lock.remove();
     }
@@ -291,6 +292,17 @@ pub(super) fn clear(place: &Path, entry: &MountEntry) -> Result<()> {
     // Processes may still hold files of it, which give them ENOTCONN for ever; they are in no one's
     // way.
     attach::detach(place, Detach::Lazily)?;
-    Record::forget(place);
+    forget_daemon(place);
     Ok(())
+}
+
+/// Removes the record of a daemon that was killed, once it has closed its files: it counts as dead
+/// from the end of its first thread on, and until the end of the last it uses the directory that it
+/// made, which nobody can remove then.
+fn forget_daemon(place: &Path) {
+    if let Some(record) = Record::read(place) {
+        // After that, `gc` finds the directory.
+        let _ = record.daemon.wait_for_end(Some(DAEMON_END));
+    }
+    Record::forget(place);
 }
