@@ -8,18 +8,17 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{ErrorKind, IoSliceMut, Seek, SeekFrom};
+use std::io::{ErrorKind, Seek, SeekFrom};
 use std::num::NonZeroU64;
 use std::ops::Deref;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, fadvise};
-use rustix::io::{ReadWriteFlags, preadv2};
 
-use super::Storage;
 use super::pool::{FilePool, Slot};
 use super::unlinked::is_in_memory;
+use super::{Storage, page_cache};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex};
 
@@ -114,21 +113,11 @@ impl FileStorage {
 
     /// Whether the byte at each of `offsets` is in the page cache; `false` where the system does
     /// not tell.
-    pub(super) fn are_cached(&self, offsets: impl Iterator<Item = u64>) -> Vec<bool> {
+    pub(super) fn are_cached(&self, offsets: impl Iterator<Item = u64> + Clone) -> Vec<bool> {
         let Ok((file, start)) = self.opened() else {
             return Vec::new();
         };
-        // Asked for a byte that is not there, the kernel says so and brings it in all the same: by
-        // itself if reads are random, else with what may come next, which would be asked for then.
-        let _ = fadvise(&*file, 0, None, Advice::Random);
-        let is_cached = |offset| {
-            let mut byte = [0];
-            let bytes = &mut [IoSliceMut::new(&mut byte)];
-            preadv2(&*file, bytes, start + offset, ReadWriteFlags::NOWAIT) == Ok(1)
-        };
-        let cached = offsets.map(is_cached).collect();
-        let _ = fadvise(&*file, 0, None, Advice::Normal);
-        cached
+        page_cache::holds(&file, offsets.map(|offset| start + offset))
     }
 
     /// Lets go of what the page cache holds of these bytes. Advice: that it can not be followed is

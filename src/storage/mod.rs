@@ -14,6 +14,7 @@ mod file;
 #[cfg(any(test, fuzzing))]
 mod mem;
 mod metered;
+mod page_cache;
 mod pool;
 mod trust;
 mod unlinked;
