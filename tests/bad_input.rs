@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 mod support;
 
-use support::mount::CleanUp;
+use support::mount::{CleanUp, unmount};
 use support::{archfs, can_mount, image, work_folder};
 
 fn mount(image: &Path, place: &Path) -> Output {
@@ -97,7 +97,7 @@ fn a_truncated_image_is_refused_with_status_3() {
     // The padding behind it may be missing.
     fs::write(&path, &sound[..used]).unwrap();
     assert!(mount(&path, &place).status.success());
-    support::run(archfs().arg("unmount").arg(&place));
+    unmount(&place);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_bad_mount_point_is_refused_with_status_1() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("small.sqfs (fuse.archfs) is mounted here"), "{said}");
     assert!(place.join("hello").exists(), "the mount that was there still works");
-    support::run(archfs().arg("unmount").arg(&place));
+    unmount(&place);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 mod support;
 
 use support::faulty::{Fault, Faulty};
-use support::mount::{is_mounted, listed};
+use support::mount::{is_mounted, listed, unmount};
 use support::stage::{Stage, Stopped, has_ended, said, stage};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
@@ -115,10 +115,10 @@ fn a_dead_mount_gives_enotconn_also_to_open_files_until_anything_of_its_user_cle
             "mount" => {
                 assert!(stage.mount(&["--keep", "-q"]).status.success());
                 stage.assert_readable();
-                run(archfs().arg("unmount").arg(&stage.place));
+                unmount(&stage.place);
             }
             "run" => assert_eq!(out(&stage.run(&["echo", "ran"])), "ran\n"),
-            "unmount" => drop(run(archfs().arg("unmount").arg(&stage.place))),
+            "unmount" => unmount(&stage.place),
             _ => drop(run(archfs().args(["gc", "-q"]))),
         }
         assert!(stage.is_gone(), "{command}");
@@ -164,7 +164,7 @@ fn what_a_killed_daemon_leaves_is_cleared_also_while_one_of_its_threads_still_en
         assert!(next.wait().unwrap().success(), "{command}");
         if command == "mount" {
             stage.assert_readable();
-            run(archfs().arg("unmount").arg(&stage.place));
+            unmount(&stage.place);
         }
         assert!(stage.is_gone(), "{command}");
         reader.wait().unwrap();

@@ -20,7 +20,7 @@ use rustix::fs::{Advice, fadvise};
 mod support;
 
 use support::faulty::{Fault, Faulty};
-use support::mount::{CleanUp, Mounted, is_mounted};
+use support::mount::{CleanUp, Mounted, is_mounted, unmount};
 use support::stage::said;
 use support::{archfs, can_mount, image, run, source, tar, work_folder};
 
@@ -534,7 +534,7 @@ fn a_file_system_that_becomes_read_only_full_or_is_taken_away_changes_nothing() 
         assert_eq!(read_all(&place, &files), 0, "read-only");
         run(Command::new("umount").arg("-l").arg(&disk.place));
         assert_eq!(read_all(&place, &files), 0, "taken away");
-        run(archfs().arg("unmount").arg(&place));
+        unmount(&place);
         assert!(!is_mounted(&place));
     }
 }
@@ -563,7 +563,7 @@ fn an_index_that_finds_no_room_costs_a_note_and_not_the_mount() {
     let note = "the next mount has to read all headers again";
     assert!(said(&output).contains(note), "{}", said(&output));
     assert_eq!(fs::read(place.join("member-2999")).unwrap(), b"member-2999");
-    run(archfs().arg("unmount").arg(&place));
+    unmount(&place);
 }
 
 /// > **Truncated**: what is not there gives EIO, and nothing is filled with zeros.

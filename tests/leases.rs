@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 mod support;
 
-use support::mount::{is_mounted, listed};
+use support::mount::{is_mounted, listed, unmount};
 use support::stage::{Stage, Talker, end, has_ended, processes_about, said, shell, stage, tell};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
@@ -72,7 +72,7 @@ fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
     let row = listed(&stage.place).unwrap();
     assert_eq!((&row["kept"], &row["holders"]), (&true.into(), &serde_json::json!([])), "{row}");
     stage.assert_readable();
-    run(archfs().arg("unmount").arg(&stage.place));
+    unmount(&stage.place);
     assert!(stage.is_gone());
     // A script that is started there holds for itself, and so does all of a batch job.
     let text = at_a_terminal(&stage, "bash -c '$ARCHFS mount small.sqfs mount; true'");
@@ -114,7 +114,7 @@ fn in_a_step_of_srun_one_is_told_that_the_daemon_ends_with_it() {
     let joined = stage.bash(script).env("SLURM_STEP_ID", "0").output().unwrap();
     let told = said(&joined);
     assert!(told.contains("archfs: sharing ") && !told.contains("srun"), "{told}");
-    run(archfs().arg("unmount").arg(&stage.place));
+    unmount(&stage.place);
 
     // The task of a step itself.
     let mut task = stage.bash("exec $ARCHFS mount --foreground --ready-fd 1 $IMAGE mount 2> told");
@@ -242,7 +242,7 @@ fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
     let kept = give_back(&stage, &one);
     assert!(kept.status.success() && said(&kept).contains("stays mounted"), "{}", said(&kept));
     stage.assert_readable();
-    run(archfs().arg("unmount").arg(&stage.place));
+    unmount(&stage.place);
     assert_eq!(give_back(&stage, &one).status.code(), Some(5), "nothing is mounted");
     end(one);
     end(other);

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 mod support;
 
-use support::mount::{CleanUp, is_mounted, kind_of_mount};
+use support::mount::{CleanUp, is_mounted, kind_of_mount, unmount, unmount_by};
 use support::stage::{has_ended, said, shell, stage, tell};
 use support::user::OpenDevice;
 use support::{archfs, image, run, tar, wait_until};
@@ -129,7 +129,7 @@ fn a_folder_that_was_there_stays_and_its_contents_come_back() {
     fs::create_dir(&stage.place).unwrap();
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     stage.assert_readable();
-    run(archfs().arg("unmount").arg(&stage.place));
+    unmount(&stage.place);
     assert!(!is_mounted(&stage.place) && stage.place.is_dir());
 }
 
@@ -296,14 +296,14 @@ fn a_dead_mount_is_cleared_by_unmount_and_by_the_next_mount() {
         });
         match clear {
             "unmount" => {
-                run(archfs().arg("unmount").arg(&stage.place));
+                unmount(&stage.place);
             }
             "mount" => {
                 let output = stage.mount(&["--keep"]);
                 assert!(output.status.success(), "{}", said(&output));
                 assert!(said(&output).contains("clearing a dead mount"), "{}", said(&output));
                 stage.assert_readable();
-                run(archfs().arg("unmount").arg(&stage.place));
+                unmount(&stage.place);
             }
             _ => assert!(stage.run(&["true"]).status.success()),
         }
@@ -324,7 +324,7 @@ fn an_old_daemon_leaves_a_new_mount_at_its_place_alone() {
     drop(file);
     wait_until("the old daemon has ended", || has_ended(old));
     stage.assert_readable();
-    run(archfs().arg("unmount").arg(&stage.place));
+    unmount(&stage.place);
     assert!(stage.is_gone());
 }
 
@@ -399,7 +399,7 @@ fn any_path_can_be_a_place() {
         fs::copy(&stage.image, &image).unwrap();
         run(archfs().args(["mount", "--keep", "-q", "--"]).arg(&image).arg(&place));
         assert!(place.join("hello").exists(), "{name:?}");
-        run(archfs().arg("unmount").arg("--").arg(&place));
+        unmount_by(archfs().arg("unmount").arg("--").arg(&place));
         assert!(!place.exists(), "{name:?}");
     }
 }

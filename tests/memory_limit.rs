@@ -14,7 +14,7 @@ use rustix::fs::{Advice, fadvise};
 mod support;
 
 use support::cgroup::{Bound, Group};
-use support::mount::{CleanUp, daemon_of};
+use support::mount::{CleanUp, daemon_of, unmount};
 use support::stage::said;
 use support::{archfs, can_mount, image, run, source, work_folder};
 
@@ -109,7 +109,7 @@ fn a_daemon_stays_within_the_memory_of_its_group_under_full_load() {
             let what = format!("{} in {} MiB", archive.display(), limit / MIB);
             assert_eq!(group.killed(), 0, "{what}");
             assert_eq!(daemon_of(&place), Some(daemon), "{what}: the same daemon serves");
-            run(archfs().arg("unmount").arg(&place));
+            unmount(&place);
         }
     }
 }
@@ -140,6 +140,6 @@ fn parts_that_do_not_fit_in_the_memory_of_the_job_are_told_of() {
         let told =
             said(&output).contains("this job may take") && said(&output).contains("parts of");
         assert_eq!(told, is_told, "{limit}: {}", said(&output));
-        run(archfs().arg("unmount").arg(&place));
+        unmount(&place);
     }
 }

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 mod support;
 
-use support::mount::{CleanUp, is_mounted};
+use support::mount::{CleanUp, is_mounted, unmount_by};
 use support::{archfs, can_mount, pack, run, source, wait_until, work_folder};
 
 /// Files of the giant tar, and bytes of each.
@@ -101,7 +101,7 @@ impl Stage {
     }
 
     fn unmount(&self, daemon: &mut Daemon) {
-        run(self.archfs().arg("unmount").arg(&self.place));
+        unmount_by(self.archfs().arg("unmount").arg(&self.place));
         assert!(daemon.0.wait().unwrap().success());
         assert!(!is_mounted(&self.place));
     }
@@ -172,7 +172,7 @@ fn the_temporary_file_is_gone_when_the_daemon_is_killed() {
     daemon.0.wait().unwrap();
     assert_eq!(fs::read_dir(&stage.temporary).unwrap().count(), 0);
     wait_until("the space is given back", || tmpfs.used() == 0);
-    run(stage.archfs().arg("unmount").arg(&stage.place));
+    unmount_by(stage.archfs().arg("unmount").arg(&stage.place));
 }
 
 #[test]

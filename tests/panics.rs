@@ -16,7 +16,7 @@ use rustix::fs::{Advice, fadvise};
 
 mod support;
 
-use support::mount::{is_mounted, listed};
+use support::mount::{is_mounted, listed, unmount};
 use support::stage::{Stage, has_ended, said, stage, stage_with};
 use support::{archfs, image, wait_until};
 
@@ -69,7 +69,7 @@ fn assert_went_loudly(stage: &Stage, thread: &str) {
     let output = stage.mount(&["--keep"]);
     assert!(output.status.success(), "{}", said(&output));
     assert!(fs::read_dir(&stage.place).unwrap().next().is_some());
-    assert!(archfs().arg("unmount").arg(&stage.place).status().unwrap().success());
+    unmount(&stage.place);
 }
 
 /// Reads `path` whole, in a thread for each of `readers`; what each got, in time.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 mod support;
 
 use support::cgroup::{Bound, Group};
-use support::mount::is_mounted;
+use support::mount::{is_mounted, unmount};
 use support::stage::{Stage, has_ended, said, shell, stage, tell};
 use support::{archfs, run, tar, wait_until, work_folder};
 
@@ -32,7 +32,7 @@ fn works_or_says_why(archives: &[PathBuf], place: &Path, options: &[&str], check
         let output = mount_within(limit, archives, place, options);
         if output.status.success() {
             check(place);
-            assert!(archfs().arg("unmount").arg(place).status().unwrap().success(), "{limit}");
+            unmount(place);
             least = limit;
         } else {
             let said = said(&output);
@@ -208,7 +208,7 @@ fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() 
                 true => assert!(numbers.windows(3).any(|it| it[0] == it[2] / 2), "{most}: {said}"),
                 false => assert!(most >= 36, "{most}: {said}"),
             }
-            run(archfs().arg("unmount").arg(&stage.place));
+            unmount(&stage.place);
             worked.push(most);
         } else {
             assert!(!said.contains("panicked"), "{most}: {said}");

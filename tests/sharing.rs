@@ -15,7 +15,7 @@ use rustix::process::{Signal, kill_process};
 
 mod support;
 
-use support::mount::{is_mounted, listed};
+use support::mount::{is_mounted, listed, unmount};
 use support::stage::{
     Stage, Talker, end, has_ended, processes_about, said, shell, stage, stage_with, tell,
 };
@@ -244,7 +244,7 @@ fn who_joins_can_keep() {
     end(script);
     wait_until("the script is forgotten", || holders(&stage.place) == (vec![], true));
     stage.assert_readable();
-    run(archfs().arg("unmount").arg(&stage.place));
+    unmount(&stage.place);
     assert!(stage.is_gone());
 }
 
@@ -275,7 +275,7 @@ fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
         joins.write("\n");
         assert_eq!(joins.end(), Some(0));
         if !keep.is_empty() {
-            run(archfs().arg("unmount").arg(&stage.place));
+            unmount(&stage.place);
         }
         wait_until("the mount is gone", || stage.is_gone());
         // It was told once.
@@ -433,7 +433,7 @@ fn wait_returns_when_files_can_be_read() {
         assert!(output.status.success(), "{}", said(&output));
     }
     run(archfs().arg("wait").arg(&place));
-    run(archfs().arg("unmount").arg(&place));
+    unmount(&place);
 
     fs::create_dir(&stage.place).unwrap();
     let waiter = waiting(&stage.place, &["--timeout", "1m"]);

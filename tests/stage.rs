@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 mod support;
 
-use support::mount::{CleanUp, Mounted, is_mounted, listed};
+use support::mount::{CleanUp, Mounted, is_mounted, listed, unmount};
 use support::snapshot::{Depth, assert_same, take};
 use support::stage::{end, processes_about, shell, tell};
 use support::{archfs, can_mount, image, run, source, tar, wait_until, work_folder};
@@ -450,7 +450,7 @@ fn the_index_of_a_staged_tar_is_beside_the_original_and_used_from_there() {
         command.env("ARCHFS_STAGE", &near).args(["mount", "--keep"]).args(&options);
         run(command.arg(&archive).arg(&place));
         assert_eq!(fs::read(place.join("0777")).unwrap(), b"0777");
-        run(archfs().arg("unmount").arg(&place));
+        unmount(&place);
         assert!(index.exists());
         let said = fs::read_to_string(&log).unwrap();
         assert_eq!(said.contains("index saved"), turn == "made", "{turn}: {said}");

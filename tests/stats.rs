@@ -12,7 +12,7 @@ use serde_json::Value;
 
 mod support;
 
-use support::mount::{CleanUp, is_mounted};
+use support::mount::{CleanUp, is_mounted, unmount};
 use support::{archfs, can_mount, image, run, source, work_folder};
 
 /// Files of several sizes: none, less than a page, some blocks, some requests.
@@ -54,7 +54,7 @@ impl Stage {
     }
 
     fn unmount(&self) {
-        run(archfs().arg("unmount").arg(&self.place));
+        unmount(&self.place);
     }
 
     fn read_all(&self) {

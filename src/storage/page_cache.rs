@@ -52,8 +52,8 @@ pub(super) fn holds(file: &File, offsets: impl Iterator<Item = u64> + Clone) -> 
 fn ask(file: &File, offset: u64) -> Option<bool> {
     let range = Range { offset, len: 1 };
     let mut pages = Pages::default();
-    // SAFETY: the kernel reads a `Range` and writes a `Pages`, through pointers to such, laid out as
-    // in linux/mman.h, which live longer than the call.
+    // SAFETY: the kernel reads a `Range` and writes a `Pages`, laid out as in linux/mman.h, through
+    // pointers to such that live longer than the call.
     let status = unsafe {
         libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut pages, 0_u32)
     };

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+use super::support::mount::unmount as archfs_unmount;
 use super::support::stage::{Talker, stage_with};
 use super::support::user::{OpenDevice, User};
 use super::support::{archfs, image, run, tar, wait_until};
@@ -75,7 +76,7 @@ fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
             let opened = user.runs(&format!("head -c 1 {}", device.display()));
             assert!(!opened.status.success() && said(&opened).contains("denied"));
         }
-        run(archfs().arg("unmount").arg(&stage.place));
+        archfs_unmount(&stage.place);
     }
 }
 
@@ -196,7 +197,7 @@ fn links_that_lead_out_of_an_archive_are_shown_and_followed_by_the_kernel_alone(
                 // The root is its own parent.
                 ".." if output.status.success() => {
                     assert!(stage.place.join("folder").is_dir());
-                    run(archfs().arg("unmount").arg(&stage.place));
+                    archfs_unmount(&stage.place);
                 }
                 _ => assert_eq!(output.status.code(), Some(1), "{folder}: {}", said(&output)),
             }
@@ -206,6 +207,6 @@ fn links_that_lead_out_of_an_archive_are_shown_and_followed_by_the_kernel_alone(
         assert_eq!(fs::read_link(stage.place.join("away")).unwrap(), secret);
         let read = fs::read_to_string(stage.place.join("absolute")).unwrap();
         assert_eq!(read, "not in the archive\n", "as of any file system");
-        run(archfs().arg("unmount").arg(&stage.place));
+        archfs_unmount(&stage.place);
     }
 }

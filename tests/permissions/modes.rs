@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use super::support::mount::unmount;
 use super::support::user::User;
 use super::support::{archfs, image, run};
 use super::{OWNER, Scene, assert_denied, done, out, said, scene};
@@ -72,7 +73,7 @@ fn modes_and_owners_are_enforced_where_everybody_may_enter() {
     }
     assert_eq!(done(owner, &read("own")), "echo own\n");
     assert_denied(other, &[read("own")]);
-    run(archfs().arg("unmount").arg(&stage.place));
+    unmount(&stage.place);
 }
 
 /// Runs a script of the owner and one of the other, if the first succeeds, where /etc/fuse.conf is

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::support::mount::{CleanUp, is_mounted, kind_of_mount};
+use super::support::mount::{CleanUp, is_mounted, kind_of_mount, unmount};
 use super::support::stage::said;
 use super::support::{archfs, run, tar, wait_until};
 use super::{OTHER, OWNER, Scene, done, mode, names_in, out, scene};
@@ -149,7 +149,7 @@ fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
     done(owner, "mkdir mount");
     let line = format!("$ARCHFS mount -q --keep $IMAGE {}", owner.place.display());
     run(&mut stage.bash(&line));
-    run(archfs().arg("unmount").arg(&owner.place));
+    unmount(&owner.place);
     assert!(owner.place.exists());
     // Of a directory of somebody else that lets everybody in, its owner could make another.
     let lent = scene.folder_of(OTHER, "lent", 0o777);

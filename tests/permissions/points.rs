@@ -3,7 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 
-use super::support::mount::{CleanUp, is_mounted};
+use super::support::mount::{CleanUp, is_mounted, unmount};
 use super::support::{archfs, run, wait_until};
 use super::{OTHER, Scene, done, out, said, scene};
 
@@ -89,7 +89,7 @@ fn root_unmounts_what_others_have_mounted_and_others_do_not() {
     assert!(!out(&run(archfs().arg("list"))).contains(owner.place.to_str().unwrap()));
     run(archfs().args(["gc", "-q"]));
     assert_eq!(done(owner, "cat mount/hello"), "hello, world\n");
-    run(archfs().arg("unmount").arg(&owner.place));
+    unmount(&owner.place);
     assert!(!is_mounted(&owner.place));
     wait_until("its daemon has cleared up", || !owner.place.exists() && !owner.registry().exists());
 }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::support::mount::CleanUp;
+use super::support::mount::{CleanUp, unmount};
 use super::support::stage::{Stage, stage};
 use super::support::{archfs, image, run};
 
@@ -135,7 +135,7 @@ fn places_archives_and_what_the_daemon_says_are_disarmed() {
             if text.contains('\u{1b}') {
                 assert!(listed.contains("\\u001b"), "{listed}");
             }
-            run(archfs().arg("unmount").arg(&place));
+            unmount(&place);
         }
         let log = fs::read(stage.work.path().join("log")).unwrap();
         let lines: Vec<_> = log.split(|&byte| byte == b'\n').collect();

@@ -5,6 +5,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::{archfs, run};
 
@@ -63,13 +65,44 @@ impl Drop for Mounted {
             command.arg(&self.place).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap()
         };
         let done = match self.how {
-            How::Archfs => quiet(archfs().arg("unmount")).success(),
+            How::Archfs => {
+                let limit = Duration::from_secs(if thread::panicking() { 0 } else { 2 });
+                try_unmount(archfs().arg("unmount").arg(&self.place), limit).is_ok()
+            }
             How::Kernel => quiet(&mut Command::new("umount")).success(),
         };
         if !done && is_mounted(&self.place) {
             // A failing test may still have files open.
             quiet(Command::new("umount").arg("-l"));
         }
+    }
+}
+
+/// `archfs unmount`, which must succeed.
+pub fn unmount(place: &Path) {
+    unmount_by(archfs().arg("unmount").arg(place));
+}
+
+/// The same by a command of the test's own.
+pub fn unmount_by(command: &mut Command) {
+    try_unmount(command, Duration::from_secs(10)).unwrap();
+}
+
+/// A file of the mount that this process has open is open, too, in every program that a test beside
+/// it starts, until that executes. So one that is said to be in use is asked for again, for `limit`.
+fn try_unmount(command: &mut Command, limit: Duration) -> Result<(), String> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let is_in_use = output.status.code() == Some(1) && said.contains(": in use");
+        if output.status.success() {
+            return Ok(());
+        }
+        if !is_in_use || Instant::now() >= deadline {
+            return Err(format!("{command:?}: {}\n{said}", output.status));
+        }
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
