@@ -34,9 +34,7 @@ impl ProcessId {
     /// `NotFound` where there is none, or only the remains of one.
     pub fn of(pid: i32) -> Result<Self> {
         match stat(pid) {
-            Some(Stat { start_time, state, .. }) if !matches!(state, b'Z' | b'X') => {
-                Ok(Self { pid, start_time })
-            }
+            Some(now) if !now.has_first_ended() => Ok(Self { pid, start_time: now.start_time }),
             _ => Err(Error::new(Kind::NotFound, format!("no process {pid}"))),
         }
     }
@@ -122,9 +120,18 @@ impl ProcessId {
         }
     }
 
+    /// Whether any of its threads still runs, which may go on when the first has ended. A process
+    /// descriptor tells of the end of the last one, too.
+    fn has_threads(self) -> bool {
+        stat(self.pid).is_some_and(|now| {
+            // The first stays until it is reaped.
+            now.start_time == self.start_time && (now.threads > 1 || !now.has_first_ended())
+        })
+    }
+
     fn ask_until_it_ends(self, limit: Option<Duration>) -> bool {
         let deadline = limit.map(|limit| Instant::now() + limit);
-        while self.is_alive() {
+        while self.has_threads() {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return false;
             }
@@ -180,8 +187,8 @@ impl Watch {
             Self::Ended => true,
             // Where poll fails there is no telling; it is asked in the other way.
             Self::Descriptor(descriptor) => wait_readable(descriptor, Some(Duration::ZERO))
-                .unwrap_or_else(|_| !process.is_alive()),
-            Self::AskAgain => !process.is_alive(),
+                .unwrap_or_else(|_| !process.has_threads()),
+            Self::AskAgain => !process.has_threads(),
         }
     }
 }
@@ -216,7 +223,15 @@ pub(super) struct Stat {
     pub(super) group: i32,
     pub(super) session: i32,
     terminal: i32,
+    threads: u32,
     start_time: u64,
+}
+
+impl Stat {
+    /// Whether its first thread has ended.
+    fn has_first_ended(&self) -> bool {
+        matches!(self.state, b'Z' | b'X')
+    }
 }
 
 /// What the kernel tells of the process with the number `pid`.
@@ -234,6 +249,7 @@ pub(super) fn stat(pid: i32) -> Option<Stat> {
         group: field(5)?.parse().ok()?,
         session: field(6)?.parse().ok()?,
         terminal: field(7)?.parse().ok()?,
+        threads: field(20)?.parse().ok()?,
         start_time: field(22)?.parse().ok()?,
     })
 }
@@ -253,6 +269,28 @@ mod tests {
         assert!(earlier.wait_for_end(None).unwrap());
         assert_eq!(own.to_string().parse::<ProcessId>().unwrap(), own);
         assert!("12".parse::<ProcessId>().is_err());
+    }
+
+    /// As the daemon's are ended that SIGKILL meets while it reads.
+    #[test]
+    fn a_process_has_ended_with_its_last_thread_and_is_not_alive_without_its_first() {
+        let script = "import ctypes, sys, threading\n\
+                      threading.Thread(target=lambda: sys.stdin.read()).start()\n\
+                      ctypes.CDLL(None).syscall(int(sys.argv[1]), 0)";
+        let exit = libc::SYS_exit.to_string();
+        let mut command = Command::new("python3");
+        let mut child = command.args(["-c", script, &exit]).stdin(Stdio::piped()).spawn().unwrap();
+        let id = ProcessId::of(child.id().try_into().unwrap()).unwrap();
+        while id.is_alive() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(id.has_threads());
+        assert!(!id.wait_for_end(Some(Duration::from_millis(20))).unwrap());
+        assert!(!id.ask_until_it_ends(Some(Duration::ZERO)));
+        assert!(!Watch::AskAgain.has_ended(id) && !id.watch().unwrap().has_ended(id));
+        drop(child.stdin.take());
+        assert!(id.wait_for_end(None).unwrap() && id.ask_until_it_ends(None));
+        child.wait().unwrap();
     }
 
     #[test]
