@@ -388,6 +388,14 @@ fn forget(path: &Path) -> bool {
     resident_pages(path) == 0
 }
 
+/// Whether this kernel tells what is in the page cache without bringing it in (docs/CACHE.md).
+fn has_cachestat() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap());
+    [numbers.next(), numbers.next()] >= [Some(6_u32), Some(5)]
+}
+
 #[test]
 fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() {
     if !can_mount() {
@@ -419,7 +427,9 @@ fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() 
         [0, 1].map(|number| resident_pages(&archives[number]))
     });
     assert!(staged.contains(&[0, pages]), "{staged:?} of {pages}");
-    assert!(staged.iter().all(|[other, _]| *other == 0), "{staged:?}");
+    if has_cachestat() {
+        assert!(staged.iter().all(|[other, _]| *other == 0), "{staged:?}");
+    }
 
     let preloaded = [(); 5].map(|()| {
         assert!(archives.iter().all(|path| forget(path)));

@@ -12,7 +12,7 @@ use rustix::fd::AsRawFd;
 use rustix::fs::{Advice, fadvise};
 use rustix::io::{ReadWriteFlags, preadv2};
 
-/// The number of cachestat(2), the same on all machines that have it but for Alpha
+/// The number of cachestat(2) where archfs is built for, and on most other machines
 /// (scripts/syscall.tbl of Linux); libc knows it for some of them only.
 const SYS_CACHESTAT: libc::c_long = 451;
 
@@ -90,6 +90,11 @@ mod tests {
         fadvise(&file, 0, None, Advice::Random).unwrap();
         let mut byte = [0];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut byte, 1 << 20).unwrap();
+        if ask(&file, 1 << 20) == Some(false) {
+            return eprintln!(
+                "SKIPPED: files here have their pages elsewhere, as those of overlayfs"
+            );
+        }
         assert_eq!(holds(&file, offsets.into_iter()), [false, true, false]);
         assert!(try_read(&file, 1 << 20));
     }
