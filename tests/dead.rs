@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, chown};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 mod support;
 
 use support::faulty::{Fault, Faulty};
-use support::mount::{is_mounted, listed, unmount};
+use support::mount::{CleanUp, daemon_of as daemon_at, is_mounted, listed, unmount};
 use support::stage::{Stage, Stopped, has_ended, said, stage};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
@@ -127,48 +127,177 @@ fn a_dead_mount_gives_enotconn_also_to_open_files_until_anything_of_its_user_cle
     }
 }
 
+/// The archive of a stage on storage that can hang.
+///
 /// The first thread of a daemon that is killed ends at once, and one that waits for the storage of
-/// the archive only with its answer; so long the daemon has its files open, and its locks.
-#[test]
-fn what_a_killed_daemon_leaves_is_cleared_also_while_one_of_its_threads_still_ends() {
-    let _one = one_at_a_time();
-    let Some(stage) = stage() else { return };
-    let faulty = Faulty::new(&stage.image, &stage.work.path().join("storage"));
-    let archive = faulty.file().to_str().unwrap();
-    for command in ["mount", "run", "unmount", "gc"] {
-        run(archfs().args(["mount", "--keep", "-q", archive]).arg(&stage.place));
-        let daemon = stage.daemon();
-        let before = faulty.reads();
-        faulty.set(Fault::Hanging);
+/// the archive only with its answer; so long the daemon has its files open, its locks, and its
+/// connections.
+struct Hanging<'a> {
+    stage: &'a Stage,
+    faulty: Faulty,
+}
+
+impl<'a> Hanging<'a> {
+    fn new(stage: &'a Stage) -> Self {
+        Self { stage, faulty: Faulty::new(&stage.image, &stage.work.path().join("storage")) }
+    }
+
+    /// `archfs WORDS ARCHIVE place MORE`.
+    fn asks(&self, words: &[&str], place: &Path, more: &[&str]) -> Command {
+        let mut command = archfs();
+        command.args(words).arg(self.faulty.file()).arg(place).args(more);
+        command
+    }
+
+    /// Has the daemon of the mount at `place` wait for its storage.
+    fn hang(&self, place: &Path) -> Child {
+        let before = self.faulty.reads();
+        self.faulty.set(Fault::Hanging);
         let mut reader = Command::new("cat");
-        let reader = reader.arg(stage.place.join("folder/data")).stdout(Stdio::null());
-        let mut reader = reader.stderr(Stdio::null()).spawn().unwrap();
-        wait_until("the daemon reads", || faulty.reads() > before);
+        reader.arg(place.join("folder/data")).stdout(Stdio::null()).stderr(Stdio::null());
+        let reader = reader.spawn().unwrap();
+        wait_until("the daemon reads", || self.faulty.reads() > before);
+        reader
+    }
+
+    /// Kills `daemon`, which waits for its storage.
+    fn kill(&self, daemon: Pid) {
         kill_process(daemon, Signal::KILL).unwrap();
         wait_until("its first thread has ended", || {
             let status = format!("/proc/{}/status", daemon.as_raw_nonzero());
             fs::read_to_string(status).unwrap().contains("State:\tZ")
         });
+    }
+
+    /// Waits until `next` has detached the mount of `daemon`, which has not ended; lets it end then,
+    /// and `next`, and has `next` succeed.
+    fn let_end(&self, daemon: Pid, mut next: Child, mut reader: Child) {
+        wait_until("the dead mount is detached", || !is_mounted(&self.stage.place));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!has_ended(daemon), "it was not hanging");
+        self.faulty.set(Fault::None);
+        assert!(next.wait().unwrap().success());
+        reader.wait().unwrap();
+    }
+}
+
+#[test]
+fn what_a_killed_daemon_leaves_is_cleared_also_while_one_of_its_threads_still_ends() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    let storage = Hanging::new(&stage);
+    for command in ["mount", "run", "unmount", "unmount --held-by", "gc"] {
+        run(&mut storage.asks(&["mount", "--keep", "-q"], &stage.place, &[]));
+        let daemon = stage.daemon();
+        let reader = storage.hang(&stage.place);
+        storage.kill(daemon);
+        let own = std::process::id().to_string();
         let mut next = archfs();
         match command {
-            "mount" => next.args(["mount", "-q", "--keep", archive]).arg(&stage.place),
-            "run" => next.args(["run", "-q", archive]).arg(&stage.place).args(["--", "true"]),
-            "unmount" => next.arg("unmount").arg(&stage.place),
-            _ => next.args(["gc", "-q"]),
-        };
-        let mut next = next.spawn().unwrap();
-        wait_until("the dead mount is detached", || !is_mounted(&stage.place));
-        thread::sleep(Duration::from_millis(100));
-        assert!(!has_ended(daemon), "{command}: the reading had not begun");
-        faulty.set(Fault::None);
-        assert!(next.wait().unwrap().success(), "{command}");
+            "mount" => next = storage.asks(&["mount", "-q", "--keep"], &stage.place, &[]),
+            "run" => next = storage.asks(&["run", "-q"], &stage.place, &["--", "true"]),
+            "unmount" => drop(next.arg("unmount").arg(&stage.place)),
+            "gc" => drop(next.args(["gc", "-q"])),
+            _ => drop(next.args(["unmount", "--held-by", &own]).arg(&stage.place)),
+        }
+        storage.let_end(daemon, next.spawn().unwrap(), reader);
         if command == "mount" {
             stage.assert_readable();
             unmount(&stage.place);
         }
         assert!(stage.is_gone(), "{command}");
+    }
+}
+
+#[test]
+fn who_talks_to_a_daemon_that_is_killed_clears_up_while_one_of_its_threads_still_ends() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    let storage = Hanging::new(&stage);
+    for command in ["mount", "unmount"] {
+        run(&mut storage.asks(&["mount", "--keep", "-q"], &stage.place, &[]));
+        let daemon = stage.daemon();
+        let reader = storage.hang(&stage.place);
+        // It looks alive, and does not answer.
+        kill_process(daemon, Signal::STOP).unwrap();
+        let mut next = archfs();
+        match command {
+            "mount" => next = storage.asks(&["mount", "-q", "--keep"], &stage.place, &[]),
+            _ => drop(next.arg("unmount").arg(&stage.place)),
+        }
+        let next = next.spawn().unwrap();
+        thread::sleep(Duration::from_millis(400));
+        assert!(is_mounted(&stage.place));
+        storage.kill(daemon);
+        storage.let_end(daemon, next, reader);
+        if command == "mount" {
+            stage.assert_readable();
+            unmount(&stage.place);
+        }
+        assert!(stage.is_gone(), "{command}");
+    }
+    // One that has held it all the time.
+    let script = "until [ -e go-on ]; do sleep 0.01; done";
+    let mut holder = storage.asks(&["run", "-q"], &stage.place, &["--", "sh", "-c", script]);
+    let holder = holder.current_dir(stage.work.path()).spawn().unwrap();
+    wait_until("it is mounted", || daemon_at(&stage.place).is_some());
+    let daemon = stage.daemon();
+    let reader = storage.hang(&stage.place);
+    storage.kill(daemon);
+    File::create(stage.work.path().join("go-on")).unwrap();
+    storage.let_end(daemon, holder, reader);
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn gc_detaches_all_that_is_dead_before_it_waits_for_any() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    let storage = Hanging::new(&stage);
+    let places = ["first", "second", "third"].map(|name| stage.work.path().join(name));
+    let _clean_up = places.each_ref().map(|place| CleanUp(place.clone()));
+    let daemons = places.each_ref().map(|place| {
+        run(&mut storage.asks(&["mount", "--keep", "-q"], place, &[]));
+        Pid::from_raw(daemon_at(place).unwrap()).unwrap()
+    });
+    let readers = places.each_ref().map(|place| {
+        // What another daemon reads ahead is not taken for a read of this one.
+        thread::sleep(Duration::from_millis(50));
+        storage.hang(place)
+    });
+    for daemon in daemons {
+        storage.kill(daemon);
+    }
+    let before = Instant::now();
+    let mut gc = archfs().args(["gc", "-q"]).spawn().unwrap();
+    wait_until("all are detached", || !places.iter().any(|place| is_mounted(place)));
+    // One after the other they would be waited for, five seconds each.
+    assert!(before.elapsed() < Duration::from_secs(9), "{:?}", before.elapsed());
+    assert!(!daemons.into_iter().any(has_ended) && gc.try_wait().unwrap().is_none());
+    assert!(places.iter().all(|place| place.exists()));
+    storage.faulty.set(Fault::None);
+    assert!(gc.wait().unwrap().success());
+    assert!(!places.iter().any(|place| place.exists()));
+    for mut reader in readers {
         reader.wait().unwrap();
     }
+}
+
+#[test]
+fn a_daemon_that_is_killed_before_it_has_cleared_up_is_cleared_up_behind() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let daemon = stage.daemon();
+    kill_process(daemon, Signal::STOP).unwrap();
+    run(Command::new("umount").arg("-l").arg(&stage.place));
+    let mut unmount = archfs().arg("unmount").arg(&stage.place).spawn().unwrap();
+    thread::sleep(Duration::from_millis(200));
+    assert!(unmount.try_wait().unwrap().is_none(), "it has not waited");
+    kill_process(daemon, Signal::KILL).unwrap();
+    assert!(unmount.wait().unwrap().success());
+    assert!(stage.is_gone());
+    assert!(listed(&stage.place).is_none());
 }
 
 #[test]

@@ -159,7 +159,13 @@ fn mount_privately(
                 return Err(error);
             }
         };
-    let answers = launched.hand_over(connection).and_then(|()| launched.wait_until_answers(place));
+    let answers = match launched.hand_over(connection) {
+        Ok(()) => launched.wait_until_answers(place),
+        Err(error) => {
+            launched.give_up();
+            Err(error)
+        }
+    };
     if !matches!(answers, Ok(Ok(_))) {
         // A daemon that still ran has removed its directory, and the mount with it.
         let _ = attach::detach_here(place);

@@ -4,8 +4,10 @@
 //! is never touched, nor anything of another user.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use super::occupant::{self, Occupant};
+use super::process::ProcessId;
 use super::registry::{MadeDirectory, PlaceLock, Registry};
 use super::{mountinfo, unmount};
 use crate::error::{Error, Result};
@@ -40,10 +42,21 @@ pub fn gc() -> Result<Cleared> {
             places.push(place);
         }
     }
+    // All are detached before any is waited for: a batch system may give this process little time.
+    let mut begun = Vec::new();
     for place in places {
-        match clear(&place) {
-            Ok(true) => cleared.mounts.push(place),
-            Ok(false) => {}
+        match Begun::at(&place) {
+            Ok(Some(this)) => begun.push((place, this)),
+            Ok(None) => {}
+            Err(error) => cleared.errors.push(error),
+        }
+    }
+    let deadline = Instant::now() + unmount::DAEMON_END;
+    for (place, Begun { lock, was_mounted, dead }) in begun {
+        unmount::wait_for_end(dead, deadline);
+        match unmount::forget(&place, lock) {
+            Ok(()) if was_mounted => cleared.mounts.push(place),
+            Ok(()) => {}
             Err(error) => cleared.errors.push(error),
         }
     }
@@ -54,14 +67,23 @@ pub fn gc() -> Result<Cleared> {
     Ok(cleared)
 }
 
-/// Clears `place` if its mount or record is dead; tells whether a mount was.
-fn clear(place: &Path) -> Result<bool> {
-    // Whoever has the lock is about to do something there, and finds what is dead by itself.
-    let Some(lock) = PlaceLock::try_acquire(place)? else {
-        return Ok(false);
-    };
-    let was_mounted = matches!(occupant::look(place)?, Occupant::Dead(_));
-    unmount::clear_all_dead(place)?;
-    unmount::forget(place, lock)?;
-    Ok(was_mounted)
+/// A place with nothing dead mounted at it any more, locked.
+struct Begun {
+    lock: PlaceLock,
+    was_mounted: bool,
+    /// The daemon that may still be about to end.
+    dead: Option<ProcessId>,
+}
+
+impl Begun {
+    /// Detaches what is dead at `place`.
+    fn at(place: &Path) -> Result<Option<Self>> {
+        // Whoever has the lock is about to do something there, and finds what is dead by itself.
+        let Some(lock) = PlaceLock::try_acquire(place)? else {
+            return Ok(None);
+        };
+        let was_mounted = matches!(occupant::look(place)?, Occupant::Dead(_));
+        let dead = unmount::clear_all_dead(place)?;
+        Ok(Some(Self { lock, was_mounted, dead }))
+    }
 }

@@ -52,7 +52,7 @@ impl ProcessId {
         self.pid
     }
 
-    /// Whether it still runs.
+    /// Whether its first thread still runs, which is the one of a daemon that answers.
     pub fn is_alive(self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == self)
     }
@@ -281,7 +281,9 @@ mod tests {
         let mut command = Command::new("python3");
         let mut child = command.args(["-c", script, &exit]).stdin(Stdio::piped()).spawn().unwrap();
         let id = ProcessId::of(child.id().try_into().unwrap()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
         while id.is_alive() {
+            assert!(Instant::now() < deadline, "the first thread has not ended");
             thread::sleep(Duration::from_millis(1));
         }
         assert!(id.has_threads());

@@ -19,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 
 /// How long a daemon may take to clear up once its mount is gone, or to end once it was killed; it
 /// has nothing left to do then.
-const DAEMON_END: Duration = Duration::from_secs(5);
+pub(super) const DAEMON_END: Duration = Duration::from_secs(5);
 
 /// How long the helper of a daemon that was killed may take to end.
 const HELPER_END: Duration = Duration::from_secs(2);
@@ -75,7 +75,11 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
         // It is as good as gone.
         Occupant::Leaving(record) => {
             wait_until_cleared(&record);
-            return forget_locked(&place, lock);
+            return match lock {
+                Some(lock) => forget(&place, lock),
+                None => clear_up(&place),
+            }
+            .map(|()| Unmounted::Gone);
         }
         Occupant::Nothing => {
             // Where it went while the lock was waited for, that is what was asked for.
@@ -86,10 +90,17 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
             return Err(Error::new(Kind::NotMounted, context).with_hint(list::LIST));
         }
     };
-    if how == Detach::IfIdle
-        && let Some(others) = leave_to_others(&place)?
-    {
-        return Ok(Unmounted::HeldByOthers(others));
+    if how == Detach::IfIdle {
+        match leave_to_others(&place) {
+            Ok(None) => {}
+            Ok(Some(others)) => return Ok(Unmounted::HeldByOthers(others)),
+            Err(_) if record.as_ref().is_some_and(|record| !record.daemon.is_alive()) => {
+                // It was killed just now.
+                drop(lock);
+                return clear_dead(&place).map(|()| Unmounted::Gone);
+            }
+            Err(error) => return Err(error),
+        }
     }
     log::info!("{shown}: unmounting {}", entry.describe());
     attach::detach(&place, how)?;
@@ -219,7 +230,8 @@ fn leave_to_others(place: &Path) -> Result<Option<String>> {
     Ok(Some(named))
 }
 
-/// Waits until the daemon of `record`, whose mount is gone, has removed what was made for it.
+/// Waits until the daemon of `record`, whose mount is gone, has removed what was made for it, or
+/// can not do so any more.
 fn wait_until_cleared(record: &Record) {
     let deadline = Instant::now() + DAEMON_END;
     while Instant::now() < deadline
@@ -228,6 +240,7 @@ fn wait_until_cleared(record: &Record) {
     {
         thread::sleep(Duration::from_millis(2));
     }
+    wait_for_end(Some(record.daemon), deadline);
 }
 
 /// Clears the dead mount at `place`, if it still is one, and its record and directory.
@@ -236,7 +249,8 @@ fn wait_until_cleared(record: &Record) {
 /// `Io`.
 pub(super) fn clear_dead(place: &Path) -> Result<()> {
     let lock = PlaceLock::acquire(place)?;
-    clear_all_dead(place)?;
+    let dead = clear_all_dead(place)?;
+    wait_for_end(dead, Instant::now() + DAEMON_END);
     forget(place, lock)
 }
 
@@ -250,24 +264,40 @@ pub(super) fn clear_up(place: &Path) -> Result<()> {
     let deadline = Instant::now() + HELPER_END;
     while Instant::now() < deadline {
         if let Some(lock) = PlaceLock::try_acquire(place)? {
-            clear_all_dead(place)?;
+            let dead = clear_all_dead(place)?;
+            wait_for_end(dead, Instant::now() + DAEMON_END);
             return forget(place, lock);
         }
         thread::sleep(Duration::from_millis(2));
     }
-    // Somebody mounts there now, and has cleared what was dead.
+    // Somebody mounts or clears there now, and with that what was dead.
     Ok(())
 }
 
-/// Clears all dead mounts at `place`. Call it with the lock of the place.
+/// Clears all dead mounts at `place`. Call it with the lock of the place. Returns the daemon that
+/// is recorded there if it is dead, for `wait_for_end`.
 ///
 /// # Errors
 /// `Io`.
-pub(super) fn clear_all_dead(place: &Path) -> Result<()> {
+pub(super) fn clear_all_dead(place: &Path) -> Result<Option<ProcessId>> {
+    let daemon = Record::read(place).map(|record| record.daemon);
     while let Occupant::Dead(entry) = occupant::look(place)? {
         clear(place, &entry)?;
     }
-    Ok(())
+    Ok(daemon.filter(|daemon| !daemon.is_alive()))
+}
+
+/// Waits until the daemon `dead`, if there is one, has closed its files, at most until `deadline`.
+///
+/// One that is killed is dead from the end of its first thread on, and until the end of the last it
+/// uses the directory that it made, which nobody can remove then, but `gc` later.
+pub(super) fn wait_for_end(dead: Option<ProcessId>, deadline: Instant) {
+    if let Some(daemon) = dead.filter(|daemon| !daemon.is_alive()) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !daemon.wait_for_end(Some(left)).unwrap_or(true) {
+            log::debug!("process {} was killed and does not end", daemon.pid());
+        }
+    }
 }
 
 /// Removes what is left of a place where nothing is mounted any more.
@@ -276,7 +306,7 @@ pub(super) fn clear_all_dead(place: &Path) -> Result<()> {
 /// `Io`.
 pub(super) fn forget(place: &Path, lock: PlaceLock) -> Result<()> {
     if matches!(occupant::look(place)?, Occupant::Nothing) {
-        forget_daemon(place);
+        Record::forget(place);
         mountpoint::remove_left_over(place);
         lock.remove();
     }
@@ -292,17 +322,9 @@ pub(super) fn clear(place: &Path, entry: &MountEntry) -> Result<()> {
     // Processes may still hold files of it, which give them ENOTCONN for ever; they are in no one's
     // way.
     attach::detach(place, Detach::Lazily)?;
-    forget_daemon(place);
-    Ok(())
-}
-
-/// Removes the record of a daemon that was killed, once it has closed its files: it counts as dead
-/// from the end of its first thread on, and until the end of the last it uses the directory that it
-/// made, which nobody can remove then.
-fn forget_daemon(place: &Path) {
-    if let Some(record) = Record::read(place) {
-        // After that, `gc` finds the directory.
-        let _ = record.daemon.wait_for_end(Some(DAEMON_END));
+    // Below may be another, which is served.
+    if Record::read(place).is_none_or(|record| !record.daemon.is_alive()) {
+        Record::forget(place);
     }
-    Record::forget(place);
+    Ok(())
 }

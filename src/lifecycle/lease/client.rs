@@ -2,10 +2,10 @@
 //!
 //! Owns the connection to a daemon. Invariant: dropping it gives its lease back.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::net::sockopt::socket_peercred;
@@ -20,6 +20,12 @@ const ANSWER: Duration = Duration::from_secs(30);
 
 /// How long it may take to end once it was killed, or has unmounted.
 const DEATH: Duration = Duration::from_secs(5);
+
+/// How often it is looked, while it does not answer, whether it has been killed.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// A socket can not wait for no time.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// A connection to a daemon, with or without a lease.
 #[derive(Debug)]
@@ -165,22 +171,40 @@ impl Client {
         }
     }
 
-    /// The next line, whole; empty at the end of the connection. Waits for ever without a limit.
+    /// The next line, whole; empty at the end of the connection, or of the daemon's first thread,
+    /// which is the one that answers: of one that is killed others may go on, with the connection
+    /// open. Waits for ever without a limit.
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
     pub(in crate::lifecycle) fn line(&mut self, limit: Option<Duration>) -> Result<String> {
         let failed = |error| Error::io("the daemon does not answer", error);
-        self.stream.get_ref().set_read_timeout(limit).map_err(failed)?;
-        let mut line = String::new();
-        match self.stream.read_line(&mut line) {
-            Ok(_) => Ok(line),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                Err(Error::new(Kind::TimedOut, "the daemon does not answer"))
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let (mut line, mut is_dead) = (Vec::new(), false);
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let slice = left.unwrap_or(LOOK_AGAIN).clamp(SHORTEST, LOOK_AGAIN);
+            self.stream.get_ref().set_read_timeout(Some(slice)).map_err(failed)?;
+            match self.stream.read_until(b'\n', &mut line) {
+                Ok(_) => {
+                    let text = String::from_utf8(line);
+                    return text.map_err(|error| failed(std::io::Error::other(error)));
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                // A daemon that was killed with unread requests.
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                    return Ok(String::new());
+                }
+                Err(error) => return Err(failed(error)),
             }
-            // A daemon that was killed with unread requests.
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Ok(String::new()),
-            Err(error) => Err(failed(error)),
+            // Seen before that, so what it may have written before its end would have been read.
+            if is_dead {
+                return Ok(String::new());
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(Error::new(Kind::TimedOut, "the daemon does not answer"));
+            }
+            is_dead = self.daemon.is_some_and(|daemon| !daemon.is_alive());
         }
     }
 
@@ -211,5 +235,5 @@ impl AsFd for Client {
 fn is_end(error: &Error) -> bool {
     use std::error::Error as _;
     let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
-    source.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    source.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }

@@ -209,13 +209,15 @@ impl World {
                 match self.mount {
                     Some(daemon) if !has_others => {
                         self.detach(who)?;
-                        At::WaitsCleared(daemon)
+                        // Without the lock it had no record to wait for.
+                        let has_lock = self.actor(who).lock == Lock::Held;
+                        if has_lock { At::WaitsCleared(daemon) } else { self.leave(who) }
                     }
                     _ => self.leave(who),
                 }
             }
             At::WaitsCleared(_) if self.actor(who).lock == Lock::Held => At::Forgets,
-            At::WaitsCleared(_) => self.leave(who),
+            At::WaitsCleared(_) => At::CleansOpening,
             At::Collects if self.mount.is_none() && self.record.is_none() => At::CollectsDirectory,
             At::Collects => {
                 self.open_lock(who);
