@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 mod support;
 
 use support::cgroup::{Bound, Group};
-use support::mount::{is_mounted, unmount};
+use support::mount::{CleanUp, is_mounted, unmount};
 use support::stage::{Stage, has_ended, said, shell, stage, tell};
 use support::{archfs, run, tar, wait_until, work_folder};
 
@@ -27,6 +27,7 @@ fn mount_within(descriptors: u64, archives: &[PathBuf], place: &Path, options: &
 
 /// Mounts under smaller and smaller limits: reads what `check` reads, or is refused.
 fn works_or_says_why(archives: &[PathBuf], place: &Path, options: &[&str], check: impl Fn(&Path)) {
+    let _clean_up = CleanUp(place.to_owned());
     let (mut least, mut refused) = (u64::MAX, 0);
     for limit in [64, 48, 40, 32, 24, 16, 8] {
         let output = mount_within(limit, archives, place, options);

@@ -453,6 +453,7 @@ fn the_index_of_a_staged_tar_is_beside_the_original_and_used_from_there() {
     let near = work.path().join("near");
     fs::create_dir(&near).unwrap();
     let place = work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
     for turn in ["made", "used"] {
         let log = work.path().join(turn);
         let options = [format!("--log-file={}", log.display()), "--verbose".into()];
