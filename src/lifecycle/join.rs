@@ -80,8 +80,10 @@ pub(super) fn enter(place: &Path, plan: &MountPlan) -> Result<Entrance> {
                     Asked::Ending(daemon) => daemon,
                 }
             }
-            Occupant::Dead(entry) => {
-                unmount::clear(place, &entry)?;
+            Occupant::Dead(_) => {
+                let dead = unmount::clear_all_dead(place)?;
+                // A mount that is shorter than its end would leave the directory to it.
+                unmount::wait_for_end(dead, Instant::now() + unmount::DAEMON_END);
                 None
             }
             Occupant::Leaving(_) => None,
