@@ -52,8 +52,8 @@ pub fn gc() -> Result<Cleared> {
         }
     }
     let deadline = Instant::now() + unmount::DAEMON_END;
-    for (place, Begun { lock, was_mounted, dead }) in begun {
-        unmount::wait_for_end(dead, deadline);
+    for (place, Begun { lock, was_mounted, daemon }) in begun {
+        unmount::wait_for_end(daemon, deadline);
         match unmount::forget(&place, lock) {
             Ok(()) if was_mounted => cleared.mounts.push(place),
             Ok(()) => {}
@@ -71,8 +71,8 @@ pub fn gc() -> Result<Cleared> {
 struct Begun {
     lock: PlaceLock,
     was_mounted: bool,
-    /// The daemon that may still be about to end.
-    dead: Option<ProcessId>,
+    /// The one that was recorded, which may still be about to end.
+    daemon: Option<ProcessId>,
 }
 
 impl Begun {
@@ -83,7 +83,7 @@ impl Begun {
             return Ok(None);
         };
         let was_mounted = matches!(occupant::look(place)?, Occupant::Dead(_));
-        let dead = unmount::clear_all_dead(place)?;
-        Ok(Some(Self { lock, was_mounted, dead }))
+        let daemon = unmount::clear_all_dead(place)?;
+        Ok(Some(Self { lock, was_mounted, daemon }))
     }
 }

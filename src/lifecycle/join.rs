@@ -81,9 +81,8 @@ pub(super) fn enter(place: &Path, plan: &MountPlan) -> Result<Entrance> {
                 }
             }
             Occupant::Dead(_) => {
-                let dead = unmount::clear_all_dead(place)?;
                 // A mount that is shorter than its end would leave the directory to it.
-                unmount::wait_for_end(dead, Instant::now() + unmount::DAEMON_END);
+                unmount::clear_all_dead_and_wait(place)?;
                 None
             }
             Occupant::Leaving(_) => None,

@@ -249,8 +249,7 @@ fn wait_until_cleared(record: &Record) {
 /// `Io`.
 pub(super) fn clear_dead(place: &Path) -> Result<()> {
     let lock = PlaceLock::acquire(place)?;
-    let dead = clear_all_dead(place)?;
-    wait_for_end(dead, Instant::now() + DAEMON_END);
+    clear_all_dead_and_wait(place)?;
     forget(place, lock)
 }
 
@@ -264,8 +263,7 @@ pub(super) fn clear_up(place: &Path) -> Result<()> {
     let deadline = Instant::now() + HELPER_END;
     while Instant::now() < deadline {
         if let Some(lock) = PlaceLock::try_acquire(place)? {
-            let dead = clear_all_dead(place)?;
-            wait_for_end(dead, Instant::now() + DAEMON_END);
+            clear_all_dead_and_wait(place)?;
             return forget(place, lock);
         }
         thread::sleep(Duration::from_millis(2));
@@ -275,7 +273,7 @@ pub(super) fn clear_up(place: &Path) -> Result<()> {
 }
 
 /// Clears all dead mounts at `place`. Call it with the lock of the place. Returns the daemon that
-/// is recorded there if it is dead, for `wait_for_end`.
+/// was recorded there, for `wait_for_end`.
 ///
 /// # Errors
 /// `Io`.
@@ -284,15 +282,26 @@ pub(super) fn clear_all_dead(place: &Path) -> Result<Option<ProcessId>> {
     while let Occupant::Dead(entry) = occupant::look(place)? {
         clear(place, &entry)?;
     }
-    Ok(daemon.filter(|daemon| !daemon.is_alive()))
+    Ok(daemon)
 }
 
-/// Waits until the daemon `dead`, if there is one, has closed its files, at most until `deadline`.
+/// The same, and waits for the end of that daemon.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn clear_all_dead_and_wait(place: &Path) -> Result<()> {
+    let daemon = clear_all_dead(place)?;
+    wait_for_end(daemon, Instant::now() + DAEMON_END);
+    Ok(())
+}
+
+/// Waits until `daemon`, if there is one and it is dead, has closed its files, at most until
+/// `deadline`.
 ///
 /// One that is killed is dead from the end of its first thread on, and until the end of the last it
 /// uses the directory that it made, which nobody can remove then, but `gc` later.
-pub(super) fn wait_for_end(dead: Option<ProcessId>, deadline: Instant) {
-    if let Some(daemon) = dead.filter(|daemon| !daemon.is_alive()) {
+pub(super) fn wait_for_end(daemon: Option<ProcessId>, deadline: Instant) {
+    if let Some(daemon) = daemon.filter(|daemon| !daemon.is_alive()) {
         let left = deadline.saturating_duration_since(Instant::now());
         if !daemon.wait_for_end(Some(left)).unwrap_or(true) {
             log::debug!("process {} was killed and does not end", daemon.pid());
