@@ -1,10 +1,25 @@
-//! The control groups of this process: folders of files with limits, of both versions.
+//! The control groups of a process: directories of files with limits, of both versions.
 //!
-//! Owns finding them in /proc/self/cgroup; leaves what is in their files to those who ask for it.
-//! Invariant: the groups above come, too, for any group on the way to the root may limit what this
-//! process may take.
+//! A group is found by joining the path in /proc/PID/cgroup to the mount of its hierarchy. The root
+//! of that mount is in /proc/self/mountinfo. Path and root are relative to the control group
+//! namespace of the reader:
+//!
+//! | path in `cgroup` | root in `mountinfo` | group below the mount point |
+//! |---|---|---|
+//! | `/slurm/job_1` | `/` | `slurm/job_1` |
+//! | `/slurm/job_1` | `/slurm` (bind mount of a subtree) | `job_1` |
+//! | `/slurm/job_1` | `/other` | not below it |
+//! | `/step` | `/../..` (mounted before the namespace was made) | `?/?/step` |
+//!
+//! In the last case the kernel hides the names between the root of the mount and the root of the
+//! namespace. The group is then the directory of that depth whose `cgroup.procs` lists the process.
+//! If none does, the root of the mount still is a group above the process, and its limit counts.
+//!
+//! The groups above count too, because each of them may limit the process. Groups above the root of
+//! a mount cannot be read.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// How the files of a group are called.
@@ -29,10 +44,25 @@ impl Group {
     /// The groups of this process that may limit what `controller` counts, each with those above
     /// it.
     pub fn own(controller: &str) -> Vec<Self> {
-        let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        text.lines()
-            .filter_map(|line| hierarchy(line, controller))
-            .flat_map(|(root, group, version)| Self::up_to_the_root(&root, &group, version))
+        let read = |path| fs::read(path).unwrap_or_default();
+        let [groups, mounts] = ["/proc/self/cgroup", "/proc/self/mountinfo"].map(read);
+        // Paths of other mounts may be any bytes.
+        let mounts = String::from_utf8_lossy(&mounts);
+        let mounts: Vec<_> = mounts.lines().filter_map(Mount::parse).collect();
+        let pid = rustix::process::getpid().as_raw_nonzero().to_string();
+        String::from_utf8_lossy(&groups)
+            .lines()
+            .filter_map(|line| membership(line, controller))
+            .flat_map(|(path, version)| {
+                let mounts = mounts.iter().filter(move |mount| mount.shows(controller, version));
+                mounts.filter_map(move |mount| {
+                    Some((mount, Location::of(path, &mount.root)?, version))
+                })
+            })
+            .flat_map(|(mount, location, version)| {
+                let group = location.find(&mount.point, &pid).unwrap_or_default();
+                Self::up_to_the_root(&mount.point, &group, version)
+            })
             .collect()
     }
 
@@ -45,20 +75,112 @@ impl Group {
     pub fn number(&self, name: &str) -> Option<u64> {
         fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
     }
+
+    /// What tells it from all other groups of this node, in any namespace: the device and inode
+    /// number of its directory.
+    pub fn key(&self) -> Option<String> {
+        let found = fs::metadata(&self.folder).ok()?;
+        Some(format!("{:x}-{:x}", found.dev(), found.ino()))
+    }
 }
 
-/// For a line of /proc/self/cgroup: the hierarchy's root, the group below it, its version.
-fn hierarchy(line: &str, controller: &str) -> Option<(PathBuf, PathBuf, Version)> {
+/// The path in a line of /proc/PID/cgroup, if the hierarchy may have `controller`.
+fn membership<'l>(line: &'l str, controller: &str) -> Option<(&'l str, Version)> {
     let mut fields = line.splitn(3, ':');
-    let (_, controllers, group) = (fields.next()?, fields.next()?, fields.next()?);
-    let group = PathBuf::from(group.trim_start_matches('/'));
-    let root = Path::new("/sys/fs/cgroup");
-    if controllers.is_empty() {
-        Some((root.to_owned(), group, Version::Two))
-    } else if controllers.split(',').any(|one| one == controller) {
-        Some((root.join(controller), group, Version::One))
-    } else {
-        None
+    let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+    match controllers {
+        "" => Some((path, Version::Two)),
+        _ if controllers.split(',').any(|one| one == controller) => Some((path, Version::One)),
+        _ => None,
+    }
+}
+
+/// The fields of a line of /proc/self/mountinfo that matter here (proc_pid_mountinfo(5)).
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    /// The group that is seen at the mount point.
+    root: String,
+    point: PathBuf,
+    kind: String,
+    super_options: String,
+}
+
+impl Mount {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.split(' ');
+        let (root, point) = (unescaped(fields.nth(3)?), unescaped(fields.next()?).into());
+        // Optional fields end with a dash.
+        fields.find(|field| *field == "-")?;
+        let (kind, _source, options) = (fields.next()?, fields.next()?, fields.next()?);
+        Some(Self { root, point, kind: kind.to_owned(), super_options: options.to_owned() })
+    }
+
+    /// Whether it is of the hierarchy that has `controller` in that version.
+    fn shows(&self, controller: &str, version: Version) -> bool {
+        match version {
+            Version::One => {
+                let has_controller = self.super_options.split(',').any(|one| one == controller);
+                self.kind == "cgroup" && has_controller
+            }
+            Version::Two => self.kind == "cgroup2",
+        }
+    }
+}
+
+/// The kernel escapes these four, and every backslash.
+fn unescaped(field: &str) -> String {
+    let plain = field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n");
+    plain.replace("\\134", "\\")
+}
+
+/// Where a group lies below the root of a mount.
+#[derive(Debug, PartialEq, Eq)]
+struct Location {
+    /// How many names the kernel hides.
+    hidden: usize,
+    /// The path below those.
+    path: PathBuf,
+}
+
+impl Location {
+    /// The location of the group `path` below `root`, both relative to the namespace; `None` where
+    /// it is not below.
+    fn of(path: &str, root: &str) -> Option<Self> {
+        let [path, root] = [path, root]
+            .map(|path| path.split('/').filter(|name| !name.is_empty()).collect::<Vec<_>>());
+        let common = path.iter().zip(&root).take_while(|(one, other)| one == other).count();
+        let (path, root) = (path.get(common..)?, root.get(common..)?);
+        let is_below = root.iter().all(|&name| name == "..") && !path.contains(&"..");
+        is_below.then(|| Self { hidden: root.len(), path: path.iter().collect() })
+    }
+
+    /// The path below `directory`. Where names are hidden, that of the group that has `pid`.
+    fn find(&self, directory: &Path, pid: &str) -> Option<PathBuf> {
+        match self.hidden {
+            0 => Some(self.path.clone()),
+            hidden => {
+                let mut found = PathBuf::new();
+                self.search(directory, hidden, pid, &mut found).then(|| found.join(&self.path))
+            }
+        }
+    }
+
+    /// Extends `found` by the names of `hidden` directories below `directory`.
+    fn search(&self, directory: &Path, hidden: usize, pid: &str, found: &mut PathBuf) -> bool {
+        let Some(deeper) = hidden.checked_sub(1) else {
+            let members = fs::read_to_string(directory.join(&self.path).join("cgroup.procs"));
+            return members.is_ok_and(|members| members.lines().any(|member| member == pid));
+        };
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let directories = entries.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
+        for entry in directories {
+            found.push(entry.file_name());
+            if self.search(&entry.path(), deeper, pid, found) {
+                return true;
+            }
+            found.pop();
+        }
+        false
     }
 }
 
@@ -68,13 +190,75 @@ mod tests {
 
     #[test]
     fn knows_both_versions() {
-        let (root, group, version) = hierarchy("0::/system.slice/job_1", "memory").unwrap();
-        assert_eq!(root.join(group), Path::new("/sys/fs/cgroup/system.slice/job_1"));
-        assert_eq!(version, Version::Two);
-        let (root, group, version) = hierarchy("9:memory:/slurm/uid_1/job_2", "memory").unwrap();
-        assert_eq!(root.join(group), Path::new("/sys/fs/cgroup/memory/slurm/uid_1/job_2"));
-        assert_eq!(version, Version::One);
-        assert!(hierarchy("4:cpu,cpuacct:/x", "memory").is_none());
-        assert!(hierarchy("8:pids:/x", "pids").is_some());
+        let two = membership("0::/system.slice/job_1", "memory");
+        assert_eq!(two, Some(("/system.slice/job_1", Version::Two)));
+        let one = membership("9:cpu,memory:/slurm/uid_1/job:2", "memory");
+        assert_eq!(one, Some(("/slurm/uid_1/job:2", Version::One)));
+        assert_eq!(membership("4:cpu,cpuacct:/x", "memory"), None);
+    }
+
+    #[test]
+    fn finds_the_mount_of_a_controller_wherever_it_is() {
+        let line =
+            "35 31 0:32 /a\\040b /mnt/x\\134y rw shared:3 master:1 - cgroup none rw,cpu,memory";
+        let mount = Mount::parse(line).unwrap();
+        assert_eq!((mount.root.as_str(), mount.point.as_path()), ("/a b", Path::new("/mnt/x\\y")));
+        assert!(mount.shows("memory", Version::One) && mount.shows("cpu", Version::One));
+        assert!(!mount.shows("memory", Version::Two) && !mount.shows("pids", Version::One));
+        let line = "41 31 0:38 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw,nsdelegate";
+        assert!(Mount::parse(line).unwrap().shows("memory", Version::Two));
+        assert!(!Mount::parse(line).unwrap().shows("memory", Version::One));
+        assert_eq!(Mount::parse("1 2 0:3 / /x rw"), None);
+    }
+
+    #[test]
+    fn joins_a_path_to_the_root_of_a_mount() {
+        let known = |path, root| {
+            let location = Location::of(path, root)?;
+            assert_eq!(location.hidden, 0, "{path} {root}");
+            Some(location.path)
+        };
+        for (path, root, below) in [
+            ("/slurm/job_1", "/", Some("slurm/job_1")),
+            ("/", "/", Some("")),
+            // A bind mount of a subtree.
+            ("/slurm/job_1", "/slurm", Some("job_1")),
+            ("/slurm/job_1", "/slurm/job_1", Some("")),
+            ("/slurm/job_1", "/slurm/job_1/step", None),
+            ("/slurm/job_1", "/slurm/job_10", None),
+            // A process outside of the root of its namespace.
+            ("/../../other", "/../..", Some("other")),
+            ("/../other", "/", None),
+        ] {
+            assert_eq!(known(path, root), below.map(PathBuf::from), "{path} {root}");
+        }
+        let hidden = |path, root| Location::of(path, root).map(|it| (it.hidden, it.path));
+        assert_eq!(hidden("/", "/.."), Some((1, PathBuf::new())));
+        assert_eq!(hidden("/step/task", "/../.."), Some((2, "step/task".into())));
+        assert_eq!(hidden("/../task", "/../.."), Some((1, "task".into())));
+        assert_eq!(hidden("/", "/../other"), None);
+    }
+
+    #[test]
+    fn finds_hidden_names_by_the_process() {
+        let root = tempfile::tempdir().unwrap();
+        for (group, members) in [
+            ("a/step", "1\n20\n"),
+            ("b/step", "3\n2\n"),
+            ("b/other", "4\n"),
+            ("c", "5\n"),
+            ("c/d/step", "2\n"),
+        ] {
+            let group = root.path().join(group);
+            fs::create_dir_all(&group).unwrap();
+            fs::write(group.join("cgroup.procs"), members).unwrap();
+        }
+        let found = |path, root_of_mount, pid| {
+            Location::of(path, root_of_mount).unwrap().find(root.path(), pid)
+        };
+        assert_eq!(found("/step", "/..", "2"), Some("b/step".into()));
+        assert_eq!(found("/", "/..", "5"), Some("c/".into()));
+        assert_eq!(found("/step", "/../..", "2"), Some("c/d/step".into()));
+        assert_eq!(found("/step", "/..", "4"), None);
     }
 }

@@ -9,6 +9,8 @@
 
 use std::fs;
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::control_group::{Group, Version};
 
 /// What can still be taken.
@@ -29,10 +31,28 @@ pub enum Bound {
     ControlGroup,
 }
 
-/// The smallest limit of this process's control groups or what the node has available, bytes.
+/// The smallest limit of this process and its control groups, or what the node has available,
+/// bytes.
 pub fn limit() -> Option<u64> {
     let groups = groups();
-    [available(), groups.iter().filter_map(Counted::limit).min()].into_iter().flatten().min()
+    let group = groups.iter().filter_map(Counted::limit).min();
+    [available(), group, address_space()].into_iter().flatten().min()
+}
+
+/// The smaller limit of ulimit -v and ulimit -d, bytes.
+fn address_space() -> Option<u64> {
+    [Resource::As, Resource::Data].into_iter().filter_map(|it| getrlimit(it).current).min()
+}
+
+/// Names what bounds the memory of this process: the control group with the smallest limit, or the
+/// node. The names of two processes are equal if they share that bound. Of groups with equal limits
+/// the highest counts, because batch systems give a job and each of its tasks the same limit.
+pub fn job() -> String {
+    let limited = groups().into_iter().rev().filter_map(|group| Some((group.limit()?, group)));
+    let smallest = limited.min_by_key(|(limit, _)| *limit);
+    // Not what is available, which changes from one process to the next.
+    let within = smallest.filter(|(limit, _)| total().is_none_or(|total| *limit < total));
+    within.and_then(|(_, group)| group.0.key()).unwrap_or_else(|| "node".to_owned())
 }
 
 /// What the node and the control groups let this process take besides what is taken now. Memory
@@ -44,10 +64,19 @@ pub fn left() -> Option<Left> {
     [node, group].into_iter().flatten().min_by_key(|left| left.bytes)
 }
 
-/// MemAvailable of /proc/meminfo, bytes.
+/// Memory that the node has available, bytes.
 fn available() -> Option<u64> {
+    meminfo("MemAvailable:")
+}
+
+/// Memory that the node has, bytes.
+fn total() -> Option<u64> {
+    meminfo("MemTotal:")
+}
+
+fn meminfo(key: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 

@@ -304,7 +304,7 @@ fn a_daemon_that_is_killed_before_it_has_cleared_up_is_cleared_up_behind() {
 fn mount_and_run_clear_a_dead_mount_with_a_note() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
-    let note = format!("{}: clearing a dead mount of ", stage.place.display());
+    let note = format!("{}: clearing a stale mount of ", stage.place.display());
     leave_dead(&stage);
     let output = stage.run(&["cat", stage.place.join("hello").to_str().unwrap()]);
     assert_eq!(out(&output), "hello, world\n");
@@ -449,6 +449,29 @@ fn a_daemon_that_is_stopped_holds_nobody_up_where_the_kernel_has_forgotten_the_m
     drop(stopped);
     wait_until("the daemon has ended", || has_ended(daemon));
     wait_until("the directory is gone", || stage.is_gone());
+}
+
+/// 30 seconds were too long, and nobody else could do anything at the mount point until then.
+#[test]
+fn a_daemon_that_is_stopped_has_five_seconds_and_blocks_no_other_command() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let stopped = Stopped::new(stage.daemon());
+    let before = Instant::now();
+    let asks =
+        || archfs().args(["mount", "-q"]).args([&stage.image, &stage.place]).spawn().unwrap();
+    let mut asking = [asks(), asks()];
+    let row = listed(&stage.place).unwrap();
+    assert_eq!(row["state"], "silent", "{row}");
+    for mount in &mut asking {
+        assert_eq!(mount.wait().unwrap().code(), Some(6));
+    }
+    let elapsed = before.elapsed();
+    assert!(elapsed >= Duration::from_secs(5) && elapsed < Duration::from_secs(10), "{elapsed:?}");
+    drop(stopped);
+    stage.assert_readable();
+    unmount(&stage.place);
 }
 
 #[test]

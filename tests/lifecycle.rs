@@ -65,18 +65,33 @@ fn nothing_is_mounted_for_a_caller_that_has_ended() {
 #[test]
 fn the_task_of_a_batch_job_holds_a_mount_when_the_caller_has_ended() {
     let Some(stage) = stage() else { return };
-    let mut task = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-    let mut mount = archfs();
-    mount.arg("mount").arg(&stage.image).arg(&stage.place);
-    let output = mount.env("SLURM_TASK_PID", task.id().to_string()).output().unwrap();
-    assert!(output.status.success());
-    let line = said(&output);
-    let expected = format!("until process {} (cat) ends; --keep to hold until unmount", task.id());
+    let mut task = shell(stage.work.path());
+    let line = "SLURM_TASK_PID=$$ bash -c '$ARCHFS mount small.sqfs mount; true' 2> said";
+    assert_eq!(tell(&mut task, line), "done 0\n");
+    let line = fs::read_to_string(stage.work.path().join("said")).unwrap();
+    let expected = format!("until process {} (bash) ends; --keep to hold until unmount", task.id());
     assert!(line.starts_with("archfs: mounted ") && line.trim_end().ends_with(&expected), "{line}");
     stage.assert_readable();
     drop(task.stdin.take());
     task.wait().unwrap();
     wait_until("the mount is gone", || stage.is_gone());
+}
+
+/// The variable comes along with ssh to another node, and with `sbatch --export` to another job.
+#[test]
+fn a_process_that_is_no_task_of_this_job_holds_no_mount() {
+    let Some(stage) = stage() else { return };
+    let mut foreign = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let mut script = shell(stage.work.path());
+    let line = format!("SLURM_TASK_PID={} $ARCHFS mount small.sqfs mount 2> said", foreign.id());
+    assert_eq!(tell(&mut script, &line), "done 0\n");
+    let line = fs::read_to_string(stage.work.path().join("said")).unwrap();
+    assert!(line.contains(&format!("until process {} (bash) ends", script.id())), "{line}");
+    drop(script.stdin.take());
+    script.wait().unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+    drop(foreign.stdin.take());
+    foreign.wait().unwrap();
 }
 
 #[test]
@@ -301,7 +316,7 @@ fn a_dead_mount_is_cleared_by_unmount_and_by_the_next_mount() {
             "mount" => {
                 let output = stage.mount(&["--keep"]);
                 assert!(output.status.success(), "{}", said(&output));
-                assert!(said(&output).contains("clearing a dead mount"), "{}", said(&output));
+                assert!(said(&output).contains("clearing a stale mount"), "{}", said(&output));
                 stage.assert_readable();
                 unmount(&stage.place);
             }

@@ -238,7 +238,7 @@ fn zsh_and_fish_can_read_theirs() {
         let script = run(archfs().args(["completions", shell])).stdout;
         let text = String::from_utf8(script).unwrap();
         assert!(text.contains("until-pid") && text.contains("unmount"), "{shell}");
-        for hidden in ["-daemon", "l daemon", "-step", "l step"] {
+        for hidden in ["-daemon", "l daemon", "--step", "l step"] {
             assert!(!text.contains(hidden), "{shell}: {hidden}");
         }
         let file = work.path().join(shell);

@@ -250,7 +250,8 @@ fn an_idle_mount_gives_its_memory_back_and_reads_on() {
             thread::yield_now();
         }
         eprintln!("{start} bytes at first, {most} at most, {} when idle", stage.resident());
-        assert!(stage.told(&["cache_releases"]) >= times);
+        // It is counted when the memory is given back, which the kernel may show before.
+        wait_until("it is counted", || stage.told(&["cache_releases"]) >= times);
     }
     stage.read(BLOCK / PAGE - 1);
 }

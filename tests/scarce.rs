@@ -1,4 +1,4 @@
-//! What a node may have too little of: descriptors, threads.
+//! What a node may have too little of: descriptors, threads, address space, stack.
 //!
 //! Owns the small limits, and the rule on them: a mount works within one, or is refused with a
 //! sentence that names it, and nothing is left then. Memory is in `memory_limit`.
@@ -14,7 +14,7 @@ mod support;
 
 use support::cgroup::{Bound, Group};
 use support::mount::{CleanUp, is_mounted, unmount};
-use support::stage::{Stage, has_ended, said, shell, stage, tell};
+use support::stage::{Stage, has_ended, said, shell, stage, stage_with, tell};
 use support::{archfs, run, tar, wait_until, work_folder};
 
 /// `archfs mount --keep` under a limit of open files.
@@ -104,7 +104,7 @@ fn ticks(process: rustix::process::Pid) -> u64 {
 
 fn socket_of(stage: &Stage) -> PathBuf {
     let place = fs::canonicalize(&stage.place).unwrap();
-    let line = format!("place {}\n", place.display());
+    let line = format!("mount-point {}\n", place.display());
     let user = rustix::process::geteuid().as_raw();
     let folders = ["/tmp", "/dev/shm", "/var/tmp"].map(|root| format!("{root}/archfs-{user}"));
     let files = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
@@ -239,4 +239,81 @@ fn many_archives_are_opened_also_where_no_thread_can_be_started_for_it() {
     pids.set(1);
     let output = pids.run(&format!("exec {} ls {archive}", env!("CARGO_BIN_EXE_archfs")));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "file-7\n", "{}", said(&output));
+}
+
+/// A tree large enough that all threads of a mount have something to read at once.
+fn many_files(work: &Path) -> PathBuf {
+    let tree = work.join("tree");
+    for directory in 0..8 {
+        let directory = tree.join(directory.to_string());
+        fs::create_dir_all(&directory).unwrap();
+        for file in 0..8_u8 {
+            let bytes: Vec<u8> =
+                (0..1 << 20_u32).map(|at: u32| (at / 7) as u8 ^ file.wrapping_mul(31)).collect();
+            fs::write(directory.join(file.to_string()), bytes).unwrap();
+        }
+    }
+    let image = work.join("many.sqfs");
+    run(archfs().args(["pack", "--quiet"]).arg(&tree).arg(&image));
+    image
+}
+
+/// > **Address space**: under `ulimit -v` a mount takes the threads that fit, or is refused with a
+/// > sentence that names the limit. It never ends after it was reported.
+#[test]
+fn a_small_address_space_means_fewer_threads_or_a_refusal_but_never_a_daemon_that_dies() {
+    let Some(stage) = stage_with(many_files) else {
+        return;
+    };
+    let read = "set -o pipefail; find mount -type f -print0 | xargs -0 -n 2 -P 32 cat | wc -c";
+    let (mut served, mut refused) = (Vec::new(), Vec::new());
+    for option in ["-v", "-d"] {
+        for megabytes in (200..=2000).step_by(100) {
+            let script = format!(
+                "ulimit {option} {}; exec $ARCHFS mount --keep $IMAGE mount",
+                megabytes << 10
+            );
+            let output = stage.bash(&script).output().unwrap();
+            let said = said(&output);
+            if output.status.success() {
+                let read = stage.bash(read).output().unwrap();
+                let bytes = String::from_utf8_lossy(&read.stdout).trim().to_owned();
+                assert_eq!(bytes, (64_u32 << 20).to_string(), "{option} {megabytes}: {said}");
+                let is_limited = said.contains("the address space is limited to");
+                assert_eq!(is_limited, said.contains("threads answer instead of"), "{said}");
+                unmount(&stage.place);
+                served.push(megabytes);
+            } else {
+                assert_eq!(output.status.code(), Some(1), "{option} {megabytes}: {said}");
+                assert!(said.contains(&format!("ulimit {option}")), "{megabytes}: {said}");
+                refused.push(megabytes);
+            }
+            assert!(stage.is_gone(), "{option} {megabytes}");
+        }
+    }
+    assert!(served.iter().filter(|it| **it <= 600).count() >= 2, "{served:?}");
+    assert!(refused.contains(&200), "{refused:?}");
+}
+
+/// > **Stack**: a small stack limit is enough for everything but a namespace, which says so.
+#[test]
+fn a_small_stack_is_enough() {
+    let Some(stage) = stage() else {
+        return;
+    };
+    for kilobytes in [64, 128, 256, 8192] {
+        let script = format!(
+            "ulimit -s {kilobytes}; $ARCHFS mount -q --keep $IMAGE mount && cat mount/hello \
+             && $ARCHFS unmount mount 2> gone && $ARCHFS run -q $IMAGE mount -- cat mount/hello"
+        );
+        let output = stage.bash(&script).output().unwrap();
+        assert!(output.status.success(), "{kilobytes}: {}", said(&output));
+        assert_eq!(output.stdout, b"hello, world\nhello, world\n", "{kilobytes}");
+        assert!(stage.is_gone(), "{kilobytes}");
+    }
+    let private = "ulimit -s 64; exec $ARCHFS run --private $IMAGE mount -- cat mount/hello";
+    let output = stage.bash(private).output().unwrap();
+    assert_eq!(output.status.code(), Some(124), "{}", said(&output));
+    assert!(said(&output).contains("larger stack limit"), "{}", said(&output));
+    assert!(stage.is_gone());
 }

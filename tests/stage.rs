@@ -258,11 +258,13 @@ fn a_copy_that_fits_to_the_page_is_made_and_one_page_more_is_refused() {
 /// leaves this process `left` bytes.
 fn limits(work: &Path, left: u64) -> Vec<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    // Where systemd mounts version 2 beside version 1.
+    let two = if Path::new("/sys/fs/cgroup/unified").exists() { "unified" } else { "" };
     let mut made = Vec::new();
     for line in own.lines() {
         let fields: Vec<_> = line.splitn(3, ':').collect();
         let (root, limit, usage) = match fields[1] {
-            "" => ("", "memory.max", "memory.current"),
+            "" => (two, "memory.max", "memory.current"),
             "memory" => ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
             _ => continue,
         };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import warnings
@@ -132,9 +133,10 @@ def mount(
 ) -> Mount:
     """Mounts `archives`, one or more, as one folder; files can be read when it returns.
 
-    Without `at` that is a new private folder (0700) below /dev/shm, or below the temporary folder, for this Mount
-    alone. At a place that is given, processes and Mounts of the same archives share one mount, and the last one
-    out unmounts. The other arguments are the options of `archfs mount` (docs/CLI.md); None and False leave them to
+    Without `at` that is a private directory (0700) below /dev/shm, or below the temporary directory. Its name is
+    derived from the job, the archives and the options. So all ranks of a node that mount the same archives in the
+    same way share one mount, as processes and Mounts with the same `at` do. The last one out unmounts. The other
+    arguments are the options of `archfs mount` (docs/CLI.md); None and False leave them to
     their ARCHFS_ variables and defaults. After `timeout` seconds without a mount it is TimedOut.
 
         with archfs.mount("data.sqfs") as root:
@@ -163,7 +165,7 @@ def mount(
         }
     )
     arguments += [f"-o{option}" for option in given]
-    place = _private_place() if at is None else os.path.abspath(path(at))
+    place = _shared_place(found, arguments) if at is None else os.path.abspath(path(at))
     return Mount(place, found, arguments, timeout)
 
 
@@ -277,10 +279,38 @@ def _dropped(hold: _Hold) -> None:
     warnings.warn(f"{hold.place}: unmounted, as its Mount was dropped", ResourceWarning, stacklevel=2)
 
 
-def _private_place() -> str:
-    """Where nothing is, and nobody else can guess it. archfs makes the folder, and removes it at the end."""
-    folder = "/dev/shm" if _scratch.is_writable("/dev/shm") else _scratch.temporary()
-    return os.path.join(folder, _scratch.unguessable())
+# What batch systems call the job, in its environment.
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
+
+
+def _shared_place(archives: Sequence[str], arguments: Sequence[str]) -> str:
+    """The mount point of all processes of this user and job that mount these archives, unchanged, with these
+    options. archfs makes the directory, and the last process removes it. A directory of that name that belongs to
+    another user is left to them: this process then has a mount point of its own."""
+    try:
+        # The same path is another mount point in a container.
+        namespace = os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        namespace = ""
+    job = [os.environ.get(name, "") for name in _JOB_VARIABLES]
+    # No path: ranks may have different working directories.
+    identities = [_identity(name)[1:] or (os.path.abspath(name),) for name in archives]
+    digest = hashlib.sha256(repr((namespace, job, identities, list(arguments))).encode(errors="surrogateescape"))
+    directory = "/dev/shm" if _scratch.is_writable("/dev/shm") else _scratch.temporary()
+    shared = os.path.join(directory, f"archfs-{os.getuid()}-{digest.hexdigest()[:32]}")
+    return os.path.join(directory, _scratch.unguessable()) if _is_foreign(shared) else shared
+
+
+def _is_foreign(place: str) -> bool:
+    """Whether another user has taken this name."""
+    try:
+        found, parent = os.lstat(place), os.lstat(os.path.dirname(place))
+    except PermissionError:
+        return True
+    except OSError:  # Nothing is there, or a stale mount, which archfs clears.
+        return False
+    # The root of a mount has the owner that its archive says.
+    return found.st_dev == parent.st_dev and found.st_uid != os.getuid()
 
 
 def _absolute(given: Optional[PathLike]) -> Optional[str]:

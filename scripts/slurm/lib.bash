@@ -76,6 +76,22 @@ job_script() {
             echo "archfs mount -q $what || exit 97"
             echo "$work"
             ;;
+        mount-srun)
+            echo "archfs mount -q $what || exit 97"
+            # shellcheck disable=SC2016
+            echo 'srun --ntasks=1 test -e "$place/hello" || exit 97'
+            echo "srun --ntasks=1 $work"
+            # shellcheck disable=SC2016
+            echo 'status=$?; true; exit $status'
+            ;;
+        no-step)
+            echo "archfs mount -q --job-step never $what || exit 97"
+            echo "$work"
+            ;;
+        always)
+            echo "archfs mount -q --job-step always $what || exit 97"
+            echo "$work"
+            ;;
         trap)
             echo "archfs mount -q $what || exit 97"
             # shellcheck disable=SC2016

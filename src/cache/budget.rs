@@ -1,10 +1,12 @@
-//! How much memory the cache may use by default.
+//! How much memory the caches of a mount may use: by default, and while they serve.
 //!
-//! Owns the share: a quarter of what the job may use, at most 16 GiB; an eighth where that is so
-//! little that what the cache does not count is more than another quarter. Leaves finding out what
-//! the job may use to `memory`.
+//! The default is a quarter of what the job may use, at most 16 GiB; an eighth where that is so
+//! little that what the cache does not count is more than another quarter.
+
+use std::fmt;
 
 use crate::memory;
+use crate::sync::{Arc, Mutex, Weak};
 
 /// The largest default, bytes.
 const MOST: u64 = 16 << 30;
@@ -13,7 +15,7 @@ const MOST: u64 = 16 << 30;
 const USUAL: u64 = 64 << 20;
 
 /// The least there is, bytes: with less every block would be decoded for each read of it.
-const LEAST: u64 = 4 << 20;
+pub const LEAST: u64 = 4 << 20;
 
 /// The default budget, bytes.
 pub fn default_bytes() -> u64 {
@@ -28,9 +30,81 @@ fn share(available: Option<u64>) -> u64 {
     }
 }
 
+/// The part of its capacity that a cache may use: `now` of `whole` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    now: u64,
+    whole: u64,
+}
+
+impl Part {
+    /// `now` of `whole` bytes.
+    pub fn new(now: u64, whole: u64) -> Self {
+        Self { now, whole }
+    }
+
+    /// That part of `capacity`, bytes.
+    pub fn of(self, capacity: u64) -> u64 {
+        let scaled = u128::from(capacity) * u128::from(self.now) / u128::from(self.whole.max(1));
+        u64::try_from(scaled).unwrap_or(u64::MAX)
+    }
+}
+
+/// Something whose caches can become smaller and larger while they serve.
+pub trait Resize: Send + Sync {
+    /// Lets its caches use this part of the capacity they were made with.
+    fn resize(&self, part: Part);
+}
+
+/// The caches of a mount, which become smaller and larger together.
+#[derive(Clone, Default)]
+pub struct Budget {
+    /// Guards the caches; held while they are resized, so that the newest size is set last. No
+    /// request takes it. `part` is taken within.
+    members: Arc<Mutex<Vec<Weak<dyn Resize>>>>,
+    /// Guards the newest size; `None` while the caches have the one they were made with.
+    part: Arc<Mutex<Option<Part>>>,
+}
+
+impl Budget {
+    /// Has `member` follow the budget from now on.
+    pub fn add(&self, member: Weak<dyn Resize>) {
+        self.members.lock().push(member);
+    }
+
+    /// Sets the size: `now` of the `whole` bytes that the caches were made with. It counts once
+    /// `apply` has returned.
+    pub fn set(&self, now: u64, whole: u64) {
+        *self.part.lock() = Some(Part { now, whole });
+    }
+
+    /// Gives all caches the newest size. Takes time where much is freed.
+    pub fn apply(&self) {
+        let members = self.members.lock();
+        let part = *self.part.lock();
+        if let Some(part) = part {
+            members.iter().filter_map(Weak::upgrade).for_each(|member| member.resize(part));
+        }
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Budget({:?})", *self.part.lock())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_of_any_capacity_neither_overflows_nor_divides_by_zero() {
+        assert_eq!(Part { now: 1, whole: 8 }.of(80), 10);
+        assert_eq!(Part { now: u64::MAX, whole: u64::MAX }.of(u64::MAX), u64::MAX);
+        assert_eq!(Part { now: u64::MAX, whole: 0 }.of(2), u64::MAX);
+        assert_eq!(Part { now: 0, whole: 7 }.of(100), 0);
+    }
 
     #[test]
     fn takes_a_quarter_or_of_little_an_eighth() {

@@ -12,8 +12,15 @@
 //! reaches them even if it is evicted at once. A leader that fails (or unwinds) abandons the flight
 //! in its drop; each waiter then starts over, and one of them leads. The cost is one small
 //! allocation a miss.
+//!
+//! A cache can become smaller and larger while it serves. A smaller one may use fewer shards, so
+//! that each still has room for the heaviest values. Values are then found in other shards, and all
+//! are dropped. A load that is under way lands in its old shard, which keeps nothing if it is not
+//! used any more; a reader who misses meanwhile loads the block a second time.
 
 use std::hash::{BuildHasher, Hash, RandomState};
+// Not those of the model checker: each would multiply the orders that the models go through.
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::Result;
 use crate::stats::{CacheCounts, Held, Stats};
@@ -29,7 +36,7 @@ mod shard;
 mod workers;
 
 pub use block::{Block, BlockPool, BlockPools};
-pub use budget::default_bytes;
+pub use budget::{Budget, LEAST, Part, Resize, default_bytes};
 pub use readahead::Readahead;
 pub use workers::{Fetch, Request, Workers};
 
@@ -64,7 +71,16 @@ pub struct Cache<K, V> {
     /// Each lock guards one shard, is the only one held at a time, and only while the shard's maps
     /// are touched.
     shards: Shards<K, V>,
+    /// How many of the shards are used, from the first.
+    used: AtomicUsize,
+    /// The capacity it was made with, bytes.
+    capacity: u64,
+    /// The weight of the heaviest values, bytes.
+    heaviest: u64,
 }
+
+/// Values evicted at once while a shard is locked, when the cache becomes smaller.
+const EVICTED_AT_ONCE: usize = 64;
 
 type Shards<K, V> = Arc<[Mutex<Shard<K, V>>]>;
 
@@ -81,11 +97,39 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
     /// the heaviest values, lest a small budget be all fragments.
     pub fn new(capacity: u64, heaviest: u64) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let wanted = u64::try_from(processors).unwrap_or(1).saturating_mul(4);
-        let roomy = capacity / heaviest.max(1).saturating_mul(8);
-        let count = wanted.min(roomy).clamp(1, 1024);
-        let shards = (0..count).map(|_| Mutex::new(Shard::new(capacity / count))).collect();
-        Self { hasher: RandomState::new(), shards }
+        Self::with_processors(capacity, heaviest, processors)
+    }
+
+    fn with_processors(capacity: u64, heaviest: u64, processors: usize) -> Self {
+        let wanted = processors.saturating_mul(4);
+        let count = wanted.min(roomy(capacity, heaviest)).clamp(1, 1024);
+        let each = share(capacity, count);
+        let shards = (0..count).map(|_| Mutex::new(Shard::new(each))).collect();
+        let (hasher, used) = (RandomState::new(), AtomicUsize::new(count));
+        Self { hasher, shards, used, capacity, heaviest }
+    }
+
+    /// Lets the cache use `part` of the capacity it was made with. Values that have no room any
+    /// more are dropped, a few at a time, so that no reader waits for many.
+    pub fn resize(&self, part: Part) {
+        let capacity = part.of(self.capacity);
+        let used = roomy(capacity, self.heaviest).clamp(1, self.shards.len());
+        // A reader that still takes another shard finds nothing there, or leaves something behind
+        // that is evicted in its turn.
+        if self.used.swap(used, Ordering::Relaxed) != used {
+            self.clear();
+        }
+        for (nth, shard) in self.shards.iter().enumerate() {
+            let capacity = if nth < used { share(capacity, used) } else { 0 };
+            loop {
+                let evicted = shard.lock().resize(capacity, EVICTED_AT_ONCE);
+                if evicted.is_empty() {
+                    break;
+                }
+                // Freed here, outside the lock.
+                drop(evicted);
+            }
+        }
     }
 
     /// The value of `key`, from the cache or from `load`, which runs at most once at a time for a
@@ -151,8 +195,18 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
         let hash = usize::try_from(self.hasher.hash_one(key) >> 32).unwrap_or(0);
-        &self.shards[hash % self.shards.len()]
+        &self.shards[hash % self.used.load(Ordering::Relaxed)]
     }
+}
+
+/// How many shards of a cache of `capacity` bytes have room for eight of the heaviest values.
+fn roomy(capacity: u64, heaviest: u64) -> usize {
+    usize::try_from(capacity / heaviest.max(1).saturating_mul(8)).unwrap_or(usize::MAX)
+}
+
+/// What each of `count` shards has of `capacity` bytes.
+fn share(capacity: u64, count: usize) -> u64 {
+    capacity.checked_div(u64::try_from(count).unwrap_or(u64::MAX)).unwrap_or(capacity)
 }
 
 fn counts<K: Copy + Eq + Hash, V: Cached>(shards: &[Mutex<Shard<K, V>>]) -> CacheCounts {
@@ -287,6 +341,56 @@ mod tests {
         assert_eq!(cache.counts().hits, 2, "0 was used after 1 and stays");
         load(1).unwrap();
         assert_eq!(cache.counts().loads, 10, "1 was the least recently used");
+    }
+
+    #[test]
+    fn becomes_smaller_and_larger_while_it_serves() {
+        // Eight shards of 128 KiB; an eighth of the capacity is one.
+        let cache: Cache<u64, Arc<[u8]>> = Cache::with_processors(1 << 20, 16 << 10, 4);
+        assert_eq!(cache.shards.len(), 8);
+        let load = |key: u64| cache.get_or_load(key, || Ok(block(key as u8, 1024 - 128)));
+        let fill = || (0..2000).for_each(|key| assert_eq!(load(key).unwrap()[0], key as u8));
+        let held = || cache.counts().held_bytes;
+        fill();
+        assert!(held() > 900 << 10, "{}", held());
+        for (eighths, shards) in [(1, 1), (3, 3), (8, 8), (0, 1), (4, 4)] {
+            cache.resize(Part::new(eighths, 8));
+            assert_eq!(cache.used.load(Ordering::Relaxed), shards);
+            assert!(held() <= eighths << 17, "{}", held());
+            fill();
+            let most = eighths << 17;
+            assert!(held() <= most && held() >= most / 10 * 8, "{} of {most}", held());
+        }
+    }
+
+    #[test]
+    fn a_smaller_cache_keeps_what_was_used_last_and_a_larger_one_all() {
+        // One shard throughout: capacity for eight of the heaviest.
+        let cache: Cache<u64, Arc<[u8]>> = Cache::new(8 * 1024, 1024);
+        let load = |key: u64| cache.get_or_load(key, || Ok(block(key as u8, 1024 - 128)));
+        (0..8).for_each(|key| _ = load(key).unwrap());
+        load(0).unwrap();
+        cache.resize(Part::new(1, 4));
+        assert_eq!((cache.counts().held_bytes, cache.counts().evictions), (2048, 6));
+        cache.resize(Part::new(1, 1));
+        [0, 7].into_iter().for_each(|key| _ = load(key).unwrap());
+        assert_eq!(cache.counts().loads, 8, "both are still there");
+    }
+
+    #[test]
+    fn a_load_under_way_lands_though_its_shard_is_not_used_any_more() {
+        let cache: Cache<u64, Arc<[u8]>> = Cache::with_processors(1 << 20, 16 << 10, 4);
+        for key in 0..64 {
+            let load = || {
+                cache.resize(Part::new(1, 8));
+                Ok(block(7, 1000))
+            };
+            assert_eq!(cache.get_or_load(key, load).unwrap()[0], 7);
+            assert!(cache.counts().held_bytes <= 1 << 17);
+            cache.resize(Part::new(1, 1));
+        }
+        cache.resize(Part::new(0, 1));
+        assert_eq!(cache.counts().held_bytes, 0);
     }
 
     #[test]

@@ -168,11 +168,15 @@ fn nobody_gets_another_value_while_some_are_evicted_removed_and_cleared() {
             }
         };
         let (removed, cleared) = (Arc::clone(&cache), Arc::clone(&cache));
+        let resized = Arc::clone(&cache);
         spawn_all(vec![
             Box::new(reader([0, 1, 2])),
             Box::new(reader([2, 0, 1])),
             Box::new(move || (0..3).for_each(|key| removed.remove(&key))),
             Box::new(move || cleared.clear()),
+            Box::new(move || {
+                [1, 2].into_iter().for_each(|half| resized.resize(Part::new(half, 2)));
+            }),
         ]);
         let counts = cache.counts();
         assert_eq!(counts.held_bytes, kept(&cache, 0..3));

@@ -14,7 +14,7 @@
 use std::array;
 use std::ops::Range;
 
-use crate::sync::{Mutex, OnceLock};
+use crate::sync::{AtomicU64, Mutex, OnceLock, Ordering};
 
 /// The furthest that is decoded ahead of a reader in order, bytes: enough to keep several reads of
 /// a slow file system, or several processors, busy for one reader.
@@ -48,7 +48,7 @@ pub struct Readahead {
     /// first file is read in parts, since a mount may have thousands of archives.
     sets: OnceLock<Box<[Mutex<Set>; SETS]>>,
     /// The furthest to go ahead of a reader, bytes.
-    most: u64,
+    most: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -75,14 +75,20 @@ struct Stream {
 impl Readahead {
     /// Streams that decode ahead into a cache of `capacity` bytes. None of 0 bytes.
     pub fn new(capacity: u64) -> Self {
-        Self { sets: OnceLock::new(), most: (capacity / READERS).min(AHEAD_MAX) }
+        Self { sets: OnceLock::new(), most: AtomicU64::new(furthest(capacity)) }
+    }
+
+    /// The cache has `capacity` bytes from now on.
+    pub fn set_capacity(&self, capacity: u64) {
+        self.most.store(furthest(capacity), Ordering::Relaxed);
     }
 
     /// Takes note of a read of `range` in `file`, which has `len` bytes; returns what to decode
     /// ahead of it now, if anything.
     pub fn observe(&self, file: u64, range: Range<u64>, len: u64) -> Option<Range<u64>> {
         // A file that is read at once has no next read, and most are.
-        if self.most == 0 || (range.start == 0 && range.end >= len) {
+        let most = self.most.load(Ordering::Relaxed);
+        if most == 0 || (range.start == 0 && range.end >= len) {
             return None;
         }
         let mut set = self.set(file).lock();
@@ -93,7 +99,7 @@ impl Readahead {
             stream.last = clock;
             stream.run = stream.run.saturating_add(size);
             stream.next = stream.next.max(range.end);
-            return stream.ahead(self.most, len);
+            return stream.ahead(most, len);
         }
         let quiet = |stream: &&mut Stream| clock.wrapping_sub(stream.last);
         let oldest = set.streams.iter_mut().max_by_key(quiet)?;
@@ -101,7 +107,7 @@ impl Readahead {
         // Who starts at the start with as much as the kernel asks for will go on; whoever starts
         // in the middle has to show it.
         let is_start = range.start == 0 && size >= LARGE;
-        if is_start { oldest.ahead(self.most, len) } else { None }
+        if is_start { oldest.ahead(most, len) } else { None }
     }
 
     /// What of `range` of `file` a reader is still on its way to, if any is.
@@ -119,6 +125,11 @@ impl Readahead {
         let mixed = file.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         &sets[usize::try_from(mixed).unwrap_or(0) % SETS]
     }
+}
+
+/// The furthest to go ahead of a reader, bytes, with a cache of `capacity` bytes.
+fn furthest(capacity: u64) -> u64 {
+    (capacity / READERS).min(AHEAD_MAX)
 }
 
 impl Stream {

@@ -79,6 +79,23 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
         evicted
     }
 
+    /// Lowers or raises its capacity to `capacity` bytes; returns up to `most` values that have to
+    /// go, for the caller to free. To be called again until none has to.
+    pub(super) fn resize(&mut self, capacity: u64, most: usize) -> Vec<V> {
+        let mut evicted = Vec::new();
+        while self.weight > capacity && evicted.len() < most {
+            let Some((_, oldest)) = self.entries.pop_lru() else {
+                break;
+            };
+            self.weight -= oldest.weight().saturating_add(ENTRY_OVERHEAD);
+            evicted.push(oldest);
+            self.counts.evictions += 1;
+        }
+        // Until all have gone, who adds a value evicts no more than that needs.
+        self.capacity = capacity.max(self.weight);
+        evicted
+    }
+
     /// Takes out the value of `key`, for the caller to free.
     pub(super) fn remove(&mut self, key: &K) -> Option<V> {
         let removed = self.entries.pop(key)?;

@@ -15,7 +15,7 @@ use super::bar::Bar;
 use super::options::MountOptions;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions};
-use crate::lifecycle::{Access, MountPlan, Terms};
+use crate::lifecycle::{Access, Lifetime, MountPlan};
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
@@ -71,8 +71,9 @@ pub(super) struct MountArgs {
     threads: Option<usize>,
 
     /// Serve on for so long after SIGTERM while the mount is in use (s, m, h work)
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "20s", env = "ARCHFS_GRACE")]
-    grace: Duration,
+    /// [default: 20s; in Slurm at most two thirds of KillWait]
+    #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_GRACE")]
+    grace: Option<Duration>,
 
     /// Stay mounted for so long when nobody holds the mount any more
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "0", env = "ARCHFS_LINGER")]
@@ -131,7 +132,7 @@ impl MountArgs {
                 gid: options.gid,
             },
             access: options.access,
-            terms: Terms { grace: self.grace, linger: self.linger, idle: self.idle_timeout },
+            lifetime: Lifetime { grace: self.grace, linger: self.linger, idle: self.idle_timeout },
             cache_bytes: self.cache,
             cache_idle: Some(self.cache_idle).filter(|time| !time.is_zero()),
             stage: self.stage.as_ref().map(absolute).transpose()?,
@@ -221,7 +222,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         index,
         view: ViewOptions { subdir, uid, gid },
         access,
-        terms: Terms { grace, linger, idle },
+        lifetime: Lifetime { grace, linger, idle },
         cache_bytes,
         cache_idle,
         stage,
@@ -243,7 +244,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--subdir=", subdir.clone().map(OsString::from_vec));
     add("-ouid=", uid.map(|uid| uid.to_string().into()));
     add("-ogid=", gid.map(|gid| gid.to_string().into()));
-    add("--grace=", Some(grace.as_secs().to_string().into()));
+    add("--grace=", grace.map(|grace| grace.as_secs().to_string().into()));
     add("--linger=", Some(linger.as_secs().to_string().into()));
     add("--idle-timeout=", idle.map(|idle| idle.as_secs().to_string().into()));
     add("--cache=", cache_bytes.map(|bytes| bytes.to_string().into()));
@@ -331,7 +332,7 @@ mod tests {
             index: None,
             view: ViewOptions::default(),
             access: Access::Owner,
-            terms: Terms::default(),
+            lifetime: Lifetime::default(),
             cache_bytes: None,
             cache_idle: None,
             stage: None,
@@ -351,8 +352,8 @@ mod tests {
                 gid: Some(u32::MAX - 1),
             },
             access: Access::Everybody,
-            terms: Terms {
-                grace: Duration::ZERO,
+            lifetime: Lifetime {
+                grace: Some(Duration::ZERO),
                 linger: Duration::from_secs(1),
                 idle: Some(Duration::from_secs(7200)),
             },

@@ -27,11 +27,11 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     drop(bar);
     let cleared = cleared?;
     if !args.quiet {
-        for place in &cleared.mounts {
-            term::tell(&format!("cleared the dead mount {}", place.display()));
+        for mount_point in &cleared.mounts {
+            term::tell(&format!("cleared the dead mount {}", mount_point.display()));
         }
-        for place in &cleared.directories {
-            term::tell(&format!("removed {}", place.display()));
+        for mount_point in &cleared.directories {
+            term::tell(&format!("removed {}", mount_point.display()));
         }
     }
     let mut status = 0;

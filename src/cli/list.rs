@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{self, Listed, State};
 use crate::log::{Verbosity, printable};
 
-/// List your archfs mounts on this node: place, archives, daemon, holders, state
+/// List your archfs mounts on this node: mount point, archives, daemon, holders, state
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "State: alive; dead (archfs gc clears it); silent (its daemon does not answer); unknown.
@@ -30,7 +30,7 @@ pub(super) struct Args {
 #[derive(Serialize)]
 struct Row {
     mountpoint: String,
-    /// The place in hexadecimal digits, where it is not UTF-8.
+    /// The mount point in hexadecimal digits, where it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     mountpoint_hex: Option<String>,
     archives: Vec<String>,
@@ -67,10 +67,10 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 }
 
 fn row(listed: &Listed) -> Row {
-    let Listed { place, archives, daemon, holders, kept, state } = listed;
+    let Listed { mount_point, archives, daemon, holders, kept, state } = listed;
     Row {
-        mountpoint: place.to_string_lossy().into_owned(),
-        mountpoint_hex: term::hex_of_no_text(place.as_os_str().as_bytes()),
+        mountpoint: mount_point.to_string_lossy().into_owned(),
+        mountpoint_hex: term::hex_of_no_text(mount_point.as_os_str().as_bytes()),
         archives: archives.iter().map(|path| path.to_string_lossy().into_owned()).collect(),
         daemon: *daemon,
         holders: holders
@@ -83,7 +83,7 @@ fn row(listed: &Listed) -> Row {
 }
 
 fn line(listed: &Listed) -> String {
-    let Listed { place, archives, daemon, holders, kept, state } = listed;
+    let Listed { mount_point, archives, daemon, holders, kept, state } = listed;
     let archive = archives.first().map(|path| path.display().to_string()).unwrap_or_default();
     let more = match archives.len() {
         0 | 1 => String::new(),
@@ -95,9 +95,9 @@ fn line(listed: &Listed) -> String {
         held.push("kept until unmount".to_owned());
     }
     let held = if held.is_empty() { "-".to_owned() } else { held.join(", ") };
-    let place = place.display();
+    let mount_point = mount_point.display();
     printable(&format!(
-        "{place}: {archive}{more}; daemon {daemon}; held by {held}; {}",
+        "{mount_point}: {archive}{more}; daemon {daemon}; held by {held}; {}",
         name(*state)
     ))
 }

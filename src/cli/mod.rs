@@ -25,6 +25,7 @@ mod mount;
 mod options;
 mod pack;
 mod run;
+mod stack;
 mod stats;
 mod term;
 mod unmount;
@@ -41,11 +42,12 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  archfs run data.sqfs /dev/shm/data -- python train.py /dev/shm/data
-  archfs mount data.sqfs /dev/shm/data    (in a job script: unmounted when the script ends)
-  archfs mount shard-*.tar /dev/shm/data  (many archives, one tree)
-  archfs ls data.sqfs train               (without mounting)
-  archfs doctor                           (can this node mount?)";
+  P=/dev/shm/$USER-$SLURM_JOB_ID     (a mount point of the job's own)
+  archfs run data.sqfs $P -- python train.py $P
+  archfs mount data.sqfs $P          (in a job script: unmounted when the script ends)
+  archfs mount shard-*.tar $P        (many archives, one tree)
+  archfs ls data.sqfs train          (without mounting)
+  archfs doctor                      (can this node mount?)";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -71,17 +73,24 @@ enum Command {
 /// Runs `archfs` with `arguments`, the program's own name first.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let cli = match Cli::try_parse_from(&arguments) {
+    stack::with_enough(|| run_with(&arguments))
+}
+
+fn run_with(arguments: &[OsString]) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and the version come this way, too, as errors of status 0.
             term::show_usage(&error);
-            return exit::usage(&error, &arguments);
+            return exit::usage(&error, arguments);
         }
     };
     crate::lifecycle::leave_to_system_calls();
     match cli.command {
-        Command::Mount(args) => exit::status(mount::run(&args)),
+        Command::Mount(args) => {
+            crate::lifecycle::ignore_others();
+            exit::status(mount::run(&args))
+        }
         Command::Run(args) => exit::status_of_run(run::run(&args)),
         Command::Unmount(args) => exit::status(unmount::run(&args)),
         Command::Wait(args) => exit::status(wait::run(&args)),

@@ -5,9 +5,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::bar::Bar;
-use super::{args, term};
-use crate::error::Result;
-use crate::lifecycle::{self, Holder, Mounted, ProcessId, Way, Wish};
+use super::{args, exit, term};
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::{
+    self, ConnectionSource, Holder, HolderChoice, JobStep, Mounted, Nodes, ProcessId, StepOutcome,
+    Task,
+};
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
@@ -27,7 +30,7 @@ pub(super) struct Args {
     #[arg(long)]
     keep: bool,
 
-    /// Stay in the foreground; SIGTERM, SIGINT, SIGHUP or `archfs unmount` ends it
+    /// Stay in the foreground; SIGTERM, SIGINT, SIGHUP or `archfs unmount` ends it, no other signal
     #[arg(long, short)]
     foreground: bool,
 
@@ -35,30 +38,62 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     ready_fd: Option<u32>,
 
+    /// Run the daemon as a step of the Slurm job, so that Slurm ends it in order [default: in a
+    /// batch script, where Slurm tracks processes by control groups]
+    #[arg(
+        long,
+        value_name = "WHEN",
+        default_value = "auto",
+        hide_default_value = true,
+        env = "ARCHFS_JOB_STEP"
+    )]
+    job_step: JobStepName,
+
+    /// Mount on every node of the Slurm job; return when all can be read
+    #[arg(long, conflicts_with_all = ["foreground", "until_pid"])]
+    all_nodes: bool,
+
+    /// This is a task of that step
+    #[arg(long, hide = true, requires = "foreground")]
+    step_task: bool,
+
+    /// The output of the batch script, as INODE:PATH
+    #[arg(long, hide = true, value_name = "FILE", requires = "step_task")]
+    script_log: Option<String>,
+
     /// This is the daemon that a launcher waits for
     #[arg(long, hide = true, value_name = "WAY", requires = "foreground")]
-    daemon: Option<WayName>,
+    daemon: Option<ConnectionSourceName>,
 }
 
 /// How the mount of a daemon comes to be, as its launcher says it.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum WayName {
+enum ConnectionSourceName {
     Mount,
     Private,
     Handed,
+}
+
+/// When the daemon runs as a job step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum JobStepName {
+    Auto,
+    Always,
+    Never,
 }
 
 const EXAMPLES: &str = "\
 In a job script the first two lines are enough; the mount goes when the script ends.
 
 Examples:
-  archfs mount data.sqfs /dev/shm/data
-  python train.py /dev/shm/data
+  P=/dev/shm/$USER-$SLURM_JOB_ID                     (a mount point of the job's own)
+  archfs mount data.sqfs $P && python train.py $P
 
-  archfs mount shard-*.tar extra.sqfs /dev/shm/data          (one tree; later archives win)
-  archfs mount --recursive ILSVRC2012_img_train.tar /dev/shm/train
-  archfs mount --stage /dev/shm data.sqfs /tmp/data          (copied to this node first)
-  archfs mount --keep data.sqfs /tmp/data && ls /tmp/data && archfs unmount /tmp/data";
+  archfs mount shard-*.tar extra.sqfs $P             (one tree; later archives win)
+  archfs mount --recursive ILSVRC2012_img_train.tar $P
+  archfs mount --stage /dev/shm data.sqfs $P         (copied to this node first)
+  archfs mount --all-nodes data.sqfs $P              (on every node of a Slurm job)
+  archfs mount --keep data.sqfs $P && ls $P && archfs unmount $P";
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     let plan = args.mount.plan()?;
@@ -72,15 +107,18 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         return Ok(0);
     }
     let wish = match (args.keep, args.until_pid) {
-        (true, _) => Wish::Keep,
-        (false, Some(pid)) => Wish::UntilPid(pid),
-        (false, None) => Wish::Usual,
+        (true, _) => HolderChoice::Keep,
+        (false, Some(pid)) => HolderChoice::UntilPid(pid),
+        (false, None) => HolderChoice::Usual,
     };
+    if args.step_task {
+        return serve_in_step(args, &plan, &progress);
+    }
     if args.foreground {
         // Whoever started it watches it; only a process that was named counts besides.
         let holder = match wish {
-            Wish::Usual | Wish::Keep => None,
-            Wish::UntilPid(pid) => Some(ProcessId::of(pid)?),
+            HolderChoice::Usual | HolderChoice::Keep => None,
+            HolderChoice::UntilPid(pid) => Some(ProcessId::of(pid)?),
         };
         let bar = bar();
         lifecycle::serve_in_foreground(&plan, holder, args.ready_fd, &progress, || drop(bar))?;
@@ -89,6 +127,18 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(plan.verbosity, None)?;
     lifecycle::check_ready(args.ready_fd)?;
     let holder = lifecycle::choose_holder(wish)?;
+    let plan = lifecycle::resolve_descriptors(plan)?;
+    let warning = match mount_by_step(args, &plan)? {
+        Ok(status) => return Ok(status),
+        Err(warning) => warning,
+    };
+    let is_warned = warning.is_some();
+    if let Some(why) = warning {
+        log::warn!(
+            "{why}; so Slurm kills the daemon when the script ends, and may leave a stale mount; \
+             `exec archfs run` leaves none"
+        );
+    }
     let arguments = |way| daemon_arguments(&plan, way);
     let caller = lifecycle::Caller { holder, ready: args.ready_fd };
     let mounted = match lifecycle::mount(&plan, &arguments, caller, &|what| shown(what, quiet))? {
@@ -96,9 +146,89 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         Err(status) => return Ok(u8::try_from(status).unwrap_or(1)),
     };
     if !quiet {
-        tell(args.mount.split_paths()?, mounted, holder);
+        tell(args.mount.split_paths()?, mounted, holder, is_warned);
     }
     Ok(0)
+}
+
+/// Mounts by a job step and returns the exit status, or why there is none, if a person should know
+/// it.
+fn mount_by_step(
+    args: &Args,
+    plan: &lifecycle::MountPlan,
+) -> Result<std::result::Result<u8, Option<String>>> {
+    let choice = match (args.all_nodes, args.job_step) {
+        (true, JobStepName::Never) => {
+            let context = "--all-nodes needs a job step, and --job-step says never";
+            return Err(Error::new(Kind::Usage, context));
+        }
+        (true, _) | (false, JobStepName::Always) => JobStep::Always,
+        (false, JobStepName::Auto) => JobStep::Auto,
+        (false, JobStepName::Never) => return Ok(Err(None)),
+    };
+    let nodes = if args.all_nodes { Nodes::All } else { Nodes::This };
+    let arguments = |script_log: Option<String>| {
+        let mut arguments = ["mount", "--foreground", "--step-task"].map(OsString::from).to_vec();
+        arguments.extend(script_log.map(|log| format!("--script-log={log}").into()));
+        arguments.extend(args.until_pid.map(|pid| format!("--until-pid={pid}").into()));
+        arguments.extend(args::render(plan));
+        arguments
+    };
+    let (mountpoint, archives) = args.mount.split_paths()?;
+    let what = described(archives);
+    let mount_point = mountpoint.display();
+    match lifecycle::mount_by_step(plan, (choice, nodes), &arguments, args.ready_fd)? {
+        StepOutcome::NoStep(why) => Ok(Err(why.map(|why| format!("no job step: {why}")))),
+        StepOutcome::Failed { status, failed, nodes } => {
+            if args.all_nodes {
+                let (count, names) = (failed.len(), failed.join(", "));
+                term::tell(&format!(
+                    "{count} of {nodes} nodes cannot mount ({names}); unmounted on the others"
+                ));
+            }
+            Ok(Ok(status))
+        }
+        StepOutcome::Mounted { job, nodes } => {
+            if plan.verbosity != Verbosity::Quiet {
+                let until = match args.until_pid {
+                    Some(pid) => format!("until process {pid} or job {job} ends"),
+                    None => format!("until job {job} ends"),
+                };
+                let on = match args.all_nodes {
+                    true if nodes == 1 => " on 1 node".to_owned(),
+                    true => format!(" on {nodes} nodes"),
+                    false => String::new(),
+                };
+                term::tell(&format!("mounted {what} at {mount_point}{on} {until}"));
+            }
+            Ok(Ok(0))
+        }
+    }
+}
+
+/// Serves as a task of a job step, which reports to the launcher instead of by its exit status: a
+/// task that fails would make Slurm report a failed job.
+fn serve_in_step(args: &Args, plan: &lifecycle::MountPlan, progress: &Progress) -> Result<u8> {
+    let task = Task::own(args.script_log.as_deref());
+    if !task.begin()? {
+        return Ok(0);
+    }
+    let holder = args.until_pid.map(ProcessId::of).transpose();
+    match holder.and_then(|holder| task.serve(plan, holder, progress)) {
+        Ok(()) => Ok(0),
+        Err(error) => {
+            term::show_error(&error);
+            let status = exit::of(&error);
+            Ok(if task.fail(status) { 0 } else { status })
+        }
+    }
+}
+
+fn described(archives: &[PathBuf]) -> String {
+    match archives {
+        [one] => one.display().to_string(),
+        several => format!("{} archives", several.len()),
+    }
 }
 
 /// A bar for a wait, unless nothing is to be said.
@@ -106,16 +236,18 @@ pub(super) fn shown(what: &str, quiet: bool) -> Box<dyn Any> {
     Box::new((!quiet).then(|| Bar::wait(what)))
 }
 
-fn tell((mountpoint, archives): (&PathBuf, &[PathBuf]), mounted: Mounted, holder: Holder) {
-    let what = match archives {
-        [one] => one.display().to_string(),
-        several => format!("{} archives", several.len()),
-    };
-    let place = mountpoint.display();
+fn tell(
+    (mountpoint, archives): (&PathBuf, &[PathBuf]),
+    mounted: Mounted,
+    holder: Holder,
+    is_warned: bool,
+) {
+    let what = described(archives);
+    let mount_point = mountpoint.display();
     match mounted {
-        Mounted::New => term::tell(&format!("mounted {what} at {place} {holder}")),
+        Mounted::New => term::tell(&format!("mounted {what} at {mount_point} {holder}")),
         Mounted::Shared(daemon) => {
-            term::tell(&format!("sharing {what} at {place} (process {daemon}) {holder}"));
+            term::tell(&format!("sharing {what} at {mount_point} (process {daemon}) {holder}"));
         }
     }
     if mounted != Mounted::New {
@@ -126,7 +258,7 @@ fn tell((mountpoint, archives): (&PathBuf, &[PathBuf]), mounted: Mounted, holder
             "started inside an srun step: Slurm ends the daemon with this step, and may leave a dead mount; \
              `srun archfs run` or a step of its own with --foreground does not (docs/SLURM.md)",
         );
-    } else if let Some(job) = lifecycle::killed_with() {
+    } else if let Some(job) = lifecycle::killed_with().filter(|_| !is_warned) {
         term::tell(&format!(
             "{job}: Slurm kills the daemon at its end, and may leave a dead mount, which the next one clears; \
              `exec archfs run`, or `archfs unmount` in a trap, leaves none (docs/SLURM.md)"
@@ -135,23 +267,26 @@ fn tell((mountpoint, archives): (&PathBuf, &[PathBuf]), mounted: Mounted, holder
 }
 
 /// How this program has to be called to be the daemon of `plan`.
-pub(super) fn daemon_arguments(plan: &lifecycle::MountPlan, way: Way) -> Vec<OsString> {
+pub(super) fn daemon_arguments(
+    plan: &lifecycle::MountPlan,
+    way: ConnectionSource,
+) -> Vec<OsString> {
     let way = match way {
-        Way::Mount => "--daemon=mount",
-        Way::Private => "--daemon=private",
-        Way::Handed => "--daemon=handed",
+        ConnectionSource::Mount => "--daemon=mount",
+        ConnectionSource::Private => "--daemon=private",
+        ConnectionSource::Handed => "--daemon=handed",
     };
     let mut arguments = ["mount", "--foreground", way].map(OsString::from).to_vec();
     arguments.extend(args::render(plan));
     arguments
 }
 
-impl From<WayName> for Way {
-    fn from(name: WayName) -> Self {
+impl From<ConnectionSourceName> for ConnectionSource {
+    fn from(name: ConnectionSourceName) -> Self {
         match name {
-            WayName::Mount => Self::Mount,
-            WayName::Private => Self::Private,
-            WayName::Handed => Self::Handed,
+            ConnectionSourceName::Mount => Self::Mount,
+            ConnectionSourceName::Private => Self::Private,
+            ConnectionSourceName::Handed => Self::Handed,
         }
     }
 }

@@ -27,9 +27,13 @@ pub(super) struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  archfs run data.sqfs /dev/shm/data -- python train.py /dev/shm/data
-  archfs run --private data.sqfs /mnt -- python train.py /mnt         (needs no fusermount)
-  srun archfs run data.sqfs /dev/shm/$SLURM_JOB_ID -- python train.py (the tasks of a node share it)
+  P=/dev/shm/$USER-$SLURM_JOB_ID                      (a mount point of the job's own)
+  archfs run data.sqfs $P -- python train.py $P
+  archfs run --private data.sqfs $P -- python train.py $P  (needs no fusermount)
+  srun archfs run data.sqfs $P -- python train.py $P       (the tasks of a node share it)
+
+Signals go to COMMAND. SIGTERM and SIGHUP also start the grace period; if COMMAND still runs at its
+end, the mount is detached, and files that COMMAND has open stay readable.
 
 Exit status: COMMAND's own, or 128 + N where signal N ended it; 127 and 126 where it is not found or
 not executable; 120 + the status of `archfs mount` where that failed.";
@@ -37,6 +41,7 @@ not executable; 120 + the status of `archfs mount` where that failed.";
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let plan = args.mount.plan()?;
     crate::log::start(plan.verbosity, None)?;
+    let plan = lifecycle::resolve_descriptors(plan)?;
     let privacy = if args.private { Privacy::Private } else { Privacy::Usual };
     let daemon = |way| mount::daemon_arguments(&plan, way);
     let quiet = plan.verbosity == Verbosity::Quiet;

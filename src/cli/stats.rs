@@ -16,8 +16,8 @@ use crate::log::printable;
 #[command(after_help = "docs/STATS.md tells what each of them means; the unit is in its name.
 
 Examples:
-  archfs stats /dev/shm/data
-  archfs stats --json /dev/shm/data | jq .read_latency")]
+  archfs stats /dev/shm/$USER-data
+  archfs stats --json /dev/shm/$USER-data | jq .read_latency")]
 pub(super) struct Args {
     /// Where it is mounted
     mountpoint: PathBuf,

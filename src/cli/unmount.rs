@@ -1,18 +1,20 @@
 //! `archfs unmount`: end a mount, alive or dead.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::bar::Bar;
 use super::{exit, term};
-use crate::error::Result;
-use crate::lifecycle::{self, Detach, Unmounted};
+use crate::error::{Error, Result};
+use crate::lifecycle::{self, Detach, Task, Unmounted};
 use crate::log::Verbosity;
 
 /// Unmount; also clears a mount whose daemon is dead
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  archfs unmount /dev/shm/data
-  archfs unmount --lazy /dev/shm/data     (also while files of it are open)")]
+  archfs unmount /dev/shm/$USER-data
+  archfs unmount --lazy /dev/shm/$USER-data          (also while files of it are open)
+  archfs unmount --all-nodes /dev/shm/$USER-data     (on every node of the Slurm job)")]
 pub(super) struct Args {
     /// Where it is mounted
     #[arg(required = true, value_name = "MOUNTPOINT")]
@@ -26,15 +28,63 @@ pub(super) struct Args {
     /// if it is in use, unless others hold it
     #[arg(long, value_name = "PID", conflicts_with = "lazy")]
     held_by: Option<i32>,
+
+    /// Undo `mount --all-nodes`: unmount on every node of the Slurm job
+    #[arg(long, conflicts_with = "held_by")]
+    all_nodes: bool,
+
+    /// This is a task of the step that does so
+    #[arg(long, hide = true, conflicts_with = "all_nodes")]
+    step_task: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(Verbosity::Usual, None)?;
+    if args.all_nodes {
+        return unmount_on_all_nodes(args);
+    }
+    if args.step_task {
+        let task = Task::own(None);
+        if !task.begin()? {
+            return Ok(0);
+        }
+        let status = unmount_all(args);
+        if status == 0 {
+            task.finish();
+        } else {
+            task.fail(status);
+        }
+        return Ok(0);
+    }
+    Ok(unmount_all(args))
+}
+
+fn unmount_on_all_nodes(args: &Args) -> Result<u8> {
+    let mut arguments = ["unmount", "--step-task"].map(OsString::from).to_vec();
+    if args.lazy {
+        arguments.push("--lazy".into());
+    }
+    arguments.push("--".into());
+    for mountpoint in &args.mountpoints {
+        let absolute = std::path::absolute(mountpoint).map_err(|error| {
+            Error::io(format!("{}: cannot be used", mountpoint.display()), error)
+        })?;
+        arguments.push(absolute.into());
+    }
+    let Some((failed, status)) = lifecycle::unmount_by_step(&arguments)? else {
+        return Ok(0);
+    };
+    term::tell(&format!("not unmounted on {}", failed.join(", ")));
+    Ok(status)
+}
+
+/// Unmounts here; returns the exit status.
+fn unmount_all(args: &Args) -> u8 {
     let how = if args.lazy { Detach::Lazily } else { Detach::IfIdle };
     let mut status = 0;
     for mountpoint in &args.mountpoints {
-        let place = mountpoint.display();
-        let bar = Bar::wait(&format!("unmounting {place}"));
+        let mount_point = mountpoint.display();
+        let bar = Bar::wait(&format!("unmounting {mount_point}"));
         let outcome = match args.held_by {
             Some(pid) => lifecycle::give_back(mountpoint, pid),
             None => lifecycle::unmount(mountpoint, how),
@@ -42,9 +92,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         drop(bar);
         match outcome {
             Ok(Unmounted::Gone) => {}
-            Ok(Unmounted::Stays) => term::tell(&format!("{place}: stays mounted")),
+            Ok(Unmounted::Stays) => term::tell(&format!("{mount_point}: stays mounted")),
             Ok(Unmounted::HeldByOthers(others)) => {
-                term::tell(&format!("{place}: still held by process {others}"));
+                term::tell(&format!("{mount_point}: still held by process {others}"));
             }
             Err(error) => {
                 term::show_error(&error);
@@ -52,5 +102,5 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             }
         }
     }
-    Ok(status)
+    status
 }

@@ -14,8 +14,8 @@ use crate::lifecycle;
     after_help = "Exit status: 0 when it can be read; 5 where something else is mounted; 6 when the time is over.
 
 Examples:
-  archfs wait /dev/shm/data
-  archfs wait /dev/shm/data --timeout 5m && python train.py /dev/shm/data"
+  archfs wait /dev/shm/$USER-data
+  archfs wait /dev/shm/$USER-data --timeout 5m && python train.py /dev/shm/$USER-data"
 )]
 pub(super) struct Args {
     /// Where it will be mounted
@@ -27,7 +27,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    let place = args.mountpoint.display();
-    let _bar = Bar::wait(&format!("waiting for a mount at {place}"));
+    let mount_point = args.mountpoint.display();
+    let _bar = Bar::wait(&format!("waiting for a mount at {mount_point}"));
     lifecycle::wait(&args.mountpoint, args.timeout).map(|()| 0)
 }

@@ -20,6 +20,7 @@
 
 use std::path::PathBuf;
 
+use crate::cache::Budget;
 use crate::error::{Error, Result};
 use crate::ordered::try_ordered;
 use crate::progress::Progress;
@@ -58,6 +59,8 @@ pub struct OpenOptions {
     pub offset: u64,
     /// Memory for decoded blocks, bytes, for all archives together.
     pub cache_bytes: u64,
+    /// Makes those caches smaller and larger while they serve.
+    pub budget: Budget,
     /// Whether archives stored in an archive are shown as folders.
     pub recursive: bool,
     /// Where the saved index of a tar is, instead of the usual places.

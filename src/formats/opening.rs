@@ -45,8 +45,10 @@ impl Memory {
         let workers = Arc::clone(&shared.workers);
         let chunks = ChunkCache::new(chunk_bytes, GIANT_CHUNK_MAX, workers);
         chunks.report_to(&options.stats);
+        let chunks = Arc::new(chunks);
+        chunks.draw_on(&options.budget);
         Self {
-            chunks: Arc::new(chunks),
+            chunks,
             chunk_bytes,
             image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
             inner: AtomicU64::new(0),
@@ -167,6 +169,7 @@ impl Opening<'_> {
         let own = if self.options.recursive { self.sharing(2) } else { *self };
         let image = SquashFs::open(name, storage, own.image_bytes, &self.memory.shared)?;
         image.report_to(&self.options.stats);
+        image.draw_on(&self.options.budget);
         let mut tree: Arc<dyn Tree> = Arc::<SquashFs>::clone(&image);
         let mut parts = Vec::new();
         if self.options.recursive && depth < NESTING_MAX {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use fuser::{InitFlags, KernelConfig};
+use fuser::{Errno, FileHandle, FopenFlags, InitFlags, KernelConfig, ReplyOpen};
 
 /// How long the kernel may keep names, attributes and the absence of names: for ever, since an
 /// archive never changes. Seconds; the kernel caps it far below overflow.
@@ -31,9 +31,9 @@ const WANTED: [(InitFlags, &str); 9] = [
     (InitFlags::FUSE_READDIRPLUS_AUTO, "adaptive readdirplus"),
     // A link is read once.
     (InitFlags::FUSE_CACHE_SYMLINKS, "symlink cache"),
-    // No OPEN and no OPENDIR after the first of each, and the page cache stays on open.
-    (InitFlags::FUSE_NO_OPEN_SUPPORT, "open without a request"),
-    (InitFlags::FUSE_NO_OPENDIR_SUPPORT, "opendir without a request"),
+    // No OPEN and no OPENDIR after the first of each; see `Opening`.
+    (NO_OPEN, "open without a request"),
+    (NO_OPENDIR, "opendir without a request"),
     // Several readahead requests of one file may be under way.
     (InitFlags::FUSE_ASYNC_READ, "asynchronous reads"),
     // Reads of direct I/O are sent side by side too.
@@ -42,8 +42,57 @@ const WANTED: [(InitFlags, &str); 9] = [
     (InitFlags::FUSE_MAX_PAGES, "large requests"),
 ];
 
+const NO_OPEN: InitFlags = InitFlags::FUSE_NO_OPEN_SUPPORT;
+const NO_OPENDIR: InitFlags = InitFlags::FUSE_NO_OPENDIR_SUPPORT;
+
+/// How OPEN or OPENDIR is answered.
+///
+/// ENOSYS saves a request for each open(2), but only a kernel that offers it in INIT takes it for
+/// success. Linux does so for OPEN since 3.15 and for OPENDIR since 5.1; before that the error goes
+/// to the caller, and no directory can be listed. The other answer works on every kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opening {
+    /// ENOSYS: the kernel sends no more of these requests, and no RELEASE or RELEASEDIR.
+    WithoutRequest,
+    /// Success with file handle 0 and these flags. A RELEASE or RELEASEDIR follows.
+    WithRequest(FopenFlags),
+}
+
+impl Opening {
+    pub(super) fn answer(self, reply: ReplyOpen) {
+        match self {
+            Self::WithoutRequest => reply.error(Errno::ENOSYS),
+            Self::WithRequest(flags) => reply.opened(FileHandle(0), flags),
+        }
+    }
+}
+
+/// What archfs and the kernel agreed on in INIT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Agreement {
+    pub(super) files: Opening,
+    pub(super) directories: Opening,
+}
+
+impl Agreement {
+    /// The agreement with a kernel that offers `offered`. The flags are those that the kernel sets
+    /// itself where it sends no request: without KEEP_CACHE each open drops the cached pages, and
+    /// without CACHE_DIR (Linux 4.20; older kernels ignore it) no listing is cached.
+    pub(super) fn with(offered: InitFlags) -> Self {
+        let opening = |flag, flags| match offered.contains(flag) {
+            true => Opening::WithoutRequest,
+            false => Opening::WithRequest(flags),
+        };
+        let keep = FopenFlags::FOPEN_KEEP_CACHE;
+        Self {
+            files: opening(NO_OPEN, keep),
+            directories: opening(NO_OPENDIR, keep | FopenFlags::FOPEN_CACHE_DIR),
+        }
+    }
+}
+
 /// Asks the kernel for what this file lists, at the start of a session.
-pub(super) fn negotiate(config: &mut KernelConfig) {
+pub(super) fn negotiate(config: &mut KernelConfig) -> Agreement {
     for (flag, what) in WANTED {
         if config.add_capabilities(flag).is_err() {
             log::info!("this kernel has no {what}; going on without");
@@ -60,6 +109,7 @@ pub(super) fn negotiate(config: &mut KernelConfig) {
         let _ = config.set_max_readahead(most);
     }
     let _ = config.set_max_write(1 << 20);
+    Agreement::with(config.capabilities())
 }
 
 /// How many event loops serve a mount.

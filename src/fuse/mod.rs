@@ -6,8 +6,14 @@
 //! reply.
 //!
 //! What the kernel does for us, once it is told that nothing ever changes: names, attributes,
-//! pages, directory listings and links stay in its caches without limit, OPEN, OPENDIR, FLUSH and
-//! RELEASE are never sent again after their first ENOSYS, so a warm epoch makes no request at all.
+//! pages, directory listings and links stay in its caches without limit. OPEN, OPENDIR and FLUSH
+//! are never sent again after their first ENOSYS, and RELEASE not at all, so a warm epoch makes no
+//! request.
+//!
+//! Kernels before 5.1 do not accept ENOSYS to OPENDIR, nor those before 3.15 ENOSYS to OPEN. There
+//! a warm epoch opens and releases each directory (or file) by request, but reads nothing: pages
+//! and listings stay cached, except that kernels before 4.20 cache no listing. INIT says which
+//! kernel it is (`config::Opening`); FLUSH and ACCESS have taken ENOSYS since Linux 2.6.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -19,9 +25,10 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
-    Filesystem, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    Filesystem, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 
 use crate::inject;
@@ -34,7 +41,7 @@ mod reply;
 
 pub use config::{SessionShape, session_shape};
 
-use config::ttl;
+use config::{Agreement, ttl};
 use reply::{GENERATION, NO_PARENT, errno, file_attr, file_type, negative_attr, unknown_attr};
 
 /// The longest target of a symbolic link that the kernel takes, bytes, with the NUL it adds
@@ -52,13 +59,15 @@ pub struct ArchiveFilesystem {
     stats: Arc<Stats>,
     /// How long the kernel may keep what it was told.
     ttl: Duration,
+    /// What INIT agreed on. Before INIT, what every kernel accepts.
+    agreement: Agreement,
 }
 
 impl ArchiveFilesystem {
     /// Serves `tree`, and counts in `stats` what is asked of it. The kernel asks again often enough
     /// that no use of it goes unnoticed for `idle`, if any.
     pub fn new(tree: Arc<dyn Tree>, stats: Arc<Stats>, idle: Option<Duration>) -> Self {
-        Self { tree, stats, ttl: ttl(idle) }
+        Self { tree, stats, ttl: ttl(idle), agreement: Agreement::with(InitFlags::empty()) }
     }
 }
 
@@ -85,7 +94,7 @@ macro_rules! answer_all {
 
 impl Filesystem for ArchiveFilesystem {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        config::negotiate(config);
+        self.agreement = config::negotiate(config);
         Ok(())
     }
 
@@ -272,12 +281,41 @@ impl Filesystem for ArchiveFilesystem {
         reply.statfs(blocks, 0, 0, totals.inodes, 0, unit, longest, unit);
     }
 
-    // ENOSYS to these four means "not needed": the kernel succeeds for the caller and never asks
-    // again.
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.stats.count(Operation::Other);
+        self.agreement.files.answer(reply);
+    }
+
+    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.stats.count(Operation::Other);
+        self.agreement.directories.answer(reply);
+    }
+
+    // An open file or directory has no state here, so there is nothing to release. That matters:
+    // some kernels send no RELEASEDIR once they have taken ENOSYS to OPEN.
+    fn release(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _flags: OpenFlags,
+        _lock: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.stats.count(Operation::Other);
+        reply.ok();
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, _: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.stats.count(Operation::Other);
+        reply.ok();
+    }
+
+    // ENOSYS to these two means "not needed" on every kernel: the caller succeeds, and the kernel
+    // never asks again.
     answer_all! {
         ENOSYS:
-        open(INodeNo, OpenFlags) -> ReplyOpen;
-        opendir(INodeNo, OpenFlags) -> ReplyOpen;
         flush(INodeNo, FileHandle, LockOwner) -> ReplyEmpty;
         access(INodeNo, AccessFlags) -> ReplyEmpty;
     }

@@ -10,66 +10,38 @@ use std::time::Duration;
 use crate::log::Verbosity;
 use crate::vfs::ViewOptions;
 
-mod answer;
-mod attach;
-mod batch;
-mod child;
-mod clone;
+mod commands;
 mod daemon;
-mod descriptor;
 pub mod doctor;
-mod fusermount;
-mod gc;
-mod hold;
-mod holder;
-mod inherited;
-mod interrupt;
-mod join;
-mod launcher;
-mod lease;
-mod leftover;
-mod list;
+mod job_step;
 mod mount;
-mod mounted;
-mod mountinfo;
-mod mountpoint;
-mod namespace;
-mod occupant;
-mod pinned;
-mod process;
-#[cfg(test)]
-mod proof;
-mod quiet;
-mod registry;
-mod release;
-mod report;
-mod session;
-mod signals;
-mod snapshot;
-mod stage;
-mod trim;
-mod unmount;
-mod wait;
+mod share;
+mod system;
 
-pub use attach::Detach;
-pub use batch::killed_with;
-pub use child::{Outcome, Privacy, run};
+pub use commands::gc::{Cleared, gc};
+pub use commands::holder::{Holder, HolderChoice, choose as choose_holder};
+pub use commands::interrupt::Interrupt;
+pub use commands::list::{Listed, State, list, stats};
+pub use commands::mount::{Caller, Mounted, mount};
+pub use commands::run::{Outcome, Privacy, run};
+pub use commands::unmount::{Unmounted, give_back, unmount};
+pub use commands::wait::wait;
+pub use daemon::hold::Lifetime;
+pub use daemon::signals::{ignore_others, leave_to_system_calls};
+pub use daemon::snapshot::Snapshot;
 pub use daemon::{check_ready, serve_in_background, serve_in_foreground};
-pub use gc::{Cleared, gc};
-pub use hold::Terms;
-pub use holder::{Holder, Wish, choose as choose_holder};
-pub use interrupt::Interrupt;
-pub use list::{Listed, State, list, stats};
-pub use mount::{Caller, Mounted, mount};
-pub use process::ProcessId;
-pub use signals::leave_to_system_calls;
-pub use snapshot::Snapshot;
-pub use unmount::{Unmounted, give_back, unmount};
-pub use wait::wait;
+pub use job_step::{
+    JobStep, Nodes, Outcome as StepOutcome, Task, mount as mount_by_step,
+    unmount as unmount_by_step,
+};
+pub use mount::descriptor_path::resolve_descriptors;
+pub use mount::detach::Detach;
+pub use system::batch::killed_with;
+pub use system::process::ProcessId;
 
 /// How the mount of a daemon in the background comes to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ConnectionSource {
     /// The daemon mounts.
     Mount,
     /// Its launcher mounts in a namespace of its own and hands over the connection to the kernel.
@@ -96,7 +68,7 @@ pub struct MountPlan {
     /// Whether other users may enter.
     pub access: Access,
     /// How long it holds.
-    pub terms: Terms,
+    pub lifetime: Lifetime,
     /// Memory for decoded blocks, bytes; `None` for the default.
     pub cache_bytes: Option<u64>,
     /// How long without a request until that memory is given back; `None` for never.

@@ -96,6 +96,8 @@ pub struct Stats {
     caches: Mutex<Caches>,
     /// How often their memory was given back.
     releases: AtomicU64,
+    /// What they may take now, bytes.
+    budget: AtomicU64,
     alarm: Alarm,
 }
 
@@ -134,6 +136,8 @@ pub struct Totals {
     pub data: CacheCounts,
     /// How often the memory of both was given back since nobody read.
     pub releases: u64,
+    /// What both may take now, bytes.
+    pub budget: u64,
 }
 
 impl Totals {
@@ -181,6 +185,11 @@ impl Stats {
         self.releases.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Notes that the caches may take `bytes` from now on.
+    pub fn set_budget(&self, bytes: u64) {
+        self.budget.store(bytes, Ordering::Relaxed);
+    }
+
     /// Has `call` made by the next request after each `set_alarm`. To be called once.
     pub fn connect_alarm(&self, call: Box<dyn Fn() + Send + Sync>) {
         self.alarm.connect(call);
@@ -218,6 +227,7 @@ impl Stats {
         totals.metadata = caches.counts(Held::Metadata);
         totals.data = caches.counts(Held::Data);
         totals.releases = self.releases.load(Ordering::Relaxed);
+        totals.budget = self.budget.load(Ordering::Relaxed);
         totals
     }
 
@@ -234,8 +244,9 @@ impl Stats {
 impl Default for Stats {
     fn default() -> Self {
         let stripes = (0..STRIPES).map(|_| OnceLock::new()).collect();
-        let (caches, releases, alarm) = (Mutex::default(), AtomicU64::new(0), Alarm::default());
-        Self { stripes, caches, releases, alarm }
+        let (caches, alarm) = (Mutex::default(), Alarm::default());
+        let [releases, budget] = [const { AtomicU64::new(0) }; 2];
+        Self { stripes, caches, releases, budget, alarm }
     }
 }
 

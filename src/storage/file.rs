@@ -62,7 +62,8 @@ impl FileStorage {
     /// Opens `path`, a regular file or a block device.
     ///
     /// # Errors
-    /// `NotFound`, `IsADirectory`, `UnknownFormat` for another kind of file, else `Io`.
+    /// `NotFound`, `IsADirectory`, `Usage` for a pipe, `UnknownFormat` for another kind of file,
+    /// else `Io`.
     pub fn open(path: &Path) -> Result<Self> {
         let (file, identity) = opened(path)?;
         Ok(Self { handle: Handle::Open(file), path: path.to_owned(), identity })
@@ -168,6 +169,11 @@ fn opened(path: &Path) -> Result<(File, Identity)> {
         let context = format!("{shown}: is a directory, not an archive");
         return Err(Error::new(Kind::IsADirectory, context)
             .with_hint("pack it first: archfs pack DIRECTORY data.sqfs"));
+    }
+    if kind.is_fifo() {
+        let context = format!("{shown}: a pipe; archfs needs a file");
+        return Err(Error::new(Kind::Usage, context)
+            .with_hint("an archive is read at any offset: write the output to a file first"));
     }
     if !kind.is_file() && !kind.is_block_device() {
         let context = format!("{shown}: neither a file nor a block device");

@@ -27,7 +27,7 @@ pub use file::{FileStorage, Identity};
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;
-pub use trust::{is_trusted, weak_point};
+pub use trust::{is_trusted, is_unmapped, weak_point};
 pub use unlinked::{free_bytes, is_in_memory, reserve, unlinked};
 pub use window::Window;
 

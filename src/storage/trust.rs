@@ -5,8 +5,11 @@
 //! rename a folder may replace all that is below it.
 //!
 //! A folder where everybody may write is safe only with the sticky bit, and then for what belongs
-//! to the user or to root. Root is also who owns `/`: in a container without that user all that is
-//! root's outside looks like nobody's. Members of a group are trusted, as they share a project.
+//! to the user or to root, or to whoever owns `/`. Members of a group are trusted, as they share a
+//! project.
+//!
+//! A user namespace shows every owner without a number in it as the overflow uid (65534), root and
+//! all other users alike. So nothing of that owner is trusted but `/`.
 
 use std::fs::{self, Metadata};
 use std::io::ErrorKind;
@@ -21,7 +24,35 @@ const LINKS_MAX: usize = 40;
 /// Whether the owner of a file is this user or root.
 pub fn is_trusted(found: &Metadata) -> bool {
     let root = || fs::symlink_metadata("/").is_ok_and(|root| root.uid() == found.uid());
-    found.uid() == geteuid().as_raw() || found.uid() == 0 || root()
+    let is_known = found.uid() == geteuid().as_raw() || found.uid() == 0 || root();
+    is_known && !is_unmapped(found.uid())
+}
+
+/// Whether `uid` stands for all users who have no number in this user namespace.
+pub fn is_unmapped(uid: u32) -> bool {
+    let number = |path| fs::read_to_string(path).ok()?.trim().parse().ok();
+    let overflow = number("/proc/sys/kernel/overflowuid").unwrap_or(OVERFLOW_UID);
+    // A kernel without user namespaces has no map, and a new namespace an empty one.
+    let is_in_map = || fs::read_to_string("/proc/self/uid_map").map_or(true, |map| maps(&map, uid));
+    uid == overflow && !is_in_map()
+}
+
+/// The overflow uid of a kernel that nobody has configured.
+const OVERFLOW_UID: u32 = 65_534;
+
+/// Whether `map`, lines of "first number here, first number outside, count", has `uid`. Outside of
+/// user namespaces it has all.
+fn maps(map: &str, uid: u32) -> bool {
+    let has = |line: &str| {
+        let mut fields = line.split_ascii_whitespace().map(str::parse::<u64>);
+        let (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) =
+            (fields.next(), fields.next(), fields.next())
+        else {
+            return false;
+        };
+        u64::from(uid).checked_sub(first).is_some_and(|offset| offset < count)
+    };
+    map.lines().any(has)
 }
 
 /// The first file, folder or link on the way to `path` that somebody else than this user and root
@@ -108,6 +139,15 @@ mod tests {
                 assert_eq!(weak_point(path), weak, "{mode:o} {}", path.display());
             }
         }
+    }
+
+    #[test]
+    fn a_number_that_a_user_namespace_does_not_map_is_nobodys() {
+        let all = "         0          0 4294967295\n";
+        let own = "      1000       1000          1\n";
+        let many = "0 1000 1\n1 100000 65536\n";
+        assert!(maps(all, 65_534) && maps(many, 65_534) && !maps(own, 65_534) && !maps("", 65_534));
+        assert!(maps(own, 1000) && !maps(own, 1001) && !maps(own, 0));
     }
 
     #[test]

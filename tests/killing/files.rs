@@ -15,15 +15,13 @@ pub(crate) fn folder(user: u32) -> PathBuf {
 
 /// What the names of the files about `place`, where that user has just mounted, begin with.
 pub(crate) fn start_of_names(user: u32, place: &Path) -> String {
-    let is_record = |path: &PathBuf| path.extension() == Some("record".as_ref());
+    let is_record = |path: &PathBuf| path.extension() == Some("mount".as_ref());
     let record = entries(user).into_iter().find(|path| is_record(path) && names_place(path, place));
     let record = record.expect("a record of the mount");
     let start = record.file_stem().unwrap().to_str().unwrap().to_owned();
     // Else nothing would ever be found by it.
-    for kind in ["socket", "lock"] {
-        let file = folder(user).join(format!("{start}.{kind}"));
-        assert!(fs::symlink_metadata(&file).is_ok(), "{} is not there", file.display());
-    }
+    let socket = folder(user).join(format!("{start}.socket"));
+    assert!(fs::symlink_metadata(&socket).is_ok(), "{} is not there", socket.display());
     start
 }
 

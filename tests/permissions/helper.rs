@@ -100,6 +100,28 @@ fn one_of_the_users_own_is_run_where_there_is_no_other() {
     assert!(!Path::new(&owner.place).exists());
 }
 
+/// In a user namespace that maps one user alone, the files of all others look alike, those of root
+/// included.
+#[test]
+fn in_a_user_namespace_no_helper_of_an_unmapped_user_is_run() {
+    let Some(scene) = scene() else { return };
+    let owner = &scene.owner;
+    let marks = scene.folder_of(OTHER, "marks", 0o777).join("ran");
+    let theirs = scene.folder_of(OTHER, "theirs", 0o755);
+    let helper = theirs.join("fusermount3");
+    fs::write(&helper, format!("#!/bin/sh\n: > {}\nexit 1\n", marks.display())).unwrap();
+    std::os::unix::fs::chown(&helper, Some(OTHER), Some(OTHER)).unwrap();
+    fs::set_permissions(&helper, fs::Permissions::from_mode(0o755)).unwrap();
+    for unshare in ["unshare --user --map-current-user", "unshare --user"] {
+        let path = format!("PATH={}:$PATH", theirs.display());
+        let line = format!("{unshare} env {path} $ARCHFS mount -q --keep $IMAGE mount");
+        let refused = owner.runs(&line);
+        assert!(!marks.exists(), "{unshare}: {}", said(&refused));
+        assert_eq!(refused.status.code(), Some(4), "{unshare}: {}", said(&refused));
+        assert!(said(&refused).contains("does not map the owner of"), "{}", said(&refused));
+    }
+}
+
 #[test]
 fn variables_of_the_helper_and_the_loader_change_nothing() {
     let Some(Scene { _device, owner, stage: _stage, .. }) = scene() else { return };

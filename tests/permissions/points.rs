@@ -4,6 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 
 use super::support::mount::{CleanUp, is_mounted, unmount};
+use super::support::stage::Talker;
 use super::support::{archfs, run, wait_until};
 use super::{OTHER, Scene, done, out, said, scene};
 
@@ -89,6 +90,19 @@ fn root_unmounts_what_others_have_mounted_and_others_do_not() {
     assert!(!out(&run(archfs().arg("list"))).contains(owner.place.to_str().unwrap()));
     run(archfs().args(["gc", "-q"]));
     assert_eq!(done(owner, "cat mount/hello"), "hello, world\n");
+    // Held by a command of its user, it is left to that.
+    let holds = "$ARCHFS run -q $IMAGE mount -- sh -c 'echo started; read x; cat mount/hello'";
+    let mut holder = Talker::start(&mut owner.bash(holds));
+    assert_eq!(holder.line(), "started");
+    let held = archfs().arg("unmount").arg(&owner.place).output().unwrap();
+    assert!(said(&held).contains("still held by process ") && is_mounted(&owner.place));
+    let held = archfs().arg("unmount").arg(&owner.place).output().unwrap();
+    assert_eq!(held.status.code(), Some(1), "{}", said(&held));
+    holder.write("\n");
+    assert_eq!(holder.line(), "hello, world");
+    assert_eq!(holder.end(), Some(0));
+    assert!(!is_mounted(&owner.place));
+    done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
     unmount(&owner.place);
     assert!(!is_mounted(&owner.place));
     wait_until("its daemon has cleared up", || !owner.place.exists() && !owner.registry().exists());

@@ -75,6 +75,20 @@ impl Group {
         }
     }
 
+    /// Where its files are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The words for mount(8) that mount its hierarchy.
+    pub fn mount_words(&self) -> &'static str {
+        match (self.is_first_version, self.bound) {
+            (true, Bound::Memory) => "-t cgroup -o memory none",
+            (true, Bound::Threads) => "-t cgroup -o pids none",
+            (false, _) => "-t cgroup2 none",
+        }
+    }
+
     /// What a shell in the group makes of `line`.
     pub fn run(&self, line: &str) -> Output {
         let script = format!("echo $$ > {}/cgroup.procs; {line}", self.folder.display());

@@ -31,8 +31,7 @@ fn batch(batch: Option<&Batch>) -> Check {
     if let Some(killed_with) = killed_with {
         let text =
             format!("{text}; all that it starts is killed with {killed_with} (proctrack/cgroup)");
-        let remedy =
-            "exec archfs run ... leaves no dead mount; a plain archfs mount may (docs/SLURM.md)";
+        let remedy = "archfs mount needs srun to leave no stale mount here; exec archfs run needs nothing (docs/SLURM.md)";
         return Check::note(NAME, text, Some(remedy.into()));
     }
     Check::good(NAME, text)

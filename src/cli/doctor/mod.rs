@@ -39,9 +39,9 @@ pub(super) struct Args {
     #[arg(long, hide = true, value_name = "STEP")]
     step: Option<Step>,
 
-    /// The file that the step reads
+    /// The mount point that the step reads
     #[arg(hide = true, requires = "step")]
-    file: Option<PathBuf>,
+    mount_point: Option<PathBuf>,
 }
 
 /// What is tried by a process of its own.
@@ -49,7 +49,7 @@ pub(super) struct Args {
 enum Step {
     /// Enter a namespace.
     Namespace,
-    /// Read the file of the trial.
+    /// List and read the mount of the trial.
     Read,
 }
 
@@ -69,7 +69,7 @@ const STEPS: Steps = Steps {
         let pid = pid.to_string();
         words(&["mount", "--quiet", "--until-pid", &pid], [archive.into(), place.into()])
     },
-    check: |file| words(&["doctor", "--step", "read"], [file.into()]),
+    check: |mount_point| words(&["doctor", "--step", "read"], [mount_point.into()]),
     unmount: |place| words(&["unmount", "--lazy"], [place.into()]),
     run: |archive, place, command| {
         let paths = [archive.into(), place.into(), "--".into()];
@@ -88,9 +88,11 @@ fn words<const N: usize>(words: &[&str], paths: [OsString; N]) -> Vec<OsString> 
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(Verbosity::Quiet, None)?;
-    match (args.step, &args.file) {
+    match (args.step, &args.mount_point) {
         (Some(Step::Namespace), _) => return doctor::check_namespace().map(|()| 0),
-        (Some(Step::Read), Some(file)) => return doctor::check_file(file).map(|()| 0),
+        (Some(Step::Read), Some(mount_point)) => {
+            return doctor::check_mount(mount_point).map(|()| 0);
+        }
         _ => {}
     }
     // Where no thread can be started, that is among what is told.

@@ -28,6 +28,7 @@ pub(super) fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
     };
     vec![
         places(&node.places),
+        records(node),
         broken(node),
         judged(descriptors(node.descriptors)),
         processes(node.processes),
@@ -60,6 +61,23 @@ fn places(places: &[Place]) -> Check {
     }
     let remedy = "mount and --stage where there is room; a mount itself takes none";
     Check::note(NAME, text, Some(remedy.into()))
+}
+
+fn records(node: &Node) -> Check {
+    const NAME: &str = "records";
+    match &node.records {
+        Ok(directory) if directory.starts_with("/tmp") => {
+            Check::good(NAME, format!("{} can be written", directory.display()))
+        }
+        Ok(directory) => {
+            let text = format!("{} is used, because /tmp cannot be written", directory.display());
+            Check::note(NAME, text, Some("free space in /tmp".into()))
+        }
+        Err(error) => {
+            let remedy = error.hint().unwrap_or("free space in the directory above it");
+            Check::problem(NAME, error.to_string(), remedy)
+        }
+    }
 }
 
 fn broken(node: &Node) -> Check {

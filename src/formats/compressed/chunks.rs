@@ -8,11 +8,11 @@
 use std::ops::Range;
 
 use super::turns::Turns;
-use crate::cache::{Cache, Fetch, Readahead, Request, Workers};
+use crate::cache::{Budget, Cache, Fetch, Part, Readahead, Request, Resize, Workers};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::stats::{Held, Stats};
-use crate::sync::{Arc, Weak};
+use crate::sync::{Arc, AtomicU64, Ordering, Weak};
 use crate::vfs::SharedBytes;
 
 /// How much memory decoding a chunk takes, in sizes of the chunk: the decoder's output, the copy of
@@ -34,7 +34,9 @@ const AHEAD_LEAST: u64 = 8;
 /// By archive number and chunk number.
 pub(crate) struct ChunkCache {
     cache: Cache<(u32, u32), SharedBytes>,
-    capacity: u64,
+    /// The capacity it was made with, and now, bytes.
+    whole: u64,
+    capacity: AtomicU64,
     turns: Turns,
     /// Who reads an archive in order, by its number.
     readahead: Readahead,
@@ -47,7 +49,8 @@ impl ChunkCache {
     pub(crate) fn new(capacity: u64, heaviest: u64, workers: Arc<Workers>) -> Self {
         Self {
             cache: Cache::new(capacity, heaviest),
-            capacity,
+            whole: capacity,
+            capacity: AtomicU64::new(capacity),
             turns: Turns::new(capacity),
             readahead: Readahead::new(capacity),
             workers,
@@ -57,6 +60,12 @@ impl ChunkCache {
     /// Has `stats` ask what it did.
     pub(crate) fn report_to(&self, stats: &Stats) {
         self.cache.report_to(stats, Held::Data);
+    }
+
+    /// Becomes smaller and larger with `budget`.
+    pub(crate) fn draw_on(self: &Arc<Self>, budget: &Budget) {
+        let itself = Arc::downgrade(self);
+        budget.add(itself);
     }
 
     /// Takes note of a read of `range` of the decoded bytes of `archive`, which are `len`; returns
@@ -73,7 +82,7 @@ impl ChunkCache {
     /// Has `by` fetch chunk `number` of `len` bytes ahead of a reader; tells whether to ask on.
     /// Not one so large that what is being read would have to make room for it.
     pub(super) fn decode_ahead(&self, by: Weak<dyn Fetch>, number: usize, len: u64) -> bool {
-        len.saturating_mul(AHEAD_LEAST) <= self.capacity
+        len.saturating_mul(AHEAD_LEAST) <= self.capacity.load(Ordering::Relaxed)
             && self.workers.submit(Request { by, file: length(number), range: 0..len })
     }
 
@@ -104,6 +113,16 @@ impl ChunkCache {
             };
             decode()
         })
+    }
+}
+
+impl Resize for ChunkCache {
+    fn resize(&self, part: Part) {
+        let capacity = part.of(self.whole);
+        self.capacity.store(capacity, Ordering::Relaxed);
+        self.turns.set_room(capacity);
+        self.readahead.set_capacity(capacity);
+        self.cache.resize(part);
     }
 }
 

@@ -13,7 +13,6 @@ mod model;
 /// A bounded amount of decoding.
 #[derive(Debug)]
 pub(super) struct Turns {
-    room: u64,
     /// Taken alone, never while decoding.
     state: Mutex<State>,
     /// A turn began or ended.
@@ -22,6 +21,8 @@ pub(super) struct Turns {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Bytes that those with a turn may take.
+    room: u64,
     /// Bytes that those with a turn take.
     taken: u64,
     /// The ticket of who comes next, and of who is the next to have a turn.
@@ -39,7 +40,14 @@ pub(super) struct Turn<'t> {
 impl Turns {
     /// Turns that take at most `room` bytes together.
     pub(super) fn new(room: u64) -> Self {
-        Self { room, state: Mutex::default(), changed: Condvar::new() }
+        let state = Mutex::new(State { room, ..State::default() });
+        Self { state, changed: Condvar::new() }
+    }
+
+    /// From now on turns take at most `room` bytes together; those that have begun go on.
+    pub(super) fn set_room(&self, room: u64) {
+        self.state.lock().room = room;
+        self.changed.notify_all();
     }
 
     /// A turn that takes `bytes`, once there is room and all who came before have theirs.
@@ -47,7 +55,7 @@ impl Turns {
         let mut state = self.state.lock();
         let ticket = state.next;
         state.next = state.next.wrapping_add(1);
-        while ticket != state.serving || !self.fits(&state, bytes) {
+        while ticket != state.serving || !fits(&state, bytes) {
             self.changed.wait(&mut state);
         }
         state.serving = state.serving.wrapping_add(1);
@@ -61,16 +69,16 @@ impl Turns {
     /// The same at once, or `None`: for work that can wait, and shall make nobody else wait.
     pub(super) fn now(&self, bytes: u64) -> Option<Turn<'_>> {
         let mut state = self.state.lock();
-        if state.next != state.serving || !self.fits(&state, bytes) {
+        if state.next != state.serving || !fits(&state, bytes) {
             return None;
         }
         state.taken = state.taken.saturating_add(bytes);
         Some(Turn { turns: self, bytes })
     }
+}
 
-    fn fits(&self, state: &State, bytes: u64) -> bool {
-        state.taken == 0 || state.taken.saturating_add(bytes) <= self.room
-    }
+fn fits(state: &State, bytes: u64) -> bool {
+    state.taken == 0 || state.taken.saturating_add(bytes) <= state.room
 }
 
 impl Drop for Turn<'_> {
@@ -114,6 +122,23 @@ mod tests {
         });
         assert_eq!(order.into_inner(), [300, 10]);
         assert_eq!(turns.state.lock().taken, 0);
+    }
+
+    #[test]
+    fn who_waits_gets_a_turn_when_there_is_more_room() {
+        let turns = Turns::new(100);
+        turns.set_room(10);
+        let first = turns.wait(60);
+        assert!(turns.now(5).is_none(), "60 of 10 are taken");
+        thread::scope(|scope| {
+            let second = scope.spawn(|| drop(turns.wait(40)));
+            while waiting(&turns) < 1 {
+                thread::yield_now();
+            }
+            turns.set_room(100);
+            second.join().unwrap();
+        });
+        drop(first);
     }
 
     #[test]

@@ -12,7 +12,7 @@
 
 use super::inode::{InodeRef, RegularBody};
 use super::metadata::{Cursor, Metadata, Position};
-use crate::cache::{Cache, Cached};
+use crate::cache::{Cache, Cached, Part};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::SQUASHFS_FILE_BLOCKS_MAX;
@@ -89,6 +89,11 @@ impl BlockLists {
     /// Has `stats` ask what its cache did.
     pub(super) fn report_to(&self, stats: &Stats) {
         self.checkpoints.report_to(stats, Held::Metadata);
+    }
+
+    /// Lets its cache use `part` of its capacity.
+    pub(super) fn resize(&self, part: Part) {
+        self.checkpoints.resize(part);
     }
 
     /// Frees the checkpoints.

@@ -18,7 +18,7 @@ use super::inode::{InodeRef, RegularBody, Tail};
 use super::metadata::{Cursor, Metadata};
 use super::pieces::{Piece, Pieces};
 use super::table::Table;
-use crate::cache::{Block, BlockPool, BlockPools, Cache};
+use crate::cache::{Block, BlockPool, BlockPools, Cache, Part};
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
@@ -84,6 +84,12 @@ impl Data {
     pub(super) fn report_to(&self, stats: &Stats) {
         self.lists.report_to(stats);
         self.cache.report_to(stats, Held::Data);
+    }
+
+    /// Lets its caches use `part` of their capacity.
+    pub(super) fn resize(&self, part: Part) {
+        self.lists.resize(part);
+        self.cache.resize(part);
     }
 
     /// Frees what is kept of the contents.

@@ -9,7 +9,7 @@
 //! once, so the place of a byte is found only by going along the chain; references name block and
 //! offset.
 
-use crate::cache::{Cache, Cached};
+use crate::cache::{Cache, Cached, Part};
 use crate::codecs::Codec;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
@@ -64,6 +64,11 @@ impl Metadata {
     /// Has `stats` ask what its cache did.
     pub(super) fn report_to(&self, stats: &Stats) {
         self.cache.report_to(stats, Held::Metadata);
+    }
+
+    /// Lets its cache use `part` of its capacity.
+    pub(super) fn resize(&self, part: Part) {
+        self.cache.resize(part);
     }
 
     /// Frees the blocks that are kept.

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use crate::cache::{BlockPools, Fetch, Readahead, Request, Workers};
+use crate::cache::{BlockPools, Budget, Fetch, Part, Readahead, Request, Resize, Workers};
 use crate::error::{Error, Kind, Result};
 use crate::stats::Stats;
 use crate::storage::{Storage, Window};
@@ -64,6 +64,12 @@ pub(crate) struct Shared {
     pub(crate) pools: BlockPools,
 }
 
+/// What there is for decoding ahead in a cache of `capacity` bytes: nothing where what was decoded
+/// ahead would be driven out before it is read.
+fn ahead_capacity(capacity: u64, block_size: u32) -> u64 {
+    if capacity / AHEAD_LEAST >= u64::from(block_size) { capacity } else { 0 }
+}
+
 /// An image.
 pub(crate) struct SquashFs {
     /// The archive's name, for errors.
@@ -78,9 +84,20 @@ pub(crate) struct SquashFs {
     ids: Box<[u32]>,
     xattrs: Option<Xattrs>,
     readahead: Readahead,
+    /// What was set aside for blocks of contents, bytes.
+    data_capacity: u64,
     workers: Arc<Workers>,
     /// This image, for the threads that decode ahead.
     itself: Weak<SquashFs>,
+}
+
+impl Resize for SquashFs {
+    fn resize(&self, part: Part) {
+        let capacity = ahead_capacity(part.of(self.data_capacity), self.superblock.block_size);
+        self.readahead.set_capacity(capacity);
+        self.metadata.resize(part);
+        self.data.resize(part);
+    }
 }
 
 impl SquashFs {
@@ -151,9 +168,7 @@ impl SquashFs {
         if kind != FileKind::Directory {
             return Err(Error::corrupt(format!("the root is no directory but {kind:?}")));
         }
-        // What was decoded ahead must not be driven out before it is read.
-        let has_room = data_share / AHEAD_LEAST >= u64::from(block_size);
-        let readahead = Readahead::new(if has_room { data_share } else { 0 });
+        let readahead = Readahead::new(ahead_capacity(data_share, block_size));
         Ok(Arc::new_cyclic(|itself| Self {
             name: name.to_owned(),
             whole,
@@ -164,6 +179,7 @@ impl SquashFs {
             ids,
             xattrs,
             readahead,
+            data_capacity: data_share,
             workers: Arc::clone(&shared.workers),
             itself: Weak::clone(itself),
         }))
@@ -173,6 +189,12 @@ impl SquashFs {
     pub(crate) fn report_to(&self, stats: &Stats) {
         self.metadata.report_to(stats);
         self.data.report_to(stats);
+    }
+
+    /// Its caches become smaller and larger with `budget`.
+    pub(crate) fn draw_on(&self, budget: &Budget) {
+        let itself = Weak::clone(&self.itself);
+        budget.add(itself);
     }
 
     fn reference(&self, ino: Ino) -> Result<InodeRef> {

@@ -5,8 +5,8 @@
 
 use std::env;
 
-use crate::lifecycle::batch;
-use crate::lifecycle::process::ProcessId;
+use crate::lifecycle::system::batch;
+use crate::lifecycle::system::process::ProcessId;
 
 /// A job.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::io::Errno;
 
-use crate::lifecycle::{attach, inherited};
+use crate::lifecycle::mount::{device as fuse_device, inherited};
 
 /// How it does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Device {
         if !inherited::is_device(found.mode(), found.rdev()) {
             return Self::Other;
         }
-        let Err(error) = attach::open_connection() else {
+        let Err(error) = fuse_device::open_connection() else {
             return Self::Opens;
         };
         match Errno::from_io_error(&error) {

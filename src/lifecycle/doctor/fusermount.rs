@@ -10,7 +10,7 @@ use std::process::Stdio;
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
 use super::kernel::status_of_self;
-use crate::lifecycle::fusermount::Helper;
+use crate::lifecycle::mount::fusermount::Helper;
 
 /// Why there is no helper for this user.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use rustix::process::{Resource, geteuid, getrlimit};
 
 use crate::control_group::{Group, Version};
-use crate::lifecycle::session;
+use crate::lifecycle::daemon::session;
 
 /// Open files of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

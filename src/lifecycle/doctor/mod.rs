@@ -25,13 +25,14 @@ pub use limits::{Descriptors, Processes};
 pub use memory::Memory;
 pub use namespace::{Barrier, check_namespace};
 pub use places::{Place, State as PlaceState};
-pub use trial::{Failure, Steps, Trial, Tried, check_file};
+pub use trial::{Failure, Steps, Trial, Tried, check_mount};
 
 use std::path::PathBuf;
 
 use rustix::process::geteuid;
 
-use super::{list, list::State};
+use crate::lifecycle::commands::list::{State, list};
+use crate::lifecycle::share;
 
 /// What is known of a node, for this user.
 #[derive(Debug)]
@@ -62,6 +63,8 @@ pub struct Node {
     pub processors: usize,
     /// Where one mounts.
     pub places: Vec<Place>,
+    /// The directory of the registry, or why nothing can be written there.
+    pub records: crate::error::Result<PathBuf>,
     /// Mounts of this user that are dead, or whose daemon does not answer.
     pub broken: Vec<(PathBuf, State)>,
 }
@@ -87,7 +90,8 @@ impl Node {
             memory: Memory::probe(),
             processors,
             places: places::all(),
-            broken: broken.map(|it| (it.place, it.state)).collect(),
+            records: share::probe(),
+            broken: broken.map(|it| (it.mount_point, it.state)).collect(),
         }
     }
 }

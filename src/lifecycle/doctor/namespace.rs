@@ -7,7 +7,7 @@ use std::fs;
 
 use super::kernel::status_of_self;
 use crate::error::Result;
-use crate::lifecycle::namespace;
+use crate::lifecycle::mount::namespace;
 
 /// A setting that forbids what a private mount needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

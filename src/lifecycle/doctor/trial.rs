@@ -18,7 +18,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::places::{Place, State};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::process::ProcessId;
+use crate::lifecycle::system::process::ProcessId;
 
 /// How long one process may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -35,7 +35,7 @@ const BLOCK: usize = 512;
 pub struct Steps {
     /// Mounts an archive at a place until the process of that number ends.
     pub mount: fn(&Path, &Path, i32) -> Vec<OsString>,
-    /// Checks a file in the background's mount, as `check_file` does.
+    /// Checks the mount at a mount point, as `check_mount` does.
     pub check: fn(&Path) -> Vec<OsString>,
     /// Unmounts a place.
     pub unmount: fn(&Path) -> Vec<OsString>,
@@ -93,8 +93,7 @@ impl Trial {
             }
         };
         let (archive, place) = (&scene.archive, &scene.place);
-        let file = place.join(NAME);
-        let check = || [vec![OsString::from("/proc/self/exe")], (steps.check)(&file)].concat();
+        let check = || [vec![OsString::from("/proc/self/exe")], (steps.check)(place)].concat();
         Self {
             mount: scene.try_to_mount(steps),
             run: attempt(&(steps.run)(archive, place, check())),
@@ -149,7 +148,7 @@ impl Scene {
     fn try_to_mount(&self, steps: &Steps) -> Tried {
         let own = rustix::process::getpid().as_raw_nonzero().get();
         attempt(&(steps.mount)(&self.archive, &self.place, own))?;
-        let read = attempt(&(steps.check)(&self.place.join(NAME)));
+        let read = attempt(&(steps.check)(&self.place));
         read.and(attempt(&(steps.unmount)(&self.place)))
     }
 }
@@ -200,16 +199,29 @@ fn is_option(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b"ARCHFS_")
 }
 
-/// Checks that `file` is the one in the archive.
+/// Checks that the mount at `mount_point` lists and reads as the archive of the trial.
+///
+/// Both are tried: on some kernels files can be read while no directory can be listed.
 ///
 /// # Errors
-/// `Io`; `Corrupt` where it is another.
-pub fn check_file(file: &Path) -> Result<()> {
-    let shown = file.display();
-    let found = fs::read(file)
-        .map_err(|error| Error::io(format!("{shown}: mounted, but can not be read"), error))?;
+/// `Io`; `Corrupt` if the names or the bytes are not those of the archive.
+pub fn check_mount(mount_point: &Path) -> Result<()> {
+    let failed = |path: &Path, what: &str, error| {
+        Error::io(format!("{}: mounted, but cannot be {what}", path.display()), error)
+    };
+    let differs = |path: &Path, what: &str| {
+        Err(Error::new(Kind::Corrupt, format!("{}: mounted, but {what} differs", path.display())))
+    };
+    let entries = fs::read_dir(mount_point)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+    let names: Vec<OsString> = entries.map_err(|error| failed(mount_point, "listed", error))?;
+    if names != [NAME] {
+        return differs(mount_point, "its listing");
+    }
+    let file = mount_point.join(NAME);
+    let found = fs::read(&file).map_err(|error| failed(&file, "read", error))?;
     if found != TEXT {
-        return Err(Error::new(Kind::Corrupt, format!("{shown}: reads as something else")));
+        return differs(&file, "its content");
     }
     Ok(())
 }
@@ -272,13 +284,18 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_told_from_another() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join(NAME);
-        assert_eq!(check_file(&file).unwrap_err().kind(), Kind::Io);
-        fs::write(&file, "something else").unwrap();
-        assert_eq!(check_file(&file).unwrap_err().kind(), Kind::Corrupt);
+    fn a_mount_passes_only_if_it_lists_and_reads_as_the_archive() {
+        let work = tempfile::tempdir().unwrap();
+        let directory = work.path();
+        let file = directory.join(NAME);
+        let kind = |path: &Path| check_mount(path).unwrap_err().kind();
+        assert_eq!(kind(&directory.join("gone")), Kind::Io);
+        assert_eq!(kind(directory), Kind::Corrupt);
+        fs::write(&file, "other bytes").unwrap();
+        assert_eq!(kind(directory), Kind::Corrupt);
         fs::write(&file, TEXT).unwrap();
-        check_file(&file).unwrap();
+        check_mount(directory).unwrap();
+        fs::write(directory.join("second"), TEXT).unwrap();
+        assert_eq!(kind(directory), Kind::Corrupt);
     }
 }

@@ -1,4 +1,4 @@
-"""Processes that mount the same archives at one place, as the ranks of a node do."""
+"""Processes that mount the same archives, as the ranks of a node do."""
 
 import os
 import signal
@@ -31,6 +31,58 @@ class SharingTest(Stage):
         self.finished(ranks[3])
         self.assertNotIn(self.place, mounted())
         self.assertFalse(os.path.exists(self.place))
+
+    def test_ranks_that_give_no_place_share_one_mount(self):
+        rank = """
+            root = archfs.mount_until_exit('data.sqfs')
+            assert open(root / 'hello').read() == 'hello\\n'
+            print(root, flush=True)
+            sys.stdin.readline()
+        """
+        ranks = [self.script(rank) for _ in range(4)]
+        places = [self.line(rank) for rank in ranks]
+        self.assertEqual(len(set(places)), 1, places)
+        place = places[0]
+        self.assertEqual(len([line for line in run("list").splitlines() if place in line]), 1)
+        for rank in ranks[:3]:
+            self.tell(rank)
+            self.finished(rank)
+            self.assert_readable(place)
+        self.tell(ranks[3])
+        self.finished(ranks[3])
+        self.assertNotIn(place, mounted())
+        self.assertFalse(os.path.exists(place))
+
+    def test_other_jobs_options_and_archives_have_mounts_of_their_own(self):
+        code = """
+            print(archfs.mount_until_exit(IMAGE, **eval(os.environ.get('OPTIONS', '{}'))), flush=True)
+            sys.stdin.readline()
+        """
+        other = os.path.join(self.work, "other.sqfs")
+        archfs.pack(self.source, other)
+        variants = [{}, {"SLURM_JOB_ID": "17"}, {"SLURM_JOB_ID": "18"}, {"OPTIONS": "{'cache': '8M'}"}]
+        ranks = [self.script(code, env={**os.environ, **variant}) for variant in variants]
+        ranks.append(self.script(code.replace("IMAGE", repr(other))))
+        places = [self.line(rank) for rank in ranks]
+        self.assertEqual(len(set(places)), len(ranks), places)
+        for rank in ranks:
+            self.tell(rank)
+            self.finished(rank)
+
+    def test_a_name_that_another_user_took_stops_nobody(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root")
+        with archfs.mount(self.image) as root:
+            place = str(root)
+        os.mkdir(place)
+        try:
+            os.chown(place, 12345, 12345)
+            with archfs.mount(self.image) as root:
+                self.assertNotEqual(str(root), place)
+                self.assert_readable(root)
+            self.assertEqual(os.listdir(place), [])
+        finally:
+            os.rmdir(place)
 
     def test_a_block_ends_only_its_own_hold(self):
         rank = self.script(RANK)

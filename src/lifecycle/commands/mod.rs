@@ -1,0 +1,12 @@
+//! What the commands do to mounts, one file each, and for whom a mount is held.
+
+pub(super) mod gc;
+pub(super) mod holder;
+pub(super) mod interrupt;
+pub(super) mod leftover;
+pub(super) mod list;
+pub(super) mod mount;
+pub(super) mod relay;
+pub(super) mod run;
+pub(super) mod unmount;
+pub(super) mod wait;

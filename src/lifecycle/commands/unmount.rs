@@ -1,0 +1,210 @@
+//! The command `unmount`: asks the daemon, or clears what a killed daemon has left.
+//!
+//! Invariants: only mounts of type fuse.archfs, of this user (or of any user, for root), are ever
+//! touched; a mount that other processes hold is left to them unless it is unmounted lazily.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::commands::holder::{self, Holder, HolderChoice};
+use crate::lifecycle::commands::list;
+use crate::lifecycle::mount::attach;
+use crate::lifecycle::mount::detach::{self, Detach};
+use crate::lifecycle::mount::mount_point;
+use crate::lifecycle::share::{
+    self, EXIT, HolderStatus, LeaseEnd, MountLock, MountState, RecordFile, UnmountAnswer,
+};
+use crate::lifecycle::system::mountinfo::MountEntry;
+use crate::lifecycle::system::process::ProcessId;
+
+/// How long a daemon may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How long the kernel may take to unmount.
+const UNMOUNT: Duration = Duration::from_secs(120);
+
+/// What `unmount` did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unmounted {
+    /// The mount and what was made for it are gone.
+    Gone,
+    /// The caller no longer holds it, but others do; the text names their processes.
+    HeldByOthers(String),
+    /// No process holds it, but it stays: until it is unmounted, or for the time it lingers.
+    Stays,
+}
+
+/// Unmounts what archfs mounted at `path`, and returns when the mount and what was made for it are
+/// gone. A mount that others hold is left to them, unless `how` is `Lazily`.
+///
+/// # Errors
+/// `NotMounted` where nothing, something else or another user's mount is there; `Busy`, also where
+/// others hold it and the caller does not; `TimedOut`; `Io`.
+pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
+    let mount_point = mount_point::locate(path)?;
+    let shown = mount_point.display();
+    match share::look(&mount_point)? {
+        MountState::Alive(entry, file, _) => ask(&mount_point, &entry, &file, how),
+        MountState::Ending => {
+            wait_for_exit(&mount_point, UNMOUNT);
+            share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
+        }
+        MountState::Stale(_) => {
+            share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
+        }
+        // Its daemon has no record, and cannot be asked.
+        MountState::Other(entry) if entry.may_be_touched() => {
+            attach::detach(&mount_point, how)?;
+            share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
+        }
+        MountState::Other(entry) => {
+            let context =
+                format!("{shown}: {} is mounted here, not by archfs for you", entry.describe());
+            Err(Error::new(Kind::NotMounted, context))
+        }
+        MountState::Free | MountState::Starting(_) => {
+            let context = format!("{shown}: nothing is mounted here");
+            Err(Error::new(Kind::NotMounted, context).with_hint(list::LIST))
+        }
+    }
+}
+
+/// Has the daemon unmount.
+fn ask(
+    mount_point: &Path,
+    entry: &MountEntry,
+    file: &RecordFile,
+    how: Detach,
+) -> Result<Unmounted> {
+    log::info!("{}: unmounting {}", mount_point.display(), entry.describe());
+    let mut client = share::connect(file);
+    let answer = match &mut client {
+        Some(client) => client.unmount(how, &callers(), ANSWER),
+        None => Ok(None),
+    };
+    match answer {
+        Ok(Some(UnmountAnswer::Done)) => {
+            let has_exited = client.map_or(Ok(true), |client| client.wait_for_exit(how, EXIT))?;
+            if !has_exited {
+                log::warn!("{}: its daemon does not exit", mount_point.display());
+            }
+            Ok(Unmounted::Gone)
+        }
+        Ok(Some(UnmountAnswer::Released(others))) => Ok(Unmounted::HeldByOthers(others)),
+        Ok(Some(UnmountAnswer::Refused(others))) => {
+            let context = format!("{}: held by process {others}", mount_point.display());
+            Err(Error::new(Kind::Busy, context)
+                .with_hint("it goes when they end; --lazy unmounts it all the same"))
+        }
+        Ok(Some(UnmountAnswer::Busy(why))) => Err(detach::busy_with(why)),
+        // It was killed, or is exiting.
+        Ok(None | Some(UnmountAnswer::Begun)) => {
+            wait_for_exit(mount_point, EXIT);
+            match share::look(mount_point)? {
+                MountState::Alive(..) if how == Detach::IfIdle => {
+                    let context = "its daemon does not listen any more";
+                    Err(silent(Error::new(Kind::TimedOut, context), mount_point))
+                }
+                MountState::Alive(..) => detach_from_outside(mount_point),
+                _ => share::clear(mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone),
+            }
+        }
+        Err(error) if error.kind() == Kind::TimedOut && how == Detach::Lazily => {
+            detach_from_outside(mount_point)
+        }
+        Err(error) if error.kind() == Kind::TimedOut => Err(silent(error, mount_point)),
+        Err(error) => Err(error.within(mount_point.display())),
+    }
+}
+
+/// Detaches a mount whose daemon does not answer. The daemon clears up when it runs again.
+fn detach_from_outside(mount_point: &Path) -> Result<Unmounted> {
+    attach::detach(mount_point, Detach::Lazily)?;
+    Ok(Unmounted::Gone)
+}
+
+/// Waits until the daemon of the mount at `mount_point` has freed its lock, at most `limit`;
+/// returns whether it has.
+fn wait_for_exit(mount_point: &Path, limit: Duration) -> bool {
+    match MountLock::wait_for(mount_point, Instant::now() + limit) {
+        Ok(None) => true,
+        // It was killed before it has cleared up.
+        Ok(Some(lock)) => share::discard(mount_point, lock).is_ok(),
+        Err(()) => false,
+    }
+}
+
+/// Ends at `path` the lease that `mount --until-pid` took for the process `pid`, as if that had
+/// ended: the mount goes, lazily if it is in use, unless others hold it or it is kept. Returns when
+/// it is gone, if it goes.
+///
+/// # Errors
+/// `NotMounted` where that process does not hold what is mounted there; `NotFound` where there is
+/// no such process; `TimedOut`; `Io`.
+pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
+    let mount_point = mount_point::locate(path)?;
+    let process = ProcessId::of(pid)?;
+    let not_ours = |why: String| {
+        Err(Error::new(Kind::NotMounted, format!("{}: {why}", mount_point.display())))
+    };
+    let not_held = || not_ours(format!("not held by process {pid}"));
+    let cleared = || share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone);
+    let file = match share::look(&mount_point)? {
+        MountState::Alive(_, file, _) => file,
+        MountState::Other(entry) => {
+            let described = entry.describe();
+            return not_ours(format!("{described} is mounted here, not by archfs for you"));
+        }
+        _ => return unmount(path, Detach::IfIdle),
+    };
+    let Some(mut client) = share::connect(&file) else {
+        // It was killed just now, or is exiting.
+        return match wait_for_exit(&mount_point, EXIT) {
+            true => cleared(),
+            false => not_ours("its daemon does not listen any more".into()),
+        };
+    };
+    let status = match client.status(ANSWER) {
+        Err(error) if error.kind() == Kind::TimedOut => return Err(silent(error, &mount_point)),
+        // It was killed just now, and its mount is stale when it has exited.
+        Err(error) => match client.leave()? {
+            LeaseEnd::Lost => return cleared(),
+            LeaseEnd::Gone(_) | LeaseEnd::Stays => return Err(error),
+        },
+        Ok(status) => status,
+    };
+    let (held, others): (Vec<_>, Vec<_>) =
+        status.holders.into_iter().partition(|holder| holder.pid == pid);
+    let is_held = !held.is_empty();
+    // One that no process holds yet was begun for that process, perhaps, and is about to go.
+    if !is_held && (status.kept || !others.is_empty()) {
+        return not_held();
+    }
+    // With a lease of its own this connection learns what becomes of the mount. Where none is given
+    // any more, it ends with the mount.
+    client.hold()?;
+    client.release(process)?;
+    match client.leave()? {
+        LeaseEnd::Stays if !is_held => not_held(),
+        LeaseEnd::Stays if others.is_empty() => Ok(Unmounted::Stays),
+        LeaseEnd::Stays => Ok(Unmounted::HeldByOthers(HolderStatus::named(&others))),
+        LeaseEnd::Gone(_) => Ok(Unmounted::Gone),
+        LeaseEnd::Lost => cleared(),
+    }
+}
+
+/// The script in which this is called, if that can be told, and this process, which a shell may
+/// have put in its own place for its last command.
+fn callers() -> Vec<ProcessId> {
+    let script = match holder::choose(HolderChoice::Usual) {
+        Ok(Holder::Process(process)) => Some(process),
+        Ok(Holder::Nobody(_)) | Err(_) => None,
+    };
+    script.into_iter().chain(ProcessId::own()).collect()
+}
+
+/// The error for a daemon that does not answer.
+fn silent(error: Error, mount_point: &Path) -> Error {
+    error.within(mount_point.display()).with_hint("--lazy unmounts it whoever holds it")
+}

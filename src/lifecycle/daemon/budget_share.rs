@@ -1,0 +1,121 @@
+//! The part of the job's cache budget that this daemon may use.
+//!
+//! All daemons of a job that use the default budget share it equally. When another one comes, each
+//! gives memory back at once. When one ends, the others wait for a moment before they take its
+//! part, because it frees its memory last of all.
+//!
+//! The daemon's loop never waits for memory to be freed: a thread does that.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::cache::{self, Budget};
+use crate::lifecycle::share::Peers;
+use crate::stats::Stats;
+use crate::sync::Arc;
+
+/// How long the number of daemons must not change before a daemon takes more.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// What one of `daemons` may use of `total` bytes: no less than `floor`, unless all is less.
+fn share(total: u64, daemons: usize, floor: u64) -> u64 {
+    let daemons = u64::try_from(daemons.max(1)).unwrap_or(u64::MAX);
+    (total / daemons).max(floor.min(total))
+}
+
+/// The share of this daemon.
+pub(in crate::lifecycle) struct Share {
+    /// The budget of the job, or that of this mount alone, bytes.
+    total: u64,
+    /// What this daemon uses now, bytes.
+    now: u64,
+    budget: Budget,
+    stats: Arc<Stats>,
+    /// `None` for a budget that is not shared.
+    peers: Option<Peers>,
+    /// When to count again.
+    settles: Option<Instant>,
+}
+
+impl Share {
+    /// All of `total` bytes, which nobody shares.
+    pub(in crate::lifecycle) fn whole(total: u64, budget: Budget, stats: Arc<Stats>) -> Self {
+        stats.set_budget(total);
+        Self { total, now: total, budget, stats, peers: None, settles: None }
+    }
+
+    /// The share of `total` bytes, the default budget of the job, among `peers`. A daemon that
+    /// cannot be counted uses all.
+    pub(in crate::lifecycle) fn join(
+        total: u64,
+        budget: Budget,
+        stats: Arc<Stats>,
+        peers: Option<Peers>,
+    ) -> Self {
+        let mut share = Self::whole(total, budget, stats);
+        share.peers = peers;
+        share.count();
+        share.settles = share.peers.is_some().then(|| Instant::now() + SETTLE);
+        share
+    }
+
+    /// What to poll for.
+    pub(in crate::lifecycle) fn watched(&self) -> Option<PollFd<'_>> {
+        self.peers.as_ref().map(|peers| PollFd::new(peers.changes(), PollFlags::IN))
+    }
+
+    /// Does what is due at `now`; returns when to call it again even if nothing changes.
+    pub(in crate::lifecycle) fn attend(&mut self, now: Instant) -> Option<Instant> {
+        if self.peers.as_ref()?.take_changes() {
+            self.settles = Some(now + SETTLE);
+            self.count();
+        } else if self.settles.is_some_and(|settles| now >= settles) {
+            self.settles = None;
+            self.count();
+        }
+        self.settles
+    }
+
+    /// Leaves what it has to the others: nothing is mounted any more. Files that are still open are
+    /// served on with little memory.
+    pub(in crate::lifecycle) fn leave(&mut self) {
+        if self.peers.take().is_some() {
+            self.set(cache::LEAST.min(self.total));
+        }
+    }
+
+    fn count(&mut self) {
+        let daemons = self.peers.as_ref().map_or(1, Peers::count);
+        let share = share(self.total, daemons, cache::LEAST);
+        if share < self.now || (share > self.now && self.settles.is_none()) {
+            self.set(share);
+        }
+    }
+
+    fn set(&mut self, bytes: u64) {
+        self.now = bytes;
+        self.budget.set(bytes, self.total);
+        self.stats.set_budget(bytes);
+        let budget = self.budget.clone();
+        if thread::Builder::new().name("budget".into()).spawn(move || budget.apply()).is_err() {
+            self.budget.apply();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn daemons_share_equally_and_none_has_too_little_to_work_with() {
+        assert_eq!(share(256 << 20, 1, 4 << 20), 256 << 20);
+        assert_eq!(share(256 << 20, 8, 4 << 20), 32 << 20);
+        assert_eq!(share(256 << 20, 0, 4 << 20), 256 << 20);
+        assert_eq!(share(256 << 20, 1000, 4 << 20), 4 << 20);
+        assert_eq!(share(1 << 20, 2, 4 << 20), 1 << 20);
+        assert_eq!(share(0, 1, 4), 0);
+    }
+}

@@ -1,0 +1,26 @@
+//! Whether each event loop can have a FUSE descriptor of its own.
+//!
+//! Owns one probe: fuser fails as a whole where the kernel refuses to clone a descriptor, so it is
+//! asked before.
+#![expect(unsafe_code, reason = "no crate offers FUSE_DEV_IOC_CLONE as a safe call")]
+
+use std::fs::File;
+
+use rustix::fd::{AsFd, AsRawFd};
+use rustix::ioctl::{Setter, ioctl, opcode};
+
+/// FUSE_DEV_IOC_CLONE of linux/fuse.h: `_IOR(229, 0, uint32_t)`.
+const CLONE: u32 = opcode::read::<u32>(229, 0) as u32;
+
+/// Whether the kernel makes another descriptor of the connection behind `connection`.
+pub(in crate::lifecycle) fn is_possible(connection: impl AsFd) -> bool {
+    let Ok(device) = File::options().read(true).write(true).open("/dev/fuse") else {
+        return false;
+    };
+    let Ok(number) = u32::try_from(connection.as_fd().as_raw_fd()) else {
+        return false;
+    };
+    // SAFETY: the kernel reads one u32, the number of an open descriptor, through the pointer that
+    // Setter makes of `number`; it writes nothing, and `device` is an open FUSE device.
+    unsafe { ioctl(&device, Setter::<{ CLONE }, u32>::new(number)) }.is_ok()
+}

@@ -1,0 +1,232 @@
+//! The numbers of a mount at one moment, as they are told: as JSON, and in one line.
+//!
+//! Owns the keys of the JSON, which docs/STATS.md promises, and the words of the line; leaves
+//! counting to `stats`, and when and where to tell to `report`.
+//! Invariant: what is not known is null in the one and left out of the other.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use crate::stats::{CacheCounts, Latencies, Operation, Stats};
+use crate::units::{show_duration, show_size};
+
+/// Which mount it is, and since when it serves.
+#[derive(Clone, Debug)]
+pub(in crate::lifecycle) struct Served {
+    pub(in crate::lifecycle) archives: Vec<PathBuf>,
+    pub(in crate::lifecycle) mountpoint: PathBuf,
+    pub(in crate::lifecycle) since: Instant,
+}
+
+/// The numbers of a mount. A field is a key of the JSON; its unit is in its name.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Snapshot {
+    mountpoint: String,
+    archives: Vec<String>,
+    /// Since 1970.
+    started_seconds: f64,
+    uptime_seconds: f64,
+    /// User and system time of the whole process, opening included.
+    cpu_seconds: f64,
+    /// Resident, of the whole process; `None` where the kernel does not tell.
+    peak_memory_bytes: Option<u64>,
+    /// By operation, and `total`.
+    requests: BTreeMap<&'static str, u64>,
+    /// Of the archive or of reading it, each of which the log tells.
+    faults: u64,
+    /// Contents of files that were handed out.
+    served_bytes: u64,
+    /// Reads from the archives, those of opening included.
+    archive_reads: u64,
+    archive_bytes: u64,
+    lookup_latency: Percentiles,
+    read_latency: Percentiles,
+    metadata_cache: CacheCounts,
+    data_cache: CacheCounts,
+    /// What both may take now.
+    cache_budget_bytes: u64,
+    /// Times that both gave their memory back since nobody read.
+    cache_releases: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct Percentiles {
+    p50_ns: Option<u64>,
+    p90_ns: Option<u64>,
+    p99_ns: Option<u64>,
+    max_ns: Option<u64>,
+}
+
+impl Snapshot {
+    /// The numbers in `stats`, and those of this process, now.
+    pub(in crate::lifecycle) fn take(served: &Served, stats: &Stats) -> Self {
+        let totals = stats.totals();
+        let uptime = served.since.elapsed();
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let by_operation = Operation::ALL.map(|one| (one.name(), totals.requests(one)));
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        Self {
+            mountpoint: text(&served.mountpoint),
+            archives: served.archives.iter().map(|archive| text(archive)).collect(),
+            started_seconds: rounded(started.saturating_sub(uptime)),
+            uptime_seconds: rounded(uptime),
+            cpu_seconds: rounded(cpu_time()),
+            peak_memory_bytes: peak_memory(),
+            requests: by_operation.into_iter().chain([("total", totals.all_requests())]).collect(),
+            faults: totals.faults,
+            served_bytes: totals.bytes,
+            archive_reads: totals.archive_reads,
+            archive_bytes: totals.archive_bytes,
+            lookup_latency: Percentiles::of(&totals.lookups),
+            read_latency: Percentiles::of(&totals.reads),
+            metadata_cache: totals.metadata,
+            data_cache: totals.data,
+            cache_budget_bytes: totals.budget,
+            cache_releases: totals.releases,
+        }
+    }
+
+    /// One JSON object on one line.
+    pub fn json(&self) -> String {
+        // Fails only for keys that are no text and for types that fail by themselves.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// One line for a person: `served data.sqfs at /dev/shm/data for 2h 3m: ...`.
+    pub fn summary(&self) -> String {
+        let archives = match self.archives.as_slice() {
+            [one] => Path::new(one).file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            several => format!("{} archives", several.len()),
+        };
+        let uptime =
+            show_duration(Duration::try_from_secs_f64(self.uptime_seconds).unwrap_or_default());
+        let requests =
+            |operation: Operation| self.requests.get(operation.name()).copied().unwrap_or_default();
+        let mut parts = vec![
+            format!("{} lookups", requests(Operation::Lookup)),
+            format!("{} reads", requests(Operation::Read)),
+            format!("{} handed out", show_size(self.served_bytes)),
+        ];
+        if let Some(hits) = self.data_cache.hits_per_thousand() {
+            let (whole, tenths) = (hits / 10, hits % 10);
+            parts.push(format!("{whole}.{tenths} % of blocks found in the cache"));
+        }
+        if let (Some(p50), Some(p99)) = (self.read_latency.p50_ns, self.read_latency.p99_ns) {
+            let [p50, p99] = [p50, p99].map(|time| show_duration(Duration::from_nanos(time)));
+            parts.push(format!("half of the reads within {p50}, 99 % within {p99}"));
+        }
+        if let Some(peak) = self.peak_memory_bytes {
+            parts.push(format!("{} of memory at the peak", show_size(peak)));
+        }
+        if self.faults > 0 {
+            parts.push(format!("{} FAULTS, see the log", self.faults));
+        }
+        format!("served {archives} at {} for {uptime}: {}", self.mountpoint, parts.join(", "))
+    }
+}
+
+impl Percentiles {
+    fn of(latencies: &Latencies) -> Self {
+        let nanoseconds =
+            |time: Option<Duration>| time.and_then(|time| u64::try_from(time.as_nanos()).ok());
+        Self {
+            p50_ns: nanoseconds(latencies.percentile(50)),
+            p90_ns: nanoseconds(latencies.percentile(90)),
+            p99_ns: nanoseconds(latencies.percentile(99)),
+            max_ns: nanoseconds(latencies.longest()),
+        }
+    }
+}
+
+/// Seconds, to the millisecond.
+fn rounded(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+/// What all threads of this process have used of the processors.
+fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
+}
+
+/// VmHWM of /proc/self/status, bytes.
+fn peak_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn served(archives: &[&str]) -> Served {
+        let archives = archives.iter().map(PathBuf::from).collect();
+        Served { archives, mountpoint: "/dev/shm/data".into(), since: Instant::now() }
+    }
+
+    /// The keys of an object and of those in it, joined by points.
+    fn keys(value: &Value, before: &str, found: &mut Vec<String>) {
+        for (key, value) in value.as_object().unwrap() {
+            let path = format!("{before}{key}");
+            match value {
+                Value::Object(_) => keys(value, &format!("{path}."), found),
+                _ => found.push(path),
+            }
+        }
+    }
+
+    #[test]
+    fn the_keys_are_those_of_the_document() {
+        let json = Snapshot::take(&served(&["/a.sqfs"]), &Stats::default()).json();
+        let mut found = Vec::new();
+        keys(&serde_json::from_str(&json).unwrap(), "", &mut found);
+        found.sort();
+        let document = include_str!("../../../docs/STATS.md");
+        let row = |line: &str| Some(line.strip_prefix("| `")?.split('`').next()?.to_owned());
+        let mut promised: Vec<String> = document.lines().filter_map(row).collect();
+        promised.sort();
+        assert_eq!(found, promised);
+    }
+
+    #[test]
+    fn what_did_not_happen_is_null_and_not_told() {
+        let snapshot = Snapshot::take(&served(&["/x/a.sqfs"]), &Stats::default());
+        let json: Value = serde_json::from_str(&snapshot.json()).unwrap();
+        assert_eq!(json["read_latency"]["p99_ns"], Value::Null);
+        assert_eq!(json["requests"]["total"], 0);
+        assert!(json["peak_memory_bytes"].as_u64().unwrap() > 1 << 20, "{json}");
+        assert!(json["cpu_seconds"].as_f64().unwrap() > 0.0, "{json}");
+        let line = snapshot.summary();
+        assert!(line.starts_with("served a.sqfs at /dev/shm/data for "), "{line}");
+        assert!(line.contains(": 0 lookups, 0 reads, 0 B handed out, "), "{line}");
+        assert!(!line.contains("within") && !line.contains("FAULTS"), "{line}");
+    }
+
+    #[test]
+    fn the_line_tells_what_was_counted() {
+        let stats = Stats::default();
+        for _ in 0..3 {
+            let read = stats.begin(Operation::Read);
+            read.hand_out(1 << 20);
+            read.meet_fault();
+        }
+        let snapshot = Snapshot {
+            data_cache: CacheCounts { hits: 7, loads: 2, waits: 1, ..CacheCounts::default() },
+            peak_memory_bytes: None,
+            uptime_seconds: 7384.2,
+            ..Snapshot::take(&served(&["/a", "/b"]), &stats)
+        };
+        let line = snapshot.summary();
+        let start = "served 2 archives at /dev/shm/data for 2h 3m: 0 lookups, 3 reads, 3.0 MiB \
+                     handed out, 70.0 % of blocks found in the cache, half of the reads within ";
+        assert!(line.starts_with(start) && line.ends_with(", 3 FAULTS, see the log"), "{line}");
+        assert!(!line.contains("memory"), "{line}");
+    }
+}

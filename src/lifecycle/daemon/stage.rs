@@ -1,0 +1,142 @@
+//! Archives brought near before they are opened: copied (--stage), or read into memory (--preload).
+//!
+//! Owns whether they fit, and what is said if not; leaves copying and reading to `storage`.
+//! Invariants: what can not fit is refused before a byte is moved; the copy is a file without a
+//! name, so it is gone when the daemon is, however that ends, and no other user can open it.
+//!
+//! The daemon does it, which is one for all tasks of a node that share a mount, so there is one
+//! copy.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::MountPlan;
+use crate::memory::{self, Bound, Left};
+use crate::progress::Progress;
+use crate::storage::{self, FileStorage};
+use crate::sync::Arc;
+use crate::units::Size;
+
+const DISK: &str = "stage to a disk of the node, such as $TMPDIR, or leave --stage out: \
+                    what is read stays in memory while there is room";
+const NO_PRELOAD: &str = "leave --preload out: what is read stays in memory while there is room";
+
+/// The archives of `plan`, open, as near as it wants them. A cache of `cache_bytes` must find room
+/// beside what is brought into memory.
+///
+/// # Errors
+/// `Io` where they can not be read or copied or do not fit; else as `storage::open_files`.
+pub(in crate::lifecycle) fn archives(
+    plan: &MountPlan,
+    cache_bytes: u64,
+    progress: &Progress,
+) -> Result<Vec<Arc<FileStorage>>> {
+    let mut files = storage::open_files(&plan.archives)?;
+    if let Some(directory) = &plan.stage {
+        files = copied(&files, directory, cache_bytes, progress)
+            .map_err(|error| error.within(format_args!("--stage {}", directory.display())))?;
+    }
+    if plan.preload {
+        // Files in memory are where they shall be, such as a copy in /dev/shm.
+        files_in_page_cache(&files, cache_bytes, progress)
+            .map_err(|error| error.within("--preload"))?;
+    }
+    Ok(files)
+}
+
+fn copied(
+    files: &[Arc<FileStorage>],
+    directory: &Path,
+    cache_bytes: u64,
+    progress: &Progress,
+) -> Result<Vec<Arc<FileStorage>>> {
+    let target = storage::unlinked(directory).map_err(|error| match error.kind() {
+        ErrorKind::NotFound if !directory.exists() => Error::new(Kind::Io, "no such directory"),
+        ErrorKind::NotADirectory => Error::new(Kind::Io, "not a directory"),
+        _ => Error::io("can not make a file there", error),
+    })?;
+    let len = storage::copied_len(files);
+    let free =
+        storage::free_bytes(&target).map_err(|error| Error::io("can not be asked", error))?;
+    if let Some(free) = free.filter(|&free| free < len) {
+        return Err(does_not_fit(len, free));
+    }
+    if storage::is_in_memory(&target) {
+        check_memory(len, cache_bytes, memory::left()).map_err(|error| error.with_hint(DISK))?;
+    }
+    progress.begin(format!("copying to {}", directory.display()));
+    take_room(&target, len)?;
+    storage::copy(files, target, progress)
+}
+
+/// What is free may be gone by now, or belong to others (a quota).
+fn take_room(target: &File, len: u64) -> Result<()> {
+    storage::reserve(target, len).map_err(|error| match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            let free = storage::free_bytes(target).ok().flatten().unwrap_or(0);
+            does_not_fit(len, free).with_source(error)
+        }
+        _ => Error::io(format!("can not take {} there", Size(len)), error),
+    })
+}
+
+fn does_not_fit(len: u64, free: u64) -> Error {
+    let context = format!("the copy takes {}, but {} are free there", Size(len), Size(free));
+    Error::new(Kind::Io, context).with_hint(DISK)
+}
+
+fn files_in_page_cache(
+    files: &[Arc<FileStorage>],
+    cache_bytes: u64,
+    progress: &Progress,
+) -> Result<()> {
+    let files: Vec<_> = files.iter().filter(|file| !file.is_in_memory()).cloned().collect();
+    let len = storage::copied_len(&files);
+    check_memory(len, cache_bytes, memory::left()).map_err(|error| error.with_hint(NO_PRELOAD))?;
+    progress.begin("reading into memory");
+    storage::read_all(&files, progress)
+}
+
+/// Whether so many bytes fit in what memory is left, with a cache beside them.
+fn check_memory(len: u64, cache_bytes: u64, left: Option<Left>) -> Result<()> {
+    let Some(Left { bytes, bound }) = left else {
+        return Ok(());
+    };
+    if len == 0 || len.saturating_add(cache_bytes) <= bytes {
+        return Ok(());
+    }
+    let whose = match bound {
+        Bound::Node => "the node has",
+        Bound::ControlGroup => "the limit of the job leaves",
+    };
+    let context = format!(
+        "takes {} of memory beside the cache of {} (--cache), but {whose} {}",
+        Size(len),
+        Size(cache_bytes),
+        Size(bytes)
+    );
+    Err(Error::new(Kind::Io, context))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_must_hold_the_archives_and_the_cache() {
+        let left = |bytes, bound| Some(Left { bytes, bound });
+        for bound in [Bound::Node, Bound::ControlGroup] {
+            check_memory(100, 28, left(128, bound)).unwrap();
+            let error = check_memory(100, 28, left(127, bound)).unwrap_err();
+            assert_eq!(error.kind(), Kind::Io);
+            for said in ["100 bytes of memory", "28 bytes (--cache)", " 127 bytes"] {
+                assert!(error.to_string().contains(said), "{error}");
+            }
+        }
+        check_memory(u64::MAX, u64::MAX, None).unwrap();
+        check_memory(0, 28, left(1, Bound::Node)).unwrap();
+        check_memory(u64::MAX, u64::MAX, left(u64::MAX - 1, Bound::Node)).unwrap_err();
+    }
+}

@@ -1,0 +1,282 @@
+//! How a daemon starts: in the background of its launcher, or in the foreground.
+//!
+//! "ready" is reported only for a mount that answers. The daemon listens before it opens the
+//! archives, so that others who ask for them wait on the connection.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::cache::{self, Budget};
+use crate::error::{Error, Result};
+use crate::formats::{self, OpenOptions};
+use crate::lifecycle::mount::mount_point::{self, Mountpoint};
+use crate::lifecycle::mount::{descriptor_path, inherited};
+use crate::lifecycle::share::{self, Client, Entry, Leases, MountLock, Record};
+use crate::lifecycle::system::process::{ASK_AGAIN, ProcessId};
+use crate::lifecycle::{ConnectionSource, MountPlan};
+use crate::progress::Progress;
+use crate::stats::Stats;
+use crate::sync::Arc;
+use crate::vfs::{Tree, View};
+
+use super::address_space;
+use super::launcher::Launcher;
+use super::mounted::Mounted;
+use super::report::Report;
+use super::signals::{self, Ignored, Wakes};
+use super::slurm_end::Script;
+use super::{Daemon, wait};
+use super::{stage, trim};
+
+/// Serves in the background, started by `launcher` with the arguments for `way`. Opening counts in
+/// `progress`; `opened` is called when it is done.
+///
+/// # Errors
+/// What opening and mounting report; `Io` where the connection to the kernel broke.
+pub fn serve_in_background(
+    plan: &MountPlan,
+    way: ConnectionSource,
+    progress: &Progress,
+    opened: impl FnOnce(),
+) -> Result<()> {
+    let mut launcher = Launcher::adopt(&descriptor_path::kept(plan))?;
+    crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
+    // Before the archives are opened, so that others who ask for them wait on the connection.
+    let mount_point = match way {
+        ConnectionSource::Mount | ConnectionSource::Private => {
+            Some(mount_point::locate(&plan.mountpoint)?)
+        }
+        ConnectionSource::Handed => None,
+    };
+    let reserved = match (way, &mount_point) {
+        (ConnectionSource::Mount, Some(mount_point)) => {
+            Some(Reserved::new(launcher.lock(mount_point)?, mount_point, plan)?)
+        }
+        _ => None,
+    };
+    let archive = match open(plan, progress) {
+        Ok(archive) => archive,
+        Err(error) => {
+            if let Some(reserved) = reserved {
+                reserved.lock.remove();
+            }
+            return Err(error);
+        }
+    };
+    opened();
+    launcher.leave_terminal();
+    // From here on there is something to undo, so a signal may not end the process by itself.
+    let wakes = signals::watch(Ignored::AreHeeded)?;
+    let (mount, connection, listener) = match (reserved, mount_point) {
+        (Some(reserved), Some(mount_point)) => {
+            let Reserved { lock, record, listener } = reserved;
+            let (mount, connection) = Mounted::attach(&mount_point, plan, lock, record)?;
+            (mount, connection, Some(listener))
+        }
+        (_, mount_point) => {
+            let (mountpoint, lock) = match mount_point {
+                Some(mount_point) => private_mountpoint(&mount_point, plan)?,
+                None => (None, None),
+            };
+            let mount = Mounted::elsewhere(plan, mountpoint, lock);
+            match launcher.connection() {
+                Ok(Some(connection)) => (mount, connection, None),
+                not_mounted => {
+                    mount.clear_up();
+                    return not_mounted.map(drop);
+                }
+            }
+        }
+    };
+    let mut daemon = Daemon::start(plan, archive, mount, connection, listener, wakes)?;
+    daemon.leases.give_to(launcher.ready()?)?;
+    daemon.serve()
+}
+
+/// A mount point that is locked, with a socket at which others wait until it is mounted.
+struct Reserved {
+    lock: MountLock,
+    record: Record,
+    listener: UnixListener,
+}
+
+impl Reserved {
+    fn new(lock: MountLock, mount_point: &Path, plan: &MountPlan) -> Result<Self> {
+        let record = share::first_record(mount_point, plan)?;
+        let listener = lock.listen()?;
+        lock.write(&record)?;
+        Ok(Self { lock, record, listener })
+    }
+}
+
+/// A directory that is ready, and the record of it.
+type PrivateMountpoint = (Option<Mountpoint>, Option<(MountLock, Record)>);
+
+/// The mount point of a private mount, and a record of it, by which `gc` finds a directory whose
+/// daemon was killed. It mounts without a record where none can be kept.
+fn private_mountpoint(mount_point: &Path, plan: &MountPlan) -> Result<PrivateMountpoint> {
+    let mut record = share::first_record(mount_point, plan)?;
+    let lock = MountLock::private(&record)
+        .inspect_err(|error| log::info!("mounting without a record: {error}"))
+        .ok();
+    let mountpoint = Mountpoint::within_namespace(mount_point, &mut || {
+        record.creates = true;
+        lock.as_ref().map_or(Ok(()), |lock| lock.write(&record))
+    });
+    match (mountpoint, lock) {
+        (Ok(mountpoint), lock) => Ok((Some(mountpoint), lock.map(|lock| (lock, record)))),
+        (Err(error), lock) => {
+            // No other process knows of the record, to remove it.
+            if let Some(lock) = lock {
+                lock.remove();
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Serves in this process, until a signal, an unmount, or the end of `holder`, if there is one. If
+/// the same is mounted there already, holds that instead. Opening counts in `progress`; `opened` is
+/// called when it is done.
+///
+/// # Errors
+/// As `serve_in_background`; `Busy` where something else is mounted there.
+pub fn serve_in_foreground(
+    plan: &MountPlan,
+    holder: Option<ProcessId>,
+    ready: Option<u32>,
+    progress: &Progress,
+    opened: impl FnOnce(),
+) -> Result<()> {
+    crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
+    if let Some(number) = inherited::number(&plan.mountpoint) {
+        let connection = inherited::connection(number)?;
+        let archive = open(plan, progress)?;
+        opened();
+        let wakes = signals::watch(Ignored::Stay)?;
+        let mount = Mounted::elsewhere(plan, None, None);
+        let mut daemon = Daemon::start(plan, archive, mount, connection, None, wakes)?;
+        daemon.hold_for(holder)?;
+        announce(ready)?;
+        return daemon.serve();
+    }
+    let mount_point = mount_point::locate(&plan.mountpoint)?;
+    let lock = match share::enter(&mount_point, plan)? {
+        Entry::Free(lock) => lock,
+        Entry::Shared(client, _) => {
+            opened();
+            let (wakes, _session_end) = signals::watch(Ignored::Stay)?;
+            announce(ready)?;
+            return hold_what_is_shared(client, wakes, holder);
+        }
+    };
+    let served =
+        Reserved::new(lock, &mount_point, plan).and_then(|Reserved { lock, record, listener }| {
+            let archive = open(plan, progress)?;
+            opened();
+            let wakes = signals::watch(Ignored::Stay)?;
+            let (mount, connection) = Mounted::attach(&mount_point, plan, lock, record)?;
+            let mut daemon =
+                Daemon::start(plan, archive, mount, connection, Some(listener), wakes)?;
+            daemon.hold_for(holder)?;
+            announce(ready)?;
+            Ok(daemon)
+        });
+    match served {
+        Ok(daemon) => daemon.serve(),
+        Err(error) => {
+            let _ = share::clear(&mount_point, Instant::now() + share::EXIT);
+            Err(error)
+        }
+    }
+}
+
+/// Checks that descriptor `ready` was inherited, before anything is done.
+///
+/// # Errors
+/// `NotFound` where it was not; `Io`.
+pub fn check_ready(ready: Option<u32>) -> Result<()> {
+    ready.map(ready_file).transpose().map(|_| ())
+}
+
+fn ready_file(number: u32) -> Result<File> {
+    let duplicate = inherited::duplicate(number.try_into().unwrap_or(-1));
+    duplicate.map(File::from).map_err(|error| error.within(format!("--ready-fd {number}")))
+}
+
+/// Says that files can be read to descriptor `ready`, which was inherited.
+///
+/// # Errors
+/// `Io` where nobody reads it.
+pub(in crate::lifecycle) fn announce(ready: Option<u32>) -> Result<()> {
+    let Some(number) = ready else {
+        return Ok(());
+    };
+    ready_file(number)?
+        .write_all(b"ready\n")
+        .map_err(|error| Error::io("nobody waits for this mount any more", error))
+}
+
+/// Holds a lease on the mount of another daemon until a signal, its end, or that of `holder`.
+fn hold_what_is_shared(client: Client, mut wakes: Wakes, holder: Option<ProcessId>) -> Result<()> {
+    // A set of leases to wait on: the process, and the connection in place of the listener.
+    let mut leases = Leases::new(None)?;
+    if let Some(holder) = holder {
+        leases.watch(holder)?;
+    }
+    loop {
+        let mut watched = leases.watched();
+        watched.extend(wakes.watched());
+        watched.push(PollFd::new(&client, PollFlags::IN));
+        let limit = leases.has_to_ask().then_some(ASK_AGAIN);
+        wait(&mut watched, limit)?;
+        let is_gone = watched.last().is_some_and(|daemon| !daemon.revents().is_empty());
+        leases.attend(false, &String::new);
+        let woken = wakes.take(Script::of(holder));
+        if is_gone {
+            return Ok(());
+        }
+        if woken.asked > 0 || woken.at_once || (holder.is_some() && !leases.is_held()) {
+            return client.leave().map(|_| ());
+        }
+    }
+}
+
+/// What is served, and where it is counted.
+pub(super) struct Opened {
+    pub(super) tree: Arc<dyn Tree>,
+    pub(super) stats: Arc<Stats>,
+    pub(super) report: Report,
+    /// What its caches may use by default, and by what that changes.
+    pub(super) cache_bytes: u64,
+    pub(super) budget: Budget,
+}
+
+fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
+    if address_space::is_limited() {
+        trim::use_one_heap();
+    }
+    let stats = Arc::new(Stats::default());
+    let options = OpenOptions {
+        offset: plan.offset,
+        cache_bytes: plan.cache_bytes.unwrap_or_else(cache::default_bytes),
+        recursive: plan.recursive,
+        index: plan.index.clone(),
+        stats: Arc::clone(&stats),
+        ..OpenOptions::default()
+    };
+    let files = stage::archives(plan, options.cache_bytes, progress)?;
+    let tree = formats::open_files(&files, &options, progress)?;
+    let tree = View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
+        Some(first) => error.within(first.display()),
+        None => error,
+    })?;
+    let report = Report::begin(plan, Arc::clone(&stats));
+    let OpenOptions { cache_bytes, budget, .. } = options;
+    Ok(Opened { tree, stats, report, cache_bytes, budget })
+}

@@ -1,0 +1,29 @@
+//! Giving freed memory back to the system.
+//!
+//! Owns two calls of glibc, whose heaps else keep what was freed for its next use. Other libraries
+//! have no such calls; with them this does nothing.
+#![cfg_attr(
+    target_env = "gnu",
+    expect(unsafe_code, reason = "no crate offers malloc_trim(3) and mallopt(3) as safe calls")
+)]
+
+/// Lets all threads share one heap. Call it before there are threads: glibc reserves 64 MiB of
+/// address space for each heap that it makes.
+pub(in crate::lifecycle) fn use_one_heap() {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: mallopt takes two numbers and may be called by any thread at any time.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    }
+}
+
+/// Gives the whole pages of freed memory back, of all heaps. A thread that allocates meanwhile may
+/// wait for its heap: a tenth of a second for a gigabyte.
+pub(in crate::lifecycle) fn trim() {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: malloc_trim takes a number, may be called by any thread at any time, takes the
+        // locks of the heaps itself, and leaves alone what is allocated.
+        unsafe { libc::malloc_trim(0) };
+    }
+}

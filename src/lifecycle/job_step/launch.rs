@@ -1,0 +1,228 @@
+//! The launcher's side of a step: starts the tasks, waits for their reports, shows what they print.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use super::super::share::{self, MountState};
+use super::environment::Job;
+use super::message::{BEGIN, HOLD, Message, Progress, split_label};
+use super::nodes::Nodes as Reports;
+use super::srun::{Nodes, Printed, Srun};
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::daemon::{self, launcher};
+
+/// How long srun may take to start the tasks, and how long a task may be silent after that. The
+/// controller answers within 0.3 s when it is not busy.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long the tasks may take to unmount.
+const UNMOUNT_LIMIT: Duration = Duration::from_secs(60);
+
+/// How a launch ended.
+pub(super) enum End {
+    Done,
+    /// These nodes failed, with the highest exit status.
+    Failed(Vec<String>, u8),
+    /// No task ran.
+    NoStep(String),
+}
+
+/// A step on its way.
+pub(super) struct Launch {
+    srun: Srun,
+    nodes: Nodes,
+    expected: usize,
+    reports: Reports,
+    /// The first error that srun itself printed.
+    complaint: Option<String>,
+    hints: HashSet<String>,
+}
+
+/// What waiting came to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waited {
+    Reached,
+    TimedOut,
+    SrunEnded,
+}
+
+impl Launch {
+    pub(super) fn start(job: &Job, nodes: Nodes, arguments: &[OsString]) -> Result<Self> {
+        let program = std::env::current_exe()
+            .map_err(|error| Error::io("cannot find the program of this process", error))?;
+        let variables = [(launcher::LARGE_BUFFERS, launcher::LARGE_BUFFER)];
+        let srun = Srun::start(job, nodes, program.as_os_str(), arguments, &variables)?;
+        let expected = if nodes == Nodes::All { job.nodes } else { 1 };
+        let (reports, hints) = (Reports::new(expected), HashSet::new());
+        Ok(Self { srun, nodes, expected, reports, complaint: None, hints })
+    }
+
+    pub(super) fn mount(mut self, mount_point: &Path, ready: Option<u32>) -> Result<End> {
+        let has_started = |progress| progress == Progress::Started;
+        if let Some(why) = self.wait_for_start(has_started) {
+            self.srun.cancel();
+            return Ok(End::NoStep(why));
+        }
+        // From here on the end of srun must not be SIGKILL to tasks that may have mounted.
+        self.srun.kill_shepherd();
+        self.srun.send(BEGIN)?;
+        let is_decided = |progress| matches!(progress, Progress::Ready | Progress::Failed(_));
+        self.reports.restart_clocks(Instant::now());
+        if self.wait(is_decided, None) == Waited::SrunEnded {
+            return self.fail_without_report();
+        }
+        if let Some((failed, status)) = self.reports.failed() {
+            self.undo();
+            return Ok(End::Failed(failed, status));
+        }
+        if std::fs::symlink_metadata(mount_point).is_err()
+            || !matches!(share::look(mount_point)?, MountState::Alive(..) | MountState::Other(_))
+        {
+            self.undo();
+            return Ok(End::NoStep("this script does not see the mounts of job steps".into()));
+        }
+        if let Err(error) = daemon::announce(ready) {
+            self.undo();
+            return Err(error);
+        }
+        self.srun.send(HOLD)?;
+        let is_holding = |progress| progress == Progress::Holding;
+        let waited = self.wait(is_holding, Some(START_LIMIT));
+        if waited != Waited::Reached {
+            self.srun.leave_step();
+            let context = "a node does not answer any more; its mount may be stale";
+            return Err(Error::new(Kind::Io, context).with_hint("archfs unmount --all-nodes"));
+        }
+        self.srun.leave_step();
+        Ok(End::Done)
+    }
+
+    pub(super) fn unmount(mut self) -> Result<End> {
+        if let Some(why) = self.wait_for_start(|_| true) {
+            self.srun.cancel();
+            return Ok(End::NoStep(why));
+        }
+        self.srun.send(BEGIN)?;
+        let is_decided = |progress| matches!(progress, Progress::Done | Progress::Failed(_));
+        let waited = self.wait(is_decided, Some(UNMOUNT_LIMIT));
+        self.srun.close_input();
+        self.drain(Duration::from_secs(5));
+        let end = match self.reports.failed() {
+            Some((failed, status)) => End::Failed(failed, status),
+            None if waited == Waited::Reached => End::Done,
+            None => return self.fail_without_report(),
+        };
+        self.srun.finish();
+        Ok(end)
+    }
+
+    /// Waits until all tasks have started; returns why they have not.
+    fn wait_for_start(&mut self, has_started: impl Fn(Progress) -> bool) -> Option<String> {
+        let waited = self.wait(has_started, Some(START_LIMIT));
+        let why = match waited {
+            Waited::Reached => return None,
+            Waited::SrunEnded => "srun ended".to_owned(),
+            Waited::TimedOut => {
+                let (count, expected) = (self.reports.count(), self.expected);
+                format!("{count} of {expected} tasks started in {} s", START_LIMIT.as_secs())
+            }
+        };
+        Some(self.complaint.clone().unwrap_or(why))
+    }
+
+    /// Reads what srun prints until all nodes are as far as `is_reached` says, or for `limit`.
+    /// Without one, until each node that is not has been silent for `START_LIMIT`.
+    fn wait(&mut self, is_reached: impl Fn(Progress) -> bool, limit: Option<Duration>) -> Waited {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        loop {
+            if self.reports.all(&is_reached) {
+                return Waited::Reached;
+            }
+            let now = Instant::now();
+            let pause = match deadline {
+                Some(deadline) if now >= deadline => return Waited::TimedOut,
+                Some(deadline) => deadline.saturating_duration_since(now),
+                None => Duration::from_secs(1),
+            };
+            match self.srun.next(pause) {
+                Ok(printed) => self.take(printed),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return match self.reports.all(&is_reached) {
+                        true => Waited::Reached,
+                        false => Waited::SrunEnded,
+                    };
+                }
+                Err(RecvTimeoutError::Timeout) if deadline.is_none() => {
+                    let is_waited_for = |progress| !is_reached(progress);
+                    let now = Instant::now();
+                    for node in self.reports.give_up_silent(is_waited_for, now, START_LIMIT) {
+                        let limit = START_LIMIT.as_secs();
+                        log::error!("{node}: the daemon has not answered for {limit} s");
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    fn take(&mut self, printed: Printed) {
+        match printed {
+            Printed::Output(line) => {
+                if let Some(message) = Message::parse(&line) {
+                    self.reports.note(message, Instant::now());
+                }
+            }
+            Printed::Error(line) => {
+                let (task, text) = split_label(&line);
+                if text.starts_with("srun: ") || text.starts_with("slurmstepd") {
+                    log::info!("{text}");
+                    let said = text.split_once("error: ").map_or(text, |(_, what)| what);
+                    self.complaint.get_or_insert_with(|| format!("srun: {said}"));
+                } else {
+                    let node = task.and_then(|task| self.reports.name(task)).map(str::to_owned);
+                    self.show(text, node.as_deref());
+                }
+            }
+        }
+    }
+
+    /// Shows a line of a daemon's standard error; with the name of its node where there are others.
+    fn show(&mut self, text: &str, node: Option<&str>) {
+        let line = match (text.strip_prefix("archfs: "), node) {
+            (Some(text), Some(node)) if self.nodes == Nodes::All => {
+                format!("archfs: {node}: {text}")
+            }
+            // One remedy is not told once for each node.
+            (None, _) if !self.hints.insert(text.to_owned()) => return,
+            _ => text.to_owned(),
+        };
+        // There is nowhere to report that nobody reads it.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
+
+    /// Has all tasks unmount and end.
+    fn undo(mut self) {
+        self.srun.close_input();
+        self.drain(UNMOUNT_LIMIT);
+        self.srun.finish();
+    }
+
+    fn drain(&mut self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while let Ok(printed) = self.srun.next(deadline.saturating_duration_since(Instant::now())) {
+            self.take(printed);
+        }
+    }
+
+    fn fail_without_report(self) -> Result<End> {
+        let why = self.complaint.clone().unwrap_or_else(|| "srun ended".to_owned());
+        self.undo();
+        let context = format!("the job step ended before it reported: {why}");
+        Err(Error::new(Kind::Io, context)
+            .with_hint("perhaps memory ran out: --cache and --threads take less"))
+    }
+}

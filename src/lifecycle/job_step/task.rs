@@ -1,0 +1,178 @@
+//! The daemon as a task of the step, and what it tells the launcher.
+//!
+//! It writes `started` and waits for `begin`; serves, writes `ready` and waits for `hold`; writes
+//! `holding` and lets go of srun. Where its standard input ends before that, nobody waits for the
+//! mount any more, and it unmounts and ends.
+
+use std::fs::File;
+use std::io::{self, BufRead, PipeReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::OFlags;
+use rustix::process::{Signal, geteuid, getpid, kill_process};
+
+use super::super::{MountPlan, daemon};
+use super::message::{BEGIN, HOLD, Message, Progress};
+use crate::error::{Error, Result};
+use crate::lifecycle::system::process::{ProcessId, timespec};
+use crate::progress;
+use crate::sync::{Arc, AtomicBool, Ordering};
+
+/// How often a task says that it still opens the archives.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// A task of the step.
+#[derive(Clone, Debug)]
+pub struct Task {
+    node: String,
+    log: Option<PathBuf>,
+    is_holding: Arc<AtomicBool>,
+}
+
+impl Task {
+    /// The task that this process is. `script_log` is what `script_log` returned in the batch
+    /// script.
+    pub fn own(script_log: Option<&str>) -> Self {
+        let node = std::env::var("SLURMD_NODENAME")
+            .unwrap_or_else(|_| rustix::system::uname().nodename().to_string_lossy().into_owned());
+        let log = script_log.and_then(|log| {
+            let (inode, path) = log.split_once(':')?;
+            Some((inode.parse().ok()?, PathBuf::from(path)))
+        });
+        let log = log.and_then(|(inode, path)| is_log(&path, inode).then_some(path));
+        Self { node, log, is_holding: Arc::new(AtomicBool::new(false)) }
+    }
+
+    /// Reports to the launcher and waits until all nodes have; `false` where nobody waits.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn begin(&self) -> Result<bool> {
+        self.report(Progress::Started);
+        let mut line = String::new();
+        let read = io::stdin().lock().read_line(&mut line);
+        read.map_err(|error| Error::io("cannot read from srun", error))?;
+        Ok(line.trim_end() == BEGIN)
+    }
+
+    /// Serves as `archfs mount --foreground` does.
+    ///
+    /// # Errors
+    /// As `serve_in_foreground`.
+    pub fn serve(
+        &self,
+        plan: &MountPlan,
+        holder: Option<ProcessId>,
+        progress: &progress::Progress,
+    ) -> Result<()> {
+        let failed = |error| Error::io("cannot report to the launcher", error);
+        let (ready, teller) = io::pipe().map_err(failed)?;
+        let number = u32::try_from(teller.as_raw_fd()).ok();
+        let watcher = {
+            let task = self.clone();
+            thread::Builder::new().name("step".into()).spawn(move || task.watch(ready))
+        };
+        let watcher = watcher.map_err(failed)?;
+        let served = daemon::serve_in_foreground(plan, holder, number, progress, || ());
+        drop(teller);
+        let _ = watcher.join();
+        served
+    }
+
+    /// Reports that it has failed with `status`, and has said why; `false` where nobody waits any
+    /// more, so that its exit status has to say so.
+    pub fn fail(&self, status: u8) -> bool {
+        let is_awaited = !self.is_holding.load(Ordering::Relaxed);
+        if is_awaited {
+            self.report(Progress::Failed(status));
+        }
+        is_awaited
+    }
+
+    /// Reports that all is done.
+    pub fn finish(&self) {
+        self.report(Progress::Done);
+    }
+
+    fn report(&self, progress: Progress) {
+        let message = Message { task: None, node: self.node.clone(), progress };
+        // One write, so that srun gets a whole line.
+        let _ = io::stdout().lock().write_all(format!("{message}\n").as_bytes());
+    }
+
+    /// Waits for `ready` from the daemon in this process, and for what the launcher says to it.
+    fn watch(&self, mut ready: PipeReader) {
+        let stdin = io::stdin();
+        let mut is_ready = false;
+        loop {
+            let mut watched = [
+                PollFd::new(&ready, PollFlags::IN),
+                PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN),
+            ];
+            let limit = (!is_ready).then(|| timespec(BEAT));
+            let Ok(count) = poll(&mut watched, limit.as_ref()) else { continue };
+            let [daemon, launcher] = watched.map(|it| !it.revents().is_empty());
+            if count == 0 {
+                self.report(Progress::Opening);
+            } else if daemon {
+                // Its end, without a word, is the daemon's.
+                if !matches!(ready.read(&mut [0; 16]), Ok(1..)) {
+                    return;
+                }
+                is_ready = true;
+                self.report(Progress::Ready);
+            } else if launcher {
+                let mut line = String::new();
+                let _ = stdin.lock().read_line(&mut line);
+                if is_ready && line.trim_end() == HOLD {
+                    self.is_holding.store(true, Ordering::Relaxed);
+                    self.report(Progress::Holding);
+                    let _ = self.detach();
+                } else {
+                    // Nobody waits for the mount: unmount at once.
+                    let _ = kill_process(getpid(), Signal::INT);
+                }
+                return;
+            }
+        }
+    }
+
+    /// Lets go of srun. Warnings go to the script's own output from here on, if that is a file.
+    fn detach(&self) -> io::Result<()> {
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        let log = self.log.as_deref().and_then(|log| open_log(log).ok());
+        rustix::stdio::dup2_stderr(log.as_ref().unwrap_or(&null))?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        Ok(())
+    }
+}
+
+/// The file that the standard error of this process goes to, as `INODE:PATH`, where it is one that
+/// others may append to.
+pub(super) fn script_log() -> Option<String> {
+    let stderr = rustix::stdio::stderr();
+    let found = rustix::fs::fstat(stderr).ok()?;
+    let flags = rustix::fs::fcntl_getfl(stderr).ok()?;
+    let is_file = rustix::fs::FileType::from_raw_mode(found.st_mode).is_file();
+    let path = std::fs::read_link("/proc/self/fd/2").ok()?;
+    (is_file && flags.contains(OFlags::APPEND))
+        .then(|| Some(format!("{}:{}", found.st_ino, path.to_str()?)))?
+}
+
+/// Whether the script's output can be seen here under the same path.
+fn is_log(path: &Path, inode: u64) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| {
+        found.is_file() && found.ino() == inode && found.uid() == geteuid().as_raw()
+    })
+}
+
+fn open_log(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    File::options().append(true).custom_flags(flags).open(path)
+}

@@ -1,0 +1,330 @@
+//! Attaching a FUSE connection to a directory, and detaching it.
+//!
+//! Owns the two ways there are: mount(2) as root, fusermount as anybody else; and the check that
+//! what is detached is what was attached. Leaves serving the connection to `session`. Invariants: a
+//! mount that somebody made later at the same mount point is never touched; root follows no link to
+//! the mount point (`parent`).
+//!
+//! A mount is found by its mount id and its device number, which no other mount has while it
+//! exists. Its path may change: a rename of a directory above the mount point moves the mount.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::{Signal, getegid, geteuid, getpid, kill_process};
+
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::Access;
+use crate::lifecycle::mount::detach::{Detach, busy};
+use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
+use crate::lifecycle::mount::{device, fusermount};
+use crate::lifecycle::system::answer;
+use crate::lifecycle::system::mountinfo::{self, MountEntry, TYPE};
+use crate::sync::{AtomicBool, Ordering};
+
+/// How long a mount may take to show that it is not stale.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// A mount of this process. Dropping it detaches it, lazily, which for a mount that is not in use
+/// is the same, and takes one call of fusermount less.
+#[derive(Debug)]
+pub(in crate::lifecycle) struct Attached {
+    mount_point: PathBuf,
+    /// The directory that it covers, where this user may open that.
+    directory: Option<OwnedFd>,
+    entry: MountEntry,
+    /// Whether it was detached.
+    is_gone: AtomicBool,
+}
+
+impl Attached {
+    /// Attaches a new connection to `mount_point`, shown as `source` and locked by `lock`; returns
+    /// the daemon's end of it.
+    ///
+    /// # Errors
+    /// `CannotMount` where the node, the user or the mount point does not allow it; `Io`.
+    pub(in crate::lifecycle) fn new(
+        mount_point: &Path,
+        source: &Path,
+        access: Access,
+        lock: &impl AsFd,
+    ) -> Result<(Self, OwnedFd)> {
+        let (connection, directory) = if geteuid().is_root() {
+            let (connection, directory) = mount_as_root(mount_point, source, access)?;
+            (connection, Some(directory))
+        } else {
+            let directory = ParentDirectory::new(mount_point).and_then(|it| it.directory());
+            (fusermount::mount(mount_point, source, access, duplicate(lock)?)?, directory.ok())
+        };
+        match mountinfo::topmost(mount_point)? {
+            Some(entry) if entry.is_own() => {
+                let mount_point = mount_point.to_owned();
+                Ok((Self { mount_point, directory, entry, is_gone: false.into() }, connection))
+            }
+            _ => {
+                drop(connection);
+                if let Some(directory) = directory.filter(|_| geteuid().is_root()) {
+                    detach_moved(&directory);
+                }
+                let context =
+                    format!("{}: mounted, but not to be seen there", mount_point.display());
+                Err(Error::new(Kind::CannotMount, context)
+                    .with_hint("somebody renames the folders above it; choose another place"))
+            }
+        }
+    }
+
+    /// The line of mountinfo.
+    pub(in crate::lifecycle) fn entry(&self) -> &MountEntry {
+        &self.entry
+    }
+
+    /// Whether it is still there; somebody may have unmounted it.
+    ///
+    /// # Errors
+    /// `Io` where /proc can not be read.
+    pub(in crate::lifecycle) fn is_there(&self) -> Result<bool> {
+        Ok(self.now()?.is_some())
+    }
+
+    /// Its line of mountinfo now, with the path that leads there now.
+    ///
+    /// The kernel gives the numbers of a mount that is gone to the next one, which may be that of
+    /// another daemon. So it is looked for only where the directory is now that it covers, whose
+    /// lock this process holds, and not again once it was detached.
+    fn now(&self) -> Result<Option<MountEntry>> {
+        if self.is_gone.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let covered = self.directory.as_ref();
+        let covered = covered.and_then(|it| std::fs::read_link(parent_directory::path_of(it)).ok());
+        let is_there = |entry: &MountEntry| {
+            covered.as_ref().is_none_or(|covered| entry.mount_point == *covered)
+        };
+        mountinfo::find(|entry| self.is(entry) && is_there(entry))
+    }
+
+    /// Whether something is mounted over it, which has to go first.
+    ///
+    /// # Errors
+    /// `Io` where /proc can not be read.
+    pub(in crate::lifecycle) fn is_covered(&self) -> Result<bool> {
+        let Some(now) = self.now()? else {
+            return Ok(false);
+        };
+        Ok(mountinfo::topmost(&now.mount_point)?.is_some_and(|entry| !self.is(&entry)))
+    }
+
+    fn is(&self, entry: &MountEntry) -> bool {
+        entry.id == self.entry.id && entry.device == self.entry.device
+    }
+
+    /// Detaches it if it is still there, wherever that is by now.
+    ///
+    /// # Errors
+    /// `Busy` where `how` is `IfIdle` and somebody uses it; `Io`.
+    pub(in crate::lifecycle) fn detach(&self, how: Detach) -> Result<()> {
+        let mut before = self.now()?;
+        for _ in 0..RENAMES_MAX {
+            let Some(entry) = before else {
+                return Ok(());
+            };
+            let detached = self.detach_at(&entry.mount_point, how);
+            before = self.now()?;
+            // Under another path by now, a directory above it was renamed in between.
+            let Some(now) = &before else {
+                self.is_gone.store(true, Ordering::Relaxed);
+                return Ok(());
+            };
+            if now.mount_point == entry.mount_point {
+                return detached;
+            }
+        }
+        let context =
+            format!("{}: can not unmount: somebody keeps renaming", self.mount_point.display());
+        Err(Error::new(Kind::Io, context))
+    }
+
+    fn detach_at(&self, mount_point: &Path, how: Detach) -> Result<()> {
+        match mountinfo::topmost(mount_point)? {
+            Some(entry) if self.is(&entry) => detach(mount_point, how),
+            Some(other) => {
+                let context = format!("{} is mounted over it", other.describe());
+                Err(Error::new(Kind::Busy, context).within(mount_point.display()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the connection of a mount that can not be detached: its users get errors, but nothing
+    /// waits for this process, which can exit.
+    fn end_connection(&self) {
+        let number = self.entry.device.rsplit(':').next().unwrap_or_default();
+        let abort = Path::new(CONNECTIONS).join(number).join("abort");
+        let Err(error) = std::fs::write(&abort, "1") else {
+            log::error!("{}: connection aborted", self.mount_point.display());
+            return;
+        };
+        log::debug!("{}: {error}", abort.display());
+        // The connection also ends with the last descriptor of it, and those end with this process.
+        // SIGINT ends a daemon at once.
+        let _ = kill_process(getpid(), Signal::INT);
+    }
+}
+
+/// How often detaching follows a mount whose path changes.
+const RENAMES_MAX: usize = 100;
+
+/// Where the kernel shows FUSE connections, each by the minor number of its device, and only where
+/// fusectl is mounted.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if let Err(error) = self.detach(Detach::Lazily) {
+            log::error!("{}: can not unmount: {error}", self.mount_point.display());
+            self.end_connection();
+        }
+    }
+}
+
+/// Detaches what is seen at `mount_point`, whoever mounted it. That somebody else does so at the
+/// same time is as good.
+///
+/// # Errors
+/// `Busy` where `how` is `IfIdle` and somebody uses it; `Io`.
+pub(in crate::lifecycle) fn detach(mount_point: &Path, how: Detach) -> Result<()> {
+    let detached = match geteuid().is_root() {
+        true => detach_as_root(mount_point, how),
+        false => fusermount::unmount(mount_point, how),
+    };
+    match detached {
+        Err(error) if error.kind() != Kind::Busy && mountinfo::topmost(mount_point)?.is_none() => {
+            log::debug!("{error}: unmounted by somebody else");
+            Ok(())
+        }
+        detached => detached,
+    }
+}
+
+fn detach_as_root(mount_point: &Path, how: Detach) -> Result<()> {
+    let flags = match how {
+        Detach::IfIdle => UnmountFlags::NOFOLLOW,
+        Detach::Lazily => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
+    };
+    match unmount_pinned(mount_point, flags) {
+        Ok(()) => Ok(()),
+        Err(Errno::BUSY) => Err(busy(mount_point)),
+        Err(error) => {
+            Err(Error::io(format!("{}: can not unmount", mount_point.display()), error.into()))
+        }
+    }
+}
+
+/// Unmounts what is mounted at `mount_point`, if it still is a mount of archfs.
+fn unmount_pinned(mount_point: &Path, flags: UnmountFlags) -> rustix::io::Result<()> {
+    let parent = ParentDirectory::new(mount_point)?;
+    // A folder that is mounted on can not be renamed itself, and those above it do not matter now.
+    match mountinfo::topmost(mount_point) {
+        Ok(Some(entry)) if entry.is_ours() => unmount(parent.path(), flags),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// Clears the dead mount on `directory`, which somebody moved while it was mounted on. Where that
+/// fails, `gc` finds it.
+fn detach_moved(directory: &OwnedFd) {
+    let Ok(mount_point) = std::fs::read_link(parent_directory::path_of(directory)) else {
+        return;
+    };
+    if let Ok(Some(entry)) = mountinfo::topmost(&mount_point)
+        && entry.is_own()
+        && answer::is_stale(&mount_point, &entry, ANSWER)
+        && let Err(error) = detach_as_root(&mount_point, Detach::Lazily)
+    {
+        log::warn!("{error}; archfs gc clears it");
+    }
+}
+
+/// Mounts at `mount_point` in the namespace of this process, where it has the right to; returns the
+/// daemon's end of the connection.
+///
+/// # Errors
+/// As `Attached::new`.
+pub(in crate::lifecycle) fn mount_here(
+    mount_point: &Path,
+    source: &Path,
+    access: Access,
+) -> Result<OwnedFd> {
+    mount_as_root(mount_point, source, access).map(|(connection, _)| connection)
+}
+
+/// Takes away, lazily, what `mount_here` mounted.
+///
+/// # Errors
+/// `Io`.
+pub(in crate::lifecycle) fn detach_here(mount_point: &Path) -> Result<()> {
+    unmount_pinned(mount_point, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH).map_err(|error| {
+        Error::io(format!("{}: can not unmount", mount_point.display()), error.into())
+    })
+}
+
+/// The daemon's end of the connection, and the directory that is mounted on.
+fn mount_as_root(mount_point: &Path, source: &Path, access: Access) -> Result<(OwnedFd, OwnedFd)> {
+    let device = device::open()?;
+    let directory = ParentDirectory::new(mount_point)
+        .and_then(|parent| parent.directory())
+        .map_err(|error| {
+            Error::io(
+                format!("{}: can not be the mount point", mount_point.display()),
+                error.into(),
+            )
+        })?;
+    let mut options = format!(
+        "fd={},rootmode=40000,user_id={},group_id={}",
+        device.as_raw_fd(),
+        geteuid().as_raw(),
+        getegid().as_raw()
+    );
+    if access == Access::Everybody {
+        options.push_str(",allow_other,default_permissions");
+    }
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    let options = std::ffi::CString::new(options).unwrap_or_default();
+    let target = parent_directory::path_of(&directory);
+    match mount(source, target, TYPE, flags, Some(options.as_c_str())) {
+        Ok(()) => Ok((device, directory)),
+        Err(error @ (Errno::PERM | Errno::NODEV)) => Err(Error::new(
+            Kind::CannotMount,
+            format!(
+                "{}: the kernel does not let this process mount: {error}",
+                mount_point.display()
+            ),
+        )
+        .with_hint("in a container it needs --device /dev/fuse and the capability SYS_ADMIN")),
+        // The options are ours and sound, so it is the descriptor that the kernel does not like.
+        Err(Errno::INVAL) => Err(Error::new(
+            Kind::CannotMount,
+            format!(
+                "{}: can not mount: /dev/fuse is not the FUSE device here",
+                mount_point.display()
+            ),
+        )
+        .with_hint("in a container, add --device /dev/fuse")),
+        Err(error) => {
+            Err(Error::io(format!("{}: can not mount", mount_point.display()), error.into()))
+        }
+    }
+}
+
+/// `lock` again, for another process.
+///
+/// # Errors
+/// `Io` where there are no more descriptors.
+pub(in crate::lifecycle) fn duplicate(lock: &impl AsFd) -> Result<OwnedFd> {
+    let duplicate = lock.as_fd().try_clone_to_owned();
+    duplicate.map_err(|error| Error::io("cannot duplicate a lock", error))
+}

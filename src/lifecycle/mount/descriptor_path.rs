@@ -1,0 +1,138 @@
+//! Archive paths that name an open descriptor, such as /dev/stdin or /dev/fd/7.
+//!
+//! The daemon is another process and closes what it inherits, so the launcher resolves such paths
+//! first. A file that still has its name is mounted by that name. The descriptor of a file without
+//! a usable name (deleted, or below a directory that is out of reach) is inherited by the daemon,
+//! which keeps it open under the same number.
+
+use std::fs::{self, File, Metadata};
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::io::{FdFlags, fcntl_setfd};
+
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::MountPlan;
+use crate::storage::FileStorage;
+
+/// The descriptors of a process.
+const DIRECTORY: &str = "/proc/self/fd";
+
+/// Symbolic links followed on the way to a descriptor, as in the kernel.
+const LINKS_MAX: usize = 40;
+
+/// `plan` with archives and index that another process can open. Call it in the launcher.
+///
+/// # Errors
+/// `NotFound` for a descriptor that is not open; `Usage` for a pipe; `UnknownFormat` for another
+/// kind of file; `Io`.
+pub fn resolve_descriptors(mut plan: MountPlan) -> Result<MountPlan> {
+    for path in plan.archives.iter_mut().chain(&mut plan.index) {
+        if let Some(number) = number_in(path) {
+            *path = resolve(path, number)?;
+        }
+    }
+    Ok(plan)
+}
+
+/// The descriptors that the daemon of `plan` needs, as `resolve_descriptors` left them.
+pub(in crate::lifecycle) fn kept(plan: &MountPlan) -> Vec<RawFd> {
+    let paths = plan.archives.iter().chain(&plan.index);
+    paths.filter_map(|path| path.strip_prefix(DIRECTORY).ok()?.to_str()?.parse().ok()).collect()
+}
+
+/// The descriptor of this process that `path` leads to, if it leads to one.
+fn number_in(path: &Path) -> Option<RawFd> {
+    let own = fs::canonicalize(DIRECTORY).ok()?;
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let mut parent = path.parent()?.to_owned();
+        // Only these lead to descriptors; other directories may be slow to look up.
+        if parent.starts_with("/proc") || parent.starts_with("/dev") {
+            parent = fs::canonicalize(parent).ok()?;
+        }
+        let name = path.file_name()?;
+        if parent == own {
+            return name.to_str()?.parse().ok();
+        }
+        let target = fs::read_link(parent.join(name)).ok()?;
+        path = parent.join(target);
+    }
+    None
+}
+
+/// A path to the file behind descriptor `number`, which the user called `path`.
+fn resolve(path: &Path, number: RawFd) -> Result<PathBuf> {
+    let link = Path::new(DIRECTORY).join(number.to_string());
+    let Ok(found) = fs::metadata(&link) else {
+        let context = format!("{}: descriptor {number} is not open", path.display());
+        return Err(Error::new(Kind::NotFound, context));
+    };
+    if !found.is_file() && !found.file_type().is_block_device() {
+        // Opening reports what it is instead.
+        FileStorage::open(path)?;
+    }
+    if let Some(name) = name_of(&link, &found) {
+        return Ok(name);
+    }
+    if number > 2 {
+        // It was inherited, so the daemon inherits it again.
+        return Ok(link);
+    }
+    // The daemon gets other standard streams, so the file is opened once more.
+    let failed = |error| Error::io(format!("{}: can not open", path.display()), error);
+    let file = File::open(&link).map_err(failed)?;
+    fcntl_setfd(&file, FdFlags::empty()).map_err(|error| failed(error.into()))?;
+    let link = Path::new(DIRECTORY).join(file.as_raw_fd().to_string());
+    // Stays open until this process ends: the daemon inherits it.
+    let _ = file.into_raw_fd();
+    Ok(link)
+}
+
+/// The name of the open file behind `link`, if that file can still be opened by it.
+fn name_of(link: &Path, open: &Metadata) -> Option<PathBuf> {
+    let name = fs::read_link(link).ok().filter(|name| name.is_absolute())?;
+    let named = fs::metadata(&name).ok()?;
+    ((named.dev(), named.ino()) == (open.dev(), open.ino())).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn follows_links_to_descriptors_of_this_process_only() {
+        let work = tempfile::tempdir().unwrap();
+        let link = work.path().join("link");
+        symlink("/dev/stdin", &link).unwrap();
+        let pid = std::process::id();
+        for path in ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0", link.to_str().unwrap()] {
+            assert_eq!(number_in(Path::new(path)), Some(0), "{path}");
+        }
+        assert_eq!(number_in(Path::new(&format!("/proc/{pid}/fd/7"))), Some(7));
+        for path in ["/proc/1/fd/0", "/dev/null", "/dev/fd/x", "/dev/fd", "/", "/data/7"] {
+            assert_eq!(number_in(Path::new(path)), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn prefers_the_name_of_a_file_while_the_name_leads_to_it() {
+        let work = tempfile::tempdir().unwrap();
+        let name = work.path().join("data");
+        fs::write(&name, "a").unwrap();
+        let file = File::open(&name).unwrap();
+        let link = Path::new(DIRECTORY).join(file.as_raw_fd().to_string());
+        let resolved = || resolve(&link, file.as_raw_fd()).unwrap();
+        assert_eq!(resolved(), fs::canonicalize(&name).unwrap());
+        // Another file of that name is not the one that is open.
+        fs::rename(&name, work.path().join("old")).unwrap();
+        fs::remove_file(work.path().join("old")).unwrap();
+        fs::write(&name, "b").unwrap();
+        assert_eq!(resolved(), link);
+        drop(file);
+        assert_eq!(resolve(&link, 1 << 20).unwrap_err().kind(), Kind::NotFound);
+    }
+}

@@ -1,0 +1,40 @@
+//! The FUSE device, /dev/fuse.
+
+use std::fs::File;
+
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+
+use crate::error::{Error, Kind, Result};
+
+/// A connection to FUSE that belongs to no mount yet.
+///
+/// # Errors
+/// The system's.
+pub(in crate::lifecycle) fn open_connection() -> std::io::Result<OwnedFd> {
+    File::options().read(true).write(true).open("/dev/fuse").map(OwnedFd::from)
+}
+
+/// The same, with an error for a person.
+///
+/// # Errors
+/// `CannotMount`.
+pub(in crate::lifecycle) fn open() -> Result<OwnedFd> {
+    open_connection().map_err(|error| no_device(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+}
+
+/// The error for a device of FUSE that this process can not have.
+pub(in crate::lifecycle) fn no_device(error: Errno) -> Error {
+    let hint = match error {
+        Errno::ACCESS => {
+            "its mode must be 0666, as distributions set it; ask the administrator of the node"
+        }
+        // A container may have the device and yet no right to it.
+        Errno::PERM => "in a container, add --device /dev/fuse",
+        _ => {
+            "the kernel module must be loaded (modprobe fuse); in a container, add --device /dev/fuse"
+        }
+    };
+    let context = format!("/dev/fuse can not be opened: {error}");
+    Error::new(Kind::CannotMount, context).with_hint(hint)
+}

@@ -1,0 +1,372 @@
+//! Mounting as an ordinary user, through the set-uid helper fusermount3 or fusermount.
+//!
+//! Owns the helper's protocol (libfuse, lib/mount.c): it mounts, and sends the descriptor of the
+//! connection over the socket whose number stands in _FUSE_COMMFD. Invariants: the helper gets no
+//! descriptor but that socket and the lock of the mount point, and what it says becomes the error;
+//! none is run that other users could have put there.
+//!
+//! PATH is whatever a job script made of it, and may hold folders of others, or of everybody. So
+//! only absolute folders of it count, and of those only what nobody but root and the user can have
+//! changed (`storage::weak_point`). In a user namespace that does not map root, that is nothing of
+//! the system. A helper that is set-uid root is taken before any other, since
+//! a package of libfuse in somebody's PATH has one that may not mount; it needs nothing of the
+//! environment and gets none. One that is not has the rights of the user alone, and may be a
+//! container's stand-in that finds its server by a variable, so it gets the user's environment.
+//!
+//! The helper outlives a daemon that is killed meanwhile, and a moment later mounts, finds nobody
+//! to hand the mount to, and unmounts what is there. Until then nobody else may mount.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::Access;
+use crate::lifecycle::mount::detach::{Detach, busy};
+use crate::lifecycle::mount::device;
+use crate::lifecycle::system::{descriptor, mountinfo};
+use crate::storage;
+
+/// Names of the helper, the newer first.
+const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
+
+/// Where the helper is looked for besides PATH; batch jobs often start with a short one.
+const FOLDERS: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"];
+
+/// Where a set-uid helper reads whose mount it is before it unmounts one. It mounts without.
+const TABLE: &str = "/etc/mtab";
+
+/// How often unmounting is tried where a signal ends the helper. Batch systems that find the
+/// processes of a job by their parents send SIGTERM to this one, too, and some more than once.
+const ATTEMPTS: usize = 10;
+
+/// Lets the helper mount at `mount_point`, whose lock it holds as long as it runs; returns the
+/// daemon's end of the connection.
+///
+/// # Errors
+/// `CannotMount` with what the helper said.
+pub(in crate::lifecycle) fn mount(
+    mount_point: &Path,
+    source: &Path,
+    access: Access,
+    lock: OwnedFd,
+) -> Result<OwnedFd> {
+    check_device()?;
+    let helper = Helper::find()?;
+    helper.check_table(Path::new(TABLE))?;
+    let failed = |error: Errno| Error::io("can not talk to fusermount", error.into());
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(failed)?;
+    // The helper must inherit this one end.
+    fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed)?;
+    let mut child = helper
+        .command()
+        .arg("-o")
+        .arg(options(source, access))
+        .arg("--")
+        .arg(mount_point)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .stdin(lock)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| helper.can_not_be_run(error))?;
+    drop(theirs);
+    let connection = descriptor::receive(&ours);
+    let mut said = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        let _ = stderr.read_to_string(&mut said);
+    }
+    let _ = child.wait();
+    match connection {
+        Ok(Some(connection)) => Ok(connection),
+        Ok(None) => Err(refused(mount_point, &said)),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Lets the helper unmount `mount_point`.
+///
+/// # Errors
+/// `Busy`; `Io` with what the helper said.
+pub(in crate::lifecycle) fn unmount(mount_point: &Path, how: Detach) -> Result<()> {
+    let helper = Helper::find()?;
+    let before = mountinfo::topmost(mount_point)?;
+    for _ in 0..ATTEMPTS {
+        let mut command = helper.command();
+        command.arg("-u").args((how == Detach::Lazily).then_some("-z")).arg("--").arg(mount_point);
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.map_err(|error| helper.can_not_be_run(error))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        if let Some(signal) = output.status.signal() {
+            log::debug!("{}: signal {signal} ended fusermount", mount_point.display());
+            if mountinfo::topmost(mount_point)? != before {
+                return Ok(());
+            }
+            continue;
+        }
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if said.contains("busy") {
+            return Err(busy(mount_point));
+        }
+        return Err(Error::new(
+            Kind::Io,
+            format!("{}: can not unmount: {said}", mount_point.display()),
+        ));
+    }
+    let context = format!("{}: can not unmount: signals end fusermount", mount_point.display());
+    Err(Error::new(Kind::Io, context))
+}
+
+/// Options for the helper; in names, it takes a comma or backslash with a backslash before it.
+fn options(source: &Path, access: Access) -> OsString {
+    let mut bytes = b"ro,nosuid,nodev,subtype=archfs".to_vec();
+    if access == Access::Everybody {
+        bytes.extend(b",allow_other,default_permissions");
+    }
+    bytes.extend(b",fsname=");
+    for &byte in source.as_os_str().as_bytes() {
+        if matches!(byte, b',' | b'\\') {
+            bytes.push(b'\\');
+        }
+        bytes.push(byte);
+    }
+    OsString::from_vec(bytes)
+}
+
+/// Whether this node has the helper.
+pub(in crate::lifecycle) fn is_there() -> bool {
+    Helper::find().is_ok()
+}
+
+/// The helper of this node.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::lifecycle) struct Helper {
+    pub(in crate::lifecycle) path: PathBuf,
+    pub(in crate::lifecycle) is_set_uid: bool,
+}
+
+impl Helper {
+    /// The first that is set-user-ID root, else one that is not.
+    ///
+    /// # Errors
+    /// `CannotMount` where there is none, or none that is safe to run.
+    pub(in crate::lifecycle) fn find() -> Result<Self> {
+        Self::find_in(&std::env::var_os("PATH").unwrap_or_default())
+    }
+
+    fn find_in(path: &OsStr) -> Result<Self> {
+        let folders: Vec<PathBuf> =
+            std::env::split_paths(path).chain(FOLDERS.map(PathBuf::from)).collect();
+        let all = HELPERS.iter().flat_map(|name| folders.iter().map(move |it| it.join(name)));
+        let there = all.filter(|helper| helper.is_absolute() && helper.is_file());
+        let (mut plain, mut passed_over) = (None, None);
+        for helper in there {
+            let is_set_uid = is_set_uid_root(&helper);
+            match storage::weak_point(&helper) {
+                None if is_set_uid => return Ok(Self { path: helper, is_set_uid }),
+                None => plain = plain.or(Some(helper)),
+                Some(weak) => passed_over = passed_over.or(Some((helper, weak))),
+            }
+        }
+        match (plain, passed_over) {
+            (Some(path), _) => Ok(Self { path, is_set_uid: false }),
+            (None, Some((helper, weak))) => Err(unsafe_to_run(&helper, &weak)),
+            (None, None) => Err(missing()),
+        }
+    }
+
+    /// A call of it, with the environment that it may have.
+    pub(in crate::lifecycle) fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        if self.is_set_uid {
+            command.env_clear();
+        }
+        command
+    }
+
+    /// Nothing may be mounted that nobody can unmount.
+    fn check_table(&self, table: &Path) -> Result<()> {
+        match fs::File::open(table) {
+            Err(error) if self.is_set_uid => {
+                let (helper, table) = (self.path.display(), table.display());
+                let context = format!("{helper} could not unmount again: {table}: {error}");
+                Err(Error::new(Kind::CannotMount, context).with_hint(
+                    "`archfs run` does without; for `archfs mount`, ask for /etc/mtab, a link to \
+                     /proc/self/mounts",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn can_not_be_run(&self, error: std::io::Error) -> Error {
+        let context = format!("{}: can not be run", self.path.display());
+        Error::new(Kind::CannotMount, context)
+            .with_source(error)
+            .with_hint("ask for the package fuse3 on the compute nodes; `archfs run` does without")
+    }
+}
+
+fn missing() -> Error {
+    Error::new(Kind::CannotMount, "neither fusermount3 nor fusermount is on this node").with_hint(
+        "`archfs run` does without; for `archfs mount`, ask for the package fuse3 on the \
+             compute nodes",
+    )
+}
+
+fn unsafe_to_run(helper: &Path, weak: &Path) -> Error {
+    let is_unmapped = fs::symlink_metadata(weak).is_ok_and(|it| storage::is_unmapped(it.uid()));
+    let (helper, weak) = (helper.display(), weak.display());
+    if is_unmapped {
+        let context =
+            format!("{helper}: not run: this user namespace does not map the owner of {weak}");
+        return Error::new(Kind::CannotMount, context)
+            .with_hint("`archfs run` works without fusermount");
+    }
+    let context = format!("{helper}: not run, since other users may replace {weak}");
+    Error::new(Kind::CannotMount, context)
+        .with_hint("take that folder out of PATH; `archfs run` does without fusermount")
+}
+
+fn is_set_uid_root(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|found| found.uid() == 0 && found.mode() & 0o4000 != 0)
+}
+
+/// Whether this user may open /dev/fuse.
+pub(in crate::lifecycle) fn device_can_be_opened() -> bool {
+    access_device().is_ok()
+}
+
+fn access_device() -> rustix::io::Result<()> {
+    use rustix::fs::{Access, access};
+    access("/dev/fuse", Access::READ_OK | Access::WRITE_OK)
+}
+
+/// The helper's own message about the device is terse, so it is looked at first.
+fn check_device() -> Result<()> {
+    match access_device() {
+        Ok(()) => Ok(()),
+        Err(error) => Err(device::no_device(error)),
+    }
+}
+
+fn refused(mount_point: &Path, said: &str) -> Error {
+    let said = said.lines().next().unwrap_or("fusermount gave no reason").trim();
+    let said = said.split_once(": ").map_or(said, |(_, reason)| reason);
+    let context = format!("{}: can not mount: {said}", mount_point.display());
+    let error = Error::new(Kind::CannotMount, context);
+    if said.contains("user_allow_other") {
+        error.with_hint("leave out allow_other, or ask for user_allow_other in /etc/fuse.conf")
+    } else if said.contains("mounting over filesystem type") {
+        error.with_hint("mount under /dev/shm or /tmp instead, or use `archfs run --private`")
+    } else if said.contains("too many FUSE") {
+        error.with_hint("unmount what is not needed (archfs list), or use `archfs run --private`")
+    } else if said.contains("mountpoint") || said.contains("mount point") {
+        error.with_hint("the mount point must be a directory of yours, such as one under /dev/shm")
+    } else {
+        error.with_hint("`archfs run` may do without")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn gives_a_hint_that_fits_what_the_helper_said() {
+        let hint = |said: &str| {
+            let error = refused(Path::new("/m"), said);
+            error.hint().unwrap_or_default().to_owned()
+        };
+        let own = "fusermount3: user has no write access to mountpoint /m\n";
+        assert!(hint(own).contains("a directory of yours"));
+        assert!(hint("fusermount3: bad mount point `/m': gone").contains("a directory of yours"));
+        let many = "fusermount3: too many FUSE filesystems mounted; mount_max=N can be set";
+        assert!(hint(many).contains("archfs list"));
+        let other = "fusermount3: mount failed: Operation not permitted";
+        assert!(hint(other).contains("archfs run"));
+        let text = refused(Path::new("/m"), other).to_string();
+        assert_eq!(text, "/m: can not mount: mount failed: Operation not permitted");
+    }
+
+    #[test]
+    fn escapes_what_would_start_another_option() {
+        let options = options(Path::new("/a,b\\c d.sqfs"), Access::Owner);
+        assert_eq!(options, "ro,nosuid,nodev,subtype=archfs,fsname=/a\\,b\\\\c d.sqfs");
+    }
+
+    /// Of a folder with a helper in it, and one beside it of the mode `mode`.
+    fn found_in(mode: u32, helper_mode: u32) -> (PathBuf, Result<Helper>) {
+        let work = tempfile::tempdir().unwrap();
+        let folder = fs::canonicalize(work.path()).unwrap().join("bin");
+        fs::create_dir(&folder).unwrap();
+        let helper = folder.join("fusermount3");
+        fs::write(&helper, "").unwrap();
+        fs::set_permissions(&helper, fs::Permissions::from_mode(helper_mode)).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+        let found = Helper::find_in(folder.as_os_str());
+        (helper, found)
+    }
+
+    #[test]
+    fn one_that_is_set_uid_root_comes_first_and_none_is_taken_that_others_may_replace() {
+        let here = |found: &Result<Helper>, helper: &Path| {
+            found.as_ref().is_ok_and(|found| found.path == helper)
+        };
+        // Nodes without any other take what is not set-uid.
+        let has_other = Helper::find_in(OsStr::new("")).is_ok_and(|found| found.is_set_uid);
+        let (helper, found) = found_in(0o755, 0o755);
+        assert_eq!(here(&found, &helper), !has_other, "{found:?}");
+        for (mode, helper_mode) in [(0o777, 0o4755), (0o777, 0o755), (0o755, 0o4757)] {
+            let (helper, found) = found_in(mode, helper_mode);
+            assert!(!here(&found, &helper), "{mode:o} {helper_mode:o} {found:?}");
+        }
+        if rustix::process::geteuid().is_root() {
+            let (helper, found) = found_in(0o755, 0o4755);
+            assert!(here(&found, &helper), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_set_uid_gets_no_environment_but_the_socket() {
+        let environment = |is_set_uid| {
+            let helper = Helper { path: "/usr/bin/env".into(), is_set_uid };
+            let output = helper.command().env("_FUSE_COMMFD", "3").output().unwrap();
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        assert_eq!(environment(true), "_FUSE_COMMFD=3\n");
+        assert!(environment(false).contains("PATH="));
+    }
+
+    #[test]
+    fn mounts_nothing_that_a_set_uid_helper_would_not_unmount() {
+        let (here, missing) = (Path::new("/proc/self/mounts"), Path::new("/nonexistent/mtab"));
+        let helper = |is_set_uid| Helper { path: "/bin/fusermount3".into(), is_set_uid };
+        assert!(helper(true).check_table(here).is_ok());
+        assert!(helper(false).check_table(missing).is_ok());
+        let error = helper(true).check_table(missing).unwrap_err();
+        assert_eq!(error.kind(), Kind::CannotMount);
+        assert!(error.to_string().contains("/nonexistent/mtab: No such file"), "{error}");
+    }
+
+    #[test]
+    fn relative_folders_of_path_do_not_count() {
+        let found = |path: &str| Helper::find_in(OsStr::new(path)).ok();
+        assert_eq!(found(".:bin::../../../../../../../usr/bin/"), found(""));
+    }
+}

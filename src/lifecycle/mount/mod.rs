@@ -1,0 +1,14 @@
+//! Making one mount, and undoing it: the mount point, the ways to attach a FUSE connection to it,
+//! and what is handed over by another process.
+
+pub(super) mod attach;
+pub(super) mod descriptor_path;
+pub(super) mod detach;
+pub(super) mod device;
+pub(super) mod fusermount;
+pub(super) mod inherited;
+pub(super) mod mount_point;
+pub(super) mod namespace;
+pub(super) mod owned_directory;
+pub(super) mod parent_directory;
+pub(super) mod root_path;

@@ -1,0 +1,210 @@
+//! Where a path leads, for root.
+//!
+//! Invariant: root follows no symbolic link of another user, and asks no file system that another
+//! user serves through FUSE.
+//!
+//! The owner of a directory on the way can replace any part of the path at any time, with a link to
+//! somebody else's mount, or with a FUSE file system that answers what it likes, or never. So root
+//! walks one component at a time, and checks what it has opened instead of the name. O_PATH opens
+//! without asking the file system of the file itself, only that of the directory above it, which
+//! was checked before.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
+use rustix::io::Errno;
+
+use crate::error::{Error, Kind};
+use crate::lifecycle::system::mountinfo::{self, MountEntry};
+use crate::storage;
+
+/// Links that are followed, as many as the kernel does (path_resolution(7)).
+const LINKS_MAX: usize = 40;
+
+const FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Why a path leads nowhere.
+#[derive(Debug)]
+pub(in crate::lifecycle) enum Refusal {
+    /// There is no directory at this path, which is only the beginning.
+    NoDirectory(PathBuf),
+    /// The system cannot open the directory at this path.
+    System(PathBuf, Errno),
+    /// A rule of this file.
+    Rule(Error),
+}
+
+/// `path`, absolute and without symbolic links. Its last component need not exist, unless a link
+/// leads there, and may be a mount point of anybody.
+pub(in crate::lifecycle) fn resolve(path: &Path) -> Result<PathBuf, Refusal> {
+    let current = || std::env::current_dir().map_err(|error| system(Path::new("."), &error));
+    let whole = if path.is_absolute() { path.to_owned() } else { current()?.join(path) };
+    let root = openat(CWD, "/", FLAGS, Mode::empty())
+        .map_err(|error| Refusal::System("/".into(), error))?;
+    let mut walk = Walk { shown: path, at: "/".into(), mount: mount_of(&root)?, directory: root };
+    // What is still to be walked, the next part last.
+    let mut ahead = vec![whole];
+    let mut links = 0;
+    let mut must_exist = false;
+    while let Some(part) = ahead.pop() {
+        let mut components = part.components();
+        let Some(first) = components.next() else {
+            continue;
+        };
+        let rest = components.as_path().to_owned();
+        let is_last = rest == Path::new("") && ahead.iter().all(|part| part == Path::new(""));
+        ahead.push(rest);
+        match first {
+            Component::RootDir | Component::Prefix(_) => walk.restart()?,
+            Component::CurDir => {}
+            Component::ParentDir => walk.up()?,
+            Component::Normal(name) => match walk.step(name, is_last, must_exist)? {
+                Found::Directory => {}
+                Found::End(end) => return Ok(end),
+                Found::Link(target) => {
+                    links += 1;
+                    must_exist |= is_last;
+                    if links > LINKS_MAX {
+                        return Err(Refusal::System(path.to_owned(), Errno::LOOP));
+                    }
+                    ahead.push(target);
+                }
+            },
+        }
+    }
+    Ok(walk.at)
+}
+
+/// What a name is.
+enum Found {
+    /// The walk goes on from there.
+    Directory,
+    /// The last component, which has this path.
+    End(PathBuf),
+    Link(PathBuf),
+}
+
+struct Walk<'a> {
+    /// The path as the user wrote it, for errors.
+    shown: &'a Path,
+    at: PathBuf,
+    directory: OwnedFd,
+    /// The mount id of the directory.
+    mount: u64,
+}
+
+impl Walk<'_> {
+    fn restart(&mut self) -> Result<(), Refusal> {
+        self.at = "/".into();
+        self.enter(openat(CWD, "/", FLAGS, Mode::empty()))
+    }
+
+    fn up(&mut self) -> Result<(), Refusal> {
+        self.at.pop();
+        self.enter(openat(&self.directory, "..", FLAGS, Mode::empty()))
+    }
+
+    /// Goes on from `opened`, which is at `self.at`.
+    fn enter(&mut self, opened: rustix::io::Result<OwnedFd>) -> Result<(), Refusal> {
+        let opened = opened.map_err(|error| Refusal::System(self.at.clone(), error))?;
+        let mount = mount_of(&opened)?;
+        if mount != self.mount
+            && let Some(entry) = served_by_another(mount)?
+        {
+            return Err(self.refuse_served(&entry));
+        }
+        (self.directory, self.mount) = (opened, mount);
+        Ok(())
+    }
+
+    fn step(&mut self, name: &OsStr, is_last: bool, must_exist: bool) -> Result<Found, Refusal> {
+        let next = self.at.join(name);
+        let failed = |error| Refusal::System(next.clone(), error);
+        let open = |flags| openat(&self.directory, name, FLAGS | flags, Mode::empty());
+        // With O_DIRECTORY the kernel mounts what an automount trigger stands for.
+        let opened = match open(if is_last { OFlags::empty() } else { OFlags::DIRECTORY }) {
+            Err(Errno::NOTDIR | Errno::LOOP) if !is_last => open(OFlags::empty()),
+            opened => opened,
+        };
+        let opened = match opened {
+            Err(Errno::NOENT) if is_last && !must_exist => return Ok(Found::End(next)),
+            Err(Errno::NOENT) if !is_last => return Err(Refusal::NoDirectory(next)),
+            opened => opened.map_err(failed)?,
+        };
+        // Never a link, and perhaps a mount that does not answer.
+        if mount_of(&opened)? != self.mount {
+            if is_last {
+                return Ok(Found::End(next));
+            }
+            self.at = next;
+            return self.enter(Ok(opened)).map(|()| Found::Directory);
+        }
+        let file = File::from(opened);
+        let found = file.metadata().map_err(|error| system(&next, &error))?;
+        let opened = OwnedFd::from(file);
+        if !found.is_symlink() {
+            if is_last {
+                return Ok(Found::End(next));
+            }
+            if !found.is_dir() {
+                return Err(failed(Errno::NOTDIR));
+            }
+            self.at = next;
+            return self.enter(Ok(opened)).map(|()| Found::Directory);
+        }
+        if !storage::is_trusted(&found) {
+            let shown = self.shown.display();
+            let context = match is_last && next.file_name() == self.shown.file_name() {
+                true => format!("{shown}: a symbolic link of somebody else (uid {})", found.uid()),
+                false => format!(
+                    "{shown}: {} is a symbolic link of somebody else (uid {})",
+                    next.display(),
+                    found.uid()
+                ),
+            };
+            return Err(Refusal::Rule(
+                Error::new(Kind::Busy, context)
+                    .with_hint("root follows no links of other users; give the path without them"),
+            ));
+        }
+        let target = readlinkat(&opened, "", Vec::new()).map_err(failed)?;
+        Ok(Found::Link(std::ffi::OsString::from_vec(target.into_bytes()).into()))
+    }
+
+    fn refuse_served(&self, entry: &MountEntry) -> Refusal {
+        let user = entry.owner().map_or("another user".into(), |uid| format!("uid {uid}"));
+        let context = format!(
+            "{}: {} is a file system that {user} serves ({})",
+            self.shown.display(),
+            self.at.display(),
+            entry.kind
+        );
+        Refusal::Rule(
+            Error::new(Kind::Busy, context)
+                .with_hint("root touches nothing in it; run archfs as that user"),
+        )
+    }
+}
+
+/// The id of the mount that `file` lies in. The kernel tells without asking the file system.
+fn mount_of(file: &OwnedFd) -> Result<u64, Refusal> {
+    let path = PathBuf::from(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
+    let text = fs::read_to_string(&path).map_err(|error| system(&path, &error))?;
+    let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    id.ok_or_else(|| Refusal::System(path, Errno::INVAL))
+}
+
+/// The mount with this id, if another user serves it through FUSE.
+fn served_by_another(mount: u64) -> Result<Option<MountEntry>, Refusal> {
+    let entry = mountinfo::find(|entry| entry.id == mount).map_err(Refusal::Rule)?;
+    Ok(entry.filter(|entry| entry.is_fuse() && entry.owner() != Some(0)))
+}
+
+fn system(path: &Path, error: &std::io::Error) -> Refusal {
+    Refusal::System(path.to_owned(), Errno::from_io_error(error).unwrap_or(Errno::IO))
+}

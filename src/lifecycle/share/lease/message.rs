@@ -1,0 +1,236 @@
+//! What is said over the socket of a mount: one line a request, one line an answer.
+//!
+//! Owns the words. Invariant: a request parsed is the request written, and a line is short.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::mount::detach::Detach;
+use crate::lifecycle::system::process::ProcessId;
+
+/// The longest request, bytes.
+pub(super) const REQUEST_MAX: usize = 160;
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    /// A lease for as long as this connection is open.
+    Hold,
+    /// A lease for as long as that process lives.
+    Watch(ProcessId),
+    /// Hold until somebody unmounts.
+    Keep,
+    /// That process needs the mount no more.
+    Release(ProcessId),
+    /// The lease of this connection ends. Answered at once if others hold the mount; else the
+    /// connection ends when the mount is gone.
+    Leave,
+    /// Who holds it, and how it does.
+    Status,
+    /// What it served so far.
+    Numbers,
+    /// Unmount.
+    Unmount(UnmountRequest),
+}
+
+/// A request to unmount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::lifecycle) struct UnmountRequest {
+    /// What to do with a mount that is in use.
+    pub(in crate::lifecycle) how: Detach,
+    /// The processes that ask: the one that runs `archfs unmount`, and its script.
+    pub(in crate::lifecycle) callers: Vec<ProcessId>,
+}
+
+/// What a daemon answers to a request to unmount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::lifecycle) enum UnmountAnswer {
+    /// It unmounts; another answer follows. The kernel may take long, to free a large page cache.
+    Begun,
+    /// It is unmounted, and what was created for it is removed.
+    Done,
+    /// The leases of the callers have ended, but these processes hold the mount.
+    Released(String),
+    /// Only these processes hold it.
+    Refused(String),
+    /// It is in use, or covered; the text says how.
+    Busy(String),
+}
+
+/// What the daemon answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// Done.
+    Done,
+    /// The mount is on its way out; the connection ends when it is gone.
+    Ending,
+    /// The process that was named is not there.
+    NoProcess,
+    /// Others hold the mount, so it stays.
+    Held,
+    /// Nobody holds the mount, but it stays for a while.
+    Lingering,
+}
+
+impl Request {
+    pub(super) fn encode(&self) -> String {
+        match self {
+            Self::Hold => "hold\n".into(),
+            Self::Watch(process) => format!("watch {process}\n"),
+            Self::Keep => "keep\n".into(),
+            Self::Release(process) => format!("release {process}\n"),
+            Self::Leave => "leave\n".into(),
+            Self::Status => "status\n".into(),
+            Self::Numbers => "numbers\n".into(),
+            Self::Unmount(UnmountRequest { how, callers }) => {
+                let how = match how {
+                    Detach::IfIdle => "idle",
+                    Detach::Lazily => "lazily",
+                };
+                let callers: String = callers.iter().map(|caller| format!(" {caller}")).collect();
+                format!("unmount {how}{callers}\n")
+            }
+        }
+    }
+
+    /// The request of a line, without its end.
+    ///
+    /// # Errors
+    /// `Usage` for anything else.
+    pub(super) fn decode(line: &str) -> Result<Self> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match (word, rest) {
+            ("hold", "") => Ok(Self::Hold),
+            ("watch", process) => process.parse().map(Self::Watch),
+            ("keep", "") => Ok(Self::Keep),
+            ("release", process) => process.parse().map(Self::Release),
+            ("leave", "") => Ok(Self::Leave),
+            ("status", "") => Ok(Self::Status),
+            ("numbers", "") => Ok(Self::Numbers),
+            ("unmount", rest) => {
+                let mut words = rest.split(' ');
+                let how = match words.next() {
+                    Some("idle") => Detach::IfIdle,
+                    Some("lazily") => Detach::Lazily,
+                    _ => return Err(Error::new(Kind::Usage, format!("{line:?} is no request"))),
+                };
+                let callers = words.map(str::parse).collect::<Result<_>>()?;
+                Ok(Self::Unmount(UnmountRequest { how, callers }))
+            }
+            _ => Err(Error::new(Kind::Usage, format!("{line:?} is no request"))),
+        }
+    }
+}
+
+impl UnmountAnswer {
+    pub(super) fn encode(&self) -> String {
+        match self {
+            Self::Begun => "begun\n".to_owned(),
+            Self::Done => Answer::Done.encode().to_owned(),
+            Self::Released(holders) => format!("released {holders}\n"),
+            Self::Refused(holders) => format!("refused {holders}\n"),
+            Self::Busy(why) => format!("busy {}\n", why.replace('\n', " ")),
+        }
+    }
+
+    /// The answer of a whole line.
+    pub(super) fn decode(line: &str) -> Option<Self> {
+        let line = line.strip_suffix('\n')?;
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match word {
+            "begun" => Some(Self::Begun),
+            "done" => Some(Self::Done),
+            "released" => Some(Self::Released(rest.to_owned())),
+            "refused" => Some(Self::Refused(rest.to_owned())),
+            "busy" => Some(Self::Busy(rest.to_owned())),
+            _ => None,
+        }
+    }
+}
+
+impl Answer {
+    const ALL: [(Self, &str); 5] = [
+        (Self::Done, "done\n"),
+        (Self::Ending, "ending\n"),
+        (Self::NoProcess, "no process\n"),
+        (Self::Held, "held\n"),
+        (Self::Lingering, "lingering\n"),
+    ];
+
+    pub(super) fn encode(self) -> &'static str {
+        Self::ALL.iter().find(|(answer, _)| *answer == self).map_or("", |(_, line)| line)
+    }
+
+    /// The answer of a whole line.
+    pub(super) fn decode(line: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, text)| *text == line).map(|(answer, _)| *answer)
+    }
+}
+
+/// How a mount does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::lifecycle) struct Status {
+    pub(in crate::lifecycle) holders: Vec<HolderStatus>,
+    /// Whether it holds until somebody unmounts.
+    pub(in crate::lifecycle) kept: bool,
+}
+
+/// One who holds a mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::lifecycle) struct HolderStatus {
+    pub(in crate::lifecycle) pid: i32,
+    pub(in crate::lifecycle) name: String,
+}
+
+impl HolderStatus {
+    /// For a person: `12 (bash), 13 (python3)`.
+    pub(in crate::lifecycle) fn named(holders: &[Self]) -> String {
+        let named: Vec<_> =
+            holders.iter().map(|holder| format!("{} ({})", holder.pid, holder.name)).collect();
+        named.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_answers_are_read_as_they_are_written() {
+        let process = "2147483647:18446744073709551615".parse().unwrap();
+        for request in [
+            Request::Hold,
+            Request::Watch(process),
+            Request::Keep,
+            Request::Release(process),
+            Request::Leave,
+            Request::Status,
+            Request::Numbers,
+            Request::Unmount(UnmountRequest { how: Detach::IfIdle, callers: vec![process; 2] }),
+            Request::Unmount(UnmountRequest { how: Detach::Lazily, callers: vec![] }),
+        ] {
+            let line = request.encode();
+            assert!(line.len() <= REQUEST_MAX);
+            assert_eq!(Request::decode(line.trim_end()).unwrap(), request);
+        }
+        for line in ["", "hold x", "watch", "watch 1", "shutdown", "unmount", "unmount idle 1"] {
+            assert!(Request::decode(line).is_err(), "{line}");
+        }
+        for (answer, line) in Answer::ALL {
+            assert_eq!(answer.encode(), line);
+            assert_eq!(Answer::decode(line), Some(answer));
+        }
+        assert_eq!(Answer::decode("done"), None);
+        for answer in [
+            UnmountAnswer::Begun,
+            UnmountAnswer::Done,
+            UnmountAnswer::Released("12 (bash), 13 (a b)".into()),
+            UnmountAnswer::Refused("12 (bash)".into()),
+            UnmountAnswer::Busy("/m: in use".into()),
+        ] {
+            assert_eq!(UnmountAnswer::decode(&answer.encode()), Some(answer));
+        }
+        assert_eq!(UnmountAnswer::decode("busy"), None);
+        assert_eq!(UnmountAnswer::decode(""), None);
+    }
+}

@@ -1,0 +1,29 @@
+//! One mount for all processes that ask for the same archives at one mount point.
+//!
+//! - `registry`: the directory of the record files;
+//! - `record`, `lock`: one file per mount point, which says what is mounted and is its lock;
+//! - `state`: what is at a mount point now, judged from the mount table and that lock;
+//! - `join`: take a lease on what is mounted, or the lock to mount;
+//! - `lease`: the connection to a daemon that keeps its mount alive.
+
+mod join;
+mod lease;
+mod lock;
+mod own_file;
+mod peers;
+mod probe;
+mod record;
+mod registry;
+mod state;
+
+pub(super) use join::{Entry, connect, enter, first_record, real_paths};
+pub(super) use lease::{
+    Client, HolderStatus, LeaseEnd, Leases, Status, UnmountAnswer, UnmountRequest,
+};
+pub(super) use lock::{MountLock, RecordFile, clear_others, clear_sockets};
+pub(super) use peers::Peers;
+pub(super) use probe::probe;
+pub(super) use record::Record;
+pub(super) use state::{
+    EXIT, MountState, clear, clear_locked, detach_stale, discard, look, look_within,
+};

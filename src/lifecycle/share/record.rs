@@ -1,0 +1,173 @@
+//! What a record file says about a mount.
+//!
+//! The text has a word and a value a line. It is written in place, because the file is also the
+//! lock of the mount point, so it ends with a checksum: a reader that sees half of an update reads
+//! again. The lines that change have a fixed width, so an update needs no room on a full file
+//! system.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use rustix::system::uname;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::lifecycle::system::mountinfo::{self, MountId};
+use crate::lifecycle::system::process::ProcessId;
+
+/// The first line. Another version of archfs with another format has another first line.
+const VERSION: &str = "archfs 2";
+
+/// The width of the values that change.
+const WIDTH: usize = 48;
+
+/// What is known of a mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::lifecycle) struct Record {
+    /// The daemon; the process that starts it before there is one. To be shown; whether it is alive
+    /// is what the lock says.
+    pub(in crate::lifecycle) process: ProcessId,
+    /// The mount; `None` until the daemon has mounted.
+    pub(in crate::lifecycle) mount: Option<MountId>,
+    /// Whether the mount point did not exist, so that the daemon creates it.
+    pub(in crate::lifecycle) creates: bool,
+    /// Whether the daemon is unmounting, for which the kernel may take seconds.
+    pub(in crate::lifecycle) is_ending: bool,
+    /// The node on which the daemon runs: /tmp may be shared between nodes.
+    pub(in crate::lifecycle) node: String,
+    /// The job whose cache budget the daemon shares; `None` where it has its own.
+    pub(in crate::lifecycle) job: Option<String>,
+    /// Equal for mounts that show the same.
+    pub(in crate::lifecycle) identity: String,
+    pub(in crate::lifecycle) archives: Vec<PathBuf>,
+    pub(in crate::lifecycle) mount_point: PathBuf,
+}
+
+impl Record {
+    /// Whether the daemon runs, or ran, on this node.
+    pub(in crate::lifecycle) fn is_of_this_node(&self) -> bool {
+        self.node == node()
+    }
+
+    /// The text of the record file.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mount = match &self.mount {
+            Some(MountId { id, device }) => format!("{id} {device}"),
+            None => "-".to_owned(),
+        };
+        let process = self.process.to_string();
+        let [creates, ending] =
+            [self.creates, self.is_ending].map(|is| if is { "yes" } else { "no" });
+        let mut text = format!(
+            "{VERSION}\nprocess {process:WIDTH$}\nmount {mount:WIDTH$}\ncreates {creates:3}\nending {ending:3}\n\
+             node {}\njob {}\nidentity {}\n",
+            self.node,
+            self.job.as_deref().unwrap_or("-"),
+            self.identity
+        )
+        .into_bytes();
+        let archives = self.archives.iter().map(|path| ("archive ", path));
+        for (word, path) in archives.chain([("mount-point ", &self.mount_point)]) {
+            text.extend(word.as_bytes());
+            text.extend(mountinfo::escape(path.as_os_str().as_bytes()));
+            text.push(b'\n');
+        }
+        let sum = xxh3_64(&text);
+        text.extend(format!("end {sum:016x}\n").as_bytes());
+        text
+    }
+
+    /// The record in `text`, if it is whole.
+    pub(super) fn decode(text: &[u8]) -> Option<Self> {
+        let end = text.windows(5).rposition(|window| window == b"\nend ")? + 1;
+        let (body, sum) = text.split_at(end);
+        let sum = std::str::from_utf8(sum).ok()?.strip_prefix("end ")?;
+        if u64::from_str_radix(sum.trim_end(), 16).ok()? != xxh3_64(body)
+            || !body.starts_with(format!("{VERSION}\n").as_bytes())
+        {
+            return None;
+        }
+        let values = |word: &'static str| {
+            body.split(|&byte| byte == b'\n')
+                .filter_map(move |line| line.strip_prefix(word.as_bytes())?.strip_prefix(b" "))
+        };
+        let word = |word| Some(std::str::from_utf8(values(word).next()?).ok()?.trim_end());
+        let path = |escaped: &[u8]| PathBuf::from(mountinfo::unescape(escaped));
+        let mount = match word("mount")?.split_once(' ') {
+            Some((id, device)) => Some(MountId { id: id.parse().ok()?, device: device.to_owned() }),
+            None => None,
+        };
+        Some(Self {
+            process: word("process")?.parse().ok()?,
+            mount,
+            creates: word("creates")? == "yes",
+            is_ending: word("ending")? == "yes",
+            node: word("node")?.to_owned(),
+            job: word("job").filter(|job| *job != "-").map(str::to_owned),
+            identity: word("identity")?.to_owned(),
+            archives: values("archive").map(path).collect(),
+            mount_point: path(values("mount-point").next()?),
+        })
+    }
+}
+
+/// The name of this node.
+pub(in crate::lifecycle) fn node() -> String {
+    let name = uname().nodename().to_string_lossy().into_owned();
+    name.split_whitespace().collect()
+}
+
+/// What distinguishes this boot of this node from all others.
+pub(super) fn boot() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    boot.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(mount_point: &str, archives: Vec<PathBuf>) -> Record {
+        Record {
+            process: "12:34".parse().unwrap(),
+            mount: None,
+            creates: true,
+            is_ending: false,
+            node: node(),
+            job: Some("group-1".to_owned()),
+            identity: "ab-cd".to_owned(),
+            archives,
+            mount_point: mount_point.into(),
+        }
+    }
+
+    #[test]
+    fn keeps_any_path_and_updates_in_place() {
+        for path in ["/a", "/a b\nmount-point c", "/x\\012\nprocess 1:1", "/\n", "/\nend 12"] {
+            for archives in [vec![], vec![PathBuf::from(path), "/b".into()]] {
+                let before = record(path, archives);
+                let text = before.encode();
+                assert_eq!(Record::decode(&text), Some(before.clone()));
+                let mount = Some(MountId { id: u64::MAX, device: "0:53".into() });
+                let process = format!("{}:{}", i32::MAX, u64::MAX).parse().unwrap();
+                let after = Record { mount, process, creates: false, is_ending: true, ..before };
+                assert_eq!(after.encode().len(), text.len());
+                assert_eq!(Record::decode(&after.encode()), Some(after));
+            }
+        }
+    }
+
+    #[test]
+    fn half_an_update_is_no_record() {
+        let before = record("/a", vec!["/b".into()]).encode();
+        let after = Record { creates: false, ..record("/a", vec!["/b".into()]) }.encode();
+        let first = before.iter().zip(&after).position(|(before, after)| before != after).unwrap();
+        for cut in first + 1..before.len() - 16 {
+            assert_eq!(Record::decode(&[&after[..cut], &before[cut..]].concat()), None, "{cut}");
+        }
+        for cut in 0..before.len() - 1 {
+            assert_eq!(Record::decode(&before[..cut]), None, "{cut}");
+        }
+        assert_eq!(Record::decode(b"daemon x\nplace /a"), None);
+    }
+}

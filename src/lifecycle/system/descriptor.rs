@@ -1,0 +1,81 @@
+//! Passing an open file to another process.
+//!
+//! Owns both ends of SCM_RIGHTS (unix(7)). Invariant: one byte goes along, since a message without
+//! data may be lost.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// Sends `descriptor` over `socket`.
+///
+/// # Errors
+/// The system's, such as EPIPE.
+pub(in crate::lifecycle) fn send(
+    socket: impl AsFd,
+    descriptor: BorrowedFd<'_>,
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(Errno::NOBUFS);
+    }
+    loop {
+        match sendmsg(&socket, &[IoSlice::new(b"d")], &mut ancillary, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return sent.map(|_| ()),
+        }
+    }
+}
+
+/// The descriptor that comes over `socket`; `None` where the other end closes it without sending
+/// one.
+///
+/// # Errors
+/// The system's.
+pub(in crate::lifecycle) fn receive(socket: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    loop {
+        let mut buffers = [IoSliceMut::new(&mut byte)];
+        match recvmsg(&socket, &mut buffers, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Ok(_) => break,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(descriptor)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn what_is_sent_arrives_and_nothing_else_does() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        send(&ours, File::open("/proc/self/comm").unwrap().as_fd()).unwrap();
+        let mut text = String::new();
+        let received = receive(&theirs).unwrap().unwrap();
+        File::from(received).read_to_string(&mut text).unwrap();
+        assert!(!text.is_empty());
+        drop(ours);
+        assert!(receive(&theirs).unwrap().is_none());
+    }
+}

@@ -1,0 +1,300 @@
+//! What is mounted where, as /proc/self/mountinfo tells.
+//!
+//! Owns that file's format (proc_pid_mountinfo(5)). It is read instead of asking the path itself,
+//! since on a dead FUSE mount stat(2) fails and on a hung one it hangs.
+//! Invariant: of several mounts at one mount point, the last is the one that is seen.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use rustix::process::geteuid;
+
+use crate::error::{Error, Result};
+
+/// The type of our mounts: FUSE, subtype archfs.
+pub(in crate::lifecycle) const TYPE: &str = "fuse.archfs";
+
+const PATH: &str = "/proc/self/mountinfo";
+
+/// One line of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::lifecycle) struct MountEntry {
+    /// Unique among the mounts that exist now.
+    pub(in crate::lifecycle) id: u64,
+    /// Major and minor number of the file system's device, `0:53`; one for each FUSE mount.
+    pub(in crate::lifecycle) device: String,
+    pub(in crate::lifecycle) mount_point: PathBuf,
+    pub(in crate::lifecycle) kind: String,
+    pub(in crate::lifecycle) source: OsString,
+    /// Options of the file system, such as `rw,user_id=0,group_id=0`.
+    pub(in crate::lifecycle) options: String,
+}
+
+impl MountEntry {
+    /// Whether archfs mounted it.
+    pub(in crate::lifecycle) fn is_ours(&self) -> bool {
+        self.kind == TYPE
+    }
+
+    /// Whether a process serves it through FUSE.
+    pub(in crate::lifecycle) fn is_fuse(&self) -> bool {
+        matches!(self.kind.as_str(), "fuse" | "fuseblk") || self.kind.starts_with("fuse.")
+    }
+
+    /// The user who mounted it, where it is a FUSE mount.
+    pub(in crate::lifecycle) fn owner(&self) -> Option<u32> {
+        let user = self.options.split(',').find_map(|option| option.strip_prefix("user_id="));
+        user?.parse().ok()
+    }
+
+    /// Whether this user made it with archfs.
+    pub(in crate::lifecycle) fn is_own(&self) -> bool {
+        self.is_ours() && self.owner() == Some(geteuid().as_raw())
+    }
+
+    /// Whether this user may unmount it with archfs.
+    pub(in crate::lifecycle) fn may_be_touched(&self) -> bool {
+        self.is_ours() && (geteuid().is_root() || self.is_own())
+    }
+
+    /// For a person: what it is.
+    pub(in crate::lifecycle) fn describe(&self) -> String {
+        format!("{} ({})", self.source.to_string_lossy(), self.kind)
+    }
+}
+
+/// A mount, distinct from all others that exist now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::lifecycle) struct MountId {
+    pub(in crate::lifecycle) id: u64,
+    /// Major and minor number of the file system's device, `0:53`.
+    pub(in crate::lifecycle) device: String,
+}
+
+impl MountId {
+    /// That of `entry`.
+    pub(in crate::lifecycle) fn of(entry: &MountEntry) -> Self {
+        Self { id: entry.id, device: entry.device.clone() }
+    }
+}
+
+/// The mount that is seen at `mount_point`, an absolute path without symbolic links.
+///
+/// # Errors
+/// `Io` where /proc can not be read.
+pub(in crate::lifecycle) fn topmost(mount_point: &Path) -> Result<Option<MountEntry>> {
+    find(|entry| entry.mount_point == mount_point)
+}
+
+/// The last mount that `is_meant` accepts. Some callers unmount or exit when there is none, so an
+/// absence counts only when a second read of the whole table confirms it.
+///
+/// # Errors
+/// `Io` where /proc can not be read.
+pub(in crate::lifecycle) fn find(
+    is_meant: impl Fn(&MountEntry) -> bool,
+) -> Result<Option<MountEntry>> {
+    find_in(&mut read_once, is_meant)
+}
+
+/// Something that becomes an exceptional condition for poll(2) with each change of the mounts.
+///
+/// # Errors
+/// `Io` where /proc can not be read.
+pub(in crate::lifecycle) fn changes() -> Result<File> {
+    File::open(PATH).map_err(|error| Error::io(format!("can not open {PATH}"), error))
+}
+
+/// All mounts, the older ones first.
+///
+/// # Errors
+/// `Io` where /proc can not be read.
+pub(in crate::lifecycle) fn all() -> Result<Vec<MountEntry>> {
+    whole(&mut read_once)
+}
+
+/// One read of the table.
+struct Snapshot {
+    text: Vec<u8>,
+    /// Whether the table changed between the open and the end of the read. Then lines may be
+    /// missing: one read(2) returns one page at most, and before Linux 5.8 the next one continues
+    /// at a line number, which is wrong once an earlier mount is gone.
+    has_changed: bool,
+}
+
+/// How often a table that changes while it is read is read again.
+const READS_MAX: usize = 16;
+
+/// Enough for the tables of most nodes; the kernel fills at most a page of it at a time.
+const BUFFER: usize = 64 << 10;
+
+fn read_once() -> Result<Snapshot> {
+    let failed = |error| Error::io(format!("can not read {PATH}"), error);
+    let mut file = changes()?;
+    let mut text = Vec::new();
+    loop {
+        let start = text.len();
+        text.resize(start + BUFFER, 0);
+        match file.read(&mut text[start..]) {
+            Ok(0) => {
+                text.truncate(start);
+                break;
+            }
+            Ok(count) => text.truncate(start + count),
+            Err(error) if error.kind() == ErrorKind::Interrupted => text.truncate(start),
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let changed = poll(&mut [PollFd::new(&file, PollFlags::PRI)], Some(&now));
+    Ok(Snapshot { text, has_changed: changed.is_ok_and(|count| count > 0) })
+}
+
+/// The table as it was at one moment, unless it changes all the time.
+fn whole(read: &mut dyn FnMut() -> Result<Snapshot>) -> Result<Vec<MountEntry>> {
+    let mut snapshot = read()?;
+    for _ in 1..READS_MAX {
+        if !snapshot.has_changed {
+            break;
+        }
+        snapshot = read()?;
+    }
+    Ok(entries(&snapshot.text).collect())
+}
+
+fn find_in(
+    read: &mut dyn FnMut() -> Result<Snapshot>,
+    is_meant: impl Fn(&MountEntry) -> bool,
+) -> Result<Option<MountEntry>> {
+    match whole(read)?.into_iter().rfind(&is_meant) {
+        Some(found) => Ok(Some(found)),
+        None => Ok(whole(read)?.into_iter().rfind(&is_meant)),
+    }
+}
+
+fn entries(text: &[u8]) -> impl Iterator<Item = MountEntry> {
+    text.split(|&byte| byte == b'\n').filter_map(entry)
+}
+
+fn entry(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    let id = text(fields.next()?).parse().ok()?;
+    let _parent = fields.next()?;
+    let device = text(fields.next()?);
+    let _root = fields.next()?;
+    let mount_point = PathBuf::from(unescape(fields.next()?));
+    // Optional fields end with a dash; the type, source and options of the file system follow.
+    fields.find(|field| *field == b"-")?;
+    let kind = text(fields.next()?);
+    let source = unescape(fields.next()?);
+    let options = text(fields.next()?);
+    Some(MountEntry { id, device, mount_point, kind, source, options })
+}
+
+/// `bytes` without newlines, as the kernel writes them: `\012`, and `\134` for a backslash.
+pub(in crate::lifecycle) fn escape(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().fold(Vec::with_capacity(bytes.len()), |mut escaped, &byte| {
+        match byte {
+            b'\n' | b'\\' => escaped.extend(format!("\\{byte:03o}").into_bytes()),
+            byte => escaped.push(byte),
+        }
+        escaped
+    })
+}
+
+/// Undoes `\040` for a space, and the like for tab, newline and backslash.
+pub(in crate::lifecycle) fn unescape(field: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, behind)) = rest.split_first() {
+        let octal = (byte == b'\\')
+            .then(|| behind.get(..3))
+            .flatten()
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match octal {
+            Some(decoded) => {
+                bytes.push(decoded);
+                rest = &behind[3..];
+            }
+            None => {
+                bytes.push(byte);
+                rest = behind;
+            }
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &[u8] = b"\
+25 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+90 25 0:53 / /tmp/a\\040b\\134c rw,nosuid,nodev shared:7 master:2 - fuse.archfs /d/x\\054y.sqfs ro,user_id=1000,group_id=5
+91 25 0:54 / /tmp/a\\040b\\134c rw - tmpfs tmpfs rw
+";
+
+    #[test]
+    fn decodes_places_sources_and_owners() {
+        let all: Vec<_> = entries(TEXT).collect();
+        assert_eq!(all.len(), 3);
+        assert_eq!(all[1].mount_point, Path::new("/tmp/a b\\c"));
+        assert_eq!(all[1].source, "/d/x,y.sqfs");
+        assert_eq!((all[1].id, all[1].device.as_str()), (90, "0:53"));
+        assert!(all[1].is_ours());
+        assert_eq!(all[1].owner(), Some(1000));
+        assert_eq!(all[0].owner(), None);
+    }
+
+    #[test]
+    fn leaves_a_backslash_that_starts_no_escape() {
+        assert_eq!(unescape(b"a\\9bc\\"), "a\\9bc\\");
+        assert_eq!(unescape(b"\\012"), "\n");
+    }
+
+    /// Reads that return each of `texts` once, and the last one from then on.
+    fn reads(texts: &[(&'static [u8], bool)]) -> impl FnMut() -> Result<Snapshot> {
+        let mut texts: Vec<_> = texts.iter().rev().copied().collect();
+        move || {
+            let (text, has_changed) = match &texts[..] {
+                [last] => *last,
+                _ => texts.pop().unwrap(),
+            };
+            Ok(Snapshot { text: text.to_vec(), has_changed })
+        }
+    }
+
+    const INCOMPLETE: &[u8] = b"25 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n";
+
+    #[test]
+    fn one_incomplete_read_is_no_absence() {
+        let is_meant = |entry: &MountEntry| entry.id == 90;
+        let found = |texts| find_in(&mut reads(texts), is_meant).unwrap().is_some();
+        assert!(found(&[(INCOMPLETE, false), (TEXT, false)]));
+        assert!(found(&[(INCOMPLETE, true), (INCOMPLETE, true), (TEXT, false)]));
+        assert!(!found(&[(TEXT, true), (INCOMPLETE, false)]), "an end of the mount is seen");
+        assert!(!found(&[(INCOMPLETE, true)]), "a table that always changes costs no endless loop");
+    }
+
+    #[test]
+    fn a_table_that_changed_while_it_was_read_is_read_again() {
+        let ids = |texts: &[_]| -> Vec<_> {
+            whole(&mut reads(texts)).unwrap().iter().map(|entry| entry.id).collect()
+        };
+        assert_eq!(ids(&[(INCOMPLETE, true), (TEXT, false)]), [25, 90, 91]);
+        assert_eq!(ids(&[(INCOMPLETE, false), (TEXT, false)]), [25]);
+    }
+
+    #[test]
+    fn finds_the_mounts_of_this_machine() {
+        assert_eq!(topmost(Path::new("/proc")).unwrap().unwrap().kind, "proc");
+        assert_eq!(topmost(Path::new("/no such place")).unwrap(), None);
+    }
+}

@@ -1,0 +1,123 @@
+//! All mounts of a job share one budget for their caches.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+mod support;
+
+use support::cgroup::{Bound, Group};
+use support::mount::{CleanUp, Mounted, unmount};
+use support::stage::has_ended;
+use support::{archfs, can_mount, image, run, wait_until, work_folder};
+
+const MIB: u64 = 1 << 20;
+
+/// A job of 1 GiB: its mounts have a quarter of that.
+const LIMIT: u64 = 1024 * MIB;
+
+/// What the caches of the mount may take now, bytes.
+fn budget(place: &Path) -> u64 {
+    let output = run(archfs().args(["stats", "--json"]).arg(place));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    json["cache_budget_bytes"].as_u64().unwrap()
+}
+
+/// Waits until each mount has that budget, bytes.
+fn wait_for_budget(bytes: u64, places: &[PathBuf]) {
+    for place in places {
+        let what = format!("{} has {bytes} bytes", place.display());
+        wait_until(&what, || budget(place) == bytes);
+    }
+}
+
+/// A shell's words that start the words behind them in the group.
+fn within(group: &Group) -> [String; 4] {
+    let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.folder().display());
+    ["sh", "-c", &enter, "sh"].map(str::to_owned)
+}
+
+fn mount(group: &Group, image: &Path, place: &Path, options: &[&str]) -> Mounted {
+    let words = within(group);
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    Mounted::several(&words, &[image.to_owned()], place, options)
+}
+
+/// > **Budget**: all mounts of a job on a node share one budget for their caches, unless `--cache`
+/// > gives one its own.
+#[test]
+fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_has_it_all() {
+    if !can_mount() {
+        return;
+    }
+    let Some(group) = Group::new(Bound::Memory) else {
+        return;
+    };
+    group.set(LIMIT);
+    let work = work_folder();
+    let image = image::small(work.path());
+    let places: Vec<_> = (0..8).map(|rank| work.path().join(format!("rank-{rank}"))).collect();
+    let _clean_up: Vec<_> = places.iter().cloned().map(CleanUp).collect();
+    let mounts: Vec<_> = places.iter().map(|place| mount(&group, &image, place, &[])).collect();
+    // The newest one takes its share before it can be read.
+    assert_eq!(budget(&places[7]), LIMIT / 4 / 8);
+    wait_for_budget(LIMIT / 4 / 8, &places);
+    let sum: u64 = places.iter().map(|place| budget(place)).sum();
+    assert_eq!(sum, LIMIT / 4);
+
+    // However a daemon ends, the others have its part.
+    let killed = Pid::from_raw(mounts[1].daemon().try_into().unwrap()).unwrap();
+    kill_process(killed, Signal::KILL).unwrap();
+    wait_until("the daemon has ended", || has_ended(killed));
+    let [first, dead] = [0, 1].map(|nth: usize| places[nth].clone());
+    unmount(&dead);
+    unmount(&first);
+    wait_for_budget(LIMIT / 4 / 6, &places[2..]);
+    places[2..7].iter().for_each(|place| unmount(place));
+    wait_for_budget(LIMIT / 4, &places[7..]);
+}
+
+#[test]
+fn a_private_mount_shares_the_budget() {
+    if !can_mount() {
+        return;
+    }
+    let Some(group) = Group::new(Bound::Memory) else {
+        return;
+    };
+    group.set(LIMIT);
+    let work = work_folder();
+    let image = image::small(work.path());
+    let place = work.path().join("mount");
+    let _mounted = mount(&group, &image, &place, &[]);
+    wait_for_budget(LIMIT / 4, std::slice::from_ref(&place));
+    let words = within(&group);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).arg(env!("CARGO_BIN_EXE_archfs")).args(["run", "--private"]);
+    command.arg(&image).arg(work.path().join("private")).args(["--", "cat"]);
+    let mut private = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    wait_for_budget(LIMIT / 8, std::slice::from_ref(&place));
+    drop(private.stdin.take());
+    assert!(private.wait().unwrap().success());
+    wait_for_budget(LIMIT / 4, std::slice::from_ref(&place));
+}
+
+#[test]
+fn a_budget_that_was_asked_for_is_not_shared() {
+    if !can_mount() {
+        return;
+    }
+    let Some(group) = Group::new(Bound::Memory) else {
+        return;
+    };
+    group.set(LIMIT);
+    let work = work_folder();
+    let image = image::small(work.path());
+    let [default, explicit] = ["default", "explicit"].map(|name| work.path().join(name));
+    let _mounted = mount(&group, &image, &default, &[]);
+    let _other = mount(&group, &image, &explicit, &["--cache=100M"]);
+    assert_eq!(budget(&explicit), 100 * MIB);
+    wait_for_budget(LIMIT / 4, std::slice::from_ref(&default));
+}

@@ -1,0 +1,89 @@
+//! The memory limit of a control group is found wherever its hierarchy is mounted.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+mod support;
+
+use support::cgroup::{Bound, Group};
+use support::{can_mount, work_folder};
+
+const LIMIT: u64 = 512 << 20;
+
+/// The cache that a mount would have, bytes, for a process of the group that is started by
+/// `starter`. Seen by that process alone, `change` was done to the mounts before.
+fn cache(group: &Group, change: &str, starter: &str) -> u64 {
+    let script = format!("set -e; {change} exec {starter} \"$1\" doctor --json");
+    let mut command = Command::new("sh");
+    let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.folder().display());
+    command.args(["-c", &enter, "sh", "unshare", "-m", "sh", "-c", &script, "sh"]);
+    let output = command.arg(env!("CARGO_BIN_EXE_archfs")).output().unwrap();
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        panic!("{change}: {error}: {}", String::from_utf8_lossy(&output.stderr))
+    });
+    json["numbers"]["cache"].as_u64().unwrap()
+}
+
+/// A group with the limit; `None` where none can be made.
+fn limited() -> Option<Group> {
+    if !can_mount() {
+        return None;
+    }
+    let group = Group::new(Bound::Memory)?;
+    group.set(LIMIT);
+    Some(group)
+}
+
+#[test]
+fn the_limit_is_found_where_the_hierarchy_usually_is() {
+    let Some(group) = limited() else {
+        return;
+    };
+    assert_eq!(cache(&group, "", ""), LIMIT / 4);
+}
+
+#[test]
+fn the_limit_is_found_in_a_namespace_that_was_not_remounted() {
+    let Some(group) = limited() else {
+        return;
+    };
+    assert_eq!(cache(&group, "", "unshare -C"), LIMIT / 4);
+}
+
+#[test]
+fn the_limit_is_found_below_a_bind_mount_of_a_subtree() {
+    let Some(group) = limited() else {
+        return;
+    };
+    let work = work_folder();
+    let (folder, place) = (group.folder().display(), work.path().display());
+    let change = format!("mount --bind {folder} {place}; mount -t tmpfs none /sys/fs/cgroup;");
+    assert_eq!(cache(&group, &change, ""), LIMIT / 4);
+    // The group of the namespace is the root of the mount.
+    assert_eq!(cache(&group, &change, "unshare -C"), LIMIT / 4);
+}
+
+#[test]
+fn the_limit_is_found_where_the_controller_is_mounted_elsewhere() {
+    let Some(group) = limited() else {
+        return;
+    };
+    let work = work_folder();
+    let place = work.path().join("a b");
+    std::fs::create_dir(&place).unwrap();
+    let words = group.mount_words();
+    let hide = "mount -t tmpfs none /sys/fs/cgroup;";
+    let change = format!("{hide} mount {words} '{}';", place.display());
+    assert_eq!(cache(&group, &change, ""), LIMIT / 4);
+}
+
+#[test]
+fn without_a_mount_of_the_hierarchy_the_node_is_the_limit() {
+    let Some(group) = limited() else {
+        return;
+    };
+    // What makes the tests above fail without a look at the mounts.
+    let hide = "mount -t tmpfs none /sys/fs/cgroup;";
+    assert_ne!(cache(&group, hide, ""), LIMIT / 4);
+}

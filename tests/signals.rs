@@ -1,0 +1,440 @@
+//! Signals that do not end a mount, the grace period, and what Slurm's signals mean.
+//!
+//! How signals end a mount is tested in `lifecycle` and `leases`, what else `run` does with its
+//! command in `commands`.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+mod support;
+
+use support::mount::listed;
+use support::stage::{Stage, Talker, has_ended, said, stage};
+use support::{archfs, run, wait_until};
+
+/// Every signal that ends a process by default, without SIGKILL, those that ask archfs to end, the
+/// faults of a program, and the two real-time signals that glibc has for itself.
+fn others() -> Vec<i32> {
+    let named = [
+        libc::SIGQUIT,
+        libc::SIGUSR1,
+        libc::SIGUSR2,
+        libc::SIGPIPE,
+        libc::SIGALRM,
+        libc::SIGSTKFLT,
+        libc::SIGXCPU,
+        libc::SIGXFSZ,
+        libc::SIGVTALRM,
+        libc::SIGPROF,
+        libc::SIGIO,
+        libc::SIGPWR,
+    ];
+    named.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()).collect()
+}
+
+fn send(process: Pid, signal: i32) {
+    run(Command::new("kill").arg(format!("-{signal}")).arg(process.to_string()));
+}
+
+/// The signals of `field` in /proc/PID/status.
+fn signals_in(field: &str, process: Pid) -> Vec<i32> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+    let mask = u64::from_str_radix(mask.trim_start_matches(':').trim(), 16).unwrap();
+    (1..=64).filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
+}
+
+/// Sends each of the signals, and checks that the process is there, and its mount is read, after all
+/// of them.
+fn survives_all(stage: &Stage, daemon: Pid) {
+    for signal in others() {
+        send(daemon, signal);
+        stage.assert_readable();
+        assert!(!has_ended(daemon), "signal {signal}");
+    }
+    // A process that handled or blocked them would have to take them at some time; now it has.
+    assert!(signals_in("SigPnd", daemon).is_empty());
+    assert!(signals_in("ShdPnd", daemon).is_empty());
+    stage.assert_readable();
+    assert_eq!(stage.daemon(), daemon);
+}
+
+/// A program that starts archfs with all signals blocked.
+const BLOCKS_ALL: &str = "\
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()))
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+fn blocking(words: &[&str], stage: &Stage) -> Command {
+    let mut python = Command::new("env");
+    python.args(["--default-signal", "python3", "-c", BLOCKS_ALL, env!("CARGO_BIN_EXE_archfs")]);
+    python.args(words).arg(&stage.image).arg(&stage.place).env_remove("SLURM_TASK_PID");
+    python
+}
+
+const FOREGROUND: [&str; 5] = ["mount", "--foreground", "-q", "--ready-fd", "1"];
+
+/// `archfs mount --foreground`, once it is ready.
+fn foreground(command: &mut Command) -> Talker {
+    let mut daemon = Talker::start(command);
+    assert_eq!(daemon.line(), "ready");
+    daemon
+}
+
+#[test]
+fn no_other_signal_ends_a_mount() {
+    let Some(stage) = stage() else { return };
+    assert!(stage.mount(&["--keep", "-q"]).status.success());
+    let daemon = stage.daemon();
+    survives_all(&stage, daemon);
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+#[test]
+fn no_other_signal_ends_a_mount_in_the_foreground() {
+    let Some(stage) = stage() else { return };
+    let mut command = archfs();
+    let daemon = foreground(command.args(FOREGROUND).arg(&stage.image).arg(&stage.place));
+    survives_all(&stage, daemon.pid());
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn no_other_signal_ends_the_daemon_of_run() {
+    let Some(stage) = stage() else { return };
+    let mut run = Talker::start(
+        archfs().args(["run", "-q"]).arg(&stage.image).arg(&stage.place).args(["--", "cat"]),
+    );
+    run.write("started\n");
+    assert_eq!(run.line(), "started");
+    survives_all(&stage, stage.daemon());
+    assert_eq!(run.end(), Some(0));
+    assert!(stage.is_gone());
+}
+
+/// Says which signals it got, one at a time.
+const NAMES_SIGNALS: &str = "\
+import os, signal
+expected = set(signal.valid_signals()) - {signal.SIGCHLD}
+signal.pthread_sigmask(signal.SIG_BLOCK, expected)
+print('started', flush=True)
+while True:
+    got = int(signal.sigwait(expected))
+    print('got', got, flush=True)
+    if got == signal.SIGTERM:
+        break
+";
+
+#[test]
+fn run_passes_every_other_signal_on() {
+    for private in [&[][..], &["--private"]] {
+        let Some(stage) = stage() else { return };
+        let mut command = archfs();
+        command.args(["run", "-q"]).args(private).arg(&stage.image).arg(&stage.place);
+        let mut run = Talker::start(command.args(["--", "python3", "-c", NAMES_SIGNALS]));
+        assert_eq!(run.line(), "started");
+        for signal in others().into_iter().chain([libc::SIGTERM]) {
+            send(run.pid(), signal);
+            assert_eq!(run.line(), format!("got {signal}"));
+        }
+        assert_eq!(run.end(), Some(0));
+        assert!(stage.is_gone());
+    }
+}
+
+/// Starts archfs when it has SIGUSR1 pending.
+const WAITS_FOR_A_SIGNAL: &str = "\
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+print('blocked', flush=True)
+while signal.SIGUSR1 not in signal.sigpending():
+    pass
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+#[test]
+fn a_signal_that_comes_before_the_command_of_run_is_passed_on_to_it() {
+    let Some(stage) = stage() else { return };
+    let command = "import signal; print('got', int(signal.sigwait({signal.SIGUSR1})), flush=True)";
+    let mut python = Command::new("python3");
+    python.args(["-c", WAITS_FOR_A_SIGNAL, env!("CARGO_BIN_EXE_archfs"), "run", "-q"]);
+    python.arg(&stage.image).arg(&stage.place).args(["--", "python3", "-c", command]);
+    let mut run = Talker::start(&mut python);
+    assert_eq!(run.line(), "blocked");
+    send(run.pid(), libc::SIGUSR1);
+    assert_eq!(run.line(), "got 10");
+    assert_eq!(run.end(), Some(0));
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn signals_reach_a_daemon_whose_caller_blocked_all() {
+    let Some(stage) = stage() else { return };
+    let daemon = foreground(&mut blocking(&FOREGROUND, &stage));
+    assert!(signals_in("SigBlk", daemon.pid()).is_empty());
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0));
+    assert!(stage.is_gone());
+    let mounted = blocking(&["mount", "--keep", "-q"], &stage).output().unwrap();
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    assert!(signals_in("SigBlk", stage.daemon()).is_empty());
+    kill_process(stage.daemon(), Signal::TERM).unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+/// Says which signals are blocked, as shells do not leave them, and ends when it reads a line.
+const NAMES_BLOCKED: &str = "\
+import signal, sys
+print(*(int(it) for it in signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=True)
+sys.stdin.readline()
+sys.exit(4)
+";
+
+#[test]
+fn run_receives_what_its_caller_blocked_and_its_command_has_the_mask_of_the_caller() {
+    let Some(stage) = stage() else { return };
+    let mut command = blocking(&["run", "-q", "--grace", "0"], &stage);
+    let mut run = Talker::start(command.args(["--", "python3", "-c", NAMES_BLOCKED]));
+    let blocked: Vec<i32> = run.line().split(' ').map(|signal| signal.parse().unwrap()).collect();
+    for signal in others().into_iter().chain([libc::SIGTERM, libc::SIGHUP, libc::SIGINT]) {
+        assert!(blocked.contains(&signal), "{signal}");
+    }
+    assert!(signals_in("SigBlk", run.pid()).is_empty());
+    stage.assert_readable();
+    // The command does not get it, and the grace is over at once.
+    run.signal(Signal::TERM);
+    wait_until("the mount is gone", || stage.is_gone());
+    run.write("go\n");
+    assert_eq!(run.end(), Some(4));
+}
+
+/// A command that ignores what asks it to end, and reads an open file to its end when told to.
+const STUBBORN: &str = "trap '' TERM HUP; exec 9<\"$ARCHFS_MOUNTPOINT\"/folder/data; \
+                        echo started; read x; wc -c <&9; exit 6";
+
+fn stubborn(stage: &Stage, options: &[&str]) -> Talker {
+    let mut command = Command::new("env");
+    command.args(["--default-signal", env!("CARGO_BIN_EXE_archfs"), "run", "-q"]).args(options);
+    command.arg(&stage.image).arg(&stage.place).args(["--", "sh", "-c", STUBBORN]);
+    let mut run = Talker::start(command.env_remove("SLURM_JOB_ID"));
+    assert_eq!(run.line(), "started");
+    run
+}
+
+#[test]
+fn the_grace_period_of_run_ends_the_mount_whatever_the_command_does() {
+    for signal in [Signal::TERM, Signal::HUP] {
+        let Some(stage) = stage() else { return };
+        let mut run = stubborn(&stage, &["--grace", "1s"]);
+        let (daemon, before) = (stage.daemon(), Instant::now());
+        run.signal(signal);
+        wait_until("the mount is gone", || stage.is_gone());
+        assert!(before.elapsed() >= Duration::from_millis(990), "{:?}", before.elapsed());
+        assert!(!run.has_ended() && !has_ended(daemon));
+        // The open file is served on, and the command's status is that of `run`.
+        run.write("go\n");
+        assert_eq!(run.line(), "300000");
+        assert_eq!(run.end(), Some(6));
+        wait_until("the daemon has ended", || has_ended(daemon));
+    }
+}
+
+#[test]
+fn the_grace_period_ends_a_private_mount_whatever_the_command_does() {
+    let Some(stage) = stage() else { return };
+    let mut run = stubborn(&stage, &["--private", "--grace", "1s"]);
+    let mounts = format!("/proc/{}/mountinfo", run.pid());
+    let place = format!(" {} ", stage.place.display());
+    assert!(fs::read_to_string(&mounts).unwrap().contains(&place));
+    let before = Instant::now();
+    run.signal(Signal::TERM);
+    wait_until("the mount is gone", || !fs::read_to_string(&mounts).unwrap().contains(&place));
+    assert!(before.elapsed() >= Duration::from_millis(990), "{:?}", before.elapsed());
+    wait_until("the directory is gone", || stage.is_gone());
+    assert!(!run.has_ended());
+    run.write("go\n");
+    assert_eq!(run.line(), "300000");
+    assert_eq!(run.end(), Some(6));
+}
+
+#[test]
+fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
+    for second in [Signal::INT, Signal::HUP] {
+        let Some(stage) = stage() else { return };
+        let mut command = archfs();
+        command.args(["run", "-q", "--grace", "1h"]).arg(&stage.image).arg(&stage.place);
+        let script = "trap '' TERM HUP; trap 'echo interrupted' INT; echo started; \
+                      while ! read x; do :; done; exit 6";
+        let mut run = Talker::start(command.args(["--", "bash", "-c", script]));
+        assert_eq!(run.line(), "started");
+        // Alone, an interrupt is the command's.
+        run.signal(Signal::INT);
+        assert_eq!(run.line(), "interrupted");
+        stage.assert_readable();
+        run.signal(Signal::TERM);
+        stage.assert_readable();
+        run.signal(second);
+        wait_until("the mount is gone", || stage.is_gone());
+        assert!(!run.has_ended());
+        run.write("go\n");
+        assert_eq!(run.end(), Some(6));
+    }
+}
+
+#[test]
+fn a_mount_that_others_hold_stays_when_the_grace_period_of_run_ends() {
+    let Some(stage) = stage() else { return };
+    let other = Talker::start(
+        archfs().args(["run", "-q"]).arg(&stage.image).arg(&stage.place).args(["--", "cat"]),
+    );
+    wait_until("the mount can be read", || stage.place.join("hello").exists());
+    let mut run = stubborn(&stage, &["--grace", "0"]);
+    let pid = run.pid().as_raw_nonzero().get();
+    let holds = || {
+        let listed = listed(&stage.place).unwrap();
+        listed["holders"].as_array().unwrap().iter().any(|holder| holder["pid"] == pid)
+    };
+    assert!(holds());
+    run.signal(Signal::TERM);
+    wait_until("it has given its lease back", || !holds());
+    stage.assert_readable();
+    run.write("go\n");
+    assert_eq!(run.line(), "300000");
+    assert_eq!(run.end(), Some(6));
+    stage.assert_readable();
+    assert_eq!(other.end(), Some(0));
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
+/// A shell with the name of the process by which Slurm starts and signals the tasks of a step.
+fn slurmstepd(stage: &Stage) -> Command {
+    let path = stage.work.path().join("slurmstepd");
+    let copied = Command::new("cp").arg("/bin/bash").arg(&path).status();
+    assert!(copied.unwrap().success());
+    let mut command = Command::new(path);
+    command.current_dir(stage.work.path()).env("ARCHFS", env!("CARGO_BIN_EXE_archfs"));
+    command.env("IMAGE", &stage.image).env("SLURM_JOB_ID", "1").env_remove("SLURM_TASK_PID");
+    command
+}
+
+/// What starts `task` as a step of Slurm does, and runs the lines that are written to it.
+fn step(stage: &Stage, task: &str) -> Talker {
+    let script = format!(
+        "set -m; {task} </dev/null & task=$!; while read -r line; do eval \"$line\"; done; wait"
+    );
+    Talker::start(slurmstepd(stage).args(["-c", &script]))
+}
+
+/// Signals that `scancel --signal` sends while the job works on.
+const NOT_THE_END: &str = "for signal in TERM INT HUP TERM INT HUP; do kill -$signal $task; done";
+
+/// Whether the daemon has heard all signals that were sent to it: it answers requests afterwards.
+fn assert_works_on(stage: &Stage) {
+    for _ in 0..3 {
+        stage.assert_readable();
+        assert!(listed(&stage.place).is_some());
+    }
+}
+
+/// On the node of the batch script, which the step is told of, and on another node of the job.
+#[test]
+fn a_mount_step_survives_scancel_signal_and_ends_with_the_job() {
+    let Some(stage) = stage() else { return };
+    for end in ["TERM", "HUP", "INT"] {
+        for knows_script in [true, false] {
+            let script = Talker::start(&mut Command::new("cat"));
+            let until = format!("--until-pid {}", script.pid());
+            let until = if knows_script { &until } else { "" };
+            let task = format!(
+                "$ARCHFS mount --foreground -q --grace 0 {until} --ready-fd 1 $IMAGE mount"
+            );
+            let mut step = step(&stage, &task);
+            assert_eq!(step.line(), "ready");
+            let daemon = stage.daemon();
+            step.write(&format!("{NOT_THE_END}; echo sent\n"));
+            assert_eq!(step.line(), "sent");
+            assert_works_on(&stage);
+            step.write(&format!("kill -CONT $task; kill -{end} $task\n"));
+            wait_until("the mount is gone", || stage.is_gone());
+            wait_until("the daemon has ended", || has_ended(daemon));
+            step.end();
+            script.end();
+        }
+    }
+}
+
+#[test]
+fn a_signal_of_the_user_ends_a_mount_step() {
+    let Some(stage) = stage() else { return };
+    let mut step = step(&stage, "$ARCHFS mount --foreground -q --ready-fd 1 $IMAGE mount");
+    assert_eq!(step.line(), "ready");
+    kill_process(stage.daemon(), Signal::TERM).unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+    assert_eq!(step.end(), Some(0));
+}
+
+#[test]
+fn sigcont_alone_ends_no_mount_step() {
+    let Some(stage) = stage() else { return };
+    let mut step = step(&stage, "$ARCHFS mount --foreground -q --ready-fd 1 $IMAGE mount");
+    assert_eq!(step.line(), "ready");
+    step.write("kill -STOP $task; kill -CONT $task; kill -CONT $task; echo sent\n");
+    assert_eq!(step.line(), "sent");
+    assert_works_on(&stage);
+    step.write("kill -TERM $task\n");
+    wait_until("the mount is gone", || stage.is_gone());
+    assert_eq!(step.end(), Some(0));
+}
+
+#[test]
+fn the_grace_period_of_a_step_begins_only_at_the_end_of_the_job() {
+    let Some(stage) = stage() else { return };
+    let task = "$ARCHFS run -q --grace 0 $IMAGE mount -- bash -c \
+                'trap \"echo got it\" TERM; echo started; until [ -e done ]; do sleep 0.01; done'";
+    let mut step = step(&stage, task);
+    assert_eq!(step.line(), "started");
+    for _ in 0..3 {
+        step.write("kill -TERM $task\n");
+        assert_eq!(step.line(), "got it");
+        assert_works_on(&stage);
+    }
+    step.write("kill -CONT $task; kill -TERM $task\n");
+    assert_eq!(step.line(), "got it");
+    wait_until("the mount is gone", || stage.is_gone());
+    fs::write(stage.work.path().join("done"), "").unwrap();
+    assert_eq!(step.end(), Some(0));
+}
+
+/// The default grace is two thirds of KillWait, which slurm.conf has.
+#[test]
+fn the_default_grace_ends_before_slurm_kills() {
+    let Some(stage) = stage() else { return };
+    let conf = stage.work.path().join("slurm.conf");
+    fs::write(&conf, "ClusterName=test\nKillWait=3\n").unwrap();
+    assert!(
+        archfs()
+            .args(["mount", "--keep", "-q"])
+            .args([&stage.image, &stage.place])
+            .env("SLURM_JOB_ID", "1")
+            .env("SLURM_CONF", &conf)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let (daemon, before) = (stage.daemon(), Instant::now());
+    let mut file = File::open(stage.place.join("folder/data")).unwrap();
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_until("the daemon has ended", || has_ended(daemon));
+    let took = before.elapsed();
+    assert!(took >= Duration::from_millis(1990) && took < Duration::from_secs(10), "{took:?}");
+    assert!(stage.is_gone());
+    assert!(file.read_to_end(&mut Vec::new()).is_err(), "nobody answers any more");
+}
