@@ -16,6 +16,7 @@
 
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::mem::ManuallyDrop;
 use std::os::unix::net::UnixStream;
 // What signal-hook takes, also where a model of threads replaces the others.
 use std::sync::Arc;
@@ -96,8 +97,12 @@ pub(in crate::lifecycle) struct SenderId {
 }
 
 /// Signals that came, each with its sender.
+///
+/// Its handlers stay until the process ends, and so does the socket that they write to. A write to
+/// a socket without a reader raises SIGPIPE; the handler of SIGPIPE would write again, and never
+/// end.
 #[derive(Debug)]
-pub(in crate::lifecycle) struct Received(SignalDelivery<UnixStream, WithOrigin>);
+pub(in crate::lifecycle) struct Received(ManuallyDrop<SignalDelivery<UnixStream, WithOrigin>>);
 
 /// Tells the daemon that its session has ended.
 #[derive(Debug)]
@@ -206,7 +211,7 @@ impl Received {
         let failed = |error| Error::io("can not watch for signals", error);
         let (reader, writer) = UnixStream::pair().map_err(failed)?;
         SignalDelivery::with_pipe(reader, writer, WithOrigin::default(), signals)
-            .map(Self)
+            .map(|delivery| Self(ManuallyDrop::new(delivery)))
             .map_err(failed)
     }
 
@@ -284,5 +289,28 @@ impl SessionEnd {
     pub(in crate::lifecycle) fn tell(mut self) {
         // Nobody listens any more when the daemon is at its end.
         let _ = self.0.write_all(&[SESSION_ENDED]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use signal_hook::low_level::raise;
+
+    use super::*;
+
+    /// As of SIGINT that meets `run` while it unmounts.
+    #[test]
+    fn a_signal_that_comes_when_nobody_receives_any_more_is_handled_once() {
+        let received = Received::new([SIGPIPE, SIGUSR1].into_iter()).unwrap();
+        // Unregistering would wait for a handler that does not end.
+        std::mem::forget(received.handle());
+        drop(received);
+        let (tell, told) = channel();
+        thread::spawn(move || tell.send(raise(SIGUSR1).is_ok()));
+        assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(true), "handled without end");
     }
 }
