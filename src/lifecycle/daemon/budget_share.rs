@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
 
 use crate::cache::{self, Budget};
 use crate::lifecycle::share::Peers;
@@ -37,13 +38,15 @@ pub(in crate::lifecycle) struct Share {
     peers: Option<Peers>,
     /// When to count again.
     settles: Option<Instant>,
+    /// What watched the peers, closed when the process ends.
+    _closed_last: Option<OwnedFd>,
 }
 
 impl Share {
     /// All of `total` bytes, which nobody shares.
     pub(in crate::lifecycle) fn whole(total: u64, budget: Budget, stats: Arc<Stats>) -> Self {
         stats.set_budget(total);
-        Self { total, now: total, budget, stats, peers: None, settles: None }
+        Self { total, now: total, budget, stats, peers: None, settles: None, _closed_last: None }
     }
 
     /// The share of `total` bytes, the default budget of the job, among `peers`. A daemon that
@@ -81,7 +84,8 @@ impl Share {
     /// Leaves what it has to the others: nothing is mounted any more. Files that are still open are
     /// served on with little memory.
     pub(in crate::lifecycle) fn leave(&mut self) {
-        if self.peers.take().is_some() {
+        if let Some(peers) = self.peers.take() {
+            self._closed_last = Some(peers.stop());
             self.set(cache::LEAST.min(self.total));
         }
     }

@@ -250,13 +250,14 @@ impl Daemon {
 
     fn unmount(&mut self) {
         self.leases.begin_to_end();
+        // First, since the kernel takes its time to do all of it.
+        self.share.leave();
         // Of a private mount only the directory is left, once `run` has detached it and waits for
         // that. Where `run` was killed, it goes with the last process of the namespace: until then
         // it is what they find their files below.
         if self.mount.is_attached() || self.leases.is_awaited() {
             self.mount.clear_up();
         }
-        self.share.leave();
         self.has_told |= self.leases.close(&self.report.write().summary());
     }
 

@@ -107,7 +107,11 @@ struct Reserved {
 
 impl Reserved {
     fn new(lock: MountLock, mount_point: &Path, plan: &MountPlan) -> Result<Self> {
-        let record = share::first_record(mount_point, plan)?;
+        // Whoever took the lock has written down what is to be mounted.
+        let record = match lock.record() {
+            Some(record) => Record { process: ProcessId::own()?, ..record },
+            None => share::first_record(mount_point, plan)?,
+        };
         let listener = lock.listen()?;
         lock.write(&record)?;
         Ok(Self { lock, record, listener })
