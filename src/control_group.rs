@@ -22,6 +22,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::kernel_file;
+
 /// How the files of a group are called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
@@ -44,7 +46,7 @@ impl Group {
     /// The groups of this process that may limit what `controller` counts, each with those above
     /// it.
     pub fn own(controller: &str) -> Vec<Self> {
-        let read = |path| fs::read(path).unwrap_or_default();
+        let read = |path| kernel_file::read(path).unwrap_or_default();
         let [groups, mounts] = ["/proc/self/cgroup", "/proc/self/mountinfo"].map(read);
         // Paths of other mounts may be any bytes.
         let mounts = String::from_utf8_lossy(&mounts);
@@ -73,7 +75,7 @@ impl Group {
 
     /// The number in its file `name`, unless that holds none, such as `max`.
     pub fn number(&self, name: &str) -> Option<u64> {
-        fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
+        kernel_file::read_text(self.folder.join(name)).ok()?.trim().parse().ok()
     }
 
     /// What tells it from all other groups of this node, in any namespace: the device and inode

@@ -3,7 +3,7 @@
 //! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
 //! formats -> { cache, codecs, storage }` and `cli -> pack -> { formats, vfs, codecs, storage }`,
 //! every layer on top of `error`, `units`, `sync`, `stats`, `log`, `memory`, `control_group`,
-//! `ordered`, `progress` and `inject`. docs/ARCHITECTURE.md tells why.
+//! `kernel_file`, `ordered`, `progress` and `inject`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;
@@ -13,6 +13,7 @@ pub mod error;
 pub mod formats;
 pub mod fuse;
 pub mod inject;
+pub mod kernel_file;
 pub mod lifecycle;
 pub mod log;
 pub mod memory;

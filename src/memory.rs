@@ -7,11 +7,10 @@
 //! A job on a cluster lives in a control group whose limit is far below the node's memory, and any
 //! group above it may limit it too, so the smallest on the way to the root counts.
 
-use std::fs;
-
 use rustix::process::{Resource, getrlimit};
 
 use crate::control_group::{Group, Version};
+use crate::kernel_file;
 
 /// What can still be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +74,7 @@ fn total() -> Option<u64> {
 }
 
 fn meminfo(key: &str) -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let text = kernel_file::read_text("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
@@ -131,7 +130,7 @@ impl Counted {
 
     /// What its limit leaves, bytes.
     fn left(&self) -> Option<u64> {
-        let stat = fs::read_to_string(self.0.folder.join("memory.stat")).unwrap_or_default();
+        let stat = kernel_file::read_text(self.0.folder.join("memory.stat")).unwrap_or_default();
         let reclaimable: u64 = stat
             .lines()
             .filter_map(|line| line.split_once(' '))
@@ -145,6 +144,7 @@ impl Counted {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::Path;
 
     use super::*;

@@ -6,11 +6,10 @@
 //! allocate its buffer ends the process after the mount was reported. So the threads are counted
 //! against the limit first, together with everything that grows later.
 
-use std::fs;
-
 use rustix::process::{Resource, getrlimit};
 
 use crate::error::{Error, Kind, Result};
+use crate::kernel_file;
 use crate::units::Size;
 
 /// fuser's request buffer (`BUFFER_SIZE` in its read_buf.rs, 16 MiB and 4 KiB), a stack of 2 MiB,
@@ -79,7 +78,7 @@ fn within(limit: Limit, wanted: usize, cache_bytes: u64) -> Result<usize> {
 
 /// The limit that leaves least.
 fn limit() -> Option<Limit> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = kernel_file::read_text("/proc/self/status").unwrap_or_default();
     let used = |name| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         let number =

@@ -14,7 +14,6 @@
 //! All other signals that would end a process are ignored (`ignore_others`): a batch system sends
 //! them to every process of a job, and the daemon has nothing to do on them.
 
-use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::mem::ManuallyDrop;
 use std::os::unix::net::UnixStream;
@@ -34,6 +33,7 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
 use crate::error::{Error, Result};
+use crate::kernel_file;
 use crate::lifecycle::daemon::slurm_end::{Script, SlurmEnd};
 use crate::lifecycle::system::raw_signals::{self, Mask};
 
@@ -155,7 +155,7 @@ pub(in crate::lifecycle) struct IgnoredNow(u64);
 impl IgnoredNow {
     /// As /proc says.
     pub(in crate::lifecycle) fn read() -> Self {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let status = kernel_file::read_text("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
         Self(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0))
     }
@@ -305,10 +305,8 @@ mod tests {
     /// As of SIGINT that meets `run` while it unmounts.
     #[test]
     fn a_signal_that_comes_when_nobody_receives_any_more_is_handled_once() {
-        let received = Received::new([SIGPIPE, SIGUSR1].into_iter()).unwrap();
-        // Unregistering would wait for a handler that does not end.
-        std::mem::forget(received.handle());
-        drop(received);
+        // Kept, since unregistering would wait for a handler that does not end.
+        std::mem::forget(Received::new([SIGPIPE, SIGUSR1].into_iter()).unwrap().handle());
         let (tell, told) = channel();
         thread::spawn(move || tell.send(raise(SIGUSR1).is_ok()));
         assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(true), "handled without end");

@@ -5,13 +5,13 @@
 //! Invariant: what is not known is null in the one and left out of the other.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use crate::kernel_file;
 use crate::stats::{CacheCounts, Latencies, Operation, Stats};
 use crate::units::{show_duration, show_size};
 
@@ -155,7 +155,7 @@ fn cpu_time() -> Duration {
 
 /// VmHWM of /proc/self/status, bytes.
 fn peak_memory() -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let text = kernel_file::read_text("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

@@ -10,7 +10,7 @@
 //! was checked before.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -20,6 +20,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
 
 use crate::error::{Error, Kind};
+use crate::kernel_file;
 use crate::lifecycle::system::mountinfo::{self, MountEntry};
 use crate::storage;
 
@@ -194,7 +195,7 @@ impl Walk<'_> {
 /// The id of the mount that `file` lies in. The kernel tells without asking the file system.
 fn mount_of(file: &OwnedFd) -> Result<u64, Refusal> {
     let path = PathBuf::from(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
-    let text = fs::read_to_string(&path).map_err(|error| system(&path, &error))?;
+    let text = kernel_file::read_text(&path).map_err(|error| system(&path, &error))?;
     let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
     id.ok_or_else(|| Refusal::System(path, Errno::INVAL))
 }

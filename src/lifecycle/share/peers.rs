@@ -32,8 +32,8 @@ impl Peers {
     pub(super) fn of(job: &str, registry: &Registry) -> Result<Self> {
         let directory = registry.directory();
         let watched = WatchFlags::MODIFY | WatchFlags::DELETE | WatchFlags::CLOSE_WRITE;
-        let changes = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
-            .and_then(|changes| {
+        let changes =
+            inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).and_then(|changes| {
                 let watch = inotify::add_watch(&changes, directory, watched)?;
                 Ok((changes, watch))
             });

@@ -5,13 +5,13 @@
 //! again. The lines that change have a fixed width, so an update needs no room on a full file
 //! system.
 
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::system::uname;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::kernel_file;
 use crate::lifecycle::system::mountinfo::{self, MountId};
 use crate::lifecycle::system::process::ProcessId;
 
@@ -119,7 +119,7 @@ pub(in crate::lifecycle) fn node() -> String {
 
 /// What distinguishes this boot of this node from all others.
 pub(super) fn boot() -> String {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = kernel_file::read_text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     boot.trim().to_owned()
 }
 

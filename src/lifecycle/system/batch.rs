@@ -4,7 +4,7 @@
 //! step's group when the step has ended, a daemon included, and so for the batch script and the
 //! job. Leaves what follows to those who mount. Invariant: what can not be told is nobody's end.
 
-use std::fs;
+use crate::kernel_file;
 
 /// The step of a batch job that a process ends with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub fn killed_with() -> Option<String> {
 impl Group {
     /// The group of the process with the number `pid`, if a batch system watches over it.
     pub(in crate::lifecycle) fn of(pid: i32) -> Option<Self> {
-        parse(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+        parse(&kernel_file::read_text(format!("/proc/{pid}/cgroup")).ok()?)
     }
 
     /// That of this process.

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::error::{Error, Kind, Result};
+use crate::kernel_file;
 
 /// How often a kernel without process descriptors (before 5.3) is asked.
 pub(in crate::lifecycle) const ASK_AGAIN: Duration = Duration::from_millis(250);
@@ -322,7 +323,7 @@ pub(in crate::lifecycle) fn stat_as_proc_counts(pid: i32) -> Option<Stat> {
 }
 
 fn read_stat(name: &str) -> Option<Stat> {
-    let text = fs::read(format!("/proc/{name}/stat")).ok()?;
+    let text = kernel_file::read(format!("/proc/{name}/stat")).ok()?;
     // The second field is the name in brackets and may hold anything, brackets and spaces included.
     let behind = text.iter().rposition(|&byte| byte == b')')?;
     let rest = std::str::from_utf8(text.get(behind + 1..)?).ok()?;

@@ -4,6 +4,7 @@ Prints `ok      package: what` or `FAILED  package: what` for each test, and why
 tests whose names contain one of them. Exit status 1 where a test fails, or none was found.
 """
 
+import signal
 import sys
 import traceback
 import unittest
@@ -50,6 +51,8 @@ def all_tests(suite):
 
 
 def main():
+    # A shell ignores it in what it starts in the background, and so would all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     here = Path(__file__).resolve().parent
     sys.path.insert(0, str(here))
     found = all_tests(unittest.defaultTestLoader.discover(str(here), top_level_dir=str(here)))
