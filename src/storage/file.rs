@@ -7,14 +7,14 @@
 //! not zeros.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, FileType, OpenOptions};
 use std::io::{ErrorKind, Seek, SeekFrom};
 use std::num::NonZeroU64;
 use std::ops::Deref;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Advice, fadvise};
+use rustix::fs::{Advice, OFlags, fadvise, fstatfs};
 
 use super::pool::{FilePool, Slot};
 use super::unlinked::is_in_memory;
@@ -28,6 +28,7 @@ pub struct FileStorage {
     handle: Handle,
     path: PathBuf,
     identity: Identity,
+    origin: Origin,
 }
 
 /// How the file is held.
@@ -65,8 +66,8 @@ impl FileStorage {
     /// `NotFound`, `IsADirectory`, `Usage` for a pipe, `UnknownFormat` for another kind of file,
     /// else `Io`.
     pub fn open(path: &Path) -> Result<Self> {
-        let (file, identity) = opened(path)?;
-        Ok(Self { handle: Handle::Open(file), path: path.to_owned(), identity })
+        let (file, identity, origin) = opened(path)?;
+        Ok(Self { handle: Handle::Open(file), path: path.to_owned(), identity, origin })
     }
 
     /// The same for one of many files that share an allowance of open ones. What is read later must
@@ -75,17 +76,17 @@ impl FileStorage {
     /// # Errors
     /// As `open`.
     pub fn open_in(path: &Path, pool: &Arc<FilePool>) -> Result<Self> {
-        let (file, identity) = opened(path)?;
+        let (file, identity, origin) = opened(path)?;
         let slot = Arc::new(Mutex::new(None));
         pool.keep(&slot, file);
         let handle = Handle::Pooled(Arc::clone(pool), slot);
-        Ok(Self { handle, path: path.to_owned(), identity })
+        Ok(Self { handle, path: path.to_owned(), identity, origin })
     }
 
     /// The same file, read from its copy, which starts at `start` of `copy`.
     pub(super) fn copied(&self, copy: &Arc<File>, start: u64) -> Self {
         let handle = Handle::Copied(Arc::clone(copy), start);
-        Self { handle, path: self.path.clone(), identity: self.identity }
+        Self { handle, path: self.path.clone(), identity: self.identity, origin: self.origin }
     }
 
     /// Where the file was opened.
@@ -96,6 +97,11 @@ impl FileStorage {
     /// What the file was when it was opened.
     pub fn identity(&self) -> Identity {
         self.identity
+    }
+
+    /// Which file of its file system it was when it was opened.
+    pub fn origin(&self) -> Origin {
+        self.origin
     }
 
     /// Whether its bytes are in memory and nowhere else.
@@ -144,7 +150,7 @@ impl FileStorage {
         // That it is gone is a fault of the storage now, and says nothing of names in the archive.
         let failed =
             |error: Error| Error::new(Kind::Io, "can not be opened again").with_source(error);
-        let (file, identity) = opened(&self.path).map_err(failed)?;
+        let (file, identity, _) = opened(&self.path).map_err(failed)?;
         if identity == self.identity {
             return Ok(file);
         }
@@ -155,7 +161,7 @@ impl FileStorage {
 }
 
 /// Opens `path` and looks at what was opened.
-fn opened(path: &Path) -> Result<(File, Identity)> {
+fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
     let shown = path.display();
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => missing(path),
@@ -163,8 +169,38 @@ fn opened(path: &Path) -> Result<(File, Identity)> {
             .with_hint("namei -l PATH shows which folder on the way, or the file, is not for you"),
         _ => Error::io(format!("{shown}: can not open"), error),
     };
-    // Looked at before opening, since opening a pipe would wait for its writer.
-    let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+    // Before it is opened, which other devices than block devices may notice.
+    check_kind(path, std::fs::metadata(path).map_err(failed)?.file_type())?;
+    // A pipe that has taken its place meanwhile would wait for its writer.
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let mut file =
+        OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    check_kind(path, found.file_type())?;
+    // The metadata of a block device has no size, its end has.
+    let len = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    let nanoseconds = |number: i64| u32::try_from(number).unwrap_or(0);
+    let identity = Identity {
+        len,
+        modified: (found.mtime(), nanoseconds(found.mtime_nsec())),
+        inode: (found.dev(), found.ino()),
+        owner: found.uid(),
+        mode: found.mode(),
+    };
+    let origin = Origin {
+        // The width of the number differs among machines.
+        file_system: fstatfs(&file).map_err(|error| failed(error.into()))?.f_type as u64,
+        inode: found.ino(),
+        changed: (found.ctime(), nanoseconds(found.ctime_nsec())),
+        owner: found.uid(),
+        group: found.gid(),
+    };
+    Ok((file, identity, origin))
+}
+
+/// Fails unless a file of this kind can be an archive.
+fn check_kind(path: &Path, kind: FileType) -> Result<()> {
+    let shown = path.display();
     if kind.is_dir() {
         let context = format!("{shown}: is a directory, not an archive");
         return Err(Error::new(Kind::IsADirectory, context)
@@ -179,18 +215,7 @@ fn opened(path: &Path) -> Result<(File, Identity)> {
         let context = format!("{shown}: neither a file nor a block device");
         return Err(Error::new(Kind::UnknownFormat, context));
     }
-    let mut file = File::open(path).map_err(failed)?;
-    // The metadata of a block device has no size, its end has.
-    let len = file.seek(SeekFrom::End(0)).map_err(failed)?;
-    let found = file.metadata().map_err(failed)?;
-    let identity = Identity {
-        len,
-        modified: (found.mtime(), u32::try_from(found.mtime_nsec()).unwrap_or(0)),
-        inode: (found.dev(), found.ino()),
-        owner: found.uid(),
-        mode: found.mode(),
-    };
-    Ok((file, identity))
+    Ok(())
 }
 
 /// The error for a file that is not there, with what its name lets one think of.
@@ -225,6 +250,34 @@ pub struct Identity {
     pub owner: u32,
     /// Kind and permissions (st_mode).
     pub mode: u32,
+}
+
+/// Which file of its file system a file is. Unlike `Identity` it changes when the file is linked,
+/// renamed or given another mode, and with every change of its bytes: nobody can set the time of a
+/// change (inode(7), ctime).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The kind of the file system (statfs(2), f_type). Its device number is no use: nodes that
+    /// mount the same file system give it different ones.
+    pub file_system: u64,
+    /// The number of the inode.
+    pub inode: u64,
+    /// When it was last changed in any way: seconds since 1970 and nanoseconds.
+    pub changed: (i64, u32),
+    /// The owner's number.
+    pub owner: u32,
+    /// The group's number.
+    pub group: u32,
+}
+
+/// The kind of every FUSE file system (linux/magic.h, FUSE_SUPER_MAGIC).
+const FUSE: u64 = 0x6573_5546;
+
+impl Origin {
+    /// Whether a process says what is in the file system, and so who owns its files.
+    pub fn is_served_by_process(&self) -> bool {
+        self.file_system == FUSE
+    }
 }
 
 impl Storage for FileStorage {

@@ -1,13 +1,14 @@
 //! Where the bytes of an archive come from.
 //!
-//! Owns reading at an offset, files as a whole, files without a name, who may replace a path, and
-//! the names of files in errors; leaves caching to `cache` and the meaning of the bytes to
-//! `formats`. Invariant: a read fills the whole buffer or fails, and may run from any number of
-//! threads at once.
+//! Owns reading at an offset, files as a whole, files without a name, files in a directory that is
+//! held open, who may replace a path, and the names of files in errors; leaves caching to `cache`
+//! and the meaning of the bytes to `formats`. Invariant: a read fills the whole buffer or fails,
+//! and may run from any number of threads at once.
 
 use crate::error::Result;
 
 mod archives;
+mod directory;
 #[cfg(test)]
 mod faulty;
 mod file;
@@ -21,9 +22,10 @@ mod unlinked;
 mod window;
 
 pub use archives::{copied_len, copy, open_files, read_all};
+pub use directory::{Directory, Readers};
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};
-pub use file::{FileStorage, Identity};
+pub use file::{FileStorage, Identity, Origin};
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;

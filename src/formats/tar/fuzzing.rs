@@ -109,7 +109,7 @@ pub fn sparse_map(data: &[u8]) {
 /// A saved index without its checksum, which is added.
 pub fn saved_index(data: &[u8]) {
     let file = [data, &crc32fast::hash(data).to_le_bytes()].concat();
-    let read = |bytes: &[u8]| IndexFile::read(&mut { bytes }, length(bytes.len()));
+    let read = |bytes: &[u8]| IndexFile::read(&mut { bytes }, length(bytes.len()), &|_| Ok(()));
     let Ok(found) = read(&file) else { return };
     assert!(found.seek_points.len() <= data.len() && found.index.len() <= data.len());
     let mut written = Vec::new();

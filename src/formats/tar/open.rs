@@ -188,7 +188,7 @@ fn save(saved: &Saved, file: &IndexFile, saving: Saving) -> Result<bool> {
     if saving == Saving::Worthwhile && !worthwhile && !saved.is_named() {
         return Ok(false);
     }
-    match saved.save(file) {
+    match saved.save(file, saving == Saving::Demanded) {
         Ok(place) => {
             log::info!("{}: index saved as {}", saved.archive().display(), place.display());
             Ok(true)

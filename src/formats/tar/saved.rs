@@ -4,27 +4,35 @@
 //! belongs to an archive, and replacing the file in one step. Leaves its layout to `index::file`.
 //! Invariant: whoever opens the archive gets a right tree; an index only saves time.
 //!
-//! An index is believed if its archive has the same length and modification time, if sampled blocks
-//! of it are the same, if the file is owned by this user, by the owner of the archive or by root
-//! (lest somebody else in /tmp tells us what is in our archive), and if it passes its own checks.
-//! Any number of processes on any number of nodes may do this at once: each writes a file of its
-//! own and renames it, so that a reader sees one whole file or another, and all of them are right.
+//! An index is believed if the archive has the same length, modification time and sampled blocks,
+//! if this user, the owner of the archive or root owns the index, and if it passes its own checks.
+//!
+//! An attacker can make a copy with the same length, time and samples and other names, and have the
+//! victim make its index. That index belongs to the victim, and the attacker can rename it. So the
+//! archive must also be the same file: inode, owner and ctime, which nobody can set. The exception
+//! is an index beside the archive, in a directory where only this user, root and the owner of the
+//! archive can create files. An archive can be copied together with such an index.
+//!
+//! Any number of processes on any number of nodes may do this at once. Each writes a file of its
+//! own and renames it, so readers see one complete index or another, and all of them are right.
+//! The directory of the archive is opened once. If an attacker exchanges it for a link while the
+//! archive is read, the index is still written in the directory that was opened.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Permissions};
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::{BufReader, Read};
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::header::BLOCK;
-use super::index::{IndexFile, Key, MAGIC};
+use super::index::{FileKey, Hash, IndexFile, Key, MAGIC};
 use crate::error::{Error, Kind, Result};
-use crate::storage::{self, FileStorage, Identity, Storage};
+use crate::storage::{self, Directory, FileStorage, Identity, Origin, Readers, Storage};
 use crate::vfs::{Fault, Subject};
 
 /// Samples of an archive; each is a read when a saved index is opened.
@@ -32,29 +40,88 @@ const SAMPLES: usize = 16;
 
 /// Where the index of an archive may be, and what it has to fit.
 pub(super) struct Saved {
-    places: Vec<PathBuf>,
+    places: Vec<Place>,
     /// Whether the user named the place.
     named: bool,
     recursive: bool,
     archive: PathBuf,
     identity: Identity,
+    origin: Origin,
+}
+
+/// A place for an index.
+struct Place {
+    kind: PlaceKind,
+    /// `None` where it could not be opened, or is not there yet.
+    directory: Option<Directory>,
+    name: OsString,
+    /// For messages.
+    path: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PlaceKind {
+    /// In the directory of the archive.
+    Beside,
+    /// In the user's cache folder.
+    Cached,
+    /// Where the user said.
+    Named,
+}
+
+impl Place {
+    fn beside(file: &FileStorage, suffix: &str) -> Option<Self> {
+        // The process that serves such a file system can make anybody the owner of an index.
+        if file.origin().is_served_by_process() {
+            return None;
+        }
+        let (directory, mut name, path) = Directory::of(file)?;
+        name.push(suffix);
+        let path = path.with_file_name(&name);
+        Some(Self { kind: PlaceKind::Beside, directory: Some(directory), name, path })
+    }
+
+    fn cached(file: &FileStorage, suffix: &str) -> Option<Self> {
+        let folder = cache_folder()?;
+        let name = cached_name(file.path(), suffix);
+        let path = folder.join(&name);
+        let directory = Directory::open(&folder).ok();
+        Some(Self { kind: PlaceKind::Cached, directory, name, path })
+    }
+
+    fn named(path: &Path) -> Self {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let directory = Directory::open(folder.unwrap_or(Path::new("."))).ok();
+        let name = path.file_name().unwrap_or_default().to_owned();
+        Self { kind: PlaceKind::Named, directory, name, path: path.to_owned() }
+    }
+
+    /// The file that is there.
+    fn open(&self) -> std::io::Result<Option<File>> {
+        let Some(directory) = &self.directory else {
+            return Ok(None);
+        };
+        match directory.open_file(&self.name) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl Saved {
     /// The places for the archive `file`: `index` alone, if it is given.
     pub(super) fn new(file: &FileStorage, index: Option<&Path>, recursive: bool) -> Result<Self> {
-        let (path, identity) = (file.path(), file.identity());
         let suffix = if recursive { ".recursive.archfs-index" } else { ".archfs-index" };
         let places = match index {
-            Some(index) => vec![index.to_owned()],
+            Some(index) => vec![Place::named(index)],
             None => {
-                let mut beside = path.as_os_str().to_owned();
-                beside.push(suffix);
-                let cached = cache_folder().map(|folder| folder.join(cached_name(path, suffix)));
-                [Some(PathBuf::from(beside)), cached].into_iter().flatten().collect()
+                let places = [Place::beside(file, suffix), Place::cached(file, suffix)];
+                places.into_iter().flatten().collect()
             }
         };
-        Ok(Self { places, named: index.is_some(), recursive, archive: path.to_owned(), identity })
+        let (archive, identity, origin) = (file.path().to_owned(), file.identity(), file.origin());
+        Ok(Self { places, named: index.is_some(), recursive, archive, identity, origin })
     }
 
     /// What `fit` makes of the saved index, if there is one to believe; if there is none, what is
@@ -74,47 +141,65 @@ impl Saved {
             }
         }
         for (place, error) in refused {
-            log::warn!("{}: {error}; made anew", place.display());
+            log::warn!("{}: {error}; made anew", place.path.display());
         }
         None
     }
 
-    fn load_from(&self, place: &Path, archive: &dyn Storage) -> Result<Option<IndexFile>> {
-        let stale = |why: &str| Err(Error::new(Kind::InvalidInput, format!("not used: {why}")));
+    fn load_from(&self, place: &Place, archive: &dyn Storage) -> Result<Option<IndexFile>> {
         let failed = |error| Error::io("can not be read", error);
-        // A pipe that somebody made there would wait for its writer.
-        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
-        let file = match OpenOptions::new().read(true).custom_flags(nonblocking).open(place) {
-            Ok(file) => file,
-            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(None),
-            Err(error) => return Err(failed(error)),
+        let opened = match place.open() {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
+                return stale("a symbolic link");
+            }
+            opened => opened.map_err(failed)?,
+        };
+        let Some((file, directory)) = opened.zip(place.directory.as_ref()) else {
+            return Ok(None);
         };
         let found = file.metadata().map_err(failed)?;
         if !found.is_file() {
             return stale("no regular file");
         }
-        let trusted = [0, geteuid().as_raw(), self.identity.owner];
-        if !trusted.contains(&found.uid()) {
+        // Whose archive it is can say what is in it, unless a process says whose it is.
+        let owner = Some(self.origin.owner)
+            .filter(|_| place.kind != PlaceKind::Cached && !self.origin.is_served_by_process())
+            .filter(|owner| !storage::is_unmapped(*owner));
+        if !storage::is_trusted(&found) && owner != Some(found.uid()) {
             return stale("it belongs to somebody else");
         }
-        if found.mode() & 0o002 != 0 {
-            return stale("everybody may write to it");
+        if found.mode() & 0o022 != 0 {
+            return stale("others may write to it");
         }
+        let is_bound_to_file = match place.kind {
+            PlaceKind::Beside => !directory.is_written_only_by_us(owner),
+            PlaceKind::Cached | PlaceKind::Named => true,
+        };
         let mut input = BufReader::with_capacity(1 << 20, file);
-        let index = IndexFile::read(&mut input, found.len())?;
-        let Key { recursive, len, modified, samples } = &index.key;
-        if *recursive != self.recursive {
-            return stale("made with another choice of --recursive");
-        }
-        if *len != self.identity.len || *modified != self.identity.modified {
-            return stale("the archive has changed since");
-        }
-        for &(at, sum) in samples {
-            if sample(archive, at)? != sum {
-                return stale("the archive has changed since, although its time has not");
+        let fits = |key: &Key| {
+            let Key { recursive, len, modified, file, samples } = key;
+            if *recursive != self.recursive {
+                return stale("made with another choice of --recursive");
             }
-        }
-        Ok(Some(index))
+            if *len != self.identity.len || *modified != self.identity.modified {
+                return stale("the archive has changed since");
+            }
+            if is_bound_to_file && *file != self.file_key() {
+                return stale("made of another file, or the archive has changed since");
+            }
+            for (at, hash) in samples {
+                if sample(archive, *at)? != *hash {
+                    return stale("the archive has changed since, although its time has not");
+                }
+            }
+            Ok(())
+        };
+        IndexFile::read(&mut input, found.len(), &fits).map(Some)
+    }
+
+    fn file_key(&self) -> FileKey {
+        let Origin { file_system, inode, changed, owner, group: _ } = self.origin;
+        FileKey { file_system, inode, changed, owner }
     }
 
     /// What is wrong with the saved indexes that are there, if `new` is the right one: one that is
@@ -122,7 +207,7 @@ impl Saved {
     pub(super) fn compare(&self, archive: &dyn Storage, new: &IndexFile) -> Vec<Fault> {
         let mut faults = Vec::new();
         for place in &self.places {
-            let shown = place.display();
+            let shown = place.path.display();
             let found = match self.load_from(place, archive) {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
@@ -159,17 +244,18 @@ impl Saved {
             .map(|at| Ok((at, sample(archive, at)?)))
             .collect::<Result<_>>()?;
         let Identity { len, modified, .. } = self.identity;
-        Ok(Key { recursive: self.recursive, len, modified, samples })
+        Ok(Key { recursive: self.recursive, len, modified, file: self.file_key(), samples })
     }
 
-    /// Saves the index in the first place that can be written; tells which.
+    /// Saves the index in the first place that can be written; tells which. `is_demanded` where it
+    /// is what the user asked for.
     ///
     /// # Errors
     /// `Io` where none of them can.
-    pub(super) fn save(&self, index: &IndexFile) -> Result<&Path> {
+    pub(super) fn save(&self, index: &IndexFile, is_demanded: bool) -> Result<&Path> {
         let mut outcome = Err(Error::new(Kind::Io, "no place for an index: set HOME or --index"));
-        for place in &self.places {
-            outcome = self.save_to(place, index).map(|()| place.as_path());
+        for place in self.places.iter().filter(|place| self.may_be_written(place, is_demanded)) {
+            outcome = self.save_to(place, index).map(|()| place.path.as_path());
             if outcome.is_ok() {
                 break;
             }
@@ -177,38 +263,47 @@ impl Saved {
         outcome
     }
 
-    fn save_to(&self, place: &Path, index: &IndexFile) -> Result<()> {
-        let failed = |error| Error::io(format!("{}: can not be written", place.display()), error);
-        let folder = place.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
-        let in_cache = cache_folder().is_some_and(|cache| cache == folder);
-        if in_cache {
-            make_cache(folder).map_err(failed)?;
+    /// Whether an index may be left there. One that others could rename could be put beside another
+    /// archive, where it would be believed as this user's.
+    fn may_be_written(&self, place: &Place, is_demanded: bool) -> bool {
+        let Some(directory) = &place.directory else {
+            return true;
+        };
+        match place.kind {
+            PlaceKind::Cached | PlaceKind::Named => true,
+            // Who shares a directory with a group, and asks for it, leaves it to the group.
+            PlaceKind::Beside => {
+                let is_own = self.origin.owner == geteuid().as_raw();
+                directory.is_written_only_by_us(None)
+                    || (is_demanded && is_own && !directory.is_open_to_all())
+            }
         }
-        if self.named && !may_be_replaced(place).map_err(failed)? {
-            let context = format!("{}: is no index of archfs: not overwritten", place.display());
+    }
+
+    fn save_to(&self, place: &Place, index: &IndexFile) -> Result<()> {
+        let shown = place.path.display();
+        let failed = |error| Error::io(format!("{shown}: can not be written"), error);
+        let made;
+        let directory = match (place.kind, &place.directory, place.path.parent()) {
+            (PlaceKind::Cached, _, Some(folder)) => {
+                made = make_cache(folder).map_err(failed)?;
+                &made
+            }
+            (_, Some(directory), _) => directory,
+            _ => return Err(failed(NotFound.into())),
+        };
+        if self.named && !may_be_replaced(directory, &place.name).map_err(failed)? {
+            let context = format!("{shown}: is no index of archfs: not overwritten");
             return Err(Error::new(Kind::InvalidInput, context));
         }
-        // It tells no more than the archive itself, to those who may read that.
-        let shared = if in_cache || self.named { 0 } else { self.identity.mode & 0o444 };
-        let mode = Permissions::from_mode(shared | 0o600);
-        // Without a name first, so that nothing is left behind if this process is killed.
-        if let Some(mut file) = nameless(folder) {
-            index.write(&mut file).map_err(failed)?;
-            file.set_permissions(mode.clone()).map_err(failed)?;
-            if publish(&file, folder, place).is_ok() {
-                return Ok(());
-            }
-            // This file system does not give such a file a name.
-        }
-        let mut file = tempfile::Builder::new()
-            .prefix(PREFIX)
-            .permissions(Permissions::from_mode(0o600))
-            .tempfile_in(folder)
-            .map_err(failed)?;
-        index.write(file.as_file_mut()).map_err(failed)?;
-        file.as_file().set_permissions(mode).map_err(failed)?;
-        file.persist(place).map(|_| ()).map_err(|error| failed(error.error))
+        // Beside the archive it is for those who may read that, and nobody else.
+        let mode = match place.kind {
+            PlaceKind::Beside if directory.is_entered_by_others() => self.identity.mode & 0o044,
+            PlaceKind::Beside => self.identity.mode & 0o040,
+            PlaceKind::Cached | PlaceKind::Named => 0,
+        };
+        let readers = Readers { group: self.origin.group, mode };
+        directory.replace(&place.name, readers, &mut |file| index.write(file)).map_err(failed)
     }
 
     /// The archive's path.
@@ -222,31 +317,14 @@ impl Saved {
     }
 }
 
-/// What the names of files begin with that are not whole yet.
-const PREFIX: &str = ".archfs-index-";
-
-/// A file in `folder` that has no name, where the file system knows such files (open(2),
-/// O_TMPFILE).
-fn nameless(folder: &Path) -> Option<File> {
-    let flags = OFlags::TMPFILE.bits().cast_signed();
-    OpenOptions::new().write(true).mode(0o600).custom_flags(flags).open(folder).ok()
+/// The error for an index that is sound, and not to be believed.
+fn stale<T>(why: &str) -> Result<T> {
+    Err(Error::new(Kind::InvalidInput, format!("not used: {why}")))
 }
 
-/// Gives a nameless file the name `place`, in place of whatever has it.
-fn publish(file: &File, folder: &Path, place: &Path) -> std::io::Result<()> {
-    let source = format!("/proc/self/fd/{}", file.as_raw_fd());
-    // A name can be given but not replaced in one step, so it gets another one in between.
-    let named = tempfile::Builder::new()
-        .prefix(PREFIX)
-        .make_in(folder, |path| Ok(linkat(CWD, &source, CWD, path, AtFlags::SYMLINK_FOLLOW)?))?;
-    named.into_temp_path().persist(place).map_err(|error| error.error)
-}
-
-/// Whether at `place` there is nothing, an empty file or an index: a name typed wrong must not cost
-/// a dataset.
-fn may_be_replaced(place: &Path) -> std::io::Result<bool> {
-    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
-    let mut file = match OpenOptions::new().read(true).custom_flags(nonblocking).open(place) {
+/// Whether `name` is free, an empty file or an index: a name typed wrong must not cost a dataset.
+fn may_be_replaced(directory: &Directory, name: &OsStr) -> std::io::Result<bool> {
+    let mut file = match directory.open_file(name) {
         Ok(file) => file,
         Err(error) if error.kind() == NotFound => return Ok(true),
         Err(error) => return Err(error),
@@ -259,11 +337,11 @@ fn may_be_replaced(place: &Path) -> std::io::Result<bool> {
     Ok(found.is_file() && (start.is_empty() || start == MAGIC))
 }
 
-/// The CRC-32 of the block at `at`.
-fn sample(archive: &dyn Storage, at: u64) -> Result<u32> {
+/// The hash of the block at `at`.
+fn sample(archive: &dyn Storage, at: u64) -> Result<Hash> {
     let mut block = [0; BLOCK];
     archive.read_exact_at(&mut block, at)?;
-    Ok(crc32fast::hash(&block))
+    Ok(*blake3::hash(&block).as_bytes())
 }
 
 /// `$XDG_CACHE_HOME/archfs`, else `~/.cache/archfs`.
@@ -274,13 +352,15 @@ fn cache_folder() -> Option<PathBuf> {
     Some(folder.join("archfs"))
 }
 
-/// Makes the cache folder, or closes it to others. One that somebody else made or leads to, such as
-/// in /tmp or in the home of a user who called sudo, is not used: its owner could let it lead to
-/// any folder of this user.
-fn make_cache(folder: &Path) -> std::io::Result<()> {
+/// Opens the cache folder; makes it where it is not there, and closes it to others. One that
+/// somebody else made or leads to, such as in /tmp or in the home of a user who called sudo, is not
+/// used: its owner could let it lead to any folder of this user.
+fn make_cache(folder: &Path) -> std::io::Result<Directory> {
+    let refused =
+        |part: &Path| std::io::Error::other(format!("{} belongs to somebody else", part.display()));
     let check = |part: &Path, found: &fs::Metadata| match storage::is_trusted(found) {
         true => Ok(()),
-        false => Err(std::io::Error::other(format!("{} belongs to somebody else", part.display()))),
+        false => Err(refused(part)),
     };
     // Before something is made, which would be in that owner's way.
     let there = folder.ancestors().find_map(|part| Some((part, fs::symlink_metadata(part).ok()?)));
@@ -296,23 +376,23 @@ fn make_cache(folder: &Path) -> std::io::Result<()> {
         // The names of the archives are in it.
         fs::set_permissions(folder, Permissions::from_mode(0o700))?;
     }
-    Ok(())
+    let directory = Directory::open(folder)?;
+    match directory.is_written_only_by_us(None) {
+        true => Ok(directory),
+        false => Err(refused(folder)),
+    }
 }
 
 /// A name for the archive's index among those of all others: its own name, so that a person finds
-/// it, behind a number made of its whole path.
-fn cached_name(path: &Path, suffix: &str) -> PathBuf {
+/// it, behind a hash of its whole path.
+fn cached_name(path: &Path, suffix: &str) -> OsString {
     let whole = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let sum = |seed: u32| {
-        let mut hasher = crc32fast::Hasher::new_with_initial(seed);
-        hasher.update(whole.as_os_str().as_bytes());
-        hasher.finalize()
-    };
-    let mut name = std::ffi::OsString::from(format!("{:08x}{:08x}-", sum(0), sum(!0)));
+    let mut name = OsString::from(blake3::hash(whole.as_os_str().as_bytes()).to_hex().as_str());
+    name.push("-");
     let own = path.file_name().unwrap_or_default().as_bytes();
     // A file's name has 255 bytes at most.
-    let own = own.get(own.len().saturating_sub(200)..).unwrap_or_default();
-    name.push(std::ffi::OsStr::from_bytes(own));
+    let own = own.get(own.len().saturating_sub(150)..).unwrap_or_default();
+    name.push(OsStr::from_bytes(own));
     name.push(suffix);
-    PathBuf::from(name)
+    name
 }

@@ -1,15 +1,18 @@
 //! An index in a file: written once, read in one go.
 //!
 //! Owns the layout below; leaves where the file is and whether it belongs to an archive to `saved`.
-//! Invariant: `read` returns an index that passed its checksum and every check of `Index`, or
-//! fails.
+//! Invariants: `read` returns an index that passed its checksum and every check of `Index`, or
+//! fails. It takes memory only for what lies on the way to the first fault, and for no index before
+//! its key was accepted.
 //!
 //! All numbers are little-endian.
 //!
 //! ```text
 //! magic "ARCHFSIX", version (4), flags (4)
 //! archive: length (8), modification time: seconds (8) and nanoseconds (4)
-//! samples: count (4), then for each an offset (8) and the CRC-32 of the block there (4)
+//! its origin: kind of the file system (8), inode (8), time of the last change: seconds (8) and
+//!     nanoseconds (4), owner (4)
+//! samples: count (4), then for each an offset (8) and the BLAKE3 hash of the block there (32)
 //! length of what random access into a compressed archive needs (8), and that
 //! decoded length of the archive (8)
 //! nodes, names, segments, maps, links, nodes with attributes, attributes, images, notes:
@@ -19,12 +22,12 @@
 
 use std::io::{Read, Write};
 
-use super::{Graft, Index, Node, Segment};
+use super::{Graft, Index, Node, Segment, is_kind};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 
 /// Changes with every change of the layout, so that an old file is refused.
-pub(in crate::formats::tar) const FORMAT: u32 = 1;
+pub(in crate::formats::tar) const FORMAT: u32 = 2;
 
 /// What a file with an index begins with.
 pub(in crate::formats::tar) const MAGIC: &[u8; 8] = b"ARCHFSIX";
@@ -35,6 +38,27 @@ const NODE: usize = 42;
 /// The most samples a file may claim; we write far fewer.
 const SAMPLES_MAX: u32 = 4096;
 
+/// The longest index of an archive, in lengths of that: the shortest path of a folder that is
+/// nowhere else takes two bytes of a header, and a node and a name of the index.
+const LENGTHS_MAX: u64 = 32;
+
+/// What any index may have besides, bytes.
+const REST_MAX: u64 = 1 << 20;
+
+/// The hash of a sampled block.
+pub(in crate::formats::tar) type Hash = [u8; 32];
+
+/// Which file an archive was, on its file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::formats::tar) struct FileKey {
+    /// The kind of the file system.
+    pub(in crate::formats::tar) file_system: u64,
+    pub(in crate::formats::tar) inode: u64,
+    /// When it was last changed in any way: seconds and nanoseconds.
+    pub(in crate::formats::tar) changed: (i64, u32),
+    pub(in crate::formats::tar) owner: u32,
+}
+
 /// What ties an index to an archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::formats::tar) struct Key {
@@ -44,8 +68,10 @@ pub(in crate::formats::tar) struct Key {
     pub(in crate::formats::tar) len: u64,
     /// Its modification time: seconds and nanoseconds.
     pub(in crate::formats::tar) modified: (i64, u32),
-    /// Some of its blocks: where, and their CRC-32.
-    pub(in crate::formats::tar) samples: Vec<(u64, u32)>,
+    /// Which file it was.
+    pub(in crate::formats::tar) file: FileKey,
+    /// Some of its blocks: where, and their hashes.
+    pub(in crate::formats::tar) samples: Vec<(u64, Hash)>,
 }
 
 /// An index with what belongs to it.
@@ -73,10 +99,16 @@ impl IndexFile {
         out.u64(key.len)?;
         out.bytes(&key.modified.0.to_le_bytes())?;
         out.u32(key.modified.1)?;
+        let FileKey { file_system, inode, changed, owner } = key.file;
+        out.u64(file_system)?;
+        out.u64(inode)?;
+        out.bytes(&changed.0.to_le_bytes())?;
+        out.u32(changed.1)?;
+        out.u32(owner)?;
         out.u32(u32::try_from(key.samples.len()).unwrap_or(0))?;
-        for &(at, sum) in &key.samples {
-            out.u64(at)?;
-            out.u32(sum)?;
+        for (at, hash) in &key.samples {
+            out.u64(*at)?;
+            out.bytes(hash)?;
         }
         out.sized(seek_points)?;
         out.u64(*decoded_len)?;
@@ -131,11 +163,17 @@ impl IndexFile {
         out.finish()
     }
 
-    /// Reads all of it from `input`, a file of `len` bytes.
+    /// Reads all of it from `input`, a file of `len` bytes, where `accept` finds nothing wrong with
+    /// its key.
     ///
     /// # Errors
-    /// `Corrupt` where it is no index, of another version, damaged, or not a sound tree.
-    pub(in crate::formats::tar) fn read(input: &mut dyn Read, len: u64) -> Result<Self> {
+    /// `Corrupt` where it is no index, of another version, damaged, or not a sound tree; those of
+    /// `accept`.
+    pub(in crate::formats::tar) fn read(
+        input: &mut dyn Read,
+        len: u64,
+        accept: &dyn Fn(&Key) -> Result<()>,
+    ) -> Result<Self> {
         let body = len.checked_sub(4).ok_or_else(|| Error::corrupt("too short for an index"))?;
         let mut input = Input { input, left: body, sum: crc32fast::Hasher::new() };
         if input.array()? != *MAGIC {
@@ -152,15 +190,22 @@ impl IndexFile {
         };
         let archive_len = input.u64()?;
         let modified = (i64::from_le_bytes(input.array()?), input.u32()?);
+        let (file_system, inode) = (input.u64()?, input.u64()?);
+        let changed = (i64::from_le_bytes(input.array()?), input.u32()?);
+        let file = FileKey { file_system, inode, changed, owner: input.u32()? };
         let count = input.u32()?;
         if count > SAMPLES_MAX {
             return Err(Error::corrupt(format!("{count} samples, limit {SAMPLES_MAX}")));
         }
         let samples =
-            (0..count).map(|_| Ok((input.u64()?, input.u32()?))).collect::<Result<_>>()?;
-        let key = Key { recursive, len: archive_len, modified, samples };
-        let seek_points = input.sized()?;
+            (0..count).map(|_| Ok((input.u64()?, input.array()?))).collect::<Result<_>>()?;
+        let key = Key { recursive, len: archive_len, modified, file, samples };
+        accept(&key)?;
+        let seek_points = input.sized_within(longest(archive_len))?;
         let decoded_len = input.u64()?;
+        if input.left > longest(decoded_len) {
+            return Err(Error::corrupt("longer than the index of such an archive can be"));
+        }
         let index = Index {
             nodes: input.records(decoded)?,
             names: input.sized()?,
@@ -191,6 +236,11 @@ impl IndexFile {
     }
 }
 
+/// The longest index of an archive of `len` bytes, bytes.
+fn longest(len: u64) -> u64 {
+    len.saturating_mul(LENGTHS_MAX).saturating_add(REST_MAX)
+}
+
 fn encoded(node: &Node) -> Vec<u8> {
     let Node { name, mode, nanoseconds, seconds, uid, gid, size, content } = node;
     let mut bytes = Vec::with_capacity(NODE);
@@ -207,9 +257,14 @@ fn encoded(node: &Node) -> Vec<u8> {
 
 fn decoded(bytes: [u8; NODE]) -> Result<Node> {
     let mut reader = Reader::new("node", &bytes);
+    let (name, mode) = (reader.u32()?, reader.u16()?);
+    // Such as in the holes of a file, which take memory and no disk.
+    if !is_kind(mode >> 12) {
+        return Err(Error::corrupt(format!("a node of the unknown kind {}", mode >> 12)));
+    }
     Ok(Node {
-        name: reader.u32()?,
-        mode: reader.u16()?,
+        name,
+        mode,
         // More than a second of nanoseconds could not be shown.
         nanoseconds: reader.u32()?.min(999_999_999),
         seconds: reader.array().map(i64::from_le_bytes)?,
@@ -315,10 +370,21 @@ impl Input<'_> {
     }
 
     fn sized(&mut self) -> Result<Vec<u8>> {
+        self.sized_within(u64::MAX)
+    }
+
+    fn sized_within(&mut self, most: u64) -> Result<Vec<u8>> {
         let count = self.count(1)?;
+        if length(count) > most {
+            return Err(Error::corrupt(format!("{count} bytes of the index, limit {most}")));
+        }
         let mut bytes = reserved(count)?;
-        bytes.resize(count, 0);
-        self.fill(&mut bytes)?;
+        // What is not there yet takes no memory.
+        while bytes.len() < count {
+            let start = bytes.len();
+            bytes.resize(count.min(start.saturating_add(STEP)), 0);
+            self.fill(bytes.get_mut(start..).unwrap_or_default())?;
+        }
         Ok(bytes)
     }
 

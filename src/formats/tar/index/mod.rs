@@ -26,7 +26,7 @@ mod tests;
 mod xattrs;
 
 pub(super) use builder::{Builder, Folder, Nested, cleaned};
-pub(super) use file::{IndexFile, Key, MAGIC};
+pub(super) use file::{FileKey, Hash, IndexFile, Key, MAGIC};
 
 use super::header::BLOCK_LEN;
 use super::sparse::Segment;
@@ -75,6 +75,11 @@ const CHAR: u16 = 5;
 const BLOCK: u16 = 6;
 const FIFO: u16 = 7;
 const LINK: u16 = 8;
+
+/// Whether a node can have that kind.
+fn is_kind(kind: u16) -> bool {
+    (STORED..=LINK).contains(&kind)
+}
 
 impl Content {
     fn pack(self) -> (u16, u64) {

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use super::super::members::{Body, Inner, Kind, Member, Members, Parts};
 use super::super::notes::Notes;
 use super::*;
-use crate::error;
+use crate::error::{self, Error};
 use crate::formats::limits::TAR_PATH_MAX;
 use crate::vfs::Timestamp;
 
@@ -96,7 +96,8 @@ fn everything() -> IndexFile {
         recursive: true,
         len: ARCHIVE,
         modified: (-1, 999_999_999),
-        samples: vec![(0, 1), (512, 2)],
+        file: FileKey { file_system: 0xef53, inode: 12, changed: (5, 6), owner: 1000 },
+        samples: vec![(0, [1; 32]), (512, [2; 32])],
     };
     let seek_points = b"seek points".to_vec();
     IndexFile { key, seek_points, decoded_len: ARCHIVE, index: packer.index() }
@@ -109,7 +110,7 @@ fn written(file: &IndexFile) -> Vec<u8> {
 }
 
 fn read(bytes: &[u8]) -> error::Result<IndexFile> {
-    IndexFile::read(&mut &*bytes, bytes.len() as u64)
+    IndexFile::read(&mut &*bytes, bytes.len() as u64, &|_| Ok(()))
 }
 
 /// Makes the checksum at the end right.
@@ -276,15 +277,37 @@ fn counts_beyond_the_end_of_the_file_take_no_memory() {
     }
 }
 
+/// Bytes of the key of `everything`, and of what stands before it.
+const KEY_END: usize = 8 + 4 + 4 + 8 + 8 + 4 + 8 + 8 + 8 + 4 + 4 + 4 + 2 * 40;
+
 #[test]
 fn a_file_with_a_hole_larger_than_memory_is_refused() {
     let bytes = written(&everything());
-    let seek_points = 8 + 4 + 4 + 8 + 8 + 4 + 4 + 2 * 12;
-    let mut head = bytes[..seek_points].to_vec();
-    head.extend((1_u64 << 61).to_le_bytes());
-    let mut input = std::io::Read::chain(&head[..], std::io::repeat(0));
-    let error = IndexFile::read(&mut input, 1 << 62).unwrap_err();
-    assert!(error.to_string().contains("no memory"), "{error}");
+    let with_hole = |head: &[u8], seek_points: u64, decoded: u64| {
+        let numbers =
+            [seek_points.to_le_bytes(), decoded.to_le_bytes(), (1_u64 << 55).to_le_bytes()];
+        let head = [head, &numbers.concat()].concat();
+        let mut input = std::io::Read::chain(&head[..], std::io::repeat(0));
+        IndexFile::read(&mut input, 1 << 62, &|_| Ok(())).unwrap_err().to_string()
+    };
+    let key = &bytes[..KEY_END];
+    let error = with_hole(key, 1 << 61, 0);
+    assert!(error.contains("bytes of the index, limit"), "{error}");
+    let error = with_hole(key, 0, ARCHIVE);
+    assert!(error.contains("longer than the index of such an archive"), "{error}");
+    // An archive that is as large as it claims; no node is all zeros.
+    let error = with_hole(key, 0, 1 << 58);
+    assert!(error.contains("unknown kind 0") || error.contains("no memory"), "{error}");
+}
+
+#[test]
+fn nothing_behind_a_key_that_is_refused_is_read() {
+    let bytes = written(&everything());
+    let mut input = &bytes[..KEY_END];
+    let refuse = |_: &Key| Err(Error::corrupt("refused"));
+    let error = IndexFile::read(&mut input, 1 << 62, &refuse).unwrap_err();
+    assert_eq!(error.to_string(), "refused");
+    assert!(input.is_empty());
 }
 
 /// The node at `path`.
