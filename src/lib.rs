@@ -3,7 +3,7 @@
 //! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
 //! formats -> { cache, codecs, storage }` and `cli -> pack -> { formats, vfs, codecs, storage }`,
 //! every layer on top of `error`, `units`, `sync`, `stats`, `log`, `memory`, `control_group`,
-//! `kernel_file`, `ordered`, `progress` and `inject`. docs/ARCHITECTURE.md tells why.
+//! `kernel_file`, `ordered`, `processors`, `progress` and `inject`. docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;
@@ -19,6 +19,7 @@ pub mod log;
 pub mod memory;
 pub mod ordered;
 pub mod pack;
+pub mod processors;
 pub mod progress;
 pub mod stats;
 pub mod storage;

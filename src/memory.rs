@@ -7,6 +7,8 @@
 //! A job on a cluster lives in a control group whose limit is far below the node's memory, and any
 //! group above it may limit it too, so the smallest on the way to the root counts.
 
+use std::sync::OnceLock;
+
 use rustix::process::{Resource, getrlimit};
 
 use crate::control_group::{Group, Version};
@@ -31,11 +33,14 @@ pub enum Bound {
 }
 
 /// The smallest limit of this process and its control groups, or what the node has available,
-/// bytes.
+/// bytes. It is read once, so all that is sized by it at the start of a process fits together.
 pub fn limit() -> Option<u64> {
-    let groups = groups();
-    let group = groups.iter().filter_map(Counted::limit).min();
-    [available(), group, address_space()].into_iter().flatten().min()
+    static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        let groups = groups();
+        let group = groups.iter().filter_map(Counted::limit).min();
+        [available(), group, address_space()].into_iter().flatten().min()
+    })
 }
 
 /// The smaller limit of ulimit -v and ulimit -d, bytes.

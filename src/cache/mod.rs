@@ -23,6 +23,7 @@ use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::Result;
+use crate::processors;
 use crate::stats::{CacheCounts, Held, Stats};
 use crate::sync::{Arc, Mutex};
 
@@ -96,8 +97,7 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
     /// Enough shards that threads rarely meet (four a processor), but each with room for eight of
     /// the heaviest values, lest a small budget be all fragments.
     pub fn new(capacity: u64, heaviest: u64) -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self::with_processors(capacity, heaviest, processors)
+        Self::with_processors(capacity, heaviest, processors::count())
     }
 
     fn with_processors(capacity: u64, heaviest: u64, processors: usize) -> Self {

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::inject;
+use crate::processors;
 use crate::sync::{Arc, Condvar, Mutex, Weak, thread};
 
 #[cfg(all(test, feature = "model"))]
@@ -102,9 +103,9 @@ impl Workers {
 }
 
 impl Default for Workers {
-    /// As many threads as processors, and at least 8, since on a slow file system they wait.
+    /// As many threads as CPU cores, and at least 8, because on a slow file system they wait.
     fn default() -> Self {
-        Self::new(thread::available_parallelism().map_or(1, usize::from).clamp(8, 64))
+        Self::new(processors::count().clamp(8, 64))
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::Instant;
 
 use clap::builder::FalseyValueParser;
@@ -15,6 +14,7 @@ use super::term::{self, name_for_output, written};
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions};
 use crate::log::{Verbosity, printable};
+use crate::processors;
 use crate::progress::Progress;
 use crate::sync::Arc;
 use crate::vfs::{Counts, Fault, Gravity, Subject, Verified};
@@ -109,8 +109,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 /// Verifies one archive; returns its status.
 fn one(args: &Args, archive: &PathBuf) -> Result<u8> {
     let begun = Instant::now();
-    let threads = args.threads.or_else(|| thread::available_parallelism().ok().map(usize::from));
-    let threads = threads.unwrap_or(1);
+    let threads = args.threads.unwrap_or_else(processors::count);
     let most = CACHE_A_THREAD.saturating_mul(threads as u64);
     let options = OpenOptions {
         offset: args.offset,

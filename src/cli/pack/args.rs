@@ -6,7 +6,6 @@
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
@@ -17,6 +16,7 @@ use crate::pack::{
     Compressor, Existing, FileList, Form, Labels, Names, OnProblem, OtherMounts, Owner, Profile,
     Recipe, Request, Separator, Shards, Sources,
 };
+use crate::processors;
 
 /// Make a SquashFS image or a tar that is read fast, from folders, tars and images
 #[derive(Debug, clap::Args)]
@@ -147,10 +147,7 @@ impl Args {
             existing: if self.force { Existing::Replace } else { Existing::Refuse },
             form: self.form(archive, epoch)?,
             on_problem: if self.keep_going { OnProblem::GoOn } else { OnProblem::GiveUp },
-            threads: self
-                .threads
-                .or_else(|| thread::available_parallelism().ok().map(usize::from))
-                .unwrap_or(1),
+            threads: self.threads.unwrap_or_else(processors::count),
         })
     }
 

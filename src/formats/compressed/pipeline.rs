@@ -17,6 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::formats::limits::{BZIP2_JOINS_MAX, CHUNK_TARGET};
 use crate::memory;
+use crate::processors;
 use crate::storage::Storage;
 use crate::sync::Arc;
 
@@ -302,8 +303,7 @@ fn worker(workers: &mut [Worker], count: usize) -> Result<&mut Worker> {
 /// How many threads decode: one a processor, as far as the job may take so much memory.
 fn count() -> usize {
     let affordable = memory::limit().map_or(u64::MAX, |limit| limit / WORKER_MEMORY);
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    processors.min(usize::try_from(affordable).unwrap_or(usize::MAX)).max(1)
+    processors::count().min(usize::try_from(affordable).unwrap_or(usize::MAX)).max(1)
 }
 
 /// A thread that decodes extents.

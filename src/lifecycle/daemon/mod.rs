@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixListener;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -23,6 +23,7 @@ use crate::lifecycle::share::{Leases, UnmountAnswer, UnmountRequest};
 use crate::lifecycle::system::mountinfo;
 use crate::lifecycle::system::process::{ASK_AGAIN, ProcessId, timespec};
 use crate::memory;
+use crate::processors;
 use crate::stats::Stats;
 use crate::sync::Arc;
 
@@ -90,8 +91,7 @@ pub(in crate::lifecycle) fn usual_threads() -> usize {
 }
 
 fn shape(threads: Option<usize>) -> SessionShape {
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    session_shape(processors, memory::limit(), threads)
+    session_shape(processors::count(), memory::limit(), threads)
 }
 
 impl Daemon {

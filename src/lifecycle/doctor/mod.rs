@@ -33,6 +33,7 @@ use rustix::process::geteuid;
 
 use crate::lifecycle::commands::list::{State, list};
 use crate::lifecycle::share;
+use crate::processors;
 
 /// What is known of a node, for this user.
 #[derive(Debug)]
@@ -74,7 +75,7 @@ impl Node {
     pub fn examine() -> Self {
         let broken = list().unwrap_or_default().into_iter();
         let broken = broken.filter(|it| matches!(it.state, State::Dead | State::Silent));
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let processors = processors::count();
         let threads = super::daemon::usual_threads();
         Self {
             is_root: geteuid().is_root(),

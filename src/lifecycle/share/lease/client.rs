@@ -28,6 +28,10 @@ const EXIT: Duration = Duration::from_secs(5);
 /// How often, while it does not answer, the caller decides whether to wait longer.
 const SLICE: Duration = Duration::from_millis(250);
 
+/// The first of these times, which doubles: longer than most answers take, also that of a daemon
+/// that mounts.
+const FIRST_SLICE: Duration = Duration::from_millis(20);
+
 /// A socket cannot wait for no time.
 const SHORTEST: Duration = Duration::from_millis(1);
 
@@ -240,7 +244,7 @@ impl Client {
     fn line_while(&mut self, wait_longer: &mut dyn FnMut() -> bool) -> Result<String> {
         let failed = |error| Error::io("the daemon does not answer", error);
         let (mut line, mut is_killed, mut is_over) = (Vec::new(), false, false);
-        let mut slice = SHORTEST;
+        let mut slice = FIRST_SLICE;
         loop {
             self.stream.get_ref().set_read_timeout(Some(slice)).map_err(failed)?;
             match self.stream.read_until(b'\n', &mut line) {
