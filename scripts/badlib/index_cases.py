@@ -6,6 +6,7 @@ The archive beside each is whole, so whatever the index says the answer must be 
 import struct
 import zlib
 
+from badlib.blake3 import blake3
 from badlib.case import case
 from badlib.tar import END, member
 
@@ -26,7 +27,7 @@ class Index:
 
     def __init__(self):
         self.length = len(ARCHIVE)
-        self.samples = [(0, zlib.crc32(ARCHIVE[:512]))]
+        self.samples = [(0, blake3(ARCHIVE[:512]))]
         self.seek_points = b""
         self.decoded = len(ARCHIVE)
         names = [b"", b"folder", b"two", b"one"]
@@ -45,9 +46,11 @@ class Index:
 
     def bytes(self):
         """The file."""
-        out = b"ARCHFSIX" + struct.pack("<IIQqI", 1, 0, self.length, MODIFIED, 0)
+        out = b"ARCHFSIX" + struct.pack("<IIQqI", 2, 0, self.length, MODIFIED, 0)
+        # Its file, which does not count beside the archive in a directory of the user.
+        out += struct.pack("<QQqII", 0, 0, 0, 0, 0)
         out += struct.pack("<I", len(self.samples))
-        out += b"".join(struct.pack("<QI", *sample) for sample in self.samples)
+        out += b"".join(struct.pack("<Q32s", *sample) for sample in self.samples)
         out += struct.pack("<Q", len(self.seek_points)) + self.seek_points
         out += struct.pack("<Q", self.decoded)
         count = len(self.nodes) if self.node_count is None else self.node_count
@@ -141,7 +144,7 @@ lies(
     "index-kind.tar",
     "The index has a node of a kind that there is not.",
     set_node(2, 8, 15, 0, 0),
-    "node 2: it is nothing a file system can show",
+    "a node of the unknown kind 15",
 )
 lies(
     "index-cycle.tar",
@@ -266,7 +269,7 @@ lies(
 lies(
     "index-sample-nowhere.tar",
     "The index has a sample past the end of the archive.",
-    set_to(samples=[(1 << 40, 0)]),
+    set_to(samples=[(1 << 40, bytes(32))]),
     "0x10000000000",
 )
 lies(
