@@ -13,7 +13,7 @@
 //! Kernels before 5.1 do not accept ENOSYS to OPENDIR, nor those before 3.15 ENOSYS to OPEN. There
 //! a warm epoch opens and releases each directory (or file) by request, but reads nothing: pages
 //! and listings stay cached, except that kernels before 4.20 cache no listing. INIT says which
-//! kernel it is (`config::Opening`); FLUSH and ACCESS have taken ENOSYS since Linux 2.6.
+//! kernel it is (`config::Opening`); FLUSH has taken ENOSYS since Linux 2.6.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -36,6 +36,7 @@ use crate::stats::{Operation, Stats};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots};
 
+mod caller;
 mod config;
 mod reply;
 
@@ -260,14 +261,14 @@ impl Filesystem for ArchiveFilesystem {
         }
     }
 
-    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    fn listxattr(&self, caller: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let request = self.stats.begin(Operation::Listxattr);
         let ino = ino_or_reply!(ino, reply);
         if !self.tree.has_xattrs() {
             return reply.error(Errno::ENOSYS);
         }
         match self.tree.list_xattrs(ino) {
-            Ok(names) => reply::xattr(reply, size, &names),
+            Ok(names) => reply::xattr(reply, size, &caller::visible(names, caller)),
             Err(error) => reply.error(errno(&request, ino, &error)),
         }
     }
@@ -312,12 +313,28 @@ impl Filesystem for ArchiveFilesystem {
         reply.ok();
     }
 
-    // ENOSYS to these two means "not needed" on every kernel: the caller succeeds, and the kernel
-    // never asks again.
+    // ENOSYS means "not needed" on every kernel: the caller succeeds, and the kernel never asks
+    // again.
     answer_all! {
         ENOSYS:
         flush(INodeNo, FileHandle, LockOwner) -> ReplyEmpty;
-        access(INodeNo, AccessFlags) -> ReplyEmpty;
+    }
+
+    // Sent for access(2) and chdir(2), where no `-o allow_other` has the kernel check permissions.
+    // The user of the mount may read and enter everything, but executes only what somebody may.
+    fn access(&self, _: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        let request = self.stats.begin(Operation::Other);
+        let ino = ino_or_reply!(ino, reply);
+        if !mask.contains(AccessFlags::X_OK) {
+            return reply.ok();
+        }
+        match self.tree.attr(ino) {
+            Ok(attr) if attr.kind == FileKind::Regular && attr.permissions & 0o111 == 0 => {
+                reply.error(Errno::EACCES);
+            }
+            Ok(_) => reply.ok(),
+            Err(error) => reply.error(errno(&request, ino, &error)),
+        }
     }
 
     // There is nothing to write back; saying so at once keeps fsync(2) on a read-only file quiet.

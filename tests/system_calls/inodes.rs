@@ -1,13 +1,13 @@
 //! What stat, links, devices and extended attributes show.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirEntryExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirEntryExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use rustix::fs::{XattrFlags, getxattr, lgetxattr, listxattr, setxattr};
+use rustix::fs::{Access, XattrFlags, getxattr, lgetxattr, listxattr, setxattr};
 use rustix::io::Errno;
 
 use super::support::mount::Mounted;
@@ -17,6 +17,8 @@ use super::{Format, archives, small_tree, with_each_format, with_mount};
 /// > **stat**: `st_size`, mode, owner, link count, device number and mtime are those in the
 /// > archive; SquashFS keeps seconds since 1970 in 32 unsigned bits, pax tars the fraction as well.
 /// > atime and ctime show the mtime too.
+///
+/// > A directory of a tar has a link count of 1.
 #[test]
 fn stat_shows_what_was_packed_and_one_time_for_all() {
     let check = |mount: &Path, tree: &Path, name: &str, has_fraction: bool| {
@@ -35,6 +37,8 @@ fn stat_shows_what_was_packed_and_one_time_for_all() {
     };
     with_each_format(|format, mount, tree| {
         assert_eq!(fs::metadata(tree.join("folder/a")).unwrap().mtime_nsec(), 123_456_789);
+        let links = fs::metadata(mount.join("folder")).unwrap().nlink();
+        assert_eq!(links, if format == Format::Tar { 1 } else { 3 });
         for name in ["a", "b", "hard", "link", "fifo", "block", "below", ""] {
             check(mount, tree, &format!("folder/{name}"), format == Format::Tar);
         }
@@ -237,5 +241,79 @@ fn an_attribute_too_large_for_its_buffer_or_not_there_is_told() {
         assert_eq!(missing, Err(Errno::NODATA));
         let nothing = listxattr(mount.join("noise-10"), &mut small[..]);
         assert_eq!(nothing, Ok(0));
+    });
+}
+
+/// A mount of a tree with these files, as `prepare` makes them.
+fn with_files(options: &[&str], prepare: impl Fn(&Path), test: impl Fn(&Path)) {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = work.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    fs::set_permissions(work.path(), Permissions::from_mode(0o755)).unwrap();
+    prepare(&tree);
+    let image = image::make(work.path(), "data.sqfs", &tree, &[]);
+    let mounted = Mounted::archfs(&image, &work.path().join("mount"), options);
+    test(mounted.path());
+}
+
+/// > **access** with X_OK fails with EACCES for a file that nobody may execute, also for the user
+/// > who mounted it.
+#[test]
+fn only_what_somebody_may_execute_is_a_program() {
+    for options in [&[][..], &["-oallow_other"]] {
+        let prepare = |tree: &Path| {
+            fs::create_dir(tree.join("folder")).unwrap();
+            for (name, mode) in [("data", 0o644), ("tool", 0o755), ("group", 0o650)] {
+                fs::write(tree.join(name), name).unwrap();
+                fs::set_permissions(tree.join(name), Permissions::from_mode(mode)).unwrap();
+            }
+        };
+        with_files(options, prepare, |mount| {
+            let access = |name: &str, kind: Access| rustix::fs::access(mount.join(name), kind);
+            for name in ["data", "tool", "group", "folder"] {
+                let expected = if name == "data" { Err(Errno::ACCESS) } else { Ok(()) };
+                assert_eq!(access(name, Access::EXEC_OK), expected, "{name} {options:?}");
+                let both = access(name, Access::READ_OK | Access::EXEC_OK);
+                assert_eq!(both, expected, "{name} {options:?}");
+                assert_eq!(access(name, Access::READ_OK), Ok(()), "{name} {options:?}");
+                assert_eq!(access(name, Access::EXISTS), Ok(()), "{name} {options:?}");
+                assert_eq!(access(name, Access::WRITE_OK), Err(Errno::ROFS), "{name}");
+            }
+            run(Command::new("sh").arg("-c").arg("cd folder").current_dir(mount));
+        });
+    }
+}
+
+/// > The names of `trusted.*` are listed only to processes that can read them, which takes
+/// > CAP_SYS_ADMIN.
+#[test]
+fn trusted_attributes_are_listed_to_those_who_can_read_them() {
+    let prepare = |tree: &Path| {
+        let file = tree.join("file");
+        fs::write(&file, "data").unwrap();
+        for name in ["user.a", "trusted.b", "user.c"] {
+            setxattr(&file, name, b"value", XattrFlags::empty()).unwrap();
+        }
+    };
+    with_files(&["-oallow_other"], prepare, |mount| {
+        let file = mount.join("file");
+        // The names alone, or with the values, for which each is read.
+        let listed_by = |words: &[&str], how: &str| {
+            let mut command = Command::new("setpriv");
+            command.args(words).args(["getfattr", "--absolute-names", how, "--match=-"]).arg(&file);
+            let text = String::from_utf8(run(&mut command).stdout).unwrap();
+            let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+            let names = lines.map(|line| line.split('=').next().unwrap().to_owned());
+            names.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+        };
+        let own = ["user.a", "user.c"];
+        for how in ["--no-dereference", "--dump"] {
+            assert_eq!(listed_by(&[], how), ["trusted.b", "user.a", "user.c"]);
+            assert_eq!(listed_by(&["--reuid=65534", "--clear-groups"], how), own);
+            assert_eq!(listed_by(&["--bounding-set=-sys_admin"], how), own, "root without it");
+        }
     });
 }
