@@ -70,13 +70,35 @@ impl<'m> Directory<'m> {
         visit: impl FnMut(Entry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         let place = Place::decode(cookie).filter(|place| place.run <= self.body.listing_len());
-        let Some(place) = place else {
+        let no_place = || {
             let context = format!("{} is no place in this directory", cookie.0);
-            return Err(Error::new(Kind::InvalidInput, context));
+            Error::new(Kind::InvalidInput, context)
         };
+        let place = place.ok_or_else(no_place)?;
         let nearest = self.nearest_index(|at, _| at <= place.run)?;
-        let listing = self.open(nearest, place.run)?;
-        listing.visit(place.turn, visit)
+        let visited =
+            self.open(nearest, place.run).and_then(|listing| listing.visit(place.turn, visit));
+        match visited {
+            // A position that telldir(3) never returned, and no damage.
+            Err(error) if error.kind() == Kind::Corrupt && !self.is_run(place.run) => {
+                Err(no_place())
+            }
+            visited => visited,
+        }
+    }
+
+    /// Whether a run begins at `run`; also where damage on the way hides that.
+    fn is_run(&self, run: u32) -> bool {
+        let mut reached = 0;
+        let mut walk = || -> Result<()> {
+            let nearest = self.nearest_index(|at, _| at < run)?;
+            let listing = self.open(nearest, nearest.map_or(0, |near| near.listing))?;
+            listing.visit(0, |entry| {
+                reached = Place::decode(entry.next).map_or(reached, |place| place.run);
+                if reached < run { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })
+        };
+        walk().is_err() || reached == run
     }
 
     /// What the entry `name` leads to, and of which kind it says that is.

@@ -137,6 +137,11 @@ fn goes_on_from_any_cookie() {
     }
     let past = names(&image, Cookie(u64::from(u32::MAX) << 8)).unwrap_err();
     assert_eq!(past.kind(), Kind::InvalidInput);
+    // In the middle of a run.
+    for run in 1..12 {
+        let between = names(&image, Cookie(Cookie::START.0 + (run << 8))).unwrap_err();
+        assert_eq!(between.kind(), Kind::InvalidInput, "{run}");
+    }
 }
 
 #[test]
