@@ -7,13 +7,14 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod args;
 mod bar;
 mod cat;
 mod completions;
 mod doctor;
+mod environment;
 mod exit;
 mod gc;
 mod index;
@@ -77,7 +78,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn run_with(arguments: &[OsString]) -> ExitCode {
-    let cli = match Cli::try_parse_from(arguments) {
+    let command = environment::without_foreign_paths(Cli::command(), arguments);
+    let parsed = command.try_get_matches_from(arguments);
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and the version come this way, too, as errors of status 0.
@@ -111,8 +114,6 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

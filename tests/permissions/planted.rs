@@ -10,7 +10,7 @@ use rustix::mount::{MountFlags, mount};
 
 use super::support::mount::{CleanUp, is_mounted, kind_of_mount, unmount};
 use super::support::stage::said;
-use super::support::{archfs, run, tar, wait_until};
+use super::support::{archfs, can_mount, image, run, tar, wait_until, work_folder};
 use super::{OTHER, OWNER, Scene, done, mode, names_in, out, scene};
 
 /// Names that somebody made outside of the folder of the test; gone when this is dropped.
@@ -381,4 +381,42 @@ fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
     assert!(!out(&run(archfs().arg("list"))).contains(owner.place.to_str().unwrap()));
     chown(&empty, Some(0), Some(0)).unwrap();
     done(owner, "$ARCHFS unmount mount");
+}
+
+/// As under `sudo -E`.
+#[test]
+fn root_writes_no_file_that_a_variable_of_another_user_names() {
+    if !can_mount() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let work = work_folder();
+    let folder = work.path();
+    let [log, stats, index] = ["log", "stats", "index"].map(|name| folder.join(name));
+    let image = image::small(folder);
+    let mount = |user: Option<&str>, options: &[&str]| {
+        let place = folder.join("roots");
+        let _clean_up = CleanUp(place.clone());
+        let mut command = archfs();
+        command.env_remove("SUDO_UID").envs(user.map(|user| ("SUDO_UID", user)));
+        command.env("ARCHFS_LOG_FILE", &log).env("ARCHFS_STATS_JSON", &stats);
+        command.env("ARCHFS_INDEX", &index).args(["mount", "--keep"]).args(options);
+        let output = run(command.arg(&image).arg(&place));
+        unmount(&place);
+        said(&output)
+    };
+    let said = mount(Some("1000"), &[]);
+    for name in ["ARCHFS_LOG_FILE", "ARCHFS_STATS_JSON", "ARCHFS_INDEX"] {
+        assert_eq!(said.matches(&format!("{name} is not used as root")).count(), 1, "{said}");
+    }
+    assert!(!log.exists() && !stats.exists() && !index.exists());
+    for (user, options) in [
+        (None, vec![]),
+        (Some("0"), vec![]),
+        (Some("1000"), vec![format!("--stats-json={}", stats.display())]),
+    ] {
+        let options: Vec<_> = options.iter().map(String::as_str).collect();
+        mount(user, &options);
+        wait_until("the numbers are written", || stats.exists());
+        fs::remove_file(&stats).unwrap();
+    }
 }
