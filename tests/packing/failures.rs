@@ -338,3 +338,45 @@ fn a_list_of_nothing_is_refused() {
     let said = refused(&["--files-from", text(&list), text(&tree), text(&made)], 1);
     assert!(said.contains("lists nothing") && !made.exists(), "{said}");
 }
+
+#[test]
+fn a_sparse_file_of_more_blocks_than_can_be_kept_is_named_and_takes_no_memory() {
+    let work = work_folder();
+    let tar = work.path().join("data.tar");
+    // A map of no data, as GNU tar writes it (pax, version 1.0).
+    let make = "import sys, tarfile, io
+with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as tar:
+    size = sys.argv[2]
+    map = f'1\\n{size}\\n0\\n'.encode().ljust(512, b'\\0')
+    info = tarfile.TarInfo('GNUSparseFile.0/huge')
+    info.size = len(map)
+    info.pax_headers = {'GNU.sparse.major': '1', 'GNU.sparse.minor': '0',
+                        'GNU.sparse.name': 'huge', 'GNU.sparse.realsize': size}
+    tar.addfile(info, io.BytesIO(map))
+    info = tarfile.TarInfo('good')
+    info.size = 4
+    tar.addfile(info, io.BytesIO(b'good'))";
+    let pack = |options: &[&str]| {
+        let mut limited = Command::new("prlimit");
+        limited.args(["--as=1500000000", env!("CARGO_BIN_EXE_archfs"), "pack", "-q", "--force"]);
+        let output = limited.args(options).arg(&tar).arg(work.path().join("made.sqfs")).output();
+        let output = output.unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for bits in [44, 46, 50] {
+        let size = (1_u64 << bits).to_string();
+        run(Command::new("python3").args(["-c", make]).arg(&tar).arg(size));
+        let (status, said) = pack(&[]);
+        assert_eq!(status, Some(1), "2^{bits}: {said}");
+        assert!(said.contains("huge") && said.contains("blocks, at most 67108864"), "{said}");
+        assert!(!work.path().join("made.sqfs").exists());
+        let (_, said) = pack(&["--keep-going"]);
+        assert_eq!(said_of(&work.path().join("made.sqfs"), "good"), "good", "{said}");
+        fs::remove_file(work.path().join("made.sqfs")).unwrap();
+    }
+    // Just as many as there may be.
+    let size = (1_u64 << 43).to_string();
+    run(Command::new("python3").args(["-c", make]).arg(&tar).arg(size));
+    let (status, said) = pack(&[]);
+    assert_eq!(status, Some(0), "{said}");
+}

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::thread;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Catalog, InodeId};
 use crate::pack::feed::{Data as Bytes, Piece, feed};
 use crate::pack::output::Output;
@@ -70,6 +70,18 @@ impl Data {
     }
 }
 
+/// Blocks of one file: 8 TiB in blocks of 128 KiB. Each takes 4 bytes of memory, holes as well.
+const FILE_BLOCKS_MAX: u64 = 1 << 26;
+
+/// Why `file` cannot be packed in blocks of this size, if it has too many of them.
+fn too_many_blocks(catalog: &Catalog, geometry: &Geometry, file: InodeId) -> Option<Error> {
+    let count = catalog.inode(file).size().div_ceil(u64::from(geometry.block_size));
+    (count > FILE_BLOCKS_MAX).then(|| {
+        let context = format!("file of {count} blocks, at most {FILE_BLOCKS_MAX} can be packed");
+        Error::new(Kind::InvalidInput, context).with_hint("--block-size 1M has larger blocks")
+    })
+}
+
 /// Writes the bytes of `files` to `output`.
 ///
 /// # Errors
@@ -83,6 +95,17 @@ pub(super) fn write(
     on_problem: OnProblem,
     output: &mut Output,
 ) -> Result<Data> {
+    let mut refused = Vec::new();
+    let mut accepted = files.to_vec();
+    accepted.retain(|&file| {
+        let error = too_many_blocks(catalog, geometry, file);
+        if let Some(error) = &error {
+            job.problem(catalog.origin(file), error);
+            refused.push(file);
+        }
+        error.is_none()
+    });
+    let files = &accepted[..];
     let key = Key::random();
     let copies = duplicates::large(job, catalog, files, u64::from(geometry.block_size), key)?;
     job.progress.begin("packing");
@@ -116,6 +139,9 @@ pub(super) fn write(
                 counts: Counts::default(),
             },
         };
+        for file in &refused {
+            store.data.states[file.index()] = State::Failed;
+        }
         store.run(&firsts)?;
         // In the order of files, and not in that of a hash map.
         let copied = || files.iter().filter_map(|file| Some((*file, *copies.get(file)?)));
