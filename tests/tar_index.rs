@@ -756,9 +756,8 @@ fn a_fuse_file_system_has_no_index_beside_the_archive() {
         return;
     }
     let stage = Stage::new(MEMBERS);
-    let bytes = stage.make_index();
-    let at = bytes.windows(OLD_NAME.len()).position(|name| name == OLD_NAME.as_bytes()).unwrap();
-    let mut other = bytes.clone();
+    let mut other = stage.make_index();
+    let at = other.windows(OLD_NAME.len()).position(|name| name == OLD_NAME.as_bytes()).unwrap();
     other[at..][..OLD_NAME.len()].copy_from_slice(NAME_IN_INDEX.as_bytes());
     fs::write(&stage.index, sealed(other)).unwrap();
     assert!(stage.ls().0.contains(NAME_IN_INDEX), "used on another file system");
