@@ -37,10 +37,12 @@ fn assert_serves(kernel: &mut Kernel, directory: Option<u64>, file: Option<u64>)
     assert_eq!(names, ["folder", "hello"]);
     let hello = kernel.lookup(ROOT, "hello");
     assert_eq!(kernel.read(READ, hello, file.unwrap_or(0)), b"hello, world\n");
-    // The kernel takes ENOSYS to these for success, and asks no more.
+    // The kernel takes ENOSYS to this for success, and asks no more.
     let flush = [words(&[0; 4]), words(&[0; 2])].concat();
     assert_eq!(kernel.ask(FLUSH, hello, &flush), Err(Errno::NOSYS));
-    assert_eq!(kernel.ask(ACCESS, hello, &words(&[4, 0])), Err(Errno::NOSYS));
+    // R_OK and X_OK of a file that is no program.
+    assert_eq!(kernel.ask(ACCESS, hello, &words(&[4, 0])), Ok(Vec::new()));
+    assert_eq!(kernel.ask(ACCESS, hello, &words(&[1, 0])), Err(Errno::ACCESS));
 }
 
 #[test]

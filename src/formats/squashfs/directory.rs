@@ -89,11 +89,15 @@ impl<'m> Directory<'m> {
 
     /// Whether a run begins at `run`; also where damage on the way hides that.
     fn is_run(&self, run: u32) -> bool {
+        if run == 0 {
+            return true;
+        }
         let mut reached = 0;
         let mut walk = || -> Result<()> {
             let nearest = self.nearest_index(|at, _| at < run)?;
             let listing = self.open(nearest, nearest.map_or(0, |near| near.listing))?;
             listing.visit(0, |entry| {
+                // Behind the last entry of a run lies the next run.
                 reached = Place::decode(entry.next).map_or(reached, |place| place.run);
                 if reached < run { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             })
