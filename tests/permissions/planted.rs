@@ -273,14 +273,16 @@ fn an_index_replaces_a_link_and_not_what_it_leads_to() {
     done(owner, "XDG_CACHE_HOME=$PWD/cache $ARCHFS index -q ../sticky/data.tar");
     assert_eq!(names_in(&owner.home.join("cache/archfs")).len(), 1);
     assert_eq!(fs::read_link(&beside).unwrap(), dear);
-    // One's own.
+    // One's own, beside an archive of one's own.
     done(other, "rm ../sticky/data.tar.archfs-index");
+    chown(&archive, Some(OWNER), Some(OWNER)).unwrap();
     done(owner, "ln -s $PWD/dear ../sticky/data.tar.archfs-index");
     done(owner, "XDG_CACHE_HOME=$PWD/cache $ARCHFS index -q ../sticky/data.tar");
     assert!(fs::symlink_metadata(&beside).unwrap().is_file());
     assert_eq!(mode(&beside), 0o644, "as the archive, less what others could write");
     // Root replaces what somebody planted, and not what that leads to.
     fs::remove_file(&beside).unwrap();
+    chown(&archive, Some(0), Some(0)).unwrap();
     done(other, &format!("ln -s {} {}", dear.display(), beside.display()));
     run(stage.bash("$ARCHFS index -q sticky/data.tar").env("HOME", stage.work.path()));
     assert_eq!(fs::metadata(&beside).unwrap().uid(), 0);

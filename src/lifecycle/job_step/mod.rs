@@ -4,8 +4,10 @@
 //! started as soon as the script ends, and a daemon that is killed leaves a stale mount. Steps end
 //! in order: SIGCONT, SIGTERM, time to unmount, SIGKILL. So the daemon is started by srun.
 //!
-//!     mount (launcher) --stdin--> srun --> task on each node: the daemon, in the foreground
-//!                      <-stdout-- srun <--
+//! ```text
+//! mount (launcher) --stdin--> srun --> task on each node: the daemon, in the foreground
+//!                  <-stdout-- srun <--
+//! ```
 //!
 //! The tasks write `started` and wait. When all nodes have, the launcher sends `begin`. The tasks
 //! write `ready` or `failed`. When all are ready, the launcher sends `hold`, the tasks write
