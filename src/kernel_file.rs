@@ -28,3 +28,31 @@ pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     String::from_utf8(read(path)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
+
+/// The value of the line `name` in the status of `process`, a directory of /proc (proc(5)).
+pub fn status(process: &Path, name: &str) -> Option<String> {
+    let text = read_text(process.join("status")).ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(value.trim().to_owned())
+}
+
+/// The same of this process.
+pub fn own_status(name: &str) -> Option<String> {
+    status(Path::new("/proc/self"), name)
+}
+
+/// An amount of memory in the status of this process, bytes.
+pub fn own_memory(name: &str) -> Option<u64> {
+    own_status(name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_a_status() {
+        assert!(matches!(own_status("NoNewPrivs").as_deref(), Some("0" | "1")));
+        assert_eq!(own_status("None"), None);
+    }
+}

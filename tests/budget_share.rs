@@ -39,6 +39,13 @@ fn within(group: &Group) -> [String; 4] {
     ["sh", "-c", &enter, "sh"].map(str::to_owned)
 }
 
+/// A job of LIMIT; `None` where it cannot be tested here.
+fn job() -> Option<Group> {
+    let group = can_mount().then(|| Group::new(Bound::Memory))??;
+    group.set(LIMIT);
+    Some(group)
+}
+
 fn mount(group: &Group, image: &Path, place: &Path, options: &[&str]) -> Mounted {
     let words = within(group);
     let words: Vec<_> = words.iter().map(String::as_str).collect();
@@ -49,13 +56,9 @@ fn mount(group: &Group, image: &Path, place: &Path, options: &[&str]) -> Mounted
 /// > gives one its own.
 #[test]
 fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_has_it_all() {
-    if !can_mount() {
-        return;
-    }
-    let Some(group) = Group::new(Bound::Memory) else {
+    let Some(group) = job() else {
         return;
     };
-    group.set(LIMIT);
     let work = work_folder();
     let image = image::small(work.path());
     let places: Vec<_> = (0..8).map(|rank| work.path().join(format!("rank-{rank}"))).collect();
@@ -81,13 +84,9 @@ fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_has_it_all() {
 
 #[test]
 fn a_private_mount_shares_the_budget() {
-    if !can_mount() {
-        return;
-    }
-    let Some(group) = Group::new(Bound::Memory) else {
+    let Some(group) = job() else {
         return;
     };
-    group.set(LIMIT);
     let work = work_folder();
     let image = image::small(work.path());
     let place = work.path().join("mount");
@@ -106,13 +105,9 @@ fn a_private_mount_shares_the_budget() {
 
 #[test]
 fn a_budget_that_was_asked_for_is_not_shared() {
-    if !can_mount() {
-        return;
-    }
-    let Some(group) = Group::new(Bound::Memory) else {
+    let Some(group) = job() else {
         return;
     };
-    group.set(LIMIT);
     let work = work_folder();
     let image = image::small(work.path());
     let [default, explicit] = ["default", "explicit"].map(|name| work.path().join(name));

@@ -5,6 +5,8 @@
 //! on FUSE as well, and leaves the listing to the daemon. Programs fail on names that are listed
 //! and cannot be read, such as rsync -X and overlayfs with userxattr.
 
+use std::path::PathBuf;
+
 use fuser::Request;
 
 use crate::kernel_file;
@@ -28,15 +30,11 @@ pub(super) fn visible(names: Vec<u8>, caller: &Request) -> Vec<u8> {
 /// Whether the process `pid` has CAP_SYS_ADMIN, and in a namespace that has all users of the
 /// first one; `false` where /proc does not tell.
 fn is_administrator(pid: u32) -> bool {
-    let read = |name: &str| kernel_file::read_text(format!("/proc/{pid}/{name}")).ok();
-    let has_capability = || {
-        let status = read("status")?;
-        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-        let effective = u64::from_str_radix(line.trim(), 16).ok()?;
-        Some(effective >> SYS_ADMIN & 1 == 1)
-    };
-    let has_all_users = || Some(maps_all(&read("uid_map")?));
-    has_capability() == Some(true) && has_all_users() == Some(true)
+    let process = PathBuf::from(format!("/proc/{pid}"));
+    let effective = kernel_file::status(&process, "CapEff");
+    let effective = effective.and_then(|bits| u64::from_str_radix(&bits, 16).ok()).unwrap_or(0);
+    effective >> SYS_ADMIN & 1 == 1
+        && kernel_file::read_text(process.join("uid_map")).is_ok_and(|map| maps_all(&map))
 }
 
 /// Whether `map`, lines of "first number here, first number outside, count", is that of the first

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use tempfile::{Builder, TempPath};
 
 use crate::error::{Error, Kind, Result};
+use crate::kernel_file;
 
 /// What becomes of a file that has the name already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,9 +260,8 @@ fn exists(path: &Path) -> Error {
 
 /// The bits that a new file of this process does not get.
 fn umask() -> u32 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    line.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or(0o077)
+    let mask = kernel_file::own_status("Umask");
+    mask.and_then(|mask| u32::from_str_radix(&mask, 8).ok()).unwrap_or(0o077)
 }
 
 #[cfg(test)]

@@ -190,9 +190,7 @@ fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
     let origin = Origin {
         // The width of the number differs among machines.
         file_system: fstatfs(&file).map_err(|error| failed(error.into()))?.f_type as u64,
-        inode: found.ino(),
         changed: (found.ctime(), nanoseconds(found.ctime_nsec())),
-        owner: found.uid(),
         group: found.gid(),
     };
     Ok((file, identity, origin))
@@ -252,20 +250,15 @@ pub struct Identity {
     pub mode: u32,
 }
 
-/// Which file of its file system a file is. Unlike `Identity` it changes when the file is linked,
-/// renamed or given another mode, and with every change of its bytes: nobody can set the time of a
-/// change (inode(7), ctime).
+/// What tells a file from a copy of it, besides its inode and owner. Unlike `Identity` it changes
+/// when the file is linked or renamed: nobody can set the time of a change (inode(7), ctime).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The kind of the file system (statfs(2), f_type). Its device number is no use: nodes that
     /// mount the same file system give it different ones.
     pub file_system: u64,
-    /// The number of the inode.
-    pub inode: u64,
     /// When it was last changed in any way: seconds since 1970 and nanoseconds.
     pub changed: (i64, u32),
-    /// The owner's number.
-    pub owner: u32,
     /// The group's number.
     pub group: u32,
 }

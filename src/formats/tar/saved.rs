@@ -162,7 +162,7 @@ impl Saved {
             return stale("no regular file");
         }
         // Whose archive it is can say what is in it, unless a process says whose it is.
-        let owner = Some(self.origin.owner)
+        let owner = Some(self.identity.owner)
             .filter(|_| place.kind != PlaceKind::Cached && !self.origin.is_served_by_process())
             .filter(|owner| !storage::is_unmapped(*owner));
         if !storage::is_trusted(&found) && owner != Some(found.uid()) {
@@ -198,7 +198,8 @@ impl Saved {
     }
 
     fn file_key(&self) -> FileKey {
-        let Origin { file_system, inode, changed, owner, group: _ } = self.origin;
+        let Origin { file_system, changed, group: _ } = self.origin;
+        let Identity { inode: (_, inode), owner, .. } = self.identity;
         FileKey { file_system, inode, changed, owner }
     }
 
@@ -273,7 +274,7 @@ impl Saved {
             PlaceKind::Cached | PlaceKind::Named => true,
             // Who shares a directory with a group, and asks for it, leaves it to the group.
             PlaceKind::Beside => {
-                let is_own = self.origin.owner == geteuid().as_raw();
+                let is_own = self.identity.owner == geteuid().as_raw();
                 directory.is_written_only_by_us(None)
                     || (is_demanded && is_own && !directory.is_open_to_all())
             }

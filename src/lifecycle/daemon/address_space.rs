@@ -78,14 +78,8 @@ fn within(limit: Limit, wanted: usize, cache_bytes: u64) -> Result<usize> {
 
 /// The limit that leaves least.
 fn limit() -> Option<Limit> {
-    let status = kernel_file::read_text("/proc/self/status").unwrap_or_default();
-    let used = |name| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        let number =
-            line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-        number.unwrap_or(0).saturating_mul(1024)
-    };
-    let limits = [(Resource::As, "ulimit -v", "VmSize:"), (Resource::Data, "ulimit -d", "VmData:")];
+    let used = |name| kernel_file::own_memory(name).unwrap_or(0);
+    let limits = [(Resource::As, "ulimit -v", "VmSize"), (Resource::Data, "ulimit -d", "VmData")];
     let limits = limits.into_iter().filter_map(|(resource, option, name)| {
         let total = getrlimit(resource).current?;
         Some(Limit { option, total, left: total.saturating_sub(used(name)) })

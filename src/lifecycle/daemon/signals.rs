@@ -155,9 +155,8 @@ pub(in crate::lifecycle) struct IgnoredNow(u64);
 impl IgnoredNow {
     /// As /proc says.
     pub(in crate::lifecycle) fn read() -> Self {
-        let status = kernel_file::read_text("/proc/self/status").unwrap_or_default();
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-        Self(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0))
+        let mask = kernel_file::own_status("SigIgn");
+        Self(mask.and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0))
     }
 
     /// Whether `signal` is one of them.

@@ -153,11 +153,9 @@ fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
-/// VmHWM of /proc/self/status, bytes.
+/// Bytes.
 fn peak_memory() -> Option<u64> {
-    let text = kernel_file::read_text("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    kernel_file::own_memory("VmHWM")
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
-use super::kernel::status_of_self;
+use crate::kernel_file;
 use crate::lifecycle::mount::fusermount::Helper;
 
 /// Why there is no helper for this user.
@@ -49,7 +49,7 @@ pub(super) fn probe() -> Result<(PathBuf, String), Unusable> {
     if statvfs(&path).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::NOSUID)) {
         return Err(Unusable::NoSuid(path));
     }
-    if status_of_self("NoNewPrivs").as_deref() == Some("1") {
+    if kernel_file::own_status("NoNewPrivs").as_deref() == Some("1") {
         return Err(Unusable::NoNewRights(path));
     }
     // fusermount writes `fusermount3 version: 3.14.0`.

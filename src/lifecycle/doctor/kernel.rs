@@ -39,13 +39,6 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// The value of a line of /proc/self/status.
-pub(super) fn status_of_self(name: &str) -> Option<String> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    Some(value.trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,11 +49,5 @@ mod tests {
         assert_eq!(version("4.18.0-513.el8.x86_64"), Some((4, 18)));
         assert_eq!(version("7.0"), Some((7, 0)));
         assert_eq!(version("odd"), None);
-    }
-
-    #[test]
-    fn this_process_has_a_status() {
-        assert!(matches!(status_of_self("NoNewPrivs").as_deref(), Some("0" | "1")));
-        assert_eq!(status_of_self("None"), None);
     }
 }

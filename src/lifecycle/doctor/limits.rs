@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use rustix::process::{Resource, geteuid, getrlimit};
 
 use crate::control_group::{Group, Version};
+use crate::kernel_file;
 use crate::lifecycle::daemon::session;
 
 /// Open files of a process.
@@ -75,10 +76,8 @@ fn threads_of_user() -> u64 {
     let processes =
         folder.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_number));
     let own = processes.filter(|entry| entry.metadata().is_ok_and(|found| found.uid() == user));
-    let threads = own.filter_map(|entry| {
-        let text = fs::read_to_string(entry.path().join("status")).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("Threads:"))?.trim().parse::<u64>().ok()
-    });
+    let threads =
+        own.filter_map(|entry| kernel_file::status(&entry.path(), "Threads")?.parse::<u64>().ok());
     threads.sum()
 }
 

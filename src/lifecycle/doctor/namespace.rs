@@ -5,8 +5,8 @@
 
 use std::fs;
 
-use super::kernel::status_of_self;
 use crate::error::Result;
+use crate::kernel_file;
 use crate::lifecycle::mount::namespace;
 
 /// A setting that forbids what a private mount needs.
@@ -33,7 +33,7 @@ pub(super) fn barriers() -> Vec<Barrier> {
         (is("/proc/sys/user/max_mnt_namespaces", "0"), Barrier::NoMountNamespaces),
         (is("/proc/sys/kernel/unprivileged_userns_clone", "0"), Barrier::OnlyForRoot),
         (is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"), Barrier::AppArmor),
-        (status_of_self("Seccomp").as_deref() == Some("2"), Barrier::Filter),
+        (kernel_file::own_status("Seccomp").as_deref() == Some("2"), Barrier::Filter),
     ];
     found.into_iter().filter_map(|(is_up, barrier)| is_up.then_some(barrier)).collect()
 }

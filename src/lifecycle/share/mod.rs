@@ -6,6 +6,8 @@
 //! - `join`: take a lease on what is mounted, or the lock to mount;
 //! - `lease`: the connection to a daemon that keeps its mount alive.
 
+use std::time::Duration;
+
 mod join;
 mod lease;
 mod lock;
@@ -24,6 +26,7 @@ pub(super) use lock::{MountLock, RecordFile, clear_others, clear_sockets};
 pub(super) use peers::Peers;
 pub(super) use probe::probe;
 pub(super) use record::Record;
-pub(super) use state::{
-    EXIT, MountState, clear, clear_locked, detach_stale, discard, look, look_within,
-};
+pub(super) use state::{MountState, clear, clear_locked, detach_stale, discard, look, look_within};
+
+/// How long a daemon may take to exit once it was killed, or has unmounted.
+pub(super) const EXIT: Duration = Duration::from_secs(5);

@@ -24,9 +24,6 @@ use crate::lifecycle::system::mountinfo::{self, MountEntry, MountId};
 /// once.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// How long a daemon may take to exit once it was killed, or has unmounted.
-pub(in crate::lifecycle) const EXIT: Duration = Duration::from_secs(5);
-
 /// What is at a mount point.
 #[derive(Debug)]
 pub(in crate::lifecycle) enum MountState {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::net::sockopt::socket_peercred;
 
+use super::super::EXIT;
 use super::message::{Answer, Request, Status, UnmountAnswer, UnmountRequest};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
@@ -21,9 +22,6 @@ const ANSWER: Duration = Duration::from_secs(30);
 
 /// How long the kernel may take to unmount.
 const UNMOUNT: Duration = Duration::from_secs(120);
-
-/// How long it may take to exit once it was killed, or has unmounted.
-const EXIT: Duration = Duration::from_secs(5);
 
 /// How often, while it does not answer, the caller decides whether to wait longer.
 const SLICE: Duration = Duration::from_millis(250);
