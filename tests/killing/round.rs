@@ -206,16 +206,17 @@ impl Round<'_> {
         self.command(&run)
     }
 
-    /// A command of the round's user.
+    /// A command of the round's user, in a session of its own, as batch systems start tasks. In
+    /// the session of a container's init, `archfs mount` could not tell a script that was killed
+    /// before archfs started from an init that called it, and would hold the mount for init.
     pub(super) fn command(&self, words: &[&str]) -> Command {
         let command = as_user(self.plan.user, words);
-        if self.plan.variant != Variant::RunInNamespace {
-            return command;
+        let mut leader = Command::new("setsid");
+        if self.plan.variant == Variant::RunInNamespace {
+            leader.args(["unshare", "--mount", "sh", "-c", WITHOUT_HELPER, "sh"]);
         }
-        let mut hidden = Command::new("unshare");
-        hidden.args(["--mount", "sh", "-c", WITHOUT_HELPER, "sh"]);
-        hidden.arg(command.get_program()).args(command.get_args());
-        hidden
+        leader.arg(command.get_program()).args(command.get_args());
+        leader
     }
 
     pub(super) fn prepare(&self, command: &mut Command, part: &str) {
