@@ -23,6 +23,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::kernel_file;
+use crate::mountinfo::{self, MountEntry};
 
 /// How the files of a group are called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,24 +47,21 @@ impl Group {
     /// The groups of this process that may limit what `controller` counts, each with those above
     /// it.
     pub fn own(controller: &str) -> Vec<Self> {
-        let read = |path| kernel_file::read(path).unwrap_or_default();
-        let [groups, mounts] = ["/proc/self/cgroup", "/proc/self/mountinfo"].map(read);
-        // Paths of other mounts may be any bytes.
-        let mounts = String::from_utf8_lossy(&mounts);
-        let mounts: Vec<_> = mounts.lines().filter_map(Mount::parse).collect();
+        let groups = kernel_file::read("/proc/self/cgroup").unwrap_or_default();
+        let mounts = mountinfo::all().unwrap_or_default();
         let pid = rustix::process::getpid().as_raw_nonzero().to_string();
         String::from_utf8_lossy(&groups)
             .lines()
             .filter_map(|line| membership(line, controller))
             .flat_map(|(path, version)| {
-                let mounts = mounts.iter().filter(move |mount| mount.shows(controller, version));
+                let mounts = mounts.iter().filter(move |mount| shows(mount, controller, version));
                 mounts.filter_map(move |mount| {
-                    Some((mount, Location::of(path, &mount.root)?, version))
+                    Some((mount, Location::of(path, &mount.root.to_string_lossy())?, version))
                 })
             })
             .flat_map(|(mount, location, version)| {
-                let group = location.find(&mount.point, &pid).unwrap_or_default();
-                Self::up_to_the_root(&mount.point, &group, version)
+                let group = location.find(&mount.mount_point, &pid).unwrap_or_default();
+                Self::up_to_the_root(&mount.mount_point, &group, version)
             })
             .collect()
     }
@@ -97,42 +95,14 @@ fn membership<'l>(line: &'l str, controller: &str) -> Option<(&'l str, Version)>
     }
 }
 
-/// The fields of a line of /proc/self/mountinfo that matter here (proc_pid_mountinfo(5)).
-#[derive(Debug, PartialEq, Eq)]
-struct Mount {
-    /// The group that is seen at the mount point.
-    root: String,
-    point: PathBuf,
-    kind: String,
-    super_options: String,
-}
-
-impl Mount {
-    fn parse(line: &str) -> Option<Self> {
-        let mut fields = line.split(' ');
-        let (root, point) = (unescaped(fields.nth(3)?), unescaped(fields.next()?).into());
-        // Optional fields end with a dash.
-        fields.find(|field| *field == "-")?;
-        let (kind, _source, options) = (fields.next()?, fields.next()?, fields.next()?);
-        Some(Self { root, point, kind: kind.to_owned(), super_options: options.to_owned() })
-    }
-
-    /// Whether it is of the hierarchy that has `controller` in that version.
-    fn shows(&self, controller: &str, version: Version) -> bool {
-        match version {
-            Version::One => {
-                let has_controller = self.super_options.split(',').any(|one| one == controller);
-                self.kind == "cgroup" && has_controller
-            }
-            Version::Two => self.kind == "cgroup2",
+/// Whether `mount` is of the hierarchy that has `controller` in that version.
+fn shows(mount: &MountEntry, controller: &str, version: Version) -> bool {
+    match version {
+        Version::One => {
+            mount.kind == "cgroup" && mount.options.split(',').any(|one| one == controller)
         }
+        Version::Two => mount.kind == "cgroup2",
     }
-}
-
-/// The kernel escapes these four, and every backslash.
-fn unescaped(field: &str) -> String {
-    let plain = field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n");
-    plain.replace("\\134", "\\")
 }
 
 /// Where a group lies below the root of a mount.
@@ -201,16 +171,18 @@ mod tests {
 
     #[test]
     fn finds_the_mount_of_a_controller_wherever_it_is() {
-        let line =
-            "35 31 0:32 /a\\040b /mnt/x\\134y rw shared:3 master:1 - cgroup none rw,cpu,memory";
-        let mount = Mount::parse(line).unwrap();
-        assert_eq!((mount.root.as_str(), mount.point.as_path()), ("/a b", Path::new("/mnt/x\\y")));
-        assert!(mount.shows("memory", Version::One) && mount.shows("cpu", Version::One));
-        assert!(!mount.shows("memory", Version::Two) && !mount.shows("pids", Version::One));
-        let line = "41 31 0:38 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw,nsdelegate";
-        assert!(Mount::parse(line).unwrap().shows("memory", Version::Two));
-        assert!(!Mount::parse(line).unwrap().shows("memory", Version::One));
-        assert_eq!(Mount::parse("1 2 0:3 / /x rw"), None);
+        let lines = b"\
+35 31 0:32 /a\\040b /mnt/x\\134y rw shared:3 master:1 - cgroup none rw,cpu,memory
+41 31 0:38 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw,nsdelegate
+1 2 0:3 / /x rw
+";
+        let mounts: Vec<_> = mountinfo::entries(lines).collect();
+        let [one, two] = &mounts[..] else {
+            panic!("{mounts:?}");
+        };
+        assert!(shows(one, "memory", Version::One) && shows(one, "cpu", Version::One));
+        assert!(!shows(one, "memory", Version::Two) && !shows(one, "pids", Version::One));
+        assert!(shows(two, "memory", Version::Two) && !shows(two, "memory", Version::One));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
 //! formats -> { cache, codecs, storage }` and `cli -> pack -> { formats, vfs, codecs, storage }`,
 //! every layer on top of `error`, `units`, `sync`, `stats`, `log`, `memory`, `control_group`,
-//! `kernel_file`, `ordered`, `processors`, `progress` and `inject`. docs/ARCHITECTURE.md tells why.
+//! `kernel_file`, `mountinfo`, `ordered`, `processors`, `progress` and `inject`.
+//! docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
 pub mod cli;
@@ -17,6 +18,7 @@ pub mod kernel_file;
 pub mod lifecycle;
 pub mod log;
 pub mod memory;
+mod mountinfo;
 pub mod ordered;
 pub mod pack;
 pub mod processors;

@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use crate::error::{Error, Result};
 use crate::lifecycle::mount::owned_directory;
 use crate::lifecycle::share::{self, EXIT, MountLock, Record, RecordFile};
-use crate::lifecycle::system::mountinfo::{self, MountEntry};
+use crate::mountinfo::{self, MountEntry};
 
 /// How often the lock of a daemon that is exiting is tried again.
 const RETRY: Duration = Duration::from_millis(2);

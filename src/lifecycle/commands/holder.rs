@@ -102,8 +102,8 @@ fn ancestors(process: Stat) -> impl Iterator<Item = i32> {
 
 /// Whether `parent` started this process, and did not only take it over from one that has ended:
 /// init would hold the mount for ever. Whoever starts a process is in its session, unless the
-/// process was made the leader of a new one. In a container, init may be in the same session as the
-/// script; then an orphan cannot be told from a child, and its mount stays until the container ends.
+/// process was made the leader of a new one. In a container, init may be in the session of the
+/// script; then an orphan cannot be told from a child, and its mount stays as long as init.
 fn may_have_called(parent: ProcessId) -> bool {
     let Some(own) = process::own_stat() else {
         return true;

@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{self, MountState, RecordFile, Status};
-use crate::lifecycle::system::mountinfo;
+use crate::mountinfo;
 
 /// What to say where no mount is.
 pub(in crate::lifecycle) const LIST: &str = "archfs list shows your mounts on this node";

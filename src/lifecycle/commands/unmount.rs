@@ -15,8 +15,8 @@ use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{
     self, EXIT, HolderStatus, LeaseEnd, MountLock, MountState, RecordFile, UnmountAnswer,
 };
-use crate::lifecycle::system::mountinfo::MountEntry;
 use crate::lifecycle::system::process::ProcessId;
+use crate::mountinfo::MountEntry;
 
 /// How long a daemon may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);

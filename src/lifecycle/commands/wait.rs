@@ -12,7 +12,8 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::list;
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{self, MountState};
-use crate::lifecycle::system::{answer, mountinfo};
+use crate::lifecycle::system::answer;
+use crate::mountinfo;
 
 /// How often one looks at what the kernel does not tell of: folders on the way to the mount point,
 /// and the daemon's record, which is written just after it mounted; and how long a mount is

@@ -17,7 +17,7 @@ use crate::lifecycle::mount::attach::Attached;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::mount::mount_point::{Mountpoint, taken};
 use crate::lifecycle::share::{self, MountLock, Peers, Record};
-use crate::lifecycle::system::mountinfo::MountId;
+use crate::mountinfo::MountId;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 
 /// The mount of this process.

@@ -22,7 +22,7 @@ use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
 use crate::lifecycle::mount::{device, fusermount};
 use crate::lifecycle::system::answer;
-use crate::lifecycle::system::mountinfo::{self, MountEntry, TYPE};
+use crate::mountinfo::{self, MountEntry, TYPE};
 use crate::sync::{AtomicBool, Ordering};
 
 /// How long a mount may take to show that it is not stale.

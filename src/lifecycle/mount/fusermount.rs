@@ -33,7 +33,8 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::Access;
 use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::device;
-use crate::lifecycle::system::{descriptor, mountinfo};
+use crate::lifecycle::system::descriptor;
+use crate::mountinfo;
 use crate::storage;
 
 /// Names of the helper, the newer first.

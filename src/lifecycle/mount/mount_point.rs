@@ -14,7 +14,7 @@ use rustix::process::geteuid;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::owned_directory::OwnedDirectory;
 use crate::lifecycle::mount::root_path::{self, Refusal};
-use crate::lifecycle::system::mountinfo::{self, MountEntry};
+use crate::mountinfo::{self, MountEntry};
 use crate::storage;
 
 /// Links in a row that are followed, as many as the kernel does (path_resolution(7)).

@@ -27,7 +27,7 @@ use rustix::process::geteuid;
 
 use crate::error::{Error, Result};
 use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
-use crate::lifecycle::system::mountinfo;
+use crate::mountinfo;
 
 /// The modification time of a directory that archfs created, seconds since 1970: "arch" in ASCII.
 const CREATED: i64 = 0x6172_6368;

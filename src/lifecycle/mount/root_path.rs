@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Kind};
 use crate::kernel_file;
-use crate::lifecycle::system::mountinfo::{self, MountEntry};
+use crate::mountinfo::{self, MountEntry};
 use crate::storage;
 
 /// Links that are followed, as many as the kernel does (path_resolution(7)).

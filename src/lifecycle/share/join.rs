@@ -30,9 +30,9 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::mount_point::taken;
 use crate::lifecycle::system::batch::Group;
-use crate::lifecycle::system::mountinfo::MountEntry;
 use crate::lifecycle::system::process::ProcessId;
 use crate::memory;
+use crate::mountinfo::MountEntry;
 use crate::vfs::ViewOptions;
 
 /// How long a mount that is ending may take until its mount point is free.

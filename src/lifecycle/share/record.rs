@@ -12,8 +12,8 @@ use rustix::system::uname;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::kernel_file;
-use crate::lifecycle::system::mountinfo::{self, MountId};
 use crate::lifecycle::system::process::ProcessId;
+use crate::mountinfo::{self, MountId};
 
 /// The first line. Another version of archfs with another format has another first line.
 const VERSION: &str = "archfs 2";

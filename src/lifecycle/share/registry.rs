@@ -20,7 +20,7 @@ use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::parent_directory;
-use crate::lifecycle::system::mountinfo;
+use crate::mountinfo;
 
 /// Parents that are the same in every job and shell of a node.
 const PARENTS: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];

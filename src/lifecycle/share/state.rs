@@ -18,7 +18,7 @@ use crate::lifecycle::mount::attach;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::mount::owned_directory;
 use crate::lifecycle::system::answer;
-use crate::lifecycle::system::mountinfo::{self, MountEntry, MountId};
+use crate::mountinfo::{self, MountEntry, MountId};
 
 /// How long a mount without a record may take to show that it is not stale. A stale one answers at
 /// once.

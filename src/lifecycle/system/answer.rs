@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::fs::statfs;
 use rustix::io::Errno;
 
-use crate::lifecycle::system::mountinfo::{MountEntry, MountId};
+use crate::mountinfo::{MountEntry, MountId};
 
 type Answer = rustix::io::Result<()>;
 

@@ -17,68 +17,70 @@ use rustix::process::geteuid;
 use crate::error::{Error, Result};
 
 /// The type of our mounts: FUSE, subtype archfs.
-pub(in crate::lifecycle) const TYPE: &str = "fuse.archfs";
+pub(crate) const TYPE: &str = "fuse.archfs";
 
 const PATH: &str = "/proc/self/mountinfo";
 
 /// One line of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct MountEntry {
+pub(crate) struct MountEntry {
     /// Unique among the mounts that exist now.
-    pub(in crate::lifecycle) id: u64,
+    pub(crate) id: u64,
     /// Major and minor number of the file system's device, `0:53`; one for each FUSE mount.
-    pub(in crate::lifecycle) device: String,
-    pub(in crate::lifecycle) mount_point: PathBuf,
-    pub(in crate::lifecycle) kind: String,
-    pub(in crate::lifecycle) source: OsString,
+    pub(crate) device: String,
+    /// What of the file system is seen at the mount point, a path from its root.
+    pub(crate) root: OsString,
+    pub(crate) mount_point: PathBuf,
+    pub(crate) kind: String,
+    pub(crate) source: OsString,
     /// Options of the file system, such as `rw,user_id=0,group_id=0`.
-    pub(in crate::lifecycle) options: String,
+    pub(crate) options: String,
 }
 
 impl MountEntry {
     /// Whether archfs mounted it.
-    pub(in crate::lifecycle) fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         self.kind == TYPE
     }
 
     /// Whether a process serves it through FUSE.
-    pub(in crate::lifecycle) fn is_fuse(&self) -> bool {
+    pub(crate) fn is_fuse(&self) -> bool {
         matches!(self.kind.as_str(), "fuse" | "fuseblk") || self.kind.starts_with("fuse.")
     }
 
     /// The user who mounted it, where it is a FUSE mount.
-    pub(in crate::lifecycle) fn owner(&self) -> Option<u32> {
+    pub(crate) fn owner(&self) -> Option<u32> {
         let user = self.options.split(',').find_map(|option| option.strip_prefix("user_id="));
         user?.parse().ok()
     }
 
     /// Whether this user made it with archfs.
-    pub(in crate::lifecycle) fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.is_ours() && self.owner() == Some(geteuid().as_raw())
     }
 
     /// Whether this user may unmount it with archfs.
-    pub(in crate::lifecycle) fn may_be_touched(&self) -> bool {
+    pub(crate) fn may_be_touched(&self) -> bool {
         self.is_ours() && (geteuid().is_root() || self.is_own())
     }
 
     /// For a person: what it is.
-    pub(in crate::lifecycle) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         format!("{} ({})", self.source.to_string_lossy(), self.kind)
     }
 }
 
 /// A mount, distinct from all others that exist now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct MountId {
-    pub(in crate::lifecycle) id: u64,
+pub(crate) struct MountId {
+    pub(crate) id: u64,
     /// Major and minor number of the file system's device, `0:53`.
-    pub(in crate::lifecycle) device: String,
+    pub(crate) device: String,
 }
 
 impl MountId {
     /// That of `entry`.
-    pub(in crate::lifecycle) fn of(entry: &MountEntry) -> Self {
+    pub(crate) fn of(entry: &MountEntry) -> Self {
         Self { id: entry.id, device: entry.device.clone() }
     }
 }
@@ -87,7 +89,7 @@ impl MountId {
 ///
 /// # Errors
 /// `Io` where /proc can not be read.
-pub(in crate::lifecycle) fn topmost(mount_point: &Path) -> Result<Option<MountEntry>> {
+pub(crate) fn topmost(mount_point: &Path) -> Result<Option<MountEntry>> {
     find(|entry| entry.mount_point == mount_point)
 }
 
@@ -96,9 +98,7 @@ pub(in crate::lifecycle) fn topmost(mount_point: &Path) -> Result<Option<MountEn
 ///
 /// # Errors
 /// `Io` where /proc can not be read.
-pub(in crate::lifecycle) fn find(
-    is_meant: impl Fn(&MountEntry) -> bool,
-) -> Result<Option<MountEntry>> {
+pub(crate) fn find(is_meant: impl Fn(&MountEntry) -> bool) -> Result<Option<MountEntry>> {
     find_in(&mut read_once, is_meant)
 }
 
@@ -106,7 +106,7 @@ pub(in crate::lifecycle) fn find(
 ///
 /// # Errors
 /// `Io` where /proc can not be read.
-pub(in crate::lifecycle) fn changes() -> Result<File> {
+pub(crate) fn changes() -> Result<File> {
     File::open(PATH).map_err(|error| Error::io(format!("can not open {PATH}"), error))
 }
 
@@ -114,7 +114,7 @@ pub(in crate::lifecycle) fn changes() -> Result<File> {
 ///
 /// # Errors
 /// `Io` where /proc can not be read.
-pub(in crate::lifecycle) fn all() -> Result<Vec<MountEntry>> {
+pub(crate) fn all() -> Result<Vec<MountEntry>> {
     whole(&mut read_once)
 }
 
@@ -177,7 +177,8 @@ fn find_in(
     }
 }
 
-fn entries(text: &[u8]) -> impl Iterator<Item = MountEntry> {
+/// The lines of `text`, a table of mounts.
+pub(crate) fn entries(text: &[u8]) -> impl Iterator<Item = MountEntry> {
     text.split(|&byte| byte == b'\n').filter_map(entry)
 }
 
@@ -187,18 +188,18 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     let id = text(fields.next()?).parse().ok()?;
     let _parent = fields.next()?;
     let device = text(fields.next()?);
-    let _root = fields.next()?;
+    let root = unescape(fields.next()?);
     let mount_point = PathBuf::from(unescape(fields.next()?));
     // Optional fields end with a dash; the type, source and options of the file system follow.
     fields.find(|field| *field == b"-")?;
     let kind = text(fields.next()?);
     let source = unescape(fields.next()?);
     let options = text(fields.next()?);
-    Some(MountEntry { id, device, mount_point, kind, source, options })
+    Some(MountEntry { id, device, root, mount_point, kind, source, options })
 }
 
 /// `bytes` without newlines, as the kernel writes them: `\012`, and `\134` for a backslash.
-pub(in crate::lifecycle) fn escape(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn escape(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().fold(Vec::with_capacity(bytes.len()), |mut escaped, &byte| {
         match byte {
             b'\n' | b'\\' => escaped.extend(format!("\\{byte:03o}").into_bytes()),
@@ -209,7 +210,7 @@ pub(in crate::lifecycle) fn escape(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Undoes `\040` for a space, and the like for tab, newline and backslash.
-pub(in crate::lifecycle) fn unescape(field: &[u8]) -> OsString {
+pub(crate) fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&byte, behind)) = rest.split_first() {
@@ -238,7 +239,7 @@ mod tests {
     const TEXT: &[u8] = b"\
 25 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 90 25 0:53 / /tmp/a\\040b\\134c rw,nosuid,nodev shared:7 master:2 - fuse.archfs /d/x\\054y.sqfs ro,user_id=1000,group_id=5
-91 25 0:54 / /tmp/a\\040b\\134c rw - tmpfs tmpfs rw
+91 25 0:54 /a\\040b /tmp/a\\040b\\134c rw - tmpfs tmpfs rw
 ";
 
     #[test]
@@ -246,6 +247,10 @@ mod tests {
         let all: Vec<_> = entries(TEXT).collect();
         assert_eq!(all.len(), 3);
         assert_eq!(all[1].mount_point, Path::new("/tmp/a b\\c"));
+        assert_eq!(
+            (all[1].root.as_os_str(), all[2].root.as_os_str()),
+            ("/".as_ref(), "/a b".as_ref())
+        );
         assert_eq!(all[1].source, "/d/x,y.sqfs");
         assert_eq!((all[1].id, all[1].device.as_str()), (90, "0:53"));
         assert!(all[1].is_ours());
