@@ -11,10 +11,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
+use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::process::geteuid;
 
 use crate::error::{Error, Result};
+use crate::kernel_file;
 
 /// The type of our mounts: FUSE, subtype archfs.
 pub(crate) const TYPE: &str = "fuse.archfs";
@@ -100,6 +101,17 @@ pub(crate) fn topmost(mount_point: &Path) -> Result<Option<MountEntry>> {
 /// `Io` where /proc can not be read.
 pub(crate) fn find(is_meant: impl Fn(&MountEntry) -> bool) -> Result<Option<MountEntry>> {
     find_in(&mut read_once, is_meant)
+}
+
+/// The id of the mount that `file` was opened in. The kernel tells it without asking the file
+/// system.
+///
+/// # Errors
+/// The system's, where /proc can not be read.
+pub(crate) fn id_of(file: BorrowedFd<'_>) -> std::io::Result<u64> {
+    let text = kernel_file::read_text(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
+    let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    id.ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
 /// Something that becomes an exceptional condition for poll(2) with each change of the mounts.

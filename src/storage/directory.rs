@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 
 use super::file::FileStorage;
-use super::trust::is_trusted;
+use super::trust::{is_served_by_another, is_trusted};
 
 /// What the names of files begin with that are not complete yet.
 const PREFIX: &str = ".archfs-";
@@ -76,7 +76,7 @@ impl Directory {
     /// if one is named.
     pub fn is_written_only_by_us(&self, owner: Option<u32>) -> bool {
         let is_known = is_trusted(&self.metadata) || owner == Some(self.metadata.uid());
-        is_known && self.metadata.mode() & 0o022 == 0
+        is_known && self.metadata.mode() & 0o022 == 0 && !is_served_by_another(&self.opened)
     }
 
     /// Whether everybody can remove and rename the files of others here.

@@ -18,7 +18,7 @@ use rustix::fs::{Advice, OFlags, fadvise, fstatfs};
 
 use super::pool::{FilePool, Slot};
 use super::unlinked::is_in_memory;
-use super::{Storage, page_cache};
+use super::{Storage, page_cache, trust};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex};
 
@@ -263,13 +263,10 @@ pub struct Origin {
     pub group: u32,
 }
 
-/// The kind of every FUSE file system (linux/magic.h, FUSE_SUPER_MAGIC).
-const FUSE: u64 = 0x6573_5546;
-
 impl Origin {
     /// Whether a process says what is in the file system, and so who owns its files.
     pub fn is_served_by_process(&self) -> bool {
-        self.file_system == FUSE
+        self.file_system == trust::FUSE
     }
 }
 

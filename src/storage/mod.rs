@@ -29,7 +29,7 @@ pub use file::{FileStorage, Identity, Origin};
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;
-pub use trust::{is_trusted, is_unmapped, weak_point};
+pub use trust::{is_served_by_another, is_trusted, is_unmapped, weak_point};
 pub use unlinked::{free_bytes, is_in_memory, reserve, unlinked};
 pub use window::Window;
 

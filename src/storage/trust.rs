@@ -5,18 +5,25 @@
 //! rename a folder may replace all that is below it.
 //!
 //! A folder where everybody may write is safe only with the sticky bit, and then for what belongs
-//! to the user or to root, or to whoever owns `/`. Members of a group are trusted, as they share a
-//! project.
+//! to the user or to root, or to whoever owns `/`. So is a folder that a group may write to, unless
+//! that group has no member but this user or root.
+//!
+//! The server of a FUSE file system can claim any owner for its files, and exchange them at any
+//! time. So only one that this user or root mounted is trusted.
 //!
 //! A user namespace shows every owner without a number in it as the overflow uid (65534), root and
 //! all other users alike. So nothing of that owner is trusted but `/`.
 
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
+use rustix::fd::AsFd;
+use rustix::fs::{OFlags, fstatfs};
 use rustix::process::geteuid;
+
+use crate::mountinfo;
 
 /// Symbolic links that are followed, as many as the kernel does (path_resolution(7)).
 const LINKS_MAX: usize = 40;
@@ -24,8 +31,30 @@ const LINKS_MAX: usize = 40;
 /// Whether the owner of a file is this user or root.
 pub fn is_trusted(found: &Metadata) -> bool {
     let root = || fs::symlink_metadata("/").is_ok_and(|root| root.uid() == found.uid());
-    let is_known = found.uid() == geteuid().as_raw() || found.uid() == 0 || root();
+    let is_known = is_us_or_root(found.uid()) || root();
     is_known && !is_unmapped(found.uid())
+}
+
+/// Whether the file system of `file` is served through FUSE by another user than this one and root.
+/// Where that cannot be told, it is.
+pub fn is_served_by_another(file: impl AsFd) -> bool {
+    let file = file.as_fd();
+    // The width of the number differs among machines.
+    if fstatfs(file).is_ok_and(|found| found.f_type as u64 != FUSE) {
+        return false;
+    }
+    let is_mount_of_another = |id| {
+        let mount = mountinfo::find(|entry| entry.id == id).ok()??;
+        Some(mount.is_fuse() && !mount.owner().is_some_and(|user| is_us_or_root(user)))
+    };
+    mountinfo::id_of(file).ok().and_then(is_mount_of_another).unwrap_or(true)
+}
+
+/// The kind of every FUSE file system (FUSE_SUPER_MAGIC in linux/magic.h).
+pub(super) const FUSE: u64 = 0x6573_5546;
+
+fn is_us_or_root(uid: u32) -> bool {
+    uid == geteuid().as_raw() || uid == 0
 }
 
 /// Whether `uid` stands for all users who have no number in this user namespace.
@@ -58,6 +87,7 @@ fn maps(map: &str, uid: u32) -> bool {
 /// The first file, folder or link on the way to `path` that somebody else than this user and root
 /// may change or replace; `None` where there is none. What does not exist yet does not count.
 pub fn weak_point(path: &Path) -> Option<PathBuf> {
+    let users = Users::read();
     // What is still to be gone through, the next one last.
     let mut ahead = vec![path.to_owned()];
     let mut at = match path.is_absolute() {
@@ -84,9 +114,13 @@ pub fn weak_point(path: &Path) -> Option<PathBuf> {
                     Err(_) => return Some(next),
                     Ok(found) => found,
                 };
-                let is_open = found.mode() & 0o002 != 0;
+                let is_open = found.mode() & 0o002 != 0
+                    || (found.mode() & 0o020 != 0 && !users.have_to_themselves(found.gid()));
                 let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
                 if !is_trusted(&found) || (is_open && !is_sticky && !found.is_symlink()) {
+                    return Some(next);
+                }
+                if !found.is_symlink() && open_path(&next).is_none_or(is_served_by_another) {
                     return Some(next);
                 }
                 if found.is_symlink() {
@@ -102,6 +136,51 @@ pub fn weak_point(path: &Path) -> Option<PathBuf> {
         }
     }
     None
+}
+
+/// Opens what is at `path`, not for reading.
+fn open_path(path: &Path) -> Option<File> {
+    let flags = (OFlags::PATH | OFlags::NOFOLLOW).bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path).ok()
+}
+
+/// What the node's own files tell of users and groups (passwd(5), group(5)). Those of a directory
+/// service are not in them, so their groups may have any members.
+struct Users {
+    passwd: String,
+    group: String,
+    own: u32,
+}
+
+impl Users {
+    fn read() -> Self {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        Self { passwd: read("/etc/passwd"), group: read("/etc/group"), own: geteuid().as_raw() }
+    }
+
+    /// Whether `gid` is the group of this user or root, and nobody else is in it.
+    fn have_to_themselves(&self, gid: u32) -> bool {
+        let number = |field: Option<&str>| field?.parse::<u32>().ok();
+        let (mut ours, mut others) = (Vec::new(), 0);
+        for line in self.passwd.lines() {
+            let fields: Vec<_> = line.split(':').collect();
+            let is_ours = |uid| uid == self.own || uid == 0;
+            if number(fields.get(2).copied()).is_some_and(is_ours) {
+                ours.push((fields[0], number(fields.get(3).copied())));
+            } else if number(fields.get(3).copied()) == Some(gid) {
+                others += 1;
+            }
+        }
+        let members = self.group.lines().filter_map(|line| {
+            let mut fields = line.split(':').skip(2);
+            (number(fields.next()) == Some(gid)).then(|| fields.next().unwrap_or_default())
+        });
+        let mut members =
+            members.flat_map(|names| names.split(',')).filter(|name| !name.is_empty());
+        others == 0
+            && ours.iter().any(|(_, group)| *group == Some(gid))
+            && members.all(|member| ours.iter().any(|(name, _)| *name == member))
+    }
 }
 
 #[cfg(test)]
@@ -133,12 +212,50 @@ mod tests {
         fs::create_dir_all(open.join("mine")).unwrap();
         fs::write(&within, "").unwrap();
         symlink(&within, work.path().join("link")).unwrap();
+        // The group of a new folder is the user's own; that of one with other members comes below.
         for (mode, weak) in [(0o755, None), (0o1777, None), (0o777, Some(open.clone()))] {
             fs::set_permissions(&open, Permissions::from_mode(mode)).unwrap();
             for path in [&within, &work.path().join("link"), &open.join("mine/../mine")] {
                 assert_eq!(weak_point(path), weak, "{mode:o} {}", path.display());
             }
         }
+    }
+
+    /// > A folder that a group may write to counts as one that others may write to, unless nobody
+    /// > else is in that group.
+    #[test]
+    fn only_a_group_of_nobody_else_may_write() {
+        let users = |own| Users {
+            passwd: "root:x:0:0::/:/bin/sh\nbroken\nada:x:1000:1000::/:\nbob:x:1001:1001::/:\n\
+                     cy:x:1002:100::/:\ndi:x:1003:100::/:\neve:x:1004:1004::/:\n"
+                .to_owned(),
+            group: "root:x:0:\nusers:x:100:\nada:x:1000:ada\nbob:x:1001:ada,bob\neve:x:1004:\n\
+                    project:x:2000:ada\n"
+                .to_owned(),
+            own,
+        };
+        assert!(users(1000).have_to_themselves(1000) && users(1000).have_to_themselves(0));
+        assert!(!users(1001).have_to_themselves(1001), "another member");
+        assert!(!users(1002).have_to_themselves(100), "the login group of two");
+        assert!(!users(1000).have_to_themselves(2000), "not a login group");
+        assert!(!users(1000).have_to_themselves(1004), "another user's");
+        assert!(!users(5000).have_to_themselves(5000), "of a directory service");
+    }
+
+    #[test]
+    fn a_folder_of_a_group_with_members_is_weak() {
+        let work = tempfile::tempdir().unwrap();
+        let folder = fs::canonicalize(work.path()).unwrap().join("folder");
+        fs::create_dir(&folder).unwrap();
+        if !geteuid().is_root() || chown(&folder, None, Some(12_345)).is_err() {
+            return;
+        }
+        for (mode, weak) in [(0o755, None), (0o1775, None), (0o775, Some(folder.clone()))] {
+            fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(weak_point(&folder.join("file")), weak, "{mode:o}");
+        }
+        chown(&folder, None, Some(0)).unwrap();
+        assert_eq!(weak_point(&folder.join("file")), None, "root's group");
     }
 
     #[test]

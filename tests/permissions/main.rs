@@ -3,8 +3,9 @@
 //! Owns what docs/SEMANTICS.md says under "Permissions" and "Who can do what": `others` who may
 //! read what, `modes` on whom modes are enforced, `inert` what in an archive has no effect,
 //! `planted` what somebody put in the way beforehand, `points` whose directories are mounted on,
-//! `races` what somebody swaps meanwhile, `helper` which fusermount is run, `terminal` names that a
-//! terminal would obey. Each test has /dev/fuse and its users to itself.
+//! `races` what somebody swaps meanwhile, `served` what another user's FUSE file system claims,
+//! `helper` which fusermount is run, `terminal` names that a terminal would obey. Each test has
+//! /dev/fuse and its users to itself.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -16,6 +17,7 @@ mod others;
 mod planted;
 mod points;
 mod races;
+mod served;
 mod terminal;
 
 use std::fs::{self, Permissions};

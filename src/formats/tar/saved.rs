@@ -161,6 +161,9 @@ impl Saved {
         if !found.is_file() {
             return stale("no regular file");
         }
+        if storage::is_served_by_another(&file) {
+            return stale("it is on a FUSE file system of another user");
+        }
         // Whose archive it is can say what is in it, unless a process says whose it is.
         let owner = Some(self.identity.owner)
             .filter(|_| place.kind != PlaceKind::Cached && !self.origin.is_served_by_process())

@@ -15,12 +15,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
 
 use crate::error::{Error, Kind};
-use crate::kernel_file;
 use crate::mountinfo::{self, MountEntry};
 use crate::storage;
 
@@ -192,12 +191,8 @@ impl Walk<'_> {
     }
 }
 
-/// The id of the mount that `file` lies in. The kernel tells without asking the file system.
 fn mount_of(file: &OwnedFd) -> Result<u64, Refusal> {
-    let path = PathBuf::from(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
-    let text = kernel_file::read_text(&path).map_err(|error| system(&path, &error))?;
-    let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-    id.ok_or_else(|| Refusal::System(path, Errno::INVAL))
+    mountinfo::id_of(file.as_fd()).map_err(|error| system(Path::new("/proc/self/fdinfo"), &error))
 }
 
 /// The mount with this id, if another user serves it through FUSE.

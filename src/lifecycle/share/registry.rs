@@ -21,6 +21,7 @@ use rustix::process::geteuid;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::parent_directory;
 use crate::mountinfo;
+use crate::storage;
 
 /// Parents that are the same in every job and shell of a node.
 const PARENTS: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
@@ -206,6 +207,9 @@ fn check(directory: &Path, uid: u32) -> io::Result<()> {
     let denied = |why| Err(io::Error::new(ErrorKind::PermissionDenied, why));
     if found.st_uid != uid {
         return denied("belongs to another user");
+    }
+    if storage::is_served_by_another(&opened) {
+        return denied("is on a FUSE file system of another user");
     }
     if found.st_mode & 0o077 != 0 {
         return denied("is open to other users; its mode must be 0700");

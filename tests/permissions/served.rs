@@ -1,0 +1,110 @@
+//! FUSE file systems that another user serves, who can claim any owner and mode for what is in
+//! them.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+use std::process::Command;
+
+use super::support::stage::said;
+use super::support::user::User;
+use super::{OTHER, Scene, out, scene};
+
+/// Runs `before` as the other user of the scene, and then `script` while the owner serves an image
+/// of `source` to everybody at $SERVED: in a mount namespace where the node allows that. No
+/// directory on the way there is the owner's.
+fn beside_served(scene: &Scene, before: &str, source: &Path, script: &str) -> String {
+    let work = scene.stage.work.path();
+    fs::write(work.join("fuse.conf"), "user_allow_other\n").unwrap();
+    let as_user = |user: &User, script: &str| {
+        let (uid, home) = (user.uid, user.home.display());
+        format!(
+            "(cd {home} && ARCHFS={home}/archfs setpriv --reuid={uid} --regid={uid} \
+             --clear-groups bash -c '{script}')"
+        )
+    };
+    let (owner, other) = (&scene.owner, &scene.other);
+    let served = scene.sticky().join("served");
+    let lines = [
+        "set -e; mount --bind fuse.conf /etc/fuse.conf".to_owned(),
+        "end() { for place in */mount sticky/served; do umount -l $place 2> /dev/null || true; done; }".to_owned(),
+        "trap end EXIT".to_owned(),
+        as_user(other, before),
+        format!("mksquashfs {} served.sqfs -quiet -no-progress", source.display()),
+        as_user(owner, "$ARCHFS mount -q --keep -o allow_other ../served.sqfs ../sticky/served"),
+        format!("export SERVED={}", served.display()),
+        as_user(other, script),
+        as_user(owner, "$ARCHFS unmount ../sticky/served"),
+    ];
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "bash", "-c", &lines.join("\n")]).current_dir(work);
+    command.env("IMAGE", &scene.stage.image).env("LC_ALL", "C").env_remove("SLURM_TASK_PID");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}{}", out(&output), said(&output));
+    out(&output)
+}
+
+/// > **FUSE file systems of others**: their server can claim any owner for a file, so nothing on a
+/// > FUSE file system that another user serves is taken for the user's own or root's.
+#[test]
+fn a_helper_that_another_users_file_system_calls_roots_is_not_run() {
+    let Some(scene) = scene() else { return };
+    let source = scene.stage.work.path().join("source");
+    let marks = scene.folder_of(OTHER, "marks", 0o777);
+    let helper = source.join("fusermount3");
+    fs::create_dir(&source).unwrap();
+    fs::write(&helper, format!("#!/bin/sh\n: > {}/ran\nexit 1\n", marks.display())).unwrap();
+    fs::set_permissions(&helper, Permissions::from_mode(0o4755)).unwrap();
+    let script = "\
+        stat -c \"%u %a\" $SERVED/fusermount3; PATH=$SERVED:$PATH; \
+        $ARCHFS mount -q --keep $IMAGE mount && cat mount/hello && $ARCHFS unmount mount";
+    assert_eq!(beside_served(&scene, "true", &source, script), "0 4755\nhello, world\n");
+    assert!(!marks.join("ran").exists());
+}
+
+/// Records that somebody else made up would tell what is mounted where, and by whom.
+#[test]
+fn a_directory_of_records_that_another_users_file_system_calls_ours_is_not_used() {
+    let Some(scene) = scene() else { return };
+    let source = scene.stage.work.path().join("source");
+    let made_up = source.join(format!("archfs-{OTHER}"));
+    fs::create_dir_all(&made_up).unwrap();
+    for place in [&source, &made_up] {
+        chown(place, Some(OTHER), Some(OTHER)).unwrap();
+    }
+    fs::set_permissions(&made_up, Permissions::from_mode(0o700)).unwrap();
+    // The names of the records are of this mount namespace.
+    let before = format!(
+        "$ARCHFS mount -q --keep $IMAGE mount && cp /tmp/archfs-{OTHER}/*.mount {} && \
+         $ARCHFS unmount mount",
+        made_up.display()
+    );
+    let script = format!(
+        "export TMPDIR=$SERVED; ls $SERVED/archfs-{OTHER} | wc -l; \
+         $ARCHFS mount -q --keep $IMAGE mount && cat mount/hello && $ARCHFS unmount mount"
+    );
+    assert_eq!(beside_served(&scene, &before, &source, &script), "1\nhello, world\n");
+}
+
+/// Its server can put another one in its place at any time.
+#[test]
+fn an_index_that_another_users_file_system_calls_ours_is_not_believed() {
+    let Some(scene) = scene() else { return };
+    let source = scene.stage.work.path().join("source");
+    fs::create_dir(&source).unwrap();
+    chown(&source, Some(OTHER), Some(OTHER)).unwrap();
+    let index = source.join("index");
+    let before = format!(
+        "tar -cf data.tar archfs && $ARCHFS index -q --index {0} data.tar && \
+         $ARCHFS ls --index {0} data.tar 2>&1",
+        index.display()
+    );
+    let script = "stat -c %u $SERVED/index; $ARCHFS ls --index $SERVED/index data.tar 2>&1";
+    let said = beside_served(&scene, &before, &source, script);
+    let expected = format!(
+        "archfs\n{OTHER}\n\
+         archfs: {}/sticky/served/index: not used: it is on a FUSE file system of another user; made anew\n",
+        scene.stage.work.path().display()
+    );
+    assert!(said.starts_with(&expected), "{said}");
+}
