@@ -5,16 +5,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::fs::File;
+use std::io::Write;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use rustix::fs::OFlags;
-use rustix::process::geteuid;
 
-use crate::error::{Error, Kind, Result};
 use crate::sync::Mutex;
 
 /// How often one and the same message is written; a corrupt block may be read a million times.
@@ -36,20 +31,15 @@ pub enum Verbosity {
 }
 
 /// Sends everything logged from now on to `file`, or to standard error.
-///
-/// # Errors
-/// `Io` where the file can not be opened for appending, or could be somebody else's trap.
-pub fn start(verbosity: Verbosity, file: Option<&Path>) -> Result<()> {
-    let sink = file.map(open).transpose()?;
+pub fn start(verbosity: Verbosity, file: Option<File>) {
     log::set_max_level(match verbosity {
         Verbosity::Quiet => LevelFilter::Error,
         Verbosity::Usual => LevelFilter::Warn,
         Verbosity::Verbose => LevelFilter::Info,
     });
-    let state = Mutex::new(State { sink, repeats: HashMap::new() });
+    let state = Mutex::new(State { sink: file, repeats: HashMap::new() });
     // A second logger in one process is no harm: the first goes on.
     let _ = log::set_boxed_logger(Box::new(Logger { state }));
-    Ok(())
 }
 
 /// Says what is no warning, and is nevertheless to be seen unless only errors are wanted.
@@ -57,62 +47,6 @@ pub fn tell(message: fmt::Arguments<'_>) {
     if log::max_level() >= LevelFilter::Warn {
         log::logger().log(&Record::builder().level(log::Level::Info).args(message).build());
     }
-}
-
-/// Opens a log, or makes it for this user alone.
-///
-/// The log names files of the dataset. In a folder such as /tmp somebody else may have put a link
-/// there, by which it would be written into any file of this user, or a pipe or file to read it
-/// from; the kernel's own guard against that (fs.protected_symlinks and the like) may be off.
-///
-/// No mount waits for who reads its log: a named pipe without a reader is an error, and one that is
-/// full loses lines.
-fn open(path: &Path) -> Result<File> {
-    let failed = |error| {
-        Error::io(format!("{}: can not write the log", path.display()), error)
-            .with_hint("without --log-file it goes to standard error, if that is a file")
-    };
-    loop {
-        let mut options = OpenOptions::new();
-        options.append(true).mode(0o600).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
-        let opened = match fs::symlink_metadata(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                options.create_new(true).open(path)
-            }
-            Err(error) => return Err(failed(error)),
-            Ok(found) => {
-                check_owner(path, &found)?;
-                match found.is_symlink() {
-                    true => options.create(true).open(path),
-                    false => {
-                        let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
-                        options.custom_flags(flags.bits().cast_signed()).open(path)
-                    }
-                }
-            }
-        };
-        match opened {
-            // Somebody made or removed it just now. The end of a link may be missing for good.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) if error.kind() == ErrorKind::NotFound && path.is_file() => {}
-            opened => return opened.map_err(failed),
-        }
-    }
-}
-
-/// Refuses what somebody else put into a folder where everybody may write.
-fn check_owner(path: &Path, found: &fs::Metadata) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = fs::metadata(folder.unwrap_or(Path::new(".")));
-    let is_open = folder.is_ok_and(|folder| folder.mode() & 0o002 != 0);
-    if !is_open || [0, geteuid().as_raw()].contains(&found.uid()) {
-        return Ok(());
-    }
-    let context = format!(
-        "{}: can not write the log: it belongs to somebody else, in a folder of everybody",
-        path.display()
-    );
-    Err(Error::new(Kind::Io, context).with_hint("name a file in a folder of yours"))
 }
 
 struct Logger {
@@ -194,9 +128,7 @@ pub fn is_obeyed(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, lchown, symlink};
-
-    use rustix::fs::{CWD, FileType};
+    use std::fs;
 
     use super::*;
 
@@ -244,72 +176,5 @@ mod tests {
         assert_eq!(printable("\u{9b}2J\u{7f}"), "\\u{9b}2J\\u{7f}");
         assert_eq!(printable("a\u{202e}gpj.exe"), "a\\u{202e}gpj.exe");
         assert_eq!(printable("\u{2066}\u{2028}"), "\\u{2066}\\u{2028}");
-    }
-
-    fn is_refused(path: &Path) -> bool {
-        open(path).is_err_and(|error| error.to_string().contains("somebody else"))
-    }
-
-    #[test]
-    fn a_log_is_for_the_user_alone_and_links_of_ones_own_are_followed() {
-        let work = tempfile::tempdir().unwrap();
-        let (log, link) = (work.path().join("log"), work.path().join("link"));
-        symlink("log", &link).unwrap();
-        for path in [&link, &log] {
-            open(path).unwrap().write_all(b"line\n").unwrap();
-            assert_eq!(fs::symlink_metadata(&log).unwrap().mode() & 0o7777, 0o600);
-        }
-        assert_eq!(fs::read(&log).unwrap(), b"line\nline\n");
-        for path in ["/dev/null", "/proc/self/fd/2"] {
-            open(Path::new(path)).unwrap();
-        }
-        assert!(open(&work.path().join("none/log")).is_err() && open(work.path()).is_err());
-    }
-
-    #[test]
-    fn nobody_waits_for_who_reads_a_pipe() {
-        let work = tempfile::tempdir().unwrap();
-        let pipe = work.path().join("pipe");
-        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, 0o600.into(), 0).unwrap();
-        let refused = open(&pipe).unwrap_err().to_string();
-        assert!(refused.contains("No such device or address"), "{refused}");
-        let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
-        let mut log = open(&pipe).unwrap();
-        let mut told = 0;
-        let full = std::iter::repeat_with(|| log.write_all(b"line\n")).find_map(|written| {
-            told += 5 * usize::from(written.is_ok());
-            written.err()
-        });
-        assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
-        let mut read = vec![0; told];
-        std::io::Read::read_exact(&mut reader, &mut read).unwrap();
-        assert!(read.ends_with(b"line\n"));
-    }
-
-    #[test]
-    fn nothing_is_written_to_what_others_put_where_everybody_may_write() {
-        if !geteuid().is_root() {
-            return;
-        }
-        let work = tempfile::tempdir().unwrap();
-        let name = |name: &str| work.path().join(name);
-        fs::write(name("dear"), "").unwrap();
-        fs::write(name("file"), "").unwrap();
-        symlink("dear", name("link")).unwrap();
-        symlink("none", name("dangling")).unwrap();
-        let mode = rustix::fs::Mode::from(0o666);
-        rustix::fs::mknodat(CWD, name("pipe"), FileType::Fifo, mode, 0).unwrap();
-        let planted = ["file", "link", "dangling", "pipe"];
-        for name in planted.map(name) {
-            lchown(name, Some(5), None).unwrap();
-        }
-        fs::set_permissions(work.path(), fs::Permissions::from_mode(0o1777)).unwrap();
-        for name in planted.map(name) {
-            assert!(is_refused(&name), "{}", name.display());
-        }
-        assert!(!name("none").exists());
-        // In a folder of somebody whom the user named on purpose it is that one's choice.
-        fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        open(&name("file")).unwrap();
     }
 }

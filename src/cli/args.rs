@@ -185,7 +185,7 @@ impl OpenArgs {
     /// # Errors
     /// What `formats::open` reports.
     pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
-        crate::log::start(Verbosity::Usual, None)?;
+        crate::log::start(Verbosity::Usual, None);
         open_watched(slice::from_ref(&self.archive), &self.options())
     }
 

@@ -21,7 +21,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     // What is cleared is told here.
-    crate::log::start(Verbosity::Quiet, None)?;
+    crate::log::start(Verbosity::Quiet, None);
     let bar = (!args.quiet).then(|| Bar::wait("clearing dead mounts"));
     let cleared = lifecycle::gc();
     drop(bar);

@@ -124,7 +124,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         lifecycle::serve_in_foreground(&plan, holder, args.ready_fd, &progress, || drop(bar))?;
         return Ok(0);
     }
-    crate::log::start(plan.verbosity, None)?;
+    crate::log::start(plan.verbosity, None);
     lifecycle::check_ready(args.ready_fd)?;
     let holder = lifecycle::choose_holder(wish)?;
     let plan = lifecycle::resolve_descriptors(plan)?;

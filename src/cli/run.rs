@@ -40,7 +40,7 @@ not executable; 120 + the status of `archfs mount` where that failed.";
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let plan = args.mount.plan()?;
-    crate::log::start(plan.verbosity, None)?;
+    crate::log::start(plan.verbosity, None);
     let plan = lifecycle::resolve_descriptors(plan)?;
     let privacy = if args.private { Privacy::Private } else { Privacy::Usual };
     let daemon = |way| mount::daemon_arguments(&plan, way);

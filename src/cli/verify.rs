@@ -99,7 +99,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         return Err(Error::new(Kind::Usage, context));
     }
     // What a mount would warn of is told as a fault.
-    crate::log::start(Verbosity::Quiet, None)?;
+    crate::log::start(Verbosity::Quiet, None);
     let statuses = args.archives.iter().map(|archive| one(args, archive));
     let statuses = statuses.collect::<Result<Vec<u8>>>()?;
     let of_note = [3, 2, 1].into_iter().find(|status| statuses.contains(status));

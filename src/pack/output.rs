@@ -1,31 +1,18 @@
 //! The archive that is being written.
 //!
-//! Owns that it appears under its name whole or not at all; leaves what is in it to the writers.
-//! Invariant: until `publish`, nothing has the final name, and a process that ends before leaves
-//! nothing where the file system knows files without a name (O_TMPFILE), else removes what it made
-//! unless it is killed by SIGKILL.
+//! It appears under its name whole or not at all (`storage::NewFile`), in the folder that was there
+//! when it was begun.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
-use rustix::io::Errno;
-use tempfile::{Builder, TempPath};
-
 use crate::error::{Error, Kind, Result};
 use crate::kernel_file;
+use crate::storage::{Directory, NewFile};
 
-/// What becomes of a file that has the name already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Existing {
-    /// It stays, and there is no new one.
-    Refuse,
-    /// It is replaced at the end, and stays until then.
-    Replace,
-}
+pub use crate::storage::Existing;
 
 /// Bytes that are collected before they are written.
 const BUFFER: usize = 1 << 20;
@@ -35,8 +22,7 @@ pub(crate) struct Output {
     path: PathBuf,
     existing: Existing,
     file: BufWriter<File>,
-    /// Its name so far, where the file system has no files without one.
-    named: Option<TempPath>,
+    new: NewFile,
     len: u64,
 }
 
@@ -63,18 +49,10 @@ impl Output {
             }
             _ => Error::io(format!("{}: can not be made", path.display()), error),
         };
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let (file, named) = match openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(file) => (File::from(file), None),
-            // No such thing on that file system (NFS, some parallel ones), or in that kernel.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
-                let (file, named) = temporary(folder).map_err(failed)?.into_parts();
-                (file, Some(named))
-            }
-            Err(error) => return Err(failed(error.into())),
-        };
+        let directory = Directory::open(folder).map_err(failed)?;
+        let (file, new) = NewFile::create(&directory, PREFIX).map_err(failed)?;
         let file = BufWriter::with_capacity(BUFFER, file);
-        Ok(Self { path: path.to_owned(), existing, file, named, len: 0 })
+        Ok(Self { path: path.to_owned(), existing, file, new, len: 0 })
     }
 
     /// Bytes so far: where the next ones will stand.
@@ -129,17 +107,13 @@ impl Output {
     /// # Errors
     /// As `append`.
     pub(crate) fn seal(self) -> Result<Sealed> {
-        let Self { path, existing, file, named, .. } = self;
+        let Self { path, existing, file, new, .. } = self;
         let failed = |error| cannot_write(&path, error);
         let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
         // As if it had been made by open(2): what the umask lets others do.
         file.set_permissions(Permissions::from_mode(0o666 & !umask())).map_err(failed)?;
         file.sync_all().map_err(failed)?;
-        let content = match named {
-            Some(named) => Content::Named(named),
-            None => Content::Nameless(file),
-        };
-        Ok(Sealed { path, existing, content })
+        Ok(Sealed { path, existing, new })
     }
 
     fn failed(&self, error: io::Error) -> Error {
@@ -151,14 +125,7 @@ impl Output {
 pub(crate) struct Sealed {
     path: PathBuf,
     existing: Existing,
-    content: Content,
-}
-
-/// Where the bytes are until they have their name.
-enum Content {
-    Nameless(File),
-    /// Under a name that is removed when this is dropped.
-    Named(TempPath),
+    new: NewFile,
 }
 
 impl Sealed {
@@ -172,50 +139,20 @@ impl Sealed {
     /// # Errors
     /// `InvalidInput` where there is such a file and it is not to be replaced; `Io`.
     pub(crate) fn publish(self) -> Result<()> {
-        let Self { path, existing, content } = self;
-        let named = match (content, existing) {
-            (Content::Named(named), _) => Ok(named),
-            (Content::Nameless(file), Existing::Refuse) => {
-                return link(&file, &path).map_err(|error| cannot_name(&path, error));
-            }
-            // A link can not replace, so it gets a name of its own first.
-            (Content::Nameless(file), Existing::Replace) => name_for_a_while(&file, &path),
-        };
-        let kept = named.and_then(|named| {
-            let kept = match existing {
-                Existing::Replace => named.persist(&path),
-                Existing::Refuse => named.persist_noclobber(&path),
-            };
-            kept.map_err(|error| error.error)
-        });
-        kept.map_err(|error| cannot_name(&path, error))
+        let Self { path, existing, new } = self;
+        let name = path.file_name().unwrap_or_default();
+        new.publish(name, existing).map_err(|error| cannot_name(&path, error))
     }
 
-    /// The same without an open file, where there are many: it gets a name for a while.
+    /// The same without an open file, where there are many: it gets a name for the time being.
     ///
     /// # Errors
     /// `Io`.
     pub(crate) fn closed(self) -> Result<Self> {
-        let Self { path, existing, content } = self;
-        let named = match content {
-            Content::Named(named) => Ok(named),
-            Content::Nameless(file) => name_for_a_while(&file, &path),
-        };
-        let named = named.map_err(|error| cannot_name(&path, error))?;
-        Ok(Self { path, existing, content: Content::Named(named) })
+        let Self { path, existing, new } = self;
+        let new = new.closed().map_err(|error| cannot_name(&path, error))?;
+        Ok(Self { path, existing, new })
     }
-}
-
-/// Gives a file without a name one.
-fn link(file: &File, path: &Path) -> io::Result<()> {
-    let file = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(linkat(CWD, file, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
-}
-
-/// Gives a file without a name one beside `path`.
-fn name_for_a_while(file: &File, path: &Path) -> io::Result<TempPath> {
-    let make = |path: &Path| link(file, path);
-    Ok(Builder::new().prefix(PREFIX).make_in(folder_of(path), make)?.into_temp_path())
 }
 
 fn cannot_name(path: &Path, error: io::Error) -> Error {
@@ -240,10 +177,6 @@ fn cannot_write(path: &Path, error: io::Error) -> Error {
 
 /// What names begin with that are there only for a while.
 pub(super) const PREFIX: &str = ".archfs-pack-";
-
-fn temporary(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
-    Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o600)).tempfile_in(folder)
-}
 
 /// The folder that `path` is in.
 pub(super) fn folder_of(path: &Path) -> &Path {
@@ -315,18 +248,20 @@ mod tests {
         assert!(Output::create(work.path(), Existing::Replace).is_err());
     }
 
+    /// > An archive of `pack` appears in the folder that was there when it was begun, whatever
+    /// > stands at its path then.
     #[test]
-    fn a_file_with_a_name_of_its_own_is_renamed_or_removed() {
+    fn an_archive_stays_in_the_folder_that_was_there_when_it_was_begun() {
         let work = tempfile::tempdir().unwrap();
-        let path = work.path().join("a");
-        for existing in [Existing::Refuse, Existing::Replace] {
-            let (file, named) = temporary(work.path()).unwrap().into_parts();
-            let file = BufWriter::new(file);
-            let mut output =
-                Output { path: path.clone(), existing, file, named: Some(named), len: 0 };
-            output.append(b"x").unwrap();
-            output.publish().unwrap();
-            assert_eq!(names(work.path()), ["a"]);
-        }
+        let [folder, moved, victim] =
+            ["folder", "moved", "victim"].map(|name| work.path().join(name));
+        fs::create_dir(&folder).unwrap();
+        fs::create_dir(&victim).unwrap();
+        let mut output = Output::create(&folder.join("a"), Existing::Replace).unwrap();
+        output.append(b"x").unwrap();
+        fs::rename(&folder, &moved).unwrap();
+        std::os::unix::fs::symlink(&victim, &folder).unwrap();
+        output.publish().unwrap();
+        assert_eq!((names(&moved), names(&victim)), (vec!["a".to_owned()], Vec::new()));
     }
 }

@@ -11,19 +11,32 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use super::file::FileStorage;
+use super::new_file::{Existing, NewFile};
 use super::trust::{is_served_by_another, is_trusted};
+use crate::sync::Arc;
 
 /// What the names of files begin with that are not complete yet.
 const PREFIX: &str = ".archfs-";
 
 /// An open directory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Directory {
-    opened: File,
+    opened: Arc<File>,
     metadata: Metadata,
+}
+
+/// What came of opening a file for appending.
+#[derive(Debug)]
+pub enum Appended {
+    /// It can be written to.
+    Opened(File),
+    /// Another user can have put it there.
+    Planted,
 }
 
 /// Who else may read a file that is created.
@@ -49,7 +62,7 @@ impl Directory {
         let opened =
             OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
         let metadata = opened.metadata()?;
-        Ok(Self { opened, metadata })
+        Ok(Self { opened: Arc::new(opened), metadata })
     }
 
     /// The directory in which `file` is, and its name there, with all links followed. `None` where
@@ -68,7 +81,8 @@ impl Directory {
         self.path().join(name)
     }
 
-    fn path(&self) -> PathBuf {
+    /// A path to this directory, for as long as it is open.
+    pub(super) fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.opened.as_raw_fd()).into()
     }
 
@@ -76,7 +90,7 @@ impl Directory {
     /// if one is named.
     pub fn is_written_only_by_us(&self, owner: Option<u32>) -> bool {
         let is_known = is_trusted(&self.metadata) || owner == Some(self.metadata.uid());
-        is_known && self.metadata.mode() & 0o022 == 0 && !is_served_by_another(&self.opened)
+        is_known && self.metadata.mode() & 0o022 == 0 && !is_served_by_another(&*self.opened)
     }
 
     /// Whether everybody can remove and rename the files of others here.
@@ -98,9 +112,72 @@ impl Directory {
         OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(self.at(name))
     }
 
-    /// Creates the file `name`, in the place of another one, with what `write` puts into it. Until
-    /// it is complete it has another name or none, and nothing is left if this process is killed
-    /// where the file system knows files without a name (O_TMPFILE in open(2)).
+    /// Opens the file `name` for appending, or makes it for this user alone. A pipe that nobody
+    /// reads is an error. A link of the user's own or root's is followed.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn append(&self, name: &OsStr) -> io::Result<Appended> {
+        let open = |flags: OFlags, is_new: bool| {
+            let flags = (flags | OFlags::NONBLOCK).bits().cast_signed();
+            let mut options = OpenOptions::new();
+            options.append(true).mode(0o600).create_new(is_new).custom_flags(flags);
+            options.open(self.at(name))
+        };
+        loop {
+            match open(OFlags::NOFOLLOW, false) {
+                Ok(file) if self.could_be_planted(&file.metadata()?) => {
+                    return Ok(Appended::Planted);
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
+                    return self.append_by_link(name);
+                }
+                Err(error) => {
+                    // What cannot be opened may be somebody else's.
+                    let found = fs::symlink_metadata(self.at(name));
+                    return match found.is_ok_and(|found| self.could_be_planted(&found)) {
+                        true => Ok(Appended::Planted),
+                        false => Err(error),
+                    };
+                }
+                Ok(file) => return Ok(Appended::Opened(file)),
+            }
+            match open(OFlags::empty(), true) {
+                // Somebody made it just now.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                opened => return opened.map(Appended::Opened),
+            }
+        }
+    }
+
+    fn append_by_link(&self, name: &OsStr) -> io::Result<Appended> {
+        let link = fs::symlink_metadata(self.at(name))?;
+        // Whoever owns the directory could put another link in its place.
+        if self.could_be_planted(&link) || (geteuid().is_root() && self.belongs_to_another()) {
+            return Ok(Appended::Planted);
+        }
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(0o600);
+        options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+        options.open(self.at(name)).map(Appended::Opened)
+    }
+
+    /// Whether another user can have put `found` here where this user would not expect it. A user
+    /// who names a directory of somebody else expects what that one puts there; root does not.
+    fn could_be_planted(&self, found: &Metadata) -> bool {
+        let is_of_all = self.metadata.mode() & 0o002 != 0;
+        let is_of_another = geteuid().is_root() && self.belongs_to_another();
+        let is_of_owner = !is_of_all && !found.is_symlink() && found.uid() == self.metadata.uid();
+        let has_other_names = found.is_file() && found.nlink() > 1;
+        (is_of_all || is_of_another) && (has_other_names || !(is_trusted(found) || is_of_owner))
+    }
+
+    fn belongs_to_another(&self) -> bool {
+        !is_trusted(&self.metadata)
+    }
+
+    /// Creates the file `name`, in the place of another one, with what `write` puts into it.
     ///
     /// # Errors
     /// The system's, and those of `write`.
@@ -110,36 +187,20 @@ impl Directory {
         readers: Readers,
         write: &mut dyn FnMut(&mut File) -> io::Result<()>,
     ) -> io::Result<()> {
-        if let Some(mut file) = self.nameless() {
+        let mut written = |(mut file, new): (File, NewFile)| {
             write(&mut file)?;
             share(&file, readers)?;
-            if self.publish(&file, name).is_ok() {
-                return Ok(());
+            Ok::<_, io::Error>(new)
+        };
+        let new = written(NewFile::create(self, PREFIX)?)?;
+        match new.publish(name, Existing::Replace) {
+            Ok(()) => Ok(()),
+            // Some file systems have files without a name, and cannot name them.
+            Err(_) => {
+                let new = written(NewFile::create_named(self, PREFIX)?)?;
+                new.publish(name, Existing::Replace)
             }
-            // This file system gives such a file no name.
         }
-        let mut file = tempfile::Builder::new()
-            .prefix(PREFIX)
-            .permissions(Permissions::from_mode(0o600))
-            .tempfile_in(self.path())?;
-        write(file.as_file_mut())?;
-        share(file.as_file(), readers)?;
-        file.persist(self.at(name)).map(|_| ()).map_err(|error| error.error)
-    }
-
-    fn nameless(&self) -> Option<File> {
-        let flags = OFlags::TMPFILE.bits().cast_signed();
-        let mut options = OpenOptions::new();
-        options.write(true).mode(0o600).custom_flags(flags).open(self.path()).ok()
-    }
-
-    /// A name can be given but not replaced in one step, so the file gets another one in between.
-    fn publish(&self, file: &File, name: &OsStr) -> io::Result<()> {
-        let source = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let named = tempfile::Builder::new().prefix(PREFIX).make_in(self.path(), |path| {
-            Ok(linkat(CWD, &source, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
-        })?;
-        named.into_temp_path().persist(self.at(name)).map_err(|error| error.error)
     }
 }
 

@@ -15,6 +15,7 @@ mod file;
 #[cfg(any(test, fuzzing))]
 mod mem;
 mod metered;
+mod new_file;
 mod page_cache;
 mod pool;
 mod trust;
@@ -22,13 +23,14 @@ mod unlinked;
 mod window;
 
 pub use archives::{copied_len, copy, open_files, read_all};
-pub use directory::{Directory, Readers};
+pub use directory::{Appended, Directory, Readers};
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};
 pub use file::{FileStorage, Identity, Origin};
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;
+pub use new_file::{Existing, NewFile};
 pub use trust::{is_served_by_another, is_trusted, is_unmapped, weak_point};
 pub use unlinked::{free_bytes, is_in_memory, reserve, unlinked};
 pub use window::Window;

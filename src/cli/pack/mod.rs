@@ -20,7 +20,7 @@ pub(super) use args::Args;
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     let request = args.request()?;
-    crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Usual }, None)?;
+    crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Usual }, None);
     let interrupt = Interrupt::watch()?;
     let begun = Instant::now();
     let progress = Arc::new(Progress::default());

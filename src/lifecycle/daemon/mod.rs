@@ -34,6 +34,7 @@ pub(super) mod hold;
 mod idle;
 pub(super) mod kill_wait;
 pub(super) mod launcher;
+mod log_file;
 mod mounted;
 #[cfg(test)]
 mod proof;

@@ -26,6 +26,7 @@ use crate::vfs::{Tree, View};
 
 use super::address_space;
 use super::launcher::Launcher;
+use super::log_file;
 use super::mounted::Mounted;
 use super::report::Report;
 use super::signals::{self, Ignored, Wakes};
@@ -45,7 +46,7 @@ pub fn serve_in_background(
     opened: impl FnOnce(),
 ) -> Result<()> {
     let mut launcher = Launcher::adopt(&descriptor_path::kept(plan))?;
-    crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
+    start_log(plan)?;
     // Before the archives are opened, so that others who ask for them wait on the connection.
     let mount_point = match way {
         ConnectionSource::Mount | ConnectionSource::Private => {
@@ -157,7 +158,7 @@ pub fn serve_in_foreground(
     progress: &Progress,
     opened: impl FnOnce(),
 ) -> Result<()> {
-    crate::log::start(plan.verbosity, plan.log_file.as_deref())?;
+    start_log(plan)?;
     if let Some(number) = inherited::number(&plan.mountpoint) {
         let connection = inherited::connection(number)?;
         let archive = open(plan, progress)?;
@@ -283,4 +284,11 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     let report = Report::begin(plan, Arc::clone(&stats));
     let OpenOptions { cache_bytes, budget, .. } = options;
     Ok(Opened { tree, stats, report, cache_bytes, budget })
+}
+
+/// Starts the log where the user wants it.
+fn start_log(plan: &MountPlan) -> Result<()> {
+    let file = plan.log_file.as_deref().map(log_file::open).transpose()?;
+    crate::log::start(plan.verbosity, file);
+    Ok(())
 }

@@ -1,0 +1,152 @@
+//! Opening the file that the daemon's log goes to.
+//!
+//! Invariant: nothing is written to a file that another user put there. The log names files of the
+//! dataset. In a folder such as /tmp, and for root in the folder of a user, somebody else may have
+//! made a link by which it would be appended to any file of this user, or a pipe or file to read it
+//! from. The kernel's own guard against that (fs.protected_symlinks and the like) may be off.
+//!
+//! No mount waits for who reads its log: a named pipe without a reader is an error, and one that is
+//! full loses lines.
+
+use std::fs::File;
+use std::path::Path;
+
+use crate::error::{Error, Kind, Result};
+use crate::storage::{Appended, Directory};
+
+/// Opens a log, or makes it for this user alone.
+///
+/// # Errors
+/// `Io` where the file cannot be opened for appending, or could be somebody else's trap.
+pub(super) fn open(path: &Path) -> Result<File> {
+    let failed = |error| {
+        Error::io(format!("{}: can not write the log", path.display()), error)
+            .with_hint("without --log-file it goes to standard error, if that is a file")
+    };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let directory = Directory::open(folder.unwrap_or(Path::new("."))).map_err(failed)?;
+    // A path that ends with `..` has no name: it is a folder.
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    match directory.append(name).map_err(failed)? {
+        Appended::Opened(file) => Ok(file),
+        Appended::Planted => {
+            let context = format!(
+                "{}: can not write the log: another user could have put that file there",
+                path.display()
+            );
+            Err(Error::new(Kind::Io, context).with_hint("name a file in a folder of yours"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::{ErrorKind, Write};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
+
+    use rustix::fs::{CWD, FileType};
+    use rustix::process::geteuid;
+
+    use super::*;
+
+    fn is_refused(path: &Path) -> bool {
+        open(path).is_err_and(|error| error.to_string().contains("another user could"))
+    }
+
+    #[test]
+    fn a_log_is_for_the_user_alone_and_links_of_ones_own_are_followed() {
+        let work = tempfile::tempdir().unwrap();
+        let (log, link) = (work.path().join("log"), work.path().join("link"));
+        symlink("log", &link).unwrap();
+        for path in [&link, &log] {
+            open(path).unwrap().write_all(b"line\n").unwrap();
+            assert_eq!(fs::symlink_metadata(&log).unwrap().mode() & 0o7777, 0o600);
+        }
+        assert_eq!(fs::read(&log).unwrap(), b"line\nline\n");
+        for path in ["/dev/null", "/proc/self/fd/2"] {
+            open(Path::new(path)).unwrap();
+        }
+        assert!(open(&work.path().join("none/log")).is_err() && open(work.path()).is_err());
+    }
+
+    #[test]
+    fn nobody_waits_for_who_reads_a_pipe() {
+        let work = tempfile::tempdir().unwrap();
+        let pipe = work.path().join("pipe");
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, 0o600.into(), 0).unwrap();
+        let refused = open(&pipe).unwrap_err().to_string();
+        assert!(refused.contains("No such device or address"), "{refused}");
+        let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
+        let mut log = open(&pipe).unwrap();
+        let mut told = 0;
+        let full = std::iter::repeat_with(|| log.write_all(b"line\n")).find_map(|written| {
+            told += 5 * usize::from(written.is_ok());
+            written.err()
+        });
+        assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
+        let mut read = vec![0; told];
+        std::io::Read::read_exact(&mut reader, &mut read).unwrap();
+        assert!(read.ends_with(b"line\n"));
+    }
+
+    #[test]
+    fn nothing_is_written_to_what_others_put_where_everybody_may_write() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let work = tempfile::tempdir().unwrap();
+        let name = |name: &str| work.path().join(name);
+        fs::write(name("dear"), "").unwrap();
+        fs::write(name("file"), "").unwrap();
+        symlink("dear", name("link")).unwrap();
+        symlink("none", name("dangling")).unwrap();
+        let mode = rustix::fs::Mode::from(0o666);
+        rustix::fs::mknodat(CWD, name("pipe"), FileType::Fifo, mode, 0).unwrap();
+        let planted = ["file", "link", "dangling", "pipe"];
+        for name in planted.map(name) {
+            lchown(name, Some(5), None).unwrap();
+        }
+        fs::set_permissions(work.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        for name in planted.map(name) {
+            assert!(is_refused(&name), "{}", name.display());
+        }
+        assert!(!name("none").exists());
+        // A second name of the user's own file.
+        fs::hard_link(name("dear"), name("second")).unwrap();
+        assert!(is_refused(&name("second")));
+        // In a folder of somebody whom the user named on purpose it is that one's choice.
+        fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        open(&name("file")).unwrap();
+    }
+
+    /// > As root, no log is written through a link in a folder of another user.
+    #[test]
+    fn root_writes_through_nothing_that_a_user_made_in_a_folder_of_his() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let work = tempfile::tempdir().unwrap();
+        let folder = work.path().join("folder");
+        let name = |name: &str| folder.join(name);
+        fs::create_dir(&folder).unwrap();
+        chown(&folder, Some(5), None).unwrap();
+        fs::write(work.path().join("dear"), "").unwrap();
+        symlink("../dear", name("link")).unwrap();
+        symlink("../none", name("dangling")).unwrap();
+        symlink("../dear", name("of root")).unwrap();
+        for name in ["link", "dangling"].map(name) {
+            lchown(name, Some(5), None).unwrap();
+        }
+        fs::hard_link(work.path().join("dear"), name("second")).unwrap();
+        // Who owns the folder can put another link in the place of one of root's.
+        for name in ["link", "dangling", "of root", "second"].map(name) {
+            assert!(is_refused(&name), "{}", name.display());
+        }
+        assert!(!work.path().join("none").exists());
+        open(&name("new")).unwrap();
+        fs::write(name("theirs"), "").unwrap();
+        chown(name("theirs"), Some(5), None).unwrap();
+        open(&name("theirs")).unwrap();
+    }
+}
