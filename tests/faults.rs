@@ -215,8 +215,7 @@ fn a_file_system_that_is_unmounted_lazily_is_read_on() {
     });
 }
 
-/// > **Truncated**: what is not there gives EIO, and nothing is filled with zeros. What is still
-/// > there, and what the kernel or archfs has cached, is read on.
+/// > **Truncated**: what is not there gives EIO, and nothing is filled with zeros.
 #[test]
 fn what_is_cut_off_gives_eio_and_the_rest_is_right() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -243,45 +242,59 @@ struct Plain {
     work: tempfile::TempDir,
 }
 
+impl Plain {
+    /// Of the log of the mount, the lines that say that an archive was rewritten.
+    fn reports(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.work.path().join("log")).unwrap();
+        let lines = text.lines().filter(|line| line.contains(": rewritten in place: was "));
+        lines.map(str::to_owned).collect()
+    }
+}
+
 fn plain(kind: &str) -> Plain {
+    plain_with(kind, &[])
+}
+
+fn plain_with(kind: &str, options: &[&str]) -> Plain {
     let work = work_folder();
     let (folder, files) = packed(work.path());
     let archive = archive(work.path(), &folder, kind);
-    let mount = Mounted::archfs(&archive, &work.path().join("mount"), &["--cache", "1M"]);
+    let log = work.path().join("log");
+    let all = [&["--cache", "1M", "--log-file", log.to_str().unwrap()], options].concat();
+    let mount = Mounted::archfs(&archive, &work.path().join("mount"), &all);
     Plain { files, archive, mount, work }
 }
 
-/// > **Truncated**: what is not there gives EIO, and nothing is filled with zeros. What is still
-/// > there, and what the kernel or archfs has cached, is read on.
+/// > **Truncated**: what is not there gives EIO, and nothing is filled with zeros.
+///
+/// > With `--allow-changes` only the line in the log is left.
 #[test]
 fn a_truncated_file_gives_what_is_there_and_what_is_cached_and_eio() {
     if !can_mount() {
         return;
     }
     for kind in KINDS {
-        let Plain { work: _work, files, archive, mount } = plain(kind);
-        let bytes = fs::read(&archive).unwrap();
+        let plain = plain_with(kind, &["--allow-changes"]);
+        let Plain { files, archive, mount, .. } = &plain;
+        let bytes = fs::read(archive).unwrap();
         let (last, expected) = files.iter().next_back().unwrap();
         assert!(fs::read(mount.path().join(last)).unwrap() == *expected);
-        let file = OpenOptions::new().write(true).open(&archive).unwrap();
+        let file = OpenOptions::new().write(true).open(archive).unwrap();
         file.set_len(bytes.len() as u64 / 3).unwrap();
         // The kernel has its pages, and need not ask for them.
         assert!(fs::read(mount.path().join(last)).unwrap() == *expected, "{kind}");
-        let failed = read_all(mount.path(), &files);
+        let failed = read_all(mount.path(), files);
         assert!(failed > 0, "{kind}: what is not there is not made up");
         if kind != "sqfs" {
             assert!(failed < READERS * files.len(), "{kind}: what is there can be read");
         }
         file.write_all_at(&bytes, 0).unwrap();
-        assert_eq!(read_all(mount.path(), &files), 0, "{kind}: it has recovered");
+        assert_eq!(read_all(mount.path(), files), 0, "{kind}: it has recovered");
+        assert_eq!(plain.reports().len(), 1, "{kind}");
     }
 }
 
-/// > What is still there, and what the kernel or archfs has cached, is read on.
-///
-/// > **Rewritten in place**: a read gives EIO where the format notices, else the new bytes (stored
-/// > tars, blocks without a checksum), a name may be gone (ENOENT), and what was decoded before
-/// > stays. The mount goes on.
+/// > What the kernel or archfs has cached is read on.
 #[test]
 fn what_archfs_has_decoded_is_read_on_when_the_archive_is_cut_or_rewritten() {
     if !can_mount() {
@@ -367,27 +380,69 @@ fn a_deleted_archive_is_read_on_and_can_not_be_mounted_again() {
     }
 }
 
-/// > **Rewritten in place**: a read gives EIO where the format notices, else the new bytes (stored
-/// > tars, blocks without a checksum), a name may be gone (ENOENT), and what was decoded before
-/// > stays. The mount goes on.
+/// Writes other bytes here and there into `archive`, and returns what it holds then.
+fn rewrite(archive: &Path) -> Vec<u8> {
+    let bytes = fs::read(archive).unwrap();
+    let file = OpenOptions::new().write(true).open(archive).unwrap();
+    let places = (4096..bytes.len() - 4096).step_by(30_000);
+    for (seed, at) in (1..).zip(places) {
+        file.write_all_at(&source::noise(seed, 4096), at as u64).unwrap();
+    }
+    fs::read(archive).unwrap()
+}
+
+/// > **Rewritten in place**: the first read of the archive that sees another size or modification
+/// > time reports it in the log, in one line. That read and all later ones that need the archive
+/// > give EIO, also if the old bytes and time come back.
 #[test]
-fn an_archive_rewritten_in_place_gives_bytes_or_errors_and_ends_nothing() {
+fn no_file_of_an_archive_rewritten_in_place_comes_wrong() {
     if !can_mount() {
         return;
     }
     for kind in KINDS {
-        let Plain { work: _work, files, archive, mount } = plain(kind);
+        let plain = plain(kind);
+        let Plain { files, archive, mount, .. } = &plain;
         let daemon = mount.daemon();
-        let bytes = fs::read(&archive).unwrap();
-        let file = OpenOptions::new().write(true).open(&archive).unwrap();
-        let mut seed = 0;
-        for at in (4096..bytes.len() - 4096).step_by(30_000) {
-            seed += 1;
-            file.write_all_at(&source::noise(seed, 4096), at as u64).unwrap();
-        }
-        let now = fs::read(&archive).unwrap();
+        let (bytes, modified) =
+            (fs::read(archive).unwrap(), fs::metadata(archive).unwrap().modified().unwrap());
+        let (first, expected) = files.iter().next().unwrap();
+        assert!(fs::read(mount.path().join(first)).unwrap() == *expected);
+        assert!(plain.reports().is_empty());
+        // By other processes while readers are at work, as a copy over it would.
+        let reader = {
+            let (place, files) = (mount.path().to_owned(), files.clone());
+            thread::spawn(move || read_all(&place, &files))
+        };
+        rewrite(archive);
+        reader.join().expect("what was read while it was rewritten was right or EIO");
+        let failed = read_all(mount.path(), files);
+        assert!(failed > 0, "{kind}: what is not cached cannot be right");
+        assert_eq!(plain.reports().len(), 1, "{kind}: {:?}", plain.reports());
+        let file = OpenOptions::new().write(true).open(archive).unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
+        file.set_modified(modified).unwrap();
+        assert!(read_all(mount.path(), files) > 0, "{kind}: the archive was another");
+        assert_eq!(plain.reports().len(), 1, "{kind}: no line for each file");
+        assert_eq!(mount.daemon(), daemon, "{kind}");
+    }
+}
+
+/// > With `--allow-changes` only the line in the log is left. Then a read gives EIO where the
+/// > format notices, else the new bytes (stored tars, blocks without a checksum), and a name may be
+/// > gone (ENOENT).
+#[test]
+fn changes_that_are_allowed_give_bytes_or_errors_and_end_nothing() {
+    if !can_mount() {
+        return;
+    }
+    for kind in KINDS {
+        let word = if kind == "tar" { "-oallow_changes" } else { "--allow-changes" };
+        let plain = plain_with(kind, &[word]);
+        let Plain { files, archive, mount, .. } = &plain;
+        let daemon = mount.daemon();
+        let now = rewrite(archive);
         let (mut changed, mut failed) = (0, 0);
-        for (name, packed) in &files {
+        for (name, packed) in files {
             match read(&mount.path().join(name)) {
                 Ok(found) => {
                     assert_eq!(found.len(), LEN, "{kind}: its length is known");
@@ -411,6 +466,7 @@ fn an_archive_rewritten_in_place_gives_bytes_or_errors_and_ends_nothing() {
             "tar.xz" => assert!(changed == 0 && failed > 0, "{changed} {failed}"),
             _ => assert!(changed + failed > 0, "{kind}"),
         }
+        assert_eq!(plain.reports().len(), 1, "{kind}: {:?}", plain.reports());
         assert_eq!(mount.daemon(), daemon, "{kind}");
         run(archfs().arg("stats").arg(mount.path()));
     }

@@ -30,7 +30,7 @@ pub(super) struct MountArgs {
     #[arg(value_names = ["ARCHIVE", "MOUNTPOINT"], num_args = 2.., required = true)]
     pub(super) paths: Vec<PathBuf>,
 
-    /// Options as in fstab: offset=, subdir=, uid=, gid=, allow_other, ro, nosuid, nodev
+    /// Options as in fstab: offset=, subdir=, uid=, gid=, allow_other, allow_changes, ...
     #[arg(short = 'o', value_name = "OPTS")]
     options: Vec<String>,
 
@@ -65,6 +65,10 @@ pub(super) struct MountArgs {
     /// Read the archives into memory first
     #[arg(long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
     preload: bool,
+
+    /// Serve an archive on that was rewritten in place [default: EIO once a read notices]
+    #[arg(long, env = "ARCHFS_ALLOW_CHANGES", value_parser = FalseyValueParser::new())]
+    allow_changes: bool,
 
     /// Threads that answer requests [default: two a processor, at least 32]
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
@@ -137,6 +141,7 @@ impl MountArgs {
             cache_idle: Some(self.cache_idle).filter(|time| !time.is_zero()),
             stage: self.stage.as_ref().map(absolute).transpose()?,
             preload: self.preload,
+            allow_changes: self.allow_changes || options.allow_changes,
             threads: self.threads,
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
             stats_json: self.stats_json.as_ref().map(absolute).transpose()?,
@@ -227,6 +232,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         cache_idle,
         stage,
         preload,
+        allow_changes,
         threads,
         log_file,
         stats_json,
@@ -258,6 +264,9 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     }
     if *preload {
         arguments.push("--preload".into());
+    }
+    if *allow_changes {
+        arguments.push("--allow-changes".into());
     }
     match access {
         Access::Owner => {}
@@ -337,6 +346,7 @@ mod tests {
             cache_idle: None,
             stage: None,
             preload: false,
+            allow_changes: false,
             threads: None,
             log_file: None,
             stats_json: None,
@@ -361,6 +371,7 @@ mod tests {
             cache_idle: Some(Duration::from_secs(90)),
             stage: Some("/s,t\n".into()),
             preload: true,
+            allow_changes: true,
             threads: Some(1024),
             log_file: Some("/l,o g".into()),
             stats_json: Some("/s=t,a ts".into()),

@@ -4,7 +4,7 @@
 //! Invariants: nothing below this layer sees arguments; standard output is data, standard error
 //! talk.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -23,6 +23,7 @@ mod list;
 mod ls;
 mod man;
 mod mount;
+mod mount_helper;
 mod options;
 mod pack;
 mod run;
@@ -73,8 +74,18 @@ enum Command {
 
 /// Runs `archfs` with `arguments`, the program's own name first.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let arguments: Vec<OsString> = arguments.into_iter().collect();
-    stack::with_enough(|| run_with(&arguments))
+    let arguments = arguments.into_iter().collect();
+    stack::with_enough(|| match mount_helper::translated(arguments, is_subcommand) {
+        Some(arguments) => run_with(&arguments),
+        None => ExitCode::SUCCESS,
+    })
+}
+
+fn is_subcommand(word: &OsStr) -> bool {
+    word == "help"
+        || Cli::command().get_subcommands().any(|command| {
+            command.get_name_and_visible_aliases().into_iter().any(|name| word == name)
+        })
 }
 
 fn run_with(arguments: &[OsString]) -> ExitCode {

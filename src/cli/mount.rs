@@ -53,6 +53,10 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["foreground", "until_pid"])]
     all_nodes: bool,
 
+    /// mount(8) calls, or another program that takes archfs for a mount helper
+    #[arg(long, hide = true, conflicts_with_all = ["until_pid", "all_nodes"])]
+    mount_helper: bool,
+
     /// This is a task of that step
     #[arg(long, hide = true, requires = "foreground")]
     step_task: bool,
@@ -106,7 +110,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         lifecycle::serve_in_background(&plan, way.into(), &progress, || drop(bar))?;
         return Ok(0);
     }
-    let wish = match (args.keep, args.until_pid) {
+    let wish = match (args.keep || args.mount_helper, args.until_pid) {
         (true, _) => HolderChoice::Keep,
         (false, Some(pid)) => HolderChoice::UntilPid(pid),
         (false, None) => HolderChoice::Usual,
@@ -145,7 +149,8 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         Ok(mounted) => mounted,
         Err(status) => return Ok(u8::try_from(status).unwrap_or(1)),
     };
-    if !quiet {
+    // mount(8) says nothing where all went well.
+    if !quiet && !args.mount_helper {
         tell(args.mount.split_paths()?, mounted, holder, is_warned);
     }
     Ok(0)
@@ -157,6 +162,9 @@ fn mount_by_step(
     args: &Args,
     plan: &lifecycle::MountPlan,
 ) -> Result<std::result::Result<u8, Option<String>>> {
+    if args.mount_helper {
+        return Ok(Err(None));
+    }
     let choice = match (args.all_nodes, args.job_step) {
         (true, JobStepName::Never) => {
             let context = "--all-nodes needs a job step, and --job-step says never";

@@ -14,6 +14,7 @@ pub(super) struct MountOptions {
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
     pub(super) access: Access,
+    pub(super) allow_changes: bool,
 }
 
 impl MountOptions {
@@ -40,9 +41,15 @@ impl MountOptions {
             ("uid", Some(value)) => self.uid = Some(number(option, value)?),
             ("gid", Some(value)) => self.gid = Some(number(option, value)?),
             ("allow_other", None) => self.access = Access::Everybody,
+            ("allow_changes", None) => self.allow_changes = true,
             // True of every mount here.
             ("ro" | "nosuid" | "nodev", None) => {}
-            // For fstab and mount(8), which act on them before we are called.
+            // For fstab, mount(8) and systemd, which act on them before archfs is called.
+            (name, _) if ["x-", "X-"].iter().any(|prefix| name.starts_with(prefix)) => {}
+            ("comment" | "user" | "uhelper", Some(_)) => {}
+            // What FUSE programs take: archfs does these as it has to.
+            ("kernel_cache" | "auto_cache" | "nonempty", None)
+            | ("max_read" | "fsname" | "subtype", Some(_)) => {}
             (
                 "defaults"
                 | "auto"
@@ -55,6 +62,13 @@ impl MountOptions {
                 | "noatime"
                 | "nodiratime"
                 | "relatime"
+                | "norelatime"
+                | "strictatime"
+                | "lazytime"
+                | "nolazytime"
+                | "owner"
+                | "group"
+                | "sync"
                 | "async"
                 | "exec"
                 | "default_permissions",
@@ -66,7 +80,7 @@ impl MountOptions {
             }
             _ => {
                 return Err(Error::new(Kind::Usage, format!("-o {option}: no such option"))
-                    .with_hint("offset=, subdir=, uid=, gid=, allow_other, ro, nosuid, nodev"));
+                    .with_hint("offset=, subdir=, uid=, gid=, allow_other, allow_changes, ro, nosuid, nodev"));
             }
         }
         Ok(())
@@ -92,13 +106,18 @@ mod tests {
 
     #[test]
     fn takes_what_other_programs_take() {
-        let options = parse("ro,offset=4K,subdir=a/b,uid=7,gid=8,allow_other,noauto,").unwrap();
+        let options = parse(
+            "ro,offset=4K,subdir=a/b,uid=7,gid=8,allow_other,allow_changes,noauto,_netdev,\
+             x-systemd.automount,x-systemd.requires=/data,comment=x,fsname=a,kernel_cache,",
+        );
+        let options = options.unwrap();
         let expected = MountOptions {
             offset: Some(4096),
             subdir: Some("a/b".into()),
             uid: Some(7),
             gid: Some(8),
             access: Access::Everybody,
+            allow_changes: true,
         };
         assert_eq!(options, expected);
         assert_eq!(parse("").unwrap(), MountOptions::default());

@@ -13,7 +13,7 @@ use super::OpenOptions;
 use super::opening::{Format, Memory, Opening, Part};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::storage;
+use crate::storage::{self, Changes};
 use crate::vfs::FileKind;
 
 mod cost;
@@ -180,7 +180,7 @@ pub struct Compressed {
 /// # Errors
 /// As `super::open`; `Corrupt` where its tables can not be read to their end.
 pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Result<Info> {
-    let files = storage::open_files(slice::from_ref(path))?;
+    let files = storage::open_files(slice::from_ref(path), Changes::default())?;
     progress.begin("reading headers");
     let memory = Memory::new(1, options);
     let image_bytes = memory.image_bytes;

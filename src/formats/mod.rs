@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::ordered::try_ordered;
 use crate::progress::Progress;
 use crate::stats::Stats;
-use crate::storage::{self, FileStorage};
+use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
 use crate::vfs::{Fault, Layer, Tree, Union};
 
@@ -49,7 +49,7 @@ pub use info::{
     Stored, info,
 };
 pub use inside::{HEAD, is_within};
-pub use tar::Saving;
+pub use tar::{Acls, Saving};
 pub use verify::verify;
 
 /// How to open archives.
@@ -65,6 +65,8 @@ pub struct OpenOptions {
     pub recursive: bool,
     /// Where the saved index of a tar is, instead of the usual places.
     pub index: Option<PathBuf>,
+    /// How the ACLs of tars are used.
+    pub acls: Acls,
     /// When a new index is saved.
     pub saving: Saving,
     /// Where reads from the archives, and what their caches do, are counted.
@@ -85,7 +87,7 @@ pub fn open(
     options: &OpenOptions,
     progress: &Progress,
 ) -> Result<Arc<dyn Tree>> {
-    open_files(&storage::open_files(paths)?, options, progress)
+    open_files(&storage::open_files(paths, Changes::default())?, options, progress)
 }
 
 /// The same for files that are open.

@@ -141,10 +141,10 @@ impl Opening<'_> {
             None if tar::recognises(head) => Bytes::Stored(storage),
             None => return Err(foreign::unknown(name, head, self.options.offset)),
         };
-        let OpenOptions { recursive, saving, .. } = *self.options;
+        let OpenOptions { recursive, saving, acls, .. } = *self.options;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes);
         let verified = saving == Saving::Compared;
-        let options = TarOptions { recursive, saved, progress, verified, memory };
+        let options = TarOptions { recursive, saved, progress, verified, memory, acls };
         let tar = Tar::open(name, bytes, &options)?;
         let opening = self.sharing(tar.grafts().len());
         let mut parts = Vec::new();

@@ -11,7 +11,7 @@ use super::opening::{Memory, Opening};
 use super::{OpenOptions, Saving};
 use crate::error::Result;
 use crate::progress::Progress;
-use crate::storage;
+use crate::storage::{self, Changes};
 use crate::vfs::{self, Layer, Verified};
 
 /// Reads all of the archive at `path` by `threads` threads. `options.saving` is not heeded.
@@ -24,7 +24,7 @@ pub fn verify(
     threads: usize,
     progress: &Progress,
 ) -> Result<Verified> {
-    let files = storage::open_files(slice::from_ref(path))?;
+    let files = storage::open_files(slice::from_ref(path), Changes::default())?;
     let options = OpenOptions { saving: Saving::Compared, ..options.clone() };
     progress.begin("reading headers");
     let memory = Memory::new(1, &options);

@@ -22,7 +22,7 @@ pub(super) fn ttl(idle: Option<Duration>) -> Duration {
 const MAX_BACKGROUND: u16 = 128;
 
 /// Capabilities, each with what is lost without it.
-const WANTED: [(InitFlags, &str); 9] = [
+const WANTED: [(InitFlags, &str); 10] = [
     // Lookups and listings of one directory run side by side; without it they queue on its lock.
     (InitFlags::FUSE_PARALLEL_DIROPS, "parallel directory operations"),
     // A listing brings the attributes along, so a walk needs no LOOKUP and no GETATTR...
@@ -40,6 +40,8 @@ const WANTED: [(InitFlags, &str); 9] = [
     (InitFlags::FUSE_ASYNC_DIO, "asynchronous direct I/O"),
     // Requests of more than 128 KiB.
     (InitFlags::FUSE_MAX_PAGES, "large requests"),
+    // A handle can be opened when the kernel has forgotten its inode: LOOKUP of "." and "..".
+    (InitFlags::FUSE_EXPORT_SUPPORT, "handles of forgotten inodes"),
 ];
 
 const NO_OPEN: InitFlags = InitFlags::FUSE_NO_OPEN_SUPPORT;

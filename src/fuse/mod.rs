@@ -102,10 +102,21 @@ impl Filesystem for ArchiveFilesystem {
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let request = self.stats.begin(Operation::Lookup);
         let parent = ino_or_reply!(parent, reply);
-        let Some(name) = Name::parse(name.as_bytes()) else {
-            return reply.error(Errno::ENAMETOOLONG);
+        let found = match name.as_bytes() {
+            // Sent to open a handle (open_by_handle_at(2)) of an inode that the kernel has
+            // forgotten: what it is, and for a directory where it is.
+            b"." => self.tree.attr(parent).map(Some),
+            b".." => match self.tree.parent(parent) {
+                Ok(Some(above)) => self.tree.attr(above).map(Some),
+                Ok(None) => return reply.error(Errno::ESTALE),
+                Err(error) => Err(error),
+            },
+            name => match Name::parse(name) {
+                Some(name) => self.tree.lookup(parent, name),
+                None => return reply.error(Errno::ENAMETOOLONG),
+            },
         };
-        match self.tree.lookup(parent, name) {
+        match found {
             Ok(Some(attr)) => reply.entry(&self.ttl, &file_attr(&attr), GENERATION),
             Ok(None) => reply.entry(&self.ttl, &negative_attr(), GENERATION),
             Err(error) => reply.error(errno(&request, parent, &error)),

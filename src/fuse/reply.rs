@@ -43,8 +43,12 @@ pub(super) fn errno(request: &Pending<'_>, ino: Ino, error: &Error) -> Errno {
     };
     if at_fault {
         request.meet_fault();
-        let operation = request.operation().name();
-        log::error!("{operation} of inode {}: {error}", ino.number());
+        // The storage has said once that the archive was rewritten; that every read fails needs no
+        // line for each file.
+        if error.kind() != Kind::Changed {
+            let operation = request.operation().name();
+            log::error!("{operation} of inode {}: {error}", ino.number());
+        }
     }
     errno
 }

@@ -77,6 +77,8 @@ pub struct MountPlan {
     pub stage: Option<PathBuf>,
     /// Whether they are read into memory before.
     pub preload: bool,
+    /// Whether archives that were rewritten in place are served on.
+    pub allow_changes: bool,
     /// Threads that answer requests; `None` for the default.
     pub threads: Option<usize>,
     /// Where the daemon writes what it has to say; `None` for standard error.

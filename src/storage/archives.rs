@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use super::Storage;
+use super::changes::Changes;
 use super::file::FileStorage;
 use super::pool::FilePool;
 use crate::error::{Error, Result};
@@ -29,11 +30,11 @@ const PIECE: u64 = 4 << 20;
 /// Where archives may start in a copy, bytes: at a page.
 const ALIGNMENT: u64 = 4096;
 
-/// Opens the files at `paths`.
+/// Opens the files at `paths`; `changes` says what is done when one is rewritten in place.
 ///
 /// # Errors
 /// Of the first that fails, as `FileStorage::open`.
-pub fn open_files(paths: &[PathBuf]) -> Result<Vec<Arc<FileStorage>>> {
+pub fn open_files(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileStorage>>> {
     // A pool is for more files than may be open: reads of a pooled file take its lock for a moment.
     if paths.len() > FilePool::room() {
         FilePool::enlarge_room();
@@ -44,8 +45,8 @@ pub fn open_files(paths: &[PathBuf]) -> Result<Vec<Arc<FileStorage>>> {
         paths.len(),
         OPENED_AT_ONCE,
         |nth| match &pool {
-            Some(pool) => FileStorage::open_in(&paths[nth], pool),
-            None => FileStorage::open(&paths[nth]),
+            Some(pool) => FileStorage::open_in(&paths[nth], pool, changes),
+            None => FileStorage::open_with(&paths[nth], changes),
         },
         |file| files.push(Arc::new(file)),
     )?;
@@ -189,7 +190,7 @@ mod tests {
     fn each_file_is_read_from_the_copy_to_its_own_end_and_no_further() {
         let work = tempfile::tempdir().unwrap();
         let paths = files(&work);
-        let files = open_files(&paths).unwrap();
+        let files = open_files(&paths, Changes::default()).unwrap();
         let progress = Progress::default();
         let target = unlinked(work.path()).unwrap();
         let shown = target.try_clone().unwrap();
@@ -226,7 +227,7 @@ mod tests {
         ];
         for change in change {
             let paths = files(&work);
-            let files = open_files(&paths).unwrap();
+            let files = open_files(&paths, Changes::default()).unwrap();
             change(&paths[6]);
             let target = unlinked(work.path()).unwrap();
             let error = copy(&files, target, &Progress::default()).unwrap_err();
@@ -240,7 +241,7 @@ mod tests {
     fn the_first_file_that_is_missing_is_told() {
         let work = tempfile::tempdir().unwrap();
         let paths: Vec<_> = ["a", "b"].map(|name| work.path().join(name)).to_vec();
-        let error = open_files(&paths).unwrap_err();
+        let error = open_files(&paths, Changes::default()).unwrap_err();
         assert!(error.to_string().contains("/a: no such file"), "{error}");
     }
 }

@@ -3,8 +3,8 @@
 //! Owns the open descriptor, which is the truth about the archive: a file that is replaced or
 //! deleted while mounted goes on being read as it was opened. One that was copied is read from its
 //! copy, and stays the file it was in all else: name, length and time.
-//! Invariant: length and time are what they were at opening; a file cut short later gives errors,
-//! not zeros.
+//! Invariants: length and time are what they were at opening; a file cut short later gives errors,
+//! not zeros. A file that is rewritten in place is noticed (`changes`).
 
 use std::ffi::OsStr;
 use std::fs::{File, FileType, OpenOptions};
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, OFlags, fadvise, fstatfs};
 
+use super::changes::{Changes, Version};
 use super::pool::{FilePool, Slot};
 use super::unlinked::is_in_memory;
 use super::{Storage, page_cache, trust};
@@ -29,6 +30,8 @@ pub struct FileStorage {
     path: PathBuf,
     identity: Identity,
     origin: Origin,
+    /// `None` for what nothing tells a version of: a block device, and a copy, which nobody writes.
+    version: Option<Version>,
 }
 
 /// How the file is held.
@@ -66,8 +69,16 @@ impl FileStorage {
     /// `NotFound`, `IsADirectory`, `Usage` for a pipe, `UnknownFormat` for another kind of file,
     /// else `Io`.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, Changes::default())
+    }
+
+    /// The same; `changes` says what is done when it is rewritten in place.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub(super) fn open_with(path: &Path, changes: Changes) -> Result<Self> {
         let (file, identity, origin) = opened(path)?;
-        Ok(Self { handle: Handle::Open(file), path: path.to_owned(), identity, origin })
+        Ok(Self::new(Handle::Open(file), path, (identity, origin), changes))
     }
 
     /// The same for one of many files that share an allowance of open ones. What is read later must
@@ -75,18 +86,29 @@ impl FileStorage {
     ///
     /// # Errors
     /// As `open`.
-    pub fn open_in(path: &Path, pool: &Arc<FilePool>) -> Result<Self> {
+    pub fn open_in(path: &Path, pool: &Arc<FilePool>, changes: Changes) -> Result<Self> {
         let (file, identity, origin) = opened(path)?;
         let slot = Arc::new(Mutex::new(None));
         pool.keep(&slot, file);
         let handle = Handle::Pooled(Arc::clone(pool), slot);
-        Ok(Self { handle, path: path.to_owned(), identity, origin })
+        Ok(Self::new(handle, path, (identity, origin), changes))
+    }
+
+    fn new(
+        handle: Handle,
+        path: &Path,
+        (identity, origin): (Identity, Origin),
+        changes: Changes,
+    ) -> Self {
+        let version = identity.is_regular().then(|| Version::of(&identity, changes));
+        Self { handle, path: path.to_owned(), identity, origin, version }
     }
 
     /// The same file, read from its copy, which starts at `start` of `copy`.
     pub(super) fn copied(&self, copy: &Arc<File>, start: u64) -> Self {
         let handle = Handle::Copied(Arc::clone(copy), start);
-        Self { handle, path: self.path.clone(), identity: self.identity, origin: self.origin }
+        let Self { identity, origin, .. } = *self;
+        Self { handle, path: self.path.clone(), identity, origin, version: None }
     }
 
     /// Where the file was opened.
@@ -115,7 +137,11 @@ impl FileStorage {
     /// `Io`.
     pub(super) fn check_unchanged(&self) -> Result<()> {
         // By its path, since some network file systems ask their server only when a file is opened.
-        self.reopen("was copied").map(drop)
+        let (_, identity) = self.open_again()?;
+        match identity == self.identity {
+            true => Ok(()),
+            false => Err(self.replaced("was copied")),
+        }
     }
 
     /// Whether the byte at each of `offsets` is in the page cache; `false` where the system does
@@ -139,24 +165,34 @@ impl FileStorage {
     fn opened(&self) -> Result<(Opened<'_>, u64)> {
         Ok(match &self.handle {
             Handle::Open(file) => (Opened::Borrowed(file), 0),
-            Handle::Pooled(pool, slot) => {
-                (Opened::Shared(pool.file(slot, || self.reopen("is mounted"))?), 0)
-            }
+            Handle::Pooled(pool, slot) => (Opened::Shared(pool.file(slot, || self.reopen())?), 0),
             Handle::Copied(file, start) => (Opened::Borrowed(file), *start),
         })
     }
 
-    fn reopen(&self, meanwhile: &str) -> Result<File> {
-        // That it is gone is a fault of the storage now, and says nothing of names in the archive.
-        let failed =
-            |error: Error| Error::new(Kind::Io, "can not be opened again").with_source(error);
-        let (file, identity, _) = opened(&self.path).map_err(failed)?;
+    fn reopen(&self) -> Result<File> {
+        let (file, identity) = self.open_again()?;
         if identity == self.identity {
             return Ok(file);
         }
+        match self.version.as_ref().filter(|_| identity.is_file_of(&self.identity)) {
+            Some(version) => version.compare(identity.len, identity.modified, &self.path)?,
+            None => return Err(self.replaced("is mounted")),
+        }
+        Ok(file)
+    }
+
+    fn open_again(&self) -> Result<(File, Identity)> {
+        // That it is gone is a fault of the storage now, and says nothing of names in the archive.
+        let failed =
+            |error: Error| Error::new(Kind::Io, "can not be opened again").with_source(error);
+        opened(&self.path).map(|(file, identity, _)| (file, identity)).map_err(failed)
+    }
+
+    fn replaced(&self, meanwhile: &str) -> Error {
         let context =
             format!("{}: was replaced or changed while it {meanwhile}", self.path.display());
-        Err(Error::new(Kind::Io, context))
+        Error::new(Kind::Io, context)
     }
 }
 
@@ -250,6 +286,23 @@ pub struct Identity {
     pub mode: u32,
 }
 
+impl Identity {
+    /// Whether it is a regular file.
+    fn is_regular(&self) -> bool {
+        self.mode & FILE_TYPE == REGULAR_FILE
+    }
+
+    /// Whether it may be another version of the file that `other` is: in the same inode, with the
+    /// same owner and mode.
+    fn is_file_of(&self, other: &Self) -> bool {
+        (self.inode, self.owner, self.mode) == (other.inode, other.owner, other.mode)
+    }
+}
+
+/// The bits of st_mode that say the kind, and those of a regular file (inode(7)).
+const FILE_TYPE: u32 = 0o170_000;
+const REGULAR_FILE: u32 = 0o100_000;
+
 /// What tells a file from a copy of it, besides its inode and owner. Unlike `Identity` it changes
 /// when the file is linked or renamed: nobody can set the time of a change (inode(7), ctime).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -281,11 +334,15 @@ impl Storage for FileStorage {
         let early = || Error::corrupt(format!("{}: the file ends before that", context()));
         // Behind a copy there may be another one.
         let end = offset.checked_add(wanted as u64).ok_or_else(early)?;
+        self.version.as_ref().map_or(Ok(()), |version| version.check_known(&self.path))?;
         let (file, start) = self.opened()?;
         if end > self.identity.len {
             return Err(early());
         }
-        file.read_exact_at(buffer, start + offset).map_err(|error| match error.kind() {
+        let outcome = file.read_exact_at(buffer, start + offset);
+        // Behind the read, so that it vouches for the bytes; it also explains a read that failed.
+        self.version.as_ref().map_or(Ok(()), |version| version.check(&file, &self.path))?;
+        outcome.map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => early(),
             _ => Error::io(context(), error),
         })

@@ -8,6 +8,7 @@
 use crate::error::Result;
 
 mod archives;
+mod changes;
 mod directory;
 #[cfg(test)]
 mod faulty;
@@ -23,6 +24,7 @@ mod unlinked;
 mod window;
 
 pub use archives::{copied_len, copy, open_files, read_all};
+pub use changes::Changes;
 pub use directory::{Appended, Directory, Readers};
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};

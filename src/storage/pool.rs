@@ -119,7 +119,7 @@ fn is_out_of_descriptors(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FileStorage, Storage};
+    use super::super::{Changes, FileStorage, Storage};
     use super::*;
     use crate::error::Kind;
 
@@ -136,7 +136,7 @@ mod tests {
             .map(|number| {
                 let path = work.path().join(number.to_string());
                 std::fs::write(&path, number.to_le_bytes()).unwrap();
-                FileStorage::open_in(&path, &pool).unwrap()
+                FileStorage::open_in(&path, &pool, Changes::default()).unwrap()
             })
             .collect();
         std::thread::scope(|scope| {
@@ -163,7 +163,7 @@ mod tests {
         let paths: Vec<_> = (0..4).map(|number| work.path().join(number.to_string())).collect();
         let open = |path: &std::path::PathBuf| {
             std::fs::write(path, "x").unwrap();
-            FileStorage::open_in(path, &pool).unwrap()
+            FileStorage::open_in(path, &pool, Changes::default()).unwrap()
         };
         let files: Vec<_> = paths.iter().map(open).collect();
         let tries = std::cell::Cell::new(0);
@@ -196,7 +196,8 @@ mod tests {
         std::fs::write(&a, "old").unwrap();
         std::fs::write(&b, "another").unwrap();
         let pool = FilePool::new(1);
-        let [first, second] = [&a, &b].map(|path| FileStorage::open_in(path, &pool).unwrap());
+        let [first, second] =
+            [&a, &b].map(|path| FileStorage::open_in(path, &pool, Changes::default()).unwrap());
         let mut bytes = [0; 3];
         first.read_exact_at(&mut bytes, 0).unwrap();
         second.read_exact_at(&mut bytes, 0).unwrap();

@@ -100,6 +100,22 @@ pub trait Tree: Send + Sync {
     /// Sizes of the whole, for statfs(2).
     fn totals(&self) -> Totals;
 
+    /// The directory that holds the directory `ino`; of the root, itself. `None` if the archive
+    /// does not say. The kernel asks for it only to open a handle of a directory (`fuse`), so it
+    /// may take as long as a look at all directories.
+    ///
+    /// # Errors
+    /// `NotADirectory`; `Corrupt` or `Io`.
+    fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
+        Ok((ino == Ino::ROOT).then_some(ino))
+    }
+
+    /// One more than the largest inode number of the tree. Inodes whose records contradict each
+    /// other may have larger ones, and a tree that cannot tell may say the largest there is.
+    fn numbers_end(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Where in the archive the contents of the regular file `ino` begin. Only the order of such
     /// places means something: who reads files in it reads the archive from its start to its end.
     ///

@@ -145,6 +145,17 @@ impl Tree for View {
         self.tree.xattr(self.inner(ino), name)
     }
 
+    fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
+        match ino {
+            Ino::ROOT => Ok(Some(ino)),
+            ino => Ok(self.tree.parent(ino)?.map(|parent| self.outer(parent))),
+        }
+    }
+
+    fn numbers_end(&self) -> u64 {
+        self.tree.numbers_end()
+    }
+
     fn place(&self, ino: Ino) -> Result<u64> {
         self.tree.place(self.inner(ino))
     }

@@ -10,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod acls;
 mod helper;
 mod inert;
 mod modes;

@@ -317,3 +317,74 @@ fn trusted_attributes_are_listed_to_those_who_can_read_them() {
         }
     });
 }
+
+/// > It fits 32 bits where the archives have fewer inodes than that: of an image it is the number
+/// > that the image stores, with 1 for the root.
+#[test]
+fn inode_numbers_fit_32_bits_and_are_those_of_the_kernel() {
+    if !can_mount() {
+        return;
+    }
+    let tree = source::varied();
+    let work = work_folder();
+    // An inode table of more than 64 KiB: references into it take more than 32 bits.
+    let with_table = |name: &str, options: &[&str]| {
+        image::make(work.path(), name, &tree, &[&["-comp", "zstd", "-noI"], options].concat())
+    };
+    let (exported, plain) = (with_table("a.sqfs", &[]), with_table("b.sqfs", &["-no-exports"]));
+    let place = work.path().join("mount");
+    // Of each name the number, from stat and from the listing.
+    let numbers = |mount: &Path| {
+        let mut found = BTreeMap::new();
+        let mut waiting = vec![mount.to_owned()];
+        while let Some(folder) = waiting.pop() {
+            for entry in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()) {
+                let metadata = entry.metadata().unwrap();
+                assert_eq!(entry.ino(), metadata.ino());
+                if metadata.is_dir() {
+                    waiting.push(entry.path());
+                }
+                let name = entry.path().strip_prefix(mount).unwrap().to_owned();
+                found.insert(name, (metadata.ino(), metadata.nlink(), metadata.is_dir()));
+            }
+        }
+        found
+    };
+    let check = |archives: &[&Path]| {
+        let archives: Vec<_> = archives.iter().map(|it| it.to_path_buf()).collect();
+        let mounted = Mounted::several(&[], &archives, &place, &[]);
+        let found = numbers(mounted.path());
+        assert_eq!(fs::metadata(&place).unwrap().ino(), 1);
+        assert!(found.len() > 3000 && found.values().all(|it| it.0 > 1 && it.0 >> 32 == 0));
+        let alone = found.values().filter(|it| it.1 == 1 || it.2).count();
+        let own: BTreeSet<_> =
+            found.values().filter(|it| it.1 == 1 || it.2).map(|it| it.0).collect();
+        assert_eq!(own.len(), alone, "each has a number of its own");
+        found
+    };
+    let found = check(&[&exported]);
+    let kernel_place = work.path().join("kernel");
+    match Mounted::kernel(&exported, &kernel_place) {
+        Ok(kernel) => {
+            let root = fs::metadata(kernel.path()).unwrap().ino();
+            for (name, (expected, ..)) in numbers(kernel.path()) {
+                let expected = if expected == 1 { root } else { expected };
+                assert_eq!(found[&name].0, expected, "{}", name.display());
+            }
+        }
+        Err(error) => {
+            assert!(
+                std::env::var_os("CI").is_none(),
+                "CI must have the kernel's SquashFS: {error}"
+            );
+            eprintln!("SKIPPED in part: no SquashFS in this kernel: {error}");
+        }
+    }
+    check(&[&plain]);
+    let small = work.path().join("small");
+    fs::create_dir_all(small.join("many")).unwrap();
+    fs::write(small.join("many/other"), "x").unwrap();
+    let [_, (_, tar)] = archives(work.path(), &small);
+    let of_all = check(&[&exported, &tar, &plain]);
+    assert_eq!(of_all.len(), found.len() + 1, "each of two archives has the other names");
+}

@@ -9,6 +9,7 @@ mod support;
 
 mod files;
 mod folders;
+mod handles;
 mod inodes;
 
 use std::ffi::OsStr;

@@ -100,6 +100,12 @@ impl Tally {
     }
 }
 
+/// The inode at `reference`, which is said to have the number `stored`.
+fn subject(image: &SquashFs, reference: u64, stored: u32) -> Subject {
+    let ino = InodeRef::parse(reference).and_then(|found| image.ino(found, stored).ok());
+    ino.map_or(Subject::Archive, Subject::Inode)
+}
+
 struct Audit<'i, 'f> {
     image: &'i SquashFs,
     found: &'f mut dyn FnMut(Fault),
@@ -211,15 +217,16 @@ impl Audit<'_, '_> {
         let image = self.image;
         let mut names: Vec<Named> = Vec::new();
         let mut whole = true;
-        let mut known = HashSet::from([image.root.bits()]);
-        let mut waiting = vec![(image.root, None)];
+        let root = image.numbers.root();
+        let mut known = HashSet::from([root.bits()]);
+        let mut waiting = vec![(root, None)];
         while let Some((reference, above)) = waiting.pop() {
             let Ok((inode, index)) = image.inode(reference) else {
                 whole = false;
                 continue;
             };
             let Body::Directory(body) = inode.body else { continue };
-            let subject = Subject::Inode(reference.ino(image.root));
+            let subject = subject(image, reference.bits(), inode.number);
             if let Some(above) = above
                 && above != body.parent
             {
@@ -256,8 +263,7 @@ impl Audit<'_, '_> {
         let mut unnamed: u64 = 0;
         let odd = |names: &[Named], found: &mut dyn FnMut(Fault)| {
             for name in names {
-                let ino = InodeRef::parse(name.reference).map(|found| found.ino(image.root));
-                let subject = ino.map_or(Subject::Archive, Subject::Inode);
+                let subject = subject(image, name.reference, name.number);
                 found(Fault::damage(subject, "no inode of the table begins where it should be"));
             }
         };
@@ -268,17 +274,15 @@ impl Audit<'_, '_> {
             let count = behind.partition_point(|name| name.reference == *reference);
             let (own, behind) = behind.split_at_checked(count).unwrap_or_default();
             rest = behind;
-            let subject = || match InodeRef::parse(*reference) {
-                Some(found) => Subject::Inode(found.ino(image.root)),
-                None => Subject::Archive,
-            };
+            let subject = || subject(image, *reference, *number);
             if let Some(wrong) = own.iter().find(|name| name.number != *number) {
                 let what = format!("named as inode {}, but it is inode {number}", wrong.number);
                 (self.found)(Fault::damage(subject(), what));
             }
             match nlink {
                 _ if own.is_empty() => {
-                    unnamed = unnamed.saturating_add(u64::from(*reference != image.root.bits()));
+                    unnamed = unnamed
+                        .saturating_add(u64::from(*reference != image.numbers.root().bits()));
                 }
                 Some(nlink) if length(own.len()) != u64::from(*nlink) => {
                     let names = own.len();

@@ -49,6 +49,14 @@ pub(super) struct Entry<'n> {
     pub(super) next: Cookie,
 }
 
+/// What an entry leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) reference: InodeRef,
+    pub(super) number: u32,
+    pub(super) kind: FileKind,
+}
+
 impl<'m> Directory<'m> {
     /// The directory of an inode; `index` is the cursor behind that inode.
     pub(super) fn new(
@@ -105,18 +113,19 @@ impl<'m> Directory<'m> {
         walk().is_err() || reached == run
     }
 
-    /// What the entry `name` leads to, and of which kind it says that is.
+    /// What the entry `name` leads to.
     ///
     /// # Errors
     /// `Corrupt` where the listing is damaged on the way to it; `Io`.
-    pub(super) fn find(&self, name: Name<'_>) -> Result<Option<(InodeRef, FileKind)>> {
+    pub(super) fn find(&self, name: Name<'_>) -> Result<Option<Found>> {
         let nearest = self.nearest_index(|_, first| first <= name.as_bytes())?;
         let listing = self.open(nearest, nearest.map_or(0, |near| near.listing))?;
         let mut found = None;
         listing.visit(0, |entry| match entry.name.cmp(&name) {
             Ordering::Less => ControlFlow::Continue(()),
             Ordering::Equal => {
-                found = Some((entry.reference, entry.kind));
+                let Entry { reference, number, kind, .. } = entry;
+                found = Some(Found { reference, number, kind });
                 ControlFlow::Break(())
             }
             Ordering::Greater => ControlFlow::Break(()),

@@ -1,20 +1,14 @@
 //! Inodes: the fourteen records that an inode reference can lead to.
 //!
-//! Owns their layouts (basic and extended forms of seven kinds; squashfs_fs.h) and inode identity.
-//! Leaves contents to `directory`, `data` and `xattr`.
+//! Owns their layouts (basic and extended forms of seven kinds; squashfs_fs.h) and references to
+//! them. Leaves contents to `directory`, `data` and `xattr`, and inode identity to `numbers`.
 //! Invariant: a parsed inode holds no sentinel; what is absent is `None`.
-//!
-//! Identity. A directory names an inode by its reference: where its record starts, 32 bits of block
-//! and 16 of offset. The number that the record also stores leads back to the reference only where
-//! the image has an export table. So the numbers shown to the kernel are made of references, which
-//! need no table, no memory, and are equal for all hard links. 0 can not be shown and 1 must be the
-//! root, so a reference is shown as itself plus two. The root's own is shown as 1 alone.
 
 use super::metadata::{Cursor, Metadata, Position};
 use crate::error::{Error, Result};
 use crate::formats::bytes::Reader;
 use crate::formats::limits::{FILE_SIZE_MAX, SYMLINK_MAX};
-use crate::vfs::{FileKind, Ino};
+use crate::vfs::FileKind;
 
 /// What a field holds where there is no fragment, and where there are no extended attributes.
 const NONE: u32 = u32::MAX;
@@ -42,20 +36,16 @@ impl InodeRef {
         Self((u64::from(block) << 16) | u64::from(offset))
     }
 
-    /// The inode that is shown as `ino` in an image with that root.
-    pub(super) fn from_ino(ino: Ino, root: Self) -> Option<Self> {
-        match ino {
-            Ino::ROOT => Some(root),
-            ino => ino.number().checked_sub(2).and_then(Self::parse),
-        }
+    /// Where the metadata block of the record starts, bytes into the inode table.
+    pub(super) fn block(self) -> u32 {
+        let [_, _, a, b, c, d, ..] = self.0.to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
     }
 
-    /// The number it is shown as in an image with that root.
-    pub(super) fn ino(self, root: Self) -> Ino {
-        if self == root {
-            return Ino::ROOT;
-        }
-        Ino::new(self.0.saturating_add(2)).unwrap_or(Ino::ROOT)
+    /// Where in that block the record starts.
+    pub(super) fn offset(self) -> u16 {
+        let [low, high, ..] = self.0.to_le_bytes();
+        u16::from_le_bytes([low, high])
     }
 
     /// Where its record is, for a person, with the inode table at `inode_table` of the image.
@@ -65,9 +55,8 @@ impl InodeRef {
     }
 
     fn position(self, inode_table: u64) -> Position {
-        let [low, high, ..] = self.0.to_le_bytes();
-        let block = inode_table.saturating_add(self.0 >> 16);
-        Position { block, offset: u16::from_le_bytes([low, high]) }
+        let block = inode_table.saturating_add(u64::from(self.block()));
+        Position { block, offset: self.offset() }
     }
 }
 

@@ -27,6 +27,7 @@ mod image;
 mod info;
 mod inode;
 mod metadata;
+mod numbers;
 mod pieces;
 mod superblock;
 mod sweep;
@@ -41,6 +42,7 @@ use data::{Data, FileRef};
 use directory::Directory;
 use inode::{Body, Inode, InodeRef};
 use metadata::{Cursor, Metadata};
+use numbers::Numbers;
 use superblock::Superblock;
 use table::Table;
 use xattr::Xattrs;
@@ -77,7 +79,7 @@ pub(crate) struct SquashFs {
     /// What the image lies in, with what is behind it.
     whole: Arc<dyn Storage>,
     superblock: Superblock,
-    root: InodeRef,
+    numbers: Numbers,
     metadata: Metadata,
     data: Data,
     /// The owners that inodes name by index: at most 65,536, so all are kept.
@@ -168,12 +170,13 @@ impl SquashFs {
         if kind != FileKind::Directory {
             return Err(Error::corrupt(format!("the root is no directory but {kind:?}")));
         }
+        let numbers = Numbers::read(&*whole, &superblock, root, &inode)?;
         let readahead = Readahead::new(ahead_capacity(data_share, block_size));
         Ok(Arc::new_cyclic(|itself| Self {
             name: name.to_owned(),
             whole,
             superblock,
-            root,
+            numbers,
             metadata,
             data,
             ids,
@@ -198,16 +201,20 @@ impl SquashFs {
     }
 
     fn reference(&self, ino: Ino) -> Result<InodeRef> {
-        InodeRef::from_ino(ino, self.root).ok_or_else(|| {
-            Error::new(Kind::NotFound, format!("{} is no inode of this image", ino.number()))
-        })
+        self.numbers.reference(&self.metadata, ino)
+    }
+
+    /// The number of the inode at `reference`, which is said to have the number `stored`.
+    fn ino(&self, reference: InodeRef, stored: u32) -> Result<Ino> {
+        self.numbers.ino(&self.metadata, reference, stored)
     }
 
     fn inode(&self, reference: InodeRef) -> Result<(Inode, Cursor<'_>)> {
         Inode::read(&self.metadata, self.superblock.inode_table, reference)
     }
 
-    fn attr_of(&self, reference: InodeRef) -> Result<Attr> {
+    /// The attributes of the inode at `reference`, whose number is `ino`.
+    fn attr_of(&self, reference: InodeRef, ino: Ino) -> Result<Attr> {
         let (inode, _) = self.inode(reference)?;
         let (size, allocated, device) = match inode.body {
             Body::Regular(body) => (body.size, body.size.saturating_sub(body.sparse), 0),
@@ -217,7 +224,7 @@ impl SquashFs {
             Body::Fifo | Body::Socket => (0, 0, 0),
         };
         Ok(Attr {
-            ino: reference.ino(self.root),
+            ino,
             kind: inode.kind(),
             permissions: inode.permissions,
             nlink: inode.nlink,
@@ -238,8 +245,8 @@ impl SquashFs {
         })
     }
 
-    fn directory(&self, ino: Ino) -> Result<Directory<'_>> {
-        let (inode, index) = self.inode(self.reference(ino)?)?;
+    fn directory(&self, reference: InodeRef) -> Result<Directory<'_>> {
+        let (inode, index) = self.inode(reference)?;
         match inode.body {
             Body::Directory(body) => {
                 let table = self.superblock.directory_table;

@@ -6,27 +6,30 @@
 
 use std::ops::ControlFlow;
 
-use super::directory::Entry;
-use super::inode::InodeRef;
+use super::directory::{Entry, Found};
+use super::inode::{Body, InodeRef};
+use super::superblock::Superblock;
 use super::{SquashFs, audit};
 use crate::error::{Error, Kind, Result};
 use crate::vfs::{
-    Attr, Cookie, DirEntry, Fault, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Totals,
-    Tree,
+    Attr, Cookie, DirEntry, Fault, Ino, Name, ReadBytes, Scratch, SeekTarget, Totals, Tree,
 };
 
 impl Tree for SquashFs {
     fn attr(&self, ino: Ino) -> Result<Attr> {
-        self.reference(ino).and_then(|reference| self.attr_of(reference)).map_err(self.named(ino))
+        let attr = self.reference(ino).and_then(|reference| self.attr_of(reference, ino));
+        attr.map_err(self.named(ino))
     }
 
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
-        let found = self.directory(parent).and_then(|directory| directory.find(name));
-        let Some((reference, kind)) = found.map_err(self.named(parent))? else {
+        let found = self
+            .reference(parent)
+            .and_then(|reference| Ok((reference, self.directory(reference)?.find(name)?)));
+        let (above, Some(found)) = found.map_err(self.named(parent))? else {
             return Ok(None);
         };
-        let child = self.child(parent, reference, kind);
-        child.map(Some).map_err(self.named(reference.ino(self.root)))
+        let ino = self.ino(found.reference, found.number).map_err(self.named(parent))?;
+        self.child(above, found, ino).map(Some).map_err(self.named(ino))
     }
 
     fn read_dir(
@@ -36,16 +39,18 @@ impl Tree for SquashFs {
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         let mut sound = Ok(());
-        self.directory(ino)
-            .and_then(|directory| {
-                directory.visit(cookie, |entry| {
-                    let child = entry.reference.ino(self.root);
-                    sound = check_child(ino, child);
-                    if sound.is_err() {
-                        return ControlFlow::Break(());
+        self.reference(ino)
+            .and_then(|above| {
+                self.directory(above)?.visit(cookie, |entry| {
+                    let Entry { reference, number, kind, name, next } = entry;
+                    let child = self.check_child(above, reference);
+                    match child.and_then(|()| self.ino(reference, number)) {
+                        Ok(ino) => visit(DirEntry { ino, kind, name, next }),
+                        Err(error) => {
+                            sound = Err(error);
+                            ControlFlow::Break(())
+                        }
                     }
-                    let Entry { kind, name, next, .. } = entry;
-                    visit(DirEntry { ino: child, kind, name, next })
                 })
             })
             .and(sound)
@@ -105,6 +110,23 @@ impl Tree for SquashFs {
         }
     }
 
+    fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
+        let parent = self.reference(ino).and_then(|reference| {
+            let (inode, _) = self.inode(reference)?;
+            match inode.body {
+                _ if reference == self.numbers.root() => Ok(Some(Ino::ROOT)),
+                Body::Directory(body) => self.numbers.stored(&self.metadata, body.parent),
+                _ => Err(Error::new(Kind::NotADirectory, "not a directory")),
+            }
+        });
+        parent.map_err(self.named(ino))
+    }
+
+    fn numbers_end(&self) -> u64 {
+        let Superblock { inode_table, directory_table, .. } = self.superblock;
+        self.numbers.end(directory_table.saturating_sub(inode_table))
+    }
+
     fn place(&self, ino: Ino) -> Result<u64> {
         self.file(ino)
             .and_then(|file| self.data.start(&self.metadata, &file.body))
@@ -124,11 +146,11 @@ impl Tree for SquashFs {
 }
 
 impl SquashFs {
-    /// What the entry of `parent` leads to that says it is of that `kind`. Each folder is in one
-    /// place of a tree: the root in none, and none in itself.
-    fn child(&self, parent: Ino, reference: InodeRef, kind: FileKind) -> Result<Attr> {
-        check_child(parent, reference.ino(self.root))?;
-        let attr = self.attr_of(reference)?;
+    /// What an entry of the directory `above` leads to: the inode `ino`, of the kind that the entry
+    /// says. Each folder is in one place of a tree: the root in none, and none in itself.
+    fn child(&self, above: InodeRef, found: Found, ino: Ino) -> Result<Attr> {
+        self.check_child(above, found.reference)?;
+        let (attr, kind) = (self.attr_of(found.reference, ino)?, found.kind);
         if attr.kind != kind {
             let context = format!("is {:?}, its entry says {kind:?}", attr.kind);
             return Err(Error::corrupt(context));
@@ -136,25 +158,25 @@ impl SquashFs {
         Ok(attr)
     }
 
+    /// Refuses an entry that would make a folder its own ancestor, as far as one step shows it.
+    fn check_child(&self, above: InodeRef, child: InodeRef) -> Result<()> {
+        match child {
+            child if child == self.numbers.root() => Err(Error::corrupt("holds the root")),
+            child if child == above => Err(Error::corrupt("holds itself")),
+            _ => Ok(()),
+        }
+    }
+
     /// Puts the archive's name in front of an error, and behind that, if the archive is at fault,
     /// where the inode is that this is about.
     fn named(&self, ino: Ino) -> impl Fn(Error) -> Error + '_ {
         move |error| {
-            let reference = InodeRef::from_ino(ino, self.root).filter(|_| error.is_damage());
+            let reference = error.is_damage().then(|| self.reference(ino));
             let error = match reference {
-                Some(reference) => error.within(reference.place(self.superblock.inode_table)),
-                None => error,
+                Some(Ok(reference)) => error.within(reference.place(self.superblock.inode_table)),
+                _ => error,
             };
             error.within(&self.name)
         }
-    }
-}
-
-/// Refuses an entry that would make a folder its own ancestor, as far as one step shows it.
-fn check_child(parent: Ino, child: Ino) -> Result<()> {
-    match child {
-        Ino::ROOT => Err(Error::corrupt("holds the root")),
-        child if child == parent => Err(Error::corrupt("holds itself")),
-        _ => Ok(()),
     }
 }

@@ -3,6 +3,7 @@
 //! Owns what has to hold of what they let through, and making checksums right, which chance never
 //! would; leaves the walk through a whole tree to `formats::fuzzing`. Is not part of the program.
 
+use super::acl::Acls;
 use super::chain::Nesting;
 use super::header::{self, BLOCK, BLOCK_LEN, Block, Header, Seen};
 use super::index::IndexFile;
@@ -122,7 +123,7 @@ pub fn saved_index(data: &[u8]) {
     let len = usize::try_from(found.decoded_len).unwrap_or(usize::MAX);
     let storage = Arc::new(MemStorage::new(vec![7; len.min(1 << 16)]));
     let (name, index) = ("fuzz".to_owned(), found.index);
-    let tree = Tar { name, storage, packed: None, index, is_kept: false };
+    let tree = Tar { name, storage, packed: None, index, is_kept: false, acls: Acls::Masked };
     walk(&tree, Folders::Consistent);
 }
 
@@ -140,8 +141,14 @@ pub fn tar(data: &[u8]) {
     let recursive = how & 1 != 0;
     let progress = Progress::default();
     let memory = 1 << 20;
-    let options =
-        TarOptions { recursive, saved: None, progress: &progress, memory, verified: false };
+    let options = TarOptions {
+        recursive,
+        saved: None,
+        progress: &progress,
+        memory,
+        verified: false,
+        acls: Acls::Masked,
+    };
     let Ok(tar) = Tar::open("fuzz", Bytes::Stored(storage.clone()), &options) else { return };
     walk(&tar, Folders::Consistent);
     for graft in tar.grafts() {

@@ -17,6 +17,7 @@ use crate::vfs::{
     Totals, Tree,
 };
 
+mod acl;
 mod chain;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
@@ -46,6 +47,7 @@ use index::{Content, Index, Node, NodeId};
 use open::Opened;
 use sparse::Segment;
 
+pub use acl::Acls;
 pub(in crate::formats) use chain::folder_name;
 pub(in crate::formats) use index::Graft;
 pub use open::Saving;
@@ -68,6 +70,7 @@ pub(crate) struct Tar {
     index: Index,
     /// Whether an index of it is saved.
     is_kept: bool,
+    acls: Acls,
 }
 
 /// Whether the first blocks of a file look like a tar: a header, or the end mark of an empty one.
@@ -91,7 +94,8 @@ impl Tar {
                 log::error!("{name}: {note}");
             }
         }
-        Ok(Self { name: name.to_owned(), storage, packed, index, is_kept })
+        let (name, acls) = (name.to_owned(), options.acls);
+        Ok(Self { name, storage, packed, index, is_kept, acls })
     }
 
     /// Images within the archive whose trees belong into its folders.
@@ -124,7 +128,7 @@ impl Tar {
         Attr {
             ino: ino_of(id),
             kind: node.kind(),
-            permissions: node.permissions(),
+            permissions: self.acls.mode(node.permissions(), self.index.xattrs_of(id)),
             nlink: match node.kind() {
                 // Not known without a look at all children: 1, as of large directories in ext4.
                 FileKind::Directory => 1,
@@ -277,12 +281,14 @@ impl Tree for Tar {
 
     fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
         let (id, _) = self.node(ino)?;
-        Ok(self.index.xattrs_of(id).flat_map(|(name, _)| [name, b"\0"].concat()).collect())
+        let shown = self.index.xattrs_of(id).filter(|(name, _)| self.acls.shows(name));
+        Ok(shown.flat_map(|(name, _)| [name, b"\0"].concat()).collect())
     }
 
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let (id, _) = self.node(ino)?;
-        let found = self.index.xattrs_of(id).find(|&(other, _)| other == name);
+        let mut all = self.index.xattrs_of(id);
+        let found = all.find(|&(other, _)| other == name && self.acls.shows(name));
         found
             .map(|(_, value)| value.to_vec())
             .ok_or_else(|| Error::new(Kind::NoAttribute, "no such attribute"))
@@ -294,6 +300,27 @@ impl Tree for Tar {
             inodes: length(self.index.len()),
             block_size: header::BLOCK_LEN.try_into().unwrap_or(512),
         }
+    }
+
+    fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
+        let (wanted, _) = self.node(ino)?;
+        self.folder(ino)?;
+        if ino == Ino::ROOT {
+            return Ok(Some(ino));
+        }
+        let all =
+            (0..self.index.len()).filter_map(|id| self.index.inode(NodeId::try_from(id).ok()?));
+        let mut holding = all.filter(|(_, node)| match node.content() {
+            Content::Folder { first, count } => {
+                wanted.checked_sub(first).is_some_and(|place| place < count)
+            }
+            _ => false,
+        });
+        Ok(holding.next().map(|(id, _)| ino_of(id)))
+    }
+
+    fn numbers_end(&self) -> u64 {
+        length(self.index.len()).saturating_add(1)
     }
 
     fn place(&self, ino: Ino) -> Result<u64> {

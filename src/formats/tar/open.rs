@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use super::acl::Acls;
 use super::chain::Nesting;
 use super::header::{self, BLOCK};
 use super::index::{Index, IndexFile};
@@ -44,6 +45,7 @@ pub(crate) struct TarOptions<'o> {
     pub(crate) verified: bool,
     /// Memory for decoded chunks, bytes.
     pub(crate) memory: u64,
+    pub(crate) acls: Acls,
 }
 
 /// A tar that was opened.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::header::owner;
 use super::members::Xattrs;
-use super::{pax, sparse};
+use super::{acl, pax, sparse};
 use crate::error::{Error, Result};
 use crate::formats::bytes::index;
 use crate::formats::limits::{TAR_PATH_MAX, XATTR_LIST_MAX, XATTR_VALUE_MAX};
@@ -67,6 +67,12 @@ impl Overrides {
                 b"uid" => self.uid = number().map(numbered_owner),
                 b"gid" => self.gid = number().map(numbered_owner),
                 b"mtime" => self.modified = pax::time(value),
+                acl::TEXT if value.is_empty() => _ = self.xattrs.remove(keyword),
+                // One that is too long to be kept is one that cannot be understood.
+                acl::TEXT if value.len() > index(XATTR_VALUE_MAX) => {
+                    self.set_xattr(keyword.to_vec(), b"?".to_vec());
+                }
+                acl::TEXT => self.set_xattr(keyword.to_vec(), value.to_vec()),
                 _ => {
                     if let Some(name) = keyword.strip_prefix(b"SCHILY.xattr.") {
                         self.set_xattr(plain_keyword(name), value.to_vec());

@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::memory::{self, Bound, Left};
 use crate::progress::Progress;
-use crate::storage::{self, FileStorage};
+use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
 use crate::units::Size;
 
@@ -33,7 +33,13 @@ pub(in crate::lifecycle) fn archives(
     cache_bytes: u64,
     progress: &Progress,
 ) -> Result<Vec<Arc<FileStorage>>> {
-    let mut files = storage::open_files(&plan.archives)?;
+    let changes = match (&plan.stage, plan.allow_changes) {
+        // A copy is of one version, or there is none.
+        (Some(_), _) => Changes::Refused,
+        (None, true) => Changes::Allowed,
+        (None, false) => Changes::Reported,
+    };
+    let mut files = storage::open_files(&plan.archives, changes)?;
     if let Some(directory) = &plan.stage {
         files = copied(&files, directory, cache_bytes, progress)
             .map_err(|error| error.within(format_args!("--stage {}", directory.display())))?;

@@ -13,12 +13,12 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::cache::{self, Budget};
 use crate::error::{Error, Result};
-use crate::formats::{self, OpenOptions};
+use crate::formats::{self, Acls, OpenOptions};
 use crate::lifecycle::mount::mount_point::{self, Mountpoint};
 use crate::lifecycle::mount::{descriptor_path, inherited};
 use crate::lifecycle::share::{self, Client, Entry, Leases, MountLock, Record};
 use crate::lifecycle::system::process::{ASK_AGAIN, ProcessId};
-use crate::lifecycle::{ConnectionSource, MountPlan};
+use crate::lifecycle::{Access, ConnectionSource, MountPlan};
 use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -272,6 +272,10 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
         cache_bytes: plan.cache_bytes.unwrap_or_else(cache::default_bytes),
         recursive: plan.recursive,
         index: plan.index.clone(),
+        acls: match plan.access {
+            Access::Owner => Acls::Shown,
+            Access::Everybody => Acls::Masked,
+        },
         stats: Arc::clone(&stats),
         ..OpenOptions::default()
     };

@@ -236,7 +236,8 @@ fn check_same(
             "{shown}: {described} is mounted here, with other options or as it was before it changed"
         );
         return Err(Error::new(Kind::Busy, context).with_hint(
-            "what is shared has to be asked for with the same --subdir, --offset, --recursive and -o",
+            "what is shared has to be asked for with the same --subdir, --offset, --recursive, \
+             --allow-changes and -o",
         ));
     }
     let context = format!("{shown}: {described} is mounted here");
@@ -291,7 +292,7 @@ pub(in crate::lifecycle) fn real_paths(plan: &MountPlan) -> Vec<PathBuf> {
 /// Equal for plans that show the same: the same files, unchanged, in the same order, in the same
 /// way. Memory, threads and the like make no difference; the first process that mounts chooses.
 pub(in crate::lifecycle) fn identity(plan: &MountPlan) -> String {
-    let MountPlan { archives, offset, recursive, view, access, .. } = plan;
+    let MountPlan { archives, offset, recursive, view, access, allow_changes, .. } = plan;
     let ViewOptions { subdir, uid, gid } = view;
     let mut digest = Xxh3::new();
     for path in archives {
@@ -308,7 +309,8 @@ pub(in crate::lifecycle) fn identity(plan: &MountPlan) -> String {
             Err(_) => digest.update(path.as_os_str().as_bytes()),
         }
     }
-    let options = format!("{offset} {recursive} {subdir:?} {uid:?} {gid:?} {access:?}");
+    let options =
+        format!("{offset} {recursive} {subdir:?} {uid:?} {gid:?} {access:?} {allow_changes}");
     digest.update(options.as_bytes());
     format!("{:032x}", digest.digest128())
 }

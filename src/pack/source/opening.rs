@@ -21,7 +21,7 @@ use crate::ordered::try_ordered;
 use crate::pack::Job;
 use crate::pack::output::folder_of;
 use crate::progress::Progress;
-use crate::storage::{self, FileStorage};
+use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, Fault, FileKind, Folders, Gravity, Scratch, Subject, Tree};
 
@@ -129,7 +129,7 @@ fn trees(
     if paths.is_empty() {
         return Ok(trees);
     }
-    let files = storage::open_files(paths)?;
+    let files = storage::open_files(paths, Changes::default())?;
     let options = OpenOptions {
         cache_bytes: sources.cache_bytes / files.len() as u64,
         recursive: sources.recursive,

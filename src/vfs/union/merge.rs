@@ -7,8 +7,9 @@
 use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
 
-use super::{Entry, INNER_BITS, Inner, Layer, Merged, outer};
-use crate::error::{Error, Kind, Result};
+use super::numbers::Numbers;
+use super::{Entry, Inner, Layer, Merged};
+use crate::error::{Error, Result};
 use crate::vfs::{Cookie, FileKind, Ino};
 
 /// A union in the making.
@@ -16,13 +17,14 @@ pub(super) struct Merging<'l> {
     pub(super) folders: Vec<Merged>,
     pub(super) names: Vec<u8>,
     pub(super) hidden: u64,
+    pub(super) numbers: Numbers,
     layers: &'l [Layer],
     /// Of each layer the names on the way from the root to where it is shown.
     ways: Vec<Vec<&'l [u8]>>,
     /// Folders still to be merged, in the order of their numbers.
     waiting: VecDeque<Vec<Source>>,
     /// Folders that have a number.
-    begun: u64,
+    begun: usize,
     /// Folders of trees that are part of a merged one: each is once, in a sound tree.
     merged: HashSet<(usize, Ino)>,
 }
@@ -54,6 +56,7 @@ impl<'l> Merging<'l> {
             folders: Vec::new(),
             names: Vec::new(),
             hidden: 0,
+            numbers: Numbers::of(layers),
             layers,
             ways: layers.iter().map(|layer| way(&layer.path)).collect(),
             waiting: VecDeque::new(),
@@ -81,12 +84,12 @@ impl<'l> Merging<'l> {
             let count = folders.count();
             self.hidden += (same.len() - count.max(1)) as u64;
             let ino = match (count, last.source) {
-                (0 | 1, Source::Folder(inner)) => outer(inner)?,
+                (0 | 1, Source::Folder(inner)) => self.numbers.outer(inner)?,
                 _ => {
                     let shared = same[same.len() - count..].iter().map(|found| found.source);
                     self.waiting.push_back(shared.collect());
                     self.begun += 1;
-                    merged_ino(self.begun)?
+                    self.numbers.folder(self.begun - 1)?
                 }
             };
             entries.push(Entry { name: last.name, ino, kind: last.kind });
@@ -151,11 +154,4 @@ fn source(ways: &[Vec<&[u8]>], layer: usize, depth: usize) -> Source {
         return Source::Way { layer, depth };
     }
     Source::Folder(Inner { tree: layer, ino: Ino::ROOT })
-}
-
-/// The number of the `nth` merged folder, from 1 on.
-fn merged_ino(nth: u64) -> Result<Ino> {
-    Ino::new(nth)
-        .filter(|ino| ino.number() >> INNER_BITS == 0)
-        .ok_or_else(|| Error::new(Kind::Unsupported, "too many folders in several archives"))
 }

@@ -8,9 +8,6 @@
 //! the start: a sorted list of names, each with the tree it comes from. A folder that one tree has
 //! alone is left to that tree, with all below it. So a thousand trees cost memory for the folders
 //! they share and nothing else: 16 bytes a name, and the name.
-//!
-//! Numbers: a merged folder has its place in the list of them plus one (the root is 1); an inode of
-//! a tree has that tree's place plus one in the upper 16 bits, above the number the tree gave it.
 
 use std::ops::ControlFlow;
 
@@ -22,13 +19,12 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
 mod merge;
+mod numbers;
 
 use merge::Merging;
+use numbers::{Numbered, Numbers};
 
-/// Bits of an inode number that a tree may use.
-const INNER_BITS: u32 = 48;
-
-/// Trees in one union; each needs a number other than 0 in the bits above.
+/// Trees in one union; each needs a number other than 0 in the upper 16 bits of one.
 const TREES_MAX: usize = (1 << 16) - 1;
 
 /// A tree and the folder of the union that shows it.
@@ -43,6 +39,7 @@ pub struct Layer {
 /// Several trees as one.
 pub struct Union {
     trees: Vec<Arc<dyn Tree>>,
+    numbers: Numbers,
     folders: Vec<Merged>,
     names: Vec<u8>,
     hidden: u64,
@@ -84,14 +81,14 @@ impl Union {
             return Err(Error::new(Kind::Unsupported, context));
         }
         let trees = layers.iter().map(|layer| Arc::clone(&layer.tree)).collect();
-        let Merging { folders, names, hidden, .. } = Merging::of(layers)?;
+        let Merging { folders, names, hidden, numbers, .. } = Merging::of(layers)?;
         let none = Totals { bytes: 0, inodes: 0, block_size: 512 };
         let totals = layers.iter().map(|layer| layer.tree.totals()).fold(none, |sum, one| Totals {
             bytes: sum.bytes.saturating_add(one.bytes),
             inodes: sum.inodes.saturating_add(one.inodes),
             block_size: sum.block_size.max(one.block_size),
         });
-        Ok(Self { trees, folders, names, hidden, totals })
+        Ok(Self { trees, numbers, folders, names, hidden, totals })
     }
 
     /// How many files and folders no path leads to, because a later tree has something else there.
@@ -104,22 +101,19 @@ impl Union {
     }
 
     fn attr_from(&self, tree: usize, mut attr: Attr) -> Result<Attr> {
-        attr.ino = outer(Inner { tree, ino: attr.ino })?;
+        attr.ino = self.numbers.outer(Inner { tree, ino: attr.ino })?;
         Ok(attr)
     }
 
     /// What the union's number stands for.
     fn target(&self, ino: Ino) -> Result<Target<'_>> {
-        let number = ino.number();
-        let found = match number >> INNER_BITS {
-            0 => self.folders.get(number as usize - 1).map(Target::Merged),
-            tree => {
-                let tree = tree as usize - 1;
-                let inner = Ino::new(number & ((1 << INNER_BITS) - 1));
-                inner.filter(|_| tree < self.trees.len()).map(|ino| Target::Inner(tree, ino))
-            }
+        let found = match self.numbers.numbered(ino) {
+            Some(Numbered::Folder(place)) => self.folders.get(place).map(Target::Merged),
+            Some(Numbered::Inner(Inner { tree, ino })) => Some(Target::Inner(tree, ino)),
+            None => None,
         };
-        found.ok_or_else(|| Error::new(Kind::NotFound, format!("{number} is no inode here")))
+        found
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("{} is no inode here", ino.number())))
     }
 
     /// The inode of a tree that answers for `ino`, if any does.
@@ -141,19 +135,12 @@ impl Union {
     }
 }
 
+/// Bits of a place in the union that say where in its archive it is.
+const PLACE_BITS: u32 = 48;
+
 enum Target<'u> {
     Merged(&'u Merged),
     Inner(usize, Ino),
-}
-
-/// The union's number for an inode of a tree.
-fn outer(inner: Inner) -> Result<Ino> {
-    let number = inner.ino.number();
-    if number >> INNER_BITS != 0 {
-        let context = format!("inode {number} of archive {} is too large", inner.tree);
-        return Err(Error::new(Kind::Unsupported, context));
-    }
-    Ok(Ino::new((inner.tree as u64 + 1) << INNER_BITS | number).unwrap_or(Ino::ROOT))
 }
 
 impl Tree for Union {
@@ -205,7 +192,7 @@ impl Tree for Union {
             Target::Inner(tree, inner) => {
                 let mut failed = Ok(());
                 self.trees[tree].read_dir(inner, cookie, &mut |mut entry| {
-                    match outer(Inner { tree, ino: entry.ino }) {
+                    match self.numbers.outer(Inner { tree, ino: entry.ino }) {
                         Ok(ino) => entry.ino = ino,
                         Err(error) => {
                             failed = Err(error);
@@ -266,20 +253,42 @@ impl Tree for Union {
         self.answering(ino)?.map_or_else(none, |(tree, ino)| tree.xattr(ino, name))
     }
 
+    fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
+        if ino == Ino::ROOT {
+            return Ok(Some(ino));
+        }
+        let holds = |folder: &Merged| folder.entries.iter().any(|entry| entry.ino == ino);
+        if let Some(place) = self.folders.iter().position(holds) {
+            return self.numbers.folder(place).map(Some);
+        }
+        match self.target(ino)? {
+            Target::Merged(_) => Ok(None),
+            Target::Inner(tree, inner) => {
+                let parent = self.trees[tree].parent(inner)?;
+                parent.map(|ino| self.numbers.outer(Inner { tree, ino })).transpose()
+            }
+        }
+    }
+
+    fn numbers_end(&self) -> u64 {
+        let last = self.numbers.folder(self.folders.len());
+        last.map_or(u64::MAX, Ino::number)
+    }
+
     // Of the tree's place only what leaves room for the tree: files of one tree come together.
     fn place(&self, ino: Ino) -> Result<u64> {
         let (tree, place) = match self.target(ino)? {
             Target::Inner(tree, ino) => (tree, self.trees[tree].place(ino)?),
             Target::Merged(_) => return Err(Error::new(Kind::IsADirectory, "is a directory")),
         };
-        Ok((tree as u64 + 1) << INNER_BITS | place & ((1 << INNER_BITS) - 1))
+        Ok((tree as u64 + 1) << PLACE_BITS | place & ((1 << PLACE_BITS) - 1))
     }
 
     fn audit(&self, found: &mut dyn FnMut(Fault)) {
         for (nth, tree) in self.trees.iter().enumerate() {
             tree.audit(&mut |mut fault| {
                 if let Subject::Inode(ino) = &mut fault.subject {
-                    *ino = outer(Inner { tree: nth, ino: *ino }).unwrap_or(*ino);
+                    *ino = self.numbers.outer(Inner { tree: nth, ino: *ino }).unwrap_or(*ino);
                 }
                 found(fault);
             });

@@ -1,5 +1,6 @@
 //! Unions of trees made for the purpose, which count what they are asked.
 
+use super::numbers::INNER_BITS;
 use super::*;
 use crate::sync::{AtomicU64, Ordering};
 use crate::vfs::{View, resolve};
@@ -131,6 +132,10 @@ impl Tree for Fake {
 
     fn xattr(&self, ino: Ino, _: &[u8]) -> Result<Vec<u8>> {
         self.place(ino).map(|place| self.nodes[place].0.clone().into_bytes())
+    }
+
+    fn numbers_end(&self) -> u64 {
+        if self.first == 1 { 1 + self.nodes.len() as u64 } else { u64::MAX }
     }
 
     fn totals(&self) -> Totals {
@@ -308,7 +313,10 @@ fn takes_as_many_trees_as_the_limit_and_not_one_more() {
     let union = Union::new(&layers).unwrap();
     assert_eq!(all(&union), ["f=x"]);
     assert_eq!(union.hidden(), TREES_MAX as u64 - 1);
-    assert_eq!(number(&union, "f").number() >> INNER_BITS, TREES_MAX as u64);
+    // Of the last tree, whose numbers stand behind those of all others.
+    let end = tree.numbers_end();
+    let first = Ino::ROOT.number() + end * (TREES_MAX as u64 - 1);
+    assert!((first..first + end).contains(&number(&union, "f").number()));
     layers.push(at("", &tree));
     let error = Union::new(&layers).err().unwrap();
     assert_eq!(error.kind(), Kind::Unsupported, "{error}");
@@ -333,6 +341,32 @@ fn takes_inode_numbers_of_48_bits_and_refuses_larger_ones() {
     assert_eq!(union.lookup(folder, name).unwrap_err().kind(), Kind::Unsupported);
     let listing = union.read_dir(folder, Cookie::START, &mut |_| ControlFlow::Continue(()));
     assert_eq!(listing.unwrap_err().kind(), Kind::Unsupported);
+}
+
+#[test]
+fn numbers_are_as_small_as_the_trees_allow_and_each_is_one_inode() {
+    let trees = ["a", "b", "c"].map(|name| {
+        let paths = [format!("shared/{name}"), format!("{name}/"), format!("{name}/f")];
+        let paths: Vec<_> =
+            ["shared/"].into_iter().chain(paths.iter().map(String::as_str)).collect();
+        Fake::new(&paths, name)
+    });
+    let large = Fake::numbered(&["shared/", "shared/large", "large"], "large", 1 << 40);
+    let union =
+        Union::new(&[at("", &trees[0]), at("", &trees[1]), at("", &large), at("way", &trees[2])]);
+    let union = union.unwrap();
+    let paths =
+        ["shared", "shared/a", "a", "a/f", "shared/b", "b/f", "way", "way/c/f", "way/shared"];
+    let mut numbers: Vec<_> = paths.iter().map(|path| number(&union, path).number()).collect();
+    assert!(numbers.iter().all(|&number| number < 40 && number < union.numbers_end()));
+    numbers.extend(["large", "shared/large"].map(|path| number(&union, path).number()));
+    assert!(numbers[paths.len()..].iter().all(|&number| number >> INNER_BITS == 3));
+    let before = numbers.len();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), before);
+    // Each is found and read by its number.
+    assert_eq!(all(&union).len(), 14);
 }
 
 #[test]

@@ -1,0 +1,132 @@
+//! archfs in the place of a mount helper: fstab lines, `mount -t fuse.archfs`, and scripts that
+//! were written for squashfuse.
+//!
+//! mount(8) executes `/sbin/mount.fuse.archfs SOURCE DIRECTORY [-sfnv] [-N NAMESPACE] [-o OPTIONS]
+//! [-t TYPE]`. Where that is missing, `mount.fuse` of libfuse executes `archfs SOURCE DIRECTORY -o
+//! OPTIONS`, the form that squashfuse has. Both become `archfs mount --mount-helper`.
+//!
+//! Such calls say `rw`, `dev` and `suid` where fstab says nothing about them. A mount of an archive
+//! is ro,nosuid,nodev all the same, so these words are left out here. In `archfs mount -o` they are
+//! errors.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+/// The names under which mount(8) looks for its helpers.
+const NAMES: [&str; 2] = ["mount.archfs", "mount.fuse.archfs"];
+
+/// Words of a call that say nothing about a mount that is read-only.
+const MEANINGLESS: [&[u8]; 3] = [b"rw", b"dev", b"suid"];
+
+/// `arguments`, the program's own name first, in words of `archfs mount` if they are a helper's.
+/// `None` if nothing is to be done (`mount --fake`).
+pub(super) fn translated(
+    arguments: Vec<OsString>,
+    is_subcommand: impl Fn(&OsStr) -> bool,
+) -> Option<Vec<OsString>> {
+    let name = arguments.first().and_then(|name| Path::new(name).file_name());
+    if name.is_some_and(|name| NAMES.iter().any(|&helper| name == helper)) {
+        return from_mount(&arguments);
+    }
+    let is_archive = |word: &OsString| {
+        let bytes = word.as_bytes();
+        !bytes.starts_with(b"-")
+            && !is_subcommand(word)
+            && (bytes.contains(&b'/') || Path::new(word).is_file())
+    };
+    match arguments.get(1).is_some_and(is_archive) && arguments.len() > 2 {
+        true => {
+            let (name, rest) = arguments.split_first()?;
+            Some(as_mount(name, rest.iter().cloned()))
+        }
+        false => Some(arguments),
+    }
+}
+
+/// The call of mount(8).
+fn from_mount(arguments: &[OsString]) -> Option<Vec<OsString>> {
+    let mut rest = arguments.iter().skip(1);
+    let mut words = Vec::new();
+    while let Some(word) = rest.next() {
+        match word.as_bytes() {
+            b"-o" => words.extend([word.clone(), rest.next().cloned().unwrap_or_default()]),
+            b"-t" | b"-N" => _ = rest.next(),
+            // Several of the letters may stand together.
+            flags
+                if flags.starts_with(b"-") && flags[1..].iter().all(|it| b"sfnv".contains(it)) =>
+            {
+                if flags.contains(&b'f') {
+                    return None;
+                }
+            }
+            _ => words.push(word.clone()),
+        }
+    }
+    Some(as_mount(OsStr::new("archfs"), words.into_iter()))
+}
+
+fn as_mount(name: &OsStr, words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments = vec![name.to_owned(), "mount".into(), "--mount-helper".into()];
+    let mut is_options = false;
+    for word in words {
+        let options = match word.as_bytes() {
+            bytes if is_options => Some(bytes),
+            b"-o" => None,
+            bytes => bytes.strip_prefix(b"-o"),
+        };
+        is_options = options.is_none() && word == "-o";
+        match options {
+            Some(options) => {
+                let kept = options.split(|&byte| byte == b',');
+                let kept: Vec<_> = kept.filter(|it| !MEANINGLESS.contains(it)).collect();
+                if kept.is_empty() {
+                    continue;
+                }
+                arguments.push(OsString::from_vec([b"-o", &kept.join(&b',')[..]].concat()));
+            }
+            None if is_options => {}
+            None => arguments.push(word),
+        }
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn translate(line: &str) -> Option<String> {
+        let words = line.split(' ').map(OsString::from).collect();
+        let words = translated(words, |word| word == "mount" || word == "ls");
+        let words = words?.into_iter().map(|word| word.into_string().unwrap());
+        Some(words.collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn calls_of_helpers_become_mounts_and_others_stay() {
+        let mounts = "archfs mount --mount-helper";
+        for (line, expected) in [
+            // As mount.fuse of libfuse calls.
+            ("archfs /a.sqfs /m -o rw,allow_other,dev,suid", "/a.sqfs /m -oallow_other"),
+            ("archfs ./a.sqfs /m -oro,suid -f", "./a.sqfs /m -oro -f"),
+            ("archfs /a.tar /b.tar /m", "/a.tar /b.tar /m"),
+            // As mount(8) calls.
+            ("/sbin/mount.fuse.archfs /a /m -o rw,dev -t fuse.archfs", "/a /m"),
+            ("mount.archfs a /m -sn -v -N /proc/1/ns/mnt -o ro,offset=1", "a /m -oro,offset=1"),
+        ] {
+            assert_eq!(translate(line).unwrap(), format!("{mounts} {expected}"), "{line}");
+        }
+        for line in [
+            "archfs mount /a /m -o rw",
+            "archfs ls /a",
+            "archfs no-such-command /m",
+            "archfs /a",
+            "archfs --help",
+            "archfs",
+        ] {
+            assert_eq!(translate(line).as_deref(), Some(line));
+        }
+        assert_eq!(translate("mount.archfs /a /m -fv -o ro"), None);
+    }
+}

@@ -1,0 +1,268 @@
+//! Inode numbers: which number stands for which inode.
+//!
+//! A directory names an inode by its reference: where its record starts, 32 bits of block and 16 of
+//! offset. That is a number too, but a large one: an image of 60,000 files has references above
+//! 2^34, and a program with 32 bits for st_ino gets EOVERFLOW. The record stores a number of its
+//! own, from 1 to the count of inodes, and the export table leads from that to the reference. So
+//! the stored numbers are shown, as the kernel's SquashFS does, and nothing is kept in memory: the
+//! table is read through the metadata cache.
+//!
+//! A stored number is the archive's word. It is shown only if the table leads from it to that very
+//! inode, so no two inodes share a number, whatever a writer got wrong. The root must be 1 here, so
+//! it changes numbers with the inode whose stored number that is.
+//!
+//! Without an export table, or where the table says otherwise, the number is made of the reference:
+//! its block times 8 KiB, the size of a metadata block, plus its offset. Without a table that fits
+//! 32 bits until 512 KiB of inode table, some 100,000 files. All hard links of a file have one
+//! reference, and so one number either way.
+
+use super::inode::{Inode, InodeRef};
+use super::metadata::Metadata;
+use super::superblock::Superblock;
+use super::table::Table;
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::length;
+use crate::formats::limits::SQUASHFS_METADATA_MAX;
+use crate::storage::Storage;
+use crate::vfs::Ino;
+
+/// Where numbers made of references start, if stored numbers are shown below.
+const ABOVE_STORED: u64 = 1 << 32;
+
+/// The same if none are: behind 0, which is no number, and the root.
+const ABOVE_ROOT: u64 = 2;
+
+/// The number of all references to where no record can be, past the end of a metadata block. Its
+/// readers get an error that says so.
+const NOWHERE: u64 = 1 << 46;
+
+/// The numbers of one image.
+pub(super) struct Numbers {
+    root: InodeRef,
+    /// The number that the root's record stores.
+    root_number: u32,
+    /// The reference of each stored number.
+    exports: Option<Table<8>>,
+}
+
+impl Numbers {
+    /// Those of the image in `storage`, whose root is the inode at `root`.
+    ///
+    /// # Errors
+    /// `Io`. A damaged table counts as none.
+    pub(super) fn read(
+        storage: &dyn Storage,
+        superblock: &Superblock,
+        root: InodeRef,
+        inode: &Inode,
+    ) -> Result<Self> {
+        let (count, end) = (superblock.inode_count, superblock.bytes_used);
+        let exports = superblock.export_table.map(|start| {
+            let table = Table::read(storage, "export", start, count, end);
+            table.map(Some).or_else(|error| if error.is_damage() { Ok(None) } else { Err(error) })
+        });
+        Ok(Self { root, root_number: inode.number, exports: exports.transpose()?.flatten() })
+    }
+
+    /// The root.
+    pub(super) fn root(&self) -> InodeRef {
+        self.root
+    }
+
+    /// The number of the inode at `reference`, which is said to have the number `stored`.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn ino(&self, metadata: &Metadata, reference: InodeRef, stored: u32) -> Result<Ino> {
+        if reference == self.root {
+            return Ok(Ino::ROOT);
+        }
+        match self.exported(metadata, stored) {
+            Ok(Some(found)) if found == reference => {
+                let shown = if stored == 1 { self.root_number } else { stored };
+                Ok(Ino::new(u64::from(shown)).unwrap_or(Ino::ROOT))
+            }
+            Err(error) if !error.is_damage() => Err(error),
+            _ => Ok(self.wide(reference)),
+        }
+    }
+
+    /// The number of the inode whose record stores `stored`, where the export table knows it.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Io` for the table.
+    pub(super) fn stored(&self, metadata: &Metadata, stored: u32) -> Result<Option<Ino>> {
+        match self.exported(metadata, stored)? {
+            Some(reference) => self.ino(metadata, reference, stored).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The inode of that number.
+    ///
+    /// # Errors
+    /// `NotFound` for a number that no inode has; `Corrupt` or `Io` for the table.
+    pub(super) fn reference(&self, metadata: &Metadata, ino: Ino) -> Result<InodeRef> {
+        if ino == Ino::ROOT {
+            return Ok(self.root);
+        }
+        let number = ino.number();
+        let none = || Error::new(Kind::NotFound, format!("{number} is no inode of this image"));
+        match number.checked_sub(self.wide_start()) {
+            Some(packed) => unpacked(packed).ok_or_else(none),
+            None => {
+                let shown = u32::try_from(number).map_err(|_| none())?;
+                let stored = if shown == self.root_number { 1 } else { shown };
+                self.exported(metadata, stored)?.ok_or_else(none)
+            }
+        }
+    }
+
+    /// One more than the largest number that inodes have, unless the archive contradicts itself.
+    pub(super) fn end(&self, inode_table_len: u64) -> u64 {
+        match &self.exports {
+            Some(exports) => u64::from(exports.count()).saturating_add(1),
+            None => inode_table_len.saturating_mul(block_len()).saturating_add(ABOVE_ROOT),
+        }
+    }
+
+    /// Where the export table says that the inode `stored` is; `None` where it says nothing.
+    fn exported(&self, metadata: &Metadata, stored: u32) -> Result<Option<InodeRef>> {
+        let Some(exports) = &self.exports else {
+            return Ok(None);
+        };
+        match stored.checked_sub(1).filter(|&place| place < exports.count()) {
+            Some(place) => {
+                let bytes = exports.record(metadata, place)?;
+                Ok(InodeRef::parse(u64::from_le_bytes(bytes)))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The number made of a reference.
+    fn wide(&self, reference: InodeRef) -> Ino {
+        let number = self.wide_start().saturating_add(packed(reference));
+        Ino::new(number).unwrap_or(Ino::ROOT)
+    }
+
+    fn wide_start(&self) -> u64 {
+        if self.exports.is_some() { ABOVE_STORED } else { ABOVE_ROOT }
+    }
+}
+
+fn block_len() -> u64 {
+    length(SQUASHFS_METADATA_MAX)
+}
+
+fn packed(reference: InodeRef) -> u64 {
+    let offset = u64::from(reference.offset());
+    match offset < block_len() {
+        true => u64::from(reference.block()).saturating_mul(block_len()).saturating_add(offset),
+        false => NOWHERE,
+    }
+}
+
+fn unpacked(number: u64) -> Option<InodeRef> {
+    if number == NOWHERE {
+        return Some(InodeRef::new(0, u16::MAX));
+    }
+    let block = u32::try_from(number.checked_div(block_len())?).ok()?;
+    let offset = u16::try_from(number.checked_rem(block_len())?).ok()?;
+    Some(InodeRef::new(block, offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codecs::Codec;
+    use crate::storage::MemStorage;
+    use crate::sync::Arc;
+
+    /// An export table of `references` in plain blocks, and numbers that go by it.
+    fn numbers(references: &[u64], root: u64, root_number: u32) -> (Numbers, Metadata) {
+        let records: Vec<u8> = references.iter().flat_map(|it| it.to_le_bytes()).collect();
+        let mut bytes = Vec::new();
+        let mut starts = Vec::new();
+        for block in records.chunks(SQUASHFS_METADATA_MAX) {
+            starts.push(length(bytes.len()));
+            bytes.extend((u16::try_from(block.len()).unwrap() | 0x8000).to_le_bytes());
+            bytes.extend(block);
+        }
+        let list = length(bytes.len());
+        bytes.extend(starts.iter().flat_map(|start| start.to_le_bytes()));
+        let storage = Arc::new(MemStorage::new(bytes));
+        let count = u32::try_from(references.len()).unwrap();
+        let end = storage.len();
+        let exports = Some(Table::read(&*storage, "export", list, count, end).unwrap());
+        let root = InodeRef::parse(root).unwrap();
+        let numbers = Numbers { root, root_number, exports };
+        (numbers, Metadata::new(storage, Codec::Gzip, 1 << 20))
+    }
+
+    #[test]
+    fn stored_numbers_are_shown_and_the_root_is_one() {
+        let references: Vec<u64> = (0..3000).map(|nth| (nth * 1000 % 8192) | (nth << 20)).collect();
+        let (numbers, metadata) = numbers(&references, references[2999], 3000);
+        assert_eq!(numbers.end(1 << 30), 3001);
+        for (&reference, stored) in references.iter().zip(1_u32..) {
+            let reference = InodeRef::parse(reference).unwrap();
+            let ino = numbers.ino(&metadata, reference, stored).unwrap();
+            let shown = match stored {
+                1 => 3000,
+                3000 => 1,
+                other => other,
+            };
+            assert_eq!(ino.number(), u64::from(shown));
+            assert_eq!(numbers.reference(&metadata, ino).unwrap(), reference);
+        }
+        let unknown = numbers.reference(&metadata, Ino::new(3001).unwrap()).unwrap_err();
+        assert_eq!(unknown.kind(), Kind::NotFound);
+    }
+
+    #[test]
+    fn inodes_of_which_the_archive_lies_have_numbers_of_their_own() {
+        let (numbers, metadata) = numbers(&[100, 200, 300, u64::MAX], 300, 3);
+        let ino = |reference: u64, stored| {
+            numbers.ino(&metadata, InodeRef::parse(reference).unwrap(), stored).unwrap()
+        };
+        let shown = [
+            ino(100, 1),
+            ino(200, 2),
+            ino(300, 3),
+            // Another inode of the same number, of none, of one past the table, of one to nowhere.
+            ino(150, 2),
+            ino(160, 0),
+            ino(170, 5),
+            ino(180, 4),
+        ];
+        assert_eq!(shown.iter().collect::<std::collections::BTreeSet<_>>().len(), shown.len());
+        for (ino, reference) in shown.into_iter().zip([100, 200, 300, 150, 160, 170, 180]) {
+            assert_eq!(numbers.reference(&metadata, ino).unwrap().bits(), reference);
+        }
+        // Past the end of a block: no inode is there, and none shares its number.
+        let nowhere = ino(200 + 8192, 0);
+        assert!(!shown.contains(&nowhere));
+        assert!(numbers.reference(&metadata, nowhere).unwrap().offset() >= 8192);
+    }
+
+    /// > An image without an export table (`mksquashfs -no-exports`) has larger numbers if its
+    /// > inode table takes more than 512 KiB.
+    #[test]
+    fn without_a_table_numbers_fit_32_bits_until_half_a_mebibyte() {
+        let root = InodeRef::new(0, 7);
+        let numbers = Numbers { root, root_number: 1, exports: None };
+        let metadata = Metadata::new(Arc::new(MemStorage::new(Vec::new())), Codec::Gzip, 1 << 20);
+        for (block, offset) in [(0, 0), (0, 8191), (512 << 10, 0), (u32::MAX, 8191), (u32::MAX, 0)]
+        {
+            let reference = InodeRef::new(block, offset);
+            let ino = numbers.ino(&metadata, reference, 1).unwrap();
+            assert_eq!(numbers.reference(&metadata, ino).unwrap(), reference);
+            assert_eq!(ino.number() < 1 << 32, block < 512 << 10);
+            assert!(ino.number() > 1);
+        }
+        assert_eq!(numbers.end(512 << 10), (1 << 32) + 2);
+        assert_eq!(numbers.ino(&metadata, root, 9).unwrap(), Ino::ROOT);
+        assert!(numbers.reference(&metadata, Ino::new(u64::MAX).unwrap()).is_err());
+    }
+}

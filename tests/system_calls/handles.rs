@@ -1,0 +1,144 @@
+//! Handles of files (name_to_handle_at(2)), as overlayfs and NFS servers keep them.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use super::support::mount::{CleanUp, Mounted};
+use super::support::{can_mount, run, work_folder};
+use super::{Format, archives, small_tree};
+
+/// Makes handles of files of one mount, has the kernel forget their inodes, and opens them on
+/// another mount: prints their contents.
+const OPEN: &str = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+first, second, *names = sys.argv[1:]
+
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_uint), ("kind", ctypes.c_int), ("data", ctypes.c_char * 128)]
+
+def checked(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+handles = []
+for name in names:
+    handle, mount = Handle(bytes=128), ctypes.c_int()
+    path = os.path.join(first, name).encode()
+    checked(libc.name_to_handle_at(-100, path, ctypes.byref(handle), ctypes.byref(mount), 0))
+    handles.append(handle)
+with open("/proc/sys/vm/drop_caches", "w") as file:
+    file.write("2")
+root = os.open(second, os.O_RDONLY)
+for name, handle in zip(names, handles):
+    opened = checked(libc.open_by_handle_at(root, ctypes.byref(handle), os.O_RDONLY))
+    found, packed = os.fstat(opened), os.stat(os.path.join(second, name))
+    assert (found.st_ino, found.st_mode) == (packed.st_ino, packed.st_mode), name
+    # Of a directory also its place is known.
+    if os.path.isdir(os.path.join(second, name)):
+        path = os.readlink(f"/proc/self/fd/{opened}")
+        assert path == os.path.normpath(os.path.join(second, name)), path
+        print(name, sorted(os.listdir(opened)))
+    else:
+        print(name, os.read(opened, 100))
+    os.close(opened)
+"#;
+
+fn opened_by_handle(first: &Path, second: &Path) -> Output {
+    let mut command = Command::new("python3");
+    let names = ["folder/b", "folder/hard", "folder", "folder/below", "."];
+    command.args(["-c", OPEN]).args([first, second]).args(names).output().unwrap()
+}
+
+/// > A handle (`name_to_handle_at`) stays valid as long as the archive is the same: when the kernel
+/// > has forgotten the inode, and at another mount.
+#[test]
+fn handles_are_opened_after_the_kernel_forgot_and_at_the_next_mount() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = small_tree(work.path());
+    for (format, archive) in archives(work.path(), &tree) {
+        let [first, second] =
+            ["first", "second"].map(|name| Mounted::archfs(&archive, &work.path().join(name), &[]));
+        for (from, to) in [(&first, &first), (&first, &second)] {
+            let output = opened_by_handle(from.path(), to.path());
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{format:?}: {said}");
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(text.contains("folder/b b'b'"), "{format:?}: {text}");
+            assert_eq!(text.lines().count(), 5, "{format:?}: {text}");
+        }
+    }
+}
+
+/// An overlay on a mount, gone at the end.
+fn overlay(work: &Path, lower: &Path) -> Result<(PathBuf, CleanUp), String> {
+    let [upper, inner, place] = ["upper", "inner", "overlay"].map(|name| work.join(name));
+    for folder in [&upper, &inner, &place] {
+        let _ = fs::remove_dir_all(folder);
+        fs::create_dir(folder).unwrap();
+    }
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={},index=on,xino=on",
+        lower.display(),
+        upper.display(),
+        inner.display()
+    );
+    let mut mount = Command::new("mount");
+    let output =
+        mount.args(["-t", "overlay", "overlay", "-o", &options]).arg(&place).output().unwrap();
+    match output.status.success() {
+        true => Ok((place.clone(), CleanUp(place))),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+/// > So overlayfs takes a mount as its lower directory with `index=on` and `xino=on`.
+#[test]
+fn an_overlay_keeps_hard_links_and_inode_numbers() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = small_tree(work.path());
+    for (format, archive) in archives(work.path(), &tree) {
+        let lower = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
+        let (place, clean_up) = match overlay(work.path(), lower.path()) {
+            Ok(mounted) => mounted,
+            Err(error) => {
+                assert!(std::env::var_os("CI").is_none(), "CI must have overlayfs: {error}");
+                eprintln!("SKIPPED: no overlayfs: {error}");
+                return;
+            }
+        };
+        let number = |name: &str| fs::metadata(place.join(name)).unwrap().ino();
+        let before = number("folder/b");
+        // Written through one of its names, a file is so at the other: that takes the index.
+        fs::write(place.join("folder/a"), "written").unwrap();
+        fs::write(place.join("folder/b"), "written, too").unwrap();
+        run(Command::new("sh").args(["-c", "echo 2 > /proc/sys/vm/drop_caches"]));
+        assert_eq!(fs::read_to_string(place.join("folder/hard")).unwrap(), "written", "{format:?}");
+        assert_eq!(number("folder/a"), number("folder/hard"), "{format:?}");
+        assert_eq!(number("folder/b"), before, "{format:?}: also after it was copied up");
+        // And at the next mount of the archive below it.
+        drop(clean_up);
+        drop(lower);
+        let lower = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
+        let options = format!(
+            "lowerdir={0}/mount,upperdir={0}/upper,workdir={0}/inner,index=on,xino=on",
+            work.path().display()
+        );
+        let mut again = Command::new("mount");
+        run(again.args(["-t", "overlay", "overlay", "-o", &options]).arg(&place));
+        let _clean_up = CleanUp(place.clone());
+        assert_eq!(fs::read_to_string(place.join("folder/hard")).unwrap(), "written", "{format:?}");
+        assert!(matches!(format, Format::Image | Format::Tar));
+        drop(_clean_up);
+        drop(lower);
+    }
+}
