@@ -26,7 +26,12 @@ const PREFIX: &str = ".archfs-";
 /// An open directory.
 #[derive(Clone, Debug)]
 pub struct Directory {
-    opened: Arc<File>,
+    opened: Arc<Opened>,
+}
+
+#[derive(Debug)]
+struct Opened {
+    file: File,
     metadata: Metadata,
 }
 
@@ -59,10 +64,10 @@ impl Directory {
 
     fn open_with(path: &Path, flags: OFlags) -> io::Result<Self> {
         let flags = flags | OFlags::PATH | OFlags::DIRECTORY;
-        let opened =
+        let file =
             OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
-        let metadata = opened.metadata()?;
-        Ok(Self { opened: Arc::new(opened), metadata })
+        let metadata = file.metadata()?;
+        Ok(Self { opened: Arc::new(Opened { file, metadata }) })
     }
 
     /// The directory in which `file` is, and its name there, with all links followed. `None` where
@@ -83,24 +88,27 @@ impl Directory {
 
     /// A path to this directory, for as long as it is open.
     pub(super) fn path(&self) -> PathBuf {
-        format!("/proc/self/fd/{}", self.opened.as_raw_fd()).into()
+        format!("/proc/self/fd/{}", self.opened.file.as_raw_fd()).into()
     }
 
     /// Whether nobody but this user and root can create, rename or remove files here, nor `owner`,
     /// if one is named.
     pub fn is_written_only_by_us(&self, owner: Option<u32>) -> bool {
-        let is_known = is_trusted(&self.metadata) || owner == Some(self.metadata.uid());
-        is_known && self.metadata.mode() & 0o022 == 0 && !is_served_by_another(&*self.opened)
+        let is_known =
+            is_trusted(&self.opened.metadata) || owner == Some(self.opened.metadata.uid());
+        is_known
+            && self.opened.metadata.mode() & 0o022 == 0
+            && !is_served_by_another(&self.opened.file)
     }
 
     /// Whether everybody can remove and rename the files of others here.
     pub fn is_open_to_all(&self) -> bool {
-        self.metadata.mode() & 0o1002 == 0o002
+        self.opened.metadata.mode() & 0o1002 == 0o002
     }
 
     /// Whether others than the owner and the group can enter.
     pub fn is_entered_by_others(&self) -> bool {
-        self.metadata.mode() & 0o001 != 0
+        self.opened.metadata.mode() & 0o001 != 0
     }
 
     /// Opens the file `name` for reading. A pipe does not wait for its writer.
@@ -166,15 +174,16 @@ impl Directory {
     /// Whether another user can have put `found` here where this user would not expect it. A user
     /// who names a directory of somebody else expects what that one puts there; root does not.
     fn could_be_planted(&self, found: &Metadata) -> bool {
-        let is_of_all = self.metadata.mode() & 0o002 != 0;
+        let is_of_all = self.opened.metadata.mode() & 0o002 != 0;
         let is_of_another = geteuid().is_root() && self.belongs_to_another();
-        let is_of_owner = !is_of_all && !found.is_symlink() && found.uid() == self.metadata.uid();
+        let is_of_owner =
+            !is_of_all && !found.is_symlink() && found.uid() == self.opened.metadata.uid();
         let has_other_names = found.is_file() && found.nlink() > 1;
         (is_of_all || is_of_another) && (has_other_names || !(is_trusted(found) || is_of_owner))
     }
 
     fn belongs_to_another(&self) -> bool {
-        !is_trusted(&self.metadata)
+        !is_trusted(&self.opened.metadata)
     }
 
     /// Creates the file `name`, in the place of another one, with what `write` puts into it.

@@ -45,7 +45,7 @@ pub fn is_served_by_another(file: impl AsFd) -> bool {
     }
     let is_mount_of_another = |id| {
         let mount = mountinfo::find(|entry| entry.id == id).ok()??;
-        Some(mount.is_fuse() && !mount.owner().is_some_and(|user| is_us_or_root(user)))
+        Some(mount.is_fuse() && !mount.owner().is_some_and(is_us_or_root))
     };
     mountinfo::id_of(file).ok().and_then(is_mount_of_another).unwrap_or(true)
 }
