@@ -107,7 +107,7 @@ pub(crate) fn find(is_meant: impl Fn(&MountEntry) -> bool) -> Result<Option<Moun
 /// system.
 ///
 /// # Errors
-/// The system's, where /proc can not be read.
+/// The system's, if /proc cannot be read.
 pub(crate) fn id_of(file: BorrowedFd<'_>) -> std::io::Result<u64> {
     let text = kernel_file::read_text(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());

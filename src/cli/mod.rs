@@ -82,10 +82,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn is_subcommand(word: &OsStr) -> bool {
-    word == "help"
-        || Cli::command().get_subcommands().any(|command| {
-            command.get_name_and_visible_aliases().into_iter().any(|name| word == name)
-        })
+    // The whole tree of commands, which is slow to build, is needed for aliases alone.
+    let is_name = |name| name == "help" || Command::has_subcommand(name);
+    word.to_str().is_some_and(is_name) || Cli::command().find_subcommand(word).is_some()
 }
 
 fn run_with(arguments: &[OsString]) -> ExitCode {

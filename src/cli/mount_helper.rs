@@ -31,11 +31,12 @@ pub(super) fn translated(
     }
     let is_archive = |word: &OsString| {
         let bytes = word.as_bytes();
+        // A subcommand is never looked up as a file: `./mount` may be a mount that is to be served.
         !bytes.starts_with(b"-")
             && !is_subcommand(word)
             && (bytes.contains(&b'/') || Path::new(word).is_file())
     };
-    match arguments.get(1).is_some_and(is_archive) && arguments.len() > 2 {
+    match arguments.len() > 2 && arguments.get(1).is_some_and(is_archive) {
         true => {
             let (name, rest) = arguments.split_first()?;
             Some(as_mount(name, rest.iter().cloned()))

@@ -35,7 +35,7 @@ struct Opened {
     metadata: Metadata,
 }
 
-/// What came of opening a file for appending.
+/// A file that was to be opened for appending.
 #[derive(Debug)]
 pub enum Appended {
     /// It can be written to.
@@ -120,8 +120,8 @@ impl Directory {
         OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(self.at(name))
     }
 
-    /// Opens the file `name` for appending, or makes it for this user alone. A pipe that nobody
-    /// reads is an error. A link of the user's own or root's is followed.
+    /// Opens the file `name` for appending, or makes it for this user alone. A pipe without
+    /// a reader is an error. A link of the user's own or root's is followed.
     ///
     /// # Errors
     /// The system's.
@@ -142,7 +142,7 @@ impl Directory {
                     return self.append_by_link(name);
                 }
                 Err(error) => {
-                    // What cannot be opened may be somebody else's.
+                    // What cannot be opened may be another user's.
                     let found = fs::symlink_metadata(self.at(name));
                     return match found.is_ok_and(|found| self.could_be_planted(&found)) {
                         true => Ok(Appended::Planted),
@@ -152,7 +152,7 @@ impl Directory {
                 Ok(file) => return Ok(Appended::Opened(file)),
             }
             match open(OFlags::empty(), true) {
-                // Somebody made it just now.
+                // Another process made it just now.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 opened => return opened.map(Appended::Opened),
             }
@@ -161,7 +161,7 @@ impl Directory {
 
     fn append_by_link(&self, name: &OsStr) -> io::Result<Appended> {
         let link = fs::symlink_metadata(self.at(name))?;
-        // Whoever owns the directory could put another link in its place.
+        // The owner of the directory could put another link in its place.
         if self.could_be_planted(&link) || (geteuid().is_root() && self.belongs_to_another()) {
             return Ok(Appended::Planted);
         }
@@ -172,7 +172,7 @@ impl Directory {
     }
 
     /// Whether another user can have put `found` here where this user would not expect it. A user
-    /// who names a directory of somebody else expects what that one puts there; root does not.
+    /// who names a directory of another user expects what that one puts there; root does not.
     fn could_be_planted(&self, found: &Metadata) -> bool {
         let is_of_all = self.opened.metadata.mode() & 0o002 != 0;
         let is_of_another = geteuid().is_root() && self.belongs_to_another();

@@ -30,7 +30,8 @@ pub struct FileStorage {
     path: PathBuf,
     identity: Identity,
     origin: Origin,
-    /// `None` for what nothing tells a version of: a block device, and a copy, which nobody writes.
+    /// `None` for a block device, whose time is not that of its contents, and for a copy, which is
+    /// never written again.
     version: Option<Version>,
 }
 
@@ -289,7 +290,7 @@ pub struct Identity {
 impl Identity {
     /// Whether it is a regular file.
     fn is_regular(&self) -> bool {
-        self.mode & FILE_TYPE == REGULAR_FILE
+        rustix::fs::FileType::from_raw_mode(self.mode).is_file()
     }
 
     /// Whether it may be another version of the file that `other` is: in the same inode, with the
@@ -298,10 +299,6 @@ impl Identity {
         (self.inode, self.owner, self.mode) == (other.inode, other.owner, other.mode)
     }
 }
-
-/// The bits of st_mode that say the kind, and those of a regular file (inode(7)).
-const FILE_TYPE: u32 = 0o170_000;
-const REGULAR_FILE: u32 = 0o100_000;
 
 /// What tells a file from a copy of it, besides its inode and owner. Unlike `Identity` it changes
 /// when the file is linked or renamed: nobody can set the time of a change (inode(7), ctime).

@@ -87,7 +87,6 @@ fn maps(map: &str, uid: u32) -> bool {
 /// The first file, folder or link on the way to `path` that somebody else than this user and root
 /// may change or replace; `None` where there is none. What does not exist yet does not count.
 pub fn weak_point(path: &Path) -> Option<PathBuf> {
-    let users = Users::read();
     // What is still to be gone through, the next one last.
     let mut ahead = vec![path.to_owned()];
     let mut at = match path.is_absolute() {
@@ -115,12 +114,10 @@ pub fn weak_point(path: &Path) -> Option<PathBuf> {
                     Ok(found) => found,
                 };
                 let is_open = found.mode() & 0o002 != 0
-                    || (found.mode() & 0o020 != 0 && !users.have_to_themselves(found.gid()));
+                    || (found.mode() & 0o020 != 0
+                        && !Users::read().have_to_themselves(found.gid()));
                 let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
                 if !is_trusted(&found) || (is_open && !is_sticky && !found.is_symlink()) {
-                    return Some(next);
-                }
-                if !found.is_symlink() && open_path(&next).is_none_or(is_served_by_another) {
                     return Some(next);
                 }
                 if found.is_symlink() {
@@ -129,6 +126,8 @@ pub fn weak_point(path: &Path) -> Option<PathBuf> {
                         Ok(target) if links <= LINKS_MAX => ahead.push(target),
                         _ => return Some(next),
                     }
+                } else if open_path(&next).is_none_or(is_served_by_another) {
+                    return Some(next);
                 } else {
                     at = next;
                 }

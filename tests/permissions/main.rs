@@ -24,7 +24,7 @@ mod terminal;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
 use support::stage::{Stage, said, stage};
 use support::user::{OpenDevice, User};
@@ -61,6 +61,18 @@ impl Scene {
         folder
     }
 
+    /// Runs `script` as root in the folder of the test, in a mount namespace where /etc/fuse.conf is
+    /// `text`.
+    fn where_configured(&self, text: &str, script: &str) -> Output {
+        let work = self.stage.work.path();
+        fs::write(work.join("fuse.conf"), text).unwrap();
+        let line = format!("mount --bind fuse.conf /etc/fuse.conf || exit 9\n{script}");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "bash", "-c", &line]).current_dir(work);
+        command.env("IMAGE", &self.stage.image).env("LC_ALL", "C").env_remove("SLURM_TASK_PID");
+        command.output().unwrap()
+    }
+
     /// A folder of the user `id`, in the folder of the test.
     fn folder_of(&self, id: u32, name: &str, mode: u32) -> PathBuf {
         let folder = self.stage.work.path().join(name);
@@ -69,6 +81,15 @@ impl Scene {
         fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
         folder
     }
+}
+
+/// The words by which a script of root's runs `script` as `user`, at home.
+fn as_user(user: &User, script: &str) -> String {
+    let (uid, home) = (user.uid, user.home.display());
+    format!(
+        "(cd {home} && ARCHFS={home}/archfs setpriv --reuid={uid} --regid={uid} --clear-groups \
+         bash -c '{script}')"
+    )
 }
 
 /// Runs a script that has to succeed.

@@ -3,12 +3,11 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use super::support::mount::unmount;
-use super::support::user::User;
 use super::support::{archfs, image, run};
-use super::{OWNER, Scene, assert_denied, done, out, said, scene};
+use super::{OWNER, Scene, as_user, assert_denied, done, out, said, scene};
 
 /// Whom none of the files' users is.
 const STRANGER: u32 = 1234;
@@ -79,25 +78,13 @@ fn modes_and_owners_are_enforced_where_everybody_may_enter() {
 /// Runs a script of the owner and one of the other, if the first succeeds, where /etc/fuse.conf is
 /// `text`; unmounts whatever comes of it.
 fn with_configuration(scene: &Scene, text: &str, of_owner: &str, of_other: &str) -> Output {
-    let work = scene.stage.work.path();
-    fs::write(work.join("fuse.conf"), text).unwrap();
-    let as_user = |user: &User, script: &str| {
-        let (uid, home) = (user.uid, user.home.display());
-        format!(
-            "(cd {home} && ARCHFS={home}/archfs setpriv --reuid={uid} --regid={uid} \
-             --clear-groups bash -c '{script}')"
-        )
-    };
     let line = format!(
-        "mount --bind \"$1\" /etc/fuse.conf && {} && {}; status=$?; {} 2> /dev/null; exit $status",
+        "{} && {}; status=$?; {} 2> /dev/null; exit $status",
         as_user(&scene.owner, of_owner),
         as_user(&scene.other, of_other),
         as_user(&scene.owner, "$ARCHFS unmount mount")
     );
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "bash", "-c", &line, "bash"]).arg(work.join("fuse.conf"));
-    command.env("IMAGE", &scene.stage.image).env("LC_ALL", "C").env_remove("SLURM_TASK_PID");
-    command.output().unwrap()
+    scene.where_configured(text, &line)
 }
 
 /// > An ordinary user needs `user_allow_other` in /etc/fuse.conf for it.

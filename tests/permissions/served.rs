@@ -4,29 +4,18 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
-use std::process::Command;
 
 use super::support::stage::said;
-use super::support::user::User;
-use super::{OTHER, Scene, out, scene};
+use super::{OTHER, Scene, as_user, out, scene};
 
 /// Runs `before` as the other user of the scene, and then `script` while the owner serves an image
 /// of `source` to everybody at $SERVED: in a mount namespace where the node allows that. No
 /// directory on the way there is the owner's.
 fn beside_served(scene: &Scene, before: &str, source: &Path, script: &str) -> String {
-    let work = scene.stage.work.path();
-    fs::write(work.join("fuse.conf"), "user_allow_other\n").unwrap();
-    let as_user = |user: &User, script: &str| {
-        let (uid, home) = (user.uid, user.home.display());
-        format!(
-            "(cd {home} && ARCHFS={home}/archfs setpriv --reuid={uid} --regid={uid} \
-             --clear-groups bash -c '{script}')"
-        )
-    };
     let (owner, other) = (&scene.owner, &scene.other);
     let served = scene.sticky().join("served");
     let lines = [
-        "set -e; mount --bind fuse.conf /etc/fuse.conf".to_owned(),
+        "set -e".to_owned(),
         "end() { for place in */mount sticky/served; do umount -l $place 2> /dev/null || true; done; }".to_owned(),
         "trap end EXIT".to_owned(),
         as_user(other, before),
@@ -36,10 +25,7 @@ fn beside_served(scene: &Scene, before: &str, source: &Path, script: &str) -> St
         as_user(other, script),
         as_user(owner, "$ARCHFS unmount ../sticky/served"),
     ];
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "bash", "-c", &lines.join("\n")]).current_dir(work);
-    command.env("IMAGE", &scene.stage.image).env("LC_ALL", "C").env_remove("SLURM_TASK_PID");
-    let output = command.output().unwrap();
+    let output = scene.where_configured("user_allow_other\n", &lines.join("\n"));
     assert!(output.status.success(), "{}{}", out(&output), said(&output));
     out(&output)
 }
@@ -62,7 +48,7 @@ fn a_helper_that_another_users_file_system_calls_roots_is_not_run() {
     assert!(!marks.join("ran").exists());
 }
 
-/// Records that somebody else made up would tell what is mounted where, and by whom.
+/// Made-up records could name any mount and any daemon.
 #[test]
 fn a_directory_of_records_that_another_users_file_system_calls_ours_is_not_used() {
     let Some(scene) = scene() else { return };

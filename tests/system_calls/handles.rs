@@ -76,13 +76,9 @@ fn handles_are_opened_after_the_kernel_forgot_and_at_the_next_mount() {
     }
 }
 
-/// An overlay on a mount, gone at the end.
+/// An overlay on a mount, gone at the end. What was written to another one before is in it.
 fn overlay(work: &Path, lower: &Path) -> Result<(PathBuf, CleanUp), String> {
     let [upper, inner, place] = ["upper", "inner", "overlay"].map(|name| work.join(name));
-    for folder in [&upper, &inner, &place] {
-        let _ = fs::remove_dir_all(folder);
-        fs::create_dir(folder).unwrap();
-    }
     let options = format!(
         "lowerdir={},upperdir={},workdir={},index=on,xino=on",
         lower.display(),
@@ -107,6 +103,10 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
     let work = work_folder();
     let tree = small_tree(work.path());
     for (format, archive) in archives(work.path(), &tree) {
+        for folder in ["upper", "inner", "overlay"].map(|name| work.path().join(name)) {
+            let _ = fs::remove_dir_all(&folder);
+            fs::create_dir(folder).unwrap();
+        }
         let lower = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
         let (place, clean_up) = match overlay(work.path(), lower.path()) {
             Ok(mounted) => mounted,
@@ -129,16 +129,10 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
         drop(clean_up);
         drop(lower);
         let lower = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
-        let options = format!(
-            "lowerdir={0}/mount,upperdir={0}/upper,workdir={0}/inner,index=on,xino=on",
-            work.path().display()
-        );
-        let mut again = Command::new("mount");
-        run(again.args(["-t", "overlay", "overlay", "-o", &options]).arg(&place));
-        let _clean_up = CleanUp(place.clone());
+        let (place, clean_up) = overlay(work.path(), lower.path()).unwrap();
         assert_eq!(fs::read_to_string(place.join("folder/hard")).unwrap(), "written", "{format:?}");
         assert!(matches!(format, Format::Image | Format::Tar));
-        drop(_clean_up);
+        drop(clean_up);
         drop(lower);
     }
 }

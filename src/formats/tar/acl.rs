@@ -37,14 +37,14 @@ impl Acls {
     }
 
     /// What remains of `permissions` for a member with these attributes.
-    pub(super) fn mode<'x>(
+    pub(super) fn mode<'x, X: Iterator<Item = (&'x [u8], &'x [u8])>>(
         self,
         permissions: u16,
-        xattrs: impl Iterator<Item = (&'x [u8], &'x [u8])>,
+        xattrs: impl FnOnce() -> X,
     ) -> u16 {
         match self {
             Self::Shown => permissions,
-            Self::Masked => xattrs.fold(permissions, |left, (name, value)| {
+            Self::Masked => xattrs().fold(permissions, |left, (name, value)| {
                 let rights = match name {
                     TEXT => Rights::of_text(value),
                     BINARY => Rights::of_attribute(value),
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     fn masked(mode: u16, xattrs: &[(&[u8], &[u8])]) -> u16 {
-        Acls::Masked.mode(mode, xattrs.iter().copied())
+        Acls::Masked.mode(mode, || xattrs.iter().copied())
     }
 
     /// The attribute of these entries: tag, rights, number.
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(masked(0o666, &[(BINARY, &value[..9])]), 0o600);
         assert_eq!(masked(0o666, &[(BINARY, &attribute(&[(3, 7, 0)]))]), 0o600);
         assert_eq!(masked(0o666, &[(BINARY, b"")]), 0o600);
-        assert_eq!(Acls::Shown.mode(0o660, [(BINARY, &value[..])].into_iter()), 0o660);
+        assert_eq!(Acls::Shown.mode(0o660, || [(BINARY, &value[..])].into_iter()), 0o660);
     }
 
     #[test]

@@ -128,7 +128,7 @@ impl Tar {
         Attr {
             ino: ino_of(id),
             kind: node.kind(),
-            permissions: self.acls.mode(node.permissions(), self.index.xattrs_of(id)),
+            permissions: self.acls.mode(node.permissions(), || self.index.xattrs_of(id)),
             nlink: match node.kind() {
                 // Not known without a look at all children: 1, as of large directories in ext4.
                 FileKind::Directory => 1,

@@ -1,12 +1,12 @@
 //! Opening the file that the daemon's log goes to.
 //!
 //! Invariant: nothing is written to a file that another user put there. The log names files of the
-//! dataset. In a folder such as /tmp, and for root in the folder of a user, somebody else may have
+//! dataset. In a folder such as /tmp, and for root in the folder of a user, another user may have
 //! made a link by which it would be appended to any file of this user, or a pipe or file to read it
 //! from. The kernel's own guard against that (fs.protected_symlinks and the like) may be off.
 //!
-//! No mount waits for who reads its log: a named pipe without a reader is an error, and one that is
-//! full loses lines.
+//! No mount waits for a reader of its log: a named pipe without one is an error, and a full one
+//! loses lines.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::storage::{Appended, Directory};
 /// Opens a log, or makes it for this user alone.
 ///
 /// # Errors
-/// `Io` where the file cannot be opened for appending, or could be somebody else's trap.
+/// `Io` if the file cannot be opened for appending, or if another user could have put it there.
 pub(super) fn open(path: &Path) -> Result<File> {
     let failed = |error| {
         Error::io(format!("{}: can not write the log", path.display()), error)
