@@ -15,6 +15,8 @@ use std::ops::ControlFlow;
 
 use archfs::vfs::{Attr, Cookie, Fault, FileKind, Ino, Name, Scratch, Subject, Tree};
 
+use crate::numbers::Numbers;
+
 /// Bytes of a file that are one fact: no more than a block, so that no fact is of two blocks.
 const CHUNK: u64 = 4096;
 
@@ -29,12 +31,10 @@ const OBJECTS_MAX: usize = 1 << 12;
 const STEPS: [u32; 4] = [99_991, 3001, 131_072, 8191];
 
 /// What objects are called.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Naming {
-    /// Inode references, of an image whose root is that one.
-    Reference {
-        root: u64,
-    },
+#[derive(Clone, Copy)]
+pub(crate) enum Naming<'n> {
+    /// Inode references, which the numbers of the image lead to.
+    Reference(&'n Numbers),
     Path,
 }
 
@@ -82,13 +82,13 @@ impl Facts {
     ///
     /// # Panics
     /// Where two answers on one thing differ.
-    pub(crate) fn of(tree: &dyn Tree, naming: Naming, step: u64) -> Self {
+    pub(crate) fn of(tree: &dyn Tree, naming: Naming<'_>, step: u64) -> Self {
         let mut walk = Walk { tree, naming, facts: Self::default(), step, seen: HashSet::new() };
         let root = match naming {
-            Naming::Reference { root } => format!("{root:x}"),
+            Naming::Reference(numbers) => format!("{:x}", numbers.root),
             Naming::Path => String::from("/"),
         };
-        if let Naming::Reference { .. } = naming {
+        if let Naming::Reference(_) = naming {
             walk.facts.put(String::from("root"), &root);
         }
         let mut due = VecDeque::from([(Ino::ROOT, root)]);
@@ -111,7 +111,7 @@ impl Facts {
 /// A walk through a tree.
 struct Walk<'t> {
     tree: &'t dyn Tree,
-    naming: Naming,
+    naming: Naming<'t>,
     facts: Facts,
     step: u64,
     seen: HashSet<Ino>,
@@ -129,7 +129,7 @@ impl Walk<'_> {
         put("uid", attr.uid.to_string());
         put("gid", attr.gid.to_string());
         match self.naming {
-            Naming::Reference { .. } => {
+            Naming::Reference(_) => {
                 put("mtime", attr.modified.seconds.to_string());
                 put("nlink", attr.nlink.to_string());
             }
@@ -141,7 +141,7 @@ impl Walk<'_> {
         }
         match attr.kind {
             FileKind::Directory => {
-                if let Naming::Reference { .. } = self.naming {
+                if let Naming::Reference(_) = self.naming {
                     put("size", attr.size.to_string());
                 }
                 self.listing(ino, object, due);
@@ -170,8 +170,13 @@ impl Walk<'_> {
             let kind = kind_number(*kind);
             let name_shown = hex(name);
             let (child_name, key) = match self.naming {
-                Naming::Reference { root } => {
-                    let reference = if *child == Ino::ROOT { root } else { child.number() - 2 };
+                Naming::Reference(numbers) => {
+                    let Some(reference) = numbers.reference(child.number()) else {
+                        assert!(self.tree.attr(*child).is_err(), "{object}: {name_shown} is there");
+                        let key = format!("{object}.n{name_shown}");
+                        self.facts.refuse(key, "leads to no inode");
+                        continue;
+                    };
                     (
                         format!("{reference:x}"),
                         format!("{object}.n{name_shown}:{reference:x}:{kind}"),
@@ -276,7 +281,7 @@ impl Walk<'_> {
                 Err(error) => self.facts.refuse(key, error),
             }
         }
-        if let Naming::Reference { .. } = self.naming {
+        if let Naming::Reference(_) = self.naming {
             self.facts.put(format!("{object}.xend"), names.len());
         }
     }

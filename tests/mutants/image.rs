@@ -251,7 +251,8 @@ fn append_listed(image: &mut Vec<u8>, bytes: &[u8]) -> u64 {
     list
 }
 
-fn codec(number: usize) -> Codec {
+/// The compressor of that number in a superblock.
+pub(crate) fn codec(number: usize) -> Codec {
     match number {
         1 => Codec::Gzip,
         2 => Codec::Lzma,

@@ -22,6 +22,7 @@ mod header;
 mod herd;
 mod image;
 mod layout;
+mod numbers;
 mod oracle;
 mod outside;
 mod random;

@@ -15,6 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::facts::{Facts, Naming};
 use crate::herd::{Herd, Mutant};
+use crate::numbers::Numbers;
 use crate::oracle::Oracle;
 use crate::rules::Format;
 use crate::verdict::Verdict;
@@ -131,14 +132,13 @@ pub(crate) fn work(order: &Order) {
 fn open(format: Format, path: &Path, bytes: &[u8], number: u64) -> archfs::error::Result<Facts> {
     let options = OpenOptions { cache_bytes: CACHE, ..OpenOptions::default() };
     let tree = formats::open(&[path.to_owned()], &options, &Progress::default())?;
-    let naming = match format {
+    Ok(match format {
         Format::Squashfs => {
-            let root = bytes[32..40].try_into().expect("eight bytes");
-            Naming::Reference { root: u64::from_le_bytes(root) }
+            let numbers = Numbers::of(bytes);
+            Facts::of(tree.as_ref(), Naming::Reference(&numbers), number)
         }
-        Format::Tar => Naming::Path,
-    };
-    Ok(Facts::of(tree.as_ref(), naming, number))
+        Format::Tar => Facts::of(tree.as_ref(), Naming::Path, number),
+    })
 }
 
 /// What this process took of the processors, all its threads, microseconds. Unlike the time that

@@ -170,7 +170,7 @@ impl SquashFs {
         if kind != FileKind::Directory {
             return Err(Error::corrupt(format!("the root is no directory but {kind:?}")));
         }
-        let numbers = Numbers::read(&*whole, &superblock, root, &inode)?;
+        let numbers = Numbers::read(&*whole, &metadata, &superblock, root, &inode)?;
         let readahead = Readahead::new(ahead_capacity(data_share, block_size));
         Ok(Arc::new_cyclic(|itself| Self {
             name: name.to_owned(),

@@ -9,7 +9,8 @@
 //!
 //! A stored number is the archive's word. It is shown only if the table leads from it to that very
 //! inode, so no two inodes share a number, whatever a writer got wrong. The root must be 1 here, so
-//! it changes numbers with the inode whose stored number that is.
+//! it changes numbers with the inode whose stored number that is, if the number that the root
+//! stores is its own by the table.
 //!
 //! Without an export table, or where the table says otherwise, the number is made of the reference:
 //! its block times 8 KiB, the size of a metadata block, plus its offset. Without a table that fits
@@ -39,8 +40,8 @@ const NOWHERE: u64 = 1 << 46;
 /// The numbers of one image.
 pub(super) struct Numbers {
     root: InodeRef,
-    /// The number that the root's record stores.
-    root_number: u32,
+    /// The number that the root's record stores, if the table leads from it to the root.
+    root_number: Option<u32>,
     /// The reference of each stored number.
     exports: Option<Table<8>>,
 }
@@ -52,6 +53,7 @@ impl Numbers {
     /// `Io`. A damaged table counts as none.
     pub(super) fn read(
         storage: &dyn Storage,
+        metadata: &Metadata,
         superblock: &Superblock,
         root: InodeRef,
         inode: &Inode,
@@ -61,7 +63,18 @@ impl Numbers {
             let table = Table::read(storage, "export", start, count, end);
             table.map(Some).or_else(|error| if error.is_damage() { Ok(None) } else { Err(error) })
         });
-        Ok(Self { root, root_number: inode.number, exports: exports.transpose()?.flatten() })
+        let exports = exports.transpose()?.flatten();
+        Self { root, root_number: None, exports }.with_root_number(metadata, inode.number)
+    }
+
+    /// The same, for a root that stores this number.
+    fn with_root_number(self, metadata: &Metadata, stored: u32) -> Result<Self> {
+        let root_number = match self.exported(metadata, stored) {
+            Ok(Some(found)) if found == self.root => Some(stored),
+            Err(error) if !error.is_damage() => return Err(error),
+            _ => None,
+        };
+        Ok(Self { root_number, ..self })
     }
 
     /// The root.
@@ -79,8 +92,9 @@ impl Numbers {
         }
         match self.exported(metadata, stored) {
             Ok(Some(found)) if found == reference => {
-                let shown = if stored == 1 { self.root_number } else { stored };
-                Ok(Ino::new(u64::from(shown)).unwrap_or(Ino::ROOT))
+                let shown = if stored == 1 { self.root_number } else { Some(stored) };
+                let ino = shown.and_then(|shown| Ino::new(u64::from(shown)));
+                Ok(ino.unwrap_or_else(|| self.wide(reference)))
             }
             Err(error) if !error.is_damage() => Err(error),
             _ => Ok(self.wide(reference)),
@@ -112,7 +126,7 @@ impl Numbers {
             Some(packed) => unpacked(packed).ok_or_else(none),
             None => {
                 let shown = u32::try_from(number).map_err(|_| none())?;
-                let stored = if shown == self.root_number { 1 } else { shown };
+                let stored = if Some(shown) == self.root_number { 1 } else { shown };
                 self.exported(metadata, stored)?.ok_or_else(none)
             }
         }
@@ -196,8 +210,9 @@ mod tests {
         let end = storage.len();
         let exports = Some(Table::read(&*storage, "export", list, count, end).unwrap());
         let root = InodeRef::parse(root).unwrap();
-        let numbers = Numbers { root, root_number, exports };
-        (numbers, Metadata::new(storage, Codec::Gzip, 1 << 20))
+        let metadata = Metadata::new(storage, Codec::Gzip, 1 << 20);
+        let numbers = Numbers { root, root_number: None, exports };
+        (numbers.with_root_number(&metadata, root_number).unwrap(), metadata)
     }
 
     #[test]
@@ -246,12 +261,24 @@ mod tests {
         assert!(numbers.reference(&metadata, nowhere).unwrap().offset() >= 8192);
     }
 
+    #[test]
+    fn a_root_that_stores_the_number_of_another_takes_none_from_it() {
+        let (numbers, metadata) = numbers(&[100, 200, 300], 300, 2);
+        let shown = [(100, 1), (200, 2), (300, 2)].map(|(reference, stored)| {
+            let reference = InodeRef::parse(reference).unwrap();
+            let ino = numbers.ino(&metadata, reference, stored).unwrap();
+            assert_eq!(numbers.reference(&metadata, ino).unwrap(), reference);
+            ino
+        });
+        assert_eq!(shown.iter().collect::<std::collections::BTreeSet<_>>().len(), shown.len());
+    }
+
     /// > An image without an export table (`mksquashfs -no-exports`) has larger numbers if its
     /// > inode table takes more than 512 KiB.
     #[test]
     fn without_a_table_numbers_fit_32_bits_until_half_a_mebibyte() {
         let root = InodeRef::new(0, 7);
-        let numbers = Numbers { root, root_number: 1, exports: None };
+        let numbers = Numbers { root, root_number: None, exports: None };
         let metadata = Metadata::new(Arc::new(MemStorage::new(Vec::new())), Codec::Gzip, 1 << 20);
         for (block, offset) in [(0, 0), (0, 8191), (512 << 10, 0), (u32::MAX, 8191), (u32::MAX, 0)]
         {
