@@ -5,7 +5,7 @@
 //! `planted` what somebody put in the way beforehand, `points` whose directories are mounted on,
 //! `races` what somebody swaps meanwhile, `served` what another user's FUSE file system claims,
 //! `helper` which fusermount is run, `terminal` names that a terminal would obey. Each test has
-//! /dev/fuse and its users to itself.
+//! /dev/fuse and a node with its users to itself.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -26,12 +26,10 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use support::can_mount;
+use support::node::{self, OTHER, OWNER};
 use support::stage::{Stage, said, stage};
 use support::user::{OpenDevice, User};
-
-/// uucp and news, as whom no other test mounts.
-const OWNER: u32 = 10;
-const OTHER: u32 = 9;
 
 /// An image, its user and somebody else, and the device for them.
 struct Scene {
@@ -42,9 +40,14 @@ struct Scene {
     _device: OpenDevice,
 }
 
+/// Goes to a node of the test's own; `None` where this machine lets nobody mount.
+fn own_node() -> Option<()> {
+    can_mount().then(node::enter)
+}
+
 /// `None` where this machine lets nobody mount.
 fn scene() -> Option<Scene> {
-    let stage = stage()?;
+    let stage = own_node().and_then(|()| stage())?;
     let _device = OpenDevice::new();
     let (owner, other) = (User::new(&stage, OWNER), User::new(&stage, OTHER));
     Some(Scene { owner, other, stage, _device })

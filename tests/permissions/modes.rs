@@ -62,7 +62,7 @@ fn modes_and_owners_are_enforced_where_everybody_may_enter() {
     let mut mount = archfs();
     mount.args(["mount", "-q", "--keep", "-o", "allow_other"]).arg(image).arg(&stage.place);
     run(&mut mount);
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
     let line = mounts.lines().find(|line| line.contains(stage.place.to_str().unwrap())).unwrap();
     assert!(line.contains("allow_other") && line.contains("default_permissions"), "{line}");
     let read = |name: &str| format!("tail -n 1 ../mount/{name}");

@@ -297,7 +297,7 @@ fn record(process: &str, place: &Path) -> String {
 }
 
 fn record_of(node: &str, process: &str, place: &Path) -> String {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let text = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let line = text.lines().rfind(|line| line.split(' ').nth(4) == place.to_str());
     let fields: Vec<&str> = line.map(|line| line.split(' ').collect()).unwrap_or_default();
     let (id, device) = (fields.first().unwrap_or(&"1"), fields.get(2).unwrap_or(&"0:1"));

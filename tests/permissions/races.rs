@@ -43,7 +43,7 @@ impl Drop for Swapper {
 /// The places of all mounts below `folder`.
 fn mounts_below(folder: &Path) -> Vec<PathBuf> {
     // Another test has a mount whose name is no UTF-8.
-    let text = fs::read("/proc/self/mountinfo").unwrap();
+    let text = fs::read("/proc/thread-self/mountinfo").unwrap();
     let text = String::from_utf8_lossy(&text);
     let places = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
     places.filter(|place| place.starts_with(folder)).collect()

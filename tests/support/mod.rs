@@ -12,6 +12,7 @@ pub mod faulty;
 pub mod image;
 pub mod kernel;
 pub mod mount;
+pub mod node;
 pub mod pack;
 pub mod relay;
 pub mod snapshot;

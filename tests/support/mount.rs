@@ -1,6 +1,6 @@
 //! Mounts that go when the test ends, however it ends.
 //!
-//! Owns archfs mounts, the kernel's own, and the look at /proc/self/mountinfo.
+//! Owns archfs mounts, the kernel's own, and the look at mountinfo, that of the thread: see `node`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -146,7 +146,7 @@ pub fn is_mounted(place: &Path) -> bool {
 pub fn kind_of_mount(place: &Path) -> Option<String> {
     let parent = place.parent().and_then(|parent| fs::canonicalize(parent).ok())?;
     let place = parent.join(place.file_name()?);
-    let text = fs::read("/proc/self/mountinfo").unwrap();
+    let text = fs::read("/proc/thread-self/mountinfo").unwrap();
     let text = String::from_utf8_lossy(&text).into_owned();
     text.lines()
         .filter(|line| line.split(' ').nth(4).is_some_and(|found| Path::new(found) == place))
