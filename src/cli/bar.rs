@@ -50,20 +50,22 @@ impl Bar {
             while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 let now = progress.phase();
                 let (done, total) = progress.now();
+                // How fast it is and how long it will take can be told once something is done.
+                let fitting = match (done, total) {
+                    (_, 0) => plain(),
+                    (0, _) => style(""),
+                    _ => style(", {bytes_per_sec}, {eta} left"),
+                };
                 if now != phase {
                     bar.finish_and_clear();
                     // The first phase may have begun before there was something to see.
                     let elapsed = since.elapsed();
-                    bar = ProgressBar::new(total).with_style(style("")).with_elapsed(elapsed);
+                    // Its message draws it, so it has to look right from the start.
+                    bar = ProgressBar::new(total).with_style(fitting.clone()).with_elapsed(elapsed);
                     bar.set_message(printable(&now));
                     phase = now;
                 }
-                // How fast it is and how long it will take can be told once something is done.
-                bar.set_style(match (done, total) {
-                    (_, 0) => plain(),
-                    (0, _) => style(""),
-                    _ => style(", {bytes_per_sec}, {eta} left"),
-                });
+                bar.set_style(fitting);
                 bar.set_length(total);
                 bar.set_position(done.min(total));
                 since = Instant::now();
