@@ -32,6 +32,16 @@ pub enum Bound {
     ControlGroup,
 }
 
+impl Bound {
+    /// What comes before an amount in a message.
+    pub fn leaves(self) -> &'static str {
+        match self {
+            Self::Node => "the node has",
+            Self::ControlGroup => "the limit of the job leaves",
+        }
+    }
+}
+
 /// The smallest limit of this process and its control groups, or what the node has available,
 /// bytes. It is read once, so all that is sized by it at the start of a process fits together.
 pub fn limit() -> Option<u64> {

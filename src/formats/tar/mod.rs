@@ -36,6 +36,7 @@ mod segments;
 mod source;
 mod sparse;
 mod unpack;
+mod weight;
 
 #[cfg(test)]
 mod tests;

@@ -31,6 +31,7 @@ use rustix::process::geteuid;
 
 use super::header::BLOCK;
 use super::index::{FileKey, Hash, IndexFile, Key, MAGIC};
+use super::weight;
 use crate::error::{Error, Kind, Result};
 use crate::storage::{self, Directory, FileStorage, Identity, Origin, Readers, Storage};
 use crate::vfs::{Fault, Subject};
@@ -197,6 +198,7 @@ impl Saved {
             }
             Ok(())
         };
+        weight::check(found.len())?;
         IndexFile::read(&mut input, found.len(), &fits).map(Some)
     }
 

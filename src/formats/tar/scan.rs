@@ -15,6 +15,7 @@ use super::members::{Inner, Kind, Members};
 use super::notes::{Notes, shown};
 use super::segments::{self, Grain};
 use super::source::{Source, Windowed};
+use super::weight::Weight;
 use crate::error::Result;
 use crate::formats::limits::{NESTING_MAX, TAR_SEARCH_MAX};
 use crate::ordered::ordered;
@@ -153,12 +154,13 @@ fn alone(storage: &dyn Storage, archive: Nested, nesting: Nesting) -> Result<(Me
 /// The tree so far, and what there is to tell.
 pub(super) struct Scan {
     builder: Builder,
+    weight: Weight,
     pub(super) notes: Notes,
 }
 
 impl Default for Scan {
     fn default() -> Self {
-        Self { builder: Builder::new(), notes: Notes::default() }
+        Self { builder: Builder::new(), weight: Weight::new(), notes: Notes::default() }
     }
 }
 
@@ -170,7 +172,7 @@ impl Scan {
         members: &Members,
         inner: &mut Vec<Nested>,
     ) -> Result<()> {
-        self.builder.add(archive, members, members.list(), inner, &mut self.notes)
+        self.add_from(archive, members, 0, inner)
     }
 
     /// Adds those from the `nth` on.
@@ -182,7 +184,8 @@ impl Scan {
         inner: &mut Vec<Nested>,
     ) -> Result<()> {
         let list = members.list().get(nth..).unwrap_or_default();
-        self.builder.add(archive, members, list, inner, &mut self.notes)
+        self.builder.add(archive, members, list, inner, &mut self.notes)?;
+        self.weight.add(list.len())
     }
 
     /// Adds what was noted of the archive that is shown as `folder`.

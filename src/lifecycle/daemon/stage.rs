@@ -13,7 +13,7 @@ use std::path::Path;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
-use crate::memory::{self, Bound, Left};
+use crate::memory::{self, Left};
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
@@ -113,14 +113,11 @@ fn check_memory(len: u64, cache_bytes: u64, left: Option<Left>) -> Result<()> {
     if len == 0 || len.saturating_add(cache_bytes) <= bytes {
         return Ok(());
     }
-    let whose = match bound {
-        Bound::Node => "the node has",
-        Bound::ControlGroup => "the limit of the job leaves",
-    };
     let context = format!(
-        "takes {} of memory beside the cache of {} (--cache), but {whose} {}",
+        "takes {} of memory beside the cache of {} (--cache), but {} {}",
         Size(len),
         Size(cache_bytes),
+        bound.leaves(),
         Size(bytes)
     );
     Err(Error::new(Kind::Io, context))
@@ -129,6 +126,7 @@ fn check_memory(len: u64, cache_bytes: u64, left: Option<Left>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Bound;
 
     #[test]
     fn what_is_left_must_hold_the_archives_and_the_cache() {
