@@ -53,6 +53,13 @@ pub fn limit() -> Option<u64> {
     })
 }
 
+/// What was left when this was first asked, at the start of a process. What is sized by it leaves
+/// room for those that run already.
+pub fn left_at_start() -> Option<Left> {
+    static LEFT: OnceLock<Option<Left>> = OnceLock::new();
+    *LEFT.get_or_init(left)
+}
+
 /// The smaller limit of ulimit -v and ulimit -d, bytes.
 fn address_space() -> Option<u64> {
     [Resource::As, Resource::Data].into_iter().filter_map(|it| getrlimit(it).current).min()

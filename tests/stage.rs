@@ -25,7 +25,7 @@ use support::{archfs, can_mount, image, run, source, tar, wait_until, work_folde
 const PAGE: u64 = 4096;
 
 /// What tests that look at memory give the cache.
-const CACHE: u64 = 64 << 20;
+const CACHE: u64 = 4 << 20;
 
 /// A file system in memory with nothing in it, gone at the end.
 struct Tmpfs(PathBuf);

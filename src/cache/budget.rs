@@ -1,11 +1,12 @@
 //! How much memory the caches of a mount may use: by default, and while they serve.
 //!
 //! The default is a quarter of what the job may use, at most 16 GiB; an eighth where that is so
-//! little that what the cache does not count is more than another quarter.
+//! little that what the cache does not count is more than another quarter. It is never more than a
+//! third of what the job has left at the start of the mount.
 
 use std::fmt;
 
-use crate::memory;
+use crate::memory::{self, Bound};
 use crate::sync::{Arc, Mutex, Weak};
 
 /// The largest default, bytes.
@@ -17,17 +18,34 @@ const USUAL: u64 = 64 << 20;
 /// The least there is, bytes: with less every block would be decoded for each read of it.
 pub const LEAST: u64 = 4 << 20;
 
+/// What a mount takes on top of its budget in a small job: the program, and its threads
+/// (docs/CACHE.md); bytes.
+const ON_TOP: u64 = 16 << 20;
+
 /// The default budget, bytes.
 pub fn default_bytes() -> u64 {
-    share(memory::limit())
+    share(memory::limit(), memory::left_at_start().map(|left| left.bytes))
 }
 
-fn share(available: Option<u64>) -> u64 {
-    match available {
+/// The largest budget that the control group of this job can hold now, bytes, and its limit;
+/// `None` where no group limits it.
+pub fn most_bytes() -> Option<(u64, u64)> {
+    let left = memory::left_at_start().filter(|left| left.bound == Bound::ControlGroup)?;
+    memory::limit().map(|limit| (largest_within(left.bytes), limit))
+}
+
+fn share(limit: Option<u64>, left: Option<u64>) -> u64 {
+    let share = match limit {
         None => USUAL,
-        Some(bytes) if bytes / 4 >= USUAL => (bytes / 4).min(MOST),
+        Some(bytes) if bytes / 4 > USUAL => (bytes / 4).min(MOST),
         Some(bytes) => (bytes / 8).max(LEAST),
-    }
+    };
+    left.map_or(share, |left| share.min((left / 3).max(LEAST)))
+}
+
+/// The largest budget where `left` bytes are left: threads take up to a quarter.
+fn largest_within(left: u64) -> u64 {
+    (left / 4 * 3).saturating_sub(ON_TOP).max(LEAST)
 }
 
 /// The part of its capacity that a cache may use: `now` of `whole` bytes.
@@ -108,12 +126,29 @@ mod tests {
 
     #[test]
     fn takes_a_quarter_or_of_little_an_eighth() {
+        let share = |limit| share(limit, limit);
         assert_eq!(share(Some(8 << 30)), 2 << 30);
-        assert_eq!(share(Some(256 << 20)), 64 << 20);
-        assert_eq!(share(Some((256 << 20) - 8)), (32 << 20) - 1);
+        assert_eq!(share(Some((256 << 20) + 4)), (64 << 20) + 1);
+        assert_eq!(share(Some(256 << 20)), 32 << 20);
         assert_eq!(share(Some(64 << 20)), 8 << 20);
         assert_eq!(share(Some(1 << 20)), 4 << 20);
         assert_eq!(share(Some(1 << 50)), 16 << 30);
         assert_eq!(share(None), 64 << 20);
+    }
+
+    #[test]
+    fn takes_at_most_a_third_of_what_others_leave() {
+        assert_eq!(share(Some(1 << 30), Some(1000 << 20)), 256 << 20);
+        assert_eq!(share(Some(1 << 30), Some(300 << 20)), 100 << 20);
+        assert_eq!(share(Some(1 << 30), Some(0)), LEAST);
+        assert_eq!(share(None, Some(9 << 20)), LEAST);
+        assert_eq!(share(None, None), 64 << 20);
+    }
+
+    #[test]
+    fn the_largest_budget_leaves_room_for_threads() {
+        assert_eq!(largest_within(256 << 20), 176 << 20);
+        assert_eq!(largest_within(20 << 20), LEAST);
+        assert_eq!(largest_within(0), LEAST);
     }
 }

@@ -37,7 +37,7 @@ mod shard;
 mod workers;
 
 pub use block::{Block, BlockPool, BlockPools};
-pub use budget::{Budget, LEAST, Part, Resize, default_bytes};
+pub use budget::{Budget, LEAST, Part, Resize, default_bytes, most_bytes};
 pub use readahead::Readahead;
 pub use workers::{Fetch, Request, Workers};
 

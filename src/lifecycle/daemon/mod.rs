@@ -92,7 +92,9 @@ pub(in crate::lifecycle) fn usual_threads() -> usize {
 }
 
 fn shape(threads: Option<usize>) -> SessionShape {
-    session_shape(processors::count(), memory::limit(), threads)
+    let left = memory::left_at_start().map(|left| left.bytes);
+    let memory = [memory::limit(), left].into_iter().flatten().min();
+    session_shape(processors::count(), memory, threads)
 }
 
 impl Daemon {

@@ -22,6 +22,7 @@ use crate::lifecycle::{Access, ConnectionSource, MountPlan};
 use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::sync::Arc;
+use crate::units::show_size;
 use crate::vfs::{Tree, View};
 
 use super::address_space;
@@ -262,6 +263,25 @@ pub(super) struct Opened {
     pub(super) budget: Budget,
 }
 
+/// The budget: what was asked for, unless the job cannot hold it.
+fn cache_bytes(wanted: Option<u64>) -> u64 {
+    let Some(wanted) = wanted else {
+        return cache::default_bytes();
+    };
+    match cache::most_bytes() {
+        Some((most, limit)) if wanted > most => {
+            log::warn!(
+                "--cache {}: the limit of the job is {}, so the cache gets {}",
+                show_size(wanted),
+                show_size(limit),
+                show_size(most)
+            );
+            most
+        }
+        _ => wanted,
+    }
+}
+
 fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     if address_space::is_limited() {
         trim::use_one_heap();
@@ -269,7 +289,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     let stats = Arc::new(Stats::default());
     let options = OpenOptions {
         offset: plan.offset,
-        cache_bytes: plan.cache_bytes.unwrap_or_else(cache::default_bytes),
+        cache_bytes: cache_bytes(plan.cache_bytes),
         recursive: plan.recursive,
         index: plan.index.clone(),
         acls: match plan.access {
