@@ -2,8 +2,8 @@
 //!
 //! Owns the buffers: a block that nobody holds any more gives its buffer back, and the next one is
 //! decoded into it. Leaves which blocks stay to the cache, and decoding to whoever fills a block.
-//! Invariants: at most `FREE_BYTES` (or `FREE_COUNT` buffers, where that is more) wait for use, and
-//! no lock is held while one is filled or freed.
+//! Invariants: at most `FREE_BYTES` of each size (or `FREE_COUNT` buffers, where that is more) wait
+//! for use, and no lock is held while one is filled or freed.
 //!
 //! Why: fresh memory costs a page fault for every 4 KiB, which is as dear as decoding them, and a
 //! buffer that was just used still lies in the processor's cache.
@@ -13,7 +13,7 @@
 //! of what the kernel has. Such a block is used up, and leaves the cache. An epoch over an archive
 //! many times the size of the budget so keeps in memory what is still to be read, and nothing else.
 
-use crate::cache::Cached;
+use crate::cache::{Cached, Permit};
 use crate::error::Result;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 
@@ -48,6 +48,8 @@ pub struct Block {
     /// Bytes that readers were given, each counted as often as it was.
     handed_out: AtomicU64,
     pool: Arc<BlockPool>,
+    /// For the memory of the buffer; given back last.
+    permit: Option<Permit>,
 }
 
 impl BlockPools {
@@ -82,7 +84,7 @@ impl BlockPool {
         let waiting = self.free.lock().pop();
         let buffer = waiting.unwrap_or_else(|| vec![0; self.size].into_boxed_slice());
         let pool = Arc::clone(self);
-        let mut block = Block { buffer, len: 0, handed_out: AtomicU64::new(0), pool };
+        let mut block = Block { buffer, len: 0, handed_out: AtomicU64::new(0), pool, permit: None };
         block.len = fill(&mut block.buffer)?.min(self.size);
         Ok(block)
     }
@@ -122,6 +124,14 @@ impl Block {
         before.saturating_add(count) >= u64::try_from(self.len).unwrap_or(u64::MAX)
     }
 
+    /// The same block, which holds the permit for its memory.
+    #[must_use]
+    pub fn with(self, permit: Permit) -> Self {
+        let mut block = self;
+        block.permit = Some(permit);
+        block
+    }
+
     /// The same block, in no more memory than it needs where that saves much.
     #[must_use]
     pub fn fitted(mut self) -> Self {
@@ -129,6 +139,9 @@ impl Block {
             let whole = std::mem::take(&mut self.buffer);
             self.buffer = whole.get(..self.len).unwrap_or_default().into();
             self.pool.take_back(whole);
+            if let Some(permit) = &mut self.permit {
+                permit.shrink(u64::try_from(self.len).unwrap_or(u64::MAX));
+            }
         }
         self
     }

@@ -44,7 +44,7 @@ fn share(limit: Option<u64>, left: Option<u64>) -> u64 {
 }
 
 /// The largest budget where `left` bytes are left: threads take up to a quarter.
-fn largest_within(left: u64) -> u64 {
+pub fn largest_within(left: u64) -> u64 {
     (left / 4 * 3).saturating_sub(ON_TOP).max(LEAST)
 }
 

@@ -32,13 +32,17 @@ mod budget;
 mod inflight;
 #[cfg(all(test, feature = "model"))]
 mod model;
+mod permits;
 mod readahead;
+mod room;
 mod shard;
 mod workers;
 
 pub use block::{Block, BlockPool, BlockPools};
-pub use budget::{Budget, LEAST, Part, Resize, default_bytes, most_bytes};
+pub use budget::{Budget, LEAST, Part, Resize, default_bytes, largest_within, most_bytes};
+pub use permits::Permit;
 pub use readahead::Readahead;
+pub use room::{Evict, Room};
 pub use workers::{Fetch, Request, Workers};
 
 use inflight::Flight;
@@ -74,6 +78,8 @@ pub struct Cache<K, V> {
     shards: Shards<K, V>,
     /// How many of the shards are used, from the first.
     used: AtomicUsize,
+    /// Counts what `evict` took, to take from all shards alike.
+    evicts_next: AtomicUsize,
     /// The capacity it was made with, bytes.
     capacity: u64,
     /// The weight of the heaviest values, bytes.
@@ -106,7 +112,8 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
         let each = share(capacity, count);
         let shards = (0..count).map(|_| Mutex::new(Shard::new(each))).collect();
         let (hasher, used) = (RandomState::new(), AtomicUsize::new(count));
-        Self { hasher, shards, used, capacity, heaviest }
+        let evicts_next = AtomicUsize::new(0);
+        Self { hasher, shards, used, evicts_next, capacity, heaviest }
     }
 
     /// Lets the cache use `part` of the capacity it was made with. Values that have no room any
@@ -196,6 +203,29 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
     fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
         let hash = usize::try_from(self.hasher.hash_one(key) >> 32).unwrap_or(0);
         &self.shards[hash % self.used.load(Ordering::Relaxed)]
+    }
+}
+
+impl<K, V> Evict for Cache<K, V>
+where
+    K: Copy + Eq + Hash + Send + Sync,
+    V: Cached + Send + Sync,
+{
+    /// From each shard in turn what was not used there for longest.
+    fn evict(&self, bytes: u64) -> u64 {
+        let mut freed = 0_u64;
+        let used = self.used.load(Ordering::Relaxed);
+        let mut empty = 0;
+        while freed < bytes && empty < used {
+            let nth = self.evicts_next.fetch_add(1, Ordering::Relaxed) % used;
+            let evicted = self.shards[nth].lock().evict();
+            // Freed here, outside the lock.
+            match evicted {
+                Some(value) => (freed, empty) = (freed.saturating_add(value.weight()), 0),
+                None => empty += 1,
+            }
+        }
+        freed
     }
 }
 

@@ -64,12 +64,10 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
         }
         let mut evicted = Vec::new();
         while self.weight.saturating_add(weight) > self.capacity {
-            let Some((_, oldest)) = self.entries.pop_lru() else {
+            let Some(oldest) = self.evict() else {
                 break;
             };
-            self.weight -= oldest.weight().saturating_add(ENTRY_OVERHEAD);
             evicted.push(oldest);
-            self.counts.evictions += 1;
         }
         self.weight += weight;
         if let Some(replaced) = self.entries.put(key, value) {
@@ -84,16 +82,22 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
     pub(super) fn resize(&mut self, capacity: u64, most: usize) -> Vec<V> {
         let mut evicted = Vec::new();
         while self.weight > capacity && evicted.len() < most {
-            let Some((_, oldest)) = self.entries.pop_lru() else {
+            let Some(oldest) = self.evict() else {
                 break;
             };
-            self.weight -= oldest.weight().saturating_add(ENTRY_OVERHEAD);
             evicted.push(oldest);
-            self.counts.evictions += 1;
         }
         // Until all have gone, who adds a value evicts no more than that needs.
         self.capacity = capacity.max(self.weight);
         evicted
+    }
+
+    /// Takes out the value that was not used for longest, for the caller to free.
+    pub(super) fn evict(&mut self) -> Option<V> {
+        let (_, oldest) = self.entries.pop_lru()?;
+        self.weight -= oldest.weight().saturating_add(ENTRY_OVERHEAD);
+        self.counts.evictions += 1;
+        Some(oldest)
     }
 
     /// Takes out the value of `key`, for the caller to free.

@@ -34,36 +34,44 @@ pub(super) fn run(
     }
 }
 
-/// A decoder of one xz stream.
+/// A decoder of one xz stream, which takes at most `memory` bytes, and never more than
+/// `FILE_MEMORY_LIMIT`.
 ///
 /// # Errors
 /// `Corrupt` where liblzma has no memory for it.
-pub fn xz_stream() -> Result<impl Streaming> {
-    let stream = Stream::new_stream_decoder(FILE_MEMORY_LIMIT, 0);
-    stream.map(XzStream).map_err(|error| damaged("xz", error))
+pub fn xz_stream(memory: u64) -> Result<impl Streaming> {
+    let memory = memory.min(FILE_MEMORY_LIMIT);
+    let stream = Stream::new_stream_decoder(memory, 0);
+    stream.map(|stream| XzStream { stream, memory }).map_err(|error| damaged("xz", error))
 }
 
-struct XzStream(Stream);
+struct XzStream {
+    stream: Stream,
+    /// The limit, bytes.
+    memory: u64,
+}
 
 impl Streaming for XzStream {
     fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step> {
-        let (before_in, before_out) = (self.0.total_in(), self.0.total_out());
-        let status = self.0.process(input, output, Action::Run).map_err(|error| match error {
-            liblzma::stream::Error::MemLimit => Error::new(
-                Kind::Unsupported,
-                format!("xz needs more than {} MiB to decode it", FILE_MEMORY_LIMIT >> 20),
-            ),
-            liblzma::stream::Error::Options => {
-                Error::new(Kind::Unsupported, "xz filters or options that liblzma does not know")
-            }
-            error => damaged("xz", error),
-        })?;
+        let (before_in, before_out) = (self.stream.total_in(), self.stream.total_out());
+        let status =
+            self.stream.process(input, output, Action::Run).map_err(|error| match error {
+                liblzma::stream::Error::MemLimit => Error::new(
+                    Kind::Unsupported,
+                    format!("xz needs more than {} MiB to decode it", self.memory >> 20),
+                ),
+                liblzma::stream::Error::Options => Error::new(
+                    Kind::Unsupported,
+                    "xz filters or options that liblzma does not know",
+                ),
+                error => damaged("xz", error),
+            })?;
         let grown = |before: u64, after: u64| {
             usize::try_from(after.saturating_sub(before)).unwrap_or(usize::MAX)
         };
         Ok(Step {
-            consumed: grown(before_in, self.0.total_in()),
-            produced: grown(before_out, self.0.total_out()),
+            consumed: grown(before_in, self.stream.total_in()),
+            produced: grown(before_out, self.stream.total_out()),
             ended: status == Status::StreamEnd,
         })
     }

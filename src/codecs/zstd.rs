@@ -12,6 +12,9 @@ use crate::error::{Error, Kind, Result};
 /// `zstd --long` writes, and what its command line takes without being told.
 const WINDOW_LOG_MAX: u32 = 27;
 
+/// The window that every streaming decoder takes, 8 MiB: RFC 8878 recommends it.
+const WINDOW_LOG_LEAST: u32 = 23;
+
 thread_local! {
     static DECODER: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
@@ -34,14 +37,15 @@ pub fn zstd_pack(source: &[u8]) -> Result<Vec<u8>> {
     ::zstd::bulk::compress(source, 1).map_err(|error| Error::io("packing with zstd", error))
 }
 
-/// A decoder of zstd frames, one after the other.
+/// A decoder of zstd frames, one after the other, with windows of at most `memory` bytes.
 ///
 /// # Errors
 /// `Io` where there is no memory for it.
-pub fn zstd_stream() -> Result<impl Streaming> {
+pub fn zstd_stream(memory: u64) -> Result<impl Streaming> {
     let failed = |error| Error::io("making a zstd decoder", error);
     let mut decoder = Decoder::new().map_err(failed)?;
-    decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX)).map_err(failed)?;
+    let window = memory.checked_ilog2().unwrap_or(0).clamp(WINDOW_LOG_LEAST, WINDOW_LOG_MAX);
+    decoder.set_parameter(DParameter::WindowLogMax(window)).map_err(failed)?;
     Ok(ZstdStream(decoder))
 }
 

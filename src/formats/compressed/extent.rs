@@ -4,6 +4,7 @@
 //! Invariant: what an extent gives is at most the size it was found with, never more than
 //! `GIANT_CHUNK_MAX`.
 
+use super::buffers::Buffers;
 use super::seekable::Extent;
 use super::{Container, bzip2, lz4, xz};
 use crate::codecs::Codec;
@@ -42,14 +43,65 @@ pub(super) fn is_giant(encoded: u64, size: Size) -> bool {
     encoded > GIANT_EXTENT_MAX || size.most() > GIANT_CHUNK_MAX
 }
 
+/// Memory of an xz decoder beside its window, bytes.
+const XZ_DECODER: u64 = 128 << 10;
+
+/// Memory of a bzip2 decoder, bytes.
+const BZIP2_DECODER: u64 = 4 << 20;
+
+/// What a block of `bzip2 -9` decodes to with a few runs in it, bytes. One of runs alone comes to
+/// 46 MB.
+const BZIP2_USUAL: u64 = 2 << 20;
+
+/// Memory that decoding `extent` takes at most, bytes: input, output, and the decoder.
+pub(super) fn cost(
+    container: Container,
+    storage: &dyn Storage,
+    extent: &Extent,
+    size: Size,
+) -> u64 {
+    let window = match container {
+        Container::Xz => xz::window(storage, extent.start),
+        _ => None,
+    };
+    cost_with(container, window, extent, size)
+}
+
+/// The same where the window of the decoder is not known.
+pub(super) fn most_cost(container: Container, extent: &Extent, size: Size) -> u64 {
+    cost_with(container, None, extent, size)
+}
+
+fn cost_with(container: Container, window: Option<u64>, extent: &Extent, size: Size) -> u64 {
+    let (encoded, decoded) = (extent.end.saturating_sub(extent.start), size.most());
+    match container {
+        Container::Gzip | Container::Zstd | Container::Lz4 => decoded.saturating_add(encoded),
+        // Of the window no more is used than what is decoded.
+        Container::Xz => {
+            let window = window.map_or(decoded, |window| window.min(decoded));
+            decoded.saturating_add(encoded).saturating_add(window).saturating_add(XZ_DECODER)
+        }
+        Container::Bzip2 => {
+            // How much a block decodes to is known only then, and next to never more than this.
+            let output = match size {
+                Size::Exactly(decoded) => decoded,
+                Size::AtMost(decoded) => decoded.min(BZIP2_USUAL),
+            };
+            // The input is in bits, and is shifted into a second buffer.
+            (encoded >> 2).saturating_add(output).saturating_add(BZIP2_DECODER)
+        }
+    }
+}
+
 /// Decodes `extent`.
 pub(super) fn decode(
     container: Container,
     storage: &dyn Storage,
     extent: &Extent,
     size: Size,
+    buffers: &Buffers,
 ) -> Result<Vec<u8>> {
-    decode_bare(container, storage, extent, size).map_err(|error| {
+    decode_bare(container, storage, extent, size, buffers).map_err(|error| {
         let unit = if container == Container::Bzip2 { "bits" } else { "bytes" };
         let (name, start, end) = (container.name(), extent.start, extent.end);
         error.within(format!("{name} data in {unit} {start:#x} to {end:#x}"))
@@ -61,6 +113,7 @@ fn decode_bare(
     storage: &dyn Storage,
     extent: &Extent,
     size: Size,
+    buffers: &Buffers,
 ) -> Result<Vec<u8>> {
     let most = index(size.most());
     if most == 0 {
@@ -69,14 +122,19 @@ fn decode_bare(
     let decoded = match container {
         Container::Gzip => return Err(Error::corrupt("gzip has no extents")),
         Container::Bzip2 => bzip2::decode(storage, extent, most)?,
-        Container::Xz => xz::decode(&bytes(storage, extent)?, extent.detail, most)?,
-        Container::Zstd => {
-            let mut target = vec![0; most];
-            let len = Codec::Zstd.decode(&bytes(storage, extent)?, &mut target)?;
+        Container::Xz | Container::Zstd | Container::Lz4 => {
+            let mut source = buffers.take(index(extent.end.saturating_sub(extent.start)));
+            storage.read_exact_at(&mut source, extent.start)?;
+            let mut target = buffers.take(most);
+            let len = match container {
+                Container::Xz => xz::decode(&source, extent.detail, &mut target)?,
+                Container::Lz4 => lz4::decode(&source, extent.detail, &mut target)?,
+                _ => Codec::Zstd.decode(&source, &mut target)?,
+            };
+            buffers.give(source);
             target.truncate(len);
             target
         }
-        Container::Lz4 => lz4::decode(&bytes(storage, extent)?, extent.detail, most)?,
     };
     match size {
         Size::Exactly(size) if size != length(decoded.len()) => {
@@ -84,10 +142,4 @@ fn decode_bare(
         }
         _ => Ok(decoded),
     }
-}
-
-fn bytes(storage: &dyn Storage, extent: &Extent) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; index(extent.end.saturating_sub(extent.start))];
-    storage.read_exact_at(&mut bytes, extent.start)?;
-    Ok(bytes)
 }

@@ -13,6 +13,7 @@ use crate::codecs::{Streaming, xz_stream, zstd_stream};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::formats::limits::XZ_PADDING_MAX;
+use crate::memory;
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
@@ -21,7 +22,7 @@ use crate::vfs::SharedBytes;
 const STRIDE: usize = 256 << 10;
 
 /// What is decoded between two deliveries, bytes.
-const PIECE: usize = 1 << 20;
+const PIECE: usize = 256 << 10;
 
 /// What is read between two deliveries, bytes: padding and empty streams give nothing to deliver,
 /// and who waits for nothing can not be told to stop.
@@ -94,6 +95,8 @@ pub(super) struct Streams {
     name: String,
     container: Container,
     cursor: Cursor,
+    /// What a decoder may take, half of what was left at the start; bytes.
+    memory: u64,
     decoder: Box<dyn Streaming>,
     /// Where the stream that is being decoded starts; none between two.
     start: Option<u64>,
@@ -109,11 +112,13 @@ pub(super) struct Streams {
 
 impl Streams {
     fn new(name: &str, storage: Arc<dyn Storage>, container: Container) -> Result<Self> {
+        let memory = memory::left().map_or(u64::MAX, |left| left.bytes / 2);
         Ok(Self {
             name: name.to_owned(),
             container,
             cursor: Cursor::new(storage, 0, STRIDE),
-            decoder: decoder(container)?,
+            memory,
+            decoder: decoder(container, memory)?,
             start: None,
             damage: None,
             ended: false,
@@ -185,7 +190,7 @@ impl Streams {
         };
         if goes_on {
             if at > 0 && self.container == Container::Xz {
-                self.decoder = decoder(self.container)?;
+                self.decoder = decoder(self.container, self.memory)?;
             }
             self.start = Some(self.cursor.position());
             return Ok(());
@@ -219,9 +224,10 @@ impl Streams {
     }
 }
 
-fn decoder(container: Container) -> Result<Box<dyn Streaming>> {
+/// A decoder that takes at most `memory` bytes.
+fn decoder(container: Container, memory: u64) -> Result<Box<dyn Streaming>> {
     Ok(match container {
-        Container::Xz => Box::new(xz_stream()?),
-        _ => Box::new(zstd_stream()?),
+        Container::Xz => Box::new(xz_stream(memory)?),
+        _ => Box::new(zstd_stream(memory)?),
     })
 }

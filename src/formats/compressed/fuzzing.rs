@@ -64,7 +64,7 @@ pub fn seek_points(data: &[u8]) {
 pub fn compressed(data: &[u8]) {
     let Some(container) = Container::recognise(data) else { return };
     let storage: Arc<dyn Storage> = Arc::new(MemStorage::new(data.to_vec()));
-    let Ok(mut survey) = Survey::start("fuzz", storage, container) else { return };
+    let Ok(mut survey) = Survey::start("fuzz", storage, container, &cache()) else { return };
     let mut bytes = Vec::new();
     let mut sound = false;
     while length(bytes.len()) <= DECODED_MAX {
@@ -98,6 +98,9 @@ pub fn compressed(data: &[u8]) {
 }
 
 fn open(file: &[u8], seekable: Seekable) -> crate::error::Result<Arc<Compressed>> {
-    let cache = Arc::new(ChunkCache::new(MEMORY, DECODED_MAX, Arc::default()));
-    Compressed::new("fuzz", Arc::new(MemStorage::new(file.to_vec())), seekable, cache, 0)
+    Compressed::new("fuzz", Arc::new(MemStorage::new(file.to_vec())), seekable, cache(), 0)
+}
+
+fn cache() -> Arc<ChunkCache> {
+    Arc::new(ChunkCache::new(MEMORY, DECODED_MAX, Arc::default()))
 }

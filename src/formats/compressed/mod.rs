@@ -7,6 +7,7 @@
 //! Invariant: no chunk of more than `GIANT_CHUNK_MAX` decoded bytes is ever held in memory; a file
 //! that has one goes through a temporary file (`spool`).
 
+mod buffers;
 mod bzip2;
 mod chunks;
 mod cursor;
@@ -23,7 +24,6 @@ mod spool;
 mod survey;
 #[cfg(test)]
 mod tests;
-mod turns;
 mod xz;
 mod zstd;
 

@@ -1,22 +1,23 @@
 //! The first pass over a file of extents: found by one thread, decoded by all, delivered in order.
 //!
 //! Owns the threads and what is under way; leaves finding extents, and the checks that span them,
-//! to a `Walk`. Invariants: at most two extents a thread are under way, which bounds the memory;
-//! extent n goes to thread n modulo their number and is asked for there, so no order is ever lost.
+//! to a `Walk`. Invariants: at most two extents a thread are under way, and no more than the cache
+//! gives permits for; extent n goes to thread n modulo their number and is asked for there, so no
+//! order is ever lost. Only a pipeline with nothing under way waits for a permit.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 
-use super::Container;
-use super::extent::{Size, decode};
+use super::extent::{Size, cost, decode};
 use super::seekable::Extent;
 use super::survey::Found;
+use super::{ChunkCache, Container};
+use crate::cache::Permit;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::formats::limits::{BZIP2_JOINS_MAX, CHUNK_TARGET};
-use crate::memory;
 use crate::processors;
 use crate::storage::Storage;
 use crate::sync::Arc;
@@ -24,12 +25,9 @@ use crate::sync::Arc;
 /// Extents that wait for each thread or are decoded by it.
 const AHEAD: usize = 2;
 
-/// Memory that one thread may take, bytes: the extent it is at, with its window and what is read of
-/// it, and those that wait to be taken, of `GIANT_CHUNK_MAX` each.
-const WORKER_MEMORY: u64 = 256 << 20;
-
-/// The largest piece that is delivered, bytes; a larger chunk comes in several.
-const PIECE_MAX: usize = 4 << 20;
+/// The largest piece that is delivered, bytes; a larger chunk comes in several. So small that the
+/// heap has memory for the next.
+const PIECE_MAX: usize = 256 << 10;
 
 /// An extent that was found, with its size as far as it is known by then.
 #[derive(Clone, Debug)]
@@ -110,11 +108,17 @@ pub(super) struct Pipeline {
     workers: Vec<Worker>,
     sent: usize,
     received: usize,
-    under_way: VecDeque<Task>,
+    /// Gives room for what is under way.
+    cache: Arc<ChunkCache>,
+    under_way: VecDeque<(Task, Permit)>,
+    /// An extent that was found but for which there is no room yet.
+    found: Option<Task>,
     /// How the walk ended, once it has; told when all that was under way is delivered.
     stop: Option<Result<Found>>,
     /// A decoded chunk that is being delivered, and how much of it was.
     pending: (Vec<u8>, usize),
+    /// For the memory of that chunk.
+    permit: Option<Permit>,
     extents: Vec<Extent>,
     decoded: u64,
     /// Decoded bytes that are known to be right.
@@ -127,10 +131,12 @@ impl Pipeline {
         container: Container,
         storage: Arc<dyn Storage>,
         walk: Box<dyn Walk>,
+        cache: Arc<ChunkCache>,
     ) -> Result<Self> {
         // At a limit of processes those that there are do it.
-        let mut workers = vec![Worker::start(container, Arc::clone(&storage))?];
-        let more = (1..count()).map_while(|_| Worker::start(container, Arc::clone(&storage)).ok());
+        let mut workers = vec![Worker::start(container, Arc::clone(&storage), Arc::clone(&cache))?];
+        let more = (1..processors::count())
+            .map_while(|_| Worker::start(container, Arc::clone(&storage), Arc::clone(&cache)).ok());
         workers.extend(more);
         Ok(Self {
             container,
@@ -139,9 +145,12 @@ impl Pipeline {
             walk,
             sent: 0,
             received: 0,
+            cache,
             under_way: VecDeque::new(),
+            found: None,
             stop: None,
             pending: (Vec::new(), 0),
+            permit: None,
             extents: Vec::new(),
             decoded: 0,
             checked: 0,
@@ -171,11 +180,22 @@ impl Pipeline {
                 return Ok(piece);
             }
             self.look_ahead()?;
-            let Some((task, decoded)) = self.receive() else {
+            let Some((task, permit, decoded)) = self.receive() else {
                 let stop = self.stop.replace(Ok(Found::End));
                 return stop.unwrap_or(Ok(Found::End));
             };
-            match self.rejoined(task, decoded) {
+            let rejoined = match decoded {
+                Ok(bytes) => {
+                    self.permit = Some(permit);
+                    Ok((task, bytes))
+                }
+                Err(error) => {
+                    // Given back before others are waited for.
+                    drop(permit);
+                    self.rejoined(task, error)
+                }
+            };
+            match rejoined {
                 Ok((task, bytes)) => self.accept(&task, bytes),
                 Err(error) => self.end(Err(error)),
             }
@@ -190,7 +210,9 @@ impl Pipeline {
         let found = Found::Piece(piece.into());
         *taken = taken.saturating_add(piece.len());
         if *taken >= bytes.len() {
-            self.pending = (Vec::new(), 0);
+            let (delivered, _) = std::mem::take(&mut self.pending);
+            self.cache.buffers().give(delivered);
+            self.permit = None;
         }
         Some(found)
     }
@@ -199,12 +221,29 @@ impl Pipeline {
     fn look_ahead(&mut self) -> Result<()> {
         let most = self.workers.len().saturating_mul(AHEAD);
         while self.stop.is_none() && self.under_way.len() < most {
-            match self.walk.next() {
+            let next = match self.found.take() {
+                Some(task) => Ok(Next::Task(task)),
+                None => self.walk.next(),
+            };
+            match next {
                 Ok(Next::Task(task)) => {
+                    let storage = &*self.storage;
+                    let bytes = cost(self.container, storage, &task.extent, task.size);
+                    let permit = match self.under_way.is_empty() {
+                        true => {
+                            self.cache.check(bytes)?;
+                            Some(self.cache.wait(bytes))
+                        }
+                        false => self.cache.now(bytes),
+                    };
+                    let Some(permit) = permit else {
+                        self.found = Some(task);
+                        break;
+                    };
                     let worker = worker(&mut self.workers, self.sent)?;
                     worker.send(task.extent, task.size)?;
                     self.sent = self.sent.wrapping_add(1);
-                    self.under_way.push_back(task);
+                    self.under_way.push_back((task, permit));
                 }
                 Ok(Next::Giant) => self.stop = Some(Ok(Found::Giant)),
                 Ok(Next::End) => self.stop = Some(Ok(Found::End)),
@@ -215,29 +254,25 @@ impl Pipeline {
     }
 
     /// Waits for the oldest extent that is under way.
-    fn receive(&mut self) -> Option<(Task, Result<Vec<u8>>)> {
-        let task = self.under_way.pop_front()?;
+    fn receive(&mut self) -> Option<(Task, Permit, Result<Vec<u8>>)> {
+        let (task, permit) = self.under_way.pop_front()?;
         let decoded = worker(&mut self.workers, self.received).and_then(|worker| worker.receive());
         self.received = self.received.wrapping_add(1);
-        Some((task, decoded))
+        Some((task, permit, decoded))
     }
 
-    /// What was decoded; where that failed, together with the extents after it, if that helps.
-    fn rejoined(&mut self, task: Task, decoded: Result<Vec<u8>>) -> Result<(Task, Vec<u8>)> {
-        let error = match decoded {
-            Ok(bytes) => return Ok((task, bytes)),
-            Err(error) => error,
-        };
-        let mut failed = task;
+    /// What could not be decoded alone, together with the extents after it, if that helps.
+    fn rejoined(&mut self, mut failed: Task, error: Error) -> Result<(Task, Vec<u8>)> {
         for _ in 0..BZIP2_JOINS_MAX {
             self.look_ahead()?;
             let next = self.under_way.front();
-            let Some(joined) = next.and_then(|next| self.walk.join(&failed, next)) else {
+            let Some(joined) = next.and_then(|(next, _)| self.walk.join(&failed, next)) else {
                 break;
             };
             // What the part gave is of no use.
             drop(self.receive());
-            let decoded = decode(self.container, &*self.storage, &joined.extent, joined.size);
+            let (storage, buffers) = (&*self.storage, self.cache.buffers());
+            let decoded = decode(self.container, storage, &joined.extent, joined.size, buffers);
             match decoded {
                 Ok(bytes) => return Ok((joined, bytes)),
                 Err(_) => failed = joined,
@@ -265,7 +300,9 @@ impl Pipeline {
         }
         let end = task.extent.end;
         self.position = if self.container == Container::Bzip2 { end >> 3 } else { end };
-        if !bytes.is_empty() {
+        if bytes.is_empty() {
+            self.permit = None;
+        } else {
             self.record(&task.extent, length(bytes.len()));
             self.pending = (bytes, 0);
         }
@@ -290,6 +327,7 @@ impl Pipeline {
     /// Gives up what is under way.
     fn end(&mut self, how: Result<Found>) {
         self.under_way.clear();
+        self.found = None;
         self.stop = Some(how);
     }
 }
@@ -298,12 +336,6 @@ impl Pipeline {
 fn worker(workers: &mut [Worker], count: usize) -> Result<&mut Worker> {
     let turn = count.checked_rem(workers.len()).unwrap_or(0);
     workers.get_mut(turn).ok_or_else(gone)
-}
-
-/// How many threads decode: one a processor, as far as the job may take so much memory.
-fn count() -> usize {
-    let affordable = memory::limit().map_or(u64::MAX, |limit| limit / WORKER_MEMORY);
-    processors::count().min(usize::try_from(affordable).unwrap_or(usize::MAX)).max(1)
 }
 
 /// A thread that decodes extents.
@@ -320,12 +352,17 @@ struct Lines {
 }
 
 impl Worker {
-    fn start(container: Container, storage: Arc<dyn Storage>) -> Result<Self> {
+    fn start(
+        container: Container,
+        storage: Arc<dyn Storage>,
+        cache: Arc<ChunkCache>,
+    ) -> Result<Self> {
         let (tasks, inbox) = sync_channel::<(Extent, Size)>(AHEAD);
         let (outbox, results) = channel();
         let work = move || {
             for (extent, size) in inbox {
-                if outbox.send(decode(container, &*storage, &extent, size)).is_err() {
+                let decoded = decode(container, &*storage, &extent, size, cache.buffers());
+                if outbox.send(decoded).is_err() {
                     break;
                 }
             }

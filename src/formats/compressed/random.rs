@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use super::chunks::Demand;
-use super::extent::{Size, decode};
+use super::chunks::{Chunk, Demand};
+use super::extent::{Size, cost, decode, most_cost};
 use super::seekable::{Chunks, Extent, Point, Seekable};
 use super::spool::Spool;
 use super::{ChunkCache, Container, gzip};
@@ -15,7 +15,6 @@ use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::storage::Storage;
 use crate::sync::{Arc, Weak};
-use crate::vfs::SharedBytes;
 
 /// The decoded bytes of a compressed file.
 pub(crate) struct Compressed {
@@ -42,8 +41,8 @@ impl Compressed {
     ///
     /// # Errors
     /// `Unsupported` where there are too many chunks, or more bytes than a temporary file may have;
-    /// `Io` where the file must be decoded forward
-    /// and there is no temporary file to be had.
+    /// `Io` where the file must be decoded forward and there is no temporary file to be had, or
+    /// where the job cannot hold the largest chunk.
     pub(crate) fn new(
         name: &str,
         storage: Arc<dyn Storage>,
@@ -64,6 +63,7 @@ impl Compressed {
         if u32::try_from(source.count()).is_err() {
             return Err(Error::new(Kind::Unsupported, format!("{name}: too many chunks")));
         }
+        cache.check(source.largest_cost(container, len))?;
         let name = name.to_owned();
         Ok(Arc::new_cyclic(|itself| {
             let itself = Weak::clone(itself);
@@ -123,25 +123,30 @@ impl Compressed {
     }
 
     /// Chunk `number`, decoded.
-    fn chunk(&self, number: usize, demand: Demand) -> Result<SharedBytes> {
+    fn chunk(&self, number: usize, demand: Demand) -> Result<Arc<Chunk>> {
         let key = (self.archive, u32::try_from(number).unwrap_or(u32::MAX));
         let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
-        self.cache.get_or_decode(key, index(len), demand, || {
-            let missing = || Error::corrupt(format!("there is no chunk {number}"));
-            match &self.source {
-                Source::Points(points) => {
+        let missing = || Error::corrupt(format!("there is no chunk {number}"));
+        match &self.source {
+            Source::Points(points) => {
+                let cost = || gzip::cost(len);
+                self.cache.get_or_decode(key, cost, demand, || {
                     let point = points.get(number).ok_or_else(missing)?;
                     let next = points.get(number.saturating_add(1)).map(|next| next.bit);
-                    gzip::decode(&self.storage, point, next, len)
-                }
-                Source::Extents(extents) => {
-                    let extent = extents.get(number).ok_or_else(missing)?;
-                    let size = Size::Exactly(len);
-                    decode(self.container, &*self.storage, extent, size).map(Into::into)
-                }
-                Source::Spool(_) => Err(missing()),
+                    gzip::decode(&self.storage, point, next, len, self.cache.buffers())
+                })
             }
-        })
+            Source::Extents(extents) => {
+                let extent = extents.get(number).ok_or_else(missing)?;
+                let size = Size::Exactly(len);
+                let (container, storage) = (self.container, &*self.storage);
+                let cost = || cost(container, storage, extent, size);
+                self.cache.get_or_decode(key, cost, demand, || {
+                    decode(container, storage, extent, size, self.cache.buffers())
+                })
+            }
+            Source::Spool(_) => Err(missing()),
+        }
     }
 
     /// Has the chunks after a read of `range` decoded, if they are wanted.
@@ -176,7 +181,7 @@ impl Compressed {
             let number = self.find(offset);
             let chunk = self.chunk(number, Demand::Now)?;
             let skipped = index(offset.saturating_sub(self.start(number)));
-            let source = chunk.get(skipped..).unwrap_or_default();
+            let source = chunk.bytes().get(skipped..).unwrap_or_default();
             let len = source.len().min(buffer.len());
             let (Some(source), Some((target, rest))) = (
                 source.get(..len).filter(|source| !source.is_empty()),
@@ -198,6 +203,27 @@ impl Source {
         match self {
             Self::Points(points) => points.len(),
             Self::Extents(extents) => extents.len(),
+            Self::Spool(_) => 0,
+        }
+    }
+
+    /// Memory that decoding a chunk takes at most, bytes; `len` are the decoded bytes of all.
+    fn largest_cost(&self, container: Container, len: u64) -> u64 {
+        match self {
+            Self::Points(points) => {
+                let starts = points.iter().map(|point| point.decoded);
+                let ends = starts.clone().skip(1).chain([len]);
+                let costs = starts.zip(ends).map(|(start, end)| end.saturating_sub(start));
+                costs.map(gzip::cost).max().unwrap_or(0)
+            }
+            Self::Extents(extents) => {
+                let ends = extents.iter().skip(1).map(|next| next.decoded).chain([len]);
+                let costs = extents.iter().zip(ends).map(|(extent, end)| {
+                    let size = Size::Exactly(end.saturating_sub(extent.decoded));
+                    most_cost(container, extent, size)
+                });
+                costs.max().unwrap_or(0)
+            }
             Self::Spool(_) => 0,
         }
     }

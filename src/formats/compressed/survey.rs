@@ -15,7 +15,7 @@ use super::gzip::FirstPass;
 use super::pipeline::{Pipeline, Walk};
 use super::seekable::{Chunks, Seekable};
 use super::spool::{Spool, advice, unit};
-use super::{Container, bzip2, lz4, xz, zstd};
+use super::{ChunkCache, Container, bzip2, lz4, xz, zstd};
 use crate::error::{Kind, Result};
 use crate::formats::bytes::length;
 use crate::storage::Storage;
@@ -49,6 +49,7 @@ pub(super) enum Found {
 
 impl Survey {
     /// Starts on `storage`, which `recognise` found to be a `container`; `name` is for messages.
+    /// What is being decoded counts in `cache`.
     ///
     /// # Errors
     /// `Io` where the file can not be read or threads can not be had.
@@ -56,18 +57,22 @@ impl Survey {
         name: &str,
         storage: Arc<dyn Storage>,
         container: Container,
+        cache: &Arc<ChunkCache>,
     ) -> Result<Self> {
-        let shared = Arc::clone(&storage);
+        let file = Arc::clone(&storage);
+        let extents = |walk: Box<dyn Walk>| -> Result<Pass> {
+            let pipeline = Pipeline::start(container, storage.clone(), walk, Arc::clone(cache))?;
+            Ok(Pass::Extents(Box::new(pipeline)))
+        };
         let pass = match container {
-            Container::Gzip => Pass::Gzip(Box::new(FirstPass::new(name, shared))),
-            Container::Bzip2 => {
-                extents(container, shared, bzip2::Blocks::new(name, storage.clone()))?
-            }
-            Container::Xz => xz_pass(name, shared)?,
-            Container::Zstd => {
-                extents(container, shared, zstd::Frames::new(name, storage.clone())?)?
-            }
-            Container::Lz4 => extents(container, shared, lz4::Blocks::new(name, storage.clone()))?,
+            Container::Gzip => Pass::Gzip(Box::new(FirstPass::new(name, file))),
+            Container::Bzip2 => extents(Box::new(bzip2::Blocks::new(name, file)))?,
+            Container::Xz => match xz_blocks(&*file)? {
+                Ok(blocks) => extents(Box::new(blocks))?,
+                Err(why) => spooled(name, &file, container, &why)?,
+            },
+            Container::Zstd => extents(Box::new(zstd::Frames::new(name, file)?))?,
+            Container::Lz4 => extents(Box::new(lz4::Blocks::new(name, file)))?,
         };
         let name = name.to_owned();
         Ok(Self { name, storage, container, pass, delivered: 0, ended: false })
@@ -94,7 +99,8 @@ impl Survey {
                 }
                 Ok(Found::Giant) => {
                     let why = unit(self.container);
-                    self.pass = spooled(&self.name, &self.storage, self.container, why)?;
+                    let (name, storage) = (&self.name, &self.storage);
+                    self.pass = spooled(name, storage, self.container, why)?;
                 }
                 Ok(Found::End) => self.ended = true,
                 Err(error) => {
@@ -148,22 +154,12 @@ impl Pass {
     }
 }
 
-fn extents(
-    container: Container,
-    storage: Arc<dyn Storage>,
-    walk: impl Walk + 'static,
-) -> Result<Pass> {
-    Ok(Pass::Extents(Box::new(Pipeline::start(container, storage, Box::new(walk))?)))
-}
-
-fn xz_pass(name: &str, storage: Arc<dyn Storage>) -> Result<Pass> {
-    let container = Container::Xz;
-    match xz::Blocks::read(&*storage) {
-        Ok(blocks) if blocks.has_giant() => spooled(name, &storage, container, unit(container)),
-        Ok(blocks) => extents(container, storage, blocks),
-        Err(error) if error.is_damage() => {
-            spooled(name, &storage, container, &format!("no index ({error})"))
-        }
+/// The blocks of an xz file, or why it has to be decoded forward.
+fn xz_blocks(storage: &dyn Storage) -> Result<std::result::Result<xz::Blocks, String>> {
+    match xz::Blocks::read(storage) {
+        Ok(blocks) if blocks.has_giant() => Ok(Err(unit(Container::Xz).to_owned())),
+        Ok(blocks) => Ok(Ok(blocks)),
+        Err(error) if error.is_damage() => Ok(Err(format!("no index ({error})"))),
         Err(error) => Err(error),
     }
 }

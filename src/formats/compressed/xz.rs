@@ -24,6 +24,12 @@ const ENDS: u64 = 12;
 /// The most that is read at once in search of the start of padding, bytes.
 const STRIDE: u64 = 64 << 10;
 
+/// What is read of a block to find its filters, bytes: a header may have 1,024, and has 12 or 24.
+const HEADER_MOST: usize = 64;
+
+/// The number of the filter that all blocks end with (.xz format, 5.3.1).
+const LZMA2: u64 = 0x21;
+
 /// The blocks of an xz file, from first to last, each with its decoded size.
 pub(super) struct Blocks(std::vec::IntoIter<(Extent, u64)>);
 
@@ -187,49 +193,73 @@ fn parse_index(bytes: &[u8], most: usize) -> Result<Option<Vec<(u64, u64)>>> {
 }
 
 /// Decodes the block `block`, padding and all, whose stream's check type is in `detail`.
-pub(super) fn decode(block: &[u8], detail: u32, most: usize) -> Result<Vec<u8>> {
+/// Returns how many bytes of `target` it fills.
+pub(super) fn decode(block: &[u8], detail: u32, target: &mut [u8]) -> Result<usize> {
     let [check, padding, ..] = detail.to_le_bytes();
     let size = block.len().saturating_sub(usize::from(padding));
     let flags = [0, check];
-    let mut input = Vec::with_capacity(block.len().saturating_add(64));
-    input.extend(stream_header(flags));
-    input.extend(block);
-    let start = input.len();
-    input.push(0);
-    push_varint(&mut input, 1);
-    push_varint(&mut input, length(size));
-    push_varint(&mut input, length(most));
-    while input.len() & 3 != 0 {
-        input.push(0);
+    let mut end = vec![0];
+    push_varint(&mut end, 1);
+    push_varint(&mut end, length(size));
+    push_varint(&mut end, length(target.len()));
+    while end.len() & 3 != 0 {
+        end.push(0);
     }
-    let sum = crc32fast::hash(input.get(start..).unwrap_or_default());
-    input.extend(sum.to_le_bytes());
-    let index_size = input.len().saturating_sub(start) >> 2;
-    let backward = u32::try_from(index_size.saturating_sub(1)).unwrap_or(0);
+    let sum = crc32fast::hash(&end);
+    end.extend(sum.to_le_bytes());
+    let backward = u32::try_from((end.len() >> 2).saturating_sub(1)).unwrap_or(0);
     let mut covered = backward.to_le_bytes().to_vec();
     covered.extend(flags);
-    input.extend(crc32fast::hash(&covered).to_le_bytes());
-    input.extend(covered);
-    input.extend(FOOTER_MAGIC);
-    run(&input, most)
+    end.extend(crc32fast::hash(&covered).to_le_bytes());
+    end.extend(covered);
+    end.extend(FOOTER_MAGIC);
+    run([&stream_header(flags), block, &end], target)
 }
 
-fn run(mut input: &[u8], most: usize) -> Result<Vec<u8>> {
-    let mut decoder = xz_stream()?;
-    let mut output = vec![0; most];
+/// Decodes a stream that comes in three parts, so that the block is not copied to join them.
+fn run(parts: [&[u8]; 3], output: &mut [u8]) -> Result<usize> {
+    let mut decoder = xz_stream(u64::MAX)?;
     let mut produced = 0_usize;
-    loop {
-        let step = decoder.step(input, output.get_mut(produced..).unwrap_or_default())?;
-        input = input.get(step.consumed..).unwrap_or_default();
-        produced = produced.saturating_add(step.produced);
-        if step.ended {
-            output.truncate(produced);
-            return Ok(output);
-        }
-        if step.consumed == 0 && step.produced == 0 {
-            return Err(Error::corrupt("the block has no end"));
+    for mut input in parts {
+        while !input.is_empty() {
+            let step = decoder.step(input, output.get_mut(produced..).unwrap_or_default())?;
+            input = input.get(step.consumed..).unwrap_or_default();
+            produced = produced.saturating_add(step.produced);
+            if step.ended {
+                return Ok(produced);
+            }
+            if step.consumed == 0 && step.produced == 0 {
+                return Err(Error::corrupt("the block has no end"));
+            }
         }
     }
+    Err(Error::corrupt("the block has no end"))
+}
+
+/// The bytes of the window that the block at `start` wants (.xz format, 3.1); `None` where its
+/// header does not tell, which decoding will find wrong.
+pub(super) fn window(storage: &dyn Storage, start: u64) -> Option<u64> {
+    let mut header = [0; HEADER_MOST];
+    let len = header.len().min(index(storage.len().saturating_sub(start)));
+    let header = header.get_mut(..len)?;
+    storage.read_exact_at(header, start).ok()?;
+    let mut reader = Reader::new("xz block header", header);
+    let [_, flags] = reader.array().ok()?;
+    for size in [0x40, 0x80] {
+        if flags & size != 0 {
+            varint(&mut reader).ok()?;
+        }
+    }
+    for _ in 0..=flags & 3 {
+        let (filter, len) = (varint(&mut reader).ok()?, varint(&mut reader).ok()?);
+        let properties = reader.bytes(index(len)).ok()?;
+        if filter == LZMA2 {
+            let size = u32::from(*properties.first()?);
+            let [odd, shift] = [size & 1, (size >> 1).saturating_add(11)];
+            return u64::from(odd | 2).checked_shl(shift).filter(|_| size <= 40);
+        }
+    }
+    None
 }
 
 /// The header of a stream of these flags.

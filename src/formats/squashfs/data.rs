@@ -13,12 +13,13 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use super::Shared;
 use super::blocklist::{BlockLists, Extent};
 use super::inode::{InodeRef, RegularBody, Tail};
 use super::metadata::{Cursor, Metadata};
 use super::pieces::{Piece, Pieces};
 use super::table::Table;
-use crate::cache::{Block, BlockPool, BlockPools, Cache, Part};
+use crate::cache::{Block, BlockPool, Cache, Part, Permit, Room};
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
@@ -47,7 +48,9 @@ pub(super) struct Data {
     lists: BlockLists,
     fragments: Option<Table<FRAGMENT_RECORD>>,
     pool: Arc<BlockPool>,
-    cache: Cache<Extent, Arc<Block>>,
+    /// Bounds the blocks in the cache and those that are being decoded or read, of all images.
+    room: Arc<Room>,
+    cache: Arc<Cache<Extent, Arc<Block>>>,
 }
 
 /// A file, as `Data` needs it.
@@ -66,17 +69,21 @@ impl Data {
         lists: BlockLists,
         fragments: Option<Table<FRAGMENT_RECORD>>,
         capacity: u64,
-        pools: &BlockPools,
+        shared: &Shared,
     ) -> Self {
         let block_size = lists.block_size();
+        let cache = Arc::new(Cache::new(capacity, u64::from(block_size)));
+        let evicted = Arc::downgrade(&cache);
+        shared.room.add(evicted);
         Self {
             storage,
             codec,
             block_size,
             lists,
             fragments,
-            pool: pools.of(index(block_size)),
-            cache: Cache::new(capacity, u64::from(block_size)),
+            pool: shared.pools.of(index(block_size)),
+            room: Arc::clone(&shared.room),
+            cache,
         }
     }
 
@@ -192,10 +199,21 @@ impl Data {
                     }
                 }
                 Extent::Compressed { .. } => {
+                    let mut was_loaded = false;
                     self.cache.get_or_load(piece.extent, || {
-                        let block = self.load(piece.extent, &mut run, &pieces)?;
+                        was_loaded = true;
+                        let permit = || {
+                            self.room.now(self.block_size()).ok_or_else(|| {
+                                let context = "no room to decode ahead, others are waiting for it";
+                                Error::new(Kind::Busy, context)
+                            })
+                        };
+                        let block = self.load(piece.extent, &mut run, &pieces, permit)?;
                         Ok(Arc::new(block.fitted()))
                     })?;
+                    if was_loaded {
+                        self.room.entered();
+                    }
                 }
             }
         }
@@ -258,19 +276,28 @@ impl Data {
         let mut was_loaded = false;
         let block = self.cache.get_or_load(piece.extent, || {
             was_loaded = true;
-            let block = self.load(piece.extent, run, behind)?;
+            let permit = || Ok(self.room.wait(self.block_size()));
+            let block = self.load(piece.extent, run, behind, permit)?;
             let is_used_up = block.hand_out(count);
             Ok(Arc::new(if is_used_up { block } else { block.fitted() }))
         })?;
         piece.check(block.bytes().len())?;
-        if !was_loaded && block.hand_out(count) {
+        if was_loaded {
+            self.room.entered();
+        } else if block.hand_out(count) {
             self.cache.remove(&piece.extent);
         }
         Ok(block)
     }
 
-    /// Reads and decodes a compressed block.
-    fn load(&self, extent: Extent, run: &mut Run, behind: &Pieces<'_, '_>) -> Result<Block> {
+    /// Reads and decodes a compressed block, with a `permit` for its memory.
+    fn load(
+        &self,
+        extent: Extent,
+        run: &mut Run,
+        behind: &Pieces<'_, '_>,
+        permit: impl FnOnce() -> Result<Permit>,
+    ) -> Result<Block> {
         let (start, len) = match extent {
             Extent::Compressed { start, len } | Extent::Plain { start, len } => (start, len),
             Extent::Hole => (0, 0),
@@ -284,10 +311,13 @@ impl Data {
         let end = start.saturating_add(u64::from(len));
         let most = RUN_MAX.saturating_sub(u64::from(len));
         let stored = run.bytes(&*self.storage, start..end, || behind.neighbours(end, most))?;
-        self.pool.block(|buffer| {
+        // Only now: what was read may lie in an image within this one, which needs permits as well.
+        let permit = permit()?;
+        let block = self.pool.block(|buffer| {
             let decoded = self.codec.decode(stored, buffer);
             decoded.map_err(|error| error.within(format_args!("squashfs data block at {start:#x}")))
-        })
+        })?;
+        Ok(block.with(permit))
     }
 
     /// Where the fragment block of a tail lies.

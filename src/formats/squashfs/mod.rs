@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use crate::cache::{BlockPools, Budget, Fetch, Part, Readahead, Request, Resize, Workers};
+use crate::cache::{BlockPools, Budget, Fetch, Part, Readahead, Request, Resize, Room, Workers};
 use crate::error::{Error, Kind, Result};
 use crate::stats::Stats;
 use crate::storage::{Storage, Window};
@@ -58,12 +58,26 @@ const AHEAD_LEAST: u64 = 8;
 const AHEAD_PART: u64 = 128 << 10;
 
 /// What all images of a mount share.
-#[derive(Default)]
 pub(crate) struct Shared {
     /// Threads that decode ahead.
     pub(crate) workers: Arc<Workers>,
     /// Memory for blocks.
     pub(crate) pools: BlockPools,
+    /// Bounds it.
+    room: Arc<Room>,
+}
+
+impl Shared {
+    pub(crate) fn new(room: Arc<Room>) -> Self {
+        Self { workers: Arc::default(), pools: BlockPools::default(), room }
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+impl Default for Shared {
+    fn default() -> Self {
+        Self::new(Room::new(u64::MAX))
+    }
 }
 
 /// What there is for decoding ahead in a cache of `capacity` bytes: nothing where what was decoded
@@ -163,7 +177,8 @@ impl SquashFs {
         let block_size = superblock.block_size;
         let lists = BlockLists::new(block_size, superblock.words_max(), data_share / 16);
         let data_share = data_share.saturating_sub(data_share / 16);
-        let data = Data::new(storage, codec, lists, fragments, data_share, &shared.pools);
+        shared.room.set_aside(capacity.saturating_sub(data_share));
+        let data = Data::new(storage, codec, lists, fragments, data_share, shared);
         let (inode, _) = Inode::read(&metadata, superblock.inode_table, root)
             .map_err(|error| error.within(root.place(superblock.inode_table)))?;
         let kind = inode.kind();

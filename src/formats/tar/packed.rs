@@ -12,18 +12,12 @@ use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
 use crate::formats::compressed::{ChunkCache, Compressed, Container, Seekable, Survey};
 use crate::formats::limits::TAR_EMPTY_MAX;
-use crate::memory;
 use crate::storage::Storage;
 use crate::sync::Arc;
-use crate::units::show_size;
 use crate::vfs::{Fault, Subject};
 
 /// Parts of a compressed archive that tell it from another one of the same length and time.
 const SAMPLED_PLACES: u64 = 16;
-
-/// Memory that decoding a part takes at most, in sizes of the part: what is decoded and its copy
-/// for the cache, the window of the decoder (xz), what was read.
-const DECODING: u64 = 4;
 
 /// A compressed archive.
 pub(crate) struct Packed {
@@ -48,7 +42,8 @@ pub(super) fn open(name: &str, packed: Packed, options: &TarOptions<'_>) -> Resu
         return Ok(opened(decoded, index, true));
     }
     let Packed { ref storage, container, .. } = packed;
-    let (storage, survey) = (storage.clone(), Survey::start(name, storage.clone(), container)?);
+    let survey = Survey::start(name, storage.clone(), container, &packed.cache)?;
+    let storage = storage.clone();
     let mut unpacking = Unpacking::new(survey, options.progress);
     let (is_tar, starts_with_zeros) = unpacking.looks()?;
     if !is_tar {
@@ -132,18 +127,6 @@ impl Packed {
                 "{name}: parts of {largest} bytes must be decoded as one, and the memory for that \
                  is {} bytes: reading will be slow; --cache makes it larger",
                 options.memory
-            );
-        }
-        // A quarter is for the threads, and for all that is no block.
-        let needed = largest.saturating_mul(DECODING).saturating_add(options.memory);
-        if let Some(limit) = memory::limit().filter(|&limit| needed / 3 > limit / 4) {
-            log::warn!(
-                "{name}: parts of {} must be decoded as one, which with the cache takes up to {}, \
-                 and this job may take {}: it may be killed for that; {}",
-                show_size(largest),
-                show_size(needed),
-                show_size(limit),
-                "a smaller --cache helps, or an archive in smaller blocks (xz --block-size)"
             );
         }
         let Self { storage, cache, archive, .. } = self;

@@ -28,16 +28,6 @@ use crate::lifecycle::share::{Client, MountLock};
 use crate::lifecycle::system::descriptor;
 use crate::lifecycle::system::process::ProcessId;
 
-/// Tells glibc from which size on a buffer always has a mapping of its own, which ends with it.
-///
-/// Left alone, it learns from each large buffer that is freed to serve the next from a heap, of
-/// which there is one a thread, and hardly any of that goes back: a mount with a cache of 64 MiB
-/// and chunks of 8 MiB came to 380 MB. The kernel's zeroing of the pages costs a hundredth of the
-/// time to decode them. Blocks of SquashFS are smaller and served as before. Other libraries ignore
-/// it.
-pub(in crate::lifecycle) const LARGE_BUFFERS: &str = "MALLOC_MMAP_THRESHOLD_";
-pub(in crate::lifecycle) const LARGE_BUFFER: &str = "4194304";
-
 /// A daemon that is on its way. Dropping it lets go of the daemon, which ends then.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Launched {
@@ -67,7 +57,6 @@ impl Launched {
         let process = Command::new("/proc/self/exe")
             .arg0("archfs")
             .args(arguments)
-            .env(LARGE_BUFFERS, LARGE_BUFFER)
             .stdin(stdin)
             .stdout(OwnedFd::from(theirs))
             .spawn()

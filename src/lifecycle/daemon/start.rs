@@ -286,6 +286,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     if address_space::is_limited() {
         trim::use_one_heap();
     }
+    trim::map_large_buffers();
     let stats = Arc::new(Stats::default());
     let options = OpenOptions {
         offset: plan.offset,

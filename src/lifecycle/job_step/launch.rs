@@ -13,7 +13,7 @@ use super::message::{BEGIN, HOLD, Message, Progress, split_label};
 use super::nodes::Nodes as Reports;
 use super::srun::{Nodes, Printed, Srun};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::daemon::{self, launcher};
+use crate::lifecycle::daemon;
 
 /// How long srun may take to start the tasks, and how long a task may be silent after that. The
 /// controller answers within 0.3 s when it is not busy.
@@ -54,8 +54,7 @@ impl Launch {
     pub(super) fn start(job: &Job, nodes: Nodes, arguments: &[OsString]) -> Result<Self> {
         let program = std::env::current_exe()
             .map_err(|error| Error::io("cannot find the program of this process", error))?;
-        let variables = [(launcher::LARGE_BUFFERS, launcher::LARGE_BUFFER)];
-        let srun = Srun::start(job, nodes, program.as_os_str(), arguments, &variables)?;
+        let srun = Srun::start(job, nodes, program.as_os_str(), arguments)?;
         let expected = if nodes == Nodes::All { job.nodes } else { 1 };
         let (reports, hints) = (Reports::new(expected), HashSet::new());
         Ok(Self { srun, nodes, expected, reports, complaint: None, hints })

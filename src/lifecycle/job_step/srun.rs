@@ -62,7 +62,6 @@ impl Srun {
         nodes: Nodes,
         program: &OsStr,
         arguments: &[OsString],
-        variables: &[(&str, &str)],
     ) -> Result<Self> {
         let mut command = Command::new("srun");
         command.args(options(job, nodes)).arg(program).args(arguments);
@@ -72,7 +71,7 @@ impl Srun {
             }
         }
         // A variable, because an unknown option is an error to an old srun.
-        command.env("SLURM_OVERLAP", "1").envs(variables.iter().copied());
+        command.env("SLURM_OVERLAP", "1");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Ctrl-C and signals to the group of the script are not for srun, which would pass them on.
         command.process_group(0).current_dir("/");

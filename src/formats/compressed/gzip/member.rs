@@ -65,13 +65,13 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// Starts at a member; at most `size` bytes are decoded before they must be taken.
-    pub(super) fn new(cursor: Cursor, size: usize) -> Self {
+    /// Starts at a member; it is decoded into `buffer`, and taken when that is full.
+    pub(super) fn new(cursor: Cursor, buffer: Vec<u8>) -> Self {
         Self {
             start: cursor.position(),
             cursor,
             state: State::Header,
-            buffer: vec![0; size],
+            buffer,
             base: 0,
             taken: 0,
             filled: 0,
@@ -87,7 +87,12 @@ impl Members {
     }
 
     /// Starts at a block: `bit` lies in the byte the cursor is at, and `window` came before it.
-    pub(super) fn resume(mut cursor: Cursor, bit: u64, window: &[u8], size: usize) -> Result<Self> {
+    pub(super) fn resume(
+        mut cursor: Cursor,
+        bit: u64,
+        window: &[u8],
+        buffer: Vec<u8>,
+    ) -> Result<Self> {
         let used = u8::try_from(bit & 7).unwrap_or(0);
         let inflate = match used {
             0 => Inflate::resume(0, 0),
@@ -96,7 +101,7 @@ impl Members {
                 Inflate::resume(byte, 8_u8.saturating_sub(used))
             }
         };
-        let mut members = Self::new(cursor, size);
+        let mut members = Self::new(cursor, buffer);
         let Some(front) = members.buffer.get_mut(..window.len()) else {
             return Err(Error::corrupt("a window larger than its chunk"));
         };
@@ -153,6 +158,13 @@ impl Members {
         self.buffer.copy_within(self.filled.saturating_sub(kept)..self.filled, 0);
         (self.base, self.taken, self.filled) = (0, kept, kept);
         piece
+    }
+
+    /// The same at the end, in the memory it was decoded into.
+    pub(super) fn into_rest(mut self) -> Vec<u8> {
+        self.buffer.truncate(self.filled);
+        self.buffer.drain(..self.taken.min(self.filled));
+        self.buffer
     }
 
     /// Decodes until there is something to say.

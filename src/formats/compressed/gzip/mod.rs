@@ -25,6 +25,7 @@ mod member;
 
 use member::{Members, Paused};
 
+use super::buffers::Buffers;
 use super::cursor::Cursor;
 use super::seekable::{Point, Window};
 use super::survey::Found;
@@ -36,7 +37,6 @@ use crate::formats::limits::{
 };
 use crate::storage::{Storage, Window as Part};
 use crate::sync::Arc;
-use crate::vfs::SharedBytes;
 
 /// What the file is read in, bytes.
 const STRIDE: usize = 256 << 10;
@@ -45,7 +45,7 @@ const STRIDE: usize = 256 << 10;
 const AHEAD: u64 = 64;
 
 /// What is decoded between two deliveries, bytes.
-const PIECE: usize = 1 << 20;
+const PIECE: usize = 256 << 10;
 
 /// The first pass over a gzip file.
 pub(super) struct FirstPass {
@@ -74,7 +74,7 @@ impl FirstPass {
     pub(super) fn keeping(name: &str, storage: Arc<dyn Storage>, most: usize) -> Self {
         let buffer = PIECE.saturating_add(GZIP_WINDOW);
         Self {
-            members: Members::new(Cursor::new(storage, 0, STRIDE), buffer).warning(name),
+            members: Members::new(Cursor::new(storage, 0, STRIDE), vec![0; buffer]).warning(name),
             points: Vec::new(),
             spacing: GZIP_SPACING,
             most,
@@ -193,13 +193,20 @@ impl Window {
     }
 }
 
+/// Memory that decoding a chunk of `len` bytes takes, bytes: the chunk behind its window, the
+/// packed and the unpacked window, what is read at once, and the decoder.
+pub(super) fn cost(len: u64) -> u64 {
+    len.saturating_add(length(STRIDE)).saturating_add(length(GZIP_WINDOW).saturating_mul(4))
+}
+
 /// Decodes the `len` bytes from `point` on, which take what lies before bit `end` of the file.
 pub(super) fn decode(
     storage: &Arc<dyn Storage>,
     point: &Point,
     end: Option<u64>,
     len: u64,
-) -> Result<SharedBytes> {
+    buffers: &Buffers,
+) -> Result<Vec<u8>> {
     let window = point.window.as_ref().map_or(Ok(Vec::new()), Window::unpack)?;
     let size = window.len().saturating_add(index(len));
     // Not past it: where much fits into few bytes, a stride would read those of many chunks.
@@ -207,8 +214,8 @@ pub(super) fn decode(
     let part = Part::new(Arc::clone(storage), 0)?.cut(end.min(storage.len()))?;
     let cursor = Cursor::new(Arc::new(part), point.bit >> 3, STRIDE);
     let mut members = match &point.window {
-        None => Members::new(cursor, size),
-        Some(_) => Members::resume(cursor, point.bit, &window, size)?,
+        None => Members::new(cursor, buffers.take(size)),
+        Some(_) => Members::resume(cursor, point.bit, &window, buffers.take(size))?,
     };
     while !members.is_full() {
         match members.step() {
@@ -221,7 +228,7 @@ pub(super) fn decode(
             Err(error) => return Err(error),
         }
     }
-    let bytes = members.take();
+    let bytes = members.into_rest();
     match length(bytes.len()) == len {
         true => Ok(bytes),
         false => Err(Error::corrupt(format!(

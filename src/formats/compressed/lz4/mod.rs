@@ -161,11 +161,11 @@ impl Content {
     }
 }
 
-/// Decodes a run of blocks, of whose frame `detail` tells what matters.
-pub(super) fn decode(run: &[u8], detail: u32, most: usize) -> Result<Vec<u8>> {
+/// Decodes a run of blocks, of whose frame `detail` tells what matters, into `target`; returns how
+/// many bytes of it are filled.
+pub(super) fn decode(run: &[u8], detail: u32, target: &mut [u8]) -> Result<usize> {
     let frame = Frame::of_detail(detail);
     let mut reader = Reader::new("run of lz4 blocks", run);
-    let mut target = vec![0; most];
     let mut filled = 0_usize;
     while reader.remaining() > 0 {
         let header = reader.u32()?;
@@ -174,10 +174,9 @@ pub(super) fn decode(run: &[u8], detail: u32, most: usize) -> Result<Vec<u8>> {
         if frame.block_checksums {
             check_block(source, reader.u32()?)?;
         }
-        filled = filled.saturating_add(decode_block(&frame, &block, source, &mut target, filled)?);
+        filled = filled.saturating_add(decode_block(&frame, &block, source, target, filled)?);
     }
-    target.truncate(filled);
-    Ok(target)
+    Ok(filled)
 }
 
 /// Decodes one block to `filled` in `target`; tells its length.

@@ -76,7 +76,8 @@ fn read_cut(encoded: &[u8], pieces: u64) -> (Result<Vec<u8>>, u64) {
     let blocks = bzip2::Blocks::new("x", Arc::clone(&storage));
     let joins = Arc::new(AtomicU64::new(0));
     let walk = Cut { blocks, pieces, waiting: VecDeque::new(), joins: Arc::clone(&joins) };
-    let mut pipeline = Pipeline::start(Container::Bzip2, storage, Box::new(walk)).unwrap();
+    let mut pipeline =
+        Pipeline::start(Container::Bzip2, storage, Box::new(walk), super::cache()).unwrap();
     let mut bytes = Vec::new();
     let outcome = loop {
         match pipeline.next() {

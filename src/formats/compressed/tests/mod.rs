@@ -87,7 +87,7 @@ fn store(bytes: &[u8]) -> Arc<dyn Storage> {
 /// All that a survey delivers, how it ended, and the seek points.
 fn survey(encoded: &[u8]) -> (Vec<u8>, Option<Error>, Seekable) {
     let container = Container::recognise(encoded).expect("a container");
-    let mut survey = Survey::start("x", store(encoded), container).unwrap();
+    let mut survey = Survey::start("x", store(encoded), container, &cache()).unwrap();
     let mut bytes = Vec::new();
     let error = loop {
         match survey.next_piece() {
@@ -205,7 +205,7 @@ fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
             let len = encoded.len() as u64;
             let container = Container::recognise(&encoded).unwrap();
             let storage = Arc::new(MemStorage::new(encoded));
-            let mut survey = Survey::start("x", storage.clone(), container).unwrap();
+            let mut survey = Survey::start("x", storage.clone(), container, &cache()).unwrap();
             while survey.next_piece().unwrap().is_some() {}
             let surveyed = storage.bytes_read();
             // A little more: where blocks of bzip2 start is looked up in the file.

@@ -8,7 +8,7 @@ use crate::error::Kind;
 use crate::formats::compressed::seekable::Chunks;
 use crate::formats::compressed::{Container, xz};
 use crate::formats::limits::XZ_PADDING_MAX;
-use crate::storage::MemStorage;
+use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 
 #[test]
@@ -37,6 +37,24 @@ fn reads_xz() {
     streams.extend(b"garbage");
     let seekable = check("garbage", Some(streams), &plain).unwrap();
     assert!(matches!(seekable.chunks, Chunks::Spooled(_)));
+}
+
+#[test]
+fn the_window_of_an_xz_block_is_in_its_header() {
+    let plain = sample(100_000, 17);
+    // Blocks that threads made tell their sizes, and blocks for programs have two filters.
+    for (options, window) in [
+        ("-0", 256 << 10),
+        ("-6", 8 << 20),
+        ("-0 -T2 --block-size=50KiB", 256 << 10),
+        ("--x86 --lzma2=preset=0,dict=96KiB", 96 << 10),
+    ] {
+        let Some(encoded) = run(&format!("xz {options} -c"), &plain) else { return };
+        let block = MemStorage::new(encoded);
+        assert_eq!(xz::window(&block, 12), Some(window), "{options}");
+        assert_eq!(xz::window(&block, block.len()), None, "past the end");
+    }
+    assert_eq!(xz::window(&MemStorage::new(vec![0xff; 100]), 0), None);
 }
 
 #[test]
