@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 mod support;
 
+use support::cgroup::{Bound, Group};
 use support::mount::{CleanUp, is_mounted, unmount_by};
 use support::{archfs, can_mount, pack, run, source, wait_until, work_folder};
 
@@ -216,6 +217,53 @@ impl Tmpfs {
 impl Drop for Tmpfs {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// > All temporary files of a mount share one limit.
+#[test]
+fn two_giant_frames_that_fit_one_by_one_do_not_fit_together() {
+    let Some(stage) = stage("zstd") else { return };
+    // Half of it holds one of 200 MiB.
+    let _tmpfs = Tmpfs::new(&stage.temporary, "600m");
+    let other = stage.work.path().join("other.tar.packed");
+    fs::copy(&stage.archive, &other).unwrap();
+    let output =
+        stage.archfs().arg("mount").arg(&stage.archive).arg(&other).arg(&stage.place).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && !is_mounted(&stage.place), "{said}");
+    assert!(said.contains("half of what was free"), "{said}");
+    assert!(said.contains("hint: set TMPDIR"), "{said}");
+    let mut daemon = stage.mount();
+    stage.assert_file(3);
+    stage.unmount(&mut daemon);
+}
+
+/// > A temporary file in a tmpfs is memory of the job, and is weighed like a staged copy.
+#[test]
+fn a_temporary_file_in_memory_is_refused_where_the_job_has_no_room_for_it() {
+    let Some(stage) = stage("zstd") else { return };
+    let Some(group) = Group::new(Bound::Memory) else { return };
+    group.set(192 << 20);
+    let _tmpfs = Tmpfs::new(&stage.temporary, "600m");
+    for is_indexed in [false, true] {
+        if is_indexed {
+            run(archfs().args(["index", "--quiet"]).arg(&stage.archive));
+        }
+        let line = format!(
+            "TMPDIR={} {} mount {} {}",
+            stage.temporary.display(),
+            env!("CARGO_BIN_EXE_archfs"),
+            stage.archive.display(),
+            stage.place.display()
+        );
+        let output = group.run(&line);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(group.killed(), 0, "{said}");
+        assert!(!output.status.success() && !is_mounted(&stage.place), "{said}");
+        assert!(said.contains("of memory") && said.contains("is in memory"), "{said}");
+        assert!(said.contains("the limit of the job leaves"), "{said}");
     }
 }
 

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::buffers::Buffers;
+use super::spool::SpoolLimit;
 use crate::cache::{
     Budget, Cache, Cached, Fetch, Part, Permit, Readahead, Request, Resize, Room, Workers,
     largest_within,
@@ -69,6 +70,8 @@ pub(crate) struct ChunkCache {
     capacity: AtomicU64,
     room: Arc<Room>,
     buffers: Arc<Buffers>,
+    /// What temporary files of all archives may take.
+    spools: Arc<SpoolLimit>,
     /// Who reads an archive in order, by its number.
     readahead: Readahead,
     workers: Arc<Workers>,
@@ -98,6 +101,7 @@ impl ChunkCache {
             capacity: AtomicU64::new(capacity),
             room,
             buffers: Arc::new(Buffers::beside(capacity)),
+            spools: SpoolLimit::beside(capacity),
             readahead: Readahead::new(capacity),
             workers,
         }
@@ -165,6 +169,11 @@ impl ChunkCache {
     /// Memory for chunks.
     pub(super) fn buffers(&self) -> &Buffers {
         &self.buffers
+    }
+
+    /// What temporary files of all archives may take.
+    pub(super) fn spools(&self) -> &Arc<SpoolLimit> {
+        &self.spools
     }
 
     /// A permit for `bytes`, once there is room; chunks are evicted for it. The caller must

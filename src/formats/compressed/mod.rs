@@ -21,6 +21,7 @@ mod pipeline;
 mod random;
 mod seekable;
 mod spool;
+mod spool_limit;
 mod survey;
 #[cfg(test)]
 mod tests;

@@ -57,7 +57,8 @@ impl Compressed {
             Chunks::Spooled(Some(spool)) => Source::Spool(spool),
             Chunks::Spooled(None) => {
                 let file = Arc::clone(&storage);
-                Source::Spool(Arc::new(Spool::start(name, file, container, Some(len))?))
+                let limit = cache.spools();
+                Source::Spool(Arc::new(Spool::start(name, file, container, limit, Some(len))?))
             }
         };
         if u32::try_from(source.count()).is_err() {

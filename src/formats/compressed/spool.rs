@@ -13,14 +13,15 @@ use std::thread::{self, JoinHandle};
 
 use super::Container;
 use super::forward::Forward;
+pub(super) use super::spool_limit::SpoolLimit;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
-use crate::storage::{Storage, free_bytes, unlinked};
+use crate::storage::{Storage, unlinked};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, OnceLock, Ordering};
 use crate::vfs::SharedBytes;
 
 /// What is handed out at once in the first pass, bytes.
-const PIECE: u64 = 1 << 20;
+const PIECE: u64 = 256 << 10;
 
 /// A temporary file and the thread that fills it; dropping it ends the thread.
 pub(super) struct Spool {
@@ -30,6 +31,9 @@ pub(super) struct Spool {
 
 struct Shared {
     file: File,
+    /// Bytes of `limit` that this file may take.
+    granted: AtomicU64,
+    limit: Arc<SpoolLimit>,
     /// Guards how far the file is written; taken alone, never across a write or a decode.
     state: Mutex<State>,
     grown: Condvar,
@@ -50,11 +54,11 @@ struct State {
     rests: bool,
 }
 
-/// A temporary file, the directory it is in, and how large it may become, bytes.
-pub(super) struct Room<'d> {
+/// A temporary file, the directory it is in, and how large all such files may become.
+pub(super) struct TemporaryFile<'d> {
     pub(super) file: File,
     pub(super) directory: &'d Path,
-    pub(super) limit: u64,
+    pub(super) limit: Arc<SpoolLimit>,
 }
 
 /// An error that every reader gets a copy of.
@@ -65,13 +69,17 @@ struct Failure {
     hint: Option<String>,
 }
 
+/// How much a file is granted at once, bytes.
+const GRANT: u64 = 8 << 20;
+
 impl Spool {
-    /// Starts decoding `storage` into a file in the directory for temporary files, of which it may
-    /// take half of what is free. `expected` is how many bytes that will be, where it is known.
+    /// Starts decoding `storage` into a file in the directory for temporary files, within `limit`.
+    /// `expected` is how many bytes that will be, where it is known.
     pub(super) fn start(
         name: &str,
         storage: Arc<dyn Storage>,
         container: Container,
+        limit: &Arc<SpoolLimit>,
         expected: Option<u64>,
     ) -> Result<Self> {
         let directory = std::env::temp_dir();
@@ -81,10 +89,10 @@ impl Spool {
             Error::io(context, error).with_hint("set TMPDIR to a directory with more room")
         };
         let file = unlinked(&directory).map_err(failed)?;
-        let limit = free_bytes(&file).map_err(failed)?.unwrap_or(u64::MAX) / 2;
-        let room = Room { file, directory: &directory, limit };
-        if expected.is_some_and(|expected| expected > limit) {
-            return Err(room.exceeded(container).into());
+        limit.measure(&file).map_err(failed)?;
+        let room = TemporaryFile { file, directory: &directory, limit: Arc::clone(limit) };
+        if expected.is_some_and(|expected| expected > limit.left()) {
+            return Err(exceeded(limit, &directory, container).into());
         }
         Self::within(name, storage, container, room)
     }
@@ -94,13 +102,16 @@ impl Spool {
         name: &str,
         storage: Arc<dyn Storage>,
         container: Container,
-        room: Room<'_>,
+        room: TemporaryFile<'_>,
     ) -> Result<Self> {
         let forward = Forward::new(name, Arc::clone(&storage), container)?;
-        let over = room.exceeded(container);
-        let Room { file, limit, .. } = room;
+        let TemporaryFile { file, directory, limit } = room;
+        let (directory, exceeds) = (directory.to_owned(), Arc::clone(&limit));
+        let over = move || exceeded(&exceeds, &directory, container);
         let shared = Arc::new(Shared {
             file,
+            granted: AtomicU64::new(0),
+            limit,
             state: Mutex::default(),
             grown: Condvar::new(),
             stopped: AtomicBool::new(false),
@@ -111,7 +122,7 @@ impl Spool {
         let filled = Arc::clone(&shared);
         let name = name.to_owned();
         let again = move || Forward::new(&name, Arc::clone(&storage), container);
-        let work = move || filled.fill(forward, again, limit, &over);
+        let work = move || filled.fill(forward, again, over);
         let thread = thread::Builder::new().name("archfs-spool".into()).spawn(work);
         let thread = thread.map_err(|error| Error::io("starting a decoding thread", error))?;
         Ok(Self { shared, thread: Some(thread) })
@@ -179,12 +190,11 @@ impl Shared {
         &self,
         mut forward: Forward,
         again: impl Fn() -> Result<Forward>,
-        limit: u64,
-        over: &Failure,
+        over: impl Fn() -> Failure,
     ) {
         let ending = Ending(self);
         loop {
-            let failure = match self.decode(&mut forward, limit, over) {
+            let failure = match self.decode(&mut forward, &over) {
                 Ok(()) => return self.state.lock().failure = None,
                 Err(Fault::Stays(failure)) => return ending.fail(failure),
                 Err(Fault::MayPass(failure)) => failure,
@@ -200,7 +210,7 @@ impl Shared {
     }
 
     /// Decodes from the start, and writes what is not written yet.
-    fn decode(&self, forward: &mut Forward, limit: u64, over: &Failure) -> Fallible<()> {
+    fn decode(&self, forward: &mut Forward, over: &impl Fn() -> Failure) -> Fallible<()> {
         let mut written = self.state.lock().written;
         let mut at = 0_u64;
         while !self.stopped.load(Ordering::Relaxed) {
@@ -223,14 +233,14 @@ impl Shared {
                 }
             };
             let end = at.saturating_add(length(piece.len()));
-            if end > limit {
-                return Err(Fault::Stays(over.clone()));
+            if !self.has_room_for(end) {
+                return Err(Fault::Stays(over()));
             }
             let known = index(written.saturating_sub(at));
             if let Some(new) = piece.get(known..).filter(|new| !new.is_empty()) {
                 if let Err(error) = self.file.write_all_at(new, written) {
                     let context = format!("writing a temporary file: {error}");
-                    let hint = over.hint.clone();
+                    let hint = over().hint;
                     return Err(Fault::Stays(Failure { kind: Kind::Io, context, hint }));
                 }
                 written = end;
@@ -241,6 +251,18 @@ impl Shared {
             self.grown.notify_all();
         }
         Ok(())
+    }
+
+    /// Whether the file may have `end` bytes; takes more of the limit for it.
+    fn has_room_for(&self, end: u64) -> bool {
+        let granted = self.granted.load(Ordering::Relaxed);
+        let Some(missing) = end.checked_sub(granted).filter(|&missing| missing > 0) else {
+            return true;
+        };
+        let more = self.limit.take(missing, missing.max(GRANT));
+        // One thread writes it.
+        self.granted.store(granted.saturating_add(more.unwrap_or(0)), Ordering::Relaxed);
+        more.is_some()
     }
 
     /// Tells all who wait of a fault of the storage, and waits until somebody reads past it again;
@@ -280,6 +302,12 @@ impl Shared {
     }
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.limit.give_back(self.granted.load(Ordering::Relaxed));
+    }
+}
+
 /// What ended a decoding.
 enum Fault {
     /// Of the storage: to be tried again.
@@ -297,21 +325,11 @@ impl Failure {
     }
 }
 
-impl Room<'_> {
-    /// What to say where it is too small.
-    fn exceeded(&self, container: Container) -> Failure {
-        let (limit, directory) = (self.limit, self.directory.display());
-        Failure {
-            kind: Kind::Unsupported,
-            context: format!(
-                "decoded it takes more than {limit} bytes, half of what was free in {directory}"
-            ),
-            hint: Some(format!(
-                "set TMPDIR to a directory with more room, or {}",
-                advice(container)
-            )),
-        }
-    }
+/// What to say where a file in `directory` needs more than `limit`.
+fn exceeded(limit: &SpoolLimit, directory: &Path, container: Container) -> Failure {
+    let hint = format!("set TMPDIR to a directory with more room, or {}", advice(container));
+    let context = limit.exceeded(directory);
+    Failure { kind: Kind::Unsupported, context, hint: Some(hint) }
 }
 
 impl From<Failure> for Error {
@@ -382,7 +400,7 @@ mod tests {
         let storage = Arc::new(FaultyStorage::new(Arc::new(MemStorage::new(packed)), 1));
         let directory = std::env::temp_dir();
         let file = unlinked(&directory).unwrap();
-        let room = Room { file, directory: &directory, limit: u64::MAX };
+        let room = TemporaryFile { file, directory: &directory, limit: SpoolLimit::of(u64::MAX) };
         storage.set(Faults { failing: 1, from: half, ..Faults::default() });
         let spool =
             Spool::within("x", Arc::<FaultyStorage>::clone(&storage), Container::Zstd, room);
@@ -417,7 +435,7 @@ mod tests {
         storage.set(Faults { failing: 1, ..Faults::default() });
         let directory = std::env::temp_dir();
         let file = unlinked(&directory).unwrap();
-        let room = Room { file, directory: &directory, limit: u64::MAX };
+        let room = TemporaryFile { file, directory: &directory, limit: SpoolLimit::of(u64::MAX) };
         let spool = Spool::within("x", storage, Container::Zstd, room).unwrap();
         assert_eq!(spool.piece(0).unwrap_err().kind(), Kind::Io);
         drop(spool);

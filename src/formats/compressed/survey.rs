@@ -27,6 +27,8 @@ pub(crate) struct Survey {
     name: String,
     storage: Arc<dyn Storage>,
     container: Container,
+    /// Gives room for what is being decoded.
+    cache: Arc<ChunkCache>,
     pass: Pass,
     /// Bytes delivered; after damage, of them, those that are known to be right.
     delivered: u64,
@@ -69,13 +71,13 @@ impl Survey {
             Container::Bzip2 => extents(Box::new(bzip2::Blocks::new(name, file)))?,
             Container::Xz => match xz_blocks(&*file)? {
                 Ok(blocks) => extents(Box::new(blocks))?,
-                Err(why) => spooled(name, &file, container, &why)?,
+                Err(why) => spooled(name, &file, container, cache, &why)?,
             },
             Container::Zstd => extents(Box::new(zstd::Frames::new(name, file)?))?,
             Container::Lz4 => extents(Box::new(lz4::Blocks::new(name, file)))?,
         };
-        let name = name.to_owned();
-        Ok(Self { name, storage, container, pass, delivered: 0, ended: false })
+        let (name, cache) = (name.to_owned(), Arc::clone(cache));
+        Ok(Self { name, storage, container, cache, pass, delivered: 0, ended: false })
     }
 
     /// The next decoded bytes in order, up to some MiB; `None` at the end.
@@ -100,7 +102,7 @@ impl Survey {
                 Ok(Found::Giant) => {
                     let why = unit(self.container);
                     let (name, storage) = (&self.name, &self.storage);
-                    self.pass = spooled(name, storage, self.container, why)?;
+                    self.pass = spooled(name, storage, self.container, &self.cache, why)?;
                 }
                 Ok(Found::End) => self.ended = true,
                 Err(error) => {
@@ -169,9 +171,11 @@ fn spooled(
     name: &str,
     storage: &Arc<dyn Storage>,
     container: Container,
+    cache: &ChunkCache,
     why: &str,
 ) -> Result<Pass> {
     let advice = advice(container);
     log::warn!("{name}: it has {why}, so it is decoded once into a temporary file; {advice}");
-    Ok(Pass::Spool(Arc::new(Spool::start(name, Arc::clone(storage), container, None)?)))
+    let (storage, limit) = (Arc::clone(storage), cache.spools());
+    Ok(Pass::Spool(Arc::new(Spool::start(name, storage, container, limit, None)?)))
 }

@@ -82,12 +82,16 @@ impl Bits {
 
 #[test]
 fn the_temporary_file_has_a_limit() {
-    use crate::formats::compressed::spool::{Room, Spool};
+    use crate::formats::compressed::spool::{Spool, SpoolLimit, TemporaryFile};
     let plain = sample(3 << 20, 11);
     let Some(encoded) = run("zstd -1 -c", &plain) else { return };
     for (limit, fits) in [(3 << 20, true), ((3 << 20) - 1, false)] {
         let file = tempfile::tempfile().unwrap();
-        let room = Room { file, directory: std::path::Path::new("/scratch"), limit };
+        let room = TemporaryFile {
+            file,
+            directory: std::path::Path::new("/scratch"),
+            limit: SpoolLimit::of(limit),
+        };
         let spool = Spool::within("x", store(&encoded), Container::Zstd, room).unwrap();
         let mut buffer = vec![0; plain.len()];
         let outcome = spool.read_exact_at(&mut buffer, 0);
