@@ -142,7 +142,7 @@ impl Stage {
         let at = bytes.windows(OLD_NAME.len()).position(|name| name == OLD_NAME.as_bytes());
         bytes[at.unwrap()..][..OLD_NAME.len()].copy_from_slice(NAME_IN_INDEX.as_bytes());
         let file = File::options().write(true).open(index).unwrap();
-        file.write_all_at(&sealed(bytes), 0).unwrap();
+        file.write_all_at(&sealed(&bytes), 0).unwrap();
         let (found, said) = list();
         assert!(found.contains(NAME_IN_INDEX) && !found.contains(OLD_NAME), "{found}");
         assert_eq!(said, "");
@@ -209,18 +209,61 @@ fn is_root() -> bool {
     is_root
 }
 
-/// Makes the checksum of an index right.
-fn sealed(mut index: Vec<u8>) -> Vec<u8> {
-    index.truncate(index.len() - 4);
-    let sum = crc32fast::hash(&index);
-    index.extend(sum.to_le_bytes());
-    index
+/// Bytes of the tail of an index: its numbers, and the hash behind them.
+const NUMBERS: usize = 11 * 8;
+const TAIL: usize = NUMBERS + 32;
+
+/// Bytes of data that have a checksum.
+const BLOCK: usize = 16 << 10;
+
+/// An index taken apart: its start, its data, and the numbers of its tail. The second is the length
+/// of its nodes, the last that of its seek points, which are the end of the data.
+struct Parts {
+    start: Vec<u8>,
+    data: Vec<u8>,
+    numbers: [u64; 11],
 }
 
-/// Where in an index the seek points stand, behind their length.
-fn seek_points(index: &[u8]) -> usize {
-    let samples = u32::from_le_bytes(index[68..72].try_into().unwrap()) as usize;
-    72 + 40 * samples + 8
+impl Parts {
+    fn of(index: &[u8]) -> Self {
+        let tail = index.len() - TAIL;
+        let number = |nth: usize| index[tail + 8 * nth..][..8].try_into().unwrap();
+        let numbers: [u64; 11] = std::array::from_fn(|nth| u64::from_le_bytes(number(nth)));
+        let (start, rest) = index.split_at(start_len(index));
+        let data = numbers[1..].iter().sum::<u64>() as usize;
+        Self { start: start.to_vec(), data: rest[..data].to_vec(), numbers }
+    }
+
+    /// The index with right checksums.
+    fn sealed(&self) -> Vec<u8> {
+        let Self { start, data, numbers } = self;
+        let sum = |block: &[u8]| crc32fast::hash(block).to_le_bytes();
+        let sums: Vec<u8> = data.chunks(BLOCK).flat_map(sum).collect();
+        let numbers = numbers.map(u64::to_le_bytes).concat();
+        let hash = blake3::hash(&[&start[..], &sums, &numbers].concat());
+        [start, data, &sums, &numbers, &hash.as_bytes()[..]].concat()
+    }
+
+    fn seek_points(&mut self) -> &mut [u8] {
+        let at = self.data.len() - self.numbers[10] as usize;
+        &mut self.data[at..]
+    }
+
+    fn set_seek_points(&mut self, points: &[u8]) {
+        self.data.truncate(self.data.len() - self.numbers[10] as usize);
+        self.data.extend(points);
+        self.numbers[10] = points.len() as u64;
+    }
+}
+
+/// Bytes before the data of an index.
+fn start_len(index: &[u8]) -> usize {
+    72 + 40 * u32::from_le_bytes(index[68..72].try_into().unwrap()) as usize
+}
+
+/// Makes the checksums of an index right.
+fn sealed(index: &[u8]) -> Vec<u8> {
+    Parts::of(index).sealed()
 }
 
 #[test]
@@ -261,6 +304,106 @@ fn a_mount_uses_the_index_and_serves_what_the_archive_holds() {
     assert_eq!(fs::read_to_string(place.join("f01199")).unwrap(), "data 1199");
     assert_eq!(fs::read_dir(&place).unwrap().count(), MEMBERS);
     unmount_by(stage.command(archfs()).arg("unmount").arg(&place));
+}
+
+/// Members of an archive whose index is read block by block.
+const MANY: usize = 25_000;
+
+/// A mount by a large index, of which the node of `f00010` was read, before something becomes of
+/// the index; then what was not read yet is EIO, with the remedy in the log.
+fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
+    let stage = Stage::new(MANY);
+    let good = stage.make_index();
+    assert!(Parts::of(&good).data.len() > 1 << 20, "checked as a whole");
+    let log = stage.work.path().join("log");
+    let place = stage.work.path().join("mount");
+    let _clean_up = CleanUp(place.clone());
+    let log_file = format!("--log-file={}", log.display());
+    let mut mount = stage.archfs(&["mount", "--keep", "--cache-idle=0", &log_file]);
+    run(mount.arg(&place));
+    assert_eq!(fs::metadata(place.join(OLD_NAME)).unwrap().len(), 7);
+
+    // In place, as nobody should: the daemon has this very file open.
+    let file = File::options().write(true).open(&stage.index).unwrap();
+    harm(&file, good.len() as u64);
+    // Its node was read before, its data was not.
+    assert_eq!(fs::read_to_string(place.join(OLD_NAME)).unwrap(), "data 10", "{what}");
+    let mut failed = 0;
+    for number in (0..MANY).step_by(500) {
+        match fs::read_to_string(place.join(name(number))) {
+            Ok(found) => assert_eq!(found, format!("data {number}"), "{what}"),
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(5), "{what}: {error}");
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed > 10, "{what}: {failed} lookups failed");
+    assert_eq!(fs::read_to_string(place.join(OLD_NAME)).unwrap(), "data 10", "{what}");
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(said.contains("data.tar.archfs-index") && said.contains("with archfs index"), "{said}");
+    unmount_by(stage.command(archfs()).arg("unmount").arg(&place));
+    // The remedy is one.
+    assert!(stage.make_index() == good);
+    run(stage.archfs(&["mount", "--keep"]).arg(&place));
+    assert_eq!(fs::read_to_string(place.join("f24999")).unwrap(), "data 24999");
+    unmount_by(stage.command(archfs()).arg("unmount").arg(&place));
+}
+
+/// > An index that is cut short or overwritten while it is in use gives EIO for what was not read
+/// > of it yet, and never another file.
+#[test]
+fn an_index_cut_short_while_mounted_is_an_error_and_no_end() {
+    if can_mount() {
+        assert_survives("cut short", &|file, len| file.set_len(len / 2).unwrap());
+        assert_survives("empty", &|file, _| file.set_len(0).unwrap());
+    }
+}
+
+#[test]
+fn an_index_overwritten_while_mounted_is_an_error_and_no_end() {
+    if can_mount() {
+        assert_survives("overwritten", &|file, len| {
+            file.write_all_at(&support::source::noise(3, len as usize), 0).unwrap();
+        });
+        // Another index, as sound as the first: that of an archive with other names.
+        let other = Stage::of("data.tar", &renamed(MANY)).make_index();
+        assert_survives("another", &|file, _| file.write_all_at(&other, 0).unwrap());
+    }
+}
+
+/// An archive of `count` members whose names are others.
+fn renamed(count: usize) -> Vec<u8> {
+    let mut bytes = tar(count);
+    for number in 0..count {
+        let renamed = header(&format!("h{number:05}"), format!("data {number}").len());
+        bytes[number * 1024..][..512].copy_from_slice(&renamed);
+    }
+    bytes
+}
+
+#[test]
+fn damage_to_a_large_index_is_met_where_it_is_and_nowhere_else() {
+    let stage = Stage::new(MANY);
+    let (expected, _) = stage.ls();
+    let good = fs::read(&stage.index).unwrap();
+    let mut bytes = good.clone();
+    // In the data, which is believed block by block: a part of the nodes.
+    let middle = start_len(&good) + 500_000;
+    bytes[middle] ^= 4;
+    fs::write(&stage.index, &bytes).unwrap();
+    let output = stage.archfs(&["ls", "-lR"]).output().unwrap();
+    let (_, said) = text(&output);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("the index is damaged") && said.contains("with archfs index"), "{said}");
+    let read = run(stage.archfs(&["cat"]).arg("f24999")).stdout;
+    assert_eq!(read, b"data 24999", "elsewhere");
+    // In the checksums: nothing is believed.
+    let mut bytes = good.clone();
+    let last = bytes.len() - TAIL - 1;
+    bytes[last] ^= 4;
+    fs::write(&stage.index, &bytes).unwrap();
+    stage.assert_made_anew("a checksum", &expected, &good);
 }
 
 #[test]
@@ -342,13 +485,14 @@ fn a_damaged_index_is_made_anew_with_a_note() {
         fs::write(&stage.index, bytes).unwrap();
         stage.assert_made_anew(what, &expected, &good);
     };
-    let head = seek_points(&good);
-    let lens = (0..head + 24).step_by(7).chain((head + 24..good.len()).step_by(4999));
-    for len in lens.chain([3, 4, 8, 12, good.len() - 4, good.len() - 1]) {
+    let start = start_len(&good);
+    let lens = (0..start + 24).step_by(7).chain((start + 24..good.len()).step_by(4999));
+    let tail = good.len() - TAIL;
+    for len in lens.chain([3, 4, 8, 12, tail - 1, tail, tail + 1, good.len() - 1]) {
         check(&format!("cut at {len}"), &good[..len]);
     }
-    let places = (0..head + 24).step_by(3).chain((head + 24..good.len()).step_by(3001));
-    for at in places.chain([good.len() - 1]) {
+    let places = (0..start + 24).step_by(3).chain((start + 24..good.len()).step_by(3001));
+    for at in places.chain((tail - 8..good.len()).step_by(5)).chain([good.len() - 1]) {
         let mut bytes = good.clone();
         bytes[at] ^= 1 << (at % 8);
         check(&format!("byte {at}"), &bytes);
@@ -367,28 +511,26 @@ fn an_index_of_another_version_or_choice_is_made_anew() {
     let good = fs::read(&stage.index).unwrap();
     for (what, at, byte) in [
         ("version 0", 8, 0),
-        ("an earlier version", 8, 1),
-        ("a later version", 8, 3),
+        ("an earlier version", 8, 2),
+        ("a later version", 8, 4),
         ("a version far off", 11, 1),
         ("made with --recursive", 12, 1),
         ("unknown flags", 12, 2),
     ] {
         let mut bytes = good.clone();
         bytes[at] = byte;
-        fs::write(&stage.index, sealed(bytes)).unwrap();
+        fs::write(&stage.index, sealed(&bytes)).unwrap();
         stage.assert_made_anew(what, &expected, &good);
     }
     // Seek points belong to compressed archives.
-    let mut bytes = good.clone();
-    let at = seek_points(&good);
-    bytes[at - 8] = 4;
-    bytes.splice(at..at, [0; 4]);
-    fs::write(&stage.index, sealed(bytes)).unwrap();
+    let mut parts = Parts::of(&good);
+    parts.set_seek_points(&[0; 4]);
+    fs::write(&stage.index, parts.sealed()).unwrap();
     stage.assert_made_anew("seek points", &expected, &good);
     // A length of the archive that is not the archive's.
-    let mut bytes = good.clone();
-    bytes[at + 4] ^= 1;
-    fs::write(&stage.index, sealed(bytes)).unwrap();
+    let mut parts = Parts::of(&good);
+    parts.numbers[0] ^= 1;
+    fs::write(&stage.index, parts.sealed()).unwrap();
     stage.assert_made_anew("another decoded length", &expected, &good);
 }
 
@@ -759,7 +901,7 @@ fn a_fuse_file_system_has_no_index_beside_the_archive() {
     let mut other = stage.make_index();
     let at = other.windows(OLD_NAME.len()).position(|name| name == OLD_NAME.as_bytes()).unwrap();
     other[at..][..OLD_NAME.len()].copy_from_slice(NAME_IN_INDEX.as_bytes());
-    fs::write(&stage.index, sealed(other)).unwrap();
+    fs::write(&stage.index, sealed(&other)).unwrap();
     assert!(stage.ls().0.contains(NAME_IN_INDEX), "used on another file system");
     let image = support::image::make(stage.work.path(), "image.sqfs", &stage.folder, &[]);
     let place = stage.work.path().join("mount");
@@ -882,14 +1024,17 @@ fn a_process_killed_while_it_writes_leaves_no_half_index() {
         paths.retain(|path| *path != stage.archive && *path != stage.index);
         paths
     };
-    // A write that fails on the way, at the same byte each time; there was a good index, and then
-    // none.
-    for there_is_one in [true, false] {
+    // A write that fails on the way, in the start, the data, the checksums, the tail, and at the
+    // last byte; there was a good index, and then none.
+    let len = good.len();
+    let ends = [10, 1000, 1_500_000, len - TAIL - 10, len - TAIL + 10, len - 20, len - 1];
+    let both = ends.iter().map(|end| (true, end)).chain(ends.iter().map(|end| (false, end)));
+    for (there_is_one, end) in both {
         if !there_is_one {
-            fs::remove_file(&stage.index).unwrap();
+            let _ = fs::remove_file(&stage.index);
         }
         let mut limited = stage.command(Command::new("prlimit"));
-        limited.arg("--fsize=1500000").arg("--core=0").arg(env!("CARGO_BIN_EXE_archfs"));
+        limited.arg(format!("--fsize={end}")).arg("--core=0").arg(env!("CARGO_BIN_EXE_archfs"));
         let output = limited.arg("index").arg(&stage.archive).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
@@ -1033,9 +1178,10 @@ fn damaged_seek_points_are_made_anew() {
     let stage = Stage::of("data.tar.gz", &compressed("gzip", &tar(5000)));
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
-    let at = seek_points(&good);
-    let len = u64::from_le_bytes(good[at - 8..at].try_into().unwrap()) as usize;
+    let len = Parts::of(&good).numbers[10] as usize;
     assert!(len > 40, "{len} bytes of seek points");
+    let end = start_len(&good) + Parts::of(&good).data.len();
+    let at = end - len;
     let check = |what: &str, bytes: Vec<u8>| {
         fs::write(&stage.index, bytes).unwrap();
         stage.assert_made_anew(what, &expected, &good);
@@ -1056,17 +1202,19 @@ fn damaged_seek_points_are_made_anew() {
         bytes[at + place] ^= 0x55;
         check(&format!("{what}, unsealed"), bytes.clone());
         if what != "the last bytes" {
-            check(what, sealed(bytes));
+            let mut parts = Parts::of(&good);
+            parts.seek_points()[place] ^= 0x55;
+            check(what, parts.sealed());
         }
     }
-    let mut none = good.clone();
-    none.drain(at..at + len);
-    none[at - 8..at].fill(0);
-    check("no seek points", sealed(none));
-    let mut more = good.clone();
-    more.insert(at + len, 0);
-    more[at - 8..at].copy_from_slice(&(len as u64 + 1).to_le_bytes());
-    check("bytes behind them", sealed(more));
+    let points = Parts::of(&good).seek_points().to_vec();
+    for (what, points) in
+        [("no seek points", vec![]), ("bytes behind them", [&points[..], &[0]].concat())]
+    {
+        let mut parts = Parts::of(&good);
+        parts.set_seek_points(&points);
+        check(what, parts.sealed());
+    }
     for cut in [at + 1, at + len / 2, at + len] {
         check(&format!("cut at {cut}"), good[..cut].to_vec());
     }

@@ -5,7 +5,7 @@ import zlib
 
 from badlib.blake3 import blake3
 from badlib.case import case
-from badlib.index_cases import ARCHIVE, MODIFIED, ONE, STORED, TWO, Index, node
+from badlib.index_cases import ARCHIVE, MODIFIED, ONE, STORED, TWO, TWO_NAME, Index, node
 
 GZIP, XZ = 1, 3
 POINTS, SPOOLED = 1, 3
@@ -95,7 +95,7 @@ def spooled(found):
     where the decoded bytes have long ended."""
 
     def change(index):
-        index.nodes[2] = node(8, STORED, len(TWO), 1 << 29)
+        index.nodes[2] = node(TWO_NAME, STORED, len(TWO), 1 << 29)
 
     archive = beside(found, struct.pack("<BBQ", GZIP, SPOOLED, 1 << 30), 1 << 30, change)
     del found.healthy["two"]
@@ -109,7 +109,7 @@ def longer(found):
     there."""
 
     def change(index):
-        index.nodes[2] = node(8, STORED, len(TWO), len(ARCHIVE) + 512)
+        index.nodes[2] = node(TWO_NAME, STORED, len(TWO), len(ARCHIVE) + 512)
 
     archive = beside(found, seek_points(len(ARCHIVE) + 4096), len(ARCHIVE) + 4096, change)
     # The chunk as a whole is not what it should be, so nothing of it is believed.

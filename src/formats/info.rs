@@ -204,7 +204,7 @@ pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Resul
 fn part(part: &Part, progress: &Progress) -> Result<Info> {
     let info = match &part.format {
         Format::Image(image) => image.info(progress)?,
-        Format::Tar(tar) => tar.info(),
+        Format::Tar(tar) => tar.info()?,
     };
     Ok(Info { path: part.layer.path.clone(), ..info })
 }

@@ -5,12 +5,14 @@
 //! A `Part` keeps the format beside the tree, for who asks what a tree does not tell.
 //! Invariant: an archive within that can not be read costs a warning, never the mount.
 
+use std::ops::RangeInclusive;
+
 use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
 use super::inside::{self, Inside};
 use super::limits::{GIANT_CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
 use super::squashfs::{Shared, SquashFs};
-use super::tar::{self, Bytes, Packed, SavedIndex, Tar, TarOptions};
+use super::tar::{self, Allowance, Bytes, Packed, SavedIndex, Tar, TarOptions};
 use super::{OpenOptions, Saving, foreign};
 use crate::cache::Room;
 use crate::error::{Error, Kind, Result};
@@ -34,7 +36,14 @@ pub(super) struct Memory {
     /// Archives within archives that could not be opened. Guards only that; taken alone.
     faults: Mutex<Vec<Fault>>,
     shared: Shared,
+    /// What all indexes of tars may keep of their files.
+    indexes: Arc<Allowance>,
 }
+
+/// Memory for blocks of indexes, bytes: a part of what decoded blocks may take. Blocks beyond it
+/// are read again, mostly from the page cache, which daemons on a node share.
+const INDEX_SHARE: u64 = 8;
+const INDEX_BYTES: RangeInclusive<u64> = (1 << 20)..=(64 << 20);
 
 impl Memory {
     /// One archive has all of it. Several may be of both kinds, and so may those in an archive.
@@ -58,6 +67,13 @@ impl Memory {
             inner: AtomicU64::new(0),
             faults: Mutex::default(),
             shared,
+            indexes: Arc::new(Allowance::new(
+                options
+                    .cache_bytes
+                    .checked_div(INDEX_SHARE)
+                    .unwrap_or(0)
+                    .clamp(*INDEX_BYTES.start(), *INDEX_BYTES.end()),
+            )),
         }
     }
 
@@ -148,7 +164,8 @@ impl Opening<'_> {
         let OpenOptions { recursive, saving, acls, .. } = *self.options;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes);
         let verified = saving == Saving::Compared;
-        let options = TarOptions { recursive, saved, progress, verified, memory, acls };
+        let indexes = &self.memory.indexes;
+        let options = TarOptions { recursive, saved, progress, verified, memory, acls, indexes };
         let tar = Tar::open(name, bytes, &options)?;
         let opening = self.sharing(tar.grafts().len());
         let mut parts = Vec::new();

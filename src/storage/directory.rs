@@ -187,6 +187,7 @@ impl Directory {
     }
 
     /// Creates the file `name`, in the place of another one, with what `write` puts into it.
+    /// Returns the file, open for reading.
     ///
     /// # Errors
     /// The system's, and those of `write`.
@@ -195,19 +196,20 @@ impl Directory {
         name: &OsStr,
         readers: Readers,
         write: &mut dyn FnMut(&mut File) -> io::Result<()>,
-    ) -> io::Result<()> {
+    ) -> io::Result<File> {
         let mut written = |(mut file, new): (File, NewFile)| {
             write(&mut file)?;
             share(&file, readers)?;
-            Ok::<_, io::Error>(new)
+            Ok::<_, io::Error>((file, new))
         };
-        let new = written(NewFile::create(self, PREFIX)?)?;
+        let (file, new) = written(NewFile::create(self, PREFIX)?)?;
         match new.publish(name, Existing::Replace) {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(file),
             // Some file systems have files without a name, and cannot name them.
             Err(_) => {
-                let new = written(NewFile::create_named(self, PREFIX)?)?;
-                new.publish(name, Existing::Replace)
+                let (file, new) = written(NewFile::create_named(self, PREFIX)?)?;
+                new.publish(name, Existing::Replace)?;
+                Ok(file)
             }
         }
     }

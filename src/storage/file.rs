@@ -8,7 +8,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, FileType, OpenOptions};
-use std::io::{ErrorKind, Seek, SeekFrom};
+use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::num::NonZeroU64;
 use std::ops::Deref;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -27,6 +27,8 @@ use crate::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub struct FileStorage {
     handle: Handle,
+    /// The pool that it shares with others, also where it is read from a copy.
+    pool: Option<Arc<FilePool>>,
     path: PathBuf,
     identity: Identity,
     origin: Origin,
@@ -82,6 +84,33 @@ impl FileStorage {
         Ok(Self::new(Handle::Open(file), path, (identity, origin), changes))
     }
 
+    /// A file that is open for reading, without a look at whether it is rewritten. `path` is where
+    /// it is, or what it is called in errors.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of(file: File, path: PathBuf) -> io::Result<Self> {
+        let (identity, origin) = known(&file, file.metadata()?.len())?;
+        let handle = Handle::Open(file);
+        Ok(Self { handle, pool: None, path, identity, origin, version: None })
+    }
+
+    /// The same for a file that belongs to this one, and shares its allowance of open files if that
+    /// has one. The file must be at `path`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn with(&self, file: File, path: PathBuf) -> io::Result<Self> {
+        let opened = Self::of(file, std::path::absolute(path)?)?;
+        let (Some(pool), Handle::Open(file)) = (&self.pool, &opened.handle) else {
+            return Ok(opened);
+        };
+        let slot = Arc::new(Mutex::new(None));
+        pool.keep(&slot, file.try_clone()?);
+        let (handle, pool) = (Handle::Pooled(Arc::clone(pool), slot), Some(Arc::clone(pool)));
+        Ok(Self { handle, pool, ..opened })
+    }
+
     /// The same for one of many files that share an allowance of open ones. What is read later must
     /// still be the file that was there first: one that was replaced gives an error.
     ///
@@ -92,7 +121,8 @@ impl FileStorage {
         let slot = Arc::new(Mutex::new(None));
         pool.keep(&slot, file);
         let handle = Handle::Pooled(Arc::clone(pool), slot);
-        Ok(Self::new(handle, path, (identity, origin), changes))
+        let opened = Self::new(handle, path, (identity, origin), changes);
+        Ok(Self { pool: Some(Arc::clone(pool)), ..opened })
     }
 
     fn new(
@@ -102,14 +132,14 @@ impl FileStorage {
         changes: Changes,
     ) -> Self {
         let version = identity.is_regular().then(|| Version::of(&identity, changes));
-        Self { handle, path: path.to_owned(), identity, origin, version }
+        Self { handle, pool: None, path: path.to_owned(), identity, origin, version }
     }
 
     /// The same file, read from its copy, which starts at `start` of `copy`.
     pub(super) fn copied(&self, copy: &Arc<File>, start: u64) -> Self {
-        let handle = Handle::Copied(Arc::clone(copy), start);
+        let (handle, pool) = (Handle::Copied(Arc::clone(copy), start), self.pool.clone());
         let Self { identity, origin, .. } = *self;
-        Self { handle, path: self.path.clone(), identity, origin, version: None }
+        Self { handle, pool, path: self.path.clone(), identity, origin, version: None }
     }
 
     /// Where the file was opened.
@@ -200,7 +230,7 @@ impl FileStorage {
 /// Opens `path` and looks at what was opened.
 fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
     let shown = path.display();
-    let failed = |error: std::io::Error| match error.kind() {
+    let failed = |error: io::Error| match error.kind() {
         ErrorKind::NotFound => missing(path),
         ErrorKind::PermissionDenied => Error::io(format!("{shown}: can not open"), error)
             .with_hint("namei -l PATH shows which folder on the way, or the file, is not for you"),
@@ -212,10 +242,16 @@ fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
     let mut file =
         OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
-    let found = file.metadata().map_err(failed)?;
-    check_kind(path, found.file_type())?;
+    check_kind(path, file.metadata().map_err(failed)?.file_type())?;
     // The metadata of a block device has no size, its end has.
     let len = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    let (identity, origin) = known(&file, len).map_err(failed)?;
+    Ok((file, identity, origin))
+}
+
+/// What tells `file`, which has `len` bytes, from others.
+fn known(file: &File, len: u64) -> io::Result<(Identity, Origin)> {
+    let found = file.metadata()?;
     let nanoseconds = |number: i64| u32::try_from(number).unwrap_or(0);
     let identity = Identity {
         len,
@@ -226,11 +262,11 @@ fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
     };
     let origin = Origin {
         // The width of the number differs among machines.
-        file_system: fstatfs(&file).map_err(|error| failed(error.into()))?.f_type as u64,
+        file_system: fstatfs(file)?.f_type as u64,
         changed: (found.ctime(), nanoseconds(found.ctime_nsec())),
         group: found.gid(),
     };
-    Ok((file, identity, origin))
+    Ok((identity, origin))
 }
 
 /// Fails unless a file of this kind can be an archive.

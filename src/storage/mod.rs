@@ -13,6 +13,7 @@ mod directory;
 #[cfg(test)]
 mod faulty;
 mod file;
+mod in_memory;
 #[cfg(any(test, fuzzing))]
 mod mem;
 mod metered;
@@ -29,6 +30,7 @@ pub use directory::{Appended, Directory, Readers};
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};
 pub use file::{FileStorage, Identity, Origin};
+pub use in_memory::InMemory;
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;

@@ -3,21 +3,27 @@
 //! Owns counting it from the index; leaves what the sums mean to `formats::info`.
 //! Invariant: a chunk that a file needs is counted once for that file, and whole.
 
+use std::ops::ControlFlow;
+
 use super::Tar;
-use super::index::{Content, Node};
+use super::index::Content;
+use crate::error::Result;
 use crate::formats::info::{Compressed, Costs, Info, Kinds, Layout, Sizes, Stored};
 
 impl Tar {
     /// What is in it.
-    pub(in crate::formats) fn info(&self) -> Info {
+    ///
+    /// # Errors
+    /// `Corrupt`, `Io` where the saved index cannot be read.
+    pub(in crate::formats) fn info(&self) -> Result<Info> {
         let (mut kinds, mut sizes, mut costs) =
             (Kinds::default(), Sizes::default(), Costs::default());
         let mut holes: u64 = 0;
-        for node in self.index.nodes() {
+        for id in 0..self.index.len() {
+            let node = self.by_index(self.index.node(id))?;
             match node.content() {
-                Content::Link { target } => {
-                    let kind = self.index.node(target).map_or(node.kind(), Node::kind);
-                    kinds.add_name(kind);
+                Content::Link { .. } => {
+                    kinds.add_name(self.by_index(self.index.inode(id))?.1.kind());
                     continue;
                 }
                 Content::Stored { at } => {
@@ -25,11 +31,14 @@ impl Tar {
                     costs.add(node.size, self.decoded([(at, node.size)]));
                 }
                 Content::Sparse { map } => {
-                    let map = self.index.map(map);
-                    let stored = map.iter().fold(0, |sum: u64, part| sum.saturating_add(part.len));
-                    holes = holes.saturating_add(node.size.saturating_sub(stored));
+                    let map = self.by_index(self.index.map(id, &node, map))?;
+                    holes = holes.saturating_add(node.size.saturating_sub(map.stored));
                     sizes.add(node.size);
-                    let parts = map.iter().map(|part| (part.at, part.len));
+                    let mut parts = Vec::new();
+                    self.segments(&map, 0, &mut |part| {
+                        parts.push((part.at, part.len));
+                        Ok(ControlFlow::Continue(()))
+                    })?;
                     costs.add(node.size, self.decoded(parts));
                 }
                 _ => {}
@@ -49,7 +58,7 @@ impl Tar {
             has_xattrs: self.index.has_xattrs(),
             is_indexed: self.is_kept,
         };
-        Info {
+        Ok(Info {
             path: Vec::new(),
             bytes: self.packed.as_ref().map_or(self.storage.len(), |packed| packed.encoded_len()),
             kinds,
@@ -58,7 +67,7 @@ impl Tar {
             packed,
             layout: Layout::Tar(stored),
             within: Vec::new(),
-        }
+        })
     }
 
     /// What reading these parts of the tar decodes, bytes; each is a place and a length.

@@ -44,13 +44,13 @@ mod tests;
 use super::bytes::{index, length};
 use super::compressed::Compressed;
 use header::{BLOCK, Block, Seen};
-use index::{Content, Index, Node, NodeId};
+use index::{Content, Index, Map, Node, NodeId};
 use open::Opened;
 use sparse::Segment;
 
 pub use acl::Acls;
 pub(in crate::formats) use chain::folder_name;
-pub(in crate::formats) use index::Graft;
+pub(in crate::formats) use index::{Allowance, Graft};
 pub use open::Saving;
 pub(in crate::formats) use open::{Bytes, SavedIndex, TarOptions};
 pub(in crate::formats) use packed::Packed;
@@ -109,31 +109,30 @@ impl Tar {
         &self.storage
     }
 
-    fn node(&self, ino: Ino) -> Result<(NodeId, &Node)> {
+    fn node(&self, ino: Ino) -> Result<(NodeId, Node)> {
         let id = ino.number().checked_sub(1).and_then(|id| NodeId::try_from(id).ok());
-        id.and_then(|id| self.index.inode(id)).ok_or_else(|| {
+        let id = id.filter(|&id| id < self.index.len()).ok_or_else(|| {
             let context = format!("{}: {} is no inode of this archive", self.name, ino.number());
             Error::new(Kind::NotFound, context)
-        })
+        })?;
+        self.by_index(self.index.inode(id))
     }
 
-    fn attr_of(&self, id: NodeId, node: &Node) -> Attr {
+    fn attr_of(&self, id: NodeId, node: &Node) -> Result<Attr> {
         let (size, allocated, device) = match node.content() {
             Content::Stored { .. } => (node.size, node.size, 0),
-            Content::Sparse { map } => {
-                (node.size, self.index.map(map).iter().map(|segment| segment.len).sum(), 0)
-            }
+            Content::Sparse { map } => (node.size, self.index.map(id, node, map)?.stored, 0),
             Content::Device { number, .. } => (0, 0, number),
             _ => (node.size, 0, 0),
         };
-        Attr {
+        Ok(Attr {
             ino: ino_of(id),
             kind: node.kind(),
-            permissions: self.acls.mode(node.permissions(), || self.index.xattrs_of(id)),
+            permissions: self.permissions(id, node)?,
             nlink: match node.kind() {
                 // Not known without a look at all children: 1, as of large directories in ext4.
                 FileKind::Directory => 1,
-                _ => self.index.names_of(id),
+                _ => self.index.names_of(id)?,
             },
             uid: node.uid,
             gid: node.gid,
@@ -142,33 +141,102 @@ impl Tar {
             device,
             modified: Timestamp { seconds: node.seconds, nanoseconds: node.nanoseconds },
             block_size: PREFERRED_READ,
-        }
+        })
     }
 
-    /// The first child of a folder, and how many it has.
-    fn folder(&self, ino: Ino) -> Result<(NodeId, u32)> {
-        match self.node(ino)?.1.content() {
-            Content::Folder { first, count } => Ok((first, count)),
+    /// The mode of a node, without what its ACL does not give.
+    fn permissions(&self, id: NodeId, node: &Node) -> Result<u16> {
+        let mut left = node.permissions();
+        if self.acls.is_masked() {
+            self.index.xattrs_of(id, &mut |name, value| {
+                if acl::is_access(name) {
+                    left &= acl::mask(name, &self.index.value(value)?);
+                }
+                Ok(ControlFlow::Continue(()))
+            })?;
+        }
+        Ok(left)
+    }
+
+    /// A directory: its node, its first child, and how many it has.
+    fn folder(&self, ino: Ino) -> Result<(NodeId, (NodeId, u32))> {
+        let (id, node) = self.node(ino)?;
+        match node.content() {
+            Content::Folder { first, count } => Ok((id, (first, count))),
             _ => Err(Error::new(Kind::NotADirectory, "not a directory")),
         }
     }
 
+    /// Visits the children of a directory from the `skipped`th on.
+    fn visit_children(
+        &self,
+        folder: NodeId,
+        (first, count): (NodeId, u32),
+        skipped: u32,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let (mut buffer, mut before) = ([0; 255], [0; 255]);
+        let mut before_len = 0;
+        for nth in skipped..count {
+            let (own, (id, node)) = self.index.child(folder, first.saturating_add(nth))?;
+            let name = self.index.name(&own, &mut buffer)?;
+            // A name that came before cannot come again, so a listing has an end.
+            let is_next = before.get(..before_len).is_some_and(|before| before < name);
+            let name = Name::parse(name).filter(|_| is_next);
+            let Some(name) = name else {
+                return Err(Error::corrupt("names of a directory in the index are out of order"));
+            };
+            let ino = ino_of(id);
+            let next = Cookie(Cookie::START.0.saturating_add(u64::from(nth)).saturating_add(1));
+            if visit(DirEntry { ino, kind: node.kind(), name, next }).is_break() {
+                break;
+            }
+            before_len = name.as_bytes().len();
+            if let Some(before) = before.get_mut(..before_len) {
+                before.copy_from_slice(name.as_bytes());
+            }
+        }
+        Ok(())
+    }
+
     /// Fills `answer` with the bytes of a sparse file from `offset`.
-    fn read_sparse(&self, map: &[Segment], offset: u64, answer: &mut [u8]) -> Result<()> {
+    fn read_sparse(&self, map: &Map, offset: u64, answer: &mut [u8]) -> Result<()> {
         answer.fill(0);
         let end = offset.saturating_add(length(answer.len()));
-        let first = map.partition_point(|segment| segment.end() <= offset);
-        for segment in map.get(first..).unwrap_or_default() {
+        self.segments(map, offset, &mut |segment| {
             if segment.offset >= end {
-                break;
+                return Ok(ControlFlow::Break(()));
             }
             let from = segment.offset.max(offset);
             let until = segment.end().min(end);
             let range = index(from.saturating_sub(offset))..index(until.saturating_sub(offset));
             let at = segment.at.saturating_add(from.saturating_sub(segment.offset));
             self.storage.read_exact_at(answer.get_mut(range).unwrap_or_default(), at)?;
-        }
-        Ok(())
+            Ok(ControlFlow::Continue(()))
+        })
+    }
+
+    /// Visits the segments of `map` that end behind `offset`.
+    fn segments(
+        &self,
+        map: &Map,
+        offset: u64,
+        visit: &mut dyn FnMut(Segment) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
+        // What `visit` reports is no fault of the index.
+        let mut failed = Ok(());
+        self.by_index(self.index.segments(map, offset, &mut |segment| {
+            visit(segment).unwrap_or_else(|error| {
+                failed = Err(error);
+                ControlFlow::Break(())
+            })
+        }))?;
+        failed
+    }
+
+    /// What the index answers; an error names it.
+    fn by_index<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| self.index.named(error))
     }
 
     /// Puts the archive's name in front of an error.
@@ -184,13 +252,13 @@ fn ino_of(id: NodeId) -> Ino {
 impl Tree for Tar {
     fn attr(&self, ino: Ino) -> Result<Attr> {
         let (id, node) = self.node(ino)?;
-        Ok(self.attr_of(id, node))
+        self.by_index(self.attr_of(id, &node))
     }
 
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
-        let (first, count) = self.folder(parent)?;
-        let found = self.index.find(first, count, name).and_then(|id| self.index.inode(id));
-        Ok(found.map(|(id, node)| self.attr_of(id, node)))
+        let (id, children) = self.folder(parent)?;
+        let found = self.by_index(self.index.find(id, children, name))?;
+        found.map(|(id, node)| self.by_index(self.attr_of(id, &node))).transpose()
     }
 
     fn read_dir(
@@ -199,29 +267,19 @@ impl Tree for Tar {
         cookie: Cookie,
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let (first, count) = self.folder(ino)?;
+        let (id, (first, count)) = self.folder(ino)?;
         let behind = cookie.0.checked_sub(Cookie::START.0);
-        let skipped = behind.filter(|&skipped| skipped <= u64::from(count)).ok_or_else(|| {
+        let skipped = behind.and_then(|skipped| u32::try_from(skipped).ok());
+        let skipped = skipped.filter(|&skipped| skipped <= count).ok_or_else(|| {
             Error::new(Kind::InvalidInput, format!("{} is no place in this directory", cookie.0))
         })?;
-        let children = self.index.children(first, count).get(index(skipped)..).unwrap_or_default();
-        let ids = first.saturating_add(u32::try_from(skipped).unwrap_or(0))..;
-        let places = cookie.0.saturating_add(1)..;
-        for ((id, place), child) in ids.zip(places).zip(children) {
-            let name = Name::parse(self.index.name(child));
-            let (Some((id, node)), Some(name)) = (self.index.inode(id), name) else { continue };
-            let entry = DirEntry { ino: ino_of(id), kind: node.kind(), name, next: Cookie(place) };
-            if visit(entry).is_break() {
-                break;
-            }
-        }
-        Ok(())
+        self.by_index(self.visit_children(id, (first, count), skipped, visit))
     }
 
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
         let (_, node) = self.node(ino)?;
         match node.content() {
-            Content::Symlink { target } => Ok(self.index.target(target, node.size).to_vec()),
+            Content::Symlink { target } => self.by_index(self.index.target(target, node.size)),
             _ => Err(Error::new(Kind::InvalidInput, "not a symbolic link")),
         }
     }
@@ -233,13 +291,16 @@ impl Tree for Tar {
         size: u32,
         scratch: &'s mut Scratch,
     ) -> Result<ReadBytes<'s>> {
-        let (_, node) = self.node(ino)?;
+        let (id, node) = self.node(ino)?;
         let end = offset.saturating_add(u64::from(size)).min(node.size);
         let answer = scratch.answer(index(end.saturating_sub(offset)));
         let outcome = match node.content() {
             Content::Stored { .. } if answer.is_empty() => Ok(()),
             Content::Stored { at } => self.storage.read_exact_at(answer, at.saturating_add(offset)),
-            Content::Sparse { map } => self.read_sparse(self.index.map(map), offset, answer),
+            Content::Sparse { map } => {
+                let map = self.by_index(self.index.map(id, &node, map))?;
+                self.read_sparse(&map, offset, answer)
+            }
             Content::Folder { .. } => Err(Error::new(Kind::IsADirectory, "is a directory")),
             _ => Err(Error::new(Kind::InvalidInput, "not a regular file")),
         };
@@ -248,7 +309,7 @@ impl Tree for Tar {
     }
 
     fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
-        let (_, node) = self.node(ino)?;
+        let (id, node) = self.node(ino)?;
         let past_end = || Error::new(Kind::PastEnd, format!("nothing behind byte {offset}"));
         let map = match node.content() {
             Content::Stored { .. } | Content::Sparse { .. } if offset >= node.size => {
@@ -257,23 +318,20 @@ impl Tree for Tar {
             Content::Stored { .. } => {
                 return Ok(if target == SeekTarget::Data { offset } else { node.size });
             }
-            Content::Sparse { map } => self.index.map(map),
+            Content::Sparse { map } => self.by_index(self.index.map(id, &node, map))?,
             _ => return Err(Error::new(Kind::InvalidInput, "not a regular file")),
         };
-        let mut rest = map.get(map.partition_point(|s| s.end() <= offset)..).unwrap_or_default();
-        if target == SeekTarget::Data {
-            return rest.first().map(|segment| segment.offset.max(offset)).ok_or_else(past_end);
-        }
         // The first gap between segments; the end of the file is one.
-        let mut at = offset;
-        while let Some((segment, behind)) = rest.split_first() {
-            if segment.offset > at {
-                break;
+        let (mut data, mut hole) = (None, offset);
+        self.segments(&map, offset, &mut |segment| {
+            data = data.or(Some(segment.offset.max(offset)));
+            if target == SeekTarget::Data || segment.offset > hole {
+                return Ok(ControlFlow::Break(()));
             }
-            at = segment.end();
-            rest = behind;
-        }
-        Ok(at)
+            hole = segment.end();
+            Ok(ControlFlow::Continue(()))
+        })?;
+        if target == SeekTarget::Data { data.ok_or_else(past_end) } else { Ok(hole) }
     }
 
     fn has_xattrs(&self) -> bool {
@@ -282,54 +340,62 @@ impl Tree for Tar {
 
     fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
         let (id, _) = self.node(ino)?;
-        let shown = self.index.xattrs_of(id).filter(|(name, _)| self.acls.shows(name));
-        Ok(shown.flat_map(|(name, _)| [name, b"\0"].concat()).collect())
+        let mut list = Vec::new();
+        self.by_index(self.index.xattrs_of(id, &mut |name, _| {
+            if self.acls.shows(name) {
+                list.extend(name);
+                list.push(0);
+            }
+            Ok(ControlFlow::Continue(()))
+        }))?;
+        Ok(list)
     }
 
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let (id, _) = self.node(ino)?;
-        let mut all = self.index.xattrs_of(id);
-        let found = all.find(|&(other, _)| other == name && self.acls.shows(name));
-        found
-            .map(|(_, value)| value.to_vec())
-            .ok_or_else(|| Error::new(Kind::NoAttribute, "no such attribute"))
+        let mut found = None;
+        self.by_index(self.index.xattrs_of(id, &mut |other, value| {
+            if other != name || !self.acls.shows(name) {
+                return Ok(ControlFlow::Continue(()));
+            }
+            found = Some(self.index.value(value)?);
+            Ok(ControlFlow::Break(()))
+        }))?;
+        found.ok_or_else(|| Error::new(Kind::NoAttribute, "no such attribute"))
     }
 
     fn totals(&self) -> Totals {
         Totals {
             bytes: self.storage.len(),
-            inodes: length(self.index.len()),
+            inodes: self.index.len().into(),
             block_size: header::BLOCK_LEN.try_into().unwrap_or(512),
         }
     }
 
     fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
-        let (wanted, _) = self.node(ino)?;
-        self.folder(ino)?;
-        if ino == Ino::ROOT {
-            return Ok(Some(ino));
-        }
-        let all =
-            (0..self.index.len()).filter_map(|id| self.index.inode(NodeId::try_from(id).ok()?));
-        let mut holding = all.filter(|(_, node)| match node.content() {
-            Content::Folder { first, count } => {
-                wanted.checked_sub(first).is_some_and(|place| place < count)
-            }
-            _ => false,
-        });
-        Ok(holding.next().map(|(id, _)| ino_of(id)))
+        let (id, _) = self.folder(ino)?;
+        Ok(Some(ino_of(self.by_index(self.index.parent(id))?)))
     }
 
     fn numbers_end(&self) -> u64 {
-        length(self.index.len()).saturating_add(1)
+        u64::from(self.index.len()).saturating_add(1)
     }
 
     fn place(&self, ino: Ino) -> Result<u64> {
-        Ok(match self.node(ino)?.1.content() {
-            Content::Stored { at } => at,
-            Content::Sparse { map } => self.index.map(map).first().map_or(0, |first| first.at),
-            _ => 0,
-        })
+        let (id, node) = self.node(ino)?;
+        let mut place = 0;
+        match node.content() {
+            Content::Stored { at } => place = at,
+            Content::Sparse { map } => {
+                let map = self.by_index(self.index.map(id, &node, map))?;
+                self.segments(&map, 0, &mut |first| {
+                    place = first.at;
+                    Ok(ControlFlow::Break(()))
+                })?;
+            }
+            _ => {}
+        }
+        Ok(place)
     }
 
     fn audit(&self, found: &mut dyn FnMut(Fault)) {
@@ -337,6 +403,7 @@ impl Tree for Tar {
     }
 
     fn release(&self) {
+        self.index.release();
         self.storage.release();
     }
 }

@@ -8,9 +8,9 @@ use std::path::Path;
 use super::acl::Acls;
 use super::chain::Nesting;
 use super::header::{self, BLOCK};
-use super::index::{Index, IndexFile};
+use super::index::{Allowance, Draft, Index, IndexFile, IndexOptions, unsaved};
 use super::packed::{self, Packed};
-use super::saved::Saved;
+use super::saved::{New, SAMPLES, Saved};
 use super::scan;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::index;
@@ -46,6 +46,8 @@ pub(crate) struct TarOptions<'o> {
     /// Memory for decoded chunks, bytes.
     pub(crate) memory: u64,
     pub(crate) acls: Acls,
+    /// Memory for blocks of indexes.
+    pub(crate) indexes: &'o Arc<Allowance>,
 }
 
 /// A tar that was opened.
@@ -88,7 +90,7 @@ pub enum Saving {
 /// As `Tar::open`.
 pub(super) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Opened> {
     let opened = match bytes {
-        Bytes::Stored(storage) => stored(storage, options),
+        Bytes::Stored(storage) => stored(name, storage, options),
         Bytes::Compressed(packed) => packed::open(name, packed, options),
     };
     opened.map_err(|error| error.within(name))
@@ -111,30 +113,27 @@ pub(super) fn only_zeros() -> Error {
         .with_hint("a disk image must be mounted with mount -o loop")
 }
 
-fn stored(storage: Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Opened> {
+fn stored(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Opened> {
     let mut first = [0; BLOCK];
     storage.read_exact_at(&mut first, 0)?;
     if header::is_zero(&first) && !is_empty(storage.as_ref())? {
         return Err(only_zeros());
     }
-    let TarOptions { progress, .. } = options;
-    let scanned = || scan::stored(storage.as_ref(), options.nesting(), progress);
-    let Some((known, saved)) = options.saved()? else {
-        let index = scanned()?;
-        return Ok(Opened { storage, packed: None, index, is_kept: false });
-    };
+    let saved = options.saved()?;
     let fit = |found: IndexFile| match found.seek_points.is_empty() {
         true if found.decoded_len == storage.len() => Ok(found.index),
         _ => Err(Error::corrupt("not used: it is that of a compressed archive")),
     };
-    if let Some(index) = known.load(&saved, fit) {
+    if let Some((known, saved)) = &saved
+        && let Some(index) = known.load(saved, options, fit)
+    {
         return Ok(Opened { storage, packed: None, index, is_kept: true });
     }
-    let index = scanned()?;
-    let key = saved.key(known.file, &index.places())?;
-    let mut file = IndexFile { key, seek_points: Vec::new(), decoded_len: storage.len(), index };
-    let is_kept = keep(&saved, &mut file, known)?;
-    Ok(Opened { storage, packed: None, index: file.index, is_kept })
+    let draft = scan::stored(storage.as_ref(), options.nesting(), options.progress)?;
+    let len = storage.len();
+    let offsets = draft.places(SAMPLES);
+    let (index, is_kept) = keep(name, draft, len, &offsets, saved, options)?;
+    Ok(Opened { storage, packed: None, index, is_kept })
 }
 
 impl TarOptions<'_> {
@@ -159,46 +158,80 @@ impl TarOptions<'_> {
 
 impl SavedIndex<'_> {
     /// What `fit` makes of the index that is there, unless a new one was asked for.
-    pub(super) fn load<T>(&self, saved: &Saved, fit: impl Fn(IndexFile) -> Result<T>) -> Option<T> {
+    pub(super) fn load<T>(
+        &self,
+        saved: &Saved,
+        options: &TarOptions<'_>,
+        fit: impl Fn(IndexFile) -> Result<T>,
+    ) -> Option<T> {
         match self.saving {
-            Saving::Worthwhile => saved.load(self.file, fit),
+            Saving::Worthwhile => saved.load(self.file, options.indexes, fit),
             Saving::Demanded | Saving::Compared | Saving::Never => None,
         }
     }
 }
 
-/// Saves a new index, or compares it with the one that is there; tells whether it was saved.
+/// The index of a tree that was scanned: saved, or compared with the one that is there; tells
+/// whether it was saved. Blocks at some of `offsets` tell the archive from others.
 ///
 /// # Errors
 /// As `save`.
-pub(super) fn keep(saved: &Saved, file: &mut IndexFile, known: &SavedIndex<'_>) -> Result<bool> {
-    if known.saving != Saving::Compared {
-        return save(saved, file, known.saving);
+pub(super) fn keep(
+    name: &str,
+    draft: Draft,
+    decoded_len: u64,
+    offsets: &[u64],
+    saved: Option<(&SavedIndex<'_>, Saved)>,
+    options: &TarOptions<'_>,
+) -> Result<(Index, bool)> {
+    let indexes = options.indexes;
+    let Some((known, saved)) = saved else {
+        return Ok((unsaved(draft, decoded_len, name, indexes)?, false));
+    };
+    if known.saving == Saving::Compared {
+        let seek_points = draft.seek_points.clone();
+        let mut index = unsaved(draft, decoded_len, name, indexes)?;
+        index.faults.extend(saved.compare(known.file, &index, &seek_points, indexes));
+        return Ok((index, false));
     }
-    let faults = saved.compare(known.file, file);
-    file.index.faults.extend(faults);
-    Ok(false)
+    match save(&saved, &draft, decoded_len, offsets, known, options)? {
+        Some(index) => Ok((index.with_faults(draft.faults), true)),
+        None => Ok((unsaved(draft, decoded_len, name, indexes)?, false)),
+    }
 }
 
-/// Saves a new index, or says why not; tells whether it did.
+/// Saves a new index, or says why not; returns it where it did.
 ///
 /// # Errors
-/// `Io` where it can not be saved, and that was what the user asked for.
-fn save(saved: &Saved, file: &IndexFile, saving: Saving) -> Result<bool> {
-    let takes_long = !file.seek_points.is_empty() && file.key.len >= WORTH_DECODING_ONCE;
-    let worthwhile = file.index.len() >= WORTH_SAVING || takes_long;
+/// `Io` where it cannot be saved, and that was what the user asked for.
+fn save(
+    saved: &Saved,
+    draft: &Draft,
+    decoded_len: u64,
+    offsets: &[u64],
+    known: &SavedIndex<'_>,
+    options: &TarOptions<'_>,
+) -> Result<Option<Index>> {
+    let saving = known.saving;
+    let key = saved.key(known.file, offsets)?;
+    let takes_long = !draft.seek_points.is_empty() && key.len >= WORTH_DECODING_ONCE;
+    let worthwhile = draft.len() >= WORTH_SAVING || takes_long;
     if saving == Saving::Worthwhile && !worthwhile && !saved.is_named() {
-        return Ok(false);
+        return Ok(None);
     }
-    match saved.save(file, saving == Saving::Demanded) {
-        Ok(place) => {
+    let new = New { draft, key: &key, decoded_len };
+    match saved.save(known.file, &new, saving == Saving::Demanded) {
+        Ok((place, file)) => {
             log::info!("{}: index saved as {}", saved.archive().display(), place.display());
-            Ok(true)
+            let name = place.display().to_string();
+            let opening = IndexOptions::new(&name, options.indexes);
+            let found = IndexFile::open(Arc::new(file), &opening, &|_| Ok(()))?;
+            Ok(Some(found.index))
         }
         Err(error) if saving == Saving::Demanded => Err(error),
         Err(error) => {
             log::warn!("{error}; the next mount has to read all headers again");
-            Ok(false)
+            Ok(None)
         }
     }
 }

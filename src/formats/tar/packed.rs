@@ -4,7 +4,7 @@
 //! pass itself to `unpack` and `scan`.
 //! Invariant: what is listed can be read, and its bytes passed the checks that the container has.
 
-use super::index::{Index, IndexFile};
+use super::index::{Draft, Index, IndexFile};
 use super::open::{Opened, TarOptions, keep, only_zeros};
 use super::scan;
 use super::unpack::{Damage, Unpacked, Unpacking};
@@ -35,8 +35,9 @@ pub(crate) struct Packed {
 pub(super) fn open(name: &str, packed: Packed, options: &TarOptions<'_>) -> Result<Opened> {
     let saved = options.saved()?;
     if let Some((known, saved)) = &saved
-        && let Some((seekable, index)) =
-            known.load(saved, |found| Ok((seekable(&found, packed.storage.len())?, found.index)))
+        && let Some((seekable, index)) = known.load(saved, options, |found| {
+            Ok((seekable(&found, packed.storage.len())?, found.index))
+        })
     {
         let decoded = packed.decoded(name, seekable, options)?;
         return Ok(opened(decoded, index, true));
@@ -49,36 +50,32 @@ pub(super) fn open(name: &str, packed: Packed, options: &TarOptions<'_>) -> Resu
     if !is_tar {
         return Err(no_tar(container, unpacking.container()));
     }
-    let mut index = scan::forward(&mut unpacking, options.nesting())?;
+    let mut draft = scan::forward(&mut unpacking, options.nesting())?;
     let Unpacked { seekable, damage, garbage } = unpacking.finish()?;
     let is_long = seekable.len() > TAR_EMPTY_MAX;
-    if starts_with_zeros && index.is_empty() && (is_long || !index.notes.is_empty()) {
+    if starts_with_zeros && draft.is_empty() && (is_long || !draft.notes.is_empty()) {
         return Err(only_zeros());
     }
-    let (mut seek_points, decoded_len) = (Vec::new(), seekable.len());
+    let decoded_len = seekable.len();
+    let mut seek_points = Vec::new();
     seekable.write(&mut seek_points);
     let decoded = packed.decoded(name, seekable, options)?;
     if let Some(Damage { error, in_doubt }) = damage {
         if in_doubt {
-            index = scan_sound(decoded.as_ref(), &error, options)?;
+            draft = scan_sound(decoded.as_ref(), &error, options)?;
         }
         let what = format!("damaged: {error}; what comes behind is missing");
-        index.faults.push(Fault::damage(Subject::Archive, what.clone()));
-        index.notes.push(what);
+        draft.faults.push(Fault::damage(Subject::Archive, what.clone()));
+        draft.notes.push(what);
     }
     if let Some(at) = garbage {
         let what = format!("what follows the {} data at {at:#x} is ignored", container.name());
-        index.faults.push(Fault::damage(Subject::Archive, what));
+        draft.faults.push(Fault::damage(Subject::Archive, what));
     }
-    let mut is_kept = false;
-    if let Some((known, saved)) = saved {
-        let part = storage.len().checked_div(SAMPLED_PLACES).unwrap_or(0);
-        let places: Vec<_> = (0..SAMPLED_PLACES).map(|nth| part.saturating_mul(nth)).collect();
-        let key = saved.key(known.file, &places)?;
-        let mut file = IndexFile { key, seek_points, decoded_len, index };
-        is_kept = keep(&saved, &mut file, known)?;
-        index = file.index;
-    }
+    draft.seek_points = seek_points;
+    let part = storage.len().checked_div(SAMPLED_PLACES).unwrap_or(0);
+    let offsets: Vec<_> = (0..SAMPLED_PLACES).map(|nth| part.saturating_mul(nth)).collect();
+    let (index, is_kept) = keep(name, draft, decoded_len, &offsets, saved, options)?;
     Ok(opened(decoded, index, is_kept))
 }
 
@@ -89,7 +86,7 @@ fn opened(decoded: Arc<Compressed>, index: Index, is_kept: bool) -> Opened {
 
 /// Scans the part of a damaged archive that is known to be right: the first scan went further, up
 /// to where the damage was noticed, over bytes whose checksum turned out wrong.
-fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> Result<Index> {
+fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> Result<Draft> {
     if sound.is_empty() {
         let context = format!("damaged: {error}; its only checksum is wrong, so nothing is sure");
         return Err(Error::corrupt(context).with_hint("was it copied whole? copy it again"));

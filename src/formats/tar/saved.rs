@@ -21,7 +21,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind::{NotADirectory, NotFound};
-use std::io::{BufReader, Read};
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -30,14 +30,14 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::header::BLOCK;
-use super::index::{FileKey, Hash, IndexFile, Key, MAGIC};
-use super::weight;
+use super::index::{Allowance, Draft, FileKey, Hash, Index, IndexFile, IndexOptions, Key, MAGIC};
 use crate::error::{Error, Kind, Result};
 use crate::storage::{self, Directory, FileStorage, Identity, Origin, Readers, Storage};
+use crate::sync::Arc;
 use crate::vfs::{Fault, Subject};
 
 /// Samples of an archive; each is a read when a saved index is opened.
-const SAMPLES: usize = 16;
+pub(super) const SAMPLES: usize = 16;
 
 /// Where the index of an archive may be, and what it has to fit.
 pub(super) struct Saved {
@@ -48,6 +48,13 @@ pub(super) struct Saved {
     archive: PathBuf,
     identity: Identity,
     origin: Origin,
+}
+
+/// An index that is to be saved.
+pub(super) struct New<'n> {
+    pub(super) draft: &'n Draft,
+    pub(super) key: &'n Key,
+    pub(super) decoded_len: u64,
 }
 
 /// A place for an index.
@@ -129,12 +136,13 @@ impl Saved {
     /// wrong with those there are is told.
     pub(super) fn load<T>(
         &self,
-        archive: &dyn Storage,
+        archive: &FileStorage,
+        allowance: &Arc<Allowance>,
         fit: impl Fn(IndexFile) -> Result<T>,
     ) -> Option<T> {
         let mut refused = Vec::new();
         for place in &self.places {
-            let found = self.load_from(place, archive);
+            let found = self.load_from(place, archive, allowance);
             match found.and_then(|found| found.map(&fit).transpose()) {
                 Ok(Some(found)) => return Some(found),
                 Ok(None) => {}
@@ -147,7 +155,12 @@ impl Saved {
         None
     }
 
-    fn load_from(&self, place: &Place, archive: &dyn Storage) -> Result<Option<IndexFile>> {
+    fn load_from(
+        &self,
+        place: &Place,
+        archive: &FileStorage,
+        allowance: &Arc<Allowance>,
+    ) -> Result<Option<IndexFile>> {
         let failed = |error| Error::io("can not be read", error);
         let opened = match place.open() {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
@@ -179,7 +192,7 @@ impl Saved {
             PlaceKind::Beside => !directory.is_written_only_by_us(owner),
             PlaceKind::Cached | PlaceKind::Named => true,
         };
-        let mut input = BufReader::with_capacity(1 << 20, file);
+        let file = archive.with(file, place.path.clone()).map_err(failed)?;
         let fits = |key: &Key| {
             let Key { recursive, len, modified, file, samples } = key;
             if *recursive != self.recursive {
@@ -198,8 +211,8 @@ impl Saved {
             }
             Ok(())
         };
-        weight::check(found.len())?;
-        IndexFile::read(&mut input, found.len(), &fits).map(Some)
+        let name = place.path.display().to_string();
+        IndexFile::open(Arc::new(file), &IndexOptions::new(&name, allowance), &fits).map(Some)
     }
 
     fn file_key(&self) -> FileKey {
@@ -208,13 +221,20 @@ impl Saved {
         FileKey { file_system, inode, changed, owner }
     }
 
-    /// What is wrong with the saved indexes that are there, if `new` is the right one: one that is
-    /// not used is no harm, but one that would be used and says something else is.
-    pub(super) fn compare(&self, archive: &dyn Storage, new: &IndexFile) -> Vec<Fault> {
+    /// What is wrong with the saved indexes that are there, if `new` is the right one and
+    /// `seek_points` belong to it: one that is not used is no harm, but one that would be used and
+    /// says something else is.
+    pub(super) fn compare(
+        &self,
+        archive: &FileStorage,
+        new: &Index,
+        seek_points: &[u8],
+        allowance: &Arc<Allowance>,
+    ) -> Vec<Fault> {
         let mut faults = Vec::new();
         for place in &self.places {
             let shown = place.path.display();
-            let found = match self.load_from(place, archive) {
+            let found = match self.load_from(place, archive, allowance) {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
                 Err(error) => {
@@ -222,29 +242,29 @@ impl Saved {
                     continue;
                 }
             };
-            let same = found.seek_points == new.seek_points
-                && found.decoded_len == new.decoded_len
-                && found.index.is_same_tree(&new.index);
-            if !same {
-                let what =
-                    format!("index {shown}: says something else than the archive: delete it");
-                faults.push(Fault::damage(Subject::Archive, what));
-            }
+            let what = match new.is_same_tree(&found.index) {
+                Ok(true) if found.seek_points == seek_points => None,
+                Ok(_) => {
+                    Some(format!("index {shown}: says something else than the archive: delete it"))
+                }
+                Err(error) => Some(format!("index {shown}: {error}")),
+            };
+            faults.extend(what.map(|what| Fault::damage(Subject::Archive, what)));
             // The others are never looked at.
             break;
         }
         faults
     }
 
-    /// The key of the archive as it is now, with samples of the blocks at some of `places`.
+    /// The key of the archive as it is now, with samples of the blocks at some of `offsets`.
     ///
     /// # Errors
     /// `Io` where it can not be read.
-    pub(super) fn key(&self, archive: &dyn Storage, places: &[u64]) -> Result<Key> {
+    pub(super) fn key(&self, archive: &dyn Storage, offsets: &[u64]) -> Result<Key> {
         let block = u64::try_from(BLOCK).unwrap_or(1);
-        let step = places.len().div_ceil(SAMPLES).max(1);
+        let step = offsets.len().div_ceil(SAMPLES).max(1);
         let last = archive.len().checked_sub(block);
-        let chosen = places.iter().step_by(step).copied().chain(last);
+        let chosen = offsets.iter().step_by(step).copied().chain(last);
         let samples = chosen
             .filter(|at| at.checked_add(block).is_some_and(|end| end <= archive.len()))
             .map(|at| Ok((at, sample(archive, at)?)))
@@ -253,15 +273,20 @@ impl Saved {
         Ok(Key { recursive: self.recursive, len, modified, file: self.file_key(), samples })
     }
 
-    /// Saves the index in the first place that can be written; tells which. `is_demanded` where it
-    /// is what the user asked for.
+    /// Saves the index of `archive`, which is `new`, in the first place that can be written; tells
+    /// which, and returns the file. `is_demanded` where it is what the user asked for.
     ///
     /// # Errors
     /// `Io` where none of them can.
-    pub(super) fn save(&self, index: &IndexFile, is_demanded: bool) -> Result<&Path> {
+    pub(super) fn save(
+        &self,
+        archive: &FileStorage,
+        new: &New<'_>,
+        is_demanded: bool,
+    ) -> Result<(&Path, FileStorage)> {
         let mut outcome = Err(Error::new(Kind::Io, "no place for an index: set HOME or --index"));
         for place in self.places.iter().filter(|place| self.may_be_written(place, is_demanded)) {
-            outcome = self.save_to(place, index).map(|()| place.path.as_path());
+            outcome = self.save_to(place, archive, new).map(|file| (place.path.as_path(), file));
             if outcome.is_ok() {
                 break;
             }
@@ -286,7 +311,7 @@ impl Saved {
         }
     }
 
-    fn save_to(&self, place: &Place, index: &IndexFile) -> Result<()> {
+    fn save_to(&self, place: &Place, archive: &FileStorage, new: &New<'_>) -> Result<FileStorage> {
         let shown = place.path.display();
         let failed = |error| Error::io(format!("{shown}: can not be written"), error);
         let made;
@@ -309,7 +334,10 @@ impl Saved {
             PlaceKind::Cached | PlaceKind::Named => 0,
         };
         let readers = Readers { group: self.origin.group, mode };
-        directory.replace(&place.name, readers, &mut |file| index.write(file)).map_err(failed)
+        let New { draft, key, decoded_len } = new;
+        let write = &mut |file: &mut File| draft.write(key, *decoded_len, file);
+        let file = directory.replace(&place.name, readers, write).map_err(failed)?;
+        archive.with(file, place.path.clone()).map_err(failed)
     }
 
     /// The archive's path.

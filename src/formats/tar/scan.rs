@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 
 use super::chain::{Chain, Nesting, Skip, Step};
 use super::header::{self, BLOCK, BLOCK_LEN, Block, Dialect, Header, Seen};
-use super::index::{Builder, Folder, Index, Nested};
+use super::index::{Builder, Draft, Folder, Nested};
 use super::members::{Inner, Kind, Members};
 use super::notes::{Notes, shown};
 use super::segments::{self, Grain};
@@ -41,7 +41,7 @@ pub(super) fn stored(
     storage: &dyn Storage,
     nesting: Nesting,
     progress: &Progress,
-) -> Result<Index> {
+) -> Result<Draft> {
     stored_cut(storage, nesting, Grain::USUAL, progress)
 }
 
@@ -54,7 +54,7 @@ pub(super) fn stored_cut(
     nesting: Nesting,
     grain: Grain,
     progress: &Progress,
-) -> Result<Index> {
+) -> Result<Draft> {
     let mut scan = Scan::default();
     let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: storage.len() };
     let mut level = vec![whole];
@@ -103,7 +103,7 @@ pub(super) fn stored_cut(
 ///
 /// # Errors
 /// As `stored`.
-pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Index> {
+pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Draft> {
     let mut scan = Scan::default();
     let mut members = Members::default();
     let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
@@ -193,10 +193,10 @@ impl Scan {
         self.notes.append(notes.within(&self.builder.path(folder)));
     }
 
-    pub(super) fn finish(mut self) -> Index {
-        let mut index = self.builder.finish(&mut self.notes);
-        (index.notes, index.faults) = self.notes.told();
-        index
+    pub(super) fn finish(mut self) -> Draft {
+        let mut draft = self.builder.finish(&mut self.notes);
+        (draft.notes, draft.faults) = self.notes.told();
+        draft
     }
 }
 

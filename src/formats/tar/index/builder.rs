@@ -16,9 +16,10 @@ use super::super::chain::folder_name;
 use super::super::header::owner;
 use super::super::members::{Body, Inner, Kind, Member, Members};
 use super::super::notes::Notes;
+use super::super::sparse::Segment;
 use super::depths::Depths;
 use super::layout::HardLink;
-use super::{Content, Node, NodeId, Segment};
+use super::{Content, Node, NodeId};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::{TAR_DEPTH_MAX, TAR_PIECES_MAX, TAR_XATTRS_MAX};
@@ -45,7 +46,10 @@ pub(in crate::formats::tar) struct Nested {
 
 /// The tree so far.
 pub(in crate::formats::tar) struct Builder {
-    pub(super) pending: Vec<Pending>,
+    /// All members that are shown, if no other has their name. The `parent` of each is the number
+    /// of its `Folder`.
+    pub(super) pending: Vec<Node>,
+    /// Their names, and the targets of symbolic links.
     pub(super) names: Vec<u8>,
     /// Of each folder the place in `pending`; the root is none.
     pub(super) folders: Vec<Option<u32>>,
@@ -71,12 +75,6 @@ pub(in crate::formats::tar) struct Builder {
     pub(super) depths: Depths,
 }
 
-#[derive(Clone, Copy)]
-pub(super) struct Pending {
-    pub(super) parent: Folder,
-    pub(super) node: Node,
-}
-
 /// Members that are left out, as a note says it.
 const NOT_SHOWN: &str = "paths that Linux can not show";
 const TOO_MANY_PIECES: &str = "sparse files with more pieces than are kept of one archive";
@@ -91,16 +89,7 @@ impl Builder {
             names: Vec::new(),
             folders: vec![None],
             by_name: HashMap::new(),
-            root: Node {
-                name: 0,
-                mode: 0o755,
-                nanoseconds: 0,
-                seconds: 0,
-                uid: owner(0),
-                gid: owner(0),
-                size: 0,
-                content: 0,
-            },
+            root: Node { mode: 0o755, uid: owner(0), gid: owner(0), ..Node::empty() },
             hard_links: Vec::new(),
             link_paths: Vec::new(),
             segments: Vec::new(),
@@ -195,7 +184,7 @@ impl Builder {
         let target = members.link(member);
         let (content, size) = match (member.kind, member.body) {
             (Kind::Symlink, _) => {
-                let at = self.names.len();
+                let at = length(self.names.len());
                 self.names.extend(target);
                 (Content::Symlink { target: at }, length(target.len()))
             }
@@ -210,7 +199,7 @@ impl Builder {
             (_, Body::Sparse(number)) => {
                 self.segments.extend(members.sparse(number));
                 self.maps.push(length(self.segments.len()));
-                (Content::Sparse { map: self.maps.len().saturating_sub(1) }, member.size)
+                (Content::Sparse { map: length(self.maps.len()).saturating_sub(1) }, member.size)
             }
             (_, Body::Stored(at)) => (Content::Stored { at }, member.size),
             (_, Body::Device(_)) => (Content::Stored { at: 0 }, 0),
@@ -238,10 +227,11 @@ impl Builder {
         let place = u32::try_from(self.names.len()).map_err(full)?;
         let number = u32::try_from(self.pending.len()).map_err(full)?;
         let name = name.as_bytes();
-        self.names.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
         self.names.extend(name);
         let mut node = Node {
             name: place,
+            name_len: u8::try_from(name.len()).unwrap_or(u8::MAX),
+            parent: parent.0,
             mode: member.permissions,
             nanoseconds: member.modified.nanoseconds,
             seconds: member.modified.seconds,
@@ -251,7 +241,7 @@ impl Builder {
             content: 0,
         };
         node.set(content);
-        self.pending.push(Pending { parent, node });
+        self.pending.push(node);
         Ok(number)
     }
 
@@ -294,7 +284,7 @@ impl Builder {
         let folder = Folder(number);
         // The number stands in the pending node until the folder's children have a place.
         if let Some(pending) = self.pending.get_mut(index(pending)) {
-            pending.node.set(Content::Folder { first: number, count: 0 });
+            pending.set(Content::Folder { first: number, count: 0 });
         }
         self.folders.push(Some(pending));
         self.depths.made();
@@ -347,7 +337,7 @@ impl Builder {
         let place = self.folders.get(index(folder.0)).copied().flatten();
         let node = match place {
             Some(place) => match self.pending.get_mut(index(place)) {
-                Some(pending) => &mut pending.node,
+                Some(pending) => pending,
                 None => return,
             },
             None => &mut self.root,
@@ -357,20 +347,21 @@ impl Builder {
         (node.seconds, node.nanoseconds) = (member.modified.seconds, member.modified.nanoseconds);
     }
 
+    /// The member at `place`.
+    pub(super) fn at(&self, place: u32) -> Option<&Node> {
+        self.pending.get(index(place))
+    }
+
     pub(super) fn kind(&self, place: u32) -> FileKind {
-        self.pending.get(index(place)).map_or(FileKind::Regular, |pending| pending.node.kind())
+        self.at(place).map_or(FileKind::Regular, Node::kind)
     }
 
     pub(super) fn is_link(&self, place: u32) -> bool {
-        let content = self.pending.get(index(place)).map(|pending| pending.node.content());
-        matches!(content, Some(Content::Link { .. }))
+        matches!(self.at(place).map(Node::content), Some(Content::Link { .. }))
     }
 
     pub(super) fn name(&self, place: u32) -> &[u8] {
-        let at = self.pending.get(index(place)).map_or(usize::MAX, |p| index(p.node.name));
-        let len = self.names.get(at).copied().map_or(0, usize::from);
-        let start = at.saturating_add(1);
-        self.names.get(start..start.saturating_add(len)).unwrap_or_default()
+        self.at(place).map_or(&[], |node| node.name_in(&self.names))
     }
 }
 

@@ -4,15 +4,18 @@
 
 use super::super::members::{Kind, Member, Members, Parts, Xattrs};
 use super::super::notes::Notes;
+use super::super::sparse::Segment;
+use super::apart::Apart;
 use super::*;
+use crate::sync::Arc;
 use crate::vfs::FileKind;
 
 /// The tree of `parts`, one file each, with room for so much; and what is told of it.
-fn built(parts: Vec<(Xattrs, Option<Vec<Segment>>)>, room: (usize, usize)) -> (Index, Vec<String>) {
+fn built(parts: Vec<(Xattrs, Option<Vec<Segment>>)>, room: (usize, usize)) -> (Apart, Vec<String>) {
     let mut members = Members::default();
     for (number, (xattrs, sparse)) in parts.into_iter().enumerate() {
         let path = format!("f{number}").into_bytes();
-        let member = Member::new(0, Kind::Regular);
+        let member = Member { size: 1 << 20, ..Member::new(0, Kind::Regular) };
         members.push(member, Parts { path: &path, link: b"", sparse, xattrs });
     }
     let mut builder = Builder::new();
@@ -20,7 +23,9 @@ fn built(parts: Vec<(Xattrs, Option<Vec<Segment>>)>, room: (usize, usize)) -> (I
     let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
     let (mut inner, mut notes) = (Vec::new(), Notes::default());
     builder.add(whole, &members, members.list(), &mut inner, &mut notes).unwrap();
-    (builder.finish(&mut notes), notes.lines())
+    let allowance = Arc::new(Allowance::new(0));
+    let index = in_memory(builder.finish(&mut notes), u64::MAX, "index", &allowance).unwrap();
+    (Apart::of_index(&index).unwrap(), notes.lines())
 }
 
 fn xattrs(value: &[u8]) -> Xattrs {
@@ -51,12 +56,12 @@ fn keeps_pieces_of_sparse_files_up_to_the_limit() {
     };
     let parts = || vec![map(3), map(4), map(3), (Xattrs::new(), None)];
     let (index, notes) = built(parts(), (10, 0));
-    assert_eq!((index.len(), index.segments.len(), notes.len()), (5, 10, 0));
+    assert_eq!((index.nodes.len(), index.segments.len(), notes.len()), (5, 10, 0));
     let (index, notes) = built(parts(), (9, 0));
-    assert_eq!((index.len(), index.segments.len()), (4, 7));
+    assert_eq!((index.nodes.len(), index.segments.len()), (4, 7));
     assert!(notes[0].starts_with("left out 1: sparse files"), "{notes:?}");
     assert!(notes[0].ends_with("such as \"f2\""), "{notes:?}");
-    assert_eq!(index.node(1).map(Node::kind), Some(FileKind::Regular));
+    assert_eq!(index.nodes.get(1).map(Node::kind), Some(FileKind::Regular));
 }
 
 #[test]

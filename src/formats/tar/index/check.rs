@@ -1,30 +1,35 @@
-//! What an index from a file has to be before anything is looked up in it.
+//! What a small index has to be as a whole, beyond what is checked of each record.
 //!
-//! Owns the rules; leaves the checksum to `file`. What a scan can not make is refused, too: it was
-//! made by something else.
-//! Invariant: what passes is a tree that can be walked in time proportional to its size, each name
-//! of it is found, and no file reaches outside the archive.
+//! What passes is a tree that can be walked in time proportional to its size, each name of it is
+//! found, and no file reaches outside the archive. What a scan cannot make is refused, because
+//! something else made it.
 
-use super::super::sparse::Segment;
-use super::{Content, Graft, Index, LINK, Node, ROOT, STORED, take_bytes, take_number};
+use std::ops::ControlFlow;
+
+use super::file::Section;
+use super::{Content, Graft, Index, LINK_COUNT, MAP, NodeId, ROOT, SEGMENT, WITH_XATTRS, wrong};
 use crate::error::{Error, Result};
-use crate::formats::bytes::{index, length};
-use crate::formats::limits::{FILE_SIZE_MAX, TAR_PATH_MAX, XATTR_LIST_MAX, XATTR_VALUE_MAX};
+use crate::formats::bytes::{Reader, index, length};
 use crate::vfs::{FileKind, Name};
 
 impl Index {
-    /// Refuses an index that breaks the invariant or points outside `archive_len` bytes.
+    /// Refuses an index that is no tree, or points outside itself or the archive.
     ///
     /// # Errors
     /// `Corrupt`, with what is wrong.
-    pub(super) fn check(&self, archive_len: u64) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
+        self.check_root()?;
         self.check_tables()?;
-        self.check_nodes(archive_len)?;
-        self.check_xattrs()?;
+        self.check_nodes()?;
+        self.check_xattrs()
+    }
+
+    /// Images lie within the archive, at paths that can be.
+    pub(super) fn check_grafts(&self) -> Result<()> {
         let sound = |graft: &Graft| {
             let end = graft.at.checked_add(graft.len);
             let mut names = graft.path.split(|&byte| byte == b'/');
-            end.is_some_and(|end| end <= archive_len)
+            end.is_some_and(|end| end <= self.archive_len)
                 && (graft.path.is_empty() || names.all(|name| Name::parse(name).is_some()))
         };
         match self.grafts.iter().all(sound) {
@@ -33,125 +38,148 @@ impl Index {
         }
     }
 
-    /// The tables beside the nodes are in order and name nodes that there are.
-    fn check_tables(&self) -> Result<()> {
-        let is_node = |id: u32| index(id) < self.nodes.len();
-        let links = self.links.is_sorted_by(|a, b| a.0 < b.0)
-            && self.links.iter().all(|&(id, count)| is_node(id) && count > 1);
-        let with_xattrs = self.with_xattrs.is_sorted_by(|a, b| a.0 < b.0)
-            && self.with_xattrs.iter().all(|&(id, _)| is_node(id));
-        let last = self.maps.last().copied().unwrap_or(0);
-        let maps = self.maps.is_sorted() && last <= length(self.segments.len());
-        match links && with_xattrs && maps {
+    /// The root is a directory.
+    pub(super) fn check_root(&self) -> Result<()> {
+        match self.len() > 0 && self.node(ROOT)?.kind() == FileKind::Directory {
             true => Ok(()),
-            false => Err(Error::corrupt("a table of the index is out of order")),
+            false => Err(Error::corrupt("the root is no folder")),
         }
     }
 
-    fn check_nodes(&self, archive_len: u64) -> Result<()> {
+    /// The tables beside the nodes are in order and name nodes that there are.
+    fn check_tables(&self) -> Result<()> {
+        let out_of_order = || Error::corrupt("a table of the index is out of order");
+        let (mut links, mut with_xattrs) = (None, None);
+        self.each(Section::Links, &mut |bytes: [u8; LINK_COUNT]| {
+            let mut reader = Reader::new("link", &bytes);
+            let (id, count) = (reader.u32()?, reader.u32()?);
+            let is_next = links.replace(id).is_none_or(|before| before < id);
+            if is_next && id < self.len() && count > 1 { Ok(()) } else { Err(out_of_order()) }
+        })?;
+        self.each(Section::WithXattrs, &mut |bytes: [u8; WITH_XATTRS]| {
+            let id = Reader::new("node with attributes", &bytes).u32()?;
+            let is_next = with_xattrs.replace(id).is_none_or(|before| before < id);
+            if is_next && id < self.len() { Ok(()) } else { Err(out_of_order()) }
+        })?;
+        let segments = self.layout.count(Section::Segments, SEGMENT);
+        let mut before = 0;
+        self.each(Section::Maps, &mut |bytes: [u8; MAP]| {
+            let end = Reader::new("map", &bytes).u64()?;
+            let is_next = before <= end && end <= segments;
+            before = end;
+            if is_next { Ok(()) } else { Err(out_of_order()) }
+        })
+    }
+
+    fn check_nodes(&self) -> Result<()> {
         let mut next_child = 1;
-        // Two files with one map of a million pieces each could be a million files.
-        let mut used = vec![false; self.maps.len()];
-        for (id, node) in self.nodes.iter().enumerate() {
-            let wrong = |what: &str| Err(Error::corrupt(format!("node {id}: {what}")));
-            if !(STORED..=LINK).contains(&(node.mode >> 12)) || node.size > FILE_SIZE_MAX {
-                return wrong("it is nothing a file system can show");
-            }
-            match node.content() {
-                Content::Stored { at } => {
-                    if at.checked_add(node.size).is_none_or(|end| end > archive_len) {
-                        return wrong("its bytes lie outside the archive");
-                    }
-                }
+        for id in 0..self.len() {
+            let (_, node) = self.inode(id)?;
+            let own = self.node(id)?;
+            match own.content() {
                 Content::Sparse { map } => {
-                    let first_use =
-                        used.get_mut(map).is_some_and(|used| !std::mem::replace(used, true));
-                    if !first_use || !sound_map(self.map(map), node.size, archive_len) {
-                        return wrong("its sparse map is none");
+                    let map = self.map(id, &node, map)?;
+                    let mut stored = 0_u64;
+                    self.segments(&map, 0, &mut |segment| {
+                        stored = stored.saturating_add(segment.len);
+                        ControlFlow::Continue(())
+                    })?;
+                    if stored != map.stored {
+                        return Err(wrong(id, "its sparse map is none"));
                     }
                 }
                 Content::Folder { first, count } => {
-                    // Folders stand in the order of their children, so this makes it a tree. Those
-                    // without children have a place, too: who lists them counts up from it.
-                    if u64::from(first) != next_child || index(first) <= id {
-                        return wrong("its children are not where they should be");
+                    // Directories stand in the order of their children. Those without children have
+                    // a place as well, because a listing counts up from it.
+                    if first != next_child {
+                        return Err(wrong(id, "its children are not where they should be"));
                     }
-                    next_child = next_child.saturating_add(u64::from(count));
-                    if u64::from(count) != node.size || !self.is_listing(first, count) {
-                        return wrong("its children are no listing");
-                    }
+                    next_child = first.saturating_add(count);
+                    self.check_listing(id, first, count)?;
                 }
-                Content::Symlink { target } => {
-                    let len = self.target(target, node.size).len();
-                    if length(len) != node.size || len > TAR_PATH_MAX {
-                        return wrong("its target is missing");
-                    }
-                }
-                Content::Link { target } => {
-                    let target = self.node(target).map(Node::content);
-                    if matches!(target, None | Some(Content::Link { .. } | Content::Folder { .. }))
-                    {
-                        return wrong("it names nothing");
-                    }
-                }
-                Content::Device { .. } | Content::Fifo => {}
+                _ => {}
             }
         }
-        if self.node(ROOT).is_none_or(|root| root.kind() != FileKind::Directory) {
-            return Err(Error::corrupt("the root is no folder"));
-        }
-        match next_child == length(self.nodes.len()) {
+        match next_child == self.len() {
             true => Ok(()),
             false => Err(Error::corrupt("some nodes are in no folder")),
         }
     }
 
-    /// Whether there are so many children, with names that ascend.
-    fn is_listing(&self, first: u32, count: u32) -> bool {
-        let children = self.children(first, count);
-        children.len() == index(count)
-            && children.is_sorted_by(|a, b| self.name(a) < self.name(b))
-            && children.iter().all(|child| Name::parse(self.name(child)).is_some())
+    /// The children have names that ascend.
+    fn check_listing(&self, id: NodeId, first: NodeId, count: u32) -> Result<()> {
+        let mut before: Option<Vec<u8>> = None;
+        let mut buffer = [0; 255];
+        for child in first..first.saturating_add(count) {
+            let (node, _) = self.child(id, child)?;
+            let name = self.name(&node, &mut buffer)?;
+            let is_next = before.as_deref().is_none_or(|before| before < name);
+            if !is_next || Name::parse(name).is_none() {
+                return Err(wrong(id, "its children are no listing"));
+            }
+            before = Some(name.to_vec());
+        }
+        Ok(())
     }
 
     /// Sets of attributes stand one behind the other, and each node's is one of them. Sets that
     /// overlap could make as much work as their number times their length.
     fn check_xattrs(&self) -> Result<()> {
-        let wrong = || Error::corrupt("attributes in the index are none");
         let mut starts = Vec::new();
-        let mut rest = self.xattrs.as_slice();
-        while !rest.is_empty() {
-            starts.push(length(self.xattrs.len().saturating_sub(rest.len())));
-            pass_set(&mut rest).ok_or_else(wrong)?;
+        let mut at = 0;
+        while at < self.layout.len_of(Section::Xattrs) {
+            starts.push(at);
+            at = self.set(at, &mut |_, _| Ok(ControlFlow::Continue(())))?.unwrap_or(at);
         }
-        let known = |&(_, at): &(u32, u64)| starts.binary_search(&at).is_ok();
-        if self.with_xattrs.iter().all(known) { Ok(()) } else { Err(wrong()) }
+        self.each(Section::WithXattrs, &mut |bytes: [u8; WITH_XATTRS]| {
+            let mut reader = Reader::new("node with attributes", &bytes);
+            let (_, at) = (reader.u32()?, reader.u64()?);
+            match starts.binary_search(&at) {
+                Ok(_) => Ok(()),
+                Err(_) => Err(Error::corrupt("attributes in the index are none")),
+            }
+        })
+    }
+
+    /// Visits all records of a section.
+    fn each<const N: usize>(
+        &self,
+        section: Section,
+        visit: &mut dyn FnMut([u8; N]) -> Result<()>,
+    ) -> Result<()> {
+        (0..self.layout.count(section, N)).try_for_each(|nth| visit(self.record(section, nth)?))
+    }
+
+    /// Whether `other` shows the same, whatever there is to tell of it.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Io` where one of them cannot be read.
+    pub(in crate::formats::tar) fn is_same_tree(&self, other: &Self) -> Result<bool> {
+        let has_same_len =
+            |&section: &Section| self.layout.len_of(section) == other.layout.len_of(section);
+        let is_alike = (self.archive_len, &self.grafts) == (other.archive_len, &other.grafts);
+        Ok(is_alike && Section::TREE.iter().all(has_same_len) && self.has_same_bytes(other)?)
+    }
+
+    fn has_same_bytes(&self, other: &Self) -> Result<bool> {
+        // Those of the tree come first, so they are at the same offsets.
+        let end = self.layout.range(Section::Xattrs).end;
+        let mut at = 0;
+        let (mut mine, mut others) = (vec![0; STEP], vec![0; STEP]);
+        while at < end {
+            let len = index(end.saturating_sub(at)).min(STEP);
+            let mine = mine.get_mut(..len).unwrap_or_default();
+            let others = others.get_mut(..len).unwrap_or_default();
+            self.blocks.read(at, mine)?;
+            other.blocks.read(at, others)?;
+            if mine != others {
+                return Ok(false);
+            }
+            at = at.saturating_add(length(len));
+        }
+        Ok(true)
     }
 }
 
-/// Passes one set of attributes, if Linux could show it.
-fn pass_set(rest: &mut &[u8]) -> Option<()> {
-    let count = take_number(rest)?;
-    let mut listed = 0_usize;
-    for _ in 0..count {
-        let (name, value) = (take_bytes(rest)?, take_bytes(rest)?);
-        listed = listed.saturating_add(name.len()).saturating_add(1);
-        let sound = (1..=255).contains(&name.len())
-            && !name.contains(&0)
-            && value.len() <= index(XATTR_VALUE_MAX)
-            && listed <= XATTR_LIST_MAX;
-        if !sound {
-            return None;
-        }
-    }
-    (count > 0).then_some(())
-}
-
-fn sound_map(map: &[Segment], size: u64, archive_len: u64) -> bool {
-    let inside = |segment: &Segment| {
-        segment.len > 0
-            && segment.offset.checked_add(segment.len).is_some_and(|end| end <= size)
-            && segment.at.checked_add(segment.len).is_some_and(|end| end <= archive_len)
-    };
-    map.iter().all(inside) && map.is_sorted_by(|a, b| a.end() <= b.offset)
-}
+/// Bytes that are compared at once.
+const STEP: usize = 64 << 10;

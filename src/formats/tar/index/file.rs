@@ -1,82 +1,216 @@
-//! An index in a file: written once, read in one go.
-//!
-//! Owns the layout below; leaves where the file is and whether it belongs to an archive to `saved`.
-//! Invariants: `read` returns an index that passed its checksum and every check of `Index`, or
-//! fails. It takes memory only for what lies on the way to the first fault, and for no index before
-//! its key was accepted.
-//!
-//! All numbers are little-endian.
+//! An index in a file: its layout, and opening it.
 //!
 //! ```text
-//! magic "ARCHFSIX", version (4), flags (4)
-//! archive: length (8), modification time: seconds (8) and nanoseconds (4)
-//! its origin: kind of the file system (8), inode (8), time of the last change: seconds (8) and
-//!     nanoseconds (4), owner (4)
-//! samples: count (4), then for each an offset (8) and the BLAKE3 hash of the block there (32)
-//! length of what random access into a compressed archive needs (8), and that
-//! decoded length of the archive (8)
-//! nodes, names, segments, maps, links, nodes with attributes, attributes, images, notes:
-//!     each a count or length (8) and that many records or bytes
-//! CRC-32 of everything before (4)
+//! start:  magic "ARCHFSIX", version (4), flags (4)
+//!         archive: length (8), modification time: seconds (8) and nanoseconds (4)
+//!         its origin: kind of the file system (8), inode (8), time of the last change: seconds (8)
+//!             and nanoseconds (4), owner (4)
+//!         samples: count (4), then for each an offset (8) and the BLAKE3 hash of the block there
+//!             (32)
+//! data:   nodes, names, segments, maps, links, nodes with attributes, attributes, images, notes,
+//!             what random access into a compressed archive needs
+//! sums:   the CRC-32 (4) of each 16 KiB of data; the last block may be shorter
+//! tail:   decoded length of the archive (8), bytes of each of the ten parts of the data (8 each)
+//!         the BLAKE3 hash of start, sums and tail up to here (32)
 //! ```
+//!
+//! All numbers are little-endian. Opening reads start, tail and sums, which are 1/4096 of the
+//! file, and believes them if their hash is right. The data is believed block by block (`blocks`).
+//! The tail is written last, so a file that was not written to its end is no index.
 
-use std::io::{Read, Write};
+use std::ops::Range;
 
-use super::{Graft, Index, Node, Segment, is_kind};
+use super::blocks::{Allowance, BLOCK, Backing, Blocks, Checked};
+use super::key::{Hash, Key};
+use super::node::NODE;
+use super::{Graft, Index, LINK_COUNT, MAP, SEGMENT, WITH_XATTRS};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
-
-/// Changes with every change of the layout, so that an old file is refused.
-pub(in crate::formats::tar) const FORMAT: u32 = 2;
-
-/// What a file with an index begins with.
-pub(in crate::formats::tar) const MAGIC: &[u8; 8] = b"ARCHFSIX";
-
-/// Bytes of a node in a file.
-const NODE: usize = 42;
-
-/// The most samples a file may claim; we write far fewer.
-const SAMPLES_MAX: u32 = 4096;
+use crate::storage::Storage;
+use crate::sync::Arc;
 
 /// The longest index of an archive, in lengths of that: the shortest path of a folder that is
 /// nowhere else takes two bytes of a header, and a node and a name of the index.
 const LENGTHS_MAX: u64 = 32;
 
-/// What any index may have besides, bytes.
+/// What any index may have in addition, bytes.
 const REST_MAX: u64 = 1 << 20;
 
-/// The hash of a sampled block.
-pub(in crate::formats::tar) type Hash = [u8; 32];
+/// The longest index that is opened, bytes: that of some 400 million members. Whatever a file with
+/// holes claims, its checksums and slots take less than 100 MiB of memory.
+const INDEX_MAX: u64 = 32 << 30;
 
-/// Which file an archive was, on its file system.
+/// Images and notes of an index, bytes: they are read when it is opened.
+const LISTS_MAX: u64 = 256 << 20;
+
+/// An index whose data is no longer than this is read and checked as a whole when it is opened,
+/// bytes. So damage to it costs a scan and no error, and its file need not stay open.
+const SMALL: u64 = 1 << 20;
+
+/// Bytes of a hash.
+pub(super) const HASH: usize = 32;
+
+/// A part of the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Section {
+    Nodes,
+    Names,
+    Segments,
+    Maps,
+    Links,
+    WithXattrs,
+    Xattrs,
+    Grafts,
+    Notes,
+    SeekPoints,
+}
+
+/// How many there are, and bytes of a tail.
+const SECTIONS: usize = 10;
+pub(super) const TAIL: usize = 8 + 8 * SECTIONS + HASH;
+
+/// Bytes of each part of the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::formats::tar) struct FileKey {
-    /// The kind of the file system.
-    pub(in crate::formats::tar) file_system: u64,
-    pub(in crate::formats::tar) inode: u64,
-    /// When it was last changed in any way: seconds and nanoseconds.
-    pub(in crate::formats::tar) changed: (i64, u32),
-    pub(in crate::formats::tar) owner: u32,
+pub(super) struct Sections {
+    lens: [u64; SECTIONS],
 }
 
-/// What ties an index to an archive.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::formats::tar) struct Key {
-    /// Whether archives within the archive are shown as folders.
-    pub(in crate::formats::tar) recursive: bool,
-    /// Bytes of the archive.
-    pub(in crate::formats::tar) len: u64,
-    /// Its modification time: seconds and nanoseconds.
-    pub(in crate::formats::tar) modified: (i64, u32),
-    /// Which file it was.
-    pub(in crate::formats::tar) file: FileKey,
-    /// Some of its blocks: where, and their hashes.
-    pub(in crate::formats::tar) samples: Vec<(u64, Hash)>,
+impl Section {
+    /// Those that are the tree. They come first.
+    pub(super) const TREE: [Self; 7] = [
+        Self::Nodes,
+        Self::Names,
+        Self::Segments,
+        Self::Maps,
+        Self::Links,
+        Self::WithXattrs,
+        Self::Xattrs,
+    ];
+
+    /// What a message calls it.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::Nodes => "nodes",
+            Self::Names => "names",
+            Self::Segments => "segments",
+            Self::Maps => "sparse maps",
+            Self::Links => "link counts",
+            Self::WithXattrs => "nodes with attributes",
+            Self::Xattrs => "attributes",
+            Self::Grafts => "images",
+            Self::Notes => "notes",
+            Self::SeekPoints => "seek points",
+        }
+    }
+
+    /// Its position among the others.
+    fn nth(self) -> usize {
+        match self {
+            Self::Nodes => 0,
+            Self::Names => 1,
+            Self::Segments => 2,
+            Self::Maps => 3,
+            Self::Links => 4,
+            Self::WithXattrs => 5,
+            Self::Xattrs => 6,
+            Self::Grafts => 7,
+            Self::Notes => 8,
+            Self::SeekPoints => 9,
+        }
+    }
 }
 
-/// An index with what belongs to it.
-#[derive(Debug, Default, PartialEq, Eq)]
+impl Sections {
+    pub(super) fn len_of(&self, section: Section) -> u64 {
+        self.lens.get(section.nth()).copied().unwrap_or(0)
+    }
+
+    /// Where in the data it is.
+    pub(super) fn range(&self, section: Section) -> Range<u64> {
+        let before = self.lens.get(..section.nth()).unwrap_or_default();
+        let start = before.iter().fold(0_u64, |sum, len| sum.saturating_add(*len));
+        start..start.saturating_add(self.len_of(section))
+    }
+
+    /// Records of `each` bytes in it.
+    pub(super) fn count(&self, section: Section, each: usize) -> u64 {
+        self.len_of(section).checked_div(length(each)).unwrap_or(0)
+    }
+
+    /// Makes `section` longer.
+    pub(super) fn grow(&mut self, section: Section, by: u64) {
+        if let Some(len) = self.lens.get_mut(section.nth()) {
+            *len = len.saturating_add(by);
+        }
+    }
+
+    /// Bytes of all data.
+    pub(super) fn total(&self) -> u64 {
+        self.lens.iter().fold(0, |sum: u64, len| sum.saturating_add(*len))
+    }
+
+    /// Refuses parts that hold no whole number of records, or more than can be.
+    fn check(&self) -> Result<()> {
+        let records = [
+            (Section::Nodes, NODE),
+            (Section::Segments, SEGMENT),
+            (Section::Maps, MAP),
+            (Section::Links, LINK_COUNT),
+            (Section::WithXattrs, WITH_XATTRS),
+        ];
+        for (section, each) in records {
+            if self.len_of(section).checked_rem(length(each)) != Some(0) {
+                let what = format!("the {} of the index end within one", section.words());
+                return Err(Error::corrupt(what));
+            }
+        }
+        if self.count(Section::Nodes, NODE) > u64::from(u32::MAX) {
+            return Err(Error::corrupt("more nodes than have numbers"));
+        }
+        for section in [Section::Grafts, Section::Notes] {
+            let len = self.len_of(section);
+            if len > LISTS_MAX {
+                let what = format!("{len} bytes of the index, limit {LISTS_MAX}");
+                return Err(Error::corrupt(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// The tail of a file without its hash.
+    pub(super) fn tail(&self, decoded_len: u64) -> Vec<u8> {
+        let numbers = std::iter::once(&decoded_len).chain(&self.lens);
+        numbers.flat_map(|number| number.to_le_bytes()).collect()
+    }
+}
+
+/// The hash at the end of a file.
+pub(super) fn hash_of(start: &[u8], sums: &[u8], tail: &[u8]) -> Hash {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(start).update(sums).update(tail);
+    *hasher.finalize().as_bytes()
+}
+
+/// How to open an index.
+#[derive(Clone)]
+pub(in crate::formats::tar) struct IndexOptions<'o> {
+    /// What it is called in errors.
+    pub(in crate::formats::tar) name: &'o str,
+    pub(in crate::formats::tar) allowance: Arc<Allowance>,
+    /// Data up to this length is read and checked as a whole, bytes.
+    pub(super) small: u64,
+}
+
+impl<'o> IndexOptions<'o> {
+    /// Opens an index called `name`, whose blocks come out of `allowance`.
+    pub(in crate::formats::tar) fn new(name: &'o str, allowance: &Arc<Allowance>) -> Self {
+        Self { name, allowance: Arc::clone(allowance), small: SMALL }
+    }
+}
+
+/// An index from a file with what belongs to it.
 pub(in crate::formats::tar) struct IndexFile {
+    #[cfg_attr(not(any(test, fuzzing)), expect(dead_code, reason = "checked before the rest"))]
     pub(in crate::formats::tar) key: Key,
     /// What `Seekable` wrote, for a compressed archive.
     pub(in crate::formats::tar) seek_points: Vec<u8>,
@@ -86,153 +220,106 @@ pub(in crate::formats::tar) struct IndexFile {
 }
 
 impl IndexFile {
-    /// Writes all of it to `out`, which need not be buffered.
+    /// Opens the index in `file`, if `accept` finds nothing wrong with its key. Takes memory for
+    /// nothing that the file does not hold, and nothing before the key was accepted.
     ///
     /// # Errors
-    /// What `out` reports.
-    pub(in crate::formats::tar) fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
-        let Self { key, seek_points, decoded_len, index } = self;
-        let mut out = Output { out, buffer: Vec::new(), sum: crc32fast::Hasher::new() };
-        out.bytes(MAGIC)?;
-        out.u32(FORMAT)?;
-        out.u32(u32::from(key.recursive))?;
-        out.u64(key.len)?;
-        out.bytes(&key.modified.0.to_le_bytes())?;
-        out.u32(key.modified.1)?;
-        let FileKey { file_system, inode, changed, owner } = key.file;
-        out.u64(file_system)?;
-        out.u64(inode)?;
-        out.bytes(&changed.0.to_le_bytes())?;
-        out.u32(changed.1)?;
-        out.u32(owner)?;
-        out.u32(u32::try_from(key.samples.len()).unwrap_or(0))?;
-        for (at, hash) in &key.samples {
-            out.u64(*at)?;
-            out.bytes(hash)?;
-        }
-        out.sized(seek_points)?;
-        out.u64(*decoded_len)?;
-        let Index {
-            nodes,
-            names,
-            segments,
-            maps,
-            links,
-            with_xattrs,
-            xattrs,
-            grafts,
-            notes,
-            faults: _,
-        } = index;
-        out.u64(length(nodes.len()))?;
-        for node in nodes {
-            out.bytes(&encoded(node))?;
-        }
-        out.sized(names)?;
-        out.u64(length(segments.len()))?;
-        for segment in segments {
-            out.u64(segment.offset)?;
-            out.u64(segment.len)?;
-            out.u64(segment.at)?;
-        }
-        out.u64(length(maps.len()))?;
-        for end in maps {
-            out.u64(*end)?;
-        }
-        out.u64(length(links.len()))?;
-        for &(node, count) in links {
-            out.u32(node)?;
-            out.u32(count)?;
-        }
-        out.u64(length(with_xattrs.len()))?;
-        for &(node, at) in with_xattrs {
-            out.u32(node)?;
-            out.u64(at)?;
-        }
-        out.sized(xattrs)?;
-        out.u64(length(grafts.len()))?;
-        for graft in grafts {
-            out.u64(graft.at)?;
-            out.u64(graft.len)?;
-            out.sized(&graft.path)?;
-        }
-        out.u64(length(notes.len()))?;
-        for note in notes {
-            out.sized(note.as_bytes())?;
-        }
-        out.finish()
-    }
-
-    /// Reads all of it from `input`, a file of `len` bytes, where `accept` finds nothing wrong with
-    /// its key.
-    ///
-    /// # Errors
-    /// `Corrupt` where it is no index, of another version, damaged, or not a sound tree; those of
-    /// `accept`.
-    pub(in crate::formats::tar) fn read(
-        input: &mut dyn Read,
-        len: u64,
+    /// `Corrupt` where it is no index, of another version, or damaged; those of `accept`; `Io`.
+    pub(in crate::formats::tar) fn open(
+        file: Arc<dyn Storage>,
+        opening: &IndexOptions<'_>,
         accept: &dyn Fn(&Key) -> Result<()>,
     ) -> Result<Self> {
-        let body = len.checked_sub(4).ok_or_else(|| Error::corrupt("too short for an index"))?;
-        let mut input = Input { input, left: body, sum: crc32fast::Hasher::new() };
-        if input.array()? != *MAGIC {
-            return Err(Error::corrupt("not an index"));
-        }
-        let version = input.u32()?;
-        if version != FORMAT {
-            return Err(Error::corrupt(format!("an index of version {version}, not {FORMAT}")));
-        }
-        let recursive = match input.u32()? {
-            0 => false,
-            1 => true,
-            other => return Err(Error::corrupt(format!("an index with flags {other:#x}"))),
-        };
-        let archive_len = input.u64()?;
-        let modified = (i64::from_le_bytes(input.array()?), input.u32()?);
-        let (file_system, inode) = (input.u64()?, input.u64()?);
-        let changed = (i64::from_le_bytes(input.array()?), input.u32()?);
-        let file = FileKey { file_system, inode, changed, owner: input.u32()? };
-        let count = input.u32()?;
-        if count > SAMPLES_MAX {
-            return Err(Error::corrupt(format!("{count} samples, limit {SAMPLES_MAX}")));
-        }
-        let samples =
-            (0..count).map(|_| Ok((input.u64()?, input.array()?))).collect::<Result<_>>()?;
-        let key = Key { recursive, len: archive_len, modified, file, samples };
+        let (key, start) = Key::read(file.as_ref())?;
         accept(&key)?;
-        let seek_points = input.sized_within(longest(archive_len))?;
-        let decoded_len = input.u64()?;
-        if input.left > longest(decoded_len) {
+        let mut tail = [0; TAIL];
+        let tail_at = file.len().saturating_sub(length(TAIL));
+        file.read_exact_at(&mut tail, tail_at)?;
+        let mut reader = Reader::new("index", &tail);
+        let decoded_len = reader.u64()?;
+        let mut layout = Sections::default();
+        for len in &mut layout.lens {
+            *len = reader.u64()?;
+        }
+        let hash: Hash = reader.array()?;
+        if file.len() > longest(decoded_len).min(INDEX_MAX) {
             return Err(Error::corrupt("longer than the index of such an archive can be"));
         }
-        let index = Index {
-            nodes: input.records(decoded)?,
-            names: input.sized()?,
-            segments: input.records(|bytes: [u8; 24]| {
-                let mut reader = Reader::new("segment", &bytes);
-                Ok(Segment { offset: reader.u64()?, len: reader.u64()?, at: reader.u64()? })
-            })?,
-            maps: input.records(|bytes: [u8; 8]| Ok(u64::from_le_bytes(bytes)))?,
-            links: input.records(|bytes: [u8; 8]| {
-                let mut reader = Reader::new("link", &bytes);
-                Ok((reader.u32()?, reader.u32()?))
-            })?,
-            with_xattrs: input.records(|bytes: [u8; 12]| {
-                let mut reader = Reader::new("node with attributes", &bytes);
-                Ok((reader.u32()?, reader.u64()?))
-            })?,
-            xattrs: input.sized()?,
-            grafts: input.list(24, |input| {
-                Ok(Graft { at: input.u64()?, len: input.u64()?, path: input.sized()? })
-            })?,
-            notes: input
-                .list(8, |input| Ok(String::from_utf8_lossy(&input.sized()?).into_owned()))?,
+        layout.check()?;
+        let data_len = layout.total();
+        let blocks = data_len.div_ceil(length(BLOCK));
+        let data_at = length(start.len());
+        let sums_at = data_at.saturating_add(data_len);
+        if sums_at.saturating_add(blocks.saturating_mul(4)) != tail_at {
+            return Err(Error::corrupt("the parts of the index do not make up the file"));
+        }
+        let encoded = read_all(file.as_ref(), sums_at, blocks.saturating_mul(4))?;
+        let (numbers, _) = tail.split_at_checked(TAIL.saturating_sub(HASH)).unwrap_or_default();
+        if hash_of(&start, &encoded, numbers) != hash {
+            return Err(Error::corrupt("the index is damaged: its hash is wrong"));
+        }
+        let sums = encoded.as_chunks().0.iter().map(|sum| u32::from_le_bytes(*sum)).collect();
+        let is_small = data_len <= opening.small;
+        let checked = Checked::new(file, data_at, sums, Arc::clone(&opening.allowance));
+        let mut blocks = Blocks::new(data_len, Backing::Checked(checked));
+        if is_small {
+            blocks = blocks.into_memory()?;
+        }
+        let mut index = Index {
+            name: opening.name.to_owned(),
+            blocks,
+            layout,
+            archive_len: decoded_len,
+            grafts: Vec::new(),
+            notes: Vec::new(),
             faults: Vec::new(),
         };
-        input.finish()?;
-        index.check(decoded_len)?;
+        index.read_lists()?;
+        if is_small {
+            index.check()?;
+        } else {
+            index.check_root()?;
+        }
+        let seek_points = match layout.len_of(Section::SeekPoints) {
+            len if len <= longest(key.len) => index.section(Section::SeekPoints)?,
+            len => {
+                let most = longest(key.len);
+                return Err(Error::corrupt(format!("{len} bytes of the index, limit {most}")));
+            }
+        };
         Ok(Self { key, seek_points, decoded_len, index })
+    }
+}
+
+impl Index {
+    /// Reads images and notes.
+    fn read_lists(&mut self) -> Result<()> {
+        let bytes = self.section(Section::Grafts)?;
+        let mut reader = Reader::new("image in the index", &bytes);
+        while reader.remaining() > 0 {
+            let (at, len, path) = (reader.u64()?, reader.u64()?, reader.u64()?);
+            let path = reader.bytes(index(path))?.to_vec();
+            self.grafts.push(Graft { path, at, len });
+        }
+        let bytes = self.section(Section::Notes)?;
+        let mut reader = Reader::new("note in the index", &bytes);
+        while reader.remaining() > 0 {
+            let len = index(reader.u64()?);
+            self.notes.push(String::from_utf8_lossy(reader.bytes(len)?).into_owned());
+        }
+        self.check_grafts()
+    }
+
+    /// All bytes of a section.
+    pub(super) fn section(&self, section: Section) -> Result<Vec<u8>> {
+        let mut bytes = reserved(self.layout.len_of(section))?;
+        self.layout.range(section).step_by(BLOCK).try_for_each(|at| {
+            let len = self.layout.range(section).end.saturating_sub(at).min(length(BLOCK));
+            let start = bytes.len();
+            bytes.resize(start.saturating_add(index(len)), 0);
+            self.blocks.read(at, bytes.get_mut(start..).unwrap_or_default())
+        })?;
+        Ok(bytes)
     }
 }
 
@@ -241,190 +328,19 @@ fn longest(len: u64) -> u64 {
     len.saturating_mul(LENGTHS_MAX).saturating_add(REST_MAX)
 }
 
-fn encoded(node: &Node) -> Vec<u8> {
-    let Node { name, mode, nanoseconds, seconds, uid, gid, size, content } = node;
-    let mut bytes = Vec::with_capacity(NODE);
-    bytes.extend(name.to_le_bytes());
-    bytes.extend(mode.to_le_bytes());
-    bytes.extend(nanoseconds.to_le_bytes());
-    bytes.extend(seconds.to_le_bytes());
-    bytes.extend(uid.to_le_bytes());
-    bytes.extend(gid.to_le_bytes());
-    bytes.extend(size.to_le_bytes());
-    bytes.extend(content.to_le_bytes());
-    bytes
-}
-
-fn decoded(bytes: [u8; NODE]) -> Result<Node> {
-    let mut reader = Reader::new("node", &bytes);
-    let (name, mode) = (reader.u32()?, reader.u16()?);
-    // Such as in the holes of a file, which take memory and no disk.
-    if !is_kind(mode >> 12) {
-        return Err(Error::corrupt(format!("a node of the unknown kind {}", mode >> 12)));
-    }
-    Ok(Node {
-        name,
-        mode,
-        // More than a second of nanoseconds could not be shown.
-        nanoseconds: reader.u32()?.min(999_999_999),
-        seconds: reader.array().map(i64::from_le_bytes)?,
-        uid: reader.u32()?,
-        gid: reader.u32()?,
-        size: reader.u64()?,
-        content: reader.u64()?,
-    })
-}
-
-/// Bytes on their way into a file.
-struct Output<'o> {
-    out: &'o mut dyn Write,
-    buffer: Vec<u8>,
-    sum: crc32fast::Hasher,
-}
-
-/// Bytes moved at once.
-const STEP: usize = 1 << 20;
-
-impl Output<'_> {
-    fn bytes(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.buffer.extend(bytes);
-        if self.buffer.len() >= STEP { self.flush() } else { Ok(()) }
-    }
-
-    fn u32(&mut self, number: u32) -> std::io::Result<()> {
-        self.bytes(&number.to_le_bytes())
-    }
-
-    fn u64(&mut self, number: u64) -> std::io::Result<()> {
-        self.bytes(&number.to_le_bytes())
-    }
-
-    fn sized(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.u64(length(bytes.len()))?;
-        self.bytes(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.sum.update(&self.buffer);
-        self.out.write_all(&self.buffer)?;
-        self.buffer.clear();
-        Ok(())
-    }
-
-    fn finish(mut self) -> std::io::Result<()> {
-        self.flush()?;
-        self.out.write_all(&self.sum.finalize().to_le_bytes())
-    }
-}
-
-/// Room for `count` things: a file with holes can be longer than any memory.
-fn reserved<T>(count: usize) -> Result<Vec<T>> {
+/// Room for `len` bytes: a file with holes can be longer than any memory.
+pub(super) fn reserved(len: u64) -> Result<Vec<u8>> {
     let mut room = Vec::new();
-    match room.try_reserve_exact(count) {
+    match room.try_reserve_exact(index(len)) {
         Ok(()) => Ok(room),
-        Err(_) => Err(Error::corrupt(format!("no memory for {count} records of the index"))),
+        Err(_) => Err(Error::corrupt(format!("no memory for {len} bytes of the index"))),
     }
 }
 
-/// Bytes on their way out of a file; `left` bounds every count before memory is taken for it.
-struct Input<'i> {
-    input: &'i mut dyn Read,
-    left: u64,
-    sum: crc32fast::Hasher,
-}
-
-impl Input<'_> {
-    fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
-        self.left = self
-            .left
-            .checked_sub(length(bytes.len()))
-            .ok_or_else(|| Error::corrupt("the index ends early"))?;
-        self.input
-            .read_exact(bytes)
-            .map_err(|error| Error::io("the index can not be read", error))?;
-        self.sum.update(bytes);
-        Ok(())
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let mut bytes = [0; N];
-        self.fill(&mut bytes)?;
-        Ok(bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    /// A count of things that take at least `each` bytes of the file.
-    fn count(&mut self, each: usize) -> Result<usize> {
-        let count = self.u64()?;
-        match count.checked_mul(length(each)) {
-            Some(bytes) if bytes <= self.left => Ok(index(count)),
-            _ => Err(Error::corrupt(format!("the index claims {count} records, but is shorter"))),
-        }
-    }
-
-    fn sized(&mut self) -> Result<Vec<u8>> {
-        self.sized_within(u64::MAX)
-    }
-
-    fn sized_within(&mut self, most: u64) -> Result<Vec<u8>> {
-        let count = self.count(1)?;
-        if length(count) > most {
-            return Err(Error::corrupt(format!("{count} bytes of the index, limit {most}")));
-        }
-        let mut bytes = reserved(count)?;
-        // What is not there yet takes no memory.
-        while bytes.len() < count {
-            let start = bytes.len();
-            bytes.resize(count.min(start.saturating_add(STEP)), 0);
-            self.fill(bytes.get_mut(start..).unwrap_or_default())?;
-        }
-        Ok(bytes)
-    }
-
-    fn records<T, const N: usize>(
-        &mut self,
-        parse: impl Fn([u8; N]) -> Result<T>,
-    ) -> Result<Vec<T>> {
-        let count = self.count(N)?;
-        let mut records = reserved(count)?;
-        let at_once = STEP.checked_div(N).unwrap_or(1);
-        let mut buffer = vec![0; at_once.min(count).saturating_mul(N)];
-        while records.len() < count {
-            let now = count.saturating_sub(records.len()).min(at_once).saturating_mul(N);
-            let bytes = buffer.get_mut(..now).unwrap_or_default();
-            self.fill(bytes)?;
-            for record in bytes.as_chunks::<N>().0 {
-                records.push(parse(*record)?);
-            }
-        }
-        Ok(records)
-    }
-
-    fn list<T>(&mut self, each: usize, read: impl Fn(&mut Self) -> Result<T>) -> Result<Vec<T>> {
-        let count = self.count(each)?;
-        let mut list = reserved(count)?;
-        while list.len() < count {
-            list.push(read(self)?);
-        }
-        Ok(list)
-    }
-
-    fn finish(mut self) -> Result<()> {
-        if self.left != 0 {
-            return Err(Error::corrupt(format!("{} bytes too many in the index", self.left)));
-        }
-        let sum = std::mem::take(&mut self.sum).finalize();
-        self.left = 4;
-        if self.u32()? != sum {
-            return Err(Error::corrupt("the index is damaged: its checksum is wrong"));
-        }
-        Ok(())
-    }
+/// The `len` bytes at `at`.
+fn read_all(file: &dyn Storage, at: u64, len: u64) -> Result<Vec<u8>> {
+    let mut bytes = reserved(len)?;
+    bytes.resize(index(len), 0);
+    file.read_exact_at(&mut bytes, at)?;
+    Ok(bytes)
 }

@@ -23,7 +23,7 @@ impl Groups {
     pub(super) fn new(builder: &Builder) -> Self {
         let mut starts = vec![0_usize; builder.folders.len().saturating_add(1)];
         for pending in &builder.pending {
-            if let Some(count) = starts.get_mut(index(pending.parent.0).saturating_add(1)) {
+            if let Some(count) = starts.get_mut(index(pending.parent).saturating_add(1)) {
                 *count = count.saturating_add(1);
             }
         }
@@ -35,7 +35,7 @@ impl Groups {
         let mut ends = starts.clone();
         let mut order = vec![0_u32; builder.pending.len()];
         for (place, pending) in builder.pending.iter().enumerate() {
-            let Some(end) = ends.get_mut(index(pending.parent.0)) else { continue };
+            let Some(end) = ends.get_mut(index(pending.parent)) else { continue };
             if let Some(slot) = order.get_mut(*end) {
                 *slot = u32::try_from(place).unwrap_or(u32::MAX);
             }

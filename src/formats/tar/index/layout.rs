@@ -1,15 +1,14 @@
-//! From the members that were added to the finished tree.
-//!
-//! Owns what a hard link names, and the order of the nodes.
-//! Invariant: what it returns passes `Index::check`.
+//! From the members that were added to the finished tree: what a hard link names, and the order of
+//! the nodes.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::super::notes::Notes;
 use super::builder::{Builder, Folder, cleaned};
+use super::draft::Draft;
 use super::groups::Groups;
-use super::{Content, Graft, Index, Node, NodeId};
+use super::{Content, Graft, Node, NodeId, ROOT};
 use crate::formats::bytes::index;
 use crate::vfs::{FileKind, Name};
 
@@ -21,16 +20,35 @@ pub(super) struct HardLink {
     pub(super) path: std::ops::Range<usize>,
 }
 
+/// The members in the order of the nodes.
+pub(super) struct Order {
+    /// Of each node its place in `pending`; the root has none.
+    pub(super) places: Vec<u32>,
+    /// Of each member its node; those that are not shown have none.
+    ids: Vec<NodeId>,
+    /// Of each folder its first child and how many it has.
+    children: Vec<(NodeId, u32)>,
+    /// Of each hard link the place of the member that it names.
+    targets: HashMap<u32, u32>,
+    /// Nodes with more than one name, ascending, and how many they have.
+    pub(super) links: Vec<(NodeId, u32)>,
+}
+
+/// No place, and no node.
+const NONE: u32 = u32::MAX;
+
 impl Builder {
     /// The finished tree.
-    pub(in crate::formats::tar) fn finish(mut self, notes: &mut Notes) -> Index {
+    pub(in crate::formats::tar) fn finish(mut self, notes: &mut Notes) -> Draft {
         self.by_name.shrink_to_fit();
         let groups = Groups::new(&self);
         let depths = &self.depths;
         self.hard_links.sort_by_key(|link| depths.rank(link.pending));
         let targets = self.resolve_links(&groups, notes);
         let shown = groups.shown(&self, &targets, notes);
-        self.lay_out(&shown, &targets)
+        drop(groups);
+        let order = self.ordered(&shown, targets);
+        Draft::new(self, order)
     }
 
     /// Of each hard link (by its place in `pending`) the place of the member it names.
@@ -77,113 +95,49 @@ impl Builder {
         Some((folder, Name::parse(last)?))
     }
 
-    /// Puts the nodes into their order: the root, its children, then the children of each folder
-    /// in the order in which the folders stand.
-    fn lay_out(mut self, shown: &Groups, targets: &HashMap<u32, u32>) -> Index {
-        let none = u32::MAX;
-        let mut nodes = Vec::with_capacity(shown.order.len().saturating_add(1));
-        let mut id_of = vec![none; self.pending.len()];
-        let mut root = self.root;
-        root.name = u32::try_from(self.names.len()).unwrap_or(0);
-        self.names.push(0);
-        root.set(Content::Folder { first: 0, count: 0 });
-        nodes.push(root);
-        // Links wait until every node has its number: its number, and the member that it names.
-        let mut links = Vec::new();
+    /// Numbers the nodes: the root, its children, then the children of each folder in the order in
+    /// which the folders stand.
+    fn ordered(&self, shown: &Groups, targets: HashMap<u32, u32>) -> Order {
+        let mut places = Vec::with_capacity(shown.order.len().saturating_add(1));
+        let mut ids = vec![NONE; self.pending.len()];
+        let mut children = vec![(0, 0); self.folders.len()];
+        places.push(NONE);
         let mut next = 0;
-        let mut folder = Folder::ROOT;
-        while next < nodes.len() {
-            let is_root = next == 0;
-            let here: Option<&mut Node> = nodes.get_mut(next);
-            if let Some(node) = here
-                && let Content::Folder { first, .. } = node.content()
-            {
-                if !is_root {
-                    folder = Folder(first);
+        while let Some(&place) = places.get(next) {
+            if let Some(folder) = self.folder_at(place) {
+                let list = shown.of(folder);
+                let first = id_of(places.len());
+                if let Some(children) = children.get_mut(index(folder.0)) {
+                    *children = (first, id_of(list.len()));
                 }
-                let children = shown.of(folder);
-                let count = u32::try_from(children.len()).unwrap_or(u32::MAX);
-                node.size = u64::from(count);
-                let first = nodes.len();
-                for &place in children {
-                    let Some(pending) = self.pending.get(index(place)) else { continue };
-                    let id = u32::try_from(nodes.len()).unwrap_or(none);
-                    if let Some(known) = id_of.get_mut(index(place)) {
-                        *known = id;
+                for &place in list {
+                    if let Some(id) = ids.get_mut(index(place)) {
+                        *id = id_of(places.len());
                     }
-                    if self.is_link(place) {
-                        links.push((id, place));
-                    }
-                    nodes.push(pending.node);
-                }
-                if let Some(node) = nodes.get_mut(next) {
-                    let first = u32::try_from(first).unwrap_or(none);
-                    node.set(Content::Folder { first, count });
+                    places.push(place);
                 }
             }
             next = next.saturating_add(1);
         }
-        let mut names_of: HashMap<NodeId, u32> = HashMap::new();
-        for (id, place) in links {
-            let Some(&target) = targets.get(&place) else { continue };
-            let known = id_of.get(index(target)).copied().unwrap_or(none);
-            let Some(node) = nodes.get_mut(index(id)) else { continue };
-            if known == none {
-                // The member's own name was taken by a later one: the link is its only name now.
-                let Some(pending) = self.pending.get(index(target)) else { continue };
-                *node = Node { name: node.name, ..pending.node };
-                if let Some(known) = id_of.get_mut(index(target)) {
-                    *known = id;
-                }
-            } else {
-                node.set(Content::Link { target: known });
-                let count = names_of.entry(known).or_insert(1);
-                *count = count.saturating_add(1);
-            }
-        }
-        let mut links: Vec<_> = names_of.into_iter().collect();
-        links.sort_unstable();
-        let place = |number: u32| match number {
-            u32::MAX => Some(super::ROOT),
-            number => id_of.get(index(number)).copied().filter(|&id| id != none),
-        };
-        let mut with_xattrs: Vec<_> = self
-            .with_xattrs
-            .iter()
-            .filter_map(|&(number, at, depth)| Some((place(number)?, at, depth)))
-            .collect();
-        // Of a folder that the archive names twice the later one counts.
-        with_xattrs.reverse();
-        with_xattrs.sort_by_key(|&(id, _, depth)| (id, Reverse(depth)));
-        with_xattrs.dedup_by_key(|&mut (id, ..)| id);
-        let mut with_xattrs: Vec<_> = with_xattrs.into_iter().map(|(id, at, _)| (id, at)).collect();
-        let grafts = self.grafts.iter();
-        let grafts = grafts.map(|&(folder, at, len)| Graft { path: self.path(folder), at, len });
-        let grafts = grafts.collect();
-        // They grew by doubling, and stay as long as the mount.
-        self.names.shrink_to_fit();
-        self.segments.shrink_to_fit();
-        self.maps.shrink_to_fit();
-        self.xattrs.shrink_to_fit();
-        with_xattrs.shrink_to_fit();
-        Index {
-            nodes,
-            names: self.names,
-            segments: self.segments,
-            maps: self.maps,
-            links,
-            with_xattrs,
-            xattrs: self.xattrs,
-            grafts,
-            notes: Vec::new(),
-            faults: Vec::new(),
+        let mut order = Order { places, ids, children, targets, links: Vec::new() };
+        order.count_links(self);
+        order
+    }
+
+    /// The folder that the member at `place` is; the root has no place.
+    fn folder_at(&self, place: u32) -> Option<Folder> {
+        match self.at(place) {
+            None => Some(Folder::ROOT),
+            Some(node) => match node.content() {
+                Content::Folder { first, .. } => Some(Folder(first)),
+                _ => None,
+            },
         }
     }
 
     /// The path of a member from the root, with its name.
     pub(super) fn path_of(&self, place: u32) -> Vec<u8> {
-        let parent = self.pending.get(index(place)).map_or(Folder::ROOT, |found| found.parent);
-        let mut path = self.path(parent);
+        let mut path = self.path(Folder(self.at(place).map_or(0, |node| node.parent)));
         if !path.is_empty() {
             path.push(b'/');
         }
@@ -197,9 +151,93 @@ impl Builder {
         let mut here = folder;
         while let Some(place) = self.folders.get(index(here.0)).copied().flatten() {
             parts.push(self.name(place));
-            here = self.pending.get(index(place)).map_or(Folder::ROOT, |pending| pending.parent);
+            here = Folder(self.at(place).map_or(0, |node| node.parent));
         }
         parts.reverse();
         parts.join(&b'/')
     }
+
+    /// The images in it, with their paths.
+    pub(super) fn images(&self) -> impl Iterator<Item = Graft> {
+        self.grafts.iter().map(|&(folder, at, len)| Graft { path: self.path(folder), at, len })
+    }
+}
+
+impl Order {
+    /// The node of the member at `place`, if it is shown.
+    fn id(&self, place: u32) -> Option<NodeId> {
+        self.ids.get(index(place)).copied().filter(|&id| id != NONE)
+    }
+
+    fn count_links(&mut self, builder: &Builder) {
+        let mut names_of: HashMap<NodeId, u32> = HashMap::new();
+        for (id, &place) in (0..).zip(&self.places) {
+            let target = builder.is_link(place).then(|| self.targets.get(&place)).flatten();
+            let Some(known) = target.and_then(|&target| self.ids.get_mut(index(target))) else {
+                continue;
+            };
+            if *known == NONE {
+                // The member's own name was taken by a later one: the link is its only name now.
+                *known = id;
+            } else {
+                let count = names_of.entry(*known).or_insert(1);
+                *count = count.saturating_add(1);
+            }
+        }
+        self.links = names_of.into_iter().collect();
+        self.links.sort_unstable();
+    }
+
+    /// The node `id`, whose name and target are still among those of `builder`.
+    pub(super) fn node(&self, builder: &Builder, id: NodeId) -> Node {
+        let place = self.places.get(index(id)).copied().unwrap_or(NONE);
+        let Some(own) = builder.at(place) else {
+            return self.with_children(Node { parent: ROOT, ..builder.root }, Folder::ROOT);
+        };
+        let parent = builder.folders.get(index(own.parent)).copied().flatten();
+        let parent = parent.and_then(|place| self.id(place)).unwrap_or(ROOT);
+        let node = Node { parent, ..*own };
+        match node.content() {
+            Content::Folder { first, .. } => self.with_children(node, Folder(first)),
+            Content::Link { .. } => {
+                let target = self.targets.get(&place).copied().unwrap_or(NONE);
+                let known = self.id(target).unwrap_or(ROOT);
+                let mut node = node;
+                node.set(Content::Link { target: known });
+                match builder.at(target) {
+                    Some(&found) if known == id => {
+                        Node { name: node.name, name_len: node.name_len, parent, ..found }
+                    }
+                    _ => node,
+                }
+            }
+            _ => node,
+        }
+    }
+
+    fn with_children(&self, mut node: Node, folder: Folder) -> Node {
+        let (first, count) = self.children.get(index(folder.0)).copied().unwrap_or((0, 0));
+        node.set(Content::Folder { first, count });
+        node.size = u64::from(count);
+        node
+    }
+
+    /// Nodes with attributes, ascending, and where theirs begin.
+    pub(super) fn with_xattrs(&self, builder: &Builder) -> Vec<(NodeId, u64)> {
+        // The root has no place.
+        let node = |place: u32| if place == NONE { Some(ROOT) } else { self.id(place) };
+        let all = builder.with_xattrs.iter();
+        let mut found: Vec<_> =
+            all.filter_map(|&(place, at, depth)| Some((node(place)?, at, depth))).collect();
+        // Of a folder that the archive names twice the later one counts.
+        found.reverse();
+        found.sort_by_key(|&(id, _, depth)| (id, Reverse(depth)));
+        found.dedup_by_key(|&mut (id, ..)| id);
+        found.into_iter().map(|(id, at, _)| (id, at)).collect()
+    }
+}
+
+/// A count of nodes as a number of a node.
+fn id_of(count: usize) -> NodeId {
+    u32::try_from(count).unwrap_or(NONE)
 }

@@ -1,35 +1,60 @@
-//! The tree of a tar archive in memory: what a scan of all headers leaves behind.
+//! The tree of a tar archive: what a scan of all headers leaves behind, in a file or in memory.
 //!
-//! Owns the nodes and how a name is found among them; leaves making them to `builder`, `groups` and
-//! `layout`, keeping them in a file to `file`, and what can be believed of that to `check`.
-//! Invariant: the children of a folder stand side by side, in ascending order of their names,
-//! behind their folder; node 0 is the root. `check` refuses whatever is not so.
+//! Nodes are numbered from the root, which is 0. The children of a directory stand side by side, in
+//! ascending order of their names, behind their directory. So there is no table to find names with:
+//! 24 comparisons find a name among 14 million. A node takes 47 bytes and the bytes of its name.
+//! What few members have (attributes, maps of sparse files, second links) is in tables of its own,
+//! sorted by node.
 //!
-//! Memory is what decides here: an archive of 1.3 million members has as many nodes. A node takes
-//! 48 bytes and its name one byte more than it has letters. There is no table to find names with:
-//! the order is one, and 20 comparisons find a name among a million. What few members have
-//! (attributes, maps of sparse files, second links) stands in tables of its own, sorted by node.
+//! Nothing of an index is in memory until it is wanted (`blocks`), so nothing can be checked as a
+//! whole when a large one is opened. Each record is checked when it is read: it is a node that a
+//! file system can show, its bytes are within the archive, its children stand behind it and name it
+//! as their directory. So a directory has one parent, and no walk goes in circles or meets a node
+//! twice, whatever the file says. A small index is read and checked as a whole (`check`).
 
-use crate::formats::bytes::index;
-use crate::vfs::{Fault, FileKind, Name};
+use std::cmp::Ordering;
 
+use crate::error::{Error, Result};
+use crate::formats::bytes::{Reader, index, length};
+use crate::formats::limits::{FILE_SIZE_MAX, TAR_PATH_MAX};
+use crate::vfs::{Fault, Name};
+
+#[cfg(any(test, fuzzing))]
+pub(super) mod apart;
+mod attributes;
+mod blocks;
 mod builder;
 #[cfg(test)]
 mod caps;
 mod check;
 mod depths;
+mod draft;
 mod file;
 mod groups;
+mod key;
 mod layout;
+mod maps;
+mod node;
+mod output;
+#[cfg(test)]
+mod refused;
 #[cfg(test)]
 mod tests;
 mod xattrs;
 
+pub(in crate::formats) use blocks::Allowance;
 pub(super) use builder::{Builder, Folder, Nested, cleaned};
-pub(super) use file::{FileKey, Hash, IndexFile, Key, MAGIC};
+#[cfg(any(test, fuzzing))]
+pub(super) use draft::in_memory;
+pub(super) use draft::{Draft, unsaved};
+pub(super) use file::{IndexFile, IndexOptions};
+pub(super) use key::{FileKey, Hash, Key, MAGIC};
+pub(super) use maps::Map;
+pub(super) use node::{Content, Node};
 
-use super::header::BLOCK_LEN;
-use super::sparse::Segment;
+use blocks::Blocks;
+use file::{Section, Sections};
+use node::NODE;
 
 /// A node's number.
 pub(super) type NodeId = u32;
@@ -37,105 +62,14 @@ pub(super) type NodeId = u32;
 /// The root's.
 pub(super) const ROOT: NodeId = 0;
 
-/// One name of the tree and what it stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Node {
-    /// Where its name is in `Index::names`: a byte of length, then the name.
-    name: u32,
-    /// Kind in the upper four bits, permissions in the lower twelve.
-    mode: u16,
-    pub(super) nanoseconds: u32,
-    pub(super) seconds: i64,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    /// Bytes of a file or of a link's target; children of a folder.
-    pub(super) size: u64,
-    /// By kind: place in the archive, number of the sparse map, first child, place of the target in
-    /// `names`, device number, or the node that this is another name of.
-    content: u64,
-}
+/// Bytes of the other records of an index.
+const SEGMENT: usize = 24;
+const MAP: usize = 20;
+const LINK_COUNT: usize = 8;
+const WITH_XATTRS: usize = 12;
 
-/// What a node is, taken apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Content {
-    Stored { at: u64 },
-    Sparse { map: usize },
-    Folder { first: NodeId, count: u32 },
-    Symlink { target: usize },
-    Device { kind: FileKind, number: u32 },
-    Fifo,
-    Link { target: NodeId },
-}
-
-const STORED: u16 = 1;
-const SPARSE: u16 = 2;
-const FOLDER: u16 = 3;
-const SYMLINK: u16 = 4;
-const CHAR: u16 = 5;
-const BLOCK: u16 = 6;
-const FIFO: u16 = 7;
-const LINK: u16 = 8;
-
-/// Whether a node can have that kind.
-fn is_kind(kind: u16) -> bool {
-    (STORED..=LINK).contains(&kind)
-}
-
-impl Content {
-    fn pack(self) -> (u16, u64) {
-        match self {
-            Self::Stored { at } => (STORED, at),
-            Self::Sparse { map } => (SPARSE, u64::try_from(map).unwrap_or(u64::MAX)),
-            Self::Folder { first, .. } => (FOLDER, u64::from(first)),
-            Self::Symlink { target } => (SYMLINK, u64::try_from(target).unwrap_or(u64::MAX)),
-            Self::Device { kind: FileKind::BlockDevice, number } => (BLOCK, u64::from(number)),
-            Self::Device { number, .. } => (CHAR, u64::from(number)),
-            Self::Fifo => (FIFO, 0),
-            Self::Link { target } => (LINK, u64::from(target)),
-        }
-    }
-}
-
-impl Node {
-    /// Permission, set-id and sticky bits.
-    pub(super) fn permissions(&self) -> u16 {
-        self.mode & 0o7777
-    }
-
-    /// What it is; a kind that no index holds is taken for a file that is nowhere.
-    pub(super) fn content(&self) -> Content {
-        let id = || NodeId::try_from(self.content).unwrap_or(NodeId::MAX);
-        let number = || u32::try_from(self.content).unwrap_or(0);
-        match self.mode >> 12 {
-            SPARSE => Content::Sparse { map: index(self.content) },
-            FOLDER => Content::Folder { first: id(), count: u32::try_from(self.size).unwrap_or(0) },
-            SYMLINK => Content::Symlink { target: index(self.content) },
-            CHAR => Content::Device { kind: FileKind::CharDevice, number: number() },
-            BLOCK => Content::Device { kind: FileKind::BlockDevice, number: number() },
-            FIFO => Content::Fifo,
-            LINK => Content::Link { target: id() },
-            _ => Content::Stored { at: self.content },
-        }
-    }
-
-    pub(super) fn kind(&self) -> FileKind {
-        match self.content() {
-            Content::Stored { .. } | Content::Sparse { .. } | Content::Link { .. } => {
-                FileKind::Regular
-            }
-            Content::Folder { .. } => FileKind::Directory,
-            Content::Symlink { .. } => FileKind::Symlink,
-            Content::Device { kind, .. } => kind,
-            Content::Fifo => FileKind::Fifo,
-        }
-    }
-
-    fn set(&mut self, content: Content) {
-        let (kind, packed) = content.pack();
-        self.mode = kind << 12 | self.permissions();
-        self.content = packed;
-    }
-}
+/// Room for any name.
+pub(super) type NameBuffer = [u8; 255];
 
 /// An image within the archive whose tree belongs into a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,139 +82,251 @@ pub(in crate::formats) struct Graft {
 }
 
 /// The whole tree.
-#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
-    nodes: Vec<Node>,
-    /// Names and targets of links, each name behind a byte that says how long it is.
-    names: Vec<u8>,
-    /// Maps of sparse files, one behind the other, and where each one ends.
-    segments: Vec<Segment>,
-    maps: Vec<u64>,
-    /// Nodes with more than one name, ascending, and how many they have.
-    links: Vec<(NodeId, u32)>,
-    /// Nodes with attributes, ascending, and where theirs begin in `xattrs`.
-    with_xattrs: Vec<(NodeId, u64)>,
-    /// Sets of attributes: their number, then name and value, each behind its length (4 bytes
-    /// each).
-    xattrs: Vec<u8>,
+    /// What it is called in errors.
+    name: String,
+    blocks: Blocks,
+    layout: Sections,
+    /// Bytes of the archive, decoded.
+    archive_len: u64,
     pub(super) grafts: Vec<Graft>,
-    /// What the user should be told of this archive, a line each.
+    /// Warnings about this archive, a line each.
     pub(super) notes: Vec<String>,
     /// The same for who verifies, with paths; not kept in a file.
     pub(super) faults: Vec<Fault>,
 }
 
 impl Index {
-    pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
-        self.nodes.get(index(id))
+    /// The same with what there is to tell those who verify.
+    pub(super) fn with_faults(self, faults: Vec<Fault>) -> Self {
+        Self { faults, ..self }
     }
 
-    /// All names, the root's among them.
-    pub(super) fn nodes(&self) -> &[Node] {
-        &self.nodes
+    /// How many nodes there are.
+    pub(super) fn len(&self) -> u32 {
+        u32::try_from(self.layout.count(Section::Nodes, NODE)).unwrap_or(u32::MAX)
     }
 
-    /// Whether there is nothing but the root.
-    pub(super) fn is_empty(&self) -> bool {
-        self.nodes.len() <= 1
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.nodes.len()
-    }
-
-    /// Whether `other` shows the same, whatever there is to tell of it.
-    pub(super) fn is_same_tree(&self, other: &Self) -> bool {
-        let Self { nodes, names, segments, maps, links, with_xattrs, xattrs, grafts, .. } = self;
-        (nodes, names, segments, maps) == (&other.nodes, &other.names, &other.segments, &other.maps)
-            && (links, with_xattrs, xattrs) == (&other.links, &other.with_xattrs, &other.xattrs)
-            && *grafts == other.grafts
-    }
-
-    /// Where headers of the archive are, in no order: the block before the data of each stored
-    /// file.
-    pub(super) fn places(&self) -> Vec<u64> {
-        let at = |node: &Node| match node.content() {
-            Content::Stored { at } => at.checked_sub(BLOCK_LEN),
-            _ => None,
-        };
-        // The first one begins the archive, whatever comes then.
-        std::iter::once(0).chain(self.nodes.iter().filter_map(at)).collect()
-    }
-
-    /// The node that `id` stands for, which is another one for a second name.
-    pub(super) fn inode(&self, id: NodeId) -> Option<(NodeId, &Node)> {
-        let node = self.node(id)?;
-        match node.content() {
-            Content::Link { target } => Some((target, self.node(target)?)),
-            _ => Some((id, node)),
+    /// The node of that number.
+    ///
+    /// # Errors
+    /// `Corrupt` where it is none, or nothing a file system can show; `Io`.
+    pub(super) fn node(&self, id: NodeId) -> Result<Node> {
+        let node = Node::decoded(&self.record(Section::Nodes, id.into())?)?;
+        match self.fault_of(id, &node) {
+            None => Ok(node),
+            Some(what) => Err(wrong(id, what)),
         }
     }
 
-    pub(super) fn name(&self, node: &Node) -> &[u8] {
-        let at = index(node.name);
-        let len = self.names.get(at).copied().map_or(0, usize::from);
-        let start = at.saturating_add(1);
-        self.names.get(start..start.saturating_add(len)).unwrap_or_default()
+    /// What is wrong with a node by itself.
+    fn fault_of(&self, id: NodeId, node: &Node) -> Option<&'static str> {
+        let names = self.layout.len_of(Section::Names);
+        let is_within = |at: u64, len: u64, end: u64| at.checked_add(len).is_some_and(|e| e <= end);
+        if !node.is_known() || node.size > FILE_SIZE_MAX {
+            return Some("it is nothing a file system can show");
+        }
+        if !is_within(node.name.into(), node.name_len.into(), names) {
+            return Some("its name is missing");
+        }
+        let is_sound = match node.content() {
+            Content::Stored { at } => {
+                return (!is_within(at, node.size, self.archive_len))
+                    .then_some("its bytes lie outside the archive");
+            }
+            // Whether the map is its own is checked where the map is read.
+            Content::Sparse { .. } | Content::Device { .. } | Content::Fifo => true,
+            Content::Folder { first, count } => {
+                let end = first.checked_add(count);
+                let is_behind = first > id && end.is_some_and(|end| end <= self.len());
+                return (!is_behind || u64::from(count) != node.size)
+                    .then_some("its children are not where they should be");
+            }
+            Content::Symlink { target } => {
+                let is_short = node.size <= length(TAR_PATH_MAX);
+                return (!is_short || !is_within(target, node.size, names))
+                    .then_some("its target is missing");
+            }
+            Content::Link { target } => target < self.len(),
+        };
+        (!is_sound).then_some("it names nothing")
     }
 
-    /// The child `name` of the folder whose children are `count` from `first` on.
-    pub(super) fn find(&self, first: NodeId, count: u32, name: Name<'_>) -> Option<NodeId> {
-        let children = self.children(first, count);
-        let wanted = name.as_bytes();
-        let place = children.binary_search_by(|child| self.name(child).cmp(wanted)).ok()?;
-        first.checked_add(NodeId::try_from(place).ok()?)
+    /// The node that `id` stands for, which is another one for a second name.
+    ///
+    /// # Errors
+    /// As `node`.
+    pub(super) fn inode(&self, id: NodeId) -> Result<(NodeId, Node)> {
+        let node = self.node(id)?;
+        self.resolved(id, node)
     }
 
-    pub(super) fn children(&self, first: NodeId, count: u32) -> &[Node] {
-        let first = index(first);
-        self.nodes.get(first..first.saturating_add(index(count))).unwrap_or_default()
+    fn resolved(&self, id: NodeId, node: Node) -> Result<(NodeId, Node)> {
+        let Content::Link { target } = node.content() else {
+            return Ok((id, node));
+        };
+        let found = self.node(target)?;
+        match found.content() {
+            Content::Link { .. } | Content::Folder { .. } => Err(wrong(id, "it names nothing")),
+            _ => Ok((target, found)),
+        }
+    }
+
+    /// The child `id` of the directory `parent`: its own node, and what that stands for.
+    ///
+    /// # Errors
+    /// As `node`; `Corrupt` where it is a child of another directory.
+    pub(super) fn child(&self, parent: NodeId, id: NodeId) -> Result<(Node, (NodeId, Node))> {
+        let node = self.node(id)?;
+        if node.parent != parent {
+            return Err(wrong(id, "it is in another folder"));
+        }
+        Ok((node, self.resolved(id, node)?))
+    }
+
+    /// The directory that holds the directory `id`; the root is in itself.
+    ///
+    /// # Errors
+    /// As `node`; `Corrupt` where that directory does not have it.
+    pub(super) fn parent(&self, id: NodeId) -> Result<NodeId> {
+        let parent = self.node(id)?.parent;
+        let is_held = match self.node(parent)?.content() {
+            Content::Folder { first, count } => {
+                id.checked_sub(first).is_some_and(|nth| nth < count)
+            }
+            _ => false,
+        };
+        match is_held || (id, parent) == (ROOT, ROOT) {
+            true => Ok(parent),
+            false => Err(wrong(id, "it is in another folder")),
+        }
+    }
+
+    /// The name of a node.
+    ///
+    /// # Errors
+    /// As `node`.
+    pub(super) fn name<'b>(&self, node: &Node, buffer: &'b mut NameBuffer) -> Result<&'b [u8]> {
+        self.name_at(node.name.into(), node.name_len.into(), buffer)
+    }
+
+    fn name_at<'b>(&self, at: u64, len: usize, buffer: &'b mut NameBuffer) -> Result<&'b [u8]> {
+        let name = buffer.get_mut(..len).unwrap_or_default();
+        self.bytes(Section::Names, at, name)?;
+        Ok(name)
+    }
+
+    /// The child `name` of the directory `parent`, whose children are `count` from `first` on: what
+    /// it stands for.
+    ///
+    /// # Errors
+    /// As `child`.
+    pub(super) fn find(
+        &self,
+        parent: NodeId,
+        (first, count): (NodeId, u32),
+        name: Name<'_>,
+    ) -> Result<Option<(NodeId, Node)>> {
+        let mut buffer = [0; 255];
+        let (mut low, mut high) = (first, first.saturating_add(count));
+        while low < high {
+            let middle = low.midpoint(high);
+            // A node begins with its name.
+            let mut head = [0; 5];
+            let at = u64::from(middle).saturating_mul(length(NODE));
+            self.bytes(Section::Nodes, at, &mut head)?;
+            let [a, b, c, d, len] = head;
+            let at = u32::from_le_bytes([a, b, c, d]);
+            let found = self.name_at(at.into(), len.into(), &mut buffer)?;
+            match found.cmp(name.as_bytes()) {
+                Ordering::Less => low = middle.saturating_add(1),
+                Ordering::Greater => high = middle,
+                Ordering::Equal => return self.child(parent, middle).map(|(_, found)| Some(found)),
+            }
+        }
+        Ok(None)
     }
 
     /// The target of a symbolic link, `len` bytes.
-    pub(super) fn target(&self, at: usize, len: u64) -> &[u8] {
-        self.names.get(at..at.saturating_add(index(len))).unwrap_or_default()
-    }
-
-    pub(super) fn map(&self, number: usize) -> &[Segment] {
-        let end_of = |number: usize| self.maps.get(number).copied().map(index);
-        let start = number.checked_sub(1).and_then(end_of).unwrap_or(0);
-        let end = end_of(number).unwrap_or(start);
-        self.segments.get(start..end).unwrap_or_default()
+    ///
+    /// # Errors
+    /// As `node`.
+    pub(super) fn target(&self, at: u64, len: u64) -> Result<Vec<u8>> {
+        let mut target = vec![0; index(len).min(TAR_PATH_MAX)];
+        self.bytes(Section::Names, at, &mut target)?;
+        Ok(target)
     }
 
     /// How many names the node has.
-    pub(super) fn names_of(&self, id: NodeId) -> u32 {
-        let found = self.links.binary_search_by_key(&id, |&(node, _)| node);
-        found.ok().and_then(|at| self.links.get(at)).map_or(1, |&(_, count)| count)
+    ///
+    /// # Errors
+    /// `Corrupt`, `Io`.
+    pub(super) fn names_of(&self, id: NodeId) -> Result<u32> {
+        let read = |nth| {
+            let bytes: [u8; LINK_COUNT] = self.record(Section::Links, nth)?;
+            let mut reader = Reader::new("link", &bytes);
+            Ok((reader.u32()?, reader.u32()?))
+        };
+        let count = self.layout.count(Section::Links, LINK_COUNT);
+        Ok(searched(count, id, read)?.unwrap_or(1).max(1))
     }
 
-    pub(super) fn has_xattrs(&self) -> bool {
-        !self.with_xattrs.is_empty()
+    /// Puts the name of the index in front of an error, and a remedy behind damage: a log shows no
+    /// hints.
+    pub(super) fn named(&self, error: Error) -> Error {
+        match error.is_damage() {
+            true => {
+                let what = error.within(&self.name).to_string();
+                Error::corrupt(format!("{what}; make it again with archfs index and remount"))
+            }
+            false => error.within(&self.name),
+        }
     }
 
-    /// The attributes of a node: name and value.
-    pub(super) fn xattrs_of(&self, id: NodeId) -> impl Iterator<Item = (&[u8], &[u8])> {
-        let found = self.with_xattrs.binary_search_by_key(&id, |&(node, _)| node);
-        let at = found.ok().and_then(|at| self.with_xattrs.get(at)).map(|&(_, at)| index(at));
-        let mut rest = at.and_then(|at| self.xattrs.get(at..)).unwrap_or_default();
-        let mut count = take_number(&mut rest).unwrap_or(0);
-        std::iter::from_fn(move || {
-            count = count.checked_sub(1)?;
-            Some((take_bytes(&mut rest)?, take_bytes(&mut rest)?))
-        })
+    /// Drops what is in memory only for speed.
+    pub(super) fn release(&self) {
+        self.blocks.release();
+    }
+
+    fn record<const N: usize>(&self, section: Section, nth: u64) -> Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.bytes(section, nth.saturating_mul(length(N)), &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Fills `buffer` with the bytes of `section` from `at`.
+    fn bytes(&self, section: Section, at: u64, buffer: &mut [u8]) -> Result<()> {
+        let range = self.layout.range(section);
+        let start = range.start.saturating_add(at);
+        let end = start.saturating_add(length(buffer.len()));
+        if end > range.end {
+            let what = section.words();
+            return Err(Error::corrupt(format!("the index points past the end of its {what}")));
+        }
+        self.blocks.read(start, buffer)
     }
 }
 
-fn take_number(bytes: &mut &[u8]) -> Option<u32> {
-    let (number, rest) = bytes.split_first_chunk()?;
-    *bytes = rest;
-    Some(u32::from_le_bytes(*number))
+/// The error for a node that contradicts the others or the archive.
+fn wrong(id: NodeId, what: &str) -> Error {
+    Error::corrupt(format!("node {id}: {what}"))
 }
 
-fn take_bytes<'b>(bytes: &mut &'b [u8]) -> Option<&'b [u8]> {
-    let len = index(take_number(bytes)?);
-    let (taken, rest) = bytes.split_at_checked(len)?;
-    *bytes = rest;
-    Some(taken)
+/// What stands beside `id` in a table of `count` records that ascend.
+fn searched<T>(
+    count: u64,
+    id: NodeId,
+    read: impl Fn(u64) -> Result<(NodeId, T)>,
+) -> Result<Option<T>> {
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low.midpoint(high);
+        let (found, value) = read(middle)?;
+        match found.cmp(&id) {
+            Ordering::Less => low = middle.saturating_add(1),
+            Ordering::Greater => high = middle,
+            Ordering::Equal => return Ok(Some(value)),
+        }
+    }
+    Ok(None)
 }

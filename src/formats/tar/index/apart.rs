@@ -1,0 +1,157 @@
+//! An index taken apart and put together again, for tests and fuzzing.
+
+use super::super::sparse::Segment;
+use super::blocks::BLOCK;
+use super::file::{HASH, IndexFile, IndexOptions, Section, TAIL, hash_of};
+use super::key::Key;
+use super::output::Output;
+use super::{Allowance, Graft, Index, LINK_COUNT, MAP, Node, NodeId, SEGMENT, WITH_XATTRS};
+use crate::error::Result;
+use crate::formats::bytes::{Reader, index, length};
+use crate::storage::InMemory;
+use crate::sync::Arc;
+
+/// Everything that is in a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::formats::tar) struct Apart {
+    pub(super) key: Key,
+    pub(super) seek_points: Vec<u8>,
+    pub(super) decoded_len: u64,
+    pub(super) nodes: Vec<Node>,
+    pub(super) names: Vec<u8>,
+    pub(super) segments: Vec<Segment>,
+    /// Where each map ends, whose it is, and bytes that it stores.
+    pub(super) maps: Vec<(u64, NodeId, u64)>,
+    pub(super) links: Vec<(NodeId, u32)>,
+    pub(super) with_xattrs: Vec<(NodeId, u64)>,
+    pub(super) xattrs: Vec<u8>,
+    pub(super) grafts: Vec<Graft>,
+    pub(super) notes: Vec<String>,
+}
+
+/// The records of a section.
+fn records<T, const N: usize>(
+    index: &Index,
+    section: Section,
+    read: impl Fn(&mut Reader<'_>) -> Result<T>,
+) -> Result<Vec<T>> {
+    let bytes = index.section(section)?;
+    bytes.as_chunks::<N>().0.iter().map(|record| read(&mut Reader::new("record", record))).collect()
+}
+
+impl Apart {
+    /// The parts of `found`.
+    pub(in crate::formats::tar) fn of(found: &IndexFile) -> Result<Self> {
+        let parts = Self::of_index(&found.index)?;
+        let (key, seek_points) = (found.key.clone(), found.seek_points.clone());
+        Ok(Self { key, seek_points, ..parts })
+    }
+
+    /// The parts of `index` alone.
+    pub(in crate::formats::tar) fn of_index(index: &Index) -> Result<Self> {
+        let nodes = index.section(Section::Nodes)?;
+        let nodes = nodes.as_chunks().0.iter().map(Node::decoded).collect::<Result<_>>()?;
+        Ok(Self {
+            key: Key::default(),
+            seek_points: Vec::new(),
+            decoded_len: index.archive_len,
+            nodes,
+            names: index.section(Section::Names)?,
+            segments: records::<_, SEGMENT>(index, Section::Segments, |reader| {
+                Ok(Segment { offset: reader.u64()?, len: reader.u64()?, at: reader.u64()? })
+            })?,
+            maps: records::<_, MAP>(index, Section::Maps, |reader| {
+                Ok((reader.u64()?, reader.u32()?, reader.u64()?))
+            })?,
+            links: records::<_, LINK_COUNT>(index, Section::Links, |reader| {
+                Ok((reader.u32()?, reader.u32()?))
+            })?,
+            with_xattrs: records::<_, WITH_XATTRS>(index, Section::WithXattrs, |reader| {
+                Ok((reader.u32()?, reader.u64()?))
+            })?,
+            xattrs: index.section(Section::Xattrs)?,
+            grafts: index.grafts.clone(),
+            notes: index.notes.clone(),
+        })
+    }
+
+    /// The file.
+    pub(in crate::formats::tar) fn written(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut out = Output::new(&mut bytes, &self.key).expect("memory");
+        let sections: [(Section, Vec<u8>); 10] = [
+            (Section::Nodes, self.nodes.iter().flat_map(Node::encoded).collect()),
+            (Section::Names, self.names.clone()),
+            (Section::Segments, {
+                let numbers = |s: &Segment| [s.offset, s.len, s.at].map(u64::to_le_bytes).concat();
+                self.segments.iter().flat_map(numbers).collect()
+            }),
+            (Section::Maps, {
+                let numbers = |&(end, owner, stored): &(u64, u32, u64)| {
+                    [&end.to_le_bytes()[..], &owner.to_le_bytes(), &stored.to_le_bytes()].concat()
+                };
+                self.maps.iter().flat_map(numbers).collect()
+            }),
+            (Section::Links, {
+                let numbers =
+                    |&(id, count): &(u32, u32)| [id, count].map(u32::to_le_bytes).concat();
+                self.links.iter().flat_map(numbers).collect()
+            }),
+            (Section::WithXattrs, {
+                let numbers =
+                    |&(id, at): &(u32, u64)| [&id.to_le_bytes()[..], &at.to_le_bytes()].concat();
+                self.with_xattrs.iter().flat_map(numbers).collect()
+            }),
+            (Section::Xattrs, self.xattrs.clone()),
+            (Section::Grafts, {
+                let record = |graft: &Graft| {
+                    let numbers = [graft.at, graft.len, length(graft.path.len())];
+                    [&numbers.map(u64::to_le_bytes).concat(), &graft.path[..]].concat()
+                };
+                self.grafts.iter().flat_map(record).collect()
+            }),
+            (Section::Notes, {
+                let record = |note: &String| {
+                    [&length(note.len()).to_le_bytes()[..], note.as_bytes()].concat()
+                };
+                self.notes.iter().flat_map(record).collect()
+            }),
+            (Section::SeekPoints, self.seek_points.clone()),
+        ];
+        for (section, content) in sections {
+            out.begin(section);
+            out.bytes(&content).expect("memory");
+        }
+        out.finish(self.decoded_len).expect("memory");
+        bytes
+    }
+}
+
+/// Opens the index in `bytes`; up to `small` bytes of data it is checked as a whole.
+pub(in crate::formats::tar) fn read(bytes: Vec<u8>, small: u64) -> Result<IndexFile> {
+    let allowance = Arc::new(Allowance::new(1 << 20));
+    let opening = IndexOptions { small, ..IndexOptions::new("index", &allowance) };
+    IndexFile::open(Arc::new(InMemory::new(bytes)), &opening, &|_| Ok(()))
+}
+
+/// A file without its checksums: start, data, and the numbers of the tail.
+pub(in crate::formats::tar) fn without_sums(file: &[u8]) -> Vec<u8> {
+    let (before, tail) = file.split_at(file.len() - TAIL);
+    let numbers = &tail[..TAIL - HASH];
+    let (numbers_of, _) = numbers.as_chunks::<8>();
+    let data: u64 = numbers_of[1..].iter().map(|number| u64::from_le_bytes(*number)).sum();
+    let sums = data.div_ceil(length(BLOCK)) * 4;
+    [&before[..before.len() - index(sums)], numbers].concat()
+}
+
+/// The file that `bytes` are without its checksums, with right ones.
+pub(in crate::formats::tar) fn sealed(bytes: &[u8]) -> Vec<u8> {
+    let (before, numbers) = bytes.split_at(bytes.len().saturating_sub(TAIL - HASH));
+    let samples = before.get(68..72).and_then(|count| count.first_chunk().copied());
+    let samples = index(u32::from_le_bytes(samples.unwrap_or_default()));
+    let start = samples.saturating_mul(40).saturating_add(72).min(before.len());
+    let (start, data) = before.split_at(start);
+    let sums: Vec<u8> =
+        data.chunks(BLOCK).flat_map(|block| crc32fast::hash(block).to_le_bytes()).collect();
+    [before, &sums, numbers, &hash_of(start, &sums, numbers)].concat()
+}

@@ -1,0 +1,196 @@
+//! The refusing side of each rule of a small index, which is checked as a whole.
+
+use super::apart::{Apart, read};
+use super::node::LINK;
+use super::tests::{ALL, ARCHIVE, NOTHING, everything, walk};
+use super::*;
+use crate::error;
+
+/// The node at `path`.
+fn at<'i>(parts: &'i mut Apart, path: &str) -> &'i mut Node {
+    let mut id = ROOT as usize;
+    for name in path.split('/') {
+        let Content::Folder { first, count } = parts.nodes[id].content() else {
+            panic!("{path}: not in a folder");
+        };
+        let children = first as usize..(first + count) as usize;
+        let names = &parts.names;
+        let is_wanted = |&id: &usize| parts.nodes[id].name_in(names) == name.as_bytes();
+        id = children.into_iter().find(is_wanted).unwrap();
+    }
+    &mut parts.nodes[id]
+}
+
+/// One rule of an index: how to break it, and the words that tell so.
+type Rule = (&'static str, fn(&mut Apart), &'static str);
+
+fn assert_refused(rules: &[Rule]) {
+    for (what, break_it, words) in rules {
+        let mut parts = everything();
+        break_it(&mut parts);
+        let error = read(parts.written(), ALL).err().expect(what);
+        assert_eq!(error.kind(), error::Kind::Corrupt, "{what}");
+        assert!(error.to_string().contains(words), "{what}: {error}");
+        // Opened without a look at all of it, it is no danger.
+        if let Ok(found) = read(parts.written(), NOTHING) {
+            let _ = walk(&found.index, false);
+        }
+    }
+}
+
+#[test]
+fn refuses_files_that_reach_outside_the_archive() {
+    const OUTSIDE: &str = "outside the archive";
+    assert_refused(&[
+        ("past the end", |parts| at(parts, "z").content = ARCHIVE - 999, OUTSIDE),
+        ("an offset that overflows", |parts| at(parts, "z").content = u64::MAX, OUTSIDE),
+        ("larger than a file can be", |parts| at(parts, "z").size = 1 << 63, "can show"),
+        ("an image past the end", |parts| parts.grafts[0].at = ARCHIVE, OUTSIDE),
+        ("an image that overflows", |parts| parts.grafts[0].len = u64::MAX, OUTSIDE),
+        ("an image above the root", |parts| parts.grafts[0].path = b"../up".to_vec(), OUTSIDE),
+        ("an image at no name", |parts| parts.grafts[0].path = b"a//b".to_vec(), OUTSIDE),
+    ]);
+}
+
+#[test]
+fn refuses_maps_that_no_sparse_file_has() {
+    const NONE: &str = "sparse map is none";
+    const FILE: &str = "outside its file";
+    const ORDER: &str = "out of order";
+    assert_refused(&[
+        ("no such map", |parts| at(parts, "sparse").content = 2, NONE),
+        ("the map of another", |parts| at(parts, "sparse").content = 0, NONE),
+        ("a segment past the file", |parts| at(parts, "sparse").size = 1 << 40, FILE),
+        (
+            "a segment past the archive",
+            |parts| parts.segments[1].at = ARCHIVE,
+            "outside the archive",
+        ),
+        ("a segment that overflows", |parts| parts.segments[1].offset = u64::MAX, FILE),
+        ("an empty segment", |parts| parts.segments[0].len = 0, "it is empty"),
+        ("segments that overlap", |parts| parts.segments[1].offset = 511, ORDER),
+        ("bytes that are not stored", |parts| parts.maps[0].2 += 1, NONE),
+        ("maps out of order", |parts| parts.maps.reverse(), ORDER),
+        ("a map past the segments", |parts| parts.maps[1].0 = 5, ORDER),
+    ]);
+}
+
+#[test]
+fn refuses_folders_that_make_no_tree() {
+    const PLACE: &str = "not where they should be";
+    const LISTING: &str = "no listing";
+    assert_refused(&[
+        ("children of another", |parts| at(parts, "folder").content += 1, PLACE),
+        (
+            "an empty one without a place",
+            |parts| at(parts, "empty").content = u32::MAX.into(),
+            PLACE,
+        ),
+        ("itself among its children", |parts| parts.nodes[0].content = 0, PLACE),
+        ("more than there are", |parts| at(parts, "images").size = 9, PLACE),
+        ("more than any tree has", |parts| at(parts, "folder2").size = 1 << 40, PLACE),
+        ("past the last", |parts| parts.nodes.truncate(parts.nodes.len() - 1), PLACE),
+        ("names out of order", |parts| parts.nodes.swap(1, 2), LISTING),
+        (
+            "a name twice",
+            |parts| {
+                let Node { name, name_len, .. } = parts.nodes[1];
+                parts.nodes[2] = Node { name, name_len, ..parts.nodes[2] };
+            },
+            LISTING,
+        ),
+        ("a name outside", |parts| parts.nodes[1].name = u32::MAX, "its name is missing"),
+        (
+            "a name with a slash",
+            |parts| {
+                let name = at(parts, "z").name as usize;
+                parts.names[name] = b'/';
+            },
+            LISTING,
+        ),
+        ("no nodes", |parts| parts.nodes.clear(), "the root is no folder"),
+        (
+            "nothing at all",
+            |parts| *parts = Apart { decoded_len: ARCHIVE, ..Apart::default() },
+            "the root is no folder",
+        ),
+        (
+            "a root that is a file",
+            |parts| {
+                parts.nodes[0].size = 0;
+                parts.nodes[0].set(Content::Stored { at: 0 });
+            },
+            "the root is no folder",
+        ),
+        ("a folder in another one", |parts| at(parts, "folder").parent = 1, "in another folder"),
+        (
+            "a folder in two",
+            |parts| {
+                let inner = *at(parts, "folder");
+                let outer = at(parts, "folder2");
+                (outer.content, outer.size) = (inner.content, inner.size);
+            },
+            "where they should be",
+        ),
+        (
+            "a node in no folder",
+            |parts| {
+                let last = *parts.nodes.last().unwrap();
+                parts.nodes.push(last);
+            },
+            "in no folder",
+        ),
+    ]);
+}
+
+#[test]
+fn refuses_links_and_kinds_that_there_are_not() {
+    const SHOW: &str = "nothing a file system can show";
+    assert_refused(&[
+        ("a link to nothing", |parts| at(parts, "hard").content = 1 << 20, "names nothing"),
+        ("a link to a folder", |parts| at(parts, "hard").content = 0, "names nothing"),
+        (
+            "a link to itself",
+            |parts| {
+                let hard = parts.nodes.iter().position(|node| node.mode >> 12 == LINK).unwrap();
+                parts.nodes[hard].content = hard as u64;
+            },
+            "names nothing",
+        ),
+        ("no kind", |parts| at(parts, "z").mode = 0o644, SHOW),
+        ("an unknown kind", |parts| at(parts, "z").mode = 9 << 12, SHOW),
+        ("a target outside", |parts| at(parts, "link").content = u64::MAX, "target is missing"),
+        ("a target too long", |parts| at(parts, "link").size = 1 << 30, "target is missing"),
+        (
+            "a target longer than paths are",
+            |parts| {
+                parts.names.extend([b'x'; TAR_PATH_MAX + 1]);
+                let link = at(parts, "link");
+                (link.content, link.size) = (0, TAR_PATH_MAX as u64 + 1);
+            },
+            "target is missing",
+        ),
+    ]);
+}
+
+#[test]
+fn refuses_tables_that_do_not_fit_the_nodes() {
+    const ORDER: &str = "out of order";
+    const NONE: &str = "attributes in the index are none";
+    assert_refused(&[
+        ("links out of order", |parts| parts.links.reverse(), ORDER),
+        ("a node twice", |parts| parts.links[1].0 = parts.links[0].0, ORDER),
+        ("a link of no node", |parts| parts.links[1].0 = 1000, ORDER),
+        ("a link with one name", |parts| parts.links[1].1 = 1, ORDER),
+        ("attributes out of order", |parts| parts.with_xattrs.reverse(), ORDER),
+        ("attributes of no node", |parts| parts.with_xattrs[3].0 = 1000, ORDER),
+        ("attributes past the end", |parts| parts.with_xattrs[3].1 = u64::MAX, NONE),
+        ("attributes within others", |parts| parts.with_xattrs[3].1 += 4, NONE),
+        ("attributes cut off", |parts| parts.xattrs.truncate(parts.xattrs.len() - 1), NONE),
+        ("a set of none", |parts| parts.xattrs.extend([0; 4]), NONE),
+        ("an attribute without a name", |parts| parts.xattrs[4..8].fill(0), NONE),
+        ("a name longer than can be", |parts| parts.xattrs[5] = 1, NONE),
+        ("a NUL in a name", |parts| parts.xattrs[8] = 0, NONE),
+        ("more than there are", |parts| parts.xattrs[0] = 255, NONE),
+    ]);
+}
