@@ -1,10 +1,11 @@
 //! What a request costs once its blocks are cached, counting it included: no memory is allocated.
 //!
-//! Owns a counting allocator, which is why this is a program of its own with one test.
+//! Owns an allocator that counts for each thread, which is why this is a program of its own.
 #![expect(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::Command;
@@ -99,4 +100,95 @@ fn a_request_whose_blocks_are_cached_allocates_nothing() {
         let totals = stats.totals();
         assert_eq!((totals.all_requests(), totals.bytes), (26, 2 * cold.0 as u64));
     }
+}
+
+/// Members of a tar whose index is read block by block, and of each of its directories.
+const MEMBERS: usize = 30_000;
+const EACH: usize = 1000;
+
+fn directory(number: usize) -> String {
+    format!("directory{:03}", number / EACH)
+}
+
+fn file(number: usize) -> String {
+    format!("file{number:06}.jpeg")
+}
+
+/// A tar of empty files.
+fn tar_of_many() -> Vec<u8> {
+    let mut bytes = Vec::with_capacity((MEMBERS + 2) * 512);
+    for number in 0..MEMBERS {
+        let path = format!("{}/{}", directory(number), file(number));
+        let mut header = [0; 512];
+        header[..path.len()].copy_from_slice(path.as_bytes());
+        header[100..107].copy_from_slice(b"0000644");
+        header[124..135].copy_from_slice(b"00000000000");
+        header[148..156].fill(b' ');
+        header[156] = b'0';
+        header[257..265].copy_from_slice(b"ustar\x0000");
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+        bytes.extend(header);
+    }
+    bytes.resize(bytes.len() + 1024, 0);
+    bytes
+}
+
+/// Looks up files of the first directories and lists the first one; returns what was found.
+fn look_up(tree: &dyn Tree, paths: &[(String, String)]) -> (usize, u64) {
+    let find = |parent, name: &str| {
+        tree.lookup(parent, Name::parse(name.as_bytes()).unwrap()).unwrap().unwrap().ino
+    };
+    let (mut names, mut sum) = (0, 0);
+    for (directory, file) in paths {
+        let ino = find(find(Ino::ROOT, directory), file);
+        sum += tree.attr(ino).unwrap().ino.number();
+    }
+    let first = find(Ino::ROOT, &paths[0].0);
+    tree.read_dir(first, Cookie::START, &mut |entry| {
+        names += usize::from(tree.attr(entry.ino).is_ok());
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    (names, sum)
+}
+
+#[test]
+fn a_request_whose_blocks_of_a_saved_index_are_held_allocates_and_reads_nothing() {
+    let work = support::work_folder();
+    let tar = work.path().join("many.tar");
+    let index = work.path().join("many.tar.archfs-index");
+    std::fs::write(&tar, tar_of_many()).unwrap();
+    let options = OpenOptions::default();
+    let open =
+        || formats::open(std::slice::from_ref(&tar), &options, &Progress::default()).unwrap();
+    drop(open());
+    let saved = std::fs::read(&index).unwrap();
+    assert!(saved.len() > 3 << 19, "{} bytes are read as a whole", saved.len());
+    let tree = open();
+    let paths: Vec<_> = (0..5000).step_by(37).map(|nth| (directory(nth), file(nth))).collect();
+    let cold = look_up(tree.as_ref(), &paths);
+    assert_eq!(cold.0, EACH);
+
+    // Nothing that is read from here on can be right.
+    File::options().write(true).open(&index).unwrap().set_len(0).unwrap();
+    let before = ALLOCATIONS.with(Cell::get);
+    let warm = look_up(tree.as_ref(), &paths);
+    let allocations = ALLOCATIONS.with(Cell::get) - before;
+    assert_eq!(allocations, 0, "allocations of warm requests");
+    assert_eq!(warm, cold);
+
+    // What was not touched was not read, and what is released is read again.
+    let last = directory(MEMBERS - 1);
+    let in_last = |tree: &dyn Tree| {
+        let found = tree.lookup(Ino::ROOT, Name::parse(last.as_bytes()).unwrap())?;
+        let name = file(MEMBERS - 1);
+        tree.lookup(found.unwrap().ino, Name::parse(name.as_bytes()).unwrap())
+    };
+    assert!(in_last(tree.as_ref()).is_err(), "all of the index was read");
+    tree.release();
+    assert!(tree.attr(Ino::ROOT).is_err(), "nothing was released");
+    std::fs::write(&index, saved).unwrap();
+    assert_eq!(look_up(tree.as_ref(), &paths), cold);
+    assert!(in_last(tree.as_ref()).is_ok());
 }
