@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use super::super::header::BLOCK_LEN;
+use super::super::weight;
 use super::blocks::Allowance;
 use super::builder::Builder;
 use super::file::{IndexFile, IndexOptions, Section};
@@ -178,7 +179,8 @@ fn with_names_from(at: &mut u32, node: Node) -> Node {
 /// The index of a tree that is saved nowhere: in a temporary file if it is long, else in memory.
 ///
 /// # Errors
-/// `Io` where the temporary file cannot be read.
+/// `Io` where the temporary file cannot be read, or where the index would take memory that the job
+/// does not have.
 pub(in crate::formats::tar) fn unsaved(
     draft: Draft,
     decoded_len: u64,
@@ -186,16 +188,22 @@ pub(in crate::formats::tar) fn unsaved(
     allowance: &Arc<Allowance>,
 ) -> Result<Index> {
     let directory = std::env::temp_dir();
-    if draft.estimate() > IN_MEMORY_MAX {
-        match in_file(&draft, decoded_len, &directory) {
-            Ok(file) => return opened(Arc::new(file), draft, name, allowance),
-            Err(error) => log::warn!(
-                "{name}: its index does not fit in {}, and takes memory: {error}",
-                directory.display()
-            ),
+    if draft.estimate() <= IN_MEMORY_MAX {
+        return in_memory(draft, decoded_len, name, allowance);
+    }
+    let file = storage::unlinked(&directory);
+    if file.as_ref().is_ok_and(storage::is_in_memory) {
+        weight::check(draft.estimate())?;
+    }
+    match file.and_then(|file| written(file, &draft, decoded_len, &directory)) {
+        Ok(file) => opened(Arc::new(file), draft, name, allowance),
+        Err(error) => {
+            let place = directory.display();
+            log::warn!("{name}: its index does not fit in {place}, and takes memory: {error}");
+            weight::check(draft.estimate())?;
+            in_memory(draft, decoded_len, name, allowance)
         }
     }
-    in_memory(draft, decoded_len, name, allowance)
 }
 
 /// The index of a tree in memory.
@@ -214,8 +222,13 @@ pub(in crate::formats::tar) fn in_memory(
     opened(Arc::new(InMemory::new(bytes)), draft, name, allowance)
 }
 
-fn in_file(draft: &Draft, decoded_len: u64, directory: &Path) -> io::Result<FileStorage> {
-    let mut file: File = storage::unlinked(directory)?;
+/// The index in `file`, which lies in `directory` without a name.
+fn written(
+    mut file: File,
+    draft: &Draft,
+    decoded_len: u64,
+    directory: &Path,
+) -> io::Result<FileStorage> {
     draft.write(&Key::default(), decoded_len, &mut file)?;
     FileStorage::of(file, directory.to_owned())
 }
