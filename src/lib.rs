@@ -3,7 +3,7 @@
 //! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
 //! formats -> { cache, codecs, storage }` and `cli -> pack -> { formats, vfs, codecs, storage }`,
 //! every layer on top of `error`, `units`, `sync`, `stats`, `log`, `memory`, `control_group`,
-//! `kernel_file`, `mountinfo`, `ordered`, `processors`, `progress` and `inject`.
+//! `heap`, `kernel_file`, `mountinfo`, `ordered`, `processors`, `progress` and `inject`.
 //! docs/ARCHITECTURE.md tells why.
 
 pub mod cache;
@@ -13,6 +13,7 @@ pub mod control_group;
 pub mod error;
 pub mod formats;
 pub mod fuse;
+mod heap;
 pub mod inject;
 pub mod kernel_file;
 pub mod lifecycle;

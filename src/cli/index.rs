@@ -9,6 +9,7 @@ use super::args::open_watched;
 use super::term;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{OpenOptions, Saving};
+use crate::heap;
 use crate::log::Verbosity;
 
 /// Make the saved index of tars, so that mounting them takes no time
@@ -40,6 +41,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         return Err(Error::new(Kind::Usage, context));
     }
     crate::log::start(Verbosity::Usual, None);
+    heap::use_one_heap();
     for archive in &args.archives {
         let options = OpenOptions {
             recursive: args.recursive,

@@ -46,7 +46,6 @@ pub(super) mod slurm_end;
 pub(super) mod snapshot;
 mod stage;
 mod start;
-mod trim;
 
 use budget_share::Share;
 use hold::{Held, Hold, Step, TRY_AGAIN};

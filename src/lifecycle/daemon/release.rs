@@ -3,14 +3,14 @@
 //! Owns doing it and learning of the next request; leaves when that is to `quiet`, and what can go
 //! to the tree. Invariants: the daemon never waits for it, since a gigabyte takes a tenth of a
 //! second and unmounting may come first at any moment; no request waits for it but for its heap
-//! (`trim`), and none that comes meanwhile is missed for longer than until the next.
+//! (`heap`), and none that comes meanwhile is missed for longer than until the next.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::heap;
 use crate::inject;
 use crate::lifecycle::daemon::idle::{IdleTime, Step};
-use crate::lifecycle::daemon::trim::trim;
 use crate::stats::Stats;
 use crate::sync::{Arc, AtomicBool, Ordering, Weak};
 use crate::units::{show_duration, show_size};
@@ -86,7 +86,7 @@ fn release(tree: &Weak<dyn Tree>, stats: &Stats, idle: Duration) {
     if let Some(tree) = tree.upgrade() {
         tree.release();
     }
-    trim();
+    heap::trim();
     stats.count_release();
     let (freed, idle) = (show_size(before.saturating_sub(held())), show_duration(idle));
     log::info!("no request for {idle}: {freed} of cached blocks given back");

@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::cache::{self, Budget};
 use crate::error::{Error, Result};
 use crate::formats::{self, Acls, OpenOptions};
+use crate::heap;
 use crate::lifecycle::mount::mount_point::{self, Mountpoint};
 use crate::lifecycle::mount::{descriptor_path, inherited};
 use crate::lifecycle::share::{self, Client, Entry, Leases, MountLock, Record};
@@ -32,8 +33,8 @@ use super::mounted::Mounted;
 use super::report::Report;
 use super::signals::{self, Ignored, Wakes};
 use super::slurm_end::Script;
+use super::stage;
 use super::{Daemon, wait};
-use super::{stage, trim};
 
 /// Serves in the background, started by `launcher` with the arguments for `way`. Opening counts in
 /// `progress`; `opened` is called when it is done.
@@ -284,9 +285,9 @@ fn cache_bytes(wanted: Option<u64>) -> u64 {
 
 fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     if address_space::is_limited() {
-        trim::use_one_heap();
+        heap::use_one_heap();
     }
-    trim::map_large_buffers();
+    heap::map_large_buffers();
     let stats = Arc::new(Stats::default());
     let options = OpenOptions {
         offset: plan.offset,
