@@ -1,9 +1,9 @@
 //! Where the bytes of an archive come from.
 //!
-//! Owns reading at an offset, files as a whole, files without a name, files in a directory that is
-//! held open, who may replace a path, and the names of files in errors; leaves caching to `cache`
-//! and the meaning of the bytes to `formats`. Invariant: a read fills the whole buffer or fails,
-//! and may run from any number of threads at once.
+//! Owns reading at an offset, files as a whole, files without a name, lists in such files, files in
+//! a directory that is held open, who may replace a path, and the names of files in errors; leaves
+//! caching to `cache` and the meaning of the bytes to `formats`. Invariant: a read fills the whole
+//! buffer or fails, and may run from any number of threads at once.
 
 use crate::error::Result;
 
@@ -20,6 +20,7 @@ mod metered;
 mod new_file;
 mod page_cache;
 mod pool;
+mod spilled;
 mod trust;
 mod unlinked;
 mod window;
@@ -35,6 +36,7 @@ pub use in_memory::InMemory;
 pub use mem::MemStorage;
 pub use metered::Metered;
 pub use new_file::{Existing, NewFile};
+pub use spilled::{Spill, Spilled};
 pub use trust::{is_served_by_another, is_trusted, is_unmapped, weak_point};
 pub use unlinked::{free_bytes, is_in_memory, reserve, unlinked};
 pub use window::Window;

@@ -46,14 +46,16 @@ pub fn is_in_memory(file: &File) -> bool {
 /// # Errors
 /// `StorageFull`, `QuotaExceeded` where it is not there; none where the file system can not do it.
 pub fn reserve(file: &File, len: u64) -> io::Result<()> {
-    loop {
-        return match fallocate(file, FallocateFlags::empty(), 0, len) {
-            Err(Errno::INTR) => continue,
-            // Room can not be taken ahead there, or there is nothing to take.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) | Ok(()) => Ok(()),
-            Err(error) => Err(error.into()),
-        };
+    match allocate(file, len) {
+        // Room can not be taken ahead there, or there is nothing to take.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) | Ok(()) => Ok(()),
+        Err(error) => Err(error.into()),
     }
+}
+
+/// The same, and an error where the file system can not do it. The file is `len` bytes long then.
+pub(super) fn allocate(file: &File, len: u64) -> rustix::io::Result<()> {
+    rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, len))
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use crate::error::Result;
 use crate::formats::limits::{NESTING_MAX, TAR_SEARCH_MAX};
 use crate::ordered::ordered;
 use crate::progress::Progress;
+use crate::storage::Spill;
 use crate::storage::Storage;
 
 /// Threads that scan. Each waits for one small read most of the time, on a parallel file system a
@@ -95,7 +96,7 @@ pub(super) fn stored_cut(
         level = inner;
         depth = depth.saturating_add(1);
     }
-    Ok(scan.finish())
+    scan.finish()
 }
 
 /// Scans an archive that is decoded from its start to its end; archives within are scanned as they
@@ -135,7 +136,7 @@ pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Draft
             frames.push((walk, archive, Notes::default()));
         }
     }
-    Ok(scan.finish())
+    scan.finish()
 }
 
 fn is_tar(kind: Kind) -> bool {
@@ -160,7 +161,11 @@ pub(super) struct Scan {
 
 impl Default for Scan {
     fn default() -> Self {
-        Self { builder: Builder::new(), weight: Weight::new(), notes: Notes::default() }
+        Self {
+            builder: Builder::new(Spill::default()),
+            weight: Weight::new(),
+            notes: Notes::default(),
+        }
     }
 }
 
@@ -193,10 +198,14 @@ impl Scan {
         self.notes.append(notes.within(&self.builder.path(folder)));
     }
 
-    pub(super) fn finish(mut self) -> Draft {
-        let mut draft = self.builder.finish(&mut self.notes);
+    /// The tree of all that was added.
+    ///
+    /// # Errors
+    /// `Io` where there is no room for it.
+    pub(super) fn finish(mut self) -> Result<Draft> {
+        let mut draft = self.builder.finish(&mut self.notes)?;
         (draft.notes, draft.faults) = self.notes.told();
-        draft
+        Ok(draft)
     }
 }
 

@@ -200,7 +200,7 @@ fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Draft> {
             break;
         }
     }
-    Ok(scan.finish())
+    scan.finish()
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Whether the index of a tar fits in the memory that the job has left.
 //!
-//! An index takes about 80 bytes a member while it is made. A job that cannot hold it gets an error
-//! when it mounts, because otherwise the kernel would kill one of its processes. A saved index is
-//! read block by block, so it needs no weighing.
+//! An index takes about 80 bytes a member while it is made, in memory where temporary files are in
+//! memory. A job that cannot hold it gets an error when it mounts, because otherwise the kernel
+//! would kill one of its processes. A saved index is read block by block, so it needs no weighing.
 
 use crate::error::{Error, Kind, Result};
 use crate::kernel_file;
@@ -62,8 +62,10 @@ fn fits(bytes: u64, left: memory::Left) -> Result<()> {
         left.bound.leaves(),
         Size(left.bytes)
     );
-    Err(Error::new(Kind::Io, context)
-        .with_hint("give the job more memory, or mount an image: archfs pack ARCHIVE IMAGE.sqfs"))
+    Err(Error::new(Kind::Io, context).with_hint(
+        "set TMPDIR to a directory on a disk, give the job more memory, or mount an image: \
+         archfs pack ARCHIVE IMAGE.sqfs",
+    ))
 }
 
 /// Memory of this process that is no file's, bytes.

@@ -11,6 +11,7 @@
 //! the latest member before it that has the path it says.
 
 use std::collections::HashMap;
+use std::io;
 
 use super::super::chain::folder_name;
 use super::super::header::owner;
@@ -23,6 +24,7 @@ use super::{Content, Node, NodeId};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::{TAR_DEPTH_MAX, TAR_PIECES_MAX, TAR_XATTRS_MAX};
+use crate::storage::{Spill, Spilled};
 use crate::vfs::{FileKind, Name};
 
 /// A folder of the tree that is being made.
@@ -48,9 +50,9 @@ pub(in crate::formats::tar) struct Nested {
 pub(in crate::formats::tar) struct Builder {
     /// All members that are shown, if no other has their name. The `parent` of each is the number
     /// of its `Folder`.
-    pub(super) pending: Vec<Node>,
+    pub(super) pending: Spilled<Node>,
     /// Their names, and the targets of symbolic links.
-    pub(super) names: Vec<u8>,
+    pub(super) names: Spilled<u8>,
     /// Of each folder the place in `pending`; the root is none.
     pub(super) folders: Vec<Option<u32>>,
     pub(super) by_name: HashMap<(Folder, Box<[u8]>), Folder>,
@@ -73,6 +75,8 @@ pub(in crate::formats::tar) struct Builder {
     /// The folder that the last path led to: members mostly come folder by folder.
     pub(super) last: Option<(Folder, Vec<u8>, Folder)>,
     pub(super) depths: Depths,
+    /// Where the parts go that are as long as the archive has members.
+    pub(super) spill: Spill,
 }
 
 /// Members that are left out, as a note says it.
@@ -83,10 +87,11 @@ const TOO_MANY_PIECES: &str = "sparse files with more pieces than are kept of on
 const UNPLACED: Content = Content::Link { target: NodeId::MAX };
 
 impl Builder {
-    pub(in crate::formats::tar) fn new() -> Self {
+    /// A builder whose long lists go where `spill` says.
+    pub(in crate::formats::tar) fn new(spill: Spill) -> Self {
         Self {
-            pending: Vec::new(),
-            names: Vec::new(),
+            pending: Spilled::new(&spill),
+            names: Spilled::new(&spill),
             folders: vec![None],
             by_name: HashMap::new(),
             root: Node { mode: 0o755, uid: owner(0), gid: owner(0), ..Node::empty() },
@@ -102,6 +107,7 @@ impl Builder {
             grafts: Vec::new(),
             last: None,
             depths: Depths::new(),
+            spill,
         }
     }
 
@@ -109,7 +115,8 @@ impl Builder {
     /// `nested`.
     ///
     /// # Errors
-    /// `Unsupported` for an archive with more names than an index holds (4 GiB of them).
+    /// `Unsupported` for an archive with more names than an index holds (4 GiB of them); `Io` where
+    /// there is no room for them.
     pub(in crate::formats::tar) fn add(
         &mut self,
         archive: Nested,
@@ -185,7 +192,7 @@ impl Builder {
         let (content, size) = match (member.kind, member.body) {
             (Kind::Symlink, _) => {
                 let at = length(self.names.len());
-                self.names.extend(target);
+                self.names.extend_from_slice(target).map_err(no_room)?;
                 (Content::Symlink { target: at }, length(target.len()))
             }
             (Kind::CharDevice, Body::Device(number)) => {
@@ -227,7 +234,7 @@ impl Builder {
         let place = u32::try_from(self.names.len()).map_err(full)?;
         let number = u32::try_from(self.pending.len()).map_err(full)?;
         let name = name.as_bytes();
-        self.names.extend(name);
+        self.names.extend_from_slice(name).map_err(no_room)?;
         let mut node = Node {
             name: place,
             name_len: u8::try_from(name.len()).unwrap_or(u8::MAX),
@@ -239,9 +246,10 @@ impl Builder {
             gid: member.gid,
             size,
             content: 0,
+            padding: 0,
         };
         node.set(content);
-        self.pending.push(node);
+        self.pending.push(node).map_err(no_room)?;
         Ok(number)
     }
 
@@ -363,6 +371,13 @@ impl Builder {
     pub(super) fn name(&self, place: u32) -> &[u8] {
         self.at(place).map_or(&[], |node| node.name_in(&self.names))
     }
+}
+
+/// The error of a list that cannot grow.
+pub(super) fn no_room(error: io::Error) -> Error {
+    let directory = std::env::temp_dir();
+    let context = format!("no room for the index in {}, while it is made", directory.display());
+    Error::io(context, error).with_hint("set TMPDIR to a directory on a disk with more room")
 }
 
 /// The names on the way along `path`: `.` and empty ones vanish, `..` goes back and stops at the

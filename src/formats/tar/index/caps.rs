@@ -7,6 +7,7 @@ use super::super::notes::Notes;
 use super::super::sparse::Segment;
 use super::apart::Apart;
 use super::*;
+use crate::storage::Spill;
 use crate::sync::Arc;
 use crate::vfs::FileKind;
 
@@ -18,13 +19,14 @@ fn built(parts: Vec<(Xattrs, Option<Vec<Segment>>)>, room: (usize, usize)) -> (A
         let member = Member { size: 1 << 20, ..Member::new(0, Kind::Regular) };
         members.push(member, Parts { path: &path, link: b"", sparse, xattrs });
     }
-    let mut builder = Builder::new();
+    let mut builder = Builder::new(Spill::default());
     (builder.pieces_max, builder.xattrs_max) = room;
     let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
     let (mut inner, mut notes) = (Vec::new(), Notes::default());
     builder.add(whole, &members, members.list(), &mut inner, &mut notes).unwrap();
     let allowance = Arc::new(Allowance::new(0));
-    let index = in_memory(builder.finish(&mut notes), u64::MAX, "index", &allowance).unwrap();
+    let index =
+        in_memory(builder.finish(&mut notes).unwrap(), u64::MAX, "index", &allowance).unwrap();
     (Apart::of_index(&index).unwrap(), notes.lines())
 }
 

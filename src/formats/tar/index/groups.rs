@@ -6,13 +6,15 @@
 use std::collections::HashMap;
 
 use super::super::notes::Notes;
-use super::builder::{Builder, Folder};
+use super::builder::{Builder, Folder, no_room};
+use crate::error::Result;
 use crate::formats::bytes::index;
+use crate::storage::Spilled;
 use crate::vfs::FileKind;
 
 /// Places in `pending`, folder by folder, in the order of their names, then as `Depths` ranks them.
 pub(super) struct Groups {
-    pub(super) order: Vec<u32>,
+    pub(super) order: Spilled<u32>,
     /// Where the children of each folder begin in `order`, and where the last ones end.
     starts: Vec<usize>,
 }
@@ -20,9 +22,12 @@ pub(super) struct Groups {
 impl Groups {
     /// Sorts what is pending: first into folders, then by name within each, where it is mostly
     /// sorted already and at least close together in memory.
-    pub(super) fn new(builder: &Builder) -> Self {
+    ///
+    /// # Errors
+    /// `Io` where there is no room for the order.
+    pub(super) fn new(builder: &Builder) -> Result<Self> {
         let mut starts = vec![0_usize; builder.folders.len().saturating_add(1)];
-        for pending in &builder.pending {
+        for pending in builder.pending.iter() {
             if let Some(count) = starts.get_mut(index(pending.parent).saturating_add(1)) {
                 *count = count.saturating_add(1);
             }
@@ -33,7 +38,8 @@ impl Groups {
             *start = sum;
         }
         let mut ends = starts.clone();
-        let mut order = vec![0_u32; builder.pending.len()];
+        let mut order =
+            Spilled::filled(0_u32, builder.pending.len(), &builder.spill).map_err(no_room)?;
         for (place, pending) in builder.pending.iter().enumerate() {
             let Some(end) = ends.get_mut(index(pending.parent)) else { continue };
             if let Some(slot) = order.get_mut(*end) {
@@ -50,7 +56,7 @@ impl Groups {
                 });
             }
         }
-        Self { order, starts }
+        Ok(Self { order, starts })
     }
 
     pub(super) fn of(&self, folder: Folder) -> &[u32] {
@@ -69,13 +75,16 @@ impl Groups {
     }
 
     /// The one of each name that is shown, and none of the links that name nothing.
+    ///
+    /// # Errors
+    /// `Io` where there is no room for the order.
     pub(super) fn shown(
         &self,
         builder: &Builder,
         targets: &HashMap<u32, u32>,
         notes: &mut Notes,
-    ) -> Self {
-        let mut order = Vec::with_capacity(self.order.len());
+    ) -> Result<Self> {
+        let mut order = Spilled::new(&builder.spill);
         let mut starts = Vec::with_capacity(self.starts.len());
         let folders = 0..u32::try_from(builder.folders.len()).unwrap_or(u32::MAX);
         for folder in folders.map(Folder) {
@@ -89,10 +98,12 @@ impl Groups {
                 }
                 let alive =
                     |place: &&u32| !builder.is_link(**place) || targets.contains_key(*place);
-                order.extend(folder.or_else(|| run.iter().rev().find(alive)));
+                if let Some(&shown) = folder.or_else(|| run.iter().rev().find(alive)) {
+                    order.push(shown).map_err(no_room)?;
+                }
             }
         }
         starts.push(order.len());
-        Self { order, starts }
+        Ok(Self { order, starts })
     }
 }

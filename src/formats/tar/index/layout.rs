@@ -5,11 +5,13 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::super::notes::Notes;
-use super::builder::{Builder, Folder, cleaned};
+use super::builder::{Builder, Folder, cleaned, no_room};
 use super::draft::Draft;
 use super::groups::Groups;
 use super::{Content, Graft, Node, NodeId, ROOT};
+use crate::error::Result;
 use crate::formats::bytes::index;
+use crate::storage::Spilled;
 use crate::vfs::{FileKind, Name};
 
 /// A hard link: its place in `pending`, the folder its path starts at, and that path in
@@ -23,9 +25,9 @@ pub(super) struct HardLink {
 /// The members in the order of the nodes.
 pub(super) struct Order {
     /// Of each node its place in `pending`; the root has none.
-    pub(super) places: Vec<u32>,
+    pub(super) places: Spilled<u32>,
     /// Of each member its node; those that are not shown have none.
-    ids: Vec<NodeId>,
+    ids: Spilled<NodeId>,
     /// Of each folder its first child and how many it has.
     children: Vec<(NodeId, u32)>,
     /// Of each hard link the place of the member that it names.
@@ -39,16 +41,19 @@ const NONE: u32 = u32::MAX;
 
 impl Builder {
     /// The finished tree.
-    pub(in crate::formats::tar) fn finish(mut self, notes: &mut Notes) -> Draft {
+    ///
+    /// # Errors
+    /// `Io` where there is no room for the order of its nodes.
+    pub(in crate::formats::tar) fn finish(mut self, notes: &mut Notes) -> Result<Draft> {
         self.by_name.shrink_to_fit();
-        let groups = Groups::new(&self);
+        let groups = Groups::new(&self)?;
         let depths = &self.depths;
         self.hard_links.sort_by_key(|link| depths.rank(link.pending));
         let targets = self.resolve_links(&groups, notes);
-        let shown = groups.shown(&self, &targets, notes);
+        let shown = groups.shown(&self, &targets, notes)?;
         drop(groups);
-        let order = self.ordered(&shown, targets);
-        Draft::new(self, order)
+        let order = self.ordered(&shown, targets)?;
+        Ok(Draft::new(self, order))
     }
 
     /// Of each hard link (by its place in `pending`) the place of the member it names.
@@ -97,11 +102,11 @@ impl Builder {
 
     /// Numbers the nodes: the root, its children, then the children of each folder in the order in
     /// which the folders stand.
-    fn ordered(&self, shown: &Groups, targets: HashMap<u32, u32>) -> Order {
-        let mut places = Vec::with_capacity(shown.order.len().saturating_add(1));
-        let mut ids = vec![NONE; self.pending.len()];
+    fn ordered(&self, shown: &Groups, targets: HashMap<u32, u32>) -> Result<Order> {
+        let mut places = Spilled::new(&self.spill);
+        let mut ids = Spilled::filled(NONE, self.pending.len(), &self.spill).map_err(no_room)?;
         let mut children = vec![(0, 0); self.folders.len()];
-        places.push(NONE);
+        places.push(NONE).map_err(no_room)?;
         let mut next = 0;
         while let Some(&place) = places.get(next) {
             if let Some(folder) = self.folder_at(place) {
@@ -114,14 +119,14 @@ impl Builder {
                     if let Some(id) = ids.get_mut(index(place)) {
                         *id = id_of(places.len());
                     }
-                    places.push(place);
+                    places.push(place).map_err(no_room)?;
                 }
             }
             next = next.saturating_add(1);
         }
         let mut order = Order { places, ids, children, targets, links: Vec::new() };
         order.count_links(self);
-        order
+        Ok(order)
     }
 
     /// The folder that the member at `place` is; the root has no place.
@@ -171,7 +176,7 @@ impl Order {
 
     fn count_links(&mut self, builder: &Builder) {
         let mut names_of: HashMap<NodeId, u32> = HashMap::new();
-        for (id, &place) in (0..).zip(&self.places) {
+        for (id, &place) in (0..).zip(self.places.iter()) {
             let target = builder.is_link(place).then(|| self.targets.get(&place)).flatten();
             let Some(known) = target.and_then(|&target| self.ids.get_mut(index(target))) else {
                 continue;

@@ -1,5 +1,7 @@
 //! One name of the tree: what it stands for, and its record in an index.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use super::NodeId;
 use crate::error::Result;
 use crate::formats::bytes::{Reader, index};
@@ -8,26 +10,31 @@ use crate::vfs::FileKind;
 /// Bytes of a node in an index.
 pub(super) const NODE: usize = 47;
 
-/// One name of the tree and what it stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One name of the tree and what it stands for. The order of the fields leaves no gaps, so that
+/// nodes can be kept in a file while the tree is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub(in crate::formats::tar) struct Node {
-    /// Where its name is among all names, and its length in bytes.
-    pub(super) name: u32,
-    pub(super) name_len: u8,
-    /// Kind in the upper four bits, permissions in the lower twelve.
-    pub(super) mode: u16,
-    /// The directory that it is in; the root is in itself. Of a member that is not in an index yet
-    /// the number of a `Folder`.
-    pub(super) parent: NodeId,
-    pub(in crate::formats::tar) nanoseconds: u32,
     pub(in crate::formats::tar) seconds: i64,
-    pub(in crate::formats::tar) uid: u32,
-    pub(in crate::formats::tar) gid: u32,
     /// Bytes of a file or of a link's target; children of a directory.
     pub(in crate::formats::tar) size: u64,
     /// By kind: offset in the archive, number of the sparse map, first child, offset of the target
     /// among the names, device number, or the node that this is another name of.
     pub(super) content: u64,
+    /// Where its name is among all names.
+    pub(super) name: u32,
+    /// The directory that it is in; the root is in itself. Of a member that is not in an index yet
+    /// the number of a `Folder`.
+    pub(super) parent: NodeId,
+    pub(in crate::formats::tar) nanoseconds: u32,
+    pub(in crate::formats::tar) uid: u32,
+    pub(in crate::formats::tar) gid: u32,
+    /// Kind in the upper four bits, permissions in the lower twelve.
+    pub(super) mode: u16,
+    /// Length of its name in bytes.
+    pub(super) name_len: u8,
+    /// Nothing.
+    pub(super) padding: u8,
 }
 
 /// What a node is, taken apart.
@@ -80,6 +87,7 @@ impl Node {
             gid: 0,
             size: 0,
             content: 0,
+            padding: 0,
         }
     }
 
@@ -129,8 +137,19 @@ impl Node {
 
     /// Its record.
     pub(super) fn encoded(&self) -> [u8; NODE] {
-        let Self { name, name_len, mode, parent, nanoseconds, seconds, uid, gid, size, content } =
-            self;
+        let Self {
+            name,
+            name_len,
+            mode,
+            parent,
+            nanoseconds,
+            seconds,
+            uid,
+            gid,
+            size,
+            content,
+            ..
+        } = self;
         let mut bytes = [0; NODE];
         let mut rest = bytes.as_mut_slice();
         let mut put = |field: &[u8]| {
@@ -169,6 +188,7 @@ impl Node {
             gid: reader.u32()?,
             size: reader.u64()?,
             content: reader.u64()?,
+            padding: 0,
         })
     }
 

@@ -13,7 +13,7 @@ use super::apart::{Apart, read, sealed, without_sums};
 use super::blocks::BLOCK;
 use super::file::TAIL;
 use super::*;
-use crate::storage::{Faults, FaultyStorage, InMemory, MemStorage, Storage};
+use crate::storage::{Faults, FaultyStorage, InMemory, MemStorage, Spill, Storage};
 use crate::sync::Arc;
 use crate::vfs::Timestamp;
 
@@ -64,26 +64,35 @@ impl Packer {
         self.add(kind, path, "", Body::Stored(0), (10, parts));
     }
 
-    fn draft(&self) -> Draft {
-        let (mut builder, mut nested) = (Builder::new(), Vec::new());
+    fn draft(&self, spill: Spill) -> Draft {
+        let (mut builder, mut nested) = (Builder::new(spill), Vec::new());
         let mut notes = Notes::default();
         let list = self.members.list();
         let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
         builder.add(whole, &self.members, list, &mut nested, &mut notes).unwrap();
-        let mut draft = builder.finish(&mut notes);
+        let mut draft = builder.finish(&mut notes).unwrap();
         draft.notes = vec!["a note".into(), "another, longer note".into()];
         draft
     }
 
     /// Its parts, of an archive of `ARCHIVE` bytes.
     fn parts(&self) -> Apart {
+        self.parts_made(Spill::default())
+    }
+
+    fn parts_made(&self, spill: Spill) -> Apart {
         let allowance = Arc::new(Allowance::new(0));
-        Apart::of_index(&in_memory(self.draft(), ARCHIVE, "index", &allowance).unwrap()).unwrap()
+        let draft = self.draft(spill);
+        Apart::of_index(&in_memory(draft, ARCHIVE, "index", &allowance).unwrap()).unwrap()
     }
 }
 
 /// One of everything an index holds, made as a scan makes it.
 pub(super) fn everything() -> Apart {
+    everything_made(Spill::default())
+}
+
+fn everything_made(spill: Spill) -> Apart {
     let mut packer = Packer { members: Members::default() };
     packer.with_xattrs(Kind::Directory, ".", &["user.root"]);
     packer.with_xattrs(Kind::Directory, "folder", &["user.a", "user.bb"]);
@@ -111,7 +120,13 @@ pub(super) fn everything() -> Apart {
         samples: vec![(0, [1; 32]), (512, [2; 32])],
     };
     let seek_points = b"seek points".to_vec();
-    Apart { key, seek_points, ..packer.parts() }
+    Apart { key, seek_points, ..packer.parts_made(spill) }
+}
+
+#[test]
+fn a_tree_made_in_files_is_the_one_made_in_memory() {
+    let directory = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    assert_eq!(everything_made(Spill::new(directory, 0)), everything());
 }
 
 /// Data that is checked as a whole when it is opened, bytes: any, or none.
