@@ -271,8 +271,9 @@ fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
         let Some(stage) = stage() else { return };
         let mut command = archfs();
         command.args(["run", "-q", "--grace", "1h"]).arg(&stage.image).arg(&stage.place);
+        // A signal that comes between two commands of bash is looked at when read(2) returns.
         let script = "trap '' TERM HUP; trap 'echo interrupted' INT; echo started; \
-                      while ! read x; do :; done; exit 6";
+                      while ! read -t 1 x; do :; done; exit 6";
         let mut run = Talker::start(command.args(["--", "bash", "-c", script]));
         assert_eq!(run.line(), "started");
         // Alone, an interrupt is the command's.
