@@ -14,6 +14,10 @@ use rustix::io::Errno;
 /// Magic numbers of the file systems whose files are in memory (linux/magic.h): tmpfs, ramfs.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
+/// Those of file systems whose fallocate(2) gives a file its blocks: ext4 (and ext3, which has no
+/// such call), XFS.
+const WITH_BLOCKS: [u64; 2] = [0xef53, 0x5846_5342];
+
 /// An unlinked file in `directory` that can be read and written.
 ///
 /// # Errors
@@ -39,6 +43,11 @@ pub fn free_bytes(file: &File) -> io::Result<Option<u64>> {
 pub fn is_in_memory(file: &File) -> bool {
     // The width of the number differs among machines.
     fstatfs(file).is_ok_and(|found| IN_MEMORY.contains(&(found.f_type as u64)))
+}
+
+/// Whether what `allocate` took for `file` is its own, so that writing there never lacks room.
+pub(super) fn has_blocks(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|found| WITH_BLOCKS.contains(&(found.f_type as u64)))
 }
 
 /// Takes the room for `len` bytes, so that writing them can not fail for want of it.

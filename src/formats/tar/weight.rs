@@ -63,7 +63,7 @@ fn fits(bytes: u64, left: memory::Left) -> Result<()> {
         Size(left.bytes)
     );
     Err(Error::new(Kind::Io, context).with_hint(
-        "set TMPDIR to a directory on a disk, give the job more memory, or mount an image: \
+        "set TMPDIR to a directory on a local disk (ext4, XFS), give the job more memory, or mount an image: \
          archfs pack ARCHIVE IMAGE.sqfs",
     ))
 }

@@ -376,8 +376,11 @@ impl Builder {
 /// The error of a list that cannot grow.
 pub(super) fn no_room(error: io::Error) -> Error {
     let directory = std::env::temp_dir();
-    let context = format!("no room for the index in {}, while it is made", directory.display());
-    Error::io(context, error).with_hint("set TMPDIR to a directory on a disk with more room")
+    let context = format!("making the index in memory or in {}", directory.display());
+    Error::io(context, error).with_hint(
+        "set TMPDIR to a directory with more room on a local disk (ext4, XFS), or give the job \
+         more memory",
+    )
 }
 
 /// The names on the way along `path`: `.` and empty ones vanish, `..` goes back and stops at the

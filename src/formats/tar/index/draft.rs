@@ -148,6 +148,10 @@ impl Draft {
         }
         out.begin(Section::SeekPoints);
         out.bytes(seek_points)?;
+        // The tail makes it an index, so not before all that was written is known to be right.
+        builder.pending.check()?;
+        builder.names.check()?;
+        order.check()?;
         out.finish(decoded_len)
     }
 

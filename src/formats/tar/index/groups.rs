@@ -51,7 +51,7 @@ impl Groups {
             let &[start, end] = window else { continue };
             if let Some(children) = order.get_mut(start..end) {
                 let rank = |place: u32| builder.depths.rank(place);
-                children.sort_by(|&a, &b| {
+                children.sort_unstable_by(|&a, &b| {
                     builder.name(a).cmp(builder.name(b)).then_with(|| rank(a).cmp(&rank(b)))
                 });
             }
@@ -84,7 +84,8 @@ impl Groups {
         targets: &HashMap<u32, u32>,
         notes: &mut Notes,
     ) -> Result<Self> {
-        let mut order = Spilled::new(&builder.spill);
+        let mut order =
+            Spilled::with_capacity(self.order.len(), &builder.spill).map_err(no_room)?;
         let mut starts = Vec::with_capacity(self.starts.len());
         let folders = 0..u32::try_from(builder.folders.len()).unwrap_or(u32::MAX);
         for folder in folders.map(Folder) {

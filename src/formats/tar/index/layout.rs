@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::io;
 
 use super::super::notes::Notes;
 use super::builder::{Builder, Folder, cleaned, no_room};
@@ -103,7 +104,8 @@ impl Builder {
     /// Numbers the nodes: the root, its children, then the children of each folder in the order in
     /// which the folders stand.
     fn ordered(&self, shown: &Groups, targets: HashMap<u32, u32>) -> Result<Order> {
-        let mut places = Spilled::new(&self.spill);
+        let count = shown.order.len().saturating_add(1);
+        let mut places = Spilled::with_capacity(count, &self.spill).map_err(no_room)?;
         let mut ids = Spilled::filled(NONE, self.pending.len(), &self.spill).map_err(no_room)?;
         let mut children = vec![(0, 0); self.folders.len()];
         places.push(NONE).map_err(no_room)?;
@@ -169,6 +171,14 @@ impl Builder {
 }
 
 impl Order {
+    /// Whether what the kernel wrote out of it can be read back.
+    ///
+    /// # Errors
+    /// That of the disk.
+    pub(super) fn check(&self) -> io::Result<()> {
+        self.places.check().and_then(|()| self.ids.check())
+    }
+
     /// The node of the member at `place`, if it is shown.
     fn id(&self, place: u32) -> Option<NodeId> {
         self.ids.get(index(place)).copied().filter(|&id| id != NONE)

@@ -33,7 +33,7 @@ pub(in crate::formats::tar) struct Node {
     pub(super) mode: u16,
     /// Length of its name in bytes.
     pub(super) name_len: u8,
-    /// Nothing.
+    /// Always 0; fills the record.
     pub(super) padding: u8,
 }
 
@@ -148,7 +148,7 @@ impl Node {
             gid,
             size,
             content,
-            ..
+            padding: _,
         } = self;
         let mut bytes = [0; NODE];
         let mut rest = bytes.as_mut_slice();
