@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::budget::{Part, Resize};
 use super::permits::{Permit, Permits};
+use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex, Weak};
 
 /// A cache that can give memory back.
@@ -59,6 +60,16 @@ impl Room {
     /// The same at once, or `None`: for work that can wait.
     pub fn now(&self, bytes: u64) -> Option<Permit> {
         self.permits.now(bytes, |missing| self.evict(missing))
+    }
+
+    /// The same for decoding ahead.
+    ///
+    /// # Errors
+    /// `Busy` where there is no room now.
+    pub fn ahead(&self, bytes: u64) -> Result<Permit> {
+        self.now(bytes).ok_or_else(|| {
+            Error::new(Kind::Busy, "no room to decode ahead, others are waiting for it")
+        })
     }
 
     /// To be called when a value with a permit has entered a cache.

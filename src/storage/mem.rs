@@ -2,14 +2,14 @@
 //!
 //! Owns injected faults; is not part of the program.
 
-use super::Storage;
+use super::{InMemory, Storage};
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Bytes in memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct MemStorage {
-    bytes: Vec<u8>,
+    bytes: InMemory,
     /// Reads that are still to fail with an I/O error.
     failing: AtomicU64,
     reads: AtomicU64,
@@ -19,7 +19,8 @@ pub struct MemStorage {
 impl MemStorage {
     /// Storage that holds `bytes`.
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, ..Self::default() }
+        let (failing, reads, bytes_read) = Default::default();
+        Self { bytes: InMemory::new(bytes), failing, reads, bytes_read }
     }
 
     /// Lets the next `count` reads fail.
@@ -40,7 +41,7 @@ impl MemStorage {
 
 impl Storage for MemStorage {
     fn len(&self) -> u64 {
-        self.bytes.len().try_into().unwrap_or(u64::MAX)
+        self.bytes.len()
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
@@ -50,10 +51,6 @@ impl Storage for MemStorage {
         if self.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
             return Err(Error::io("injected fault", std::io::Error::other("no reason")));
         }
-        let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let end = start.saturating_add(buffer.len());
-        let bytes = self.bytes.get(start..end);
-        buffer.copy_from_slice(bytes.ok_or_else(|| Error::corrupt("past the end"))?);
-        Ok(())
+        self.bytes.read_exact_at(buffer, offset)
     }
 }

@@ -41,13 +41,18 @@ pub fn free_bytes(file: &File) -> io::Result<Option<u64>> {
 
 /// Whether the bytes of `file` are in memory and nowhere else.
 pub fn is_in_memory(file: &File) -> bool {
-    // The width of the number differs among machines.
-    fstatfs(file).is_ok_and(|found| IN_MEMORY.contains(&(found.f_type as u64)))
+    is_on(file, &IN_MEMORY)
 }
 
 /// Whether what `allocate` took for `file` is its own, so that writing there never lacks room.
 pub(super) fn has_blocks(file: &File) -> bool {
-    fstatfs(file).is_ok_and(|found| WITH_BLOCKS.contains(&(found.f_type as u64)))
+    is_on(file, &WITH_BLOCKS)
+}
+
+/// Whether the file system of `file` has one of these magic numbers.
+fn is_on(file: &File, kinds: &[u64]) -> bool {
+    // The width of the number differs among machines.
+    fstatfs(file).is_ok_and(|found| kinds.contains(&(found.f_type as u64)))
 }
 
 /// Takes the room for `len` bytes, so that writing them can not fail for want of it.

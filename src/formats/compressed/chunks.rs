@@ -204,9 +204,7 @@ impl ChunkCache {
             is_new = true;
             let mut permit = match demand {
                 Demand::Now => self.wait(cost()),
-                Demand::Ahead => self.now(cost()).ok_or_else(|| {
-                    Error::new(Kind::Busy, "no room to decode ahead, others are waiting for it")
-                })?,
+                Demand::Ahead => self.room.ahead(cost())?,
             };
             let bytes = decode()?;
             permit.shrink(length(bytes.capacity()));

@@ -202,12 +202,7 @@ impl Data {
                     let mut was_loaded = false;
                     self.cache.get_or_load(piece.extent, || {
                         was_loaded = true;
-                        let permit = || {
-                            self.room.now(self.block_size()).ok_or_else(|| {
-                                let context = "no room to decode ahead, others are waiting for it";
-                                Error::new(Kind::Busy, context)
-                            })
-                        };
+                        let permit = || self.room.ahead(self.block_size());
                         let block = self.load(piece.extent, &mut run, &pieces, permit)?;
                         Ok(Arc::new(block.fitted()))
                     })?;
