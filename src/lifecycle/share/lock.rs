@@ -36,6 +36,10 @@ pub(super) const SOCKET: &str = ".socket";
 /// How often a lock that another process holds is tried again.
 const RETRY: Duration = Duration::from_millis(2);
 
+/// How long other processes may keep a private mount from locking a file that only it uses; they
+/// look at it for microseconds.
+const PRIVATE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The largest record that is read, bytes: some 100,000 archives.
 const RECORD_MAX: u64 = 32 << 20;
 
@@ -50,6 +54,11 @@ pub(super) fn key(mount_point: &Path) -> String {
         digest.update(b"\0");
     }
     format!("{:032x}", digest.digest128())
+}
+
+/// How the names of the records of private mounts at `mount_point` begin.
+fn private_prefix(mount_point: &Path) -> String {
+    key(mount_point) + "-"
 }
 
 /// The lock of a mount point, free again when this and every duplicate of it is dropped.
@@ -91,10 +100,17 @@ impl MountLock {
     /// `Io` where no file can be created.
     pub(in crate::lifecycle) fn private(record: &Record) -> Result<Self> {
         clear_others(&record.mount_point);
-        let name = format!("{}-{}{RECORD}", key(&record.mount_point), record.process);
-        match Registry::create_in(|registry| Self::open(registry, &name, Some(record)))? {
-            Attempt::Locked(lock) => Ok(lock),
-            Attempt::Taken | Attempt::Gone => Err(Error::new(Kind::Io, "the record is in use")),
+        let name = format!("{}{}{RECORD}", private_prefix(&record.mount_point), record.process);
+        let deadline = Instant::now() + PRIVATE_PATIENCE;
+        loop {
+            match Registry::create_in(|registry| Self::open(registry, &name, Some(record)))? {
+                Attempt::Locked(lock) => return Ok(lock),
+                // Another process looked at the file, or removed it, before it was locked.
+                Attempt::Taken | Attempt::Gone if Instant::now() < deadline => thread::sleep(RETRY),
+                Attempt::Taken | Attempt::Gone => {
+                    return Err(Error::new(Kind::Io, "the record is in use"));
+                }
+            }
         }
     }
 
@@ -327,13 +343,17 @@ impl RecordFile {
 
 /// Removes other records of `mount_point` whose daemons are gone: those of private mounts, and of
 /// mounts in another namespace. A directory that such a daemon was about to create is marked as
-/// created by archfs.
+/// created by archfs. The record of a private mount is known by its name as well: a daemon that was
+/// killed before it had written anything leaves an empty one.
 pub(in crate::lifecycle) fn clear_others(mount_point: &Path) {
+    let prefix = private_prefix(mount_point);
     for file in RecordFile::all_of(geteuid().as_raw()) {
-        let is_left = |record: &Record| {
-            record.mount_point == mount_point && record.is_of_this_node() && !file.is_locked
+        let is_of_the_mount_point = match &file.record {
+            Some(record) => record.mount_point == mount_point && record.is_of_this_node(),
+            None => file.name.starts_with(&prefix),
         };
-        if file.record.as_ref().is_some_and(is_left)
+        if is_of_the_mount_point
+            && !file.is_locked
             && let Some(lock) = file.try_lock()
         {
             if let Some(begun) = lock.begun() {
@@ -490,5 +510,40 @@ mod tests {
         assert!(path.exists(), "of another mount point");
         clear_others(&mount_point);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn an_empty_record_of_a_private_mount_goes_with_the_next_use() {
+        let work = tempfile::tempdir().unwrap();
+        let (mount_point, other) = (work.path().join("mount"), work.path().join("other"));
+        let private = MountLock::private(&record(&mount_point)).unwrap();
+        let path = private.registry.path(&private.name);
+        private.file.set_len(0).unwrap();
+        clear_others(&mount_point);
+        assert!(path.exists(), "it is in use");
+        drop(private);
+        clear_others(&other);
+        assert!(path.exists(), "of another mount point");
+        clear_others(&mount_point);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_private_mount_waits_for_those_who_look_at_its_record() {
+        let work = tempfile::tempdir().unwrap();
+        let mount_point = work.path().join("mount");
+        let path = {
+            let private = MountLock::private(&record(&mount_point)).unwrap();
+            private.registry.path(&private.name)
+        };
+        let looking = File::open(&path).unwrap();
+        flock(&looking, FlockOperation::LockShared).unwrap();
+        thread::scope(|scope| {
+            let locking = scope.spawn(|| MountLock::private(&record(&mount_point)).unwrap());
+            thread::sleep(10 * RETRY);
+            assert!(!locking.is_finished());
+            drop(looking);
+            locking.join().unwrap().remove();
+        });
     }
 }
