@@ -16,6 +16,7 @@ use std::time::Duration;
 mod support;
 
 use support::mount::{CleanUp, unmount_by};
+use support::node::{self, OTHER, OWNER};
 use support::{archfs, can_mount, run, work_folder};
 
 /// Members of the usual archive: more than make an index worthwhile, so that few are sampled.
@@ -28,10 +29,6 @@ const NEW_NAME: &str = "g00010";
 
 /// The name that it gets in an index, between those of its neighbours.
 const NAME_IN_INDEX: &str = "f0000x";
-
-/// An ordinary user and another one.
-const USER: u32 = 65_534;
-const OTHER: u32 = 65_533;
 
 /// The header of a file: ustar.
 fn header(name: &str, size: usize) -> [u8; 512] {
@@ -197,16 +194,6 @@ fn listed(command: &mut Command) -> (String, String) {
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777
-}
-
-/// Whether this test can act as other users. Where it can not, that is loud, or fatal in CI.
-fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    assert!(is_root || std::env::var_os("CI").is_none(), "CI must run as root");
-    if !is_root {
-        eprintln!("SKIPPED: this test acts as several users; it needs root");
-    }
-    is_root
 }
 
 /// Bytes of the tail of an index: its numbers, and the hash behind them.
@@ -587,14 +574,12 @@ fn a_folder_with_the_name_of_the_index_sends_it_to_the_cache_folder() {
 /// > An index is believed only if root, the user or the owner of the archive wrote it.
 #[test]
 fn an_archive_in_a_read_only_folder_has_its_index_in_the_users_cache() {
-    if !is_root() {
-        return;
-    }
+    let Some(()) = node::enter() else { return };
     for with_xdg in [true, false] {
         let stage = Stage::new(MEMBERS);
-        chown(&stage.home, Some(USER), Some(USER)).unwrap();
+        chown(&stage.home, Some(OWNER), Some(OWNER)).unwrap();
         let ls = || {
-            let mut command = stage.ls_as(USER);
+            let mut command = stage.ls_as(OWNER);
             if !with_xdg {
                 command.env_remove("XDG_CACHE_HOME");
             }
@@ -607,7 +592,7 @@ fn an_archive_in_a_read_only_folder_has_its_index_in_the_users_cache() {
         let [index] = &names_in(&cache)[..] else { panic!("not one file in the cache") };
         assert!(index.to_str().unwrap().ends_with("-data.tar.archfs-index"), "{index:?}");
         assert_eq!((mode(&cache), mode(index)), (0o700, 0o600));
-        assert_eq!(fs::metadata(index).unwrap().uid(), USER);
+        assert_eq!(fs::metadata(index).unwrap().uid(), OWNER);
         stage.assert_used(index, &ls);
     }
 }
@@ -637,15 +622,13 @@ fn a_full_disk_sends_the_index_to_the_cache_and_keeps_no_part_of_it() {
 
 #[test]
 fn archives_of_one_name_have_indexes_of_their_own_in_the_cache() {
-    if !is_root() {
-        return;
-    }
+    let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     let second = Stage { home: stage.home.clone(), ..Stage::new(MEMBERS + 1) };
-    chown(&stage.home, Some(USER), Some(USER)).unwrap();
+    chown(&stage.home, Some(OWNER), Some(OWNER)).unwrap();
     // Both homes are the first one's, which the user may enter through its folder.
     for (stage, count) in [(&stage, MEMBERS), (&second, MEMBERS + 1), (&stage, MEMBERS)] {
-        let (found, said) = listed(&mut stage.ls_as(USER));
+        let (found, said) = listed(&mut stage.ls_as(OWNER));
         assert_eq!((found.lines().count(), said.as_str()), (count, ""));
     }
     assert_eq!(names_in(&stage.home.join("cache/archfs")).len(), 2);
@@ -673,12 +656,10 @@ fn an_archive_named_from_its_folder_or_through_a_link_has_its_index_beside_itsel
 
 #[test]
 fn without_a_place_for_the_index_it_works_with_a_note() {
-    if !is_root() {
-        return;
-    }
+    let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     for home in [None, Some("relative"), Some("/dev/null")] {
-        let mut command = stage.ls_as(USER);
+        let mut command = stage.ls_as(OWNER);
         command.env_remove("HOME").env_remove("XDG_CACHE_HOME");
         command.envs(home.map(|home| ("HOME", home))).current_dir(&stage.folder);
         let (found, said) = listed(&mut command);
@@ -729,13 +710,11 @@ fn a_named_index_that_can_not_be_written_is_a_note_for_ls_and_a_failure_for_inde
 /// > An index is believed only if root, the user or the owner of the archive wrote it.
 #[test]
 fn an_index_of_somebody_else_is_not_believed() {
-    if !is_root() {
-        return;
-    }
+    let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     let theirs = stage.make_index();
-    chown(&stage.home, Some(USER), Some(USER)).unwrap();
-    let ls = || listed(&mut stage.ls_as(USER));
+    chown(&stage.home, Some(OWNER), Some(OWNER)).unwrap();
+    let ls = || listed(&mut stage.ls_as(OWNER));
     stage.assert_used(&stage.index, &ls);
 
     // As in /tmp: everybody may add files, and nobody may replace those of others.
@@ -791,14 +770,12 @@ fn cat_as(
 /// > not believed: it names the inode, owner and ctime of its archive.
 #[test]
 fn an_index_of_a_forged_copy_is_not_believed_for_the_original() {
-    if !is_root() {
-        return;
-    }
+    let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
-    chown(&stage.home, Some(USER), Some(USER)).unwrap();
-    listed(&mut stage.ls_as(USER));
+    chown(&stage.home, Some(OWNER), Some(OWNER)).unwrap();
+    listed(&mut stage.ls_as(OWNER));
     let copy = forged_copy(&stage, OTHER);
-    let read = |archive: &Path, options: &[&str]| cat_as(&stage, USER, archive, OLD_NAME, options);
+    let read = |archive: &Path, options: &[&str]| cat_as(&stage, OWNER, archive, OLD_NAME, options);
     // The user looks at the copy, and names the same index for both.
     let index = stage.home.join("index");
     let named = format!("--index={}", index.display());
@@ -812,7 +789,7 @@ fn an_index_of_a_forged_copy_is_not_believed_for_the_original() {
     fs::set_permissions(&stage.folder, Permissions::from_mode(0o1777)).unwrap();
     let _ = fs::remove_file(&stage.index);
     fs::write(&stage.index, &of_copy).unwrap();
-    chown(&stage.index, Some(USER), Some(USER)).unwrap();
+    chown(&stage.index, Some(OWNER), Some(OWNER)).unwrap();
     fs::remove_dir_all(stage.home.join("cache")).unwrap();
     let (found, said) = read(&stage.archive, &[]);
     assert_eq!(found, "data 10");
@@ -856,9 +833,7 @@ fn a_directory_that_is_exchanged_for_a_link_gets_no_index_elsewhere() {
 /// > An index has the group of its archive, and no more permissions.
 #[test]
 fn an_index_is_for_those_who_may_read_the_archive() {
-    if !is_root() {
-        return;
-    }
+    let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     for (mode, expected) in [(0o640, 0o640), (0o600, 0o600), (0o644, 0o644), (0o664, 0o644)] {
         chown(&stage.archive, None, Some(OTHER)).unwrap();
@@ -877,12 +852,10 @@ fn an_index_is_for_those_who_may_read_the_archive() {
 /// > Root leaves no index in a directory of another user.
 #[test]
 fn root_leaves_no_index_in_a_directory_of_a_user() {
-    if !is_root() {
-        return;
-    }
+    let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
-    chown(&stage.folder, Some(USER), Some(USER)).unwrap();
-    chown(&stage.archive, Some(USER), Some(USER)).unwrap();
+    chown(&stage.folder, Some(OWNER), Some(OWNER)).unwrap();
+    chown(&stage.archive, Some(OWNER), Some(OWNER)).unwrap();
     for command in [["ls", "-lR"], ["index", "--quiet"]] {
         run(&mut stage.archfs(&command));
         stage.assert_archive_alone();

@@ -13,8 +13,8 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use super::support::mount::unmount as archfs_unmount;
 use super::support::stage::{Talker, stage_with};
 use super::support::user::{OpenDevice, User};
-use super::support::{archfs, image, run, tar, wait_until};
-use super::{OWNER, Scene, done, out, own_node, said, scene};
+use super::support::{archfs, image, node, run, tar, wait_until};
+use super::{OWNER, Scene, done, out, said, scene};
 
 /// CAP_DAC_OVERRIDE, permitted and effective (linux/capability.h, struct vfs_cap_data, revision 2).
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -51,7 +51,7 @@ fn rights(user: &User, folder: &Path) -> String {
 /// > So set-uid bits and `security.capability` give no rights, and devices can not be opened.
 #[test]
 fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
-    let Some(stage) = own_node().and_then(|()| stage_with(image::small)) else { return };
+    let Some(stage) = node::enter().and_then(|()| stage_with(image::small)) else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, OWNER);
     let source = dangerous(stage.work.path());

@@ -26,7 +26,6 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use support::can_mount;
 use support::node::{self, OTHER, OWNER};
 use support::stage::{Stage, said, stage};
 use support::user::{OpenDevice, User};
@@ -40,14 +39,9 @@ struct Scene {
     _device: OpenDevice,
 }
 
-/// Goes to a node of the test's own; `None` where this machine lets nobody mount.
-fn own_node() -> Option<()> {
-    can_mount().then(node::enter)
-}
-
 /// `None` where this machine lets nobody mount.
 fn scene() -> Option<Scene> {
-    let stage = own_node().and_then(|()| stage())?;
+    let stage = node::enter().and_then(|()| stage())?;
     let _device = OpenDevice::new();
     let (owner, other) = (User::new(&stage, OWNER), User::new(&stage, OTHER));
     Some(Scene { owner, other, stage, _device })

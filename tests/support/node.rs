@@ -20,9 +20,13 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 pub const OWNER: u32 = 47_011;
 pub const OTHER: u32 = 47_012;
 
-/// Puts the calling thread on a node of its own. Takes root.
+/// Puts the calling thread on a node of its own; `None` where this machine lets nobody mount.
+pub fn enter() -> Option<()> {
+    super::can_mount().then(make)
+}
+
 #[expect(unsafe_code, reason = "rustix has no safe call that leaves a namespace")]
-pub fn enter() {
+fn make() {
     // SAFETY: of what a thread shares with others, this takes only the mount namespace, the root
     // and the working directory; no descriptor is closed.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.expect("a mount namespace");
