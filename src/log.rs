@@ -25,7 +25,7 @@ pub enum Verbosity {
     Quiet,
     /// Errors and warnings.
     #[default]
-    Usual,
+    Default,
     /// What is done, too.
     Verbose,
 }
@@ -34,7 +34,7 @@ pub enum Verbosity {
 pub fn start(verbosity: Verbosity, file: Option<File>) {
     log::set_max_level(match verbosity {
         Verbosity::Quiet => LevelFilter::Error,
-        Verbosity::Usual => LevelFilter::Warn,
+        Verbosity::Default => LevelFilter::Warn,
         Verbosity::Verbose => LevelFilter::Info,
     });
     let state = Mutex::new(State { sink: file, repeats: HashMap::new() });

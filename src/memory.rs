@@ -16,7 +16,7 @@ use crate::kernel_file;
 
 /// What can still be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Left {
+pub struct Headroom {
     /// Bytes.
     pub bytes: u64,
     /// What sets that bound.
@@ -55,9 +55,9 @@ pub fn limit() -> Option<u64> {
 
 /// What was left when this was first asked, at the start of a process. What is sized by it leaves
 /// room for those that run already.
-pub fn left_at_start() -> Option<Left> {
-    static LEFT: OnceLock<Option<Left>> = OnceLock::new();
-    *LEFT.get_or_init(left)
+pub fn headroom_at_start() -> Option<Headroom> {
+    static LEFT: OnceLock<Option<Headroom>> = OnceLock::new();
+    *LEFT.get_or_init(headroom)
 }
 
 /// The smaller limit of ulimit -v and ulimit -d, bytes.
@@ -78,10 +78,10 @@ pub fn job() -> String {
 
 /// What the node and the control groups let this process take besides what is taken now. Memory
 /// that the kernel gives back when asked, such as the page cache, does not count as taken.
-pub fn left() -> Option<Left> {
-    let node = available().map(|bytes| Left { bytes, bound: Bound::Node });
-    let group = groups().iter().filter_map(Counted::left).min();
-    let group = group.map(|bytes| Left { bytes, bound: Bound::ControlGroup });
+pub fn headroom() -> Option<Headroom> {
+    let node = available().map(|bytes| Headroom { bytes, bound: Bound::Node });
+    let group = groups().iter().filter_map(Counted::headroom).min();
+    let group = group.map(|bytes| Headroom { bytes, bound: Bound::ControlGroup });
     [node, group].into_iter().flatten().min_by_key(|left| left.bytes)
 }
 
@@ -151,7 +151,7 @@ impl Counted {
     }
 
     /// What its limit leaves, bytes.
-    fn left(&self) -> Option<u64> {
+    fn headroom(&self) -> Option<u64> {
         let stat = kernel_file::read_text(self.0.folder.join("memory.stat")).unwrap_or_default();
         let reclaimable: u64 = stat
             .lines()
@@ -214,7 +214,7 @@ mod tests {
             ("slurm/job/memory.current", "5600\n"),
             ("slurm/job/memory.stat", stat),
         ];
-        assert_eq!(smallest(&files, Version::Two, Counted::left), Some(10_000 - 4000));
+        assert_eq!(smallest(&files, Version::Two, Counted::headroom), Some(10_000 - 4000));
 
         let stat = "cache 99\nactive_file 1\ninactive_file 1\ntotal_active_file 900\n\
                     total_inactive_file 600\n";
@@ -226,18 +226,18 @@ mod tests {
             ("slurm/memory.usage_in_bytes", "5500\n"),
             ("slurm/memory.stat", stat),
         ];
-        assert_eq!(smallest(&files, Version::One, Counted::left), Some(10_000 - 4000));
+        assert_eq!(smallest(&files, Version::One, Counted::headroom), Some(10_000 - 4000));
     }
 
     #[test]
     fn a_group_over_its_limit_has_nothing_left() {
         let files = [("memory.max", "100\n"), ("memory.current", "101\n")];
-        assert_eq!(smallest(&files, Version::Two, Counted::left), Some(0));
+        assert_eq!(smallest(&files, Version::Two, Counted::headroom), Some(0));
     }
 
     #[test]
     fn this_machine_has_memory() {
-        let left = left().unwrap();
+        let left = headroom().unwrap();
         assert!(left.bytes > 0 && limit().unwrap() > 0, "{left:?}");
     }
 }

@@ -163,10 +163,10 @@ impl Case {
     }
 
     /// The answers of a mount to what is wrong, with the words in its log.
-    fn check_mounted(&self, place: &Path) {
+    fn check_mounted(&self, mount_point: &Path) {
         let name = self.name();
-        let log = place.with_extension("log");
-        let place_text = place.to_str().unwrap();
+        let log = mount_point.with_extension("log");
+        let place_text = mount_point.to_str().unwrap();
         let log_text = log.to_str().unwrap();
         let options = [place_text, "--keep", "--log-file", log_text, "--cache", "64M"];
         let output = self.call("mount", &options);
@@ -174,12 +174,12 @@ impl Case {
         if self.is_refused() {
             assert_eq!(output.status.code(), Some(STATUS), "{name}: {said}");
             assert!(self.faults().iter().all(|fault| fault.is_told(&said)), "{name}: {said}");
-            assert!(!is_mounted(place), "{name} is refused and mounted");
+            assert!(!is_mounted(mount_point), "{name} is refused and mounted");
             return;
         }
         assert!(output.status.success(), "{name}: {said}");
         for fault in self.faults() {
-            if let Some(outcome) = fault.ask(place) {
+            if let Some(outcome) = fault.ask(mount_point) {
                 let error = outcome.err().map(|error| error.raw_os_error());
                 let Fault { does, path, .. } = &fault;
                 assert_eq!(error, Some(Some(EIO)), "{name}: {does} {path}");
@@ -189,12 +189,12 @@ impl Case {
         }
         for (path, length, sum) in self.healthy() {
             let bytes =
-                fs::read(place.join(path)).unwrap_or_else(|e| panic!("{name}: {path}: {e}"));
+                fs::read(mount_point.join(path)).unwrap_or_else(|e| panic!("{name}: {path}: {e}"));
             let found = (bytes.len() as u64, crc32fast::hash(&bytes));
             assert_eq!(found, (length, sum), "{name}: {path} has other bytes");
         }
         // Walks all of it, as `find` does: whatever fails fails with EIO.
-        let mut folders = vec![place.to_owned()];
+        let mut folders = vec![mount_point.to_owned()];
         while let Some(folder) = folders.pop() {
             let entries = match fs::read_dir(&folder) {
                 Ok(entries) => entries,
@@ -220,8 +220,8 @@ impl Fault<'_> {
     }
 
     /// Asks the mount at `place` for what is damaged; `None` for what only opening tells.
-    fn ask(&self, place: &Path) -> Option<io::Result<()>> {
-        let path = place.join(self.path);
+    fn ask(&self, mount_point: &Path) -> Option<io::Result<()>> {
+        let path = mount_point.join(self.path);
         Some(match self.does {
             "open" | "note" => return None,
             // Not as a whole: some claim to be larger than any memory.
@@ -288,13 +288,13 @@ fn mounts_answer_damage_with_eio_and_the_rest_with_right_bytes() {
     }
     let work = work_folder();
     each(Case::all(work.path()), |case| {
-        let place = work.path().join(format!("{}.mount", case.name()));
-        let _clean_up = CleanUp(place.clone());
+        let mount_point = work.path().join(format!("{}.mount", case.name()));
+        let _clean_up = CleanUp(mount_point.clone());
         // A mount that hangs must not hang the test.
         thread::scope(|scope| {
             let (done, finished) = mpsc::channel();
             scope.spawn(move || {
-                case.check_mounted(&place);
+                case.check_mounted(&mount_point);
                 let _ = done.send(());
             });
             if let Err(mpsc::RecvTimeoutError::Timeout) = finished.recv_timeout(PATIENCE) {
@@ -315,9 +315,9 @@ fn the_undamaged_siblings_are_sound_for_others_too() {
         }
         checked += 1;
         let target = work.path().join(format!("{}.unpacked", case.name()));
-        let compare = |place: &Path| {
+        let compare = |mount_point: &Path| {
             for (path, length, sum) in case.healthy() {
-                let bytes = fs::read(place.join(path)).unwrap();
+                let bytes = fs::read(mount_point.join(path)).unwrap();
                 let found = (bytes.len() as u64, crc32fast::hash(&bytes));
                 assert_eq!(found, (length, sum), "{}: {path}", case.name());
             }
@@ -334,8 +334,8 @@ fn the_undamaged_siblings_are_sound_for_others_too() {
         if !can_mount() {
             continue;
         }
-        let place = work.path().join("kernel");
-        match Mounted::kernel(&case.archive, &place) {
+        let mount_point = work.path().join("kernel");
+        match Mounted::kernel(&case.archive, &mount_point) {
             Ok(mounted) => compare(mounted.path()),
             Err(why) => eprintln!("SKIPPED: the kernel's SquashFS can not be mounted: {why}"),
         }

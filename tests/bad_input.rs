@@ -12,8 +12,8 @@ mod support;
 use support::mount::{CleanUp, unmount};
 use support::{archfs, can_mount, image, work_folder};
 
-fn mount(image: &Path, place: &Path) -> Output {
-    archfs().args(["mount", "--keep"]).arg(image).arg(place).output().unwrap()
+fn mount(image: &Path, mount_point: &Path) -> Output {
+    archfs().args(["mount", "--keep"]).arg(image).arg(mount_point).output().unwrap()
 }
 
 /// A folder of the test, a place for a mount in it, and what unmounts that before the folder goes.
@@ -22,13 +22,13 @@ fn stage() -> Option<(CleanUp, tempfile::TempDir, PathBuf)> {
         return None;
     }
     let work = work_folder();
-    let place = work.path().join("mount");
-    Some((CleanUp(place.clone()), work, place))
+    let mount_point = work.path().join("mount");
+    Some((CleanUp(mount_point.clone()), work, mount_point))
 }
 
 /// Checks that a mount fails with that status and text, on one line and perhaps a hint.
-fn refuses(image: &Path, place: &Path, status: i32, text: &str) {
-    let output = mount(image, place);
+fn refuses(image: &Path, mount_point: &Path, status: i32, text: &str) {
+    let output = mount(image, mount_point);
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(status), "{said}");
     assert!(said.contains(text), "{said}, not {text}");
@@ -36,38 +36,43 @@ fn refuses(image: &Path, place: &Path, status: i32, text: &str) {
     assert!(lines.next().unwrap().starts_with("archfs: "), "{said}");
     assert!(lines.next().is_none_or(|line| line.starts_with("hint: ")), "{said}");
     assert!(lines.next().is_none(), "{said}");
-    assert!(!support::mount::is_mounted(place), "{said}");
+    assert!(!support::mount::is_mounted(mount_point), "{said}");
 }
 
 #[test]
 fn what_is_no_archive_is_refused_with_status_3() {
-    let Some((_clean_up, work, place)) = stage() else { return };
+    let Some((_clean_up, work, mount_point)) = stage() else { return };
     let file = |name: &str, bytes: &[u8]| -> PathBuf {
         let path = work.path().join(name);
         fs::write(&path, bytes).unwrap();
         path
     };
-    refuses(&file("empty", b""), &place, 3, "empty: is empty");
-    refuses(&file("text", b"hello"), &place, 3, "neither a squashfs image nor a tar");
-    refuses(&file("page", b"\n  <!DOCTYPE html>\n"), &place, 3, "page: a web page");
-    refuses(&file("zip", b"PK\x03\x04rest of it"), &place, 3, "a zip archive");
-    refuses(&file("h5", b"\x89HDF\r\n\x1a\nrest"), &place, 3, "h5: an HDF5 file");
-    refuses(&file("gz", b"\x1f\x8b\x08rest of it"), &place, 3, "gz: ");
+    refuses(&file("empty", b""), &mount_point, 3, "empty: is empty");
+    refuses(&file("text", b"hello"), &mount_point, 3, "neither a squashfs image nor a tar");
+    refuses(&file("page", b"\n  <!DOCTYPE html>\n"), &mount_point, 3, "page: a web page");
+    refuses(&file("zip", b"PK\x03\x04rest of it"), &mount_point, 3, "a zip archive");
+    refuses(&file("h5", b"\x89HDF\r\n\x1a\nrest"), &mount_point, 3, "h5: an HDF5 file");
+    refuses(&file("gz", b"\x1f\x8b\x08rest of it"), &mount_point, 3, "gz: ");
     // As ext4 and ISO 9660 images do; a tar of nothing but zeros is an empty one.
     let disk = [vec![0; 32 << 10], b"\x01CD001".to_vec(), vec![7; 4096]].concat();
-    refuses(&file("disk", &disk), &place, 3, "begins with zeros, but is no empty tar");
-    refuses(&file("zeros", &vec![0; 2 << 20]), &place, 3, "begins with zeros");
-    refuses(&work.path().join("missing"), &place, 1, "missing: no such file");
-    refuses(&work.path().join("shard-*.tar"), &place, 1, "hint: no file matches the pattern");
-    refuses(Path::new("https://example.org/a.tar"), &place, 1, "hint: archfs reads files, not");
-    refuses(work.path(), &place, 1, "is a directory, not an archive");
-    refuses(Path::new("/dev/null"), &place, 3, "neither a file nor a block device");
-    assert!(!place.exists(), "no mount point was left");
+    refuses(&file("disk", &disk), &mount_point, 3, "begins with zeros, but is no empty tar");
+    refuses(&file("zeros", &vec![0; 2 << 20]), &mount_point, 3, "begins with zeros");
+    refuses(&work.path().join("missing"), &mount_point, 1, "missing: no such file");
+    refuses(&work.path().join("shard-*.tar"), &mount_point, 1, "hint: no file matches the pattern");
+    refuses(
+        Path::new("https://example.org/a.tar"),
+        &mount_point,
+        1,
+        "hint: archfs reads files, not",
+    );
+    refuses(work.path(), &mount_point, 1, "is a directory, not an archive");
+    refuses(Path::new("/dev/null"), &mount_point, 3, "neither a file nor a block device");
+    assert!(!mount_point.exists(), "no mount point was left");
 }
 
 #[test]
 fn a_damaged_superblock_is_refused_with_status_3() {
-    let Some((_clean_up, work, place)) = stage() else { return };
+    let Some((_clean_up, work, mount_point)) = stage() else { return };
     let sound = fs::read(image::small(work.path())).unwrap();
     let with = |at: usize, bytes: &[u8]| -> PathBuf {
         let mut image = sound.clone();
@@ -76,28 +81,28 @@ fn a_damaged_superblock_is_refused_with_status_3() {
         fs::write(&path, image).unwrap();
         path
     };
-    refuses(&with(20, &[9]), &place, 3, "compressor number 9");
-    refuses(&with(28, &[3]), &place, 3, "squashfs version 3.0");
-    refuses(&with(12, &[0; 4]), &place, 3, "block size 0");
-    refuses(&with(64, &[0xff; 8]), &place, 3, "the inode table lies at");
-    refuses(&with(32, &[0xff; 8]), &place, 3, "root inode");
-    refuses(&with(40, &[0xff; 8]), &place, 3, "truncated");
+    refuses(&with(20, &[9]), &mount_point, 3, "compressor number 9");
+    refuses(&with(28, &[3]), &mount_point, 3, "squashfs version 3.0");
+    refuses(&with(12, &[0; 4]), &mount_point, 3, "block size 0");
+    refuses(&with(64, &[0xff; 8]), &mount_point, 3, "the inode table lies at");
+    refuses(&with(32, &[0xff; 8]), &mount_point, 3, "root inode");
+    refuses(&with(40, &[0xff; 8]), &mount_point, 3, "truncated");
 }
 
 #[test]
 fn a_truncated_image_is_refused_with_status_3() {
-    let Some((_clean_up, work, place)) = stage() else { return };
+    let Some((_clean_up, work, mount_point)) = stage() else { return };
     let sound = fs::read(image::small(work.path())).unwrap();
     let used = u64::from_le_bytes(sound[40..48].try_into().unwrap()) as usize;
     let path = work.path().join("truncated.sqfs");
     for len in [5, 95, 96, 97, 4096, used / 2, used - 1] {
         fs::write(&path, &sound[..len]).unwrap();
-        refuses(&path, &place, 3, "truncated.sqfs: truncated: ");
+        refuses(&path, &mount_point, 3, "truncated.sqfs: truncated: ");
     }
     // The padding behind it may be missing.
     fs::write(&path, &sound[..used]).unwrap();
-    assert!(mount(&path, &place).status.success());
-    unmount(&place);
+    assert!(mount(&path, &mount_point).status.success());
+    unmount(&mount_point);
 }
 
 #[test]
@@ -110,18 +115,18 @@ fn a_bad_mount_point_is_refused_with_status_1() {
     refuses(&image, work.path(), 1, "the directory is not empty");
     refuses(&image, &image, 1, "not a directory");
     refuses(&image, &work.path().join("no/such"), 1, "no such directory");
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
-    assert!(mount(&image, &place).status.success());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    assert!(mount(&image, &mount_point).status.success());
     // The same image would be shared.
     let other = work.path().join("other.sqfs");
     fs::copy(&image, &other).unwrap();
-    let output = mount(&other, &place);
+    let output = mount(&other, &mount_point);
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("small.sqfs (fuse.archfs) is mounted here"), "{said}");
-    assert!(place.join("hello").exists(), "the mount that was there still works");
-    unmount(&place);
+    assert!(mount_point.join("hello").exists(), "the mount that was there still works");
+    unmount(&mount_point);
 }
 
 #[test]

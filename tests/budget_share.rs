@@ -19,17 +19,17 @@ const MIB: u64 = 1 << 20;
 const LIMIT: u64 = 1024 * MIB;
 
 /// What the caches of the mount may take now, bytes.
-fn budget(place: &Path) -> u64 {
-    let output = run(archfs().args(["stats", "--json"]).arg(place));
+fn budget(mount_point: &Path) -> u64 {
+    let output = run(archfs().args(["stats", "--json"]).arg(mount_point));
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     json["cache_budget_bytes"].as_u64().unwrap()
 }
 
 /// Waits until each mount has that budget, bytes.
-fn wait_for_budget(bytes: u64, places: &[PathBuf]) {
-    for place in places {
-        let what = format!("{} has {bytes} bytes", place.display());
-        wait_until(&what, || budget(place) == bytes);
+fn wait_for_budget(bytes: u64, mount_points: &[PathBuf]) {
+    for mount_point in mount_points {
+        let what = format!("{} has {bytes} bytes", mount_point.display());
+        wait_until(&what, || budget(mount_point) == bytes);
     }
 }
 
@@ -46,10 +46,10 @@ fn job() -> Option<Group> {
     Some(group)
 }
 
-fn mount(group: &Group, image: &Path, place: &Path, options: &[&str]) -> Mounted {
+fn mount(group: &Group, image: &Path, mount_point: &Path, options: &[&str]) -> Mounted {
     let words = within(group);
     let words: Vec<_> = words.iter().map(String::as_str).collect();
-    Mounted::several(&words, &[image.to_owned()], place, options)
+    Mounted::several(&words, &[image.to_owned()], mount_point, options)
 }
 
 /// > **Budget**: all mounts of a job on a node share one budget for their caches, unless `--cache`
@@ -61,25 +61,27 @@ fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_has_it_all() {
     };
     let work = work_folder();
     let image = image::small(work.path());
-    let places: Vec<_> = (0..8).map(|rank| work.path().join(format!("rank-{rank}"))).collect();
-    let _clean_up: Vec<_> = places.iter().cloned().map(CleanUp).collect();
-    let mounts: Vec<_> = places.iter().map(|place| mount(&group, &image, place, &[])).collect();
+    let mount_points: Vec<_> =
+        (0..8).map(|rank| work.path().join(format!("rank-{rank}"))).collect();
+    let _clean_up: Vec<_> = mount_points.iter().cloned().map(CleanUp).collect();
+    let mounts: Vec<_> =
+        mount_points.iter().map(|mount_point| mount(&group, &image, mount_point, &[])).collect();
     // The newest one takes its share before it can be read.
-    assert_eq!(budget(&places[7]), LIMIT / 4 / 8);
-    wait_for_budget(LIMIT / 4 / 8, &places);
-    let sum: u64 = places.iter().map(|place| budget(place)).sum();
+    assert_eq!(budget(&mount_points[7]), LIMIT / 4 / 8);
+    wait_for_budget(LIMIT / 4 / 8, &mount_points);
+    let sum: u64 = mount_points.iter().map(|mount_point| budget(mount_point)).sum();
     assert_eq!(sum, LIMIT / 4);
 
     // However a daemon ends, the others have its part.
     let killed = Pid::from_raw(mounts[1].daemon().try_into().unwrap()).unwrap();
     kill_process(killed, Signal::KILL).unwrap();
     wait_until("the daemon has ended", || has_ended(killed));
-    let [first, dead] = [0, 1].map(|nth: usize| places[nth].clone());
+    let [first, dead] = [0, 1].map(|nth: usize| mount_points[nth].clone());
     unmount(&dead);
     unmount(&first);
-    wait_for_budget(LIMIT / 4 / 6, &places[2..]);
-    places[2..7].iter().for_each(|place| unmount(place));
-    wait_for_budget(LIMIT / 4, &places[7..]);
+    wait_for_budget(LIMIT / 4 / 6, &mount_points[2..]);
+    mount_points[2..7].iter().for_each(|mount_point| unmount(mount_point));
+    wait_for_budget(LIMIT / 4, &mount_points[7..]);
 }
 
 #[test]
@@ -89,18 +91,18 @@ fn a_private_mount_shares_the_budget() {
     };
     let work = work_folder();
     let image = image::small(work.path());
-    let place = work.path().join("mount");
-    let _mounted = mount(&group, &image, &place, &[]);
-    wait_for_budget(LIMIT / 4, std::slice::from_ref(&place));
+    let mount_point = work.path().join("mount");
+    let _mounted = mount(&group, &image, &mount_point, &[]);
+    wait_for_budget(LIMIT / 4, std::slice::from_ref(&mount_point));
     let words = within(&group);
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).arg(env!("CARGO_BIN_EXE_archfs")).args(["run", "--private"]);
     command.arg(&image).arg(work.path().join("private")).args(["--", "cat"]);
     let mut private = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    wait_for_budget(LIMIT / 8, std::slice::from_ref(&place));
+    wait_for_budget(LIMIT / 8, std::slice::from_ref(&mount_point));
     drop(private.stdin.take());
     assert!(private.wait().unwrap().success());
-    wait_for_budget(LIMIT / 4, std::slice::from_ref(&place));
+    wait_for_budget(LIMIT / 4, std::slice::from_ref(&mount_point));
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn an_interrupt_at_a_terminal_reaches_the_command_once() {
         "stty -echo; exec {} run -q {} {} -- python3 {}",
         env!("CARGO_BIN_EXE_archfs"),
         stage.image.display(),
-        stage.place.display(),
+        stage.mount_point.display(),
         script.display()
     );
     terminal.args(["--default-signal", "script", "-qefc", &line, "/dev/null"]);
@@ -208,7 +208,7 @@ fn a_command_keeps_its_files_when_run_is_killed() {
     let daemon = stage.daemon();
     // The command is told to the daemon just after its start.
     wait_until("both hold the mount", || {
-        listed(&stage.place).unwrap()["holders"].as_array().unwrap().len() == 2
+        listed(&stage.mount_point).unwrap()["holders"].as_array().unwrap().len() == 2
     });
     run.signal(Signal::KILL);
     wait_until("run has ended", || run.has_ended());
@@ -243,9 +243,9 @@ fn run_clears_up_behind_a_daemon_that_was_killed_when_it_had_unmounted() {
     kill_process(daemon, Signal::STOP).unwrap();
     // In the place of the daemon, which can not go on to remove the directory. umount(8) would ask
     // it for the root.
-    rustix::mount::unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
+    rustix::mount::unmount(&stage.mount_point, UnmountFlags::NOFOLLOW).unwrap();
     kill_process(daemon, Signal::KILL).unwrap();
-    assert!(stage.place.exists());
+    assert!(stage.mount_point.exists());
     run.write("go\n");
     assert_eq!(run.end(), Some(0));
     assert!(stage.is_gone());
@@ -304,7 +304,7 @@ if __name__ == '__main__':
     fs::write(stage.work.path().join("loader.py"), loader).unwrap();
     let output = command(&stage, "exec python3 loader.py").output().unwrap();
     assert_eq!(output.status.code(), Some(137), "{}", said(&output));
-    assert!(stage.is_gone() && !is_mounted(&stage.place));
+    assert!(stage.is_gone() && !is_mounted(&stage.mount_point));
 }
 
 /// The kernel forgets the children of a process that ignores SIGCHLD as they end.
@@ -316,7 +316,7 @@ fn a_run_that_was_started_to_ignore_its_children_ends_all_the_same() {
     let mut python = Command::new("timeout");
     python.args(["20", "python3", "-c", script, env!("CARGO_BIN_EXE_archfs"), "run", "-q"]);
     let output =
-        python.args([&stage.image, &stage.place]).args(["--", "sh", "-c", "exit 7"]).output();
+        python.args([&stage.image, &stage.mount_point]).args(["--", "sh", "-c", "exit 7"]).output();
     assert_eq!(output.unwrap().status.code(), Some(7));
     assert!(stage.is_gone());
 }
@@ -325,7 +325,10 @@ fn a_run_that_was_started_to_ignore_its_children_ends_all_the_same() {
 fn signals_that_are_ignored_stay_so() {
     let Some(stage) = stage() else { return };
     let mut nohup = Command::new("nohup");
-    nohup.arg(env!("CARGO_BIN_EXE_archfs")).args(["run", "-q"]).args([&stage.image, &stage.place]);
+    nohup
+        .arg(env!("CARGO_BIN_EXE_archfs"))
+        .args(["run", "-q"])
+        .args([&stage.image, &stage.mount_point]);
     let output = nohup.args(["--", "grep", "SigIgn", "/proc/self/status"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let mask = u64::from_str_radix(text.trim().rsplit('\t').next().unwrap(), 16).unwrap();

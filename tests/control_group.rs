@@ -57,8 +57,9 @@ fn the_limit_is_found_below_a_bind_mount_of_a_subtree() {
         return;
     };
     let work = work_folder();
-    let (folder, place) = (group.folder().display(), work.path().display());
-    let change = format!("mount --bind {folder} {place}; mount -t tmpfs none /sys/fs/cgroup;");
+    let (folder, mount_point) = (group.folder().display(), work.path().display());
+    let change =
+        format!("mount --bind {folder} {mount_point}; mount -t tmpfs none /sys/fs/cgroup;");
     assert_eq!(cache(&group, &change, ""), LIMIT / 4);
     // The group of the namespace is the root of the mount.
     assert_eq!(cache(&group, &change, "unshare -C"), LIMIT / 4);
@@ -70,11 +71,11 @@ fn the_limit_is_found_where_the_controller_is_mounted_elsewhere() {
         return;
     };
     let work = work_folder();
-    let place = work.path().join("a b");
-    std::fs::create_dir(&place).unwrap();
+    let mount_point = work.path().join("a b");
+    std::fs::create_dir(&mount_point).unwrap();
     let words = group.mount_words();
     let hide = "mount -t tmpfs none /sys/fs/cgroup;";
-    let change = format!("{hide} mount {words} '{}';", place.display());
+    let change = format!("{hide} mount {words} '{}';", mount_point.display());
     assert_eq!(cache(&group, &change, ""), LIMIT / 4);
 }
 

@@ -31,10 +31,10 @@ fn out(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn wait_until_dead(place: &Path) {
+fn wait_until_dead(mount_point: &Path) {
     wait_until("the mount is dead", || {
         // stat would be answered from the kernel's cache.
-        rustix::fs::statvfs(place).is_err_and(|error| error == Errno::NOTCONN)
+        rustix::fs::statvfs(mount_point).is_err_and(|error| error == Errno::NOTCONN)
     });
 }
 
@@ -43,7 +43,7 @@ fn leave_dead(stage: &Stage) {
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let daemon = stage.daemon();
     kill_process(daemon, Signal::KILL).unwrap();
-    wait_until_dead(&stage.place);
+    wait_until_dead(&stage.mount_point);
     // While it ends it is still there, and only silent.
     wait_until("the daemon has ended", || has_ended(daemon));
 }
@@ -52,7 +52,7 @@ fn leave_dead(stage: &Stage) {
 fn daemon_of(user: &User) -> Pid {
     let row: serde_json::Value =
         serde_json::from_str(&out(&user.runs("$ARCHFS list --json"))).unwrap();
-    assert_eq!(row["mountpoint"], user.place.to_str().unwrap());
+    assert_eq!(row["mountpoint"], user.mount_point.to_str().unwrap());
     assert_eq!(row["state"], "alive");
     Pid::from_raw(row["daemon"].as_i64().unwrap().try_into().unwrap()).unwrap()
 }
@@ -63,18 +63,18 @@ fn list_tells_a_dead_mount_and_gc_clears_it_with_its_directory() {
     let Some(stage) = stage() else { return };
     for is_there in [false, true] {
         if is_there {
-            fs::create_dir(&stage.place).unwrap();
+            fs::create_dir(&stage.mount_point).unwrap();
         }
         leave_dead(&stage);
-        let row = listed(&stage.place).unwrap();
+        let row = listed(&stage.mount_point).unwrap();
         assert_eq!((&row["state"], &row["kept"]), (&"dead".into(), &false.into()), "{row}");
         assert_eq!(row["archives"][0], stage.image.to_str().unwrap());
         assert!(out(&run(archfs().arg("list"))).contains("; dead\n"));
         let cleared = said(&run(archfs().arg("gc")));
-        let expected = format!("cleared the dead mount {}", stage.place.display());
+        let expected = format!("cleared the dead mount {}", stage.mount_point.display());
         assert!(cleared.contains(&expected), "{cleared}");
-        assert_eq!((is_mounted(&stage.place), stage.place.exists()), (false, is_there));
-        assert!(listed(&stage.place).is_none());
+        assert_eq!((is_mounted(&stage.mount_point), stage.mount_point.exists()), (false, is_there));
+        assert!(listed(&stage.mount_point).is_none());
     }
 }
 
@@ -99,26 +99,28 @@ fn a_dead_mount_gives_enotconn_also_to_open_files_until_anything_of_its_user_cle
     let Some(stage) = stage() else { return };
     for command in ["mount", "run", "unmount", "gc"] {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
-        let open = File::open(stage.place.join("folder/data")).unwrap();
+        let open = File::open(stage.mount_point.join("folder/data")).unwrap();
         let daemon = stage.daemon();
         kill_process(daemon, Signal::KILL).unwrap();
-        wait_until_dead(&stage.place);
+        wait_until_dead(&stage.mount_point);
         wait_until("the daemon has ended", || has_ended(daemon));
         let not_connected = |outcome: std::io::Result<()>| {
             assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::ENOTCONN), "{command}");
         };
         let mut bytes = [0; 4096];
         not_connected(open.read_exact_at(&mut bytes, 0));
-        not_connected(fs::read(stage.place.join("hello")).map(drop));
-        not_connected(fs::read_dir(&stage.place).and_then(|mut it| it.next().unwrap().map(drop)));
+        not_connected(fs::read(stage.mount_point.join("hello")).map(drop));
+        not_connected(
+            fs::read_dir(&stage.mount_point).and_then(|mut it| it.next().unwrap().map(drop)),
+        );
         match command {
             "mount" => {
                 assert!(stage.mount(&["--keep", "-q"]).status.success());
                 stage.assert_readable();
-                unmount(&stage.place);
+                unmount(&stage.mount_point);
             }
             "run" => assert_eq!(out(&stage.run(&["echo", "ran"])), "ran\n"),
-            "unmount" => unmount(&stage.place),
+            "unmount" => unmount(&stage.mount_point),
             _ => drop(run(archfs().args(["gc", "-q"]))),
         }
         assert!(stage.is_gone(), "{command}");
@@ -143,18 +145,18 @@ impl<'a> Hanging<'a> {
     }
 
     /// `archfs WORDS ARCHIVE place MORE`.
-    fn asks(&self, words: &[&str], place: &Path, more: &[&str]) -> Command {
+    fn asks(&self, words: &[&str], mount_point: &Path, more: &[&str]) -> Command {
         let mut command = archfs();
-        command.args(words).arg(self.faulty.file()).arg(place).args(more);
+        command.args(words).arg(self.faulty.file()).arg(mount_point).args(more);
         command
     }
 
     /// Has the daemon of the mount at `place` wait for its storage.
-    fn hang(&self, place: &Path) -> Child {
+    fn hang(&self, mount_point: &Path) -> Child {
         let before = self.faulty.reads();
         self.faulty.set(Fault::Hanging);
         let mut reader = Command::new("cat");
-        reader.arg(place.join("folder/data")).stdout(Stdio::null()).stderr(Stdio::null());
+        reader.arg(mount_point.join("folder/data")).stdout(Stdio::null()).stderr(Stdio::null());
         let reader = reader.spawn().unwrap();
         wait_until("the daemon reads", || self.faulty.reads() > before);
         reader
@@ -172,7 +174,7 @@ impl<'a> Hanging<'a> {
     /// Waits until `next` has detached the mount of `daemon`, which has not ended; lets it end then,
     /// and `next`, and has `next` succeed.
     fn let_end(&self, daemon: Pid, mut next: Child, mut reader: Child) {
-        wait_until("the dead mount is detached", || !is_mounted(&self.stage.place));
+        wait_until("the dead mount is detached", || !is_mounted(&self.stage.mount_point));
         thread::sleep(Duration::from_millis(100));
         assert!(!has_ended(daemon), "it was not hanging");
         self.faulty.set(Fault::None);
@@ -187,23 +189,23 @@ fn what_a_killed_daemon_leaves_is_cleared_also_while_one_of_its_threads_still_en
     let Some(stage) = stage() else { return };
     let storage = Hanging::new(&stage);
     for command in ["mount", "run", "unmount", "unmount --held-by", "gc"] {
-        run(&mut storage.asks(&["mount", "--keep", "-q"], &stage.place, &[]));
+        run(&mut storage.asks(&["mount", "--keep", "-q"], &stage.mount_point, &[]));
         let daemon = stage.daemon();
-        let reader = storage.hang(&stage.place);
+        let reader = storage.hang(&stage.mount_point);
         storage.kill(daemon);
         let own = std::process::id().to_string();
         let mut next = archfs();
         match command {
-            "mount" => next = storage.asks(&["mount", "-q", "--keep"], &stage.place, &[]),
-            "run" => next = storage.asks(&["run", "-q"], &stage.place, &["--", "true"]),
-            "unmount" => drop(next.arg("unmount").arg(&stage.place)),
+            "mount" => next = storage.asks(&["mount", "-q", "--keep"], &stage.mount_point, &[]),
+            "run" => next = storage.asks(&["run", "-q"], &stage.mount_point, &["--", "true"]),
+            "unmount" => drop(next.arg("unmount").arg(&stage.mount_point)),
             "gc" => drop(next.args(["gc", "-q"])),
-            _ => drop(next.args(["unmount", "--held-by", &own]).arg(&stage.place)),
+            _ => drop(next.args(["unmount", "--held-by", &own]).arg(&stage.mount_point)),
         }
         storage.let_end(daemon, next.spawn().unwrap(), reader);
         if command == "mount" {
             stage.assert_readable();
-            unmount(&stage.place);
+            unmount(&stage.mount_point);
         }
         assert!(stage.is_gone(), "{command}");
     }
@@ -215,34 +217,34 @@ fn who_talks_to_a_daemon_that_is_killed_clears_up_while_one_of_its_threads_still
     let Some(stage) = stage() else { return };
     let storage = Hanging::new(&stage);
     for command in ["mount", "unmount"] {
-        run(&mut storage.asks(&["mount", "--keep", "-q"], &stage.place, &[]));
+        run(&mut storage.asks(&["mount", "--keep", "-q"], &stage.mount_point, &[]));
         let daemon = stage.daemon();
-        let reader = storage.hang(&stage.place);
+        let reader = storage.hang(&stage.mount_point);
         // It looks alive, and does not answer.
         kill_process(daemon, Signal::STOP).unwrap();
         let mut next = archfs();
         match command {
-            "mount" => next = storage.asks(&["mount", "-q", "--keep"], &stage.place, &[]),
-            _ => drop(next.arg("unmount").arg(&stage.place)),
+            "mount" => next = storage.asks(&["mount", "-q", "--keep"], &stage.mount_point, &[]),
+            _ => drop(next.arg("unmount").arg(&stage.mount_point)),
         }
         let next = next.spawn().unwrap();
         thread::sleep(Duration::from_millis(400));
-        assert!(is_mounted(&stage.place));
+        assert!(is_mounted(&stage.mount_point));
         storage.kill(daemon);
         storage.let_end(daemon, next, reader);
         if command == "mount" {
             stage.assert_readable();
-            unmount(&stage.place);
+            unmount(&stage.mount_point);
         }
         assert!(stage.is_gone(), "{command}");
     }
     // One that has held it all the time.
     let script = "until [ -e go-on ]; do sleep 0.01; done";
-    let mut holder = storage.asks(&["run", "-q"], &stage.place, &["--", "sh", "-c", script]);
+    let mut holder = storage.asks(&["run", "-q"], &stage.mount_point, &["--", "sh", "-c", script]);
     let holder = holder.current_dir(stage.work.path()).spawn().unwrap();
-    wait_until("it is mounted", || daemon_at(&stage.place).is_some());
+    wait_until("it is mounted", || daemon_at(&stage.mount_point).is_some());
     let daemon = stage.daemon();
-    let reader = storage.hang(&stage.place);
+    let reader = storage.hang(&stage.mount_point);
     storage.kill(daemon);
     File::create(stage.work.path().join("go-on")).unwrap();
     storage.let_end(daemon, holder, reader);
@@ -254,30 +256,32 @@ fn gc_detaches_all_that_is_dead_before_it_waits_for_any() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let storage = Hanging::new(&stage);
-    let places = ["first", "second", "third"].map(|name| stage.work.path().join(name));
-    let _clean_up = places.each_ref().map(|place| CleanUp(place.clone()));
-    let daemons = places.each_ref().map(|place| {
-        run(&mut storage.asks(&["mount", "--keep", "-q"], place, &[]));
-        Pid::from_raw(daemon_at(place).unwrap()).unwrap()
+    let mount_points = ["first", "second", "third"].map(|name| stage.work.path().join(name));
+    let _clean_up = mount_points.each_ref().map(|mount_point| CleanUp(mount_point.clone()));
+    let daemons = mount_points.each_ref().map(|mount_point| {
+        run(&mut storage.asks(&["mount", "--keep", "-q"], mount_point, &[]));
+        Pid::from_raw(daemon_at(mount_point).unwrap()).unwrap()
     });
-    let readers = places.each_ref().map(|place| {
+    let readers = mount_points.each_ref().map(|mount_point| {
         // What another daemon reads ahead is not taken for a read of this one.
         thread::sleep(Duration::from_millis(50));
-        storage.hang(place)
+        storage.hang(mount_point)
     });
     for daemon in daemons {
         storage.kill(daemon);
     }
     let before = Instant::now();
     let mut gc = archfs().args(["gc", "-q"]).spawn().unwrap();
-    wait_until("all are detached", || !places.iter().any(|place| is_mounted(place)));
+    wait_until("all are detached", || {
+        !mount_points.iter().any(|mount_point| is_mounted(mount_point))
+    });
     // One after the other they would be waited for, five seconds each.
     assert!(before.elapsed() < Duration::from_secs(9), "{:?}", before.elapsed());
     assert!(!daemons.into_iter().any(has_ended) && gc.try_wait().unwrap().is_none());
-    assert!(places.iter().all(|place| place.exists()));
+    assert!(mount_points.iter().all(|mount_point| mount_point.exists()));
     storage.faulty.set(Fault::None);
     assert!(gc.wait().unwrap().success());
-    assert!(!places.iter().any(|place| place.exists()));
+    assert!(!mount_points.iter().any(|mount_point| mount_point.exists()));
     for mut reader in readers {
         reader.wait().unwrap();
     }
@@ -290,23 +294,23 @@ fn a_daemon_that_is_killed_before_it_has_cleared_up_is_cleared_up_behind() {
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let daemon = stage.daemon();
     kill_process(daemon, Signal::STOP).unwrap();
-    run(Command::new("umount").arg("-l").arg(&stage.place));
-    let mut unmount = archfs().arg("unmount").arg(&stage.place).spawn().unwrap();
+    run(Command::new("umount").arg("-l").arg(&stage.mount_point));
+    let mut unmount = archfs().arg("unmount").arg(&stage.mount_point).spawn().unwrap();
     thread::sleep(Duration::from_millis(200));
     assert!(unmount.try_wait().unwrap().is_none(), "it has not waited");
     kill_process(daemon, Signal::KILL).unwrap();
     assert!(unmount.wait().unwrap().success());
     assert!(stage.is_gone());
-    assert!(listed(&stage.place).is_none());
+    assert!(listed(&stage.mount_point).is_none());
 }
 
 #[test]
 fn mount_and_run_clear_a_dead_mount_with_a_note() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
-    let note = format!("{}: clearing a stale mount of ", stage.place.display());
+    let note = format!("{}: clearing a stale mount of ", stage.mount_point.display());
     leave_dead(&stage);
-    let output = stage.run(&["cat", stage.place.join("hello").to_str().unwrap()]);
+    let output = stage.run(&["cat", stage.mount_point.join("hello").to_str().unwrap()]);
     assert_eq!(out(&output), "hello, world\n");
     assert!(said(&output).contains(&note), "{}", said(&output));
     assert!(stage.is_gone());
@@ -340,17 +344,17 @@ fn each_user_clears_only_what_is_dead_and_its_own() {
     };
     wait_until("the mount is dead", || state(&dead) == "dead");
     // Neither root nor the other user lists or clears it.
-    let name = dead.place.to_str().unwrap();
+    let name = dead.mount_point.to_str().unwrap();
     for output in [run(archfs().args(["list", "--json"])), alive.runs("$ARCHFS list --json")] {
         assert!(!out(&output).contains(name));
     }
     for output in [run(archfs().arg("gc")), alive.runs("$ARCHFS gc")] {
         assert!(!said(&output).contains(name), "{}", said(&output));
     }
-    assert!(is_mounted(&dead.place) && state(&dead) == "dead" && dead.registry().exists());
+    assert!(is_mounted(&dead.mount_point) && state(&dead) == "dead" && dead.registry().exists());
     let cleared = dead.runs("$ARCHFS gc");
     assert!(said(&cleared).contains("cleared the dead mount "), "{}", said(&cleared));
-    assert!(!is_mounted(&dead.place) && !dead.place.exists());
+    assert!(!is_mounted(&dead.mount_point) && !dead.mount_point.exists());
     assert!(!dead.registry().exists(), "nothing else was there");
 
     // What is alive stays: a mount, one on its way, and what holds it.
@@ -372,11 +376,11 @@ fn gc_clears_records_of_mounts_that_others_took_away() {
     let daemon = daemon_of(&user);
     kill_process(daemon, Signal::KILL).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
-    run(Command::new("umount").arg("-l").arg(&user.place));
-    assert!(user.registry().exists() && user.place.exists());
+    run(Command::new("umount").arg("-l").arg(&user.mount_point));
+    assert!(user.registry().exists() && user.mount_point.exists());
     let cleared = user.runs("$ARCHFS gc");
     assert!(cleared.status.success(), "{}", said(&cleared));
-    assert!(!user.registry().exists() && !user.place.exists());
+    assert!(!user.registry().exists() && !user.mount_point.exists());
 }
 
 #[test]
@@ -391,12 +395,12 @@ fn gc_leaves_directories_and_files_of_others_alone() {
     let clear = "until $ARCHFS list | grep -q dead; do :; done; fusermount3 -u mount; rmdir mount";
     assert!(user.runs(clear).status.success());
     // Another directory, with something in it, at the name that archfs made one at.
-    fs::create_dir(&user.place).unwrap();
-    chown(&user.place, Some(user.uid), Some(user.uid)).unwrap();
-    fs::write(user.place.join("precious"), "").unwrap();
+    fs::create_dir(&user.mount_point).unwrap();
+    chown(&user.mount_point, Some(user.uid), Some(user.uid)).unwrap();
+    fs::write(user.mount_point.join("precious"), "").unwrap();
     let cleared = user.runs("$ARCHFS gc");
     assert!(cleared.status.success(), "{}", said(&cleared));
-    assert!(user.place.join("precious").exists());
+    assert!(user.mount_point.join("precious").exists());
     // The last `list` above may end after its line was read, and the last one out removes it.
     wait_until("the registry is removed", || !user.registry().exists());
 }
@@ -409,19 +413,19 @@ fn a_daemon_that_is_stopped_is_silent_and_holds_nobody_up() {
     let daemon = stage.daemon();
     kill_process(daemon, Signal::STOP).unwrap();
     let before = Instant::now();
-    let row = listed(&stage.place).unwrap();
+    let row = listed(&stage.mount_point).unwrap();
     assert_eq!(row["state"], "silent", "{row}");
     assert_eq!(row["daemon"], daemon.as_raw_nonzero().get(), "{row}");
     run(archfs().args(["gc", "-q"]));
     assert!(before.elapsed() < Duration::from_secs(9), "{:?}", before.elapsed());
-    assert!(is_mounted(&stage.place), "it is alive");
+    assert!(is_mounted(&stage.mount_point), "it is alive");
     kill_process(daemon, Signal::CONT).unwrap();
     stage.assert_readable();
-    assert_eq!(listed(&stage.place).unwrap()["state"], "alive");
+    assert_eq!(listed(&stage.mount_point).unwrap()["state"], "alive");
     // Unmounting does not need it.
     kill_process(daemon, Signal::STOP).unwrap();
-    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
-    assert!(!is_mounted(&stage.place));
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
+    assert!(!is_mounted(&stage.mount_point));
     kill_process(daemon, Signal::CONT).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
     wait_until("the directory is gone", || stage.is_gone());
@@ -435,17 +439,17 @@ fn a_daemon_that_is_stopped_holds_nobody_up_where_the_kernel_has_forgotten_the_m
     assert!(stage.mount(&["--keep", "-q", "--idle-timeout", "2s"]).status.success());
     let daemon = stage.daemon();
     let stopped = Stopped::and_forgotten(&stage);
-    for place in ["mount", "link"] {
-        let output = stage.ends(&["wait", "--timeout", "1s", place]);
+    for mount_point in ["mount", "link"] {
+        let output = stage.ends(&["wait", "--timeout", "1s", mount_point]);
         assert_eq!(output.status.code(), Some(6), "{}", said(&output));
     }
     let output = stage.ends(&["unmount", "mount"]);
     assert_eq!(output.status.code(), Some(6), "{}", said(&output));
     assert!(said(&output).contains("mount: the daemon does not answer"), "{}", said(&output));
     assert!(said(&output).contains("hint: --lazy unmounts it"), "{}", said(&output));
-    assert!(is_mounted(&stage.place));
+    assert!(is_mounted(&stage.mount_point));
     let output = stage.ends(&["unmount", "--lazy", "mount"]);
-    assert!(output.status.success() && !is_mounted(&stage.place), "{}", said(&output));
+    assert!(output.status.success() && !is_mounted(&stage.mount_point), "{}", said(&output));
     drop(stopped);
     wait_until("the daemon has ended", || has_ended(daemon));
     wait_until("the directory is gone", || stage.is_gone());
@@ -460,9 +464,9 @@ fn a_daemon_that_is_stopped_has_five_seconds_and_blocks_no_other_command() {
     let stopped = Stopped::new(stage.daemon());
     let before = Instant::now();
     let asks =
-        || archfs().args(["mount", "-q"]).args([&stage.image, &stage.place]).spawn().unwrap();
+        || archfs().args(["mount", "-q"]).args([&stage.image, &stage.mount_point]).spawn().unwrap();
     let mut asking = [asks(), asks()];
-    let row = listed(&stage.place).unwrap();
+    let row = listed(&stage.mount_point).unwrap();
     assert_eq!(row["state"], "silent", "{row}");
     for mount in &mut asking {
         assert_eq!(mount.wait().unwrap().code(), Some(6));
@@ -471,7 +475,7 @@ fn a_daemon_that_is_stopped_has_five_seconds_and_blocks_no_other_command() {
     assert!(elapsed >= Duration::from_secs(5) && elapsed < Duration::from_secs(10), "{elapsed:?}");
     drop(stopped);
     stage.assert_readable();
-    unmount(&stage.place);
+    unmount(&stage.mount_point);
 }
 
 #[test]
@@ -488,8 +492,8 @@ fn a_user_unmounts_a_daemon_that_is_stopped() {
     let output = user.runs("timeout 30 $ARCHFS unmount mount");
     assert_eq!(output.status.code(), Some(6), "{}", said(&output));
     let output = user.runs("timeout 30 $ARCHFS unmount --lazy mount");
-    assert!(output.status.success() && !is_mounted(&user.place), "{}", said(&output));
+    assert!(output.status.success() && !is_mounted(&user.mount_point), "{}", said(&output));
     drop(stopped);
     wait_until("the daemon has ended", || has_ended(daemon));
-    wait_until("nothing is left", || !user.place.exists() && !user.registry().exists());
+    wait_until("nothing is left", || !user.mount_point.exists() && !user.registry().exists());
 }

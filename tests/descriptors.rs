@@ -68,7 +68,7 @@ fn the_daemon_keeps_only_the_descriptors_of_its_archives() {
         link.is_ok_and(|link| link == stage.image)
     });
     assert_eq!(named.count(), 0);
-    support::mount::unmount(&stage.place);
+    support::mount::unmount(&stage.mount_point);
 }
 
 #[test]
@@ -107,6 +107,6 @@ fn the_daemon_is_called_archfs() {
         assert!(stage.bash(&script).status().unwrap().success());
         let comm = format!("/proc/{}/comm", stage.daemon().as_raw_nonzero());
         assert_eq!(std::fs::read_to_string(comm).unwrap(), "archfs\n");
-        support::mount::unmount(&stage.place);
+        support::mount::unmount(&stage.mount_point);
     }
 }

@@ -477,7 +477,7 @@ fn a_mount_that_is_impossible_here_names_the_doctor() {
         "{}",
         said(&output)
     );
-    assert!(!Path::new(&patient.user.place).exists());
+    assert!(!Path::new(&patient.user.mount_point).exists());
 }
 
 /// > **Records**: doctor writes to the directory where archfs keeps its records, and names it.

@@ -78,14 +78,14 @@ const READERS: usize = 4;
 
 /// Reads all files by each of several threads; how many reads failed. What did not is right, and what
 /// did is EIO.
-fn read_all(place: &Path, files: &Files) -> usize {
+fn read_all(mount_point: &Path, files: &Files) -> usize {
     let (sender, results) = channel();
     for reader in 0..READERS {
-        let (sender, place, files) = (sender.clone(), place.to_owned(), files.clone());
+        let (sender, mount_point, files) = (sender.clone(), mount_point.to_owned(), files.clone());
         thread::spawn(move || {
             let mut failed = 0;
             for (name, expected) in files.iter().cycle().skip(3 * reader).take(files.len()) {
-                match read(&place.join(name)) {
+                match read(&mount_point.join(name)) {
                     Ok(found) => assert!(found == *expected, "{name}: other bytes than packed"),
                     Err(error) => {
                         let number = error.raw_os_error();
@@ -114,9 +114,9 @@ fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
     for kind in KINDS {
         let archive = archive(work.path(), &folder, kind);
         let faulty = Faulty::new(&archive, &work.path().join(format!("faulty-{kind}")));
-        let place = work.path().join("mount");
+        let mount_point = work.path().join("mount");
         // The least cache there is, so that what is read comes from the archive.
-        let mount = Mounted::archfs(faulty.file(), &place, &["--cache", "1M"]);
+        let mount = Mounted::archfs(faulty.file(), &mount_point, &["--cache", "1M"]);
         let daemon = mount.daemon();
         check(kind, &faulty, &mount, &files);
         assert_eq!(mount.daemon(), daemon, "{kind}: the same daemon serves");
@@ -384,8 +384,8 @@ fn a_deleted_archive_is_read_on_and_can_not_be_mounted_again() {
 fn rewrite(archive: &Path) -> Vec<u8> {
     let bytes = fs::read(archive).unwrap();
     let file = OpenOptions::new().write(true).open(archive).unwrap();
-    let places = (4096..bytes.len() - 4096).step_by(30_000);
-    for (seed, at) in (1..).zip(places) {
+    let mount_points = (4096..bytes.len() - 4096).step_by(30_000);
+    for (seed, at) in (1..).zip(mount_points) {
         file.write_all_at(&source::noise(seed, 4096), at as u64).unwrap();
     }
     fs::read(archive).unwrap()
@@ -410,8 +410,8 @@ fn no_file_of_an_archive_rewritten_in_place_comes_wrong() {
         assert!(plain.reports().is_empty());
         // By other processes while readers are at work, as a copy over it would.
         let reader = {
-            let (place, files) = (mount.path().to_owned(), files.clone());
-            thread::spawn(move || read_all(&place, &files))
+            let (mount_point, files) = (mount.path().to_owned(), files.clone());
+            thread::spawn(move || read_all(&mount_point, &files))
         };
         rewrite(archive);
         reader.join().expect("what was read while it was rewritten was right or EIO");
@@ -488,9 +488,9 @@ fn of_more_archives_than_may_be_open_a_replaced_one_is_noticed() {
             path
         })
         .collect();
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let few = ["prlimit", "--nofile=64:64"];
-    let mount = Mounted::several(&few, &tars, &place, &["--cache", "1M"]);
+    let mount = Mounted::several(&few, &tars, &mount_point, &["--cache", "1M"]);
     let read_text = |number: usize| {
         read(&mount.path().join(format!("file-{number}"))).map(|it| String::from_utf8(it).unwrap())
     };
@@ -542,17 +542,17 @@ fn of_more_archives_than_may_be_open_a_replaced_one_is_noticed() {
 
 /// A file system of its own for an archive.
 struct Disk {
-    place: PathBuf,
+    mount_point: PathBuf,
     _clean_up: CleanUp,
 }
 
 impl Disk {
     fn new(work: &Path, size: &str) -> Self {
-        let place = work.join("disk");
-        fs::create_dir(&place).unwrap();
+        let mount_point = work.join("disk");
+        fs::create_dir(&mount_point).unwrap();
         let option = format!("size={size}");
-        run(Command::new("mount").args(["-t", "tmpfs", "-o", &option, "none"]).arg(&place));
-        Self { _clean_up: CleanUp(place.clone()), place }
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", &option, "none"]).arg(&mount_point));
+        Self { _clean_up: CleanUp(mount_point.clone()), mount_point }
     }
 }
 
@@ -568,30 +568,31 @@ fn a_file_system_that_becomes_read_only_full_or_is_taken_away_changes_nothing() 
         let work = work_folder();
         let disk = Disk::new(work.path(), "64M");
         let (folder, files) = packed(work.path());
-        let archive = disk.place.join("data.tar.gz");
+        let archive = disk.mount_point.join("data.tar.gz");
         fs::copy(self::archive(work.path(), &folder, "tar.gz"), &archive).unwrap();
         // Full: no index can be saved, neither beside the archive nor in the cache folder, and no
         // numbers.
-        let mut filler = File::create(disk.place.join("filler")).unwrap();
+        let mut filler = File::create(disk.mount_point.join("filler")).unwrap();
         let piece = vec![1; 1 << 20];
         while filler.write_all(&piece).is_ok() {}
         drop(filler);
-        let place = work.path().join("mount");
-        let _clean_up = CleanUp(place.clone());
+        let mount_point = work.path().join("mount");
+        let _clean_up = CleanUp(mount_point.clone());
         let mut command = archfs();
-        command.args(["mount", "--keep", "--stats-json"]).arg(disk.place.join("numbers"));
-        command.arg("--log-file").arg(work.path().join(log)).arg(&archive).arg(&place);
-        let output = command.env("XDG_CACHE_HOME", disk.place.join("cache")).output().unwrap();
+        command.args(["mount", "--keep", "--stats-json"]).arg(disk.mount_point.join("numbers"));
+        command.arg("--log-file").arg(work.path().join(log)).arg(&archive).arg(&mount_point);
+        let output =
+            command.env("XDG_CACHE_HOME", disk.mount_point.join("cache")).output().unwrap();
         assert!(output.status.success(), "{}", said(&output));
-        assert_eq!(read_all(&place, &files), 0, "full");
+        assert_eq!(read_all(&mount_point, &files), 0, "full");
         let mut remount = Command::new("mount");
-        let remounted = remount.args(["-o", "remount,ro"]).arg(&disk.place).output().unwrap();
+        let remounted = remount.args(["-o", "remount,ro"]).arg(&disk.mount_point).output().unwrap();
         assert!(remounted.status.success() || log == "disk/log", "{}", said(&remounted));
-        assert_eq!(read_all(&place, &files), 0, "read-only");
-        run(Command::new("umount").arg("-l").arg(&disk.place));
-        assert_eq!(read_all(&place, &files), 0, "taken away");
-        unmount(&place);
-        assert!(!is_mounted(&place));
+        assert_eq!(read_all(&mount_point, &files), 0, "read-only");
+        run(Command::new("umount").arg("-l").arg(&disk.mount_point));
+        assert_eq!(read_all(&mount_point, &files), 0, "taken away");
+        unmount(&mount_point);
+        assert!(!is_mounted(&mount_point));
     }
 }
 
@@ -604,22 +605,22 @@ fn an_index_that_finds_no_room_costs_a_note_and_not_the_mount() {
     }
     let work = work_folder();
     let disk = Disk::new(work.path(), "8M");
-    let archive = disk.place.join("many.tar");
+    let archive = disk.mount_point.join("many.tar");
     let members: Vec<_> = (0..3000).map(|number| format!("member-{number}")).collect();
     let members: Vec<_> = members.iter().map(|name| (name.as_str(), name.as_bytes())).collect();
     fs::write(&archive, tar::of(&members)).unwrap();
-    let mut filler = File::create(disk.place.join("filler")).unwrap();
+    let mut filler = File::create(disk.mount_point.join("filler")).unwrap();
     while filler.write_all(&[1; 4096]).is_ok() {}
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     let mut command = archfs();
-    command.args(["mount", "--keep"]).arg(&archive).arg(&place);
-    let output = command.env("XDG_CACHE_HOME", disk.place.join("cache")).output().unwrap();
+    command.args(["mount", "--keep"]).arg(&archive).arg(&mount_point);
+    let output = command.env("XDG_CACHE_HOME", disk.mount_point.join("cache")).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let note = "the next mount has to read all headers again";
     assert!(said(&output).contains(note), "{}", said(&output));
-    assert_eq!(fs::read(place.join("member-2999")).unwrap(), b"member-2999");
-    unmount(&place);
+    assert_eq!(fs::read(mount_point.join("member-2999")).unwrap(), b"member-2999");
+    unmount(&mount_point);
 }
 
 /// > **Truncated**: what is not there gives EIO, and nothing is filled with zeros.
@@ -641,8 +642,8 @@ fn a_loop_device_whose_file_is_cut_gives_eio() {
         return;
     }
     let device = PathBuf::from(String::from_utf8(attached.stdout).unwrap().trim());
-    let place = work.path().join("mount");
-    let mount = Mounted::archfs(&device, &place, &["--cache", "1M"]);
+    let mount_point = work.path().join("mount");
+    let mount = Mounted::archfs(&device, &mount_point, &["--cache", "1M"]);
     assert_eq!(read_all(mount.path(), &files), 0);
     let file = OpenOptions::new().write(true).open(&archive).unwrap();
     file.set_len(4096).unwrap();

@@ -38,7 +38,7 @@ cat "$FOLDER"/err* >&2
 struct Job {
     work: tempfile::TempDir,
     image: PathBuf,
-    place: PathBuf,
+    mount_point: PathBuf,
 }
 
 impl Job {
@@ -50,8 +50,8 @@ impl Job {
             fs::write(&srun, SRUN).unwrap();
             fs::set_permissions(&srun, fs::Permissions::from_mode(0o755)).unwrap();
             let image = image::small(work.path());
-            let place = work.path().join("place");
-            Self { work, image, place }
+            let mount_point = work.path().join("place");
+            Self { work, image, mount_point }
         })
     }
 
@@ -72,7 +72,7 @@ impl Job {
 
     fn mount(&self, nodes: usize, options: &[&str], archive: &Path) -> Output {
         let mut command = self.archfs(nodes);
-        command.arg("mount").args(options).arg(archive).arg(&self.place).output().unwrap()
+        command.arg("mount").args(options).arg(archive).arg(&self.mount_point).output().unwrap()
     }
 }
 
@@ -86,11 +86,11 @@ fn a_mount_by_a_step_lives_on_without_srun() {
     let output = job.mount(1, &["--job-step=always"], &job.image);
     assert!(output.status.success(), "{}", said(&output));
     assert!(said(&output).contains("until job 12 ends"), "{}", said(&output));
-    assert!(is_mounted(&job.place));
-    let daemon = daemon_of(&job.place).unwrap();
+    assert!(is_mounted(&job.mount_point));
+    let daemon = daemon_of(&job.mount_point).unwrap();
     let words = fs::read_to_string(format!("/proc/{daemon}/cmdline")).unwrap();
     assert!(words.contains("--step-task"), "{words:?}");
-    unmount(&job.place);
+    unmount(&job.mount_point);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_step_that_fails_gives_the_message_and_the_status_of_the_daemon() {
     let output = job.mount(1, &["--job-step=always"], Path::new("/etc/passwd"));
     let without = job.mount(1, &["--job-step=never"], Path::new("/etc/passwd"));
     assert_eq!((output.status.code(), said(&output)), (Some(3), said(&without)));
-    assert!(!job.place.exists());
+    assert!(!job.mount_point.exists());
 }
 
 #[test]
@@ -117,15 +117,15 @@ fn a_launcher_that_is_killed_leaves_nothing_mounted() {
     let mut launcher = job
         .archfs(2)
         .args(["mount", "--all-nodes"])
-        .args([&job.image, &job.place])
+        .args([&job.image, &job.mount_point])
         .env("STUCK", "n1")
         .spawn()
         .unwrap();
-    wait_until("the first node is mounted", || is_mounted(&job.place));
+    wait_until("the first node is mounted", || is_mounted(&job.mount_point));
     launcher.kill().unwrap();
     launcher.wait().unwrap();
-    wait_until("the first node is unmounted", || !job.place.exists());
-    assert!(!is_mounted(&job.place));
+    wait_until("the first node is unmounted", || !job.mount_point.exists());
+    assert!(!is_mounted(&job.mount_point));
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn always_fails_where_srun_does() {
     let output = job.mount(1, &["--job-step=always"], &job.image);
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
     assert!(said(&output).contains("as a job step: srun: busy"), "{}", said(&output));
-    assert!(!job.place.exists());
+    assert!(!job.mount_point.exists());
 }
 
 #[test]

@@ -69,10 +69,10 @@ fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
     let Some(stage) = stage() else { return };
     let text = at_a_terminal(&stage, "$ARCHFS mount small.sqfs mount");
     assert!(text.contains("until unmount; --until-pid PID to hold as long as a process"), "{text}");
-    let row = listed(&stage.place).unwrap();
+    let row = listed(&stage.mount_point).unwrap();
     assert_eq!((&row["kept"], &row["holders"]), (&true.into(), &serde_json::json!([])), "{row}");
     stage.assert_readable();
-    unmount(&stage.place);
+    unmount(&stage.mount_point);
     assert!(stage.is_gone());
     // A script that is started there holds for itself, and so does all of a batch job.
     let text = at_a_terminal(&stage, "bash -c '$ARCHFS mount small.sqfs mount; true'");
@@ -114,7 +114,7 @@ fn in_a_step_of_srun_one_is_told_that_the_daemon_ends_with_it() {
     let joined = stage.bash(script).env("SLURM_STEP_ID", "0").output().unwrap();
     let told = said(&joined);
     assert!(told.contains("archfs: sharing ") && !told.contains("srun"), "{told}");
-    unmount(&stage.place);
+    unmount(&stage.mount_point);
 
     // The task of a step itself.
     let mut task = stage.bash("exec $ARCHFS mount --foreground --ready-fd 1 $IMAGE mount 2> told");
@@ -159,7 +159,8 @@ fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
         stage.assert_readable();
     }
     // Who comes now would not have the mount for long, and gets one of its own when this is gone.
-    let next = archfs().args(["mount", "--keep", "-q"]).args([&stage.image, &stage.place]).spawn();
+    let next =
+        archfs().args(["mount", "--keep", "-q"]).args([&stage.image, &stage.mount_point]).spawn();
     let mut next = next.unwrap();
     let until = Instant::now() + Duration::from_millis(300);
     while Instant::now() < until {
@@ -211,7 +212,7 @@ fn a_kept_mount_that_is_unmounted_goes_with_the_last_who_hold_it() {
 
 fn give_back(stage: &Stage, holder: &std::process::Child) -> std::process::Output {
     let process = holder.id().to_string();
-    archfs().args(["unmount", "--held-by", &process]).arg(&stage.place).output().unwrap()
+    archfs().args(["unmount", "--held-by", &process]).arg(&stage.mount_point).output().unwrap()
 }
 
 #[test]
@@ -230,7 +231,7 @@ fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
     assert!(said(&again).contains(&format!("not held by process {}", one.id())));
     stage.assert_readable();
     // The last one's goes also with files open, which can be read on.
-    let mut file = File::open(stage.place.join("folder/data")).unwrap();
+    let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
     let last = give_back(&stage, &other);
     assert!(last.status.success() && said(&last).is_empty(), "{}", said(&last));
     assert!(stage.is_gone());
@@ -242,7 +243,7 @@ fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
     let kept = give_back(&stage, &one);
     assert!(kept.status.success() && said(&kept).contains("stays mounted"), "{}", said(&kept));
     stage.assert_readable();
-    unmount(&stage.place);
+    unmount(&stage.mount_point);
     assert_eq!(give_back(&stage, &one).status.code(), Some(5), "nothing is mounted");
     end(one);
     end(other);
@@ -258,9 +259,9 @@ fn a_daemon_that_is_stopped_is_named_by_its_place_with_what_unmounts_it() {
     kill_process(daemon, Signal::STOP).unwrap();
     let given = give_back(&stage, &script);
     kill_process(daemon, Signal::CONT).unwrap();
-    let (said, place) = (said(&given), stage.place.display());
+    let (said, mount_point) = (said(&given), stage.mount_point.display());
     assert_eq!(given.status.code(), Some(6), "{said}");
-    assert!(said.starts_with(&format!("archfs: {place}: ")), "{said}");
+    assert!(said.starts_with(&format!("archfs: {mount_point}: ")), "{said}");
     assert!(said.contains("hint: --lazy unmounts it"), "{said}");
     end(script);
     wait_until("the mount is gone", || stage.is_gone());
@@ -271,7 +272,7 @@ fn the_grace_ends_a_mount_that_a_script_holds() {
     let Some(stage) = stage() else { return };
     let script = holder(&stage, "--grace 1s");
     let (daemon, before) = (stage.daemon(), Instant::now());
-    let mut file = File::open(stage.place.join("folder/data")).unwrap();
+    let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
     kill_process(daemon, Signal::HUP).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
     assert!(before.elapsed() >= Duration::from_millis(990), "{:?}", before.elapsed());
@@ -312,7 +313,7 @@ fn stays_while(stage: &Stage, mut use_it: impl FnMut()) {
     let until = Instant::now() + Duration::from_millis(3500);
     while Instant::now() < until {
         use_it();
-        assert!(is_mounted(&stage.place));
+        assert!(is_mounted(&stage.mount_point));
     }
 }
 
@@ -321,14 +322,14 @@ fn a_mount_in_use_is_not_idle() {
     let Some(stage) = stage() else { return };
     let options = ["--keep", "-q", "--idle-timeout", "1s"];
     assert!(stage.mount(&options).status.success());
-    let file = File::open(stage.place.join("folder/data")).unwrap();
+    let file = File::open(stage.mount_point.join("folder/data")).unwrap();
     stays_while(&stage, thread::yield_now);
     drop(file);
     wait_until("the mount is gone", || stage.is_gone());
 
     assert!(stage.mount(&options).status.success());
     let mut within = Command::new("cat");
-    let within = within.current_dir(&stage.place).stdin(Stdio::piped()).spawn().unwrap();
+    let within = within.current_dir(&stage.mount_point).stdin(Stdio::piped()).spawn().unwrap();
     stays_while(&stage, thread::yield_now);
     end(within);
     wait_until("the mount is gone", || stage.is_gone());
@@ -496,7 +497,7 @@ fn who_comes_after_an_interrupt_is_not_given_what_ends() {
         thread::sleep(Duration::from_millis(20));
         kill_process(daemon, Signal::INT).unwrap();
         assert_ne!(answer("hold\n"), "done\n");
-        wait_until("the mount is gone", || !is_mounted(&user.place));
+        wait_until("the mount is gone", || !is_mounted(&user.mount_point));
     }
 }
 
@@ -515,7 +516,7 @@ fn connections_beyond_the_limit_of_descriptors_wait_and_cost_no_time() {
     let mounted = user.runs("ulimit -n 64; $ARCHFS mount -q --keep $IMAGE mount");
     assert!(mounted.status.success(), "{}", said(&mounted));
     let (_, socket) = socket_of(&user);
-    let daemon = match processes_about(&[user.place.to_str().unwrap(), "--daemon="])[..] {
+    let daemon = match processes_about(&[user.mount_point.to_str().unwrap(), "--daemon="])[..] {
         [one] => Pid::from_raw(one).unwrap(),
         ref several => panic!("{several:?}"),
     };

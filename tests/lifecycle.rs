@@ -113,7 +113,7 @@ fn until_pid_and_keep_say_how_long_a_mount_holds() {
     drop(script.stdin.take());
     script.wait().unwrap();
     stage.assert_readable();
-    run(archfs().arg("umount").arg(&stage.place));
+    run(archfs().arg("umount").arg(&stage.mount_point));
     assert!(stage.is_gone(), "unmount returns when all is gone");
 }
 
@@ -121,10 +121,10 @@ fn until_pid_and_keep_say_how_long_a_mount_holds() {
 fn the_environment_stands_for_options() {
     let Some(stage) = stage() else { return };
     let mut mount = archfs();
-    mount.args(["mount", "--keep", "-q"]).arg(&stage.image).arg(&stage.place);
+    mount.args(["mount", "--keep", "-q"]).arg(&stage.image).arg(&stage.mount_point);
     mount.env("ARCHFS_SUBDIR", "folder").env("ARCHFS_CACHE", "1M").env("ARCHFS_THREADS", "3");
     run(&mut mount);
-    assert!(stage.place.join("data").exists());
+    assert!(stage.mount_point.join("data").exists());
     let threads = format!("/proc/{}/task", stage.daemon().as_raw_nonzero());
     let answering = || {
         let names = fs::read_dir(&threads).unwrap().filter(|entry| {
@@ -141,11 +141,11 @@ fn the_environment_stands_for_options() {
 #[test]
 fn a_folder_that_was_there_stays_and_its_contents_come_back() {
     let Some(stage) = stage() else { return };
-    fs::create_dir(&stage.place).unwrap();
+    fs::create_dir(&stage.mount_point).unwrap();
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     stage.assert_readable();
-    unmount(&stage.place);
-    assert!(!is_mounted(&stage.place) && stage.place.is_dir());
+    unmount(&stage.mount_point);
+    assert!(!is_mounted(&stage.mount_point) && stage.mount_point.is_dir());
 }
 
 #[test]
@@ -174,12 +174,12 @@ fn run_tells_its_own_failures_from_those_of_the_command() {
         let output = archfs().arg("run").args(arguments).output().unwrap();
         output.status.code().unwrap()
     };
-    let (image, place) = (stage.image.to_str().unwrap(), stage.place.to_str().unwrap());
-    assert_eq!(status(&["/no/such/file", place, "--", "true"]), 121);
-    assert_eq!(status(&["/etc/passwd", place, "--", "true"]), 123);
-    assert_eq!(status(&[image, place]), 122, "no command");
-    assert_eq!(status(&["--no-such-option", image, place, "--", "true"]), 122);
-    assert_eq!(status(&["-obig_writes", image, place, "--", "true"]), 122);
+    let (image, mount_point) = (stage.image.to_str().unwrap(), stage.mount_point.to_str().unwrap());
+    assert_eq!(status(&["/no/such/file", mount_point, "--", "true"]), 121);
+    assert_eq!(status(&["/etc/passwd", mount_point, "--", "true"]), 123);
+    assert_eq!(status(&[image, mount_point]), 122, "no command");
+    assert_eq!(status(&["--no-such-option", image, mount_point, "--", "true"]), 122);
+    assert_eq!(status(&["-obig_writes", image, mount_point, "--", "true"]), 122);
     assert_eq!(status(&[image, "/no/such/folder/mount", "--", "true"]), 121);
     assert!(stage.is_gone());
 }
@@ -190,7 +190,7 @@ fn run_passes_signals_on_and_unmounts() {
     let mut archfs = archfs();
     // The command answers SIGTERM in its own way, which must be what comes back.
     let script = "trap 'echo got it; exit 9' TERM; echo started; while :; do sleep 0.01; done";
-    archfs.arg("run").arg(&stage.image).arg(&stage.place).args(["--", "sh", "-c", script]);
+    archfs.arg("run").arg(&stage.image).arg(&stage.mount_point).args(["--", "sh", "-c", script]);
     let mut run = archfs.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "started");
@@ -205,7 +205,7 @@ fn run_passes_signals_on_and_unmounts() {
 fn run_killed_leaves_no_mount() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
-    archfs.arg("run").arg(&stage.image).arg(&stage.place).args([
+    archfs.arg("run").arg(&stage.image).arg(&stage.mount_point).args([
         "--",
         "sh",
         "-c",
@@ -234,12 +234,12 @@ fn each_signal_to_the_daemon_unmounts() {
 fn a_busy_mount_goes_lazily_and_its_open_files_stay_readable() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
-    let mut file = File::open(stage.place.join("folder/data")).unwrap();
-    let busy = archfs().arg("unmount").arg(&stage.place).output().unwrap();
+    let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
+    let busy = archfs().arg("unmount").arg(&stage.mount_point).output().unwrap();
     assert_eq!(busy.status.code(), Some(1));
     assert!(said(&busy).contains("in use") && said(&busy).contains("hint: "), "{}", said(&busy));
     let daemon = stage.daemon();
-    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
     assert!(stage.is_gone());
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
@@ -252,7 +252,7 @@ fn a_busy_mount_goes_lazily_and_its_open_files_stay_readable() {
 fn a_daemon_asked_to_end_serves_on_while_files_are_open() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
-    let file = File::open(stage.place.join("folder/data")).unwrap();
+    let file = File::open(stage.mount_point.join("folder/data")).unwrap();
     let daemon = stage.daemon();
     kill_process(daemon, Signal::TERM).unwrap();
     kill_process(daemon, Signal::CONT).unwrap();
@@ -270,7 +270,7 @@ fn a_daemon_asked_to_end_serves_on_while_files_are_open() {
 fn the_grace_ends_a_daemon_whose_files_are_open() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q", "--grace", "1s"]).status.success());
-    let mut file = File::open(stage.place.join("folder/data")).unwrap();
+    let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
     let daemon = stage.daemon();
     kill_process(daemon, Signal::TERM).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
@@ -284,7 +284,7 @@ fn an_interrupt_or_a_second_signal_ends_a_daemon_whose_files_are_open() {
     for signals in [&[Signal::INT][..], &[Signal::TERM, Signal::TERM], &[Signal::TERM, Signal::HUP]]
     {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
-        let file = File::open(stage.place.join("folder/data")).unwrap();
+        let file = File::open(stage.mount_point.join("folder/data")).unwrap();
         let daemon = stage.daemon();
         for &signal in signals {
             kill_process(daemon, signal).unwrap();
@@ -307,18 +307,18 @@ fn a_dead_mount_is_cleared_by_unmount_and_by_the_next_mount() {
         kill_process(stage.daemon(), Signal::KILL).unwrap();
         wait_until("the mount is dead", || {
             // stat would be answered from the kernel's cache.
-            rustix::fs::statvfs(&stage.place).is_err_and(|error| error == Errno::NOTCONN)
+            rustix::fs::statvfs(&stage.mount_point).is_err_and(|error| error == Errno::NOTCONN)
         });
         match clear {
             "unmount" => {
-                unmount(&stage.place);
+                unmount(&stage.mount_point);
             }
             "mount" => {
                 let output = stage.mount(&["--keep"]);
                 assert!(output.status.success(), "{}", said(&output));
                 assert!(said(&output).contains("clearing a stale mount"), "{}", said(&output));
                 stage.assert_readable();
-                unmount(&stage.place);
+                unmount(&stage.mount_point);
             }
             _ => assert!(stage.run(&["true"]).status.success()),
         }
@@ -330,16 +330,16 @@ fn a_dead_mount_is_cleared_by_unmount_and_by_the_next_mount() {
 fn an_old_daemon_leaves_a_new_mount_at_its_place_alone() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
-    let file = File::open(stage.place.join("folder/data")).unwrap();
+    let file = File::open(stage.mount_point.join("folder/data")).unwrap();
     let old = stage.daemon();
-    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     // The old one still serves its open file; a signal and its end must not touch the new mount.
     kill_process(old, Signal::TERM).unwrap();
     drop(file);
     wait_until("the old daemon has ended", || has_ended(old));
     stage.assert_readable();
-    unmount(&stage.place);
+    unmount(&stage.mount_point);
     assert!(stage.is_gone());
 }
 
@@ -350,21 +350,21 @@ fn unmount_touches_only_mounts_of_archfs() {
         let output = archfs().arg("unmount").arg(path).output().unwrap();
         (output.status.code(), said(&output))
     };
-    let (code, text) = status(&stage.place);
+    let (code, text) = status(&stage.mount_point);
     assert_eq!(code, Some(5), "{text}");
-    fs::create_dir(&stage.place).unwrap();
-    run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&stage.place));
-    let (code, text) = status(&stage.place);
+    fs::create_dir(&stage.mount_point).unwrap();
+    run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&stage.mount_point));
+    let (code, text) = status(&stage.mount_point);
     assert_eq!(code, Some(5));
     assert!(text.contains("none (tmpfs) is mounted here"), "{text}");
-    assert_eq!(kind_of_mount(&stage.place).as_deref(), Some("tmpfs"));
+    assert_eq!(kind_of_mount(&stage.mount_point).as_deref(), Some("tmpfs"));
 }
 
 #[test]
 fn an_unmount_by_others_ends_the_daemon_and_removes_the_folder() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
-    run(Command::new("umount").arg(&stage.place));
+    run(Command::new("umount").arg(&stage.mount_point));
     wait_until("the folder is gone", || stage.is_gone());
 }
 
@@ -374,11 +374,15 @@ fn a_mount_that_is_covered_goes_once_it_is_not() {
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     let daemon = stage.daemon();
-    run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&stage.place));
+    run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&stage.mount_point));
     drop(script.stdin.take());
     script.wait().unwrap();
-    assert_eq!(kind_of_mount(&stage.place).as_deref(), Some("tmpfs"), "not ours to take away");
-    run(Command::new("umount").arg(&stage.place));
+    assert_eq!(
+        kind_of_mount(&stage.mount_point).as_deref(),
+        Some("tmpfs"),
+        "not ours to take away"
+    );
+    run(Command::new("umount").arg(&stage.mount_point));
     wait_until("the mount and its folder are gone", || stage.is_gone());
     wait_until("the daemon has ended", || has_ended(daemon));
 }
@@ -389,7 +393,9 @@ fn who_has_lost_its_parent_may_unmount() {
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let orphan =
         "setsid sh -c '(while kill -0 $$; do :; done; \"$0\" unmount \"$1\") &' \"$0\" \"$1\"";
-    run(Command::new("sh").args(["-c", orphan, env!("CARGO_BIN_EXE_archfs")]).arg(&stage.place));
+    run(Command::new("sh")
+        .args(["-c", orphan, env!("CARGO_BIN_EXE_archfs")])
+        .arg(&stage.mount_point));
     wait_until("the mount is gone", || stage.is_gone());
 }
 
@@ -407,15 +413,15 @@ fn any_path_can_be_a_place() {
     use std::os::unix::ffi::OsStrExt;
     let Some(stage) = stage() else { return };
     for name in [&b"a b"[..], b"a,b\\c", b"new\nline", b"\xff\xfe", b"-x", b"tab\there#1"] {
-        let place = stage.work.path().join(std::ffi::OsStr::from_bytes(name));
-        let _clean_up = CleanUp(place.clone());
+        let mount_point = stage.work.path().join(std::ffi::OsStr::from_bytes(name));
+        let _clean_up = CleanUp(mount_point.clone());
         let image =
             stage.work.path().join(std::ffi::OsStr::from_bytes(name)).with_extension("sqfs");
         fs::copy(&stage.image, &image).unwrap();
-        run(archfs().args(["mount", "--keep", "-q", "--"]).arg(&image).arg(&place));
-        assert!(place.join("hello").exists(), "{name:?}");
-        unmount_by(archfs().arg("unmount").arg("--").arg(&place));
-        assert!(!place.exists(), "{name:?}");
+        run(archfs().args(["mount", "--keep", "-q", "--"]).arg(&image).arg(&mount_point));
+        assert!(mount_point.join("hello").exists(), "{name:?}");
+        unmount_by(archfs().arg("unmount").arg("--").arg(&mount_point));
+        assert!(!mount_point.exists(), "{name:?}");
     }
 }
 
@@ -423,7 +429,10 @@ fn any_path_can_be_a_place() {
 fn the_foreground_says_when_it_is_ready_and_ends_on_a_signal() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
-    archfs.args(["mount", "--foreground", "--ready-fd", "1"]).arg(&stage.image).arg(&stage.place);
+    archfs
+        .args(["mount", "--foreground", "--ready-fd", "1"])
+        .arg(&stage.image)
+        .arg(&stage.mount_point);
     let mut daemon = archfs.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -441,7 +450,10 @@ fn a_quiet_mount_says_that_files_are_missing() {
     let whole = tar::of(&[("a", &[b'a'; 700]), ("b", &[b'b'; 700])]);
     fs::write(&archive, &whole[..512 + 1024 + 512 + 512]).unwrap();
     let mut run = archfs();
-    run.args(["run", "-q"]).args([&archive, &stage.place]).args(["--", "ls"]).arg(&stage.place);
+    run.args(["run", "-q"])
+        .args([&archive, &stage.mount_point])
+        .args(["--", "ls"])
+        .arg(&stage.mount_point);
     let output = run.output().unwrap();
     assert_eq!(output.stdout, b"a\n");
     assert!(said(&output).contains("cut off: \"b\""), "{}", said(&output));
@@ -475,7 +487,10 @@ fn a_mount_that_nobody_can_be_told_of_is_taken_back() {
 fn a_start_that_fails_after_mounting_leaves_nothing() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
-    archfs.args(["mount", "--foreground", "--ready-fd", "99"]).arg(&stage.image).arg(&stage.place);
+    archfs
+        .args(["mount", "--foreground", "--ready-fd", "99"])
+        .arg(&stage.image)
+        .arg(&stage.mount_point);
     let output = archfs.output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(said(&output).contains("--ready-fd 99"), "{}", said(&output));
@@ -525,9 +540,9 @@ fn what_goes_wrong_later_is_written_to_the_log() {
     fs::write(&image, bytes).unwrap();
     let log = stage.work.path().join("log");
     let mut mount = archfs();
-    mount.args(["mount", "--keep", "-q", "--log-file"]).args([&log, &image, &stage.place]);
+    mount.args(["mount", "--keep", "-q", "--log-file"]).args([&log, &image, &stage.mount_point]);
     run(&mut mount);
-    let error = fs::read(stage.place.join("file")).unwrap_err();
+    let error = fs::read(stage.mount_point.join("file")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
     let text = fs::read_to_string(&log).unwrap();
     assert!(text.contains("text.sqfs: squashfs inode at 0x"), "{text}");
@@ -548,8 +563,8 @@ fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
     // The program itself may lie where only root can go.
     let program = home.join("archfs");
     fs::copy(env!("CARGO_BIN_EXE_archfs"), &program).unwrap();
-    let place = home.join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = home.join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     let as_user = |arguments: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).args(arguments);
@@ -559,19 +574,19 @@ fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
     let mounted = as_user(&["./archfs", "mount", "--keep", image, "mount"]);
     assert!(mounted.status.success(), "{}", said(&mounted));
     assert_eq!(as_user(&["cat", "mount/hello"]).stdout, b"hello, world\n");
-    assert!(fs::read(place.join("hello")).is_err(), "not even root");
-    assert_eq!(kind_of_mount(&place).as_deref(), Some("fuse.archfs"));
+    assert!(fs::read(mount_point.join("hello")).is_err(), "not even root");
+    assert_eq!(kind_of_mount(&mount_point).as_deref(), Some("fuse.archfs"));
     let held = "exec 9<mount/hello; ./archfs unmount mount; echo $?";
     let busy = as_user(&["sh", "-c", held]);
     assert_eq!(busy.stdout, b"1\n", "{}", said(&busy));
     assert!(said(&busy).contains("mount: in use"), "{}", said(&busy));
     let unmounted = as_user(&["./archfs", "unmount", "mount"]);
     assert!(unmounted.status.success(), "{}", said(&unmounted));
-    assert!(!place.exists());
+    assert!(!mount_point.exists());
 
     let ran = as_user(&["./archfs", "run", image, "mount", "--", "cat", "mount/hello"]);
     assert_eq!(ran.stdout, b"hello, world\n", "{}", said(&ran));
-    assert!(!place.exists());
+    assert!(!mount_point.exists());
 
     // A place in a folder of somebody else is refused by fusermount, with a reason.
     fs::create_dir(stage.work.path().join("roots")).unwrap();
@@ -581,7 +596,7 @@ fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
 
     // Not one of theirs: root's mount stays.
     assert!(stage.mount(&["--keep", "-q"]).status.success());
-    let foreign = as_user(&["./archfs", "unmount", stage.place.to_str().unwrap()]);
+    let foreign = as_user(&["./archfs", "unmount", stage.mount_point.to_str().unwrap()]);
     assert_eq!(foreign.status.code(), Some(5), "{}", said(&foreign));
     stage.assert_readable();
 }
@@ -596,7 +611,8 @@ fn without_the_device_it_says_what_to_do() {
         let script = format!("{hide} && exec \"$0\" \"$@\"");
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", &script, env!("CARGO_BIN_EXE_archfs"), "mount"]);
-        let output = command.arg("--keep").args([&stage.image, &stage.place]).output().unwrap();
+        let output =
+            command.arg("--keep").args([&stage.image, &stage.mount_point]).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{hide}: {}", said(&output));
         assert!(said(&output).contains("hint: "), "{}", said(&output));
         assert!(stage.is_gone(), "{hide}");
@@ -615,7 +631,7 @@ fn a_daemon_that_is_another_program_is_told_of() {
     };
     for (how, status) in [("mount", 1), ("run", 121)] {
         let mut archfs = Command::new(loader);
-        archfs.arg(env!("CARGO_BIN_EXE_archfs")).arg(how).args([&stage.image, &stage.place]);
+        archfs.arg(env!("CARGO_BIN_EXE_archfs")).arg(how).args([&stage.image, &stage.mount_point]);
         let output = archfs.args(["--", "true"].iter().take(if how == "run" { 2 } else { 0 }));
         let output = output.output().unwrap();
         let said = said(&output);

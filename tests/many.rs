@@ -394,13 +394,13 @@ fn a_thousand_shards_are_read_by_several_processes_with_few_files_open() {
     };
     let expected = read(&unpacked);
     assert_eq!(expected.len(), 20_000);
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     for limited in [&["prlimit", "--nofile=256:256"][..], &[]] {
-        let mounted = Mounted::several(limited, &archives, &place, &[]);
+        let mounted = Mounted::several(limited, &archives, &mount_point, &[]);
         let open = Path::new("/proc").join(mounted.daemon().to_string()).join("fd");
         let count = || fs::read_dir(&open).unwrap().count();
         let first = count();
-        assert!(read(&place) == expected, "{limited:?}: other files");
+        assert!(read(&mount_point) == expected, "{limited:?}: other files");
         if !limited.is_empty() {
             assert!(first < 256 && count() < 256, "{first}, {} files open", count());
             // Half of the allowance is for archives, and it is used.
@@ -424,15 +424,16 @@ fn compressed_shards_are_read_with_few_files_open_scanned_or_from_saved_indexes(
         run(Command::new("sh").args(["-c", &script, "sh"]).args(parts));
         packed.extend(parts.iter().map(|path| path.with_extension(format!("tar.{suffix}"))));
     }
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     for turn in ["scanned", "saved"] {
-        let mounted = Mounted::several(&["prlimit", "--nofile=256:256"], &packed, &place, &[]);
+        let mounted =
+            Mounted::several(&["prlimit", "--nofile=256:256"], &packed, &mount_point, &[]);
         let open = Path::new("/proc").join(mounted.daemon().to_string()).join("fd");
-        assert_eq!(fs::read_dir(&place).unwrap().count(), 1200, "{turn}");
+        assert_eq!(fs::read_dir(&mount_point).unwrap().count(), 1200, "{turn}");
         for sample in 0..600_usize {
             // Each time another archive than the last time.
             let sample = sample * 7919 % 600;
-            let found = fs::read(place.join(format!("{sample:06}.jpg"))).unwrap();
+            let found = fs::read(mount_point.join(format!("{sample:06}.jpg"))).unwrap();
             assert!(found == source::noise(sample as u64, 100 + sample), "{turn}: {sample}");
         }
         let count = fs::read_dir(&open).unwrap().count();
@@ -486,17 +487,17 @@ fn archives_of_both_formats_are_one_tree() {
     }
     let work = work_folder();
     let archives = mixed(work.path());
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let mut mount = archfs();
     let told = {
-        let _clean_up = CleanUp(place.clone());
-        said(mount.args(["mount", "--keep"]).args(&archives).arg(&place))
+        let _clean_up = CleanUp(mount_point.clone());
+        said(mount.args(["mount", "--keep"]).args(&archives).arg(&mount_point))
     };
     // same twice, the folder with what is in it, the file: and no more.
     assert!(told.contains("4 files hidden"), "{told}");
     assert!(told.contains("mounted 3 archives at "), "{told}");
 
-    let mounted = Mounted::several(&[], &archives, &place, &[]);
+    let mounted = Mounted::several(&[], &archives, &mount_point, &[]);
     let at = |path: &str| mounted.path().join(path);
     let read = |path: &str| fs::read_to_string(at(path)).unwrap();
     let names = |path: &str| -> Vec<String> {
@@ -575,16 +576,16 @@ fn a_place_in_a_merged_folder_is_found_again() {
         def name():\n\
         \x20   entry = c.readdir(folder)\n\
         \x20   return ctypes.string_at(entry + 19) if entry else None\n\
-        places, names = [], []\n\
+        mount_points, names = [], []\n\
         while True:\n\
-        \x20   places.append(c.telldir(folder))\n\
+        \x20   mount_points.append(c.telldir(folder))\n\
         \x20   names.append(name())\n\
         \x20   if names[-1] is None: break\n\
         assert len(names) == len(set(names)) == 5003, len(names)\n\
         order = list(range(len(names)))\n\
         random.Random(1).shuffle(order)\n\
         for nth in order:\n\
-        \x20   c.seekdir(folder, places[nth])\n\
+        \x20   c.seekdir(folder, mount_points[nth])\n\
         \x20   assert name() == names[nth], nth\n";
     run(Command::new("python3").args(["-c", program]).arg(mounted.path().join("many")));
 }
@@ -665,9 +666,9 @@ fn archives_in_an_image_are_folders_and_no_files() {
         "t/b/folder/file",
     ];
     assert_eq!(paths, expected.map(|path| path.as_bytes().to_vec()));
-    for place in ["b", "deep/a", "t/a", "t/b"] {
-        let file = contents(&*tree, &format!("{place}/folder/file"));
-        assert!(file == source::noise(3, 300_000), "{place}");
+    for mount_point in ["b", "deep/a", "t/a", "t/b"] {
+        let file = contents(&*tree, &format!("{mount_point}/folder/file"));
+        assert!(file == source::noise(3, 300_000), "{mount_point}");
     }
     for hidden in ["b.sqfs", "deep/a.tar", "t.tar", "t/a.tar"] {
         assert!(resolve(tree.as_ref(), hidden.as_bytes()).is_err(), "{hidden}");
@@ -712,41 +713,47 @@ fn run_takes_several_archives_and_offset_takes_one() {
     let work = work_folder();
     let archives = shards(work.path(), 2, 1);
     let image = image::small(work.path());
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let mut refused = archfs();
-    refused.args(["mount", "--offset=512"]).args(&archives).arg(&place);
+    refused.args(["mount", "--offset=512"]).args(&archives).arg(&mount_point);
     let output = refused.output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--offset") && text.contains("several"), "{text}");
-    assert!(!place.exists());
+    assert!(!mount_point.exists());
     if !can_mount() {
         return;
     }
-    let _clean_up = CleanUp(place.clone());
+    let _clean_up = CleanUp(mount_point.clone());
     let mut listing = archfs();
-    listing.arg("run").arg(&archives[0]).arg(&image).arg(&place).args(["--", "ls"]).arg(&place);
+    listing
+        .arg("run")
+        .arg(&archives[0])
+        .arg(&image)
+        .arg(&mount_point)
+        .args(["--", "ls"])
+        .arg(&mount_point);
     let output = run(&mut listing);
     assert_eq!(output.stdout, b"000000.cls\n000000.jpg\nfolder\nhello\n");
-    assert!(!is_mounted(&place) && !place.exists());
+    assert!(!is_mounted(&mount_point) && !mount_point.exists());
 }
 
 #[test]
 fn one_archive_that_can_not_be_opened_is_named_and_nothing_is_mounted() {
     let work = work_folder();
     let mut archives = shards(work.path(), 30, 1);
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let no_archive = work.path().join("notes.txt");
     fs::write(&no_archive, "no archive at all\n").unwrap();
     for bad in [work.path().join("missing.tar"), no_archive] {
         archives[17].clone_from(&bad);
-        let _clean_up = CleanUp(place.clone());
-        let output = archfs().args(["mount", "--keep"]).args(&archives).arg(&place).output();
+        let _clean_up = CleanUp(mount_point.clone());
+        let output = archfs().args(["mount", "--keep"]).args(&archives).arg(&mount_point).output();
         let output = output.unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success(), "{text}");
         assert!(text.contains(std::str::from_utf8(bad.as_os_str().as_bytes()).unwrap()), "{text}");
         assert!(!text.contains("shard-"), "{text}");
-        assert!(!is_mounted(&place) && !place.exists());
+        assert!(!is_mounted(&mount_point) && !mount_point.exists());
     }
 }

@@ -59,7 +59,7 @@ fn pack(path: &Path, files: &str, block: u32) {
 }
 
 /// Reads by `readers` threads, each at random: whole files and parts of them. All must be right.
-fn load(place: &Path, readers: u64, rounds: usize) {
+fn load(mount_point: &Path, readers: u64, rounds: usize) {
     thread::scope(|scope| {
         for reader in 0..readers {
             scope.spawn(move || {
@@ -67,7 +67,7 @@ fn load(place: &Path, readers: u64, rounds: usize) {
                 for round in 0..rounds {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
                     let number = (state >> 33) % FILES;
-                    let file = File::open(place.join(number.to_string())).unwrap();
+                    let file = File::open(mount_point.join(number.to_string())).unwrap();
                     fadvise(&file, 0, None, Advice::DontNeed).unwrap();
                     let expected = contents(number);
                     let part =
@@ -92,8 +92,8 @@ fn a_daemon_stays_within_the_memory_of_its_group_under_full_load() {
         return;
     };
     let work = work_folder();
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     let rounds = if std::env::var_os("ARCHFS_LONG_TESTS").is_some() { 100 } else { 8 };
     for archive in archives() {
         for limit in [256 * MIB, 128 * MIB] {
@@ -102,16 +102,16 @@ fn a_daemon_stays_within_the_memory_of_its_group_under_full_load() {
                 "{} mount --keep --quiet {} {}",
                 env!("CARGO_BIN_EXE_archfs"),
                 archive.display(),
-                place.display()
+                mount_point.display()
             );
             let output = group.run(&line);
             assert!(output.status.success(), "{}", said(&output));
-            let daemon = daemon_of(&place).unwrap();
-            load(&place, 16, rounds);
+            let daemon = daemon_of(&mount_point).unwrap();
+            load(&mount_point, 16, rounds);
             let what = format!("{} in {} MiB", archive.display(), limit / MIB);
             assert_eq!(group.killed(), 0, "{what}");
-            assert_eq!(daemon_of(&place), Some(daemon), "{what}: the same daemon serves");
-            unmount(&place);
+            assert_eq!(daemon_of(&mount_point), Some(daemon), "{what}: the same daemon serves");
+            unmount(&mount_point);
         }
     }
 }
@@ -171,14 +171,14 @@ impl Drop for Holder {
     }
 }
 
-fn mount_line(archive: &Path, place: &Path, options: &str) -> String {
+fn mount_line(archive: &Path, mount_point: &Path, options: &str) -> String {
     let program = env!("CARGO_BIN_EXE_archfs");
-    format!("{program} mount --keep {options} {} {}", archive.display(), place.display())
+    format!("{program} mount --keep {options} {} {}", archive.display(), mount_point.display())
 }
 
 /// The budget of a mount, bytes.
-fn budget(place: &Path) -> u64 {
-    let output = run(archfs().args(["stats", "--json"]).arg(place));
+fn budget(mount_point: &Path) -> u64 {
+    let output = run(archfs().args(["stats", "--json"]).arg(mount_point));
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     json["cache_budget_bytes"].as_u64().unwrap()
 }
@@ -200,8 +200,8 @@ fn a_daemon_takes_its_budget_and_a_little_where_half_of_the_job_is_taken() {
     }
     let is_long = std::env::var_os("ARCHFS_LONG_TESTS").is_some();
     let work = work_folder();
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     for (name, archive) in table() {
         for limit in [128, 256, 512, 1024] {
             for readers in [1, 16, 64] {
@@ -226,25 +226,25 @@ fn a_daemon_takes_its_budget_and_a_little_where_half_of_the_job_is_taken() {
                     Some(_) => format!("--quiet --index {}", index.display()),
                     None => "--quiet".to_owned(),
                 };
-                let output = group.run(&mount_line(&archive, &place, &options));
+                let output = group.run(&mount_line(&archive, &mount_point, &options));
                 assert_eq!(group.killed(), 0, "{what}: {}", said(&output));
                 if (name, limit) == ("tar.zst-32", 128) {
                     assert!(said(&output).contains("must be decoded as one"), "{}", said(&output));
-                    assert!(!is_mounted(&place));
+                    assert!(!is_mounted(&mount_point));
                     continue;
                 }
                 assert!(output.status.success(), "{what}: {}", said(&output));
-                let daemon = daemon_of(&place).unwrap();
-                load(&place, readers, if is_long { 20 } else { 6 });
+                let daemon = daemon_of(&mount_point).unwrap();
+                load(&mount_point, readers, if is_long { 20 } else { 6 });
                 assert_eq!(group.killed(), 0, "{what}");
-                assert_eq!(daemon_of(&place), Some(daemon), "{what}: the same daemon serves");
+                assert_eq!(daemon_of(&mount_point), Some(daemon), "{what}: the same daemon serves");
                 let threads = fs::read_dir(format!("/proc/{daemon}/task")).unwrap().count() as u64;
-                let (budget, peak) = (budget(&place), peak(daemon));
+                let (budget, peak) = (budget(&mount_point), peak(daemon));
                 eprintln!("{what}: {} of {} MiB, {threads} threads", peak / MIB, budget / MIB);
                 // One part of 32 MiB and its source may be more than the budget.
                 let one = if name == "tar.zst-32" { 36 * MIB } else { 0 };
                 assert!(peak <= budget.max(one) + on_top(threads), "{what}: {peak}");
-                unmount(&place);
+                unmount(&mount_point);
             }
         }
     }
@@ -257,8 +257,8 @@ fn a_budget_above_the_limit_of_the_job_is_clamped_with_a_warning() {
         return;
     }
     let work = work_folder();
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     for (name, archive) in
         table().into_iter().filter(|(name, _)| ["image", "tar.zst-2"].contains(name))
     {
@@ -266,21 +266,21 @@ fn a_budget_above_the_limit_of_the_job_is_clamped_with_a_warning() {
             return;
         };
         group.set(256 * MIB);
-        let output = group.run(&mount_line(&archive, &place, "--cache 8G"));
+        let output = group.run(&mount_line(&archive, &mount_point, "--cache 8G"));
         assert!(output.status.success(), "{name}: {}", said(&output));
         let said = said(&output);
         assert!(said.contains("--cache 8.0 GiB") && said.contains("256.0 MiB"), "{name}: {said}");
-        assert!(budget(&place) < 256 * MIB, "{name}: {}", budget(&place));
-        load(&place, 16, 6);
+        assert!(budget(&mount_point) < 256 * MIB, "{name}: {}", budget(&mount_point));
+        load(&mount_point, 16, 6);
         assert_eq!(group.killed(), 0, "{name}");
-        unmount(&place);
+        unmount(&mount_point);
         // One that fits is left alone.
-        let output = group.run(&mount_line(&archive, &place, "--cache 100M"));
+        let output = group.run(&mount_line(&archive, &mount_point, "--cache 100M"));
         assert_eq!(
-            (budget(&place), support::stage::said(&output).contains("--cache")),
+            (budget(&mount_point), support::stage::said(&output).contains("--cache")),
             (100 * MIB, false)
         );
-        unmount(&place);
+        unmount(&mount_point);
     }
 }
 
@@ -294,8 +294,8 @@ fn parts_that_do_not_fit_in_the_memory_of_the_job_are_refused() {
         return;
     };
     let work = work_folder();
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     let archive = work.path().join("large.tar.xz");
     pack(&archive, "1?", 24);
     for is_indexed in [false, true] {
@@ -305,13 +305,13 @@ fn parts_that_do_not_fit_in_the_memory_of_the_job_are_refused() {
         }
         for (limit, fits) in [(64 * MIB, false), (512 * MIB, true)] {
             group.set(limit);
-            let output = group.run(&mount_line(&archive, &place, ""));
+            let output = group.run(&mount_line(&archive, &mount_point, ""));
             let said = said(&output);
             assert_eq!(output.status.success(), fits, "{limit}: {said}");
             assert_eq!(said.contains("must be decoded as one"), !fits, "{limit}: {said}");
             assert_eq!(group.killed(), 0);
             if fits {
-                unmount(&place);
+                unmount(&mount_point);
             }
         }
     }
@@ -331,8 +331,8 @@ fn an_index_that_does_not_fit_in_the_memory_of_the_job_is_refused() {
         return;
     };
     let work = work_folder();
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     let archive = work.path().join("members.tar");
     let mut file = BufWriter::new(File::create(&archive).unwrap());
     for number in 0..400_000 {
@@ -352,7 +352,7 @@ fn an_index_that_does_not_fit_in_the_memory_of_the_job_is_refused() {
         let is_small_enough = is_indexed || (temporary == disk && has_blocks);
         for (limit, fits) in [(64 * MIB, is_small_enough), (256 * MIB, true)] {
             group.set(limit);
-            let line = mount_line(&archive, &place, "--quiet");
+            let line = mount_line(&archive, &mount_point, "--quiet");
             let output = group.run(&format!("TMPDIR={temporary} {line}"));
             let said = said(&output);
             assert_eq!(group.killed(), 0, "{limit}: {said}");
@@ -360,10 +360,10 @@ fn an_index_that_does_not_fit_in_the_memory_of_the_job_is_refused() {
             let is_told = said.contains("does not fit in memory") && said.contains("hint:");
             assert_eq!(is_told, !fits, "{limit}: {said}");
             if fits {
-                let found = group.run(&format!("find {} | wc -l", place.display()));
+                let found = group.run(&format!("find {} | wc -l", mount_point.display()));
                 assert_eq!(found.stdout, b"400101\n", "{limit}");
                 assert_eq!(group.killed(), 0, "{limit}: find");
-                unmount(&place);
+                unmount(&mount_point);
             }
             if !is_indexed {
                 let _ = fs::remove_file(work.path().join("members.tar.archfs-index"));

@@ -46,16 +46,16 @@ fn is_running(daemon: i32) -> bool {
     fs::read_to_string(format!("/proc/{daemon}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-fn options_of(place: &Path) -> String {
+fn options_of(mount_point: &Path) -> String {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let is_it = |line: &&str| line.split(' ').nth(1) == place.to_str();
+    let is_it = |line: &&str| line.split(' ').nth(1) == mount_point.to_str();
     mounts.lines().find(is_it).unwrap().split(' ').nth(3).unwrap().to_owned()
 }
 
 struct Scene {
     work: tempfile::TempDir,
     image: PathBuf,
-    place: PathBuf,
+    mount_point: PathBuf,
     _clean_up: CleanUp,
 }
 
@@ -65,22 +65,22 @@ fn scene() -> Option<Scene> {
     }
     let work = work_folder();
     let image = image::small(work.path());
-    let place = work.path().join("mount");
-    fs::create_dir(&place).unwrap();
-    let _clean_up = CleanUp(place.clone());
-    Some(Scene { work, image, place, _clean_up })
+    let mount_point = work.path().join("mount");
+    fs::create_dir(&mount_point).unwrap();
+    let _clean_up = CleanUp(mount_point.clone());
+    Some(Scene { work, image, mount_point, _clean_up })
 }
 
 /// Checks the mount, has umount(8) take it away, and waits for the end of the daemon.
 fn assert_mounted_until_umount(scene: &Scene, mounted: &Output) {
     assert!(mounted.status.success(), "{}", said(mounted));
     assert_eq!(said(mounted), "", "mount(8) says nothing where all went well");
-    assert_eq!(fs::read(scene.place.join("hello")).unwrap(), b"hello, world\n");
-    assert!(options_of(&scene.place).starts_with("ro,nosuid,nodev"));
-    let daemon = daemon_of(&scene.place).unwrap();
+    assert_eq!(fs::read(scene.mount_point.join("hello")).unwrap(), b"hello, world\n");
+    assert!(options_of(&scene.mount_point).starts_with("ro,nosuid,nodev"));
+    let daemon = daemon_of(&scene.mount_point).unwrap();
     assert!(is_running(daemon));
-    run(Command::new("umount").arg(&scene.place));
-    assert!(!is_mounted(&scene.place));
+    run(Command::new("umount").arg(&scene.mount_point));
+    assert!(!is_mounted(&scene.mount_point));
     wait_until("the daemon has ended", || !is_running(daemon));
 }
 
@@ -98,18 +98,20 @@ fn mount_and_umount_work_for_the_type_fuse_archfs() {
         "rw,suid,dev,noauto,nofail,allow_changes,comment=data",
     ] {
         let mut mount = Command::new("mount");
-        mount.args(["-t", "fuse.archfs", "-o", options]).args([&scene.image, &scene.place]);
+        mount.args(["-t", "fuse.archfs", "-o", options]).args([&scene.image, &scene.mount_point]);
         let mounted = mount.output().unwrap();
         assert!(mounted.status.success(), "{}", said(&mounted));
-        let is_open = options_of(&scene.place).contains("allow_other");
+        let is_open = options_of(&scene.mount_point).contains("allow_other");
         assert_eq!(is_open, options == "allow_other");
         assert_mounted_until_umount(&scene, &mounted);
     }
     let mut mount = Command::new("mount");
-    mount.args(["-t", "fuse.archfs", "-o", "no_such_word"]).args([&scene.image, &scene.place]);
+    mount
+        .args(["-t", "fuse.archfs", "-o", "no_such_word"])
+        .args([&scene.image, &scene.mount_point]);
     let refused = mount.output().unwrap();
     assert!(!refused.status.success() && said(&refused).contains("no_such_word: no such option"));
-    assert!(!is_mounted(&scene.place));
+    assert!(!is_mounted(&scene.mount_point));
 }
 
 #[test]
@@ -121,10 +123,10 @@ fn an_fstab_line_is_mounted_by_all_and_by_its_directory() {
     }
     let Some(scene) = scene() else { return };
     let fstab = scene.work.path().join("fstab");
-    let (image, place) = (scene.image.display(), scene.place.display());
+    let (image, mount_point) = (scene.image.display(), scene.mount_point.display());
     let none = scene.work.path().join("none.sqfs");
     let lines = format!(
-        "# archives\n{image} {place} fuse.archfs defaults,subdir=/,_netdev,nofail,\
+        "# archives\n{image} {mount_point} fuse.archfs defaults,subdir=/,_netdev,nofail,\
          x-systemd.requires=network.target,x-systemd.mount-timeout=30 0 0\n\
          {} {} fuse.archfs ro,nofail,noauto 0 0\n",
         none.display(),
@@ -132,13 +134,14 @@ fn an_fstab_line_is_mounted_by_all_and_by_its_directory() {
     );
     fs::write(&fstab, lines).unwrap();
     let all = || Command::new("mount").args(["--all", "-T"]).arg(&fstab).output().unwrap();
-    let one = || Command::new("mount").arg("-T").arg(&fstab).arg(&scene.place).output().unwrap();
+    let one =
+        || Command::new("mount").arg("-T").arg(&fstab).arg(&scene.mount_point).output().unwrap();
     let first = all();
-    let daemon = daemon_of(&scene.place);
+    let daemon = daemon_of(&scene.mount_point);
     // What is mounted stays as it is.
     let again = all();
     assert!(again.status.success(), "{}", said(&again));
-    assert_eq!(daemon_of(&scene.place), daemon);
+    assert_eq!(daemon_of(&scene.mount_point), daemon);
     assert_mounted_until_umount(&scene, &first);
     assert_mounted_until_umount(&scene, &one());
 }
@@ -150,7 +153,7 @@ fn archfs_is_its_own_mount_helper() {
     let Some(scene) = scene() else { return };
     let helper = scene.work.path().join("mount.fuse.archfs");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_archfs"), &helper).unwrap();
-    let both = [&scene.image, &scene.place];
+    let both = [&scene.image, &scene.mount_point];
     let mut direct = archfs();
     direct.args(both).args(["-o", "rw,dev,suid"]);
     let mut plain = archfs();
@@ -162,10 +165,10 @@ fn archfs_is_its_own_mount_helper() {
     }
     // As mount --fake has it.
     run(Command::new(&helper).args(both).args(["-f", "-o", "ro"]));
-    assert!(!is_mounted(&scene.place));
+    assert!(!is_mounted(&scene.mount_point));
     // A subcommand that does not exist is no archive.
     let wrong = archfs().args(["mout", "a.sqfs", "b"]).output().unwrap();
     assert_eq!(wrong.status.code(), Some(2), "{}", said(&wrong));
-    let missing = archfs().args(["/no/such.sqfs"]).arg(&scene.place).output().unwrap();
+    let missing = archfs().args(["/no/such.sqfs"]).arg(&scene.mount_point).output().unwrap();
     assert!(said(&missing).contains("/no/such.sqfs: no such file"), "{}", said(&missing));
 }

@@ -127,7 +127,7 @@ fn a_caller_of_roots_that_proc_hides_holds_a_mount() {
     root.write("\n");
     root.end();
     wait_until("its daemon has ended", || has_ended(daemon));
-    wait_until("nothing is left", || !user.place.exists() && !user.registry().exists());
+    wait_until("nothing is left", || !user.mount_point.exists() && !user.registry().exists());
 }
 
 /// Where /tmp is private to a job and /dev/shm is not, each job has records of its own, and sees no

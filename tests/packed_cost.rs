@@ -69,13 +69,14 @@ impl Served {
     fn new(archive: &Path) -> Self {
         let work = work_folder();
         let index = work.path().join("index").display().to_string();
-        let place = work.path().join("mount");
-        let mounted = Mounted::archfs(archive, &place, &["--cache", "64M", "--index", &index]);
+        let mount_point = work.path().join("mount");
+        let mounted =
+            Mounted::archfs(archive, &mount_point, &["--cache", "64M", "--index", &index]);
         let is_daemon = |process: &str| {
             let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
             let mut words = line.split(|byte| *byte == 0);
             words.next() == Some(b"archfs")
-                && words.any(|word| word == place.as_os_str().as_bytes())
+                && words.any(|word| word == mount_point.as_os_str().as_bytes())
         };
         let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
         let mut names = processes.map(|name| name.into_string().unwrap());

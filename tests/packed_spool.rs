@@ -50,7 +50,7 @@ fn giant(program: &str) -> Option<PathBuf> {
 /// A mount in the foreground with a TMPDIR and a cache folder of its own.
 struct Stage {
     archive: PathBuf,
-    place: PathBuf,
+    mount_point: PathBuf,
     temporary: PathBuf,
     _clean_up: CleanUp,
     work: tempfile::TempDir,
@@ -73,8 +73,8 @@ fn stage(program: &str) -> Option<Stage> {
     fs::hard_link(&giant, &archive).or_else(|_| fs::copy(&giant, &archive).map(|_| ())).unwrap();
     let temporary = work.path().join("temporary");
     fs::create_dir(&temporary).unwrap();
-    let place = work.path().join("mount");
-    Some(Stage { archive, _clean_up: CleanUp(place.clone()), place, temporary, work })
+    let mount_point = work.path().join("mount");
+    Some(Stage { archive, _clean_up: CleanUp(mount_point.clone()), mount_point, temporary, work })
 }
 
 impl Stage {
@@ -88,7 +88,7 @@ impl Stage {
     fn mount(&self) -> Daemon {
         let mut command = self.archfs();
         command.args(["mount", "--foreground", "--ready-fd", "1"]).arg(&self.archive);
-        command.arg(&self.place).stdout(Stdio::piped());
+        command.arg(&self.mount_point).stdout(Stdio::piped());
         command.stderr(File::create(self.work.path().join("said")).unwrap());
         let mut daemon = Daemon(command.spawn().unwrap());
         let mut line = String::new();
@@ -102,9 +102,9 @@ impl Stage {
     }
 
     fn unmount(&self, daemon: &mut Daemon) {
-        unmount_by(self.archfs().arg("unmount").arg(&self.place));
+        unmount_by(self.archfs().arg("unmount").arg(&self.mount_point));
         assert!(daemon.0.wait().unwrap().success());
-        assert!(!is_mounted(&self.place));
+        assert!(!is_mounted(&self.mount_point));
     }
 
     fn index(&self) -> PathBuf {
@@ -112,14 +112,14 @@ impl Stage {
     }
 
     fn assert_file(&self, number: u64) {
-        let found = fs::read(self.place.join(format!("f{number:02}"))).unwrap();
+        let found = fs::read(self.mount_point.join(format!("f{number:02}"))).unwrap();
         assert!(found == contents(number), "f{number:02} has other bytes");
     }
 
     fn failed(&self) -> Output {
-        let output = self.archfs().arg("mount").arg(&self.archive).arg(&self.place).output();
+        let output = self.archfs().arg("mount").arg(&self.archive).arg(&self.mount_point).output();
         let output = output.unwrap();
-        assert!(!output.status.success() && !is_mounted(&self.place));
+        assert!(!output.status.success() && !is_mounted(&self.mount_point));
         output
     }
 }
@@ -173,7 +173,7 @@ fn the_temporary_file_is_gone_when_the_daemon_is_killed() {
     daemon.0.wait().unwrap();
     assert_eq!(fs::read_dir(&stage.temporary).unwrap().count(), 0);
     wait_until("the space is given back", || tmpfs.used() == 0);
-    unmount_by(stage.archfs().arg("unmount").arg(&stage.place));
+    unmount_by(stage.archfs().arg("unmount").arg(&stage.mount_point));
 }
 
 #[test]
@@ -201,10 +201,10 @@ fn too_little_room_is_told_with_its_limit_and_nothing_is_mounted() {
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
-    fn new(place: &Path, size: &str) -> Self {
+    fn new(mount_point: &Path, size: &str) -> Self {
         let mut mount = Command::new("mount");
-        run(mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(place));
-        Self(place.to_owned())
+        run(mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(mount_point));
+        Self(mount_point.to_owned())
     }
 
     /// Bytes that its files take, with and without names.
@@ -228,11 +228,16 @@ fn two_giant_frames_that_fit_one_by_one_do_not_fit_together() {
     let _tmpfs = Tmpfs::new(&stage.temporary, "600m");
     let other = stage.work.path().join("other.tar.packed");
     fs::copy(&stage.archive, &other).unwrap();
-    let output =
-        stage.archfs().arg("mount").arg(&stage.archive).arg(&other).arg(&stage.place).output();
+    let output = stage
+        .archfs()
+        .arg("mount")
+        .arg(&stage.archive)
+        .arg(&other)
+        .arg(&stage.mount_point)
+        .output();
     let output = output.unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && !is_mounted(&stage.place), "{said}");
+    assert!(!output.status.success() && !is_mounted(&stage.mount_point), "{said}");
     assert!(said.contains("half of what was free"), "{said}");
     assert!(said.contains("hint: set TMPDIR"), "{said}");
     let mut daemon = stage.mount();
@@ -256,12 +261,12 @@ fn a_temporary_file_in_memory_is_refused_where_the_job_has_no_room_for_it() {
             stage.temporary.display(),
             env!("CARGO_BIN_EXE_archfs"),
             stage.archive.display(),
-            stage.place.display()
+            stage.mount_point.display()
         );
         let output = group.run(&line);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(group.killed(), 0, "{said}");
-        assert!(!output.status.success() && !is_mounted(&stage.place), "{said}");
+        assert!(!output.status.success() && !is_mounted(&stage.mount_point), "{said}");
         assert!(said.contains("of memory") && said.contains("is in memory"), "{said}");
         assert!(said.contains("the limit of the job leaves"), "{said}");
     }
@@ -293,11 +298,11 @@ fn unmounting_does_not_wait_for_what_is_not_decoded_yet() {
 
     // Nor does a signal, while a reader waits for the last byte.
     let mut daemon = stage.mount();
-    let last = File::open(stage.place.join(format!("f{:02}", FILES - 1))).unwrap();
+    let last = File::open(stage.mount_point.join(format!("f{:02}", FILES - 1))).unwrap();
     std::thread::scope(|scope| {
         let reader = scope.spawn(move || last.read_exact_at(&mut [0; 10], FILE as u64 - 10));
         kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
-        wait_until("the mount is gone", || !is_mounted(&stage.place));
+        wait_until("the mount is gone", || !is_mounted(&stage.mount_point));
         // Served or refused, it must not hang.
         let _ = reader.join().unwrap();
     });

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 fn mount_to_panic(stage: &Stage, thread: &str, options: &[&str]) {
     let mut command = archfs();
     command.args(["mount", "--keep", "--log-file", "log"]).args(options);
-    command.arg(&stage.image).arg(&stage.place).env("ARCHFS_PANIC_AT", thread);
+    command.arg(&stage.image).arg(&stage.mount_point).env("ARCHFS_PANIC_AT", thread);
     let output = command.current_dir(stage.work.path()).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
 }
@@ -47,29 +47,30 @@ fn a_daemon_that_panics_at_the_very_first_request_ends_and_mount_says_so() {
     let log = fs::read_to_string(stage.work.path().join("log")).unwrap();
     assert!(log.contains("injected in getattr"), "{log}");
     wait_until("the mount is gone", || stage.is_gone());
-    let place = stage.place.as_os_str().as_encoded_bytes();
+    let mount_point = stage.mount_point.as_os_str().as_encoded_bytes();
     wait_until("the daemon ended", || {
         let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
         let mut lines = processes.filter_map(|it| fs::read(it.path().join("cmdline")).ok());
-        !lines.any(|line| line.split(|&byte| byte == 0).any(|word| word == place))
+        !lines.any(|line| line.split(|&byte| byte == 0).any(|word| word == mount_point))
     });
 }
 
 /// That nothing is left, the log says why, and the place can be used again.
 fn assert_went_loudly(stage: &Stage, thread: &str) {
     wait_until("the mount is gone", || stage.is_gone());
-    wait_until("no record is left", || listed(&stage.place).is_none());
+    wait_until("no record is left", || listed(&stage.mount_point).is_none());
     let log = fs::read_to_string(stage.work.path().join("log")).unwrap();
     let told: Vec<_> = log.lines().filter(|line| line.contains("a fault in archfs")).collect();
     assert_eq!(told.len(), 1, "{log}");
-    for part in [stage.place.to_str().unwrap(), "src/inject.rs:", &format!("injected in {thread}")]
+    for part in
+        [stage.mount_point.to_str().unwrap(), "src/failpoint.rs:", &format!("injected in {thread}")]
     {
         assert!(told[0].contains(part), "{part:?}: {log}");
     }
     let output = stage.mount(&["--keep"]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(fs::read_dir(&stage.place).unwrap().next().is_some());
-    unmount(&stage.place);
+    assert!(fs::read_dir(&stage.mount_point).unwrap().next().is_some());
+    unmount(&stage.mount_point);
 }
 
 /// Reads `path` whole, in a thread for each of `readers`; what each got, in time.
@@ -97,7 +98,7 @@ fn a_panic_under_many_readers_ends_the_mount_and_lets_nobody_hang() {
         };
         mount_to_panic(&stage, "read", options);
         let daemon = stage.daemon();
-        let outcomes = read_at_once(&stage.place.join("folder/data"), 32);
+        let outcomes = read_at_once(&stage.mount_point.join("folder/data"), 32);
         assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
         wait_until("the daemon ended", || has_ended(daemon));
         assert_went_loudly(&stage, "read");
@@ -115,15 +116,15 @@ fn a_file_that_was_open_gives_an_error_after_a_panic() {
     };
     mount_to_panic(&stage, "lease", &[]);
     let daemon = stage.daemon();
-    let mut file = fs::File::open(stage.place.join("folder/data")).unwrap();
+    let mut file = fs::File::open(stage.mount_point.join("folder/data")).unwrap();
     let mut bytes = [0; 4096];
     file.read_exact(&mut bytes).unwrap();
-    let asked = archfs().arg("stats").arg(&stage.place).output().unwrap();
+    let asked = archfs().arg("stats").arg(&stage.mount_point).output().unwrap();
     assert!(!asked.status.success(), "who asked learns of it");
     wait_until("the daemon ended", || has_ended(daemon));
     // The kernel had read ahead; what it has not is gone.
     let rest = file.read_to_end(&mut Vec::new());
-    let later = fs::metadata(stage.place.join("hello"));
+    let later = fs::metadata(stage.mount_point.join("hello"));
     assert!(rest.is_err() || rest.unwrap() == 300_000 - 4096);
     assert_eq!(later.unwrap_err().raw_os_error(), Some(rustix::io::Errno::NOENT.raw_os_error()));
     wait_until("the daemon ended", || has_ended(daemon));
@@ -150,7 +151,7 @@ fn a_panic_while_decoding_ahead_ends_the_mount() {
     };
     mount_to_panic(&stage, "ahead", &[]);
     let daemon = stage.daemon();
-    let outcomes = read_at_once(&stage.place.join("text"), 1);
+    let outcomes = read_at_once(&stage.mount_point.join("text"), 1);
     wait_until("the daemon ended", || has_ended(daemon));
     // Unless the reader was as quick as that.
     assert!(outcomes[0].is_err() || matches!(outcomes[0], Ok(11_000_000)), "{outcomes:?}");
@@ -167,7 +168,7 @@ fn a_panic_while_memory_is_given_back_ends_the_mount() {
     };
     mount_to_panic(&stage, "release", &["--cache-idle", "1"]);
     // What mounting asked for may have been enough already.
-    let _ = fs::read(stage.place.join("hello"));
+    let _ = fs::read(stage.mount_point.join("hello"));
     assert_went_loudly(&stage, "release");
 }
 
@@ -179,10 +180,10 @@ fn in_the_foreground_a_panic_is_told_on_standard_error_with_status_101() {
         return;
     };
     let mut command = archfs();
-    command.args(["mount", "--foreground"]).arg(&stage.image).arg(&stage.place);
+    command.args(["mount", "--foreground"]).arg(&stage.image).arg(&stage.mount_point);
     let child = command.env("ARCHFS_PANIC_AT", "read").stderr(Stdio::piped()).spawn().unwrap();
-    wait_until("it is mounted", || is_mounted(&stage.place));
-    assert!(fs::read(stage.place.join("hello")).is_err());
+    wait_until("it is mounted", || is_mounted(&stage.mount_point));
+    assert!(fs::read(stage.mount_point.join("hello")).is_err());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(101), "{}", said(&output));
     assert!(said(&output).contains("a fault in archfs itself, unmounted"), "{}", said(&output));
@@ -225,7 +226,7 @@ fn a_daemon_that_runs_out_of_memory_leaves_a_dead_mount_that_gc_clears() {
     let limited = Command::new("prlimit").args(limits).status().unwrap();
     assert!(limited.success());
     // Of each block so little that it stays in the cache: 60 MiB, which no heap has left.
-    let file = fs::File::open(stage.place.join("text")).unwrap();
+    let file = fs::File::open(stage.mount_point.join("text")).unwrap();
     fadvise(&file, 0, None, Advice::Random).unwrap();
     let (sender, results) = channel();
     thread::spawn(move || {
@@ -247,8 +248,8 @@ fn a_daemon_that_runs_out_of_memory_leaves_a_dead_mount_that_gc_clears() {
     }
     assert!(failed > 0, "all was there without memory");
     wait_until("the daemon has ended", || has_ended(daemon));
-    assert!(is_mounted(&stage.place), "it had no chance to unmount");
-    assert_eq!(listed(&stage.place).unwrap()["state"], "dead");
+    assert!(is_mounted(&stage.mount_point), "it had no chance to unmount");
+    assert_eq!(listed(&stage.mount_point).unwrap()["state"], "dead");
     assert!(archfs().arg("gc").status().unwrap().success());
     assert!(stage.is_gone());
 }

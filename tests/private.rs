@@ -26,10 +26,10 @@ fn text(output: &Output) -> String {
 
 /// Runs it as root and as an ordinary user, for whom the place is another.
 fn as_both(stage: &Stage, uid: u32, check: impl Fn(&dyn Fn(&str) -> Command, &Path, &str)) {
-    check(&|script| stage.bash(script), &stage.place, "root");
+    check(&|script| stage.bash(script), &stage.mount_point, "root");
     let _device = OpenDevice::new();
     let user = User::new(stage, uid);
-    check(&|script| user.bash(script), &user.place, "an ordinary user");
+    check(&|script| user.bash(script), &user.mount_point, "an ordinary user");
     // Where run was killed, nobody waits for the daemon.
     wait_until("nothing is left", || !user.registry().exists());
 }
@@ -37,24 +37,27 @@ fn as_both(stage: &Stage, uid: u32, check: impl Fn(&dyn Fn(&str) -> Command, &Pa
 #[test]
 fn only_the_command_sees_a_private_mount() {
     let Some(stage) = stage() else { return };
-    as_both(&stage, 3, |bash, place, who| {
+    as_both(&stage, 3, |bash, mount_point, who| {
         let script = "sh -c 'cat mount/hello; echo x > written; grep -c $PWD/mount.fuse.archfs /proc/mounts; read x'";
         let mut run = Talker::start(&mut bash(&format!("{PRIVATE}{script}")));
         assert_eq!(run.line(), "hello, world", "{who}");
         assert_eq!(run.line(), "1", "{who}");
-        assert!(!is_mounted(place) && place.is_dir(), "{who}: nothing is there for others");
-        assert_eq!(fs::read_dir(place).unwrap().count(), 0, "{who}");
-        assert_eq!(fs::read(place.with_file_name("written")).unwrap(), b"x\n", "{who}");
+        assert!(
+            !is_mounted(mount_point) && mount_point.is_dir(),
+            "{who}: nothing is there for others"
+        );
+        assert_eq!(fs::read_dir(mount_point).unwrap().count(), 0, "{who}");
+        assert_eq!(fs::read(mount_point.with_file_name("written")).unwrap(), b"x\n", "{who}");
         run.write("go\n");
         assert_eq!(run.end(), Some(0), "{who}");
-        assert!(!place.exists(), "{who}");
+        assert!(!mount_point.exists(), "{who}");
     });
 }
 
 #[test]
 fn a_private_command_gives_its_status_and_failures_are_told_apart() {
     let Some(stage) = stage() else { return };
-    as_both(&stage, 1, |bash, place, who| {
+    as_both(&stage, 1, |bash, mount_point, who| {
         for (script, status) in [
             ("$IMAGE mount -- sh -c 'exit 7'", 7),
             ("$IMAGE mount -- sh -c 'kill -TERM $$'", 143),
@@ -68,7 +71,7 @@ fn a_private_command_gives_its_status_and_failures_are_told_apart() {
         ] {
             let output = bash(&format!("exec $ARCHFS run --private {script}")).output().unwrap();
             assert_eq!(output.status.code(), Some(status), "{who}, {script}: {}", said(&output));
-            assert!(!place.exists(), "{who}, {script}: {}", said(&output));
+            assert!(!mount_point.exists(), "{who}, {script}: {}", said(&output));
         }
     });
 }
@@ -129,13 +132,14 @@ fn a_private_mount_covers_a_directory_that_is_there() {
     let _device = OpenDevice::new();
     let user = User::new(&stage, 7);
     // Where fusermount would not let the user mount.
-    let place = stage.work.path().join("theirs");
-    fs::create_dir(&place).unwrap();
-    let script = format!("$ARCHFS run --private -q $IMAGE {0} -- cat {0}/hello", place.display());
+    let mount_point = stage.work.path().join("theirs");
+    fs::create_dir(&mount_point).unwrap();
+    let script =
+        format!("$ARCHFS run --private -q $IMAGE {0} -- cat {0}/hello", mount_point.display());
     for mut command in [stage.bash(&script), user.bash(&script)] {
         let output = command.output().unwrap();
         assert_eq!(text(&output), "hello, world\n", "{}", said(&output));
-        assert!(place.is_dir() && !is_mounted(&place));
+        assert!(mount_point.is_dir() && !is_mounted(&mount_point));
     }
 }
 
@@ -150,16 +154,16 @@ fn a_private_command_ends_also_over_a_mount_whose_daemon_is_stopped() {
         let words = ["run", "--private", image, "mount", "--", "sh", "-c", script];
         let output = stage.ends(&words);
         assert_eq!(output.status.code(), Some(7), "{script}: {}", said(&output));
-        assert!(is_mounted(&stage.place), "{script}");
+        assert!(is_mounted(&stage.mount_point), "{script}");
     }
     drop(stopped);
-    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
 }
 
 #[test]
 fn two_private_mounts_at_one_place_do_not_disturb_each_other() {
     let Some(stage) = stage() else { return };
-    as_both(&stage, 8, |bash, place, who| {
+    as_both(&stage, 8, |bash, mount_point, who| {
         let start = || {
             let script = "sh -c 'cat mount/hello; read x; cat mount/folder/data | wc -c'";
             let mut run = Talker::start(&mut bash(&format!("{PRIVATE}{script}")));
@@ -173,18 +177,18 @@ fn two_private_mounts_at_one_place_do_not_disturb_each_other() {
         };
         let (first, second) = (start(), start());
         finish(first);
-        assert!(place.is_dir(), "{who}: it is in use");
+        assert!(mount_point.is_dir(), "{who}: it is in use");
         let third = start();
         finish(second);
         finish(third);
-        assert!(!place.exists(), "{who}");
+        assert!(!mount_point.exists(), "{who}");
     });
 }
 
 #[test]
 fn killed_all_at_once_a_private_mount_leaves_an_empty_directory_at_most() {
     let Some(stage) = stage() else { return };
-    as_both(&stage, 9, |bash, place, who| {
+    as_both(&stage, 9, |bash, mount_point, who| {
         for is_there in [false, true] {
             if is_there {
                 run(&mut bash("mkdir mount"));
@@ -204,11 +208,16 @@ fn killed_all_at_once_a_private_mount_leaves_an_empty_directory_at_most() {
             run.signal(Signal::KILL);
             assert_eq!(run.end(), None);
             wait_until("all have ended", || children.iter().all(|child| has_ended(*child)));
-            assert!(!is_mounted(place), "{who}");
-            assert_eq!(fs::read_dir(place).unwrap().count(), 0, "{who}");
+            assert!(!is_mounted(mount_point), "{who}");
+            assert_eq!(fs::read_dir(mount_point).unwrap().count(), 0, "{who}");
             let cleared = support::run(&mut bash("$ARCHFS gc"));
-            let named = said(&cleared).contains(place.to_str().unwrap());
-            assert_eq!((named, place.exists()), (!is_there, is_there), "{who}: {}", said(&cleared));
+            let named = said(&cleared).contains(mount_point.to_str().unwrap());
+            assert_eq!(
+                (named, mount_point.exists()),
+                (!is_there, is_there),
+                "{who}: {}",
+                said(&cleared)
+            );
         }
         run(&mut bash("rmdir mount"));
     });
@@ -230,7 +239,7 @@ fn a_private_mount_that_went_well_is_summed_up_and_never_said_to_have_ended_befo
 #[test]
 fn run_killed_alone_leaves_nothing_of_a_private_mount() {
     let Some(stage) = stage() else { return };
-    as_both(&stage, 10, |bash, place, who| {
+    as_both(&stage, 10, |bash, mount_point, who| {
         let script = "sh -c 'echo started; read x; cat mount/hello'";
         let mut run = Talker::start(&mut bash(&format!("{PRIVATE}{script}")));
         assert_eq!(run.line(), "started");
@@ -238,7 +247,7 @@ fn run_killed_alone_leaves_nothing_of_a_private_mount() {
         wait_until("run has ended", || run.has_ended());
         run.write("go\n");
         assert_eq!(run.line(), "hello, world", "{who}: the command keeps its files");
-        wait_until("the directory is gone", || !place.exists());
+        wait_until("the directory is gone", || !mount_point.exists());
     });
 }
 
@@ -258,7 +267,7 @@ fn without_fusermount_run_mounts_privately() {
     let output = command.output().unwrap();
     assert_eq!(text(&output), "hello, world\n1\n", "{}", said(&output));
     assert!(said(&output).contains("no fusermount3 here"), "{}", said(&output));
-    assert!(!user.place.exists());
+    assert!(!user.mount_point.exists());
 }
 
 /// fusermount serves only users whom /etc/passwd knows, which a container may not have.
@@ -270,7 +279,7 @@ fn where_fusermount_refuses_run_mounts_privately() {
     let output = user.bash("$ARCHFS run $IMAGE mount -- cat mount/hello").output().unwrap();
     assert_eq!(text(&output), "hello, world\n", "{}", said(&output));
     assert!(said(&output).contains("only the command sees it"), "{}", said(&output));
-    assert!(!user.place.exists());
+    assert!(!user.mount_point.exists());
 }
 
 /// A user namespace of its own has its own limit on user namespaces.
@@ -296,17 +305,17 @@ fn where_namespaces_are_forbidden_it_says_what_to_ask_for() {
     within.line_with("lets you make no namespace to mount in");
     assert!(within.line().starts_with("hint: ask for fusermount3"));
     assert_eq!(within.end(), Some(124));
-    assert!(!user.place.exists());
+    assert!(!user.mount_point.exists());
 }
 
 /// Mounts as a container runtime does, and returns the connection.
-fn mounted_by_somebody_else(place: &Path, kind: &str) -> OwnedFd {
-    fs::create_dir(place).unwrap();
+fn mounted_by_somebody_else(mount_point: &Path, kind: &str) -> OwnedFd {
+    fs::create_dir(mount_point).unwrap();
     let device: OwnedFd = File::options().read(true).write(true).open("/dev/fuse").unwrap().into();
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
     let options = std::ffi::CString::new(options).unwrap();
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-    mount("somebody", place, kind, flags, Some(options.as_c_str())).unwrap();
+    mount("somebody", mount_point, kind, flags, Some(options.as_c_str())).unwrap();
     device
 }
 
@@ -322,31 +331,31 @@ fn the_foreground_serves_a_connection_that_is_handed_over() {
     let Some(stage) = stage() else { return };
     // The first is how Apptainer and Singularity call the program of --fusemount.
     for line in ["mount $IMAGE /dev/fd/3 -f", "mount --foreground $IMAGE /dev/fd/7 7<&3"] {
-        let connection = mounted_by_somebody_else(&stage.place, "fuse");
+        let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
         let line = format!("exec $ARCHFS {line}");
         // What holds the connection besides is dropped, lest a daemon that fails is never missed.
         let mut daemon = with_connection(&stage, connection, &line).spawn().unwrap();
         stage.assert_readable();
-        let size = run(Command::new("wc").arg("-c").arg(stage.place.join("folder/data")));
+        let size = run(Command::new("wc").arg("-c").arg(stage.mount_point.join("folder/data")));
         assert!(text(&size).starts_with("300000 "), "{size:?}");
-        unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
+        unmount(&stage.mount_point, UnmountFlags::NOFOLLOW).unwrap();
         assert_eq!(daemon.wait().unwrap().code(), Some(0), "{line}");
-        fs::remove_dir(&stage.place).unwrap();
+        fs::remove_dir(&stage.mount_point).unwrap();
     }
     // A runtime that ends the program, too.
-    let connection = mounted_by_somebody_else(&stage.place, "fuse");
+    let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
     let line = "exec $ARCHFS mount --grace 1s $IMAGE /dev/fd/3 -f";
     let mut daemon = with_connection(&stage, connection, line).spawn().unwrap();
     stage.assert_readable();
     kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
     assert_eq!(daemon.wait().unwrap().code(), Some(0));
-    unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
+    unmount(&stage.mount_point, UnmountFlags::NOFOLLOW).unwrap();
 }
 
 #[test]
 fn the_background_serves_a_connection_that_is_handed_over() {
     let Some(stage) = stage() else { return };
-    let connection = mounted_by_somebody_else(&stage.place, "fuse");
+    let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
     let line = "$ARCHFS mount -q $IMAGE /dev/fd/3 && exec 3<&- && cat mount/hello; exit $?";
     let output = run(&mut with_connection(&stage, connection, line));
     assert_eq!(text(&output), "hello, world\n");
@@ -357,16 +366,16 @@ fn the_background_serves_a_connection_that_is_handed_over() {
         [one] => Pid::from_raw(one).unwrap(),
         ref several => panic!("{several:?}"),
     };
-    unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
+    unmount(&stage.mount_point, UnmountFlags::NOFOLLOW).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
-    fs::remove_dir(&stage.place).unwrap();
+    fs::remove_dir(&stage.mount_point).unwrap();
 }
 
 /// As archfs itself does, but without a record that tells which daemon to ask.
 #[test]
 fn what_is_handed_over_is_waited_for_and_unmounted_also_where_its_daemon_is_stopped() {
     let Some(stage) = stage() else { return };
-    let connection = mounted_by_somebody_else(&stage.place, "fuse.archfs");
+    let connection = mounted_by_somebody_else(&stage.mount_point, "fuse.archfs");
     let line = "$ARCHFS mount -q --keep $IMAGE /dev/fd/3";
     run(&mut with_connection(&stage, connection, line));
     let image = stage.image.to_str().unwrap();
@@ -376,11 +385,11 @@ fn what_is_handed_over_is_waited_for_and_unmounted_also_where_its_daemon_is_stop
     };
     assert_eq!(stage.ends(&["wait", "--timeout", "20s", "mount"]).status.code(), Some(0));
     let stopped = Stopped::new(daemon);
-    assert_eq!(listed(&stage.place).unwrap()["state"], "unknown");
+    assert_eq!(listed(&stage.mount_point).unwrap()["state"], "unknown");
     let output = stage.ends(&["wait", "--timeout", "1s", "mount"]);
     assert_eq!(output.status.code(), Some(6), "{}", said(&output));
     let output = stage.ends(&["unmount", "--lazy", "mount"]);
-    assert!(output.status.success() && !is_mounted(&stage.place), "{}", said(&output));
+    assert!(output.status.success() && !is_mounted(&stage.mount_point), "{}", said(&output));
     drop(stopped);
     wait_until("the daemon has ended", || has_ended(daemon));
 }

@@ -171,14 +171,20 @@ fn an_image_folder_loader_reads_two_epochs_under_run() {
     let loader = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/imagefolder.py");
     let mut plain = Command::new("python3");
     let expected = run(plain.arg(&loader).arg(&dataset)).stdout;
-    let place = work.path().join("mount");
-    let _clean_up = support::mount::CleanUp(place.clone());
+    let mount_point = work.path().join("mount");
+    let _clean_up = support::mount::CleanUp(mount_point.clone());
     let mut mounted = support::archfs();
-    mounted.arg("run").arg(&image).arg(&place).args(["--", "python3"]).arg(&loader).arg(&place);
+    mounted
+        .arg("run")
+        .arg(&image)
+        .arg(&mount_point)
+        .args(["--", "python3"])
+        .arg(&loader)
+        .arg(&mount_point);
     let found = run(&mut mounted).stdout;
     assert!(String::from_utf8_lossy(&expected).contains("400 files"));
     assert_eq!(String::from_utf8_lossy(&found), String::from_utf8_lossy(&expected));
-    assert!(!place.exists(), "the mount point was made by run and is gone");
+    assert!(!mount_point.exists(), "the mount point was made by run and is gone");
 }
 
 fn list_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) {

@@ -18,22 +18,32 @@ use support::stage::{Stage, has_ended, said, shell, stage, stage_with, tell};
 use support::{archfs, run, tar, wait_until, work_folder};
 
 /// `archfs mount --keep` under a limit of open files.
-fn mount_within(descriptors: u64, archives: &[PathBuf], place: &Path, options: &[&str]) -> Output {
+fn mount_within(
+    descriptors: u64,
+    archives: &[PathBuf],
+    mount_point: &Path,
+    options: &[&str],
+) -> Output {
     let mut command = Command::new("prlimit");
     command.arg(format!("--nofile={descriptors}:{descriptors}"));
     command.arg(env!("CARGO_BIN_EXE_archfs")).args(["mount", "--keep"]).args(options);
-    command.args(archives).arg(place).output().unwrap()
+    command.args(archives).arg(mount_point).output().unwrap()
 }
 
 /// Mounts under smaller and smaller limits: reads what `check` reads, or is refused.
-fn works_or_says_why(archives: &[PathBuf], place: &Path, options: &[&str], check: impl Fn(&Path)) {
-    let _clean_up = CleanUp(place.to_owned());
+fn works_or_says_why(
+    archives: &[PathBuf],
+    mount_point: &Path,
+    options: &[&str],
+    check: impl Fn(&Path),
+) {
+    let _clean_up = CleanUp(mount_point.to_owned());
     let (mut least, mut refused) = (u64::MAX, 0);
     for limit in [64, 48, 40, 32, 24, 16, 8] {
-        let output = mount_within(limit, archives, place, options);
+        let output = mount_within(limit, archives, mount_point, options);
         if output.status.success() {
-            check(place);
-            unmount(place);
+            check(mount_point);
+            unmount(mount_point);
             least = limit;
         } else {
             let said = said(&output);
@@ -41,7 +51,7 @@ fn works_or_says_why(archives: &[PathBuf], place: &Path, options: &[&str], check
             assert!(said.contains("Too many open files"), "{limit}: {said}");
             refused += 1;
         }
-        assert!(!is_mounted(place) && !place.exists(), "{limit}");
+        assert!(!is_mounted(mount_point) && !mount_point.exists(), "{limit}");
     }
     assert!(least <= 40, "works within {least} only");
     assert!(refused > 0, "eight do");
@@ -60,14 +70,14 @@ fn few_descriptors_do_for_one_archive_and_for_many() {
         return;
     };
     let image = [stage.image.clone()];
-    works_or_says_why(&image, &stage.place, &[], |_| stage.assert_readable());
+    works_or_says_why(&image, &stage.mount_point, &[], |_| stage.assert_readable());
     let tars: Vec<_> =
         (0..100).map(|number| stage.work.path().join(format!("{number}.tar"))).collect();
     tars.iter().enumerate().for_each(|(number, path)| small_tar(path, number));
-    works_or_says_why(&tars, &stage.place, &[], |place| {
+    works_or_says_why(&tars, &stage.mount_point, &[], |mount_point| {
         for number in (0..100).rev() {
             let name = format!("file-{number}");
-            assert_eq!(fs::read_to_string(place.join(&name)).unwrap(), name);
+            assert_eq!(fs::read_to_string(mount_point.join(&name)).unwrap(), name);
         }
     });
 }
@@ -87,9 +97,9 @@ fn few_descriptors_do_for_archives_within_archives() {
         })
         .collect();
     fs::write(&outer, [inner.concat(), vec![0; 1024]].concat()).unwrap();
-    works_or_says_why(&[outer], &stage.place, &["--recursive"], |place| {
+    works_or_says_why(&[outer], &stage.mount_point, &["--recursive"], |mount_point| {
         for number in 0..50 {
-            let text = fs::read_to_string(place.join(format!("{number}/hello")));
+            let text = fs::read_to_string(mount_point.join(format!("{number}/hello")));
             assert_eq!(text.unwrap(), "hello, world\n");
         }
     });
@@ -103,8 +113,8 @@ fn ticks(process: rustix::process::Pid) -> u64 {
 }
 
 fn socket_of(stage: &Stage) -> PathBuf {
-    let place = fs::canonicalize(&stage.place).unwrap();
-    let line = format!("mount-point {}\n", place.display());
+    let mount_point = fs::canonicalize(&stage.mount_point).unwrap();
+    let line = format!("mount-point {}\n", mount_point.display());
     let user = rustix::process::geteuid().as_raw();
     let folders = ["/tmp", "/dev/shm", "/var/tmp"].map(|root| format!("{root}/archfs-{user}"));
     let files = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
@@ -124,7 +134,7 @@ fn a_daemon_out_of_descriptors_sleeps_serves_recovers_and_unmounts() {
     let tars: Vec<_> =
         (0..60).map(|number| stage.work.path().join(format!("{number}.tar"))).collect();
     tars.iter().enumerate().for_each(|(number, path)| small_tar(path, number));
-    let output = mount_within(64, &tars, &stage.place, &["--cache-idle", "0"]);
+    let output = mount_within(64, &tars, &stage.mount_point, &["--cache-idle", "0"]);
     assert!(output.status.success(), "{}", said(&output));
     let daemon = stage.daemon();
     let folder = format!("/proc/{}/fd", daemon.as_raw_nonzero());
@@ -145,12 +155,12 @@ fn a_daemon_out_of_descriptors_sleeps_serves_recovers_and_unmounts() {
     // Archives that are closed can be opened again all the same.
     for number in 0..60 {
         let name = format!("file-{number}");
-        assert_eq!(fs::read_to_string(stage.place.join(&name)).unwrap(), name);
+        assert_eq!(fs::read_to_string(stage.mount_point.join(&name)).unwrap(), name);
     }
     connections.clear();
     wait_until("it has taken and let go of all", || open() < 64);
     // It answers again, and was not left by who holds it.
-    run(archfs().arg("stats").arg(&stage.place));
+    run(archfs().arg("stats").arg(&stage.mount_point));
     connections.extend((0..100).map(|_| connect()));
     wait_until("all descriptors are taken again", || open() >= 64);
     run(Command::new("kill").args(["-INT", &daemon.as_raw_nonzero().to_string()]));
@@ -167,8 +177,8 @@ fn the_holder_of_a_daemon_out_of_descriptors_still_ends_it() {
     let mut holder = shell(stage.work.path());
     let image = stage.image.display();
     let line = format!("prlimit --nofile=64:64 $ARCHFS mount --until-pid $$ {image} mount 2>&1");
-    assert!(tell(&mut holder, &line).contains("mounted") || is_mounted(&stage.place));
-    wait_until("it is mounted", || is_mounted(&stage.place));
+    assert!(tell(&mut holder, &line).contains("mounted") || is_mounted(&stage.mount_point));
+    wait_until("it is mounted", || is_mounted(&stage.mount_point));
     let daemon = stage.daemon();
     let socket = socket_of(&stage);
     let connections: Vec<_> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
@@ -189,8 +199,8 @@ fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() 
     let Some(pids) = Group::new(Bound::Threads) else {
         return;
     };
-    let (image, place) = (stage.image.display(), stage.place.display());
-    let command = format!("{} mount --keep {image} {place}", env!("CARGO_BIN_EXE_archfs"));
+    let (image, mount_point) = (stage.image.display(), stage.mount_point.display());
+    let command = format!("{} mount --keep {image} {mount_point}", env!("CARGO_BIN_EXE_archfs"));
     let mut worked = Vec::new();
     for most in [3, 4, 5, 6, 8, 10, 16, 24, 36, 48] {
         pids.set(most);
@@ -199,7 +209,7 @@ fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() 
         if output.status.success() {
             // Not only just now: whoever mounts is told once all that answers is there.
             stage.assert_readable();
-            assert!(fs::read(stage.place.join("folder/data")).is_ok());
+            assert!(fs::read(stage.mount_point.join("folder/data")).is_ok());
             let numbers: Vec<u64> = said
                 .split(|c: char| !c.is_ascii_digit())
                 .filter_map(|it| it.parse().ok())
@@ -209,7 +219,7 @@ fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() 
                 true => assert!(numbers.windows(3).any(|it| it[0] == it[2] / 2), "{most}: {said}"),
                 false => assert!(most >= 36, "{most}: {said}"),
             }
-            unmount(&stage.place);
+            unmount(&stage.mount_point);
             worked.push(most);
         } else {
             assert!(!said.contains("panicked"), "{most}: {said}");
@@ -281,7 +291,7 @@ fn a_small_address_space_means_fewer_threads_or_a_refusal_but_never_a_daemon_tha
                 assert_eq!(bytes, (64_u32 << 20).to_string(), "{option} {megabytes}: {said}");
                 let is_limited = said.contains("the address space is limited to");
                 assert_eq!(is_limited, said.contains("threads answer instead of"), "{said}");
-                unmount(&stage.place);
+                unmount(&stage.mount_point);
                 served.push(megabytes);
             } else {
                 assert_eq!(output.status.code(), Some(1), "{option} {megabytes}: {said}");

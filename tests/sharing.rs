@@ -26,15 +26,15 @@ const PIPE: usize = 64 << 10;
 const READY: &[u8] = b"ready\n";
 
 /// The numbers of the processes that hold the mount, and whether it is kept.
-fn holders(place: &Path) -> (Vec<u64>, bool) {
-    let row = listed(place).expect("a mount");
+fn holders(mount_point: &Path) -> (Vec<u64>, bool) {
+    let row = listed(mount_point).expect("a mount");
     let holders = row["holders"].as_array().unwrap();
     let pids = holders.iter().map(|holder| holder["pid"].as_u64().unwrap()).collect();
     (pids, row["kept"].as_bool().unwrap())
 }
 
 /// Starts 64 of `command` at once, whose first line comes when it can read; then lets them end.
-fn crowd(image: &Path, place: &Path, what: &str, mut command: impl FnMut() -> Command) {
+fn crowd(image: &Path, mount_point: &Path, what: &str, mut command: impl FnMut() -> Command) {
     let (reader, writer) = pipe().unwrap();
     let start = |_| {
         let mut command = command();
@@ -54,7 +54,7 @@ fn crowd(image: &Path, place: &Path, what: &str, mut command: impl FnMut() -> Co
     for mut member in crowd {
         assert!(member.wait().unwrap().success(), "{what}");
     }
-    wait_until("the mount is gone", || !is_mounted(place) && !place.exists());
+    wait_until("the mount is gone", || !is_mounted(mount_point) && !mount_point.exists());
     wait_until("the daemon has ended", || processes_about(&[image, "--daemon="]).is_empty());
 }
 
@@ -65,7 +65,7 @@ const RUN: &str = "$ARCHFS run -q $IMAGE mount -- sh -c 'cat mount/hello; read x
 fn sixty_four_at_once_share_one_mount() {
     let Some(stage) = stage() else { return };
     for script in [MOUNT, RUN] {
-        crowd(&stage.image, &stage.place, script, || stage.bash(script));
+        crowd(&stage.image, &stage.mount_point, script, || stage.bash(script));
     }
 }
 
@@ -75,7 +75,7 @@ fn sixty_four_of_an_ordinary_user_share_one_mount() {
     let _device = OpenDevice::new();
     let user = User::new(&stage, 4);
     for script in [MOUNT, RUN] {
-        crowd(&stage.image, &user.place, script, || user.bash(script));
+        crowd(&stage.image, &user.mount_point, script, || user.bash(script));
     }
     assert!(!user.registry().exists(), "nothing is left");
 }
@@ -88,7 +88,7 @@ fn what_shows_something_else_is_refused_and_told() {
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let refused = |words: &[&str], archive: &Path, status: i32| {
         let mut command = archfs();
-        command.args(words).arg(archive).arg(&stage.place);
+        command.args(words).arg(archive).arg(&stage.mount_point);
         if words[0] == "run" {
             command.args(["--", "true"]);
         }
@@ -135,7 +135,7 @@ fn other_ways_to_say_the_same_share() {
         assert!(said(&output).contains("archfs: sharing "), "{arguments}: {}", said(&output));
         assert_eq!(stage.daemon(), daemon);
     }
-    wait_until("the scripts are forgotten", || holders(&stage.place) == (vec![], true));
+    wait_until("the scripts are forgotten", || holders(&stage.mount_point) == (vec![], true));
 }
 
 #[test]
@@ -151,9 +151,9 @@ fn the_last_script_takes_the_mount_away() {
         let (leaves, stays) = if first == 0 { (left, right) } else { (right, left) };
         let last = u64::from(stays.id());
         expected.sort_unstable();
-        assert_eq!(holders(&stage.place), (expected.to_vec(), false));
+        assert_eq!(holders(&stage.mount_point), (expected.to_vec(), false));
         end(leaves);
-        wait_until("one is left", || holders(&stage.place).0 == [last]);
+        wait_until("one is left", || holders(&stage.mount_point).0 == [last]);
         stage.assert_readable();
         end(stays);
         wait_until("the mount is gone", || stage.is_gone());
@@ -199,7 +199,7 @@ fn scripts_and_runs_share_whoever_ends_first() {
     let run = long_run(&stage);
     let caller = u64::from(script.id());
     end(script);
-    wait_until("the script is forgotten", || !holders(&stage.place).0.contains(&caller));
+    wait_until("the script is forgotten", || !holders(&stage.mount_point).0.contains(&caller));
     stage.assert_readable();
     finish(run);
     assert!(stage.is_gone(), "run returns when it is gone");
@@ -218,7 +218,7 @@ fn a_lingering_mount_is_there_for_who_comes_next() {
     let Some(stage) = stage() else { return };
     let linger = "$ARCHFS mount -q --linger 1h small.sqfs mount; exit $?";
     run(&mut stage.bash(linger));
-    wait_until("nobody holds it", || holders(&stage.place) == (vec![], false));
+    wait_until("nobody holds it", || holders(&stage.mount_point) == (vec![], false));
     stage.assert_readable();
     let daemon = stage.daemon();
     finish(long_run(&stage));
@@ -241,9 +241,9 @@ fn who_joins_can_keep() {
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     end(script);
-    wait_until("the script is forgotten", || holders(&stage.place) == (vec![], true));
+    wait_until("the script is forgotten", || holders(&stage.mount_point) == (vec![], true));
     stage.assert_readable();
-    unmount(&stage.place);
+    unmount(&stage.mount_point);
     assert!(stage.is_gone());
 }
 
@@ -261,7 +261,7 @@ fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
         let mut joins = Talker::complaining(command.stdin(Stdio::piped()).stdout(writer));
         // It has the writer.
         drop(command);
-        wait_until("it has a lease", || holders(&stage.place).0.len() == 1);
+        wait_until("it has a lease", || holders(&stage.mount_point).0.len() == 1);
         kill_process(ended, Signal::INT).unwrap();
         wait_until("the mount is gone", || stage.is_gone());
         let mut told = [0; PIPE + READY.len()];
@@ -270,11 +270,11 @@ fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
         joins.line_with("mounted ");
         stage.assert_readable();
         assert_ne!(stage.daemon(), ended);
-        assert_eq!(holders(&stage.place).1, !keep.is_empty());
+        assert_eq!(holders(&stage.mount_point).1, !keep.is_empty());
         joins.write("\n");
         assert_eq!(joins.end(), Some(0));
         if !keep.is_empty() {
-            unmount(&stage.place);
+            unmount(&stage.mount_point);
         }
         wait_until("the mount is gone", || stage.is_gone());
         // It was told once.
@@ -294,7 +294,7 @@ fn the_foreground_joins_and_leaves_without_taking_the_mount_away() {
         let mut joined =
             Talker::start(&mut stage.bash("exec $ARCHFS mount -f --ready-fd 1 $IMAGE mount"));
         assert_eq!(joined.line(), "ready");
-        assert!(holders(&stage.place).0.contains(&pid_of(&joined)));
+        assert!(holders(&stage.mount_point).0.contains(&pid_of(&joined)));
         joined
     };
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
@@ -306,9 +306,9 @@ fn the_foreground_joins_and_leaves_without_taking_the_mount_away() {
     // It holds the mount as anybody does, and ends with it.
     let joined = foreground();
     end(script);
-    wait_until("the script is forgotten", || holders(&stage.place).0 == [pid_of(&joined)]);
+    wait_until("the script is forgotten", || holders(&stage.mount_point).0 == [pid_of(&joined)]);
     stage.assert_readable();
-    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
     assert_eq!(joined.end(), Some(0));
 }
 
@@ -332,7 +332,7 @@ fn the_next_in_line_mounts_when_the_first_is_killed() {
     assert_eq!(second.end(), Some(0));
     let now = processes_about(&[name, "--daemon="]);
     assert!(now.len() == 1 && now != daemon, "{daemon:?} {now:?}");
-    assert!(stage.place.join("zeros").exists());
+    assert!(stage.mount_point.join("zeros").exists());
 }
 
 #[test]
@@ -359,18 +359,18 @@ fn unmount_gives_back_the_caller_s_lease_and_names_the_others() {
     stage.assert_readable();
     // The last but one leaves by its end, the last one by unmount.
     end(third);
-    wait_until("one is left", || holders(&stage.place).0 == [u64::from(second.id())]);
+    wait_until("one is left", || holders(&stage.mount_point).0 == [u64::from(second.id())]);
     assert_eq!(tell(&mut second, unmount), "done 0\n");
     assert!(stage.is_gone(), "unmount returns when all is gone");
     end(first);
     end(second);
 
     let held = long_run(&stage);
-    let foreign = archfs().arg("unmount").arg(&stage.place).output().unwrap();
+    let foreign = archfs().arg("unmount").arg(&stage.mount_point).output().unwrap();
     assert_eq!(foreign.status.code(), Some(1), "{}", said(&foreign));
     let name = format!("{} (archfs)", held.pid());
     assert!(said(&foreign).contains(&name), "{}", said(&foreign));
-    run(archfs().args(["unmount", "--lazy"]).arg(&stage.place));
+    run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
     assert!(stage.is_gone());
     let mut held = held;
     held.write("go\n");
@@ -389,9 +389,9 @@ fn unmount_and_mount_at_once_end_with_a_mount_that_can_be_read_or_none() {
             assert!(asking.wait().unwrap().success());
         }
         // Mounted again, or left to the other process, or unmounted last.
-        if is_mounted(&stage.place) {
+        if is_mounted(&stage.mount_point) {
             stage.assert_readable();
-            unmount(&stage.place);
+            unmount(&stage.mount_point);
         }
         assert!(stage.is_gone());
     }
@@ -411,10 +411,10 @@ fn gc_leaves_the_socket_of_a_live_mount_whose_record_was_removed() {
     fs::remove_file(&record).unwrap();
     let cleared = user.runs("$ARCHFS gc");
     assert!(cleared.status.success() && said(&cleared).is_empty(), "{}", said(&cleared));
-    assert!(socket.exists() && is_mounted(&user.place));
+    assert!(socket.exists() && is_mounted(&user.mount_point));
     let unmounted = user.runs("cat mount/hello && $ARCHFS unmount mount");
     assert!(unmounted.status.success(), "{}", said(&unmounted));
-    wait_until("nothing is left", || !user.registry().exists() && !user.place.exists());
+    wait_until("nothing is left", || !user.registry().exists() && !user.mount_point.exists());
 }
 
 fn waiting(path: &Path, options: &[&str]) -> std::process::Child {
@@ -426,23 +426,23 @@ fn waiting(path: &Path, options: &[&str]) -> std::process::Child {
 fn wait_returns_when_files_can_be_read() {
     let Some(stage) = stage() else { return };
     let folder = stage.work.path().join("not/yet");
-    let place = folder.join("mount");
-    let _clean_up = support::mount::CleanUp(place.clone());
-    let waiters: Vec<_> = (0..8).map(|_| waiting(&place, &["--timeout", "1m"])).collect();
-    let over = waiting(&place, &["--timeout", "1s"]).wait_with_output().unwrap();
+    let mount_point = folder.join("mount");
+    let _clean_up = support::mount::CleanUp(mount_point.clone());
+    let waiters: Vec<_> = (0..8).map(|_| waiting(&mount_point, &["--timeout", "1m"])).collect();
+    let over = waiting(&mount_point, &["--timeout", "1s"]).wait_with_output().unwrap();
     assert_eq!(over.status.code(), Some(6), "{}", said(&over));
     fs::create_dir_all(&folder).unwrap();
-    run(archfs().args(["mount", "--keep", "-q"]).arg(&stage.image).arg(&place));
+    run(archfs().args(["mount", "--keep", "-q"]).arg(&stage.image).arg(&mount_point));
     for waiter in waiters {
         let output = waiter.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", said(&output));
     }
-    run(archfs().arg("wait").arg(&place));
-    unmount(&place);
+    run(archfs().arg("wait").arg(&mount_point));
+    unmount(&mount_point);
 
-    fs::create_dir(&stage.place).unwrap();
-    let waiter = waiting(&stage.place, &["--timeout", "1m"]);
-    run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&stage.place));
+    fs::create_dir(&stage.mount_point).unwrap();
+    let waiter = waiting(&stage.mount_point, &["--timeout", "1m"]);
+    run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&stage.mount_point));
     let output: Output = waiter.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(5), "{}", said(&output));
     assert!(said(&output).contains("none (tmpfs) is mounted here"), "{}", said(&output));

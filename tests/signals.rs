@@ -73,7 +73,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 fn blocking(words: &[&str], stage: &Stage) -> Command {
     let mut python = Command::new("env");
     python.args(["--default-signal", "python3", "-c", BLOCKS_ALL, env!("CARGO_BIN_EXE_archfs")]);
-    python.args(words).arg(&stage.image).arg(&stage.place).env_remove("SLURM_TASK_PID");
+    python.args(words).arg(&stage.image).arg(&stage.mount_point).env_remove("SLURM_TASK_PID");
     python
 }
 
@@ -100,7 +100,7 @@ fn no_other_signal_ends_a_mount() {
 fn no_other_signal_ends_a_mount_in_the_foreground() {
     let Some(stage) = stage() else { return };
     let mut command = archfs();
-    let daemon = foreground(command.args(FOREGROUND).arg(&stage.image).arg(&stage.place));
+    let daemon = foreground(command.args(FOREGROUND).arg(&stage.image).arg(&stage.mount_point));
     survives_all(&stage, daemon.pid());
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.end(), Some(0));
@@ -111,7 +111,7 @@ fn no_other_signal_ends_a_mount_in_the_foreground() {
 fn no_other_signal_ends_the_daemon_of_run() {
     let Some(stage) = stage() else { return };
     let mut run = Talker::start(
-        archfs().args(["run", "-q"]).arg(&stage.image).arg(&stage.place).args(["--", "cat"]),
+        archfs().args(["run", "-q"]).arg(&stage.image).arg(&stage.mount_point).args(["--", "cat"]),
     );
     run.write("started\n");
     assert_eq!(run.line(), "started");
@@ -138,7 +138,7 @@ fn run_passes_every_other_signal_on() {
     for private in [&[][..], &["--private"]] {
         let Some(stage) = stage() else { return };
         let mut command = archfs();
-        command.args(["run", "-q"]).args(private).arg(&stage.image).arg(&stage.place);
+        command.args(["run", "-q"]).args(private).arg(&stage.image).arg(&stage.mount_point);
         let mut run = Talker::start(command.args(["--", "python3", "-c", NAMES_SIGNALS]));
         assert_eq!(run.line(), "started");
         for signal in others().into_iter().chain([libc::SIGTERM]) {
@@ -166,7 +166,7 @@ fn a_signal_that_comes_before_the_command_of_run_is_passed_on_to_it() {
     let command = "import signal; print('got', int(signal.sigwait({signal.SIGUSR1})), flush=True)";
     let mut python = Command::new("python3");
     python.args(["-c", WAITS_FOR_A_SIGNAL, env!("CARGO_BIN_EXE_archfs"), "run", "-q"]);
-    python.arg(&stage.image).arg(&stage.place).args(["--", "python3", "-c", command]);
+    python.arg(&stage.image).arg(&stage.mount_point).args(["--", "python3", "-c", command]);
     let mut run = Talker::start(&mut python);
     assert_eq!(run.line(), "blocked");
     send(run.pid(), libc::SIGUSR1);
@@ -223,7 +223,7 @@ const STUBBORN: &str = "trap '' TERM HUP; exec 9<\"$ARCHFS_MOUNTPOINT\"/folder/d
 fn stubborn(stage: &Stage, options: &[&str]) -> Talker {
     let mut command = Command::new("env");
     command.args(["--default-signal", env!("CARGO_BIN_EXE_archfs"), "run", "-q"]).args(options);
-    command.arg(&stage.image).arg(&stage.place).args(["--", "sh", "-c", STUBBORN]);
+    command.arg(&stage.image).arg(&stage.mount_point).args(["--", "sh", "-c", STUBBORN]);
     let mut run = Talker::start(command.env_remove("SLURM_JOB_ID"));
     assert_eq!(run.line(), "started");
     run
@@ -252,11 +252,13 @@ fn the_grace_period_ends_a_private_mount_whatever_the_command_does() {
     let Some(stage) = stage() else { return };
     let mut run = stubborn(&stage, &["--private", "--grace", "1s"]);
     let mounts = format!("/proc/{}/mountinfo", run.pid());
-    let place = format!(" {} ", stage.place.display());
-    assert!(fs::read_to_string(&mounts).unwrap().contains(&place));
+    let mount_point = format!(" {} ", stage.mount_point.display());
+    assert!(fs::read_to_string(&mounts).unwrap().contains(&mount_point));
     let before = Instant::now();
     run.signal(Signal::TERM);
-    wait_until("the mount is gone", || !fs::read_to_string(&mounts).unwrap().contains(&place));
+    wait_until("the mount is gone", || {
+        !fs::read_to_string(&mounts).unwrap().contains(&mount_point)
+    });
     assert!(before.elapsed() >= Duration::from_millis(990), "{:?}", before.elapsed());
     wait_until("the directory is gone", || stage.is_gone());
     assert!(!run.has_ended());
@@ -270,7 +272,7 @@ fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
     for second in [Signal::INT, Signal::HUP] {
         let Some(stage) = stage() else { return };
         let mut command = archfs();
-        command.args(["run", "-q", "--grace", "1h"]).arg(&stage.image).arg(&stage.place);
+        command.args(["run", "-q", "--grace", "1h"]).arg(&stage.image).arg(&stage.mount_point);
         // A signal that comes between two commands of bash is looked at when read(2) returns.
         let script = "trap '' TERM HUP; trap 'echo interrupted' INT; echo started; \
                       while ! read -t 1 x; do :; done; exit 6";
@@ -294,13 +296,13 @@ fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
 fn a_mount_that_others_hold_stays_when_the_grace_period_of_run_ends() {
     let Some(stage) = stage() else { return };
     let other = Talker::start(
-        archfs().args(["run", "-q"]).arg(&stage.image).arg(&stage.place).args(["--", "cat"]),
+        archfs().args(["run", "-q"]).arg(&stage.image).arg(&stage.mount_point).args(["--", "cat"]),
     );
-    wait_until("the mount can be read", || stage.place.join("hello").exists());
+    wait_until("the mount can be read", || stage.mount_point.join("hello").exists());
     let mut run = stubborn(&stage, &["--grace", "0"]);
     let pid = run.pid().as_raw_nonzero().get();
     let holds = || {
-        let listed = listed(&stage.place).unwrap();
+        let listed = listed(&stage.mount_point).unwrap();
         listed["holders"].as_array().unwrap().iter().any(|holder| holder["pid"] == pid)
     };
     assert!(holds());
@@ -341,7 +343,7 @@ const NOT_THE_END: &str = "for signal in TERM INT HUP TERM INT HUP; do kill -$si
 fn assert_works_on(stage: &Stage) {
     for _ in 0..3 {
         stage.assert_readable();
-        assert!(listed(&stage.place).is_some());
+        assert!(listed(&stage.mount_point).is_some());
     }
 }
 
@@ -423,7 +425,7 @@ fn the_default_grace_ends_before_slurm_kills() {
     assert!(
         archfs()
             .args(["mount", "--keep", "-q"])
-            .args([&stage.image, &stage.place])
+            .args([&stage.image, &stage.mount_point])
             .env("SLURM_JOB_ID", "1")
             .env("SLURM_CONF", &conf)
             .status()
@@ -431,7 +433,7 @@ fn the_default_grace_ends_before_slurm_kills() {
             .success()
     );
     let (daemon, before) = (stage.daemon(), Instant::now());
-    let mut file = File::open(stage.place.join("folder/data")).unwrap();
+    let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
     kill_process(daemon, Signal::TERM).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
     let took = before.elapsed();

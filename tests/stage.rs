@@ -31,11 +31,11 @@ const CACHE: u64 = 4 << 20;
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
-    fn new(place: PathBuf, bytes: u64) -> Self {
-        fs::create_dir(&place).unwrap();
+    fn new(mount_point: PathBuf, bytes: u64) -> Self {
+        fs::create_dir(&mount_point).unwrap();
         let mut mount = Command::new("mount");
-        run(mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(&place));
-        Self(place)
+        run(mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(&mount_point));
+        Self(mount_point)
     }
 
     /// Bytes that its files take, with and without names.
@@ -72,11 +72,12 @@ fn stderr(output: &Output) -> String {
 }
 
 /// What `archfs mount` says that must fail with status 1.
-fn refused(archive: &Path, place: &Path, options: &[&str]) -> String {
-    let output = archfs().arg("mount").args(options).arg(archive).arg(place).output().unwrap();
+fn refused(archive: &Path, mount_point: &Path, options: &[&str]) -> String {
+    let output =
+        archfs().arg("mount").args(options).arg(archive).arg(mount_point).output().unwrap();
     let said = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(!is_mounted(place) && !place.exists(), "{said}");
+    assert!(!is_mounted(mount_point) && !mount_point.exists(), "{said}");
     said
 }
 
@@ -107,16 +108,17 @@ fn a_staged_archive_is_read_from_a_private_copy_whatever_becomes_of_the_original
     let within = work.path().join("within.sif");
     let bytes = [vec![7; 10_001], fs::read(&image).unwrap()].concat();
     fs::write(&within, bytes).unwrap();
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     for (archive, options) in
         [(image, &[][..]), (stored, &[]), (packed, &[]), (within, &["--offset=10001"])]
     {
-        let plain = Mounted::archfs(&archive, &place, options);
+        let plain = Mounted::archfs(&archive, &mount_point, options);
         let expected = take(plain.path(), Depth::Everything);
         drop(plain);
         let len = fs::metadata(&archive).unwrap().len();
         let tmpfs = Tmpfs::new(work.path().join("near"), 64 << 20);
-        let mounted = Mounted::archfs(&archive, &place, &[options, &[&tmpfs.option()]].concat());
+        let mounted =
+            Mounted::archfs(&archive, &mount_point, &[options, &[&tmpfs.option()]].concat());
         assert_eq!(fs::read_dir(&tmpfs.0).unwrap().count(), 0, "it has a name");
         assert_eq!(held(mounted.daemon(), &tmpfs.0), [(0o600, 0, len)]);
         assert_eq!(held(mounted.daemon(), &archive), [], "the original is still open");
@@ -144,8 +146,8 @@ fn tasks_that_share_a_mount_share_one_copy_until_the_last_of_them_ends() {
     let work = work_folder();
     let image = image::small(work.path());
     let len = fs::metadata(&image).unwrap().len();
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     // Two copies would fit.
     let tmpfs = Tmpfs::new(work.path().join("near"), 16 * len);
     let line = format!("$ARCHFS mount -q {} small.sqfs mount", tmpfs.option());
@@ -155,16 +157,16 @@ fn tasks_that_share_a_mount_share_one_copy_until_the_last_of_them_ends() {
             scope.spawn(|| assert_eq!(tell(task, &line), "done 0\n"));
         }
     });
-    let holders = || listed(&place).map(|row| row["holders"].as_array().unwrap().len());
+    let holders = || listed(&mount_point).map(|row| row["holders"].as_array().unwrap().len());
     assert_eq!((tmpfs.used(), holders()), (len, Some(2)));
     let [first, last] = tasks;
     end(first);
     wait_until("one of them holds it", || holders() == Some(1));
     assert_eq!(tmpfs.used(), len);
-    assert_eq!(fs::read(place.join("hello")).unwrap(), b"hello, world\n");
+    assert_eq!(fs::read(mount_point.join("hello")).unwrap(), b"hello, world\n");
     end(last);
     wait_until("the room is given back", || tmpfs.used() == 0);
-    assert!(!is_mounted(&place));
+    assert!(!is_mounted(&mount_point));
 }
 
 #[test]
@@ -177,10 +179,10 @@ fn a_copy_that_takes_long_is_shown_at_a_terminal() {
     let archive = work.path().join("huge");
     File::create(&archive).unwrap().set_len(1 << 30).unwrap();
     let tmpfs = Tmpfs::new(work.path().join("near"), 2 << 30);
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let mount = |options: &str| {
         let program = env!("CARGO_BIN_EXE_archfs");
-        let (archive, shown) = (archive.display(), place.display());
+        let (archive, shown) = (archive.display(), mount_point.display());
         let line = format!("{program} mount {options} {} {archive} {shown}", tmpfs.option());
         let mut terminal = Command::new("script");
         // Not its last command, which a shell puts in its own place.
@@ -189,7 +191,7 @@ fn a_copy_that_takes_long_is_shown_at_a_terminal() {
         let child = terminal.spawn().unwrap();
         wait_until("it is at work", || tmpfs.used() > 0);
         // However fast it is: it takes longer than a second now.
-        let words = [place.to_str().unwrap(), "--daemon="];
+        let words = [mount_point.to_str().unwrap(), "--daemon="];
         let daemons = processes_about(&words).into_iter().filter_map(Pid::from_raw);
         let daemons: Vec<_> = daemons.collect();
         assert_eq!(daemons.len(), 1, "{daemons:?}");
@@ -197,7 +199,7 @@ fn a_copy_that_takes_long_is_shown_at_a_terminal() {
         std::thread::sleep(std::time::Duration::from_millis(1100));
         kill_process(daemons[0], Signal::CONT).unwrap();
         let output = child.wait_with_output().unwrap();
-        assert!(!is_mounted(&place) && tmpfs.used() == 0);
+        assert!(!is_mounted(&mount_point) && tmpfs.used() == 0);
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let said = mount("");
@@ -214,9 +216,9 @@ fn the_copy_is_gone_when_the_daemon_was_killed() {
     }
     let work = work_folder();
     let image = image::small(work.path());
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let tmpfs = Tmpfs::new(work.path().join("near"), 16 << 20);
-    let mounted = Mounted::archfs(&image, &place, &[&tmpfs.option()]);
+    let mounted = Mounted::archfs(&image, &mount_point, &[&tmpfs.option()]);
     assert!(tmpfs.used() > 0);
     kill_process(Pid::from_raw(mounted.daemon() as i32).unwrap(), Signal::KILL).unwrap();
     wait_until("the room is given back", || tmpfs.used() == 0);
@@ -230,18 +232,18 @@ fn a_copy_that_fits_to_the_page_is_made_and_one_page_more_is_refused() {
     }
     let work = work_folder();
     let image = image::small(work.path());
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let len = fs::metadata(&image).unwrap().len();
     assert_eq!(len % PAGE, 0, "images are padded to pages");
     {
         let exact = Tmpfs::new(work.path().join("exact"), len);
-        let mounted = Mounted::archfs(&image, &place, &[&exact.option()]);
-        assert_eq!(fs::read(place.join("hello")).unwrap(), b"hello, world\n");
+        let mounted = Mounted::archfs(&image, &mount_point, &[&exact.option()]);
+        assert_eq!(fs::read(mount_point.join("hello")).unwrap(), b"hello, world\n");
         assert_eq!(exact.used(), len);
         drop(mounted);
     }
     let small = Tmpfs::new(work.path().join("small"), len - PAGE);
-    let said = refused(&image, &place, &[&small.option()]);
+    let said = refused(&image, &mount_point, &[&small.option()]);
     assert!(said.contains(&format!("--stage {}", small.0.display())), "{said}");
     assert!(said.contains(&format!("the copy takes {len} bytes")), "{said}");
     assert!(said.contains(&format!("{} bytes", len - PAGE)), "{said}");
@@ -251,7 +253,7 @@ fn a_copy_that_fits_to_the_page_is_made_and_one_page_more_is_refused() {
     let disk = work.path().join("disk");
     fs::create_dir(&disk).unwrap();
     let option = format!("--stage={}", disk.display());
-    drop(Mounted::archfs(&image, &place, &[&option]));
+    drop(Mounted::archfs(&image, &mount_point, &[&option]));
     assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);
 }
 
@@ -285,13 +287,13 @@ fn limits(work: &Path, left: u64) -> Vec<PathBuf> {
 }
 
 /// `archfs run OPTIONS archive place -- cat place/hello`, under made-up limits.
-fn limited(groups: &Path, archive: &Path, place: &Path, options: &[&str]) -> Output {
+fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) -> Output {
     let script = "mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c", script, "sh"]).arg(groups);
     command.arg(env!("CARGO_BIN_EXE_archfs")).arg("run").args(options);
-    command.arg(format!("--cache={CACHE}")).arg(archive).arg(place).arg("--");
-    command.arg("cat").arg(place.join("hello")).output().unwrap()
+    command.arg(format!("--cache={CACHE}")).arg(archive).arg(mount_point).arg("--");
+    command.arg("cat").arg(mount_point.join("hello")).output().unwrap()
 }
 
 #[test]
@@ -302,7 +304,7 @@ fn what_the_memory_limit_of_the_job_leaves_is_enough_or_refused_to_the_byte() {
     let work = work_folder();
     let image = image::small(work.path());
     let len = fs::metadata(&image).unwrap().len();
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let tmpfs = Tmpfs::new(work.path().join("near"), 64 << 20);
     let stage = tmpfs.option();
     for (what, options) in [
@@ -312,15 +314,15 @@ fn what_the_memory_limit_of_the_job_leaves_is_enough_or_refused_to_the_byte() {
         ("--stage", &[&stage, "--preload"]),
     ] {
         for groups in limits(work.path(), len + CACHE) {
-            let output = limited(&groups, &image, &place, options);
+            let output = limited(&groups, &image, &mount_point, options);
             assert!(output.status.success(), "{options:?}: {}", stderr(&output));
             assert_eq!(output.stdout, b"hello, world\n");
         }
         for groups in limits(work.path(), len + CACHE - 1) {
-            let output = limited(&groups, &image, &place, options);
+            let output = limited(&groups, &image, &mount_point, options);
             let said = stderr(&output);
             assert_eq!(output.status.code(), Some(121), "{options:?}: {said}");
-            assert!(output.stdout.is_empty() && !place.exists());
+            assert!(output.stdout.is_empty() && !mount_point.exists());
             assert!(said.contains(&format!("archfs: {what}")), "{said}");
             for size in [len, CACHE, len + CACHE - 1] {
                 assert!(said.contains(&format!("{size} bytes")), "{size}: {said}");
@@ -332,7 +334,7 @@ fn what_the_memory_limit_of_the_job_leaves_is_enough_or_refused_to_the_byte() {
     // A disk is no memory of the job.
     let disk = format!("--stage={}", work.path().display());
     for groups in limits(work.path(), 1) {
-        let output = limited(&groups, &image, &place, &[&disk]);
+        let output = limited(&groups, &image, &mount_point, &[&disk]);
         assert!(output.status.success(), "{}", stderr(&output));
     }
     assert_eq!(tmpfs.used(), 0);
@@ -353,13 +355,13 @@ fn a_thousand_shards_are_one_copy_and_few_open_files() {
             path
         })
         .collect();
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let tmpfs = Tmpfs::new(work.path().join("near"), 64 << 20);
     let before = ["prlimit", "--nofile=256:256"];
     let stage = tmpfs.option();
     for preload in [&[][..], &["--preload"]] {
         let options = [&[stage.as_str()], preload].concat();
-        let mounted = Mounted::several(&before, &shards, &place, &options);
+        let mounted = Mounted::several(&before, &shards, &mount_point, &options);
         let held = held(mounted.daemon(), &tmpfs.0);
         assert!(matches!(held.as_slice(), [(0o600, 0, _)]), "{held:?}");
         let open = fs::read_dir(format!("/proc/{}/fd", mounted.daemon())).unwrap().count();
@@ -370,7 +372,7 @@ fn a_thousand_shards_are_one_copy_and_few_open_files() {
             }
         }
         for number in 0..1000 {
-            let found = fs::read(place.join(format!("{number:04}.jpg"))).unwrap();
+            let found = fs::read(mount_point.join(format!("{number:04}.jpg"))).unwrap();
             assert!(found == contents(number), "{number}");
         }
     }
@@ -413,20 +415,20 @@ fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() 
         })
         .to_vec();
     let pages = fs::metadata(&archives[0]).unwrap().len().div_ceil(PAGE);
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     if !archives.iter().all(|path| forget(path)) {
         eprintln!("SKIPPED: {} keeps files in memory", work.path().display());
         return;
     }
     let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
-    drop(Mounted::several(&[], &archives, &place, &[&tmpfs.option()]));
+    drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option()]));
     assert_eq!(archives.iter().map(|path| resident_pages(path)).sum::<u64>(), 0);
     // Somebody else is at work with one of them. A kernel that takes back memory ahead of need may
     // have some pages again, at one time or another; archfs would have them every time.
     let staged = [(); 5].map(|()| {
         assert!(forget(&archives[0]));
         fs::read(&archives[1]).unwrap();
-        drop(Mounted::several(&[], &archives, &place, &[&tmpfs.option()]));
+        drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option()]));
         [0, 1].map(|number| resident_pages(&archives[number]))
     });
     assert!(staged.contains(&[0, pages]), "{staged:?} of {pages}");
@@ -436,7 +438,7 @@ fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() 
 
     let preloaded = [(); 5].map(|()| {
         assert!(archives.iter().all(|path| forget(path)));
-        drop(Mounted::several(&["env", "ARCHFS_PRELOAD=1"], &archives, &place, &[]));
+        drop(Mounted::several(&["env", "ARCHFS_PRELOAD=1"], &archives, &mount_point, &[]));
         [0, 1].map(|number| resident_pages(&archives[number]))
     });
     assert!(preloaded.contains(&[pages, pages]), "{preloaded:?} of {pages}");
@@ -455,16 +457,16 @@ fn the_index_of_a_staged_tar_is_beside_the_original_and_used_from_there() {
     let index = work.path().join("data.tar.archfs-index");
     let near = work.path().join("near");
     fs::create_dir(&near).unwrap();
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     for turn in ["made", "used"] {
         let log = work.path().join(turn);
         let options = [format!("--log-file={}", log.display()), "--verbose".into()];
         let mut command = archfs();
         command.env("ARCHFS_STAGE", &near).args(["mount", "--keep"]).args(&options);
-        run(command.arg(&archive).arg(&place));
-        assert_eq!(fs::read(place.join("0777")).unwrap(), b"0777");
-        unmount(&place);
+        run(command.arg(&archive).arg(&mount_point));
+        assert_eq!(fs::read(mount_point.join("0777")).unwrap(), b"0777");
+        unmount(&mount_point);
         assert!(index.exists());
         let said = fs::read_to_string(&log).unwrap();
         assert_eq!(said.contains("index saved"), turn == "made", "{turn}: {said}");
@@ -473,7 +475,7 @@ fn the_index_of_a_staged_tar_is_beside_the_original_and_used_from_there() {
     // The same without a copy.
     let log = work.path().join("plain");
     let option = format!("--log-file={}", log.display());
-    drop(Mounted::archfs(&archive, &place, &[&option]));
+    drop(Mounted::archfs(&archive, &mount_point, &[&option]));
     assert_eq!(fs::read_to_string(&log).unwrap(), "");
     assert_eq!(fs::read_dir(&near).unwrap().count(), 0);
 }
@@ -495,8 +497,8 @@ fn an_archive_that_grows_while_it_is_copied_is_refused() {
                 file.write_all(b"x").unwrap();
             }
         });
-        let place = work.path().join("mount");
-        let mount = || refused(&archive, &place, &[&tmpfs.option()]);
+        let mount_point = work.path().join("mount");
+        let mount = || refused(&archive, &mount_point, &[&tmpfs.option()]);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(mount));
         ended.store(true, Ordering::Relaxed);
         outcome
@@ -513,18 +515,18 @@ fn a_place_for_the_copy_that_is_none_is_told() {
     }
     let work = work_folder();
     let image = image::small(work.path());
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let missing = work.path().join("missing");
     for (directory, why) in [
         (missing.to_str().unwrap(), "no such directory"),
         (image.to_str().unwrap(), "not a directory"),
         ("/proc", "can not make a file there"),
     ] {
-        let said = refused(&image, &place, &["--stage", directory]);
+        let said = refused(&image, &mount_point, &["--stage", directory]);
         let expected = format!("archfs: --stage {directory}: {why}");
         assert!(said.starts_with(&expected), "{said}");
     }
-    let said = refused(&missing, &place, &["--stage=/dev/shm", "--preload"]);
+    let said = refused(&missing, &mount_point, &["--stage=/dev/shm", "--preload"]);
     assert!(said.contains("missing: no such file"), "{said}");
 }
 
@@ -538,15 +540,15 @@ fn a_signal_while_an_archive_is_copied_ends_everything_at_once() {
     let archive = work.path().join("huge");
     File::create(&archive).unwrap().set_len(2 << 30).unwrap();
     let tmpfs = Tmpfs::new(work.path().join("near"), 3 << 30);
-    let place = work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     for foreground in [true, false] {
         for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL] {
             let what = format!("{signal:?}, foreground: {foreground}");
             let mut command = Command::new("env");
             command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg("mount");
             command.args(foreground.then_some("--foreground")).arg(tmpfs.option());
-            command.arg(&archive).arg(&place).stderr(Stdio::null());
+            command.arg(&archive).arg(&mount_point).stderr(Stdio::null());
             let mut child =
                 std::os::unix::process::CommandExt::process_group(&mut command, 0).spawn().unwrap();
             wait_until("it is at work", || tmpfs.used() > 0);
@@ -559,7 +561,7 @@ fn a_signal_while_an_archive_is_copied_ends_everything_at_once() {
             let status = child.wait().unwrap();
             assert_eq!(status.signal(), Some(signal.as_raw()), "{what}: {status}");
             wait_until(&format!("{what}: the room is given back"), || tmpfs.used() == 0);
-            assert!(!is_mounted(&place) && !place.exists(), "{what}");
+            assert!(!is_mounted(&mount_point) && !mount_point.exists(), "{what}");
         }
     }
 }

@@ -20,7 +20,7 @@ const SIZES: [usize; 6] = [0, 1, 5000, 131_072, 300_000, 2_000_000];
 
 struct Stage {
     archive: PathBuf,
-    place: PathBuf,
+    mount_point: PathBuf,
     stats: PathBuf,
     // In this order: unmounted first, then removed.
     _clean_up: CleanUp,
@@ -41,25 +41,25 @@ fn stage() -> Option<Stage> {
         fs::write(source.join(number.to_string()), bytes).unwrap();
     }
     let archive = image::make(work.path(), "data.sqfs", &source, &["-comp", "zstd"]);
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let stats = work.path().join("stats.json");
-    Some(Stage { archive, _clean_up: CleanUp(place.clone()), place, stats, work })
+    Some(Stage { archive, _clean_up: CleanUp(mount_point.clone()), mount_point, stats, work })
 }
 
 impl Stage {
     fn mount(&self, options: &[&str], stats: &Path) -> Output {
         let mut mount = archfs();
         mount.args(["mount", "--keep", "--stats-json"]).arg(stats).args(options);
-        run(mount.arg(&self.archive).arg(&self.place))
+        run(mount.arg(&self.archive).arg(&self.mount_point))
     }
 
     fn unmount(&self) {
-        unmount(&self.place);
+        unmount(&self.mount_point);
     }
 
     fn read_all(&self) {
         for (number, size) in SIZES.into_iter().enumerate() {
-            assert_eq!(fs::read(self.place.join(number.to_string())).unwrap().len(), size);
+            assert_eq!(fs::read(self.mount_point.join(number.to_string())).unwrap().len(), size);
         }
     }
 
@@ -80,7 +80,7 @@ fn a_live_mount_tells_the_same_numbers() {
     stage.mount(&["-q"], &stage.stats);
     stage.read_all();
     let stats = |options: &[&str]| {
-        let output = run(archfs().arg("stats").args(options).arg(&stage.place));
+        let output = run(archfs().arg("stats").args(options).arg(&stage.mount_point));
         String::from_utf8(output.stdout).unwrap()
     };
     let live: Value = serde_json::from_str(&stats(&["--json"])).unwrap();
@@ -90,7 +90,7 @@ fn a_live_mount_tells_the_same_numbers() {
     stage.unmount();
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     assert_eq!(keys(&live), keys(&stage.told()));
-    let gone = archfs().arg("stats").arg(&stage.place).output().unwrap();
+    let gone = archfs().arg("stats").arg(&stage.mount_point).output().unwrap();
     assert_eq!(gone.status.code(), Some(5));
 }
 
@@ -104,7 +104,7 @@ fn the_numbers_are_those_of_what_was_done() {
         for _ in 0..passes {
             stage.read_all();
         }
-        assert!(fs::symlink_metadata(stage.place.join("not there")).is_err());
+        assert!(fs::symlink_metadata(stage.mount_point.join("not there")).is_err());
         stage.unmount();
         let told = stage.told();
         fs::remove_file(&stage.stats).unwrap();
@@ -125,7 +125,7 @@ fn the_numbers_are_those_of_what_was_done() {
         assert!(number(&told, &["archive_reads"]) > 16, "{told}");
         assert!(number(&told, &["peak_memory_bytes"]) > 1 << 20, "{told}");
         assert_eq!(told["archives"][0], stage.archive.to_str().unwrap());
-        assert_eq!(told["mountpoint"], stage.place.to_str().unwrap());
+        assert_eq!(told["mountpoint"], stage.mount_point.to_str().unwrap());
         reads.push(number(&told, &["requests", "read"]));
     }
     assert_eq!(reads[0], reads[1], "further passes come from the page cache");
@@ -141,7 +141,7 @@ fn damage_is_counted_and_the_line_tells_of_it() {
     fs::write(&stage.archive, bytes).unwrap();
     let log = stage.work.path().join("log");
     stage.mount(&["--log-file", log.to_str().unwrap()], &stage.stats);
-    assert!(fs::read(stage.place.join("5")).is_err());
+    assert!(fs::read(stage.mount_point.join("5")).is_err());
     stage.unmount();
     assert!(number(&stage.told(), &["faults"]) > 0, "{}", stage.told());
     let log = fs::read_to_string(log).unwrap();
@@ -156,11 +156,11 @@ fn a_file_that_can_not_be_written_is_a_warning_and_the_mount_goes_on() {
     let Some(stage) = stage() else { return };
     let dataset = fs::read(&stage.archive).unwrap();
     let no_folder = stage.work.path().join("none/stats.json");
-    for (place, why) in [
+    for (mount_point, why) in [
         (&no_folder, "none/stats.json: can not be written"),
         (&stage.archive, "data.sqfs: holds something else: not overwritten"),
     ] {
-        let output = stage.mount(&[], place);
+        let output = stage.mount(&[], mount_point);
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(said.contains(why) && said.contains("mounting all the same"), "{said}");
         stage.read_all();
@@ -176,9 +176,9 @@ fn run_writes_it_too_and_others_may_read_it_as_the_umask_says() {
         let script = format!("umask {umask}; exec \"$0\" run \"$1\" \"$2\" -- cat \"$2/1\"");
         let mut shell = Command::new("bash");
         shell.args(["-c", &script, env!("CARGO_BIN_EXE_archfs")]).arg(&stage.archive);
-        let ran = run(shell.arg(&stage.place).env("ARCHFS_STATS_JSON", &stage.stats));
+        let ran = run(shell.arg(&stage.mount_point).env("ARCHFS_STATS_JSON", &stage.stats));
         assert_eq!(ran.stdout, b"x");
-        assert!(!is_mounted(&stage.place));
+        assert!(!is_mounted(&stage.mount_point));
         assert_eq!(number(&stage.told(), &["served_bytes"]), 1);
         assert_eq!(fs::metadata(&stage.stats).unwrap().permissions().mode() & 0o777, mode);
     }
@@ -191,7 +191,7 @@ fn the_foreground_tells_on_standard_error_unless_quiet() {
         let said = stage.work.path().join("said");
         let mut mount = archfs();
         mount.args(["mount", "--foreground", "--ready-fd", "1"]).args(quiet.then_some("--quiet"));
-        mount.arg(&stage.archive).arg(&stage.place).stderr(File::create(&said).unwrap());
+        mount.arg(&stage.archive).arg(&stage.mount_point).stderr(File::create(&said).unwrap());
         let mut daemon = mount.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();

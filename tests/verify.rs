@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use archfs::formats::{self, OpenOptions};
 use archfs::progress::Progress;
-use archfs::vfs::{self, Counts, Fault, FileKind, Gravity, Subject, Tree, Verified};
+use archfs::vfs::{self, Counts, FileKind, Finding, Location, Severity, Tree, Verified};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -112,11 +112,11 @@ fn unreadable(archive: &Path, paths: &BTreeSet<Vec<u8>>) -> BTreeSet<Vec<u8>> {
 }
 
 /// The paths that a report says are damaged.
-fn damaged(faults: &[Fault]) -> BTreeSet<Vec<u8>> {
-    let damaged = faults.iter().filter(|fault| fault.gravity == Gravity::Damage);
+fn damaged(findings: &[Finding]) -> BTreeSet<Vec<u8>> {
+    let damaged = findings.iter().filter(|finding| finding.severity == Severity::Damage);
     damaged
-        .filter_map(|fault| match &fault.subject {
-            Subject::Path(path) => Some(path.clone()),
+        .filter_map(|finding| match &finding.location {
+            Location::Path(path) => Some(path.clone()),
             _ => None,
         })
         .collect()
@@ -170,8 +170,8 @@ fn sound_images_are_found_sound_and_what_is_in_them_is_counted() {
     odd.push(vec!["-comp", "zstd", "-no-xattrs", "-no-duplicates", "-nopad"]);
     for options in odd {
         let image = image::make(work.path(), "sound.sqfs", &source, &options);
-        let Verified { counts, faults } = verify(&image).unwrap();
-        assert_eq!(faults, [], "{options:?}");
+        let Verified { counts, findings } = verify(&image).unwrap();
+        assert_eq!(findings, [], "{options:?}");
         assert_eq!(counts, expected, "{options:?}");
     }
     // What mksquashfs adds to an image that is there. Old folders lie about in it.
@@ -183,12 +183,12 @@ fn sound_images_are_found_sound_and_what_is_in_them_is_counted() {
         command.arg(work.path().join("more")).arg(&image).args(["-quiet", "-no-progress"]);
         command.args(["-no-recovery"]).args(&options);
         run(&mut command);
-        let Verified { faults, .. } = verify(&image).unwrap();
-        assert!(faults.iter().all(|fault| fault.gravity.is_note()), "{faults:?}");
+        let Verified { findings, .. } = verify(&image).unwrap();
+        assert!(findings.iter().all(|finding| finding.severity.is_note()), "{findings:?}");
     }
     let image = image::make(work.path(), "large.sqfs", &source::large(), &["-comp", "lz4"]);
-    let Verified { counts: found, faults } = verify(&image).unwrap();
-    assert_eq!((faults, found), (vec![], counts(&source::large())));
+    let Verified { counts: found, findings } = verify(&image).unwrap();
+    assert_eq!((findings, found), (vec![], counts(&source::large())));
 }
 
 #[test]
@@ -219,8 +219,8 @@ fn sound_tars_are_found_sound_and_what_is_in_them_is_counted() {
             let script = format!("{program} < \"$1\" > \"$2\"");
             run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&packed));
         }
-        let Verified { counts, faults } = verify(&packed).unwrap();
-        assert_eq!((faults, counts), (vec![], expected), "{program}");
+        let Verified { counts, findings } = verify(&packed).unwrap();
+        assert_eq!((findings, counts), (vec![], expected), "{program}");
     }
 }
 
@@ -244,24 +244,24 @@ fn of_a_damaged_image_just_the_paths_are_told_that_can_not_be_read() {
             bytes[at] ^= 1 << (nth % 8);
             fs::write(&bad, bytes).unwrap();
             let fails = unreadable(&bad, &known);
-            let faults = match verify(&bad) {
-                Ok(Verified { faults, .. }) => faults,
+            let findings = match verify(&bad) {
+                Ok(Verified { findings, .. }) => findings,
                 Err(error) => {
                     assert!(error.is_damage() && fails == known, "{at:#x}: {error}");
                     all += 1;
                     continue;
                 }
             };
-            let told = damaged(&faults);
+            let told = damaged(&findings);
             for path in &fails {
                 let shown = path.escape_ascii();
-                assert!(is_covered(path, &told), "{at:#x}: {shown} fails: {faults:?}");
+                assert!(is_covered(path, &told), "{at:#x}: {shown} fails: {findings:?}");
             }
             for path in &told {
                 let shown = path.escape_ascii();
-                assert!(fails.contains(path), "{at:#x}: {shown} can be read: {faults:?}");
+                assert!(fails.contains(path), "{at:#x}: {shown} can be read: {findings:?}");
             }
-            match (fails.is_empty(), faults.iter().any(|f| f.gravity == Gravity::Damage)) {
+            match (fails.is_empty(), findings.iter().any(|f| f.severity == Severity::Damage)) {
                 (true, false) => none += 1,
                 _ => some += 1,
             }
@@ -283,7 +283,7 @@ fn all_files_of_a_damaged_block_are_told_and_each_name_of_them() {
         let mut bytes = bytes.clone();
         bytes[at] ^= 0x55;
         fs::write(&bad, bytes).unwrap();
-        damaged(&verify(&bad).unwrap().faults)
+        damaged(&verify(&bad).unwrap().findings)
     };
     // With blocks of 128 KiB all is in fragments; the first one holds the start of the tree.
     let told = told(200);
@@ -294,9 +294,9 @@ fn all_files_of_a_damaged_block_are_told_and_each_name_of_them() {
 
     let (output, rows) = reported(&bad);
     assert_eq!(output.status.code(), Some(3));
-    let (last, faults) = rows.split_last().unwrap();
+    let (last, findings) = rows.split_last().unwrap();
     let listed: BTreeSet<_> =
-        faults.iter().map(|row| row["path"].as_str().unwrap().as_bytes().to_vec()).collect();
+        findings.iter().map(|row| row["path"].as_str().unwrap().as_bytes().to_vec()).collect();
     assert_eq!(listed, told);
     assert_eq!((&last["status"], &last["damaged"]), (&"damaged".into(), &told.len().into()));
     let lines = archfs().arg("verify").arg(&bad).output().unwrap();
@@ -331,9 +331,9 @@ fn tables_that_contradict_each_other_are_told() {
         bytes[at] ^= bit;
         fs::write(&bad, bytes).unwrap();
         verify(&bad)
-            .map_or_else(|error| error.to_string(), |verified| format!("{:?}", verified.faults))
+            .map_or_else(|error| error.to_string(), |verified| format!("{:?}", verified.findings))
     };
-    assert_eq!(verify(&sound).unwrap().faults, []);
+    assert_eq!(verify(&sound).unwrap().findings, []);
     assert!(told(4, 1).contains("announced"), "{}", told(4, 1));
     assert!(told(export, 1).contains("export table: inode 1"), "{}", told(export, 1));
     // The first inode is that of "a": of the extended form, since it has two names.
@@ -355,10 +355,10 @@ fn tables_that_contradict_each_other_are_told() {
     behind.truncate(u64_at(&bytes, 40));
     behind.extend(b"signature");
     fs::write(&bad, behind).unwrap();
-    let faults = verify(&bad).unwrap().faults;
+    let findings = verify(&bad).unwrap().findings;
     assert!(
-        matches!(faults.as_slice(), [Fault { gravity, .. }] if gravity.is_note()),
-        "{faults:?}"
+        matches!(findings.as_slice(), [Finding { severity, .. }] if severity.is_note()),
+        "{findings:?}"
     );
 }
 
@@ -385,11 +385,12 @@ fn tells(name: &str, bytes: &[u8], text: &str, paths: &[&str]) {
     let work = work_folder();
     let archive = work.path().join(name);
     fs::write(&archive, bytes).unwrap();
-    let faults = verify(&archive).unwrap().faults;
+    let findings = verify(&archive).unwrap().findings;
     let expected: BTreeSet<_> = paths.iter().map(|path| path.as_bytes().to_vec()).collect();
-    assert_eq!(damaged(&faults), expected, "{name}: {faults:?}");
-    let is_told = |fault: &Fault| fault.gravity == Gravity::Damage && fault.what.contains(text);
-    assert!(faults.iter().any(is_told), "{name}: {text}: {faults:?}");
+    assert_eq!(damaged(&findings), expected, "{name}: {findings:?}");
+    let is_told =
+        |finding: &Finding| finding.severity == Severity::Damage && finding.what.contains(text);
+    assert!(findings.iter().any(is_told), "{name}: {text}: {findings:?}");
 }
 
 #[test]
@@ -435,8 +436,8 @@ fn damage_anywhere_in_a_compressed_tar_is_told() {
         let is_told = |what: &str, bytes: &[u8]| {
             fs::write(&packed, bytes).unwrap();
             let told = match verify(&packed) {
-                Ok(Verified { faults, .. }) => {
-                    faults.iter().any(|fault| fault.gravity == Gravity::Damage)
+                Ok(Verified { findings, .. }) => {
+                    findings.iter().any(|finding| finding.severity == Severity::Damage)
                 }
                 Err(error) => error.is_damage(),
             };
@@ -459,7 +460,7 @@ fn damage_anywhere_in_a_compressed_tar_is_told() {
             is_told(what, &damaged.unwrap());
         }
         fs::write(&packed, &sound).unwrap();
-        assert_eq!(verify(&packed).unwrap().faults, [], "{program}");
+        assert_eq!(verify(&packed).unwrap().findings, [], "{program}");
     }
 }
 
@@ -488,26 +489,26 @@ fn a_saved_index_is_compared_with_the_archive_and_none_is_made() {
     };
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     write(&with("f050"), time);
-    assert_eq!(verify(&archive).unwrap().faults, []);
+    assert_eq!(verify(&archive).unwrap().findings, []);
     let beside = work.path().join("data.tar.archfs-index");
     assert!(!beside.exists());
     run(archfs().args(["index", "-q"]).arg(&archive));
-    assert_eq!(verify(&archive).unwrap().faults, []);
+    assert_eq!(verify(&archive).unwrap().findings, []);
     // Another name where no sample is taken, at the same time: a mount believes the index.
     write(&with("f05x"), time);
-    let faults = verify(&archive).unwrap().faults;
+    let findings = verify(&archive).unwrap().findings;
     assert!(
-        matches!(faults.as_slice(), [Fault { gravity: Gravity::Damage, subject: Subject::Archive, what }]
+        matches!(findings.as_slice(), [Finding { severity: Severity::Damage, location: Location::Archive, what }]
             if what.contains("says something else")),
-        "{faults:?}"
+        "{findings:?}"
     );
     // A mount does not believe it, so it is no harm.
     write(&with("f05x"), time + Duration::from_secs(1));
-    let faults = verify(&archive).unwrap().faults;
+    let findings = verify(&archive).unwrap().findings;
     assert!(
-        matches!(faults.as_slice(), [Fault { gravity: Gravity::LeftOut | Gravity::Note, what, .. }]
+        matches!(findings.as_slice(), [Finding { severity: Severity::LeftOut | Severity::Note, what, .. }]
             if what.contains("the archive has changed since")),
-        "{faults:?}"
+        "{findings:?}"
     );
 }
 
@@ -526,21 +527,21 @@ fn archives_within_are_verified_under_their_folders() {
         fs::write(&outer, bytes).unwrap();
     };
     pack(&sound, &inner);
-    let Verified { counts: found, faults } = verify_with(&outer, &recursive).unwrap();
-    assert_eq!(faults, []);
+    let Verified { counts: found, findings } = verify_with(&outer, &recursive).unwrap();
+    assert_eq!(findings, []);
     let expected = counts(&source);
     assert_eq!((found.files, found.links), (expected.files + 2, expected.links));
     assert_eq!(found.folders, expected.folders + 4, "a, b, inner, and the root");
     let mut bad = sound;
     bad[200] ^= 0x55;
     pack(&bad, &inner[..600]);
-    let told = damaged(&verify_with(&outer, &recursive).unwrap().faults);
+    let told = damaged(&verify_with(&outer, &recursive).unwrap().findings);
     assert!(told.iter().any(|path| path.starts_with(b"a/inner/folder0/")), "{told:?}");
     assert!(told.contains(&b"b/inner"[..]), "{told:?}");
     bad[28] = 9;
     pack(&bad, &inner);
-    let faults = verify_with(&outer, &recursive).unwrap().faults;
-    assert_eq!(damaged(&faults), BTreeSet::from([b"a/inner".to_vec()]), "{faults:?}");
+    let findings = verify_with(&outer, &recursive).unwrap().findings;
+    assert_eq!(damaged(&findings), BTreeSet::from([b"a/inner".to_vec()]), "{findings:?}");
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
     let Some(stage) = stage() else { return };
     let mut waiting = at_a_terminal(&stage, "$ARCHFS wait mount");
     wait_until("it is shown", || shown(&stage).contains("waiting for a mount at mount (2s)"));
-    let _mounted = Mounted::archfs(&stage.image, &stage.place, &[]);
+    let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     assert!(waiting.0.wait().unwrap().success());
     // Cleared at the end: what comes last is no text.
     let text = shown(&stage);
@@ -55,7 +55,7 @@ fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
 #[test]
 fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
     let Some(stage) = stage() else { return };
-    let _mounted = Mounted::archfs(&stage.image, &stage.place, &[]);
+    let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     for (line, text) in [
         ("$ARCHFS list", "asking the daemons of your mounts"),
         ("$ARCHFS stats mount", "asking the daemon of mount"),
@@ -77,10 +77,10 @@ fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
 #[test]
 fn a_mount_that_does_not_answer_can_not_be_read_yet() {
     let Some(stage) = stage() else { return };
-    let _mounted = Mounted::archfs(&stage.image, &stage.place, &[]);
+    let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     let stopped = Stopped::new(stage.daemon());
     // stat(2) would be answered from the kernel's cache.
-    assert!(stage.place.is_dir());
+    assert!(stage.mount_point.is_dir());
     let before = Instant::now();
     let output = stage.ends(&["wait", "mount", "--timeout", "2s"]);
     let elapsed = before.elapsed();
@@ -95,9 +95,13 @@ fn a_mount_that_does_not_answer_can_not_be_read_yet() {
 #[test]
 fn a_pipe_sees_nothing_of_it() {
     let Some(stage) = stage() else { return };
-    let output = archfs().args(["wait", "--timeout", "2s"]).arg(&stage.place).output().unwrap();
+    let output =
+        archfs().args(["wait", "--timeout", "2s"]).arg(&stage.mount_point).output().unwrap();
     assert_eq!(output.status.code(), Some(6));
-    let place = stage.place.display();
+    let mount_point = stage.mount_point.display();
     let hint = "hint: archfs list shows your mounts on this node";
-    assert_eq!(said(&output), format!("archfs: {place}: not mounted in the time given\n{hint}\n"));
+    assert_eq!(
+        said(&output),
+        format!("archfs: {mount_point}: not mounted in the time given\n{hint}\n")
+    );
 }

@@ -24,13 +24,13 @@ const ON_TOP: u64 = 16 << 20;
 
 /// The default budget, bytes.
 pub fn default_bytes() -> u64 {
-    share(memory::limit(), memory::left_at_start().map(|left| left.bytes))
+    share(memory::limit(), memory::headroom_at_start().map(|left| left.bytes))
 }
 
 /// The largest budget that the control group of this job can hold now, bytes, and its limit;
 /// `None` where no group limits it.
 pub fn most_bytes() -> Option<(u64, u64)> {
-    let left = memory::left_at_start().filter(|left| left.bound == Bound::ControlGroup)?;
+    let left = memory::headroom_at_start().filter(|left| left.bound == Bound::ControlGroup)?;
     memory::limit().map(|limit| (largest_within(left.bytes), limit))
 }
 

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::Result;
 use crate::processors;
-use crate::stats::{CacheCounts, Held, Stats};
+use crate::stats::{CacheCounts, CacheKind, Stats};
 use crate::sync::{Arc, Mutex};
 
 mod block;
@@ -191,13 +191,13 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
     }
 
     /// Has `stats` ask for that from now on, as the counts of a cache of what is `held`.
-    pub fn report_to(&self, stats: &Stats, held: Held)
+    pub fn report_to(&self, stats: &Stats, kind: CacheKind)
     where
         K: Send + 'static,
         V: Send + 'static,
     {
         let shards = Arc::clone(&self.shards);
-        stats.watch_cache(held, Arc::new(move || counts(&shards)));
+        stats.watch_cache(kind, Arc::new(move || counts(&shards)));
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
@@ -427,7 +427,7 @@ mod tests {
     fn tells_its_counts_also_when_it_is_gone() {
         let stats = Stats::default();
         let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
-        cache.report_to(&stats, Held::Metadata);
+        cache.report_to(&stats, CacheKind::Metadata);
         cache.get_or_load(1, || Ok(block(1, 10))).unwrap();
         cache.get_or_load(1, || Ok(block(1, 10))).unwrap();
         drop(cache);

@@ -10,7 +10,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::inject;
+use crate::failpoint;
 use crate::processors;
 use crate::sync::{Arc, Condvar, Mutex, Weak, thread};
 
@@ -145,7 +145,7 @@ impl Queue {
     /// Does what is asked until nothing was for a while.
     fn work(&self) {
         while let Some(Request { by, file, range }) = self.next() {
-            inject::panic_at("ahead");
+            failpoint::panic_at("ahead");
             if let Some(by) = by.upgrade() {
                 by.fetch(file, range);
             }
@@ -182,7 +182,7 @@ mod tests {
     /// Tells what it fetches, once it may.
     struct Telling {
         fetched: Mutex<Sender<(u64, Range<u64>)>>,
-        /// Held by a test that wants the threads to wait.
+        /// CacheKind by a test that wants the threads to wait.
         gate: Mutex<()>,
     }
 

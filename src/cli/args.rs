@@ -148,7 +148,7 @@ impl MountArgs {
             verbosity: match (self.quiet, self.verbose) {
                 (true, _) => Verbosity::Quiet,
                 (false, true) => Verbosity::Verbose,
-                (false, false) => Verbosity::Usual,
+                (false, false) => Verbosity::Default,
             },
         })
     }
@@ -190,7 +190,7 @@ impl OpenArgs {
     /// # Errors
     /// What `formats::open` reports.
     pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
-        crate::log::start(Verbosity::Usual, None);
+        crate::log::start(Verbosity::Default, None);
         open_watched(slice::from_ref(&self.archive), &self.options())
     }
 
@@ -274,7 +274,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     }
     match verbosity {
         Verbosity::Quiet => arguments.push("--quiet".into()),
-        Verbosity::Usual => {}
+        Verbosity::Default => {}
         Verbosity::Verbose => arguments.push("--verbose".into()),
     }
     arguments.push("--".into());
@@ -350,7 +350,7 @@ mod tests {
             threads: None,
             log_file: None,
             stats_json: None,
-            verbosity: Verbosity::Usual,
+            verbosity: Verbosity::Default,
         };
         let most = MountPlan {
             offset: u64::MAX,

@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         let context = "--index is about one archive, and here are several";
         return Err(Error::new(Kind::Usage, context));
     }
-    crate::log::start(Verbosity::Usual, None);
+    crate::log::start(Verbosity::Default, None);
     heap::use_one_heap();
     for archive in &args.archives {
         let options = OpenOptions {

@@ -35,7 +35,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    crate::log::start(Verbosity::Usual, None);
+    crate::log::start(Verbosity::Default, None);
     let archive = &args.open.archive;
     let progress = Arc::new(Progress::default());
     let bar = Bar::watch(&progress);

@@ -47,7 +47,7 @@ struct HolderRow {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    crate::log::start(Verbosity::Usual, None);
+    crate::log::start(Verbosity::Default, None);
     let mut text = String::new();
     let bar = Bar::wait("asking the daemons of your mounts");
     let all = lifecycle::list();

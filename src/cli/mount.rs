@@ -8,8 +8,8 @@ use super::bar::Bar;
 use super::{args, exit, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{
-    self, ConnectionSource, Holder, HolderChoice, JobStep, Mounted, Nodes, ProcessId, StepOutcome,
-    Task,
+    self, ConnectionSource, Holder, HolderChoice, JobStep, MountOutcome, Nodes, ProcessId,
+    StepOutcome, Task,
 };
 use crate::log::Verbosity;
 use crate::progress::Progress;
@@ -113,7 +113,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let wish = match (args.keep || args.mount_helper, args.until_pid) {
         (true, _) => HolderChoice::Keep,
         (false, Some(pid)) => HolderChoice::UntilPid(pid),
-        (false, None) => HolderChoice::Usual,
+        (false, None) => HolderChoice::Default,
     };
     if args.step_task {
         return serve_in_step(args, &plan, &progress);
@@ -121,7 +121,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     if args.foreground {
         // Whoever started it watches it; only a process that was named counts besides.
         let holder = match wish {
-            HolderChoice::Usual | HolderChoice::Keep => None,
+            HolderChoice::Default | HolderChoice::Keep => None,
             HolderChoice::UntilPid(pid) => Some(ProcessId::of(pid)?),
         };
         let bar = bar();
@@ -246,19 +246,19 @@ pub(super) fn shown(what: &str, quiet: bool) -> Box<dyn Any> {
 
 fn tell(
     (mountpoint, archives): (&PathBuf, &[PathBuf]),
-    mounted: Mounted,
+    mounted: MountOutcome,
     holder: Holder,
     is_warned: bool,
 ) {
     let what = described(archives);
     let mount_point = mountpoint.display();
     match mounted {
-        Mounted::New => term::tell(&format!("mounted {what} at {mount_point} {holder}")),
-        Mounted::Shared(daemon) => {
+        MountOutcome::New => term::tell(&format!("mounted {what} at {mount_point} {holder}")),
+        MountOutcome::Shared(daemon) => {
             term::tell(&format!("sharing {what} at {mount_point} (process {daemon}) {holder}"));
         }
     }
-    if mounted != Mounted::New {
+    if mounted != MountOutcome::New {
         return;
     }
     if in_srun_step() {

@@ -42,7 +42,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let plan = args.mount.plan()?;
     crate::log::start(plan.verbosity, None);
     let plan = lifecycle::resolve_descriptors(plan)?;
-    let privacy = if args.private { Privacy::Private } else { Privacy::Usual };
+    let privacy = if args.private { Privacy::Private } else { Privacy::Default };
     let daemon = |way| mount::daemon_arguments(&plan, way);
     let quiet = plan.verbosity == Verbosity::Quiet;
     let show = |what: &str| mount::shown(what, quiet);

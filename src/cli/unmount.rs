@@ -39,7 +39,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    crate::log::start(Verbosity::Usual, None);
+    crate::log::start(Verbosity::Default, None);
     if args.all_nodes {
         return unmount_on_all_nodes(args);
     }

@@ -17,7 +17,7 @@ use crate::log::{Verbosity, printable};
 use crate::processors;
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::vfs::{Counts, Fault, Gravity, Subject, Verified};
+use crate::vfs::{Counts, Finding, Location, Severity, Verified};
 
 /// Read every byte and every record of archives; report what is damaged and where
 #[derive(Debug, clap::Args)]
@@ -52,7 +52,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     cache: Option<u64>,
 
-    /// One JSON object a line: one for each fault, then one for the archive
+    /// One JSON object a line: one for each finding, then one for the archive
     #[arg(long)]
     json: bool,
 
@@ -64,11 +64,11 @@ pub(super) struct Args {
 /// What one thread takes of the cache at most, bytes: three times the largest chunk.
 const CACHE_A_THREAD: u64 = 192 << 20;
 
-/// The keys of `--json` for a fault, which scripts rely on.
+/// The keys of `--json` for a finding, which scripts rely on.
 #[derive(Serialize)]
 struct FaultRow<'r> {
     archive: &'r str,
-    /// `null` where the fault is of the archive or a table of it.
+    /// `null` where the finding is of the archive or a table of it.
     path: Option<String>,
     /// The path in hexadecimal digits, where it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,7 +98,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         let context = "--offset and --index are about one archive, and here are several";
         return Err(Error::new(Kind::Usage, context));
     }
-    // What a mount would warn of is told as a fault.
+    // What a mount would warn of is told as a finding.
     crate::log::start(Verbosity::Quiet, None);
     let statuses = args.archives.iter().map(|archive| one(args, archive));
     let statuses = statuses.collect::<Result<Vec<u8>>>()?;
@@ -130,8 +130,8 @@ fn one(args: &Args, archive: &PathBuf) -> Result<u8> {
             let status = exit::of(&error);
             term::show_error(&error);
             if args.json {
-                let fault = Fault::met(Subject::Archive, &error);
-                report.json(&[fault], Counts::default())?;
+                let finding = Finding::met(Location::Archive, &error);
+                report.json(&[finding], Counts::default())?;
             }
             Ok(status)
         }
@@ -147,35 +147,35 @@ struct Report<'r> {
 
 impl Report<'_> {
     fn tell(&self, verified: Verified) -> Result<u8> {
-        let Verified { counts, mut faults } = verified;
-        for fault in &mut faults {
+        let Verified { counts, mut findings } = verified;
+        for finding in &mut findings {
             // Errors name their archive, and so does the report.
-            fault.what = fault.what.replacen(&format!("{}: ", self.shown), "", 1);
+            finding.what = finding.what.replacen(&format!("{}: ", self.shown), "", 1);
             // So do those of an archive within, by the folder that it is shown as.
-            if let Subject::Path(path) = &fault.subject
-                && let Some(rest) = fault.what.strip_prefix(&format!("{}: ", path.escape_ascii()))
+            if let Location::Path(path) = &finding.location
+                && let Some(rest) = finding.what.strip_prefix(&format!("{}: ", path.escape_ascii()))
             {
-                fault.what = rest.to_owned();
+                finding.what = rest.to_owned();
             }
         }
         if self.args.json {
-            self.json(&faults, counts)?;
+            self.json(&findings, counts)?;
         } else {
-            self.lines(&faults)?;
+            self.lines(&findings)?;
         }
-        let (status, word) = verdict(&faults);
+        let (status, word) = verdict(&findings);
         if !self.args.quiet {
-            term::tell(&format!("{}: {word}: {}", self.shown, self.summary(&faults, counts)));
+            term::tell(&format!("{}: {word}: {}", self.shown, self.summary(&findings, counts)));
         }
         Ok(status)
     }
 
-    /// A line for each fault: on standard output what is damaged, notes on standard error.
-    fn lines(&self, faults: &[Fault]) -> Result<()> {
+    /// A line for each finding: on standard output what is damaged, notes on standard error.
+    fn lines(&self, findings: &[Finding]) -> Result<()> {
         let mut out = BufWriter::new(std::io::stdout().lock());
-        for fault in faults {
-            let what = printable(&fault.what);
-            if fault.gravity.is_note() {
+        for finding in findings {
+            let what = printable(&finding.what);
+            if finding.severity.is_note() {
                 if !self.args.quiet {
                     term::tell(&format!("{}: note: {what}", self.shown));
                 }
@@ -184,7 +184,7 @@ impl Report<'_> {
             let several = self.args.archives.len() > 1;
             let archive = std::os::unix::ffi::OsStrExt::as_bytes(self.archive.as_os_str());
             let mut line = Vec::new();
-            let path = path_of(fault);
+            let path = path_of(finding);
             if path.is_none() || several {
                 line.extend(name_for_output(archive));
                 line.extend(b": ");
@@ -200,48 +200,52 @@ impl Report<'_> {
         written(out.flush())
     }
 
-    fn json(&self, faults: &[Fault], counts: Counts) -> Result<()> {
+    fn json(&self, findings: &[Finding], counts: Counts) -> Result<()> {
         let mut out = BufWriter::new(std::io::stdout().lock());
-        for fault in faults {
-            let path = path_of(fault);
+        for finding in findings {
+            let path = path_of(finding);
             let row = FaultRow {
                 archive: &self.shown,
                 path: path.map(|path| String::from_utf8_lossy(path).into_owned()),
                 path_hex: path.and_then(term::hex_of_no_text),
-                kind: match fault.gravity {
-                    Gravity::Damage => "damaged",
-                    Gravity::Unreadable => "unreadable",
-                    Gravity::LeftOut | Gravity::Note => "note",
+                kind: match finding.severity {
+                    Severity::Damage => "damaged",
+                    Severity::Unreadable => "unreadable",
+                    Severity::LeftOut | Severity::Note => "note",
                 },
-                what: &fault.what,
+                what: &finding.what,
             };
             line(&mut out, &row)?;
         }
-        let count = |gravity| faults.iter().filter(|fault| fault.gravity == gravity).count();
+        let count =
+            |severity| findings.iter().filter(|finding| finding.severity == severity).count();
         let Counts { files, folders, links, others, bytes } = counts;
         let row = ArchiveRow {
             archive: &self.shown,
-            status: verdict(faults).1,
+            status: verdict(findings).1,
             files,
             folders,
             links,
             others,
             bytes,
-            damaged: count(Gravity::Damage),
-            unreadable: count(Gravity::Unreadable),
-            notes: count(Gravity::LeftOut) + count(Gravity::Note),
+            damaged: count(Severity::Damage),
+            unreadable: count(Severity::Unreadable),
+            notes: count(Severity::LeftOut) + count(Severity::Note),
             seconds: self.seconds,
         };
         line(&mut out, &row)?;
         written(out.flush())
     }
 
-    fn summary(&self, faults: &[Fault], counts: Counts) -> String {
+    fn summary(&self, findings: &[Finding], counts: Counts) -> String {
         let Counts { files, folders, links, others, bytes } = counts;
-        let count = |gravity| faults.iter().filter(|fault| fault.gravity == gravity).count();
+        let count =
+            |severity| findings.iter().filter(|finding| finding.severity == severity).count();
         let mut text = String::new();
-        for (gravity, word) in [(Gravity::Damage, "damaged"), (Gravity::Unreadable, "unreadable")] {
-            let count = count(gravity);
+        for (severity, word) in
+            [(Severity::Damage, "damaged"), (Severity::Unreadable, "unreadable")]
+        {
+            let count = count(severity);
             if count > 0 {
                 text.push_str(&format!("{count} {word}; "));
             }
@@ -256,22 +260,22 @@ impl Report<'_> {
     }
 }
 
-/// The status for these faults, and its name.
-fn verdict(faults: &[Fault]) -> (u8, &'static str) {
-    let any = |gravity| faults.iter().any(|fault| fault.gravity == gravity);
-    match (any(Gravity::Damage), any(Gravity::Unreadable)) {
+/// The status for these findings, and its name.
+fn verdict(findings: &[Finding]) -> (u8, &'static str) {
+    let any = |severity| findings.iter().any(|finding| finding.severity == severity);
+    match (any(Severity::Damage), any(Severity::Unreadable)) {
         (true, _) => (3, "damaged"),
         (false, true) => (1, "unreadable"),
         (false, false) => (0, "sound"),
     }
 }
 
-/// The path that a fault is about; that of the root is `/`.
-fn path_of(fault: &Fault) -> Option<&[u8]> {
-    match &fault.subject {
-        Subject::Path(path) if path.is_empty() => Some(b"/"),
-        Subject::Path(path) => Some(path),
-        Subject::Archive | Subject::Inode(_) => None,
+/// The path that a finding is about; that of the root is `/`.
+fn path_of(finding: &Finding) -> Option<&[u8]> {
+    match &finding.location {
+        Location::Path(path) if path.is_empty() => Some(b"/"),
+        Location::Path(path) => Some(path),
+        Location::Archive | Location::Inode(_) => None,
     }
 }
 

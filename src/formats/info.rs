@@ -19,7 +19,7 @@ use crate::vfs::FileKind;
 mod cost;
 mod sizes;
 
-pub use cost::{Cost, Packed, READ_COST};
+pub use cost::{Cost, ImageEstimate, READ_COST};
 pub use sizes::Sizes;
 
 pub(super) use cost::Costs;
@@ -38,7 +38,7 @@ pub struct Info {
     /// What reading one of them decodes.
     pub cost: Cost,
     /// What the same files would cost if they were packed for it.
-    pub packed: Packed,
+    pub packed: ImageEstimate,
     /// What only its format has.
     pub layout: Layout,
     /// The archives in it that are shown as folders.
@@ -92,7 +92,7 @@ pub enum Layout {
     /// A SquashFS image.
     Image(Image),
     /// A tar, stored or compressed.
-    Tar(Stored),
+    Tar(TarLayout),
 }
 
 /// How an image is laid down.
@@ -150,7 +150,7 @@ pub struct Fragments {
 
 /// How a tar is stored.
 #[derive(Clone, Debug)]
-pub struct Stored {
+pub struct TarLayout {
     /// Bytes of the tar, decoded.
     pub bytes: u64,
     /// How it is compressed.

@@ -27,7 +27,7 @@ use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
-use crate::vfs::{Fault, Layer, Tree, Union};
+use crate::vfs::{Finding, Layer, Tree, Union};
 
 mod bytes;
 mod compressed;
@@ -45,8 +45,8 @@ mod verify;
 use opening::{Memory, Opening};
 
 pub use info::{
-    Compressed, Cost, Fragments, Image, Info, Kinds, Layout, Packed, READ_COST, Shares, Sizes,
-    Stored, info,
+    Compressed, Cost, Fragments, Image, ImageEstimate, Info, Kinds, Layout, READ_COST, Shares,
+    Sizes, TarLayout, info,
 };
 pub use inside::{HEAD, is_within};
 pub use tar::{Acls, Saving};
@@ -99,10 +99,10 @@ pub fn open_files(
     options: &OpenOptions,
     progress: &Progress,
 ) -> Result<Arc<dyn Tree>> {
-    let (tree, faults) = open_partly(files, options, progress)?;
+    let (tree, findings) = open_partly(files, options, progress)?;
     // Nobody else has them any more: an archive within that can not be opened is missing.
-    match faults.into_iter().next() {
-        Some(fault) => Err(Error::corrupt(fault.what)),
+    match findings.into_iter().next() {
+        Some(finding) => Err(Error::corrupt(finding.what)),
         None => Ok(tree),
     }
 }
@@ -116,7 +116,7 @@ pub fn open_partly(
     files: &[Arc<FileStorage>],
     options: &OpenOptions,
     progress: &Progress,
-) -> Result<(Arc<dyn Tree>, Vec<Fault>)> {
+) -> Result<(Arc<dyn Tree>, Vec<Finding>)> {
     progress.begin("reading headers");
     let memory = Memory::new(files.len(), options);
     let mut layers = Vec::new();
@@ -143,5 +143,5 @@ pub fn open_partly(
             Arc::new(union)
         }
     };
-    Ok((tree, memory.into_faults()))
+    Ok((tree, memory.into_findings()))
 }

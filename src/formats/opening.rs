@@ -12,14 +12,14 @@ use super::compressed::{ChunkCache, Container};
 use super::inside::{self, Inside};
 use super::limits::{GIANT_CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
 use super::squashfs::{Shared, SquashFs};
-use super::tar::{self, Allowance, Bytes, Packed, SavedIndex, Tar, TarOptions};
+use super::tar::{self, Allowance, Bytes, CompressedTar, SavedIndex, Tar, TarOptions};
 use super::{OpenOptions, Saving, foreign};
 use crate::cache::Room;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Metered, Storage, Window};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
-use crate::vfs::{Fault, Layer, Subject, Tree, View};
+use crate::vfs::{Finding, Layer, Location, Tree, View};
 
 #[cfg(test)]
 mod faults;
@@ -34,7 +34,7 @@ pub(super) struct Memory {
     /// Archives within archives that were opened.
     inner: AtomicU64,
     /// Archives within archives that could not be opened. Guards only that; taken alone.
-    faults: Mutex<Vec<Fault>>,
+    findings: Mutex<Vec<Finding>>,
     shared: Shared,
     /// What all indexes of tars may keep of their files.
     indexes: Arc<Allowance>,
@@ -65,7 +65,7 @@ impl Memory {
             chunk_bytes,
             image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
             inner: AtomicU64::new(0),
-            faults: Mutex::default(),
+            findings: Mutex::default(),
             shared,
             indexes: Arc::new(Allowance::new(
                 options
@@ -78,8 +78,8 @@ impl Memory {
     }
 
     /// What there is to tell of archives within that could not be opened.
-    pub(super) fn into_faults(self) -> Vec<Fault> {
-        self.faults.into_inner()
+    pub(super) fn into_findings(self) -> Vec<Finding> {
+        self.findings.into_inner()
     }
 }
 
@@ -156,7 +156,7 @@ impl Opening<'_> {
         let bytes = match Container::recognise(head).filter(|_| depth == 0) {
             Some(container) => {
                 let cache = Arc::clone(&self.memory.chunks);
-                Bytes::Compressed(Packed { storage, container, cache, archive: self.number })
+                Bytes::Compressed(CompressedTar { storage, container, cache, archive: self.number })
             }
             None if tar::recognises(head) => Bytes::Stored(storage),
             None => return Err(foreign::unknown(name, head, self.options.offset)),
@@ -167,12 +167,13 @@ impl Opening<'_> {
         let indexes = &self.memory.indexes;
         let options = TarOptions { recursive, saved, progress, verified, memory, acls, indexes };
         let tar = Tar::open(name, bytes, &options)?;
-        let opening = self.sharing(tar.grafts().len());
+        let opening = self.sharing(tar.nested_images().len());
         let mut parts = Vec::new();
-        for graft in tar.grafts() {
-            let window = Window::new(Arc::clone(tar.storage()), graft.at)?.cut(graft.len)?;
+        for nested_image in tar.nested_images() {
+            let window =
+                Window::new(Arc::clone(tar.storage()), nested_image.at)?.cut(nested_image.len)?;
             // The folder is there, and stays empty if this can not be opened.
-            opening.within(name, &graft.path, Arc::new(window), depth, &mut parts);
+            opening.within(name, &nested_image.path, Arc::new(window), depth, &mut parts);
         }
         let tar = Arc::new(tar);
         let tree: Arc<dyn Tree> = Arc::<Tar>::clone(&tar);
@@ -228,7 +229,7 @@ impl Opening<'_> {
     ) -> bool {
         let limit = length(INNER_IMAGES_MAX);
         if self.memory.inner.fetch_add(1, Ordering::Relaxed) >= limit {
-            self.tell(Fault::note(format!(
+            self.tell(Finding::note(format!(
                 "more than {limit} archives within archives: the others are not opened"
             )));
             return false;
@@ -244,9 +245,9 @@ impl Opening<'_> {
                 true
             }
             Err(error) => {
-                let mut fault = Fault::met(Subject::Path(folder.to_vec()), &error);
-                fault.what.push_str("; what is in it is not shown");
-                self.tell(fault);
+                let mut finding = Finding::met(Location::Path(folder.to_vec()), &error);
+                finding.what.push_str("; what is in it is not shown");
+                self.tell(finding);
                 false
             }
         }
@@ -254,12 +255,12 @@ impl Opening<'_> {
 }
 
 impl Opening<'_> {
-    /// Tells of a fault, or keeps it for who verifies.
-    fn tell(&self, fault: Fault) {
+    /// Tells of a finding, or keeps it for who verifies.
+    fn tell(&self, finding: Finding) {
         match self.options.saving {
-            Saving::Compared | Saving::Never => self.memory.faults.lock().push(fault),
+            Saving::Compared | Saving::Never => self.memory.findings.lock().push(finding),
             // Also where only what went wrong is to be said.
-            _ => log::error!("{}", fault.what),
+            _ => log::error!("{}", finding.what),
         }
     }
 }

@@ -34,13 +34,13 @@ pub fn verify(
     for file in &files {
         layers.extend(opening.file(file)?);
     }
-    let mut all = Verified { faults: memory.into_faults(), ..Verified::default() };
+    let mut all = Verified { findings: memory.into_findings(), ..Verified::default() };
     for (nth, Layer { path, tree }) in layers.into_iter().enumerate() {
-        let Verified { mut counts, faults } = vfs::verify(tree.as_ref(), threads, progress);
+        let Verified { mut counts, findings } = vfs::verify(tree.as_ref(), threads, progress);
         // The folder that shows an archive within is there in the outer one already.
         counts.folders = counts.folders.saturating_sub(u64::from(nth > 0));
         all.counts.add(counts);
-        all.faults.extend(faults.into_iter().map(|fault| fault.below(&path)));
+        all.findings.extend(findings.into_iter().map(|finding| finding.below(&path)));
     }
     Ok(all)
 }

@@ -31,7 +31,7 @@ use fuser::{
     WriteFlags,
 };
 
-use crate::inject;
+use crate::failpoint;
 use crate::stats::{Operation, Stats};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots};
@@ -124,7 +124,7 @@ impl Filesystem for ArchiveFilesystem {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        inject::panic_at("getattr");
+        failpoint::panic_at("getattr");
         let request = self.stats.begin(Operation::Getattr);
         let ino = ino_or_reply!(ino, reply);
         match self.tree.attr(ino) {
@@ -155,7 +155,7 @@ impl Filesystem for ArchiveFilesystem {
         _lock: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        inject::panic_at("read");
+        failpoint::panic_at("read");
         let request = self.stats.begin(Operation::Read);
         let ino = ino_or_reply!(ino, reply);
         SCRATCH.with_borrow_mut(|scratch| match self.tree.read(ino, offset, size, scratch) {

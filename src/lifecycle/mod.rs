@@ -22,11 +22,11 @@ pub use commands::gc::{Cleared, gc};
 pub use commands::holder::{Holder, HolderChoice, choose as choose_holder};
 pub use commands::interrupt::Interrupt;
 pub use commands::list::{Listed, State, list, stats};
-pub use commands::mount::{Caller, Mounted, mount};
+pub use commands::mount::{Caller, MountOutcome, mount};
 pub use commands::run::{Outcome, Privacy, run};
 pub use commands::unmount::{Unmounted, give_back, unmount};
 pub use commands::wait::wait;
-pub use daemon::hold::Lifetime;
+pub use daemon::end_policy::Lifetime;
 pub use daemon::signals::{ignore_others, leave_to_system_calls};
 pub use daemon::snapshot::Snapshot;
 pub use daemon::{check_ready, serve_in_background, serve_in_foreground};
@@ -36,8 +36,8 @@ pub use job_step::{
 };
 pub use mount::descriptor_path::resolve_descriptors;
 pub use mount::detach::Detach;
-pub use system::batch::killed_with;
 pub use system::process::ProcessId;
+pub use system::slurm::killed_with;
 
 /// How the mount of a daemon in the background comes to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

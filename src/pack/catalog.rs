@@ -195,7 +195,7 @@ impl Catalog {
                 }
             }
             order[begun..].sort_by_key(|&id| match self.inode(id).what {
-                What::File { content, .. } => self.content(content).place(content.key),
+                What::File { content, .. } => self.content(content).data_offset(content.key),
                 _ => 0,
             });
         });

@@ -32,7 +32,7 @@ pub(crate) trait Content: Send + Sync {
 
     /// Where the bytes lie in the source. Only the order of such places means something; 0 for all
     /// where there is no order better than that of names.
-    fn place(&self, key: u64) -> u64 {
+    fn data_offset(&self, key: u64) -> u64 {
         let _ = key;
         0
     }

@@ -26,7 +26,7 @@ mod walk;
 pub use catalog::Owner;
 pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
-pub use request::{Form, Made, Packed, Request, pack};
+pub use request::{CreatedArchive, Form, PackOutcome, Request, pack};
 pub use shards::{Labels, Sharded, Shards};
 pub use source::{FileList, Names, OtherMounts, Separator, Sources};
 pub use squashfs::Layout;

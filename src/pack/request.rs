@@ -57,9 +57,9 @@ pub enum Form {
 
 /// What came of it.
 #[derive(Debug)]
-pub struct Packed {
+pub struct PackOutcome {
     /// What was made; `None` where files could not be packed and so nothing was.
-    pub made: Option<Made>,
+    pub made: Option<CreatedArchive>,
     /// Files that could not be packed, by their names.
     pub problems: Vec<Problem>,
     /// Files hidden by files of the same path in later sources.
@@ -70,7 +70,7 @@ pub struct Packed {
 
 /// An archive that was made.
 #[derive(Debug)]
-pub enum Made {
+pub enum CreatedArchive {
     /// An image.
     Image(Layout),
     /// A tar.
@@ -84,7 +84,7 @@ pub enum Made {
 /// # Errors
 /// Where a source, a list or a map can not be used at all; `Interrupted`; where the archive can not
 /// be written. Files that can not be packed are no error, but told in the answer.
-pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result<Packed> {
+pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result<PackOutcome> {
     let job = Job::new(request.threads, progress, stop);
     // First of all: what can not be written to is known before anything is read.
     let output = || Output::create(&request.archive, request.existing);
@@ -98,12 +98,12 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
     let gives_up = || request.on_problem == OnProblem::GiveUp && job.has_problems();
     if gives_up() {
         let problems = job.into_problems();
-        return Ok(Packed { made: None, problems, hidden, only_listed: true });
+        return Ok(PackOutcome { made: None, problems, hidden, only_listed: true });
     }
     let (made, unnamed) = unwritten.write(&job, &catalog, request)?;
     if gives_up() {
         let problems = job.into_problems();
-        return Ok(Packed { made: None, problems, hidden, only_listed: false });
+        return Ok(PackOutcome { made: None, problems, hidden, only_listed: false });
     }
     job.check()?;
     match unnamed {
@@ -111,7 +111,7 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
         Unnamed::Shards(shards) => shards.publish()?,
     }
     let problems = job.into_problems();
-    Ok(Packed { made: Some(made), problems, hidden, only_listed: false })
+    Ok(PackOutcome { made: Some(made), problems, hidden, only_listed: false })
 }
 
 /// What is to be written, and where to.
@@ -128,25 +128,30 @@ enum Unnamed {
 }
 
 impl Unwritten {
-    fn write(self, job: &Job<'_>, catalog: &Catalog, request: &Request) -> Result<(Made, Unnamed)> {
+    fn write(
+        self,
+        job: &Job<'_>,
+        catalog: &Catalog,
+        request: &Request,
+    ) -> Result<(CreatedArchive, Unnamed)> {
         job.progress.begin("packing");
         match self {
             Self::Image(recipe, mut output) => {
                 let layout =
                     squashfs::write(job, catalog, &recipe, request.on_problem, &mut output)?;
-                Ok((Made::Image(layout), Unnamed::One(output)))
+                Ok((CreatedArchive::Image(layout), Unnamed::One(output)))
             }
             Self::Tar(epoch, mut output) => {
                 job.progress.expect(total_bytes(catalog));
                 let members = tar::write(job, catalog, epoch, &mut output)?;
-                Ok((Made::Tar(members), Unnamed::One(output)))
+                Ok((CreatedArchive::Tar(members), Unnamed::One(output)))
             }
             Self::Shards(shards, epoch) => {
                 job.progress.expect(total_bytes(catalog));
                 let (archive, existing) = (&request.archive, request.existing);
                 let (waiting, sharded) =
                     shards::write(job, catalog, &shards, epoch, archive, existing)?;
-                Ok((Made::Shards(sharded), Unnamed::Shards(waiting)))
+                Ok((CreatedArchive::Shards(sharded), Unnamed::Shards(waiting)))
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::sync::Arc;
 
 /// What a cache keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum CacheKind {
     /// Decoded metadata: inodes, directories, lists of blocks.
     Metadata,
     /// Decoded contents of files: blocks of images, chunks of compressed tars.
@@ -63,15 +63,15 @@ type Source = Arc<dyn Fn() -> CacheCounts + Send + Sync>;
 
 /// The caches of a mount.
 #[derive(Default)]
-pub(super) struct Caches(Vec<(Held, Source)>);
+pub(super) struct Caches(Vec<(CacheKind, Source)>);
 
 impl Caches {
-    pub(super) fn push(&mut self, held: Held, source: Source) {
-        self.0.push((held, source));
+    pub(super) fn push(&mut self, kind: CacheKind, source: Source) {
+        self.0.push((kind, source));
     }
 
-    pub(super) fn counts(&self, wanted: Held) -> CacheCounts {
-        self.0.iter().filter(|(held, _)| *held == wanted).map(|(_, source)| source()).sum()
+    pub(super) fn counts(&self, wanted: CacheKind) -> CacheCounts {
+        self.0.iter().filter(|(kind, _)| *kind == wanted).map(|(_, source)| source()).sum()
     }
 }
 

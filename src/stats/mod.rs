@@ -21,7 +21,7 @@ mod histogram;
 #[cfg(all(test, feature = "model"))]
 mod model;
 
-pub use caches::{CacheCounts, Held};
+pub use caches::{CacheCounts, CacheKind};
 pub use histogram::Latencies;
 
 use alarm::Alarm;
@@ -176,8 +176,8 @@ impl Stats {
     }
 
     /// Asks `source` from now on for the counts of a cache of what is `held`.
-    pub fn watch_cache(&self, held: Held, source: Arc<dyn Fn() -> CacheCounts + Send + Sync>) {
-        self.caches.lock().push(held, source);
+    pub fn watch_cache(&self, kind: CacheKind, source: Arc<dyn Fn() -> CacheCounts + Send + Sync>) {
+        self.caches.lock().push(kind, source);
     }
 
     /// Counts that the memory of the caches was given back.
@@ -224,8 +224,8 @@ impl Stats {
             totals.reads.add(&stripe.reads);
         }
         let caches = self.caches.lock();
-        totals.metadata = caches.counts(Held::Metadata);
-        totals.data = caches.counts(Held::Data);
+        totals.metadata = caches.counts(CacheKind::Metadata);
+        totals.data = caches.counts(CacheKind::Data);
         totals.releases = self.releases.load(Ordering::Relaxed);
         totals.budget = self.budget.load(Ordering::Relaxed);
         totals
@@ -386,7 +386,7 @@ mod tests {
     #[test]
     fn caches_add_up_by_what_they_hold() {
         let stats = Stats::default();
-        for (held, hits) in [(Held::Data, 1), (Held::Metadata, 2), (Held::Data, 4)] {
+        for (held, hits) in [(CacheKind::Data, 1), (CacheKind::Metadata, 2), (CacheKind::Data, 4)] {
             let counts = CacheCounts { hits, ..CacheCounts::default() };
             stats.watch_cache(held, Arc::new(move || counts));
         }

@@ -37,7 +37,7 @@ pub use mem::MemStorage;
 pub use metered::Metered;
 pub use new_file::{Existing, NewFile};
 pub use spilled::{Spill, Spilled};
-pub use trust::{is_served_by_another, is_trusted, is_unmapped, weak_point};
+pub use trust::{first_untrusted, is_served_by_another, is_trusted, is_unmapped};
 pub use unlinked::{free_bytes, is_in_memory, reserve, unlinked};
 pub use window::Window;
 

@@ -224,7 +224,7 @@ impl<T: Value> Spilled<T> {
     /// `error`.
     fn stay_in_memory(&mut self, more: usize, len: u64, error: io::Error) -> io::Result<()> {
         // It grows by doubling.
-        if memory::left().is_some_and(|left| left.bytes / 3 < len) {
+        if memory::headroom().is_some_and(|left| left.bytes / 3 < len) {
             return Err(error);
         }
         let mut values = Vec::new();

@@ -86,7 +86,7 @@ fn maps(map: &str, uid: u32) -> bool {
 
 /// The first file, folder or link on the way to `path` that somebody else than this user and root
 /// may change or replace; `None` where there is none. What does not exist yet does not count.
-pub fn weak_point(path: &Path) -> Option<PathBuf> {
+pub fn first_untrusted(path: &Path) -> Option<PathBuf> {
     // What is still to be gone through, the next one last.
     let mut ahead = vec![path.to_owned()];
     let mut at = match path.is_absolute() {
@@ -193,14 +193,14 @@ mod tests {
     fn what_is_the_users_own_is_safe() {
         let work = tempfile::tempdir().unwrap();
         let folder = fs::canonicalize(work.path()).unwrap().join("a/b");
-        assert_eq!(weak_point(&folder), None, "what is not there yet");
+        assert_eq!(first_untrusted(&folder), None, "what is not there yet");
         fs::create_dir_all(&folder).unwrap();
-        assert_eq!(weak_point(&folder), None);
-        assert_eq!(weak_point(&folder.join("../../a/./b")), None);
+        assert_eq!(first_untrusted(&folder), None);
+        assert_eq!(first_untrusted(&folder.join("../../a/./b")), None);
         symlink("b", folder.with_file_name("link")).unwrap();
-        assert_eq!(weak_point(&folder.with_file_name("link")), None);
+        assert_eq!(first_untrusted(&folder.with_file_name("link")), None);
         symlink("round", folder.join("round")).unwrap();
-        assert_eq!(weak_point(&folder.join("round")), Some(folder.join("round")));
+        assert_eq!(first_untrusted(&folder.join("round")), Some(folder.join("round")));
     }
 
     #[test]
@@ -215,7 +215,7 @@ mod tests {
         for (mode, weak) in [(0o755, None), (0o1777, None), (0o777, Some(open.clone()))] {
             fs::set_permissions(&open, Permissions::from_mode(mode)).unwrap();
             for path in [&within, &work.path().join("link"), &open.join("mine/../mine")] {
-                assert_eq!(weak_point(path), weak, "{mode:o} {}", path.display());
+                assert_eq!(first_untrusted(path), weak, "{mode:o} {}", path.display());
             }
         }
     }
@@ -251,10 +251,10 @@ mod tests {
         }
         for (mode, weak) in [(0o755, None), (0o1775, None), (0o775, Some(folder.clone()))] {
             fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
-            assert_eq!(weak_point(&folder.join("file")), weak, "{mode:o}");
+            assert_eq!(first_untrusted(&folder.join("file")), weak, "{mode:o}");
         }
         chown(&folder, None, Some(0)).unwrap();
-        assert_eq!(weak_point(&folder.join("file")), None, "root's group");
+        assert_eq!(first_untrusted(&folder.join("file")), None, "root's group");
     }
 
     #[test]
@@ -277,8 +277,8 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         symlink("folder", &link).unwrap();
         lchown(&link, Some(5), None).unwrap();
-        assert_eq!(weak_point(&link.join("file")), Some(link));
+        assert_eq!(first_untrusted(&link.join("file")), Some(link));
         chown(&folder, Some(5), None).unwrap();
-        assert_eq!(weak_point(&folder.join("file")), Some(folder));
+        assert_eq!(first_untrusted(&folder.join("file")), Some(folder));
     }
 }

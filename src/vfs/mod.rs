@@ -13,7 +13,7 @@ use crate::sync::Arc;
 
 mod attr;
 mod dir;
-mod fault;
+mod finding;
 mod folders;
 mod name;
 mod path;
@@ -23,7 +23,7 @@ mod view;
 
 pub use attr::{Attr, FileKind, Ino, Timestamp};
 pub use dir::{Cookie, DirEntry, Dot, dots};
-pub use fault::{Fault, Gravity, Subject};
+pub use finding::{Finding, Location, Severity};
 pub use folders::Folders;
 pub use name::Name;
 pub use path::{joined, resolve, resolve_through};
@@ -121,14 +121,14 @@ pub trait Tree: Send + Sync {
     ///
     /// # Errors
     /// As `read`.
-    fn place(&self, ino: Ino) -> Result<u64> {
+    fn data_offset(&self, ino: Ino) -> Result<u64> {
         let _ = ino;
         Ok(0)
     }
 
     /// Tells `found` what is wrong with the archive that nobody meets who reads all that has a
     /// name: tables that contradict each other, members that are not shown.
-    fn audit(&self, found: &mut dyn FnMut(Fault)) {
+    fn audit(&self, found: &mut dyn FnMut(Finding)) {
         let _ = found;
     }
 

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use super::{
-    Attr, Cookie, DirEntry, Fault, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Subject,
+    Attr, Cookie, DirEntry, FileKind, Finding, Ino, Location, Name, ReadBytes, Scratch, SeekTarget,
     Totals, Tree, resolve_through,
 };
 use crate::error::{Error, Kind, Result};
@@ -156,16 +156,16 @@ impl Tree for View {
         self.tree.numbers_end()
     }
 
-    fn place(&self, ino: Ino) -> Result<u64> {
-        self.tree.place(self.inner(ino))
+    fn data_offset(&self, ino: Ino) -> Result<u64> {
+        self.tree.data_offset(self.inner(ino))
     }
 
-    fn audit(&self, found: &mut dyn FnMut(Fault)) {
-        self.tree.audit(&mut |mut fault| {
-            if let Subject::Inode(ino) = &mut fault.subject {
+    fn audit(&self, found: &mut dyn FnMut(Finding)) {
+        self.tree.audit(&mut |mut finding| {
+            if let Location::Inode(ino) = &mut finding.location {
                 *ino = self.outer(*ino);
             }
-            found(fault);
+            found(finding);
         });
     }
 

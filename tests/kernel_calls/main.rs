@@ -178,7 +178,7 @@ fn each_call_gives_what_the_kernels_squashfs_gives_or_a_difference_that_is_meant
     let mut count = 0;
     for user in [None, Some(USER)] {
         let [found, expected] =
-            [mount.path(), kernel.path()].map(|place| calls(&script, place, user));
+            [mount.path(), kernel.path()].map(|mount_point| calls(&script, mount_point, user));
         assert_eq!(found.len(), expected.len());
         count += found.len();
         for ((call, ours), (same, theirs)) in found.iter().zip(&expected) {

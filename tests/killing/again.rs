@@ -16,16 +16,16 @@ impl Round<'_> {
         if self.plan.is_private() {
             return if self.plan.then == Then::RunAtOnce { Ok(()) } else { self.run_again() };
         }
-        let place = self.place.to_str().unwrap();
+        let mount_point = self.mount_point.to_str().unwrap();
         let image = self.stage.image.to_str().unwrap();
-        let dead = !mounts_below(&self.place).is_empty();
+        let dead = !mounts_below(&self.mount_point).is_empty();
         match self.plan.then {
             Then::RunAtOnce | Then::MountAtOnce => return Ok(()),
             Then::Mount => {}
             Then::Unmount => {
                 let expected = if dead { 0 } else { 5 };
-                self.archfs(&["unmount", place], expected)?;
-                if !mounts_below(&self.place).is_empty() {
+                self.archfs(&["unmount", mount_point], expected)?;
+                if !mounts_below(&self.mount_point).is_empty() {
                     return Err("unmount left it mounted".into());
                 }
             }
@@ -36,11 +36,11 @@ impl Round<'_> {
                 }
             }
         }
-        self.archfs(&["mount", "--keep", "-q", image, place], 0)?;
+        self.archfs(&["mount", "--keep", "-q", image, mount_point], 0)?;
         let reader = self.reading_once();
         let words: Vec<&str> = reader.iter().map(String::as_str).collect();
         self.finish("reading again", self.command(&words), 0)?;
-        self.archfs(&["unmount", place], 0)
+        self.archfs(&["unmount", mount_point], 0)
     }
 
     pub(super) fn run_again(&self) -> Result<(), String> {
@@ -52,10 +52,11 @@ impl Round<'_> {
     /// `archfs mount`, reading and `unmount`, while those who were killed still are about to end:
     /// as a script does it, or a person who keeps the mount.
     pub(super) fn mount_at_once(&self) -> Result<(), String> {
-        let [image, place] = [&self.stage.image, &self.place].map(|path| path.to_str().unwrap());
+        let [image, mount_point] =
+            [&self.stage.image, &self.mount_point].map(|path| path.to_str().unwrap());
         // The other script may unmount what is kept, if it comes to that.
         let is_kept = self.plan.by_run[0] || !self.plan.unmounts;
-        let mount = ["mount", "-q", image, place, "--keep"];
+        let mount = ["mount", "-q", image, mount_point, "--keep"];
         self.archfs(if is_kept { &mount } else { &mount[..4] }, 0)?;
         let reader = self.reading_once();
         let words: Vec<&str> = reader.iter().map(String::as_str).collect();
@@ -66,7 +67,7 @@ impl Round<'_> {
                 self.processes().iter().all(|process| process.role == Role::Daemon)
             })?;
         }
-        self.archfs(&["unmount", place], 0)
+        self.archfs(&["unmount", mount_point], 0)
     }
 
     fn archfs(&self, words: &[&str], expected: i32) -> Result<(), String> {

@@ -14,9 +14,10 @@ pub(crate) fn folder(user: u32) -> PathBuf {
 }
 
 /// What the names of the files about `place`, where that user has just mounted, begin with.
-pub(crate) fn start_of_names(user: u32, place: &Path) -> String {
+pub(crate) fn start_of_names(user: u32, mount_point: &Path) -> String {
     let is_record = |path: &PathBuf| path.extension() == Some("mount".as_ref());
-    let record = entries(user).into_iter().find(|path| is_record(path) && names_place(path, place));
+    let record =
+        entries(user).into_iter().find(|path| is_record(path) && names_place(path, mount_point));
     let record = record.expect("a record of the mount");
     let start = record.file_stem().unwrap().to_str().unwrap().to_owned();
     // Else nothing would ever be found by it.
@@ -26,10 +27,10 @@ pub(crate) fn start_of_names(user: u32, place: &Path) -> String {
 }
 
 /// All files about a place by the beginning of their names, and those that name it within.
-pub(crate) fn about(user: u32, start: &str, place: &Path) -> Vec<PathBuf> {
+pub(crate) fn about(user: u32, start: &str, mount_point: &Path) -> Vec<PathBuf> {
     let is_about = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default();
-        name.as_bytes().starts_with(start.as_bytes()) || names_place(path, place)
+        name.as_bytes().starts_with(start.as_bytes()) || names_place(path, mount_point)
     };
     entries(user).into_iter().filter(is_about).collect()
 }
@@ -40,9 +41,9 @@ pub(crate) fn entries(user: u32) -> Vec<PathBuf> {
     found.map(|entry| entry.path()).collect()
 }
 
-fn names_place(file: &Path, place: &Path) -> bool {
+fn names_place(file: &Path, mount_point: &Path) -> bool {
     // Sockets can not be read.
     let text = fs::read(file).unwrap_or_default();
-    let place = place.as_os_str().as_bytes();
-    text.windows(place.len()).any(|part| part == place)
+    let mount_point = mount_point.as_os_str().as_bytes();
+    text.windows(mount_point.len()).any(|part| part == mount_point)
 }

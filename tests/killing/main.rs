@@ -47,7 +47,7 @@ struct Stage {
     reader: PathBuf,
     processes: Processes,
     /// Of each place by its user, what the names of the files begin with that archfs keeps about it.
-    places: HashMap<PathBuf, (u32, String)>,
+    mount_points: HashMap<PathBuf, (u32, String)>,
 }
 
 #[test]
@@ -121,19 +121,19 @@ fn stage(work: &Path) -> Stage {
     fs::copy(env!("CARGO_BIN_EXE_archfs"), &archfs).unwrap();
     fs::copy(std::env::current_exe().unwrap(), &reader).unwrap();
     let users = plan::users();
-    let mut places = HashMap::new();
+    let mut mount_points = HashMap::new();
     for worker in 0..PLACES {
         for user in [ROOT].into_iter().chain(users) {
             let parent = work.join(format!("{worker}/{user}"));
             fs::create_dir_all(&parent).unwrap();
             chown(&parent, Some(user), Some(user)).unwrap();
-            let place = parent.join("mount");
-            let [program, place_word] = [&archfs, &place].map(|path| path.to_str().unwrap());
+            let mount_point = parent.join("mount");
+            let [program, place_word] = [&archfs, &mount_point].map(|path| path.to_str().unwrap());
             let mount = [program, "mount", "--keep", "-q", image.to_str().unwrap(), place_word];
             support::run(&mut as_user(user, &mount));
-            let start = files::start_of_names(user, &place);
+            let start = files::start_of_names(user, &mount_point);
             support::run(&mut as_user(user, &[program, "unmount", place_word]));
-            places.insert(place, (user, start));
+            mount_points.insert(mount_point, (user, start));
         }
     }
     Stage {
@@ -144,7 +144,7 @@ fn stage(work: &Path) -> Stage {
         archfs,
         reader,
         processes: Processes::new(),
-        places,
+        mount_points,
     }
 }
 
@@ -184,10 +184,12 @@ fn what_is_left(stage: &Stage) -> Vec<String> {
             }
         }
     }
-    for (place, (user, start)) in &stage.places {
-        let files = files::about(*user, start, place);
+    for (mount_point, (user, start)) in &stage.mount_points {
+        let files = files::about(*user, start, mount_point);
         left.extend(
-            files.iter().map(|file| format!("left: {} of {}", file.display(), place.display())),
+            files
+                .iter()
+                .map(|file| format!("left: {} of {}", file.display(), mount_point.display())),
         );
     }
     left.extend(process::mounts_below(&stage.work).into_iter().map(|line| format!("left: {line}")));

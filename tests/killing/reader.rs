@@ -39,7 +39,7 @@ pub(crate) fn make_source(folder: &Path) {
 
 /// What the environment tells a reader.
 struct Reader {
-    place: PathBuf,
+    mount_point: PathBuf,
     source: PathBuf,
     results: PathBuf,
     /// Ends of the names of its results.
@@ -51,13 +51,13 @@ struct Reader {
 }
 
 pub(crate) fn main() {
-    let Some(place) = std::env::var_os("READ_PLACE") else {
+    let Some(mount_point) = std::env::var_os("READ_PLACE") else {
         return;
     };
     let path = |name: &str| PathBuf::from(std::env::var_os(name).expect(name));
     let text = |name: &str| std::env::var(name).expect(name);
     let reader = Reader {
-        place: place.into(),
+        mount_point: mount_point.into(),
         source: path("READ_SOURCE"),
         results: path("READ_RESULTS"),
         part: format!("{}.{}", text("READ_PART"), std::process::id()),
@@ -77,13 +77,14 @@ impl Reader {
     fn once(mut self) -> i32 {
         for number in 0..FILES {
             let name = format!("file-{number}");
-            let read = File::open(self.place.join(&name)).and_then(|file| self.all(&name, &file));
+            let read =
+                File::open(self.mount_point.join(&name)).and_then(|file| self.all(&name, &file));
             if let Err(error) = read {
                 eprintln!("reader: {name}: {error}");
                 return 3;
             }
         }
-        if let Err(error) = self.list(&self.place.clone()) {
+        if let Err(error) = self.list(&self.mount_point.clone()) {
             eprintln!("reader: listing: {error}");
             return 3;
         }
@@ -92,21 +93,23 @@ impl Reader {
 
     fn until_stopped(mut self, way: &str, seed: u64) {
         let mut random = Random(seed ^ u64::from(std::process::id()));
-        let place = match way {
+        let mount_point = match way {
             // Which makes the mount busy, and goes on after a lazy unmount.
-            "inside" if std::env::set_current_dir(&self.place).is_ok() => PathBuf::from("."),
-            _ => self.place.clone(),
+            "inside" if std::env::set_current_dir(&self.mount_point).is_ok() => PathBuf::from("."),
+            _ => self.mount_point.clone(),
         };
-        let kept = (way == "open").then(|| File::open(place.join("file-1")).ok()).flatten();
+        let kept = (way == "open").then(|| File::open(mount_point.join("file-1")).ok()).flatten();
         let stop = self.results.join("stop");
         while !stop.exists() {
             let name = format!("file-{}", random.below(FILES));
             let chance = random.below(16);
             let read = match (&kept, chance) {
-                (_, 0) => self.list(&place),
-                (_, 1) => File::open(place.join(&name)).and_then(|file| self.all(&name, &file)),
+                (_, 0) => self.list(&mount_point),
+                (_, 1) => {
+                    File::open(mount_point.join(&name)).and_then(|file| self.all(&name, &file))
+                }
                 (Some(file), 2..6) => self.piece("file-1", file, &mut random),
-                _ => File::open(place.join(&name))
+                _ => File::open(mount_point.join(&name))
                     .and_then(|file| self.piece(&name, &file, &mut random)),
             };
             match read {

@@ -75,7 +75,7 @@ pub(crate) struct Seen {
 /// Plays `plan` at a place of `worker`.
 pub(crate) fn play(stage: &Stage, worker: usize, plan: &Plan) -> Result<Seen, String> {
     let folder = stage.work.join(format!("{worker}/round-{}", plan.number));
-    let place = stage.work.join(format!("{worker}/{}/mount", plan.user));
+    let mount_point = stage.work.join(format!("{worker}/{}/mount", plan.user));
     for part in ["a", "b", "then"] {
         let results = folder.join(part);
         fs::create_dir_all(&results).unwrap();
@@ -83,14 +83,14 @@ pub(crate) fn play(stage: &Stage, worker: usize, plan: &Plan) -> Result<Seen, St
     }
     fs::write(folder.join("command.sh"), COMMAND).unwrap();
     fs::write(folder.join("script.sh"), SCRIPT).unwrap();
-    let round = Round { stage, plan, folder, place };
+    let round = Round { stage, plan, folder, mount_point };
     let mut seen = Seen::default();
     let mut holders = Vec::new();
     let outcome = round.play(&mut holders, &mut seen).map_err(|why| {
         let said = fs::read_to_string(round.folder.join("said")).unwrap_or_default();
         let left: Vec<_> =
             round.processes().iter().map(super::process::Process::describe).collect();
-        let mounts = mounts_below(&round.place);
+        let mounts = mounts_below(&round.mount_point);
         format!("{why}\n  {plan:?}\n  {seen:?}\n  said:\n{said}  left: {left:#?}\n  {mounts:?}")
     });
     if outcome.is_err() {
@@ -107,7 +107,7 @@ pub(super) struct Round<'a> {
     pub(super) stage: &'a Stage,
     pub(super) plan: &'a Plan,
     folder: PathBuf,
-    pub(super) place: PathBuf,
+    pub(super) mount_point: PathBuf,
 }
 
 /// What the signal has hit.
@@ -198,10 +198,11 @@ impl Round<'_> {
 
     /// `archfs run` of a command at the place.
     pub(super) fn archfs_run(&self, words: &[&str]) -> Command {
-        let [image, place] = [&self.stage.image, &self.place].map(|path| path.to_str().unwrap());
+        let [image, mount_point] =
+            [&self.stage.image, &self.mount_point].map(|path| path.to_str().unwrap());
         let mut run = vec![self.stage.archfs.to_str().unwrap(), "run", "-v"];
         run.extend((self.plan.variant == Variant::RunPrivately).then_some("--private"));
-        run.extend([image, place, "--"]);
+        run.extend([image, mount_point, "--"]);
         run.extend(words);
         self.command(&run)
     }
@@ -228,7 +229,7 @@ impl Round<'_> {
         }
         command.env(MARK, self.stage.processes.mark(self.plan.number, part));
         command.env("ARCHFS", &self.stage.archfs).env("IMAGE", &self.stage.image);
-        command.env("READER", &self.stage.reader).env("READ_PLACE", &self.place);
+        command.env("READER", &self.stage.reader).env("READ_PLACE", &self.mount_point);
         command.env("READ_SOURCE", &self.stage.source).env("READ_RESULTS", self.folder.join(part));
         command.env("READ_PART", part).env("READ_SEED", self.plan.seed.to_string());
     }
@@ -353,7 +354,7 @@ impl Round<'_> {
             sleep(LOOK_AGAIN);
         }
         seen.ended_after = since.elapsed();
-        seen.dead = !mounts_below(&self.place).is_empty();
+        seen.dead = !mounts_below(&self.mount_point).is_empty();
         // What comes at once holds the mount, too.
         if !seen.dead
             && !self.plan.is_used_at_once()
@@ -377,7 +378,7 @@ impl Round<'_> {
         });
         let is_mounted = match is_private {
             true => processes.iter().any(|process| process.role == Role::Daemon),
-            false => !mounts_below(&self.place).is_empty(),
+            false => !mounts_below(&self.mount_point).is_empty(),
         };
         let now = Instant::now();
         for (is, since) in [(!is_held, &mut watch.without_holder), (!is_mounted, &mut watch.gone)] {
@@ -460,10 +461,10 @@ impl Round<'_> {
 
     /// A mount or a directory at the place. What is mounted is not looked at, which might hang.
     pub(super) fn what_is_there(&self) -> Option<String> {
-        if let Some(line) = mounts_below(&self.place).first() {
+        if let Some(line) = mounts_below(&self.mount_point).first() {
             return Some(line.clone());
         }
-        fs::symlink_metadata(&self.place).is_ok().then(|| "its directory".to_owned())
+        fs::symlink_metadata(&self.mount_point).is_ok().then(|| "its directory".to_owned())
     }
 
     /// A file that archfs keeps about the place. None has to be there once somebody has unmounted
@@ -473,8 +474,8 @@ impl Round<'_> {
         if self.plan.is_private() {
             return None;
         }
-        let (user, start) = &self.stage.places[&self.place];
-        let mut files = super::files::about(*user, start, &self.place);
+        let (user, start) = &self.stage.mount_points[&self.mount_point];
+        let mut files = super::files::about(*user, start, &self.mount_point);
         files.retain(|file| file.extension() != Some("made".as_ref()));
         (!files.is_empty()).then(|| format!("{files:?}"))
     }
@@ -490,11 +491,11 @@ impl Round<'_> {
             }
             sleep(LOOK_AGAIN);
         }
-        while !mounts_below(&self.place).is_empty() && unmount_by_force(&self.place) {}
-        let _ = fs::remove_dir(&self.place);
+        while !mounts_below(&self.mount_point).is_empty() && unmount_by_force(&self.mount_point) {}
+        let _ = fs::remove_dir(&self.mount_point);
     }
 }
 
-fn unmount_by_force(place: &Path) -> bool {
-    Command::new("umount").arg("-l").arg(place).status().is_ok_and(|status| status.success())
+fn unmount_by_force(mount_point: &Path) -> bool {
+    Command::new("umount").arg("-l").arg(mount_point).status().is_ok_and(|status| status.success())
 }

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 
-use archfs::vfs::{Attr, Cookie, Fault, FileKind, Ino, Name, Scratch, Subject, Tree};
+use archfs::vfs::{Attr, Cookie, FileKind, Finding, Ino, Location, Name, Scratch, Tree};
 
 use crate::numbers::Numbers;
 
@@ -44,7 +44,7 @@ pub(crate) struct Facts {
     pub(crate) known: BTreeMap<String, String>,
     pub(crate) refused: BTreeMap<String, String>,
     /// What archfs says of a tar beside what it shows: that it is damaged, what is left out.
-    pub(crate) told: Vec<Fault>,
+    pub(crate) told: Vec<Finding>,
 }
 
 impl Facts {
@@ -69,12 +69,12 @@ impl Facts {
             let rest = path.strip_prefix(above);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("2f"))
         };
-        self.told.iter().any(|fault| match &fault.subject {
-            Subject::Path(told) => {
+        self.told.iter().any(|fault| match &fault.location {
+            Location::Path(told) => {
                 let told = hex(told);
                 leads_to(&told, path) || leads_to(path, &told)
             }
-            Subject::Archive | Subject::Inode(_) => true,
+            Location::Archive | Location::Inode(_) => true,
         })
     }
 

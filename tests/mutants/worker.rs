@@ -105,7 +105,7 @@ pub(crate) fn work(order: &Order) {
                     log(order, &format!("{name}: {key} refused: {why}"));
                 }
                 for fault in &ours.told {
-                    log(order, &format!("{name}: told {:?}: {}", fault.subject, fault.what));
+                    log(order, &format!("{name}: told {:?}: {}", fault.location, fault.what));
                 }
                 for wrong in verdict.wrong.iter().take(8) {
                     say(&format!("wrong {number} {name} {wrong}"));

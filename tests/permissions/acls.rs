@@ -110,12 +110,15 @@ fn no_user_gets_more_from_a_tar_with_acls_than_from_its_source() {
         unpack.args(["--numeric-owner", "--same-owner", "-p", "-C"]).arg(&extracted);
         run(unpack.args(options).arg("-xf").arg(&archive));
         let mut mount = archfs();
-        mount.args(["mount", "-q", "--keep", "-o", "allow_other"]).arg(archive).arg(&stage.place);
+        mount
+            .args(["mount", "-q", "--keep", "-o", "allow_other"])
+            .arg(archive)
+            .arg(&stage.mount_point);
         run(&mut mount);
         let mut less = 0;
         for user in [owner, other] {
             let [from_mount, from_source] =
-                [&stage.place, &extracted].map(|root| allowed(user, root));
+                [&stage.mount_point, &extracted].map(|root| allowed(user, root));
             for right in &from_mount {
                 assert!(from_source.contains(right), "{name}: uid {}: {right}", user.uid);
             }
@@ -131,19 +134,19 @@ fn no_user_gets_more_from_a_tar_with_acls_than_from_its_source() {
         // The mode alone gave the group everything.
         let masked = "masked";
         assert_eq!(mode(&folder.join(masked)) & 0o070, 0o070);
-        assert_eq!(mode(&stage.place.join(masked)), 0o600, "{name}");
+        assert_eq!(mode(&stage.mount_point.join(masked)), 0o600, "{name}");
         let mut names = [0; 1000];
-        let len = llistxattr(stage.place.join(masked), &mut names[..]).unwrap();
+        let len = llistxattr(stage.mount_point.join(masked), &mut names[..]).unwrap();
         assert_eq!(len, 0, "{name}: {}", names[..len].escape_ascii());
-        let read = lgetxattr(stage.place.join(masked), ATTRIBUTE, &mut names[..]);
+        let read = lgetxattr(stage.mount_point.join(masked), ATTRIBUTE, &mut names[..]);
         assert!(matches!(read, Err(Errno::NODATA | Errno::OPNOTSUPP)), "{name}: {read:?}");
-        unmount(&stage.place);
+        unmount(&stage.mount_point);
         // Where nobody else may enter, nothing is enforced, and modes are as packed.
         run(archfs()
             .args(["mount", "-q", "--keep"])
             .arg(work.join(format!("{name}.tar")))
-            .arg(&stage.place));
-        assert_eq!(mode(&stage.place.join(masked)), mode(&folder.join(masked)), "{name}");
-        unmount(&stage.place);
+            .arg(&stage.mount_point));
+        assert_eq!(mode(&stage.mount_point.join(masked)), mode(&folder.join(masked)), "{name}");
+        unmount(&stage.mount_point);
     }
 }

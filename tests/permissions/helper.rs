@@ -70,7 +70,7 @@ fn a_helper_that_others_planted_is_never_run() {
         assert_eq!(refused.status.code(), Some(4), "{folder}: {}", said(&refused));
         let expected = format!("archfs: {folder}/fusermount3: not run, since other users may");
         assert!(said(&refused).contains(&expected), "{folder}: {}", said(&refused));
-        assert!(!ran.exists() && !owner.place.exists(), "{folder}");
+        assert!(!ran.exists() && !owner.mount_point.exists(), "{folder}");
         let line = format!("{path} $ARCHFS run -q $IMAGE mount -- cat mount/hello");
         assert_eq!(out(&without_helper(stage, owner, &line)), "hello, world\n", "{folder}");
         assert!(!ran.exists(), "{folder}");
@@ -97,7 +97,7 @@ fn one_of_the_users_own_is_run_where_there_is_no_other() {
     let ran = fs::read_to_string(owner.home.join("ran")).unwrap();
     let expected = format!("found {OWNER} -o ro,nosuid,nodev,subtype=archfs,fsname=");
     assert!(ran.starts_with(&expected), "{ran}");
-    assert!(!Path::new(&owner.place).exists());
+    assert!(!Path::new(&owner.mount_point).exists());
 }
 
 /// In a user namespace that maps one user alone, the files of all others look alike, those of root
@@ -131,7 +131,7 @@ fn variables_of_the_helper_and_the_loader_change_nothing() {
     done(&owner, &format!("{odd} $ARCHFS mount -q --keep $IMAGE mount"));
     assert_eq!(done(&owner, "cat mount/hello"), "hello, world\n");
     done(&owner, &format!("{odd} PATH= $ARCHFS unmount mount"));
-    assert!(!owner.place.exists());
+    assert!(!owner.mount_point.exists());
 }
 
 /// A batch system that finds the processes of a job by their parents sends SIGTERM to it, too.

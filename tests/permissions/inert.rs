@@ -64,11 +64,11 @@ fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
     for archive in [image::make(stage.work.path(), "dangerous.sqfs", &source, &[]), packed] {
         let mut command = archfs();
         command.args(["mount", "-q", "--keep", "-o", "allow_other"]).arg(&archive);
-        run(command.arg(&stage.place));
-        assert_eq!(rights(&user, &stage.place), none, "{}", archive.display());
+        run(command.arg(&stage.mount_point));
+        assert_eq!(rights(&user, &stage.mount_point), none, "{}", archive.display());
         // They are shown all the same.
-        assert_eq!(fs::metadata(stage.place.join("id")).unwrap().mode() & 0o7777, 0o6755);
-        for device in ["null", "zero"].map(|name| stage.place.join(name)) {
+        assert_eq!(fs::metadata(stage.mount_point.join("id")).unwrap().mode() & 0o7777, 0o6755);
+        for device in ["null", "zero"].map(|name| stage.mount_point.join(name)) {
             let found = fs::metadata(&device).unwrap();
             assert_eq!(found.mode() & 0o777, 0o666);
             let error = fs::File::open(&device).unwrap_err();
@@ -76,22 +76,22 @@ fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
             let opened = user.runs(&format!("head -c 1 {}", device.display()));
             assert!(!opened.status.success() && said(&opened).contains("denied"));
         }
-        archfs_unmount(&stage.place);
+        archfs_unmount(&stage.mount_point);
     }
 }
 
 /// The options of the mount at `place`, in a file in the form of /proc/self/mountinfo.
-fn flags(mountinfo: &str, place: &Path) -> Vec<String> {
+fn flags(mountinfo: &str, mount_point: &Path) -> Vec<String> {
     let text = fs::read_to_string(mountinfo).unwrap();
     let line = text
         .lines()
-        .find(|line| line.split(' ').nth(4) == place.to_str())
-        .unwrap_or_else(|| panic!("{} is not in {mountinfo}", place.display()));
+        .find(|line| line.split(' ').nth(4) == mount_point.to_str())
+        .unwrap_or_else(|| panic!("{} is not in {mountinfo}", mount_point.display()));
     line.split(' ').nth(5).unwrap().split(',').map(str::to_owned).collect()
 }
 
-fn assert_inert(mountinfo: &str, place: &Path) {
-    let flags = flags(mountinfo, place);
+fn assert_inert(mountinfo: &str, mount_point: &Path) {
+    let flags = flags(mountinfo, mount_point);
     for flag in ["ro", "nosuid", "nodev"] {
         assert!(flags.iter().any(|found| found == flag), "{flag}: {flags:?}");
     }
@@ -105,21 +105,22 @@ fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
     let own = "/proc/thread-self/mountinfo";
     for options in ["", "-o allow_other", "-o exec,default_permissions"] {
         run(&mut stage.bash(&format!("$ARCHFS mount -q --keep {options} $IMAGE mount")));
-        assert_inert(own, &stage.place);
+        assert_inert(own, &stage.mount_point);
         run(&mut stage.bash("$ARCHFS unmount mount"));
     }
     done(&owner, "$ARCHFS mount -q --keep $IMAGE mount");
-    assert_inert(own, &owner.place);
+    assert_inert(own, &owner.mount_point);
     done(&owner, "$ARCHFS unmount mount");
     for refused in ["suid", "dev", "rw"] {
         let output = owner.runs(&format!("$ARCHFS mount -q -o {refused} $IMAGE mount"));
         assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     }
     let line = "exec $ARCHFS run --private -q $IMAGE mount -- sh -c 'echo $$; read x'";
-    for (mut command, place) in [(owner.bash(line), &owner.place), (stage.bash(line), &stage.place)]
+    for (mut command, mount_point) in
+        [(owner.bash(line), &owner.mount_point), (stage.bash(line), &stage.mount_point)]
     {
         let mut within = Talker::start(&mut command);
-        assert_inert(&format!("/proc/{}/mountinfo", within.line()), place);
+        assert_inert(&format!("/proc/{}/mountinfo", within.line()), mount_point);
         within.write("\n");
         assert_eq!(within.end(), Some(0));
     }
@@ -130,7 +131,7 @@ fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
 #[test]
 fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
     let Some(stage) = stage_with(image::small) else { return };
-    fs::create_dir(&stage.place).unwrap();
+    fs::create_dir(&stage.mount_point).unwrap();
     for (given, inert) in
         [(MountFlags::NOSUID | MountFlags::NODEV, true), (MountFlags::empty(), false)]
     {
@@ -139,15 +140,15 @@ fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
         let options = std::ffi::CString::new(options).unwrap();
         let given = given | MountFlags::RDONLY;
-        mount("somebody", &stage.place, "fuse", given, Some(options.as_c_str())).unwrap();
+        mount("somebody", &stage.mount_point, "fuse", given, Some(options.as_c_str())).unwrap();
         let mut command = stage.bash("exec 3<&0 </dev/null; $ARCHFS mount -q $IMAGE /dev/fd/3");
         command.stdin(Stdio::from(device));
         run(&mut command);
         drop(command);
         stage.assert_readable();
-        let found = flags("/proc/thread-self/mountinfo", &stage.place);
+        let found = flags("/proc/thread-self/mountinfo", &stage.mount_point);
         assert_eq!(found.contains(&"nosuid".to_owned()), inert, "{found:?}");
-        unmount(&stage.place, UnmountFlags::NOFOLLOW).unwrap();
+        unmount(&stage.mount_point, UnmountFlags::NOFOLLOW).unwrap();
     }
     let image = stage.image.to_str().unwrap().to_owned();
     let is_left = || super::support::stage::processes_about(&[&image, "--daemon="]);
@@ -192,21 +193,21 @@ fn links_that_lead_out_of_an_archive_are_shown_and_followed_by_the_kernel_alone(
         for folder in ["away", "folder/up", "..", "../secret"] {
             let mut command = archfs();
             command.args(["mount", "-q", "--keep", "--subdir", folder]).arg(&archive);
-            let output = command.arg(&stage.place).output().unwrap();
+            let output = command.arg(&stage.mount_point).output().unwrap();
             match folder {
                 // The root is its own parent.
                 ".." if output.status.success() => {
-                    assert!(stage.place.join("folder").is_dir());
-                    archfs_unmount(&stage.place);
+                    assert!(stage.mount_point.join("folder").is_dir());
+                    archfs_unmount(&stage.mount_point);
                 }
                 _ => assert_eq!(output.status.code(), Some(1), "{folder}: {}", said(&output)),
             }
             assert!(stage.is_gone(), "{folder}");
         }
-        run(archfs().args(["mount", "-q", "--keep"]).arg(&archive).arg(&stage.place));
-        assert_eq!(fs::read_link(stage.place.join("away")).unwrap(), secret);
-        let read = fs::read_to_string(stage.place.join("absolute")).unwrap();
+        run(archfs().args(["mount", "-q", "--keep"]).arg(&archive).arg(&stage.mount_point));
+        assert_eq!(fs::read_link(stage.mount_point.join("away")).unwrap(), secret);
+        let read = fs::read_to_string(stage.mount_point.join("absolute")).unwrap();
         assert_eq!(read, "not in the archive\n", "as of any file system");
-        archfs_unmount(&stage.place);
+        archfs_unmount(&stage.mount_point);
     }
 }

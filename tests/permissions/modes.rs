@@ -60,10 +60,11 @@ fn modes_and_owners_are_enforced_where_everybody_may_enter() {
     let Scene { owner, other, stage, .. } = &scene;
     let image = archive(stage.work.path());
     let mut mount = archfs();
-    mount.args(["mount", "-q", "--keep", "-o", "allow_other"]).arg(image).arg(&stage.place);
+    mount.args(["mount", "-q", "--keep", "-o", "allow_other"]).arg(image).arg(&stage.mount_point);
     run(&mut mount);
     let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
-    let line = mounts.lines().find(|line| line.contains(stage.place.to_str().unwrap())).unwrap();
+    let line =
+        mounts.lines().find(|line| line.contains(stage.mount_point.to_str().unwrap())).unwrap();
     assert!(line.contains("allow_other") && line.contains("default_permissions"), "{line}");
     let read = |name: &str| format!("tail -n 1 ../mount/{name}");
     for user in [owner, other] {
@@ -72,7 +73,7 @@ fn modes_and_owners_are_enforced_where_everybody_may_enter() {
     }
     assert_eq!(done(owner, &read("own")), "echo own\n");
     assert_denied(other, &[read("own")]);
-    unmount(&stage.place);
+    unmount(&stage.mount_point);
 }
 
 /// Runs a script of the owner and one of the other, if the first succeeds, where /etc/fuse.conf is
@@ -92,11 +93,11 @@ fn with_configuration(scene: &Scene, text: &str, of_owner: &str, of_other: &str)
 fn an_ordinary_user_lets_everybody_in_only_where_the_node_allows_it() {
     let Some(scene) = scene() else { return };
     let mount = "$ARCHFS mount -q --keep -o allow_other $IMAGE mount";
-    let read = format!("cat {}/hello", scene.owner.place.display());
+    let read = format!("cat {}/hello", scene.owner.mount_point.display());
     let refused = with_configuration(&scene, "# nothing\n", mount, &read);
     assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
     assert!(said(&refused).contains("user_allow_other"), "{}", said(&refused));
     let allowed = with_configuration(&scene, "user_allow_other\n", mount, &read);
     assert_eq!(out(&allowed), "hello, world\n", "{}", said(&allowed));
-    assert!(allowed.status.success() && !scene.owner.place.exists(), "{}", said(&allowed));
+    assert!(allowed.status.success() && !scene.owner.mount_point.exists(), "{}", said(&allowed));
 }

@@ -14,18 +14,22 @@ use super::{Scene, assert_denied, daemon_of, done, mode, names_in, out, said, sc
 const UMASKS: [&str; 2] = ["000", "077"];
 
 /// What somebody tries to get at files below `place`.
-fn tries(place: &Path) -> Vec<String> {
-    let place = place.display();
-    let below = ["cat", "stat"].map(|verb| format!("{verb} {place}/hello"));
-    ["ls", "stat", "cd"].map(|verb| format!("{verb} {place}")).into_iter().chain(below).collect()
+fn tries(mount_point: &Path) -> Vec<String> {
+    let mount_point = mount_point.display();
+    let below = ["cat", "stat"].map(|verb| format!("{verb} {mount_point}/hello"));
+    ["ls", "stat", "cd"]
+        .map(|verb| format!("{verb} {mount_point}"))
+        .into_iter()
+        .chain(below)
+        .collect()
 }
 
 /// Root is kept out by FUSE itself, whatever the modes are.
-fn assert_root_is_kept_out(place: &Path) {
+fn assert_root_is_kept_out(mount_point: &Path) {
     let kinds = [
-        fs::read_dir(place).map(|_| ()).unwrap_err().kind(),
-        fs::metadata(place).map(|_| ()).unwrap_err().kind(),
-        fs::read(place.join("hello")).map(|_| ()).unwrap_err().kind(),
+        fs::read_dir(mount_point).map(|_| ()).unwrap_err().kind(),
+        fs::metadata(mount_point).map(|_| ()).unwrap_err().kind(),
+        fs::read(mount_point.join("hello")).map(|_| ()).unwrap_err().kind(),
     ];
     assert_eq!(kinds, [ErrorKind::PermissionDenied; 3]);
 }
@@ -41,7 +45,7 @@ fn a_umask_that_keeps_the_owner_out_keeps_nobody_from_mounting() {
         done(&owner, &format!("umask {umask}; $ARCHFS mount -q --keep $IMAGE mount"));
         assert_eq!(mode(&owner.registry()), 0o700, "{umask}");
         assert_eq!(done(&owner, "cat mount/hello; $ARCHFS unmount mount"), "hello, world\n");
-        assert!(!owner.place.exists(), "{umask}");
+        assert!(!owner.mount_point.exists(), "{umask}");
         removed();
         let script = format!("umask {umask}; $ARCHFS run -q $IMAGE mount -- cat mount/hello");
         assert_eq!(done(&owner, &script), "hello, world\n", "{umask}");
@@ -65,8 +69,8 @@ fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_
         for point in ["", "mkdir -m 777 mount;"] {
             done(&owner, &format!("umask {umask}; {point} $ARCHFS mount -q --keep $IMAGE mount"));
             assert_eq!(done(&owner, "cat mount/hello"), "hello, world\n");
-            assert_denied(&other, &tries(&owner.place));
-            assert_root_is_kept_out(&owner.place);
+            assert_denied(&other, &tries(&owner.mount_point));
+            assert_root_is_kept_out(&owner.mount_point);
             done(&owner, "$ARCHFS unmount mount; rmdir mount 2>/dev/null; true");
         }
     }
@@ -89,7 +93,7 @@ fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
             run(&mut stage.bash(&line));
             stage.assert_readable();
             match option {
-                "" => assert_denied(&owner, &tries(&stage.place)),
+                "" => assert_denied(&owner, &tries(&stage.mount_point)),
                 _ => assert_eq!(done(&owner, "cat ../mount/hello"), "hello, world\n"),
             }
             run(&mut stage.bash("$ARCHFS unmount mount; rmdir mount 2>/dev/null; true"));
@@ -103,16 +107,17 @@ fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
     let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };
     let line = "umask 000; exec $ARCHFS run --private -q $IMAGE mount -- \
                 sh -c 'cat mount/hello; echo $$; read x'";
-    for (mut command, place) in [(owner.bash(line), &owner.place), (stage.bash(line), &stage.place)]
+    for (mut command, mount_point) in
+        [(owner.bash(line), &owner.mount_point), (stage.bash(line), &stage.mount_point)]
     {
         let mut within = Talker::start(&mut command);
         assert_eq!(within.line(), "hello, world");
         let pid = within.line();
-        assert_eq!(mode(place), 0o700, "the directory that was made");
-        assert_eq!(names_in(place).len(), 0, "root, from outside");
-        let through = format!("/proc/{pid}/root{}", place.display());
+        assert_eq!(mode(mount_point), 0o700, "the directory that was made");
+        assert_eq!(names_in(mount_point).len(), 0, "root, from outside");
+        let through = format!("/proc/{pid}/root{}", mount_point.display());
         let tries = [
-            format!("ls {}", place.display()),
+            format!("ls {}", mount_point.display()),
             format!("ls {through}"),
             format!("cat {through}/hello"),
             format!("cat /proc/{pid}/cwd/mount/hello"),
@@ -120,7 +125,7 @@ fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
         assert_denied(&other, &tries);
         within.write("\n");
         assert_eq!(within.end(), Some(0));
-        assert!(!place.exists());
+        assert!(!mount_point.exists());
     }
 }
 
@@ -133,7 +138,7 @@ fn a_copy_has_no_name_and_is_not_to_be_had_through_proc() {
     done(owner, "umask 000; $ARCHFS mount -q --keep --stage ../sticky $IMAGE mount");
     run(&mut stage.bash("umask 000; $ARCHFS mount -q --keep --stage sticky $IMAGE mount"));
     assert_eq!(names_in(&folder), Vec::<std::path::PathBuf>::new());
-    for pid in [daemon_of(owner), daemon_of_root(&stage.place).unwrap().into()] {
+    for pid in [daemon_of(owner), daemon_of_root(&stage.mount_point).unwrap().into()] {
         let descriptors = names_in(Path::new(&format!("/proc/{pid}/fd")));
         let is_copy = |link: &Path| fs::read_link(link).is_ok_and(|to| to.starts_with(&folder));
         let copy = descriptors.into_iter().find(|link| is_copy(link)).expect("a copy");

@@ -71,7 +71,7 @@ fn records_are_kept_only_in_a_directory_of_the_user_alone() {
         }
         assert!(done(owner, "$ARCHFS list").contains("; alive"), "{how}");
         done(owner, "timeout 20 $ARCHFS gc && cat mount/hello && timeout 20 $ARCHFS unmount mount");
-        wait_until("nothing is left", || !owner.place.exists() && others() == 0);
+        wait_until("nothing is left", || !owner.mount_point.exists() && others() == 0);
         done(owner, "timeout 20 $ARCHFS run -q --private $IMAGE mount -- cat mount/hello");
         wait_until("nothing is left of a private mount", || others() == 0);
         let after: Vec<_> = planted.0.iter().map(|path| mode(path)).collect();
@@ -126,14 +126,14 @@ fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
     ] {
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
         assert!(said(&output).contains("way is a symbolic link of somebody else"));
-        assert!(!owner.place.exists());
+        assert!(!owner.mount_point.exists());
     }
     // In a folder of the user root mounts for that user.
     done(owner, "mkdir mount");
-    let line = format!("$ARCHFS mount -q --keep $IMAGE {}", owner.place.display());
+    let line = format!("$ARCHFS mount -q --keep $IMAGE {}", owner.mount_point.display());
     run(&mut stage.bash(&line));
-    unmount(&owner.place);
-    assert!(owner.place.exists());
+    unmount(&owner.mount_point);
+    assert!(owner.mount_point.exists());
     // Of a directory of somebody else that lets everybody in, its owner could make another.
     let lent = scene.folder_of(OTHER, "lent", 0o777);
     let _clean_up = CleanUp(lent.clone());
@@ -149,7 +149,7 @@ fn root_follows_no_link_of_a_user_to_a_mount_point() {
     let Scene { owner, other, stage, .. } = &scene;
     done(other, "$ARCHFS mount -q --keep $IMAGE mount");
     done(owner, &format!("mkdir dear; ln -s {} link", other.home.display()));
-    done(owner, &format!("ln -s {} last; ln -s $PWD/dear dear-link", other.place.display()));
+    done(owner, &format!("ln -s {} last; ln -s $PWD/dear dear-link", other.mount_point.display()));
     let home = owner.home.file_name().unwrap().to_str().unwrap();
     for (line, link) in [
         ("unmount HOME/link/mount", "HOME/link is"),
@@ -174,7 +174,7 @@ fn root_follows_no_link_of_a_user_to_a_mount_point() {
         "ln -s {} one; ln -s one/../one/ two; $ARCHFS unmount $PWD/./two/mount",
         other.home.file_name().unwrap().to_str().unwrap()
     )));
-    assert!(!is_mounted(&other.place));
+    assert!(!is_mounted(&other.mount_point));
 }
 
 /// > Root enters no FUSE file system of another user on the way to a mount point.
@@ -233,7 +233,7 @@ fn the_log_and_the_account_are_never_written_through_what_others_planted() {
         let refused = owner.runs(&format!("{line} --log-file ../sticky/name $IMAGE mount"));
         assert_eq!(refused.status.code(), Some(1), "{plant}: {}", said(&refused));
         assert!(said(&refused).contains("another user could"), "{plant}: {}", said(&refused));
-        assert!(!owner.place.exists(), "{plant}");
+        assert!(!owner.mount_point.exists(), "{plant}");
         let mounted = owner.runs(&format!("{line} --stats-json ../sticky/name $IMAGE mount"));
         assert!(mounted.status.success(), "{plant}: {}", said(&mounted));
         done(owner, "timeout 20 $ARCHFS unmount mount");
@@ -291,20 +291,20 @@ fn an_index_replaces_a_link_and_not_what_it_leads_to() {
 }
 
 /// A record of a mount, as archfs writes them (src/lifecycle/share/record.rs).
-fn record(process: &str, place: &Path) -> String {
+fn record(process: &str, mount_point: &Path) -> String {
     let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    record_of(&node, process, place)
+    record_of(&node, process, mount_point)
 }
 
-fn record_of(node: &str, process: &str, place: &Path) -> String {
+fn record_of(node: &str, process: &str, mount_point: &Path) -> String {
     let text = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-    let line = text.lines().rfind(|line| line.split(' ').nth(4) == place.to_str());
+    let line = text.lines().rfind(|line| line.split(' ').nth(4) == mount_point.to_str());
     let fields: Vec<&str> = line.map(|line| line.split(' ').collect()).unwrap_or_default();
     let (id, device) = (fields.first().unwrap_or(&"1"), fields.get(2).unwrap_or(&"0:1"));
     let text = format!(
         "archfs 2\nprocess {process}\nmount {id} {device}\ncreates yes\nending no \nnode {node}\njob -\nidentity x\n\
          archive /x\nmount-point {}\n",
-        place.display()
+        mount_point.display()
     );
     let sum = xxhash_rust::xxh3::xxh3_64(text.as_bytes());
     format!("{text}end {sum:016x}\n")
@@ -334,8 +334,8 @@ fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
     let of_another_node = record_of("another-node", gone, &empty);
     let files = [
         ("0.mount", vec![0xff; 5000]),
-        ("1.mount", record(gone, &stage.place).into_bytes()),
-        ("2.mount", record(&own, &stage.place).into_bytes()),
+        ("1.mount", record(gone, &stage.mount_point).into_bytes()),
+        ("2.mount", record(&own, &stage.mount_point).into_bytes()),
         ("3.mount", record(gone, &foreign).into_bytes()),
         ("4.mount", record(gone, Path::new("../..")).into_bytes()),
         ("5.mount", record(gone, Path::new("/")).into_bytes()),
@@ -354,9 +354,9 @@ fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
         std::os::unix::fs::lchown(path, Some(OWNER), Some(OWNER)).unwrap();
     }
     fs::set_permissions(&registry, Permissions::from_mode(0o700)).unwrap();
-    let place = stage.place.display().to_string();
-    let unmount = format!("unmount {place}");
-    let lazily = format!("unmount --lazy {place}");
+    let mount_point = stage.mount_point.display().to_string();
+    let unmount = format!("unmount {mount_point}");
+    let lazily = format!("unmount --lazy {mount_point}");
     for line in ["list", "list --json", "gc", &unmount, &lazily, "gc"] {
         let output = owner.runs(&format!("timeout 20 $ARCHFS {line}"));
         let expected = if line.starts_with("unmount") { 5 } else { 0 };
@@ -374,13 +374,13 @@ fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
     done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
     let roots = Path::new("/tmp/archfs-0");
     let wrong = Planted(["7.mount", "8.mount"].map(|name| roots.join(name)).into());
-    for (path, place) in wrong.0.iter().zip([&foreign, &owner.place]) {
-        fs::write(path, record(gone, place)).unwrap();
+    for (path, mount_point) in wrong.0.iter().zip([&foreign, &owner.mount_point]) {
+        fs::write(path, record(gone, mount_point)).unwrap();
     }
     run(archfs().args(["gc", "-q"]));
     assert_eq!(kind_of_mount(&foreign).as_deref(), Some("tmpfs"));
     assert_eq!(done(owner, "cat mount/hello"), "hello, world\n");
-    assert!(!out(&run(archfs().arg("list"))).contains(owner.place.to_str().unwrap()));
+    assert!(!out(&run(archfs().arg("list"))).contains(owner.mount_point.to_str().unwrap()));
     chown(&empty, Some(0), Some(0)).unwrap();
     done(owner, "$ARCHFS unmount mount");
 }
@@ -396,14 +396,14 @@ fn root_writes_no_file_that_a_variable_of_another_user_names() {
     let [log, stats, index] = ["log", "stats", "index"].map(|name| folder.join(name));
     let image = image::small(folder);
     let mount = |user: Option<&str>, options: &[&str]| {
-        let place = folder.join("roots");
-        let _clean_up = CleanUp(place.clone());
+        let mount_point = folder.join("roots");
+        let _clean_up = CleanUp(mount_point.clone());
         let mut command = archfs();
         command.env_remove("SUDO_UID").envs(user.map(|user| ("SUDO_UID", user)));
         command.env("ARCHFS_LOG_FILE", &log).env("ARCHFS_STATS_JSON", &stats);
         command.env("ARCHFS_INDEX", &index).args(["mount", "--keep"]).args(options);
-        let output = run(command.arg(&image).arg(&place));
-        unmount(&place);
+        let output = run(command.arg(&image).arg(&mount_point));
+        unmount(&mount_point);
         said(&output)
     };
     let said = mount(Some("1000"), &[]);

@@ -57,9 +57,10 @@ fn root_and_private_mounts_use_directories_of_others_unless_they_lie_where_every
     fs::create_dir(&sticky).unwrap();
     chown(&sticky, Some(OTHER), Some(OTHER)).unwrap();
     let _clean_up = [CleanUp(theirs.clone()), CleanUp(sticky.clone())];
-    let mount = |place: &str| format!("$ARCHFS mount -q --keep $IMAGE {place}");
-    let private =
-        |place: &str| format!("$ARCHFS run --private -q $IMAGE {place} -- cat {place}/hello");
+    let mount = |mount_point: &str| format!("$ARCHFS mount -q --keep $IMAGE {mount_point}");
+    let private = |mount_point: &str| {
+        format!("$ARCHFS run --private -q $IMAGE {mount_point} -- cat {mount_point}/hello")
+    };
     run(&mut stage.bash(&format!("{} && $ARCHFS unmount theirs", mount("theirs"))));
     for output in
         [stage.bash(&private("theirs")).output().unwrap(), owner.runs(&private("../theirs"))]
@@ -84,26 +85,28 @@ fn root_unmounts_what_others_have_mounted_and_others_do_not() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, .. } = &scene;
     done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
-    let place = owner.place.display();
-    let refused = other.runs(&format!("$ARCHFS unmount {place}"));
+    let mount_point = owner.mount_point.display();
+    let refused = other.runs(&format!("$ARCHFS unmount {mount_point}"));
     assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
-    assert!(!out(&run(archfs().arg("list"))).contains(owner.place.to_str().unwrap()));
+    assert!(!out(&run(archfs().arg("list"))).contains(owner.mount_point.to_str().unwrap()));
     run(archfs().args(["gc", "-q"]));
     assert_eq!(done(owner, "cat mount/hello"), "hello, world\n");
     // Held by a command of its user, it is left to that.
     let holds = "$ARCHFS run -q $IMAGE mount -- sh -c 'echo started; read x; cat mount/hello'";
     let mut holder = Talker::start(&mut owner.bash(holds));
     assert_eq!(holder.line(), "started");
-    let held = archfs().arg("unmount").arg(&owner.place).output().unwrap();
-    assert!(said(&held).contains("still held by process ") && is_mounted(&owner.place));
-    let held = archfs().arg("unmount").arg(&owner.place).output().unwrap();
+    let held = archfs().arg("unmount").arg(&owner.mount_point).output().unwrap();
+    assert!(said(&held).contains("still held by process ") && is_mounted(&owner.mount_point));
+    let held = archfs().arg("unmount").arg(&owner.mount_point).output().unwrap();
     assert_eq!(held.status.code(), Some(1), "{}", said(&held));
     holder.write("\n");
     assert_eq!(holder.line(), "hello, world");
     assert_eq!(holder.end(), Some(0));
-    assert!(!is_mounted(&owner.place));
+    assert!(!is_mounted(&owner.mount_point));
     done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
-    unmount(&owner.place);
-    assert!(!is_mounted(&owner.place));
-    wait_until("its daemon has cleared up", || !owner.place.exists() && !owner.registry().exists());
+    unmount(&owner.mount_point);
+    assert!(!is_mounted(&owner.mount_point));
+    wait_until("its daemon has cleared up", || {
+        !owner.mount_point.exists() && !owner.registry().exists()
+    });
 }

@@ -45,12 +45,12 @@ fn mounts_below(folder: &Path) -> Vec<PathBuf> {
     // Another test has a mount whose name is no UTF-8.
     let text = fs::read("/proc/thread-self/mountinfo").unwrap();
     let text = String::from_utf8_lossy(&text);
-    let places = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
-    places.filter(|place| place.starts_with(folder)).collect()
+    let mount_points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    mount_points.filter(|mount_point| mount_point.starts_with(folder)).collect()
 }
 
 /// Mounts and unmounts at `place` for a while; looks at `trap` after each step.
-fn play(stage: &Stage, place: &Path, trap: &Path) -> (usize, usize) {
+fn play(stage: &Stage, mount_point: &Path, trap: &Path) -> (usize, usize) {
     let number = fs::metadata(trap).unwrap().ino();
     let (mut mounted, mut refused) = (0, 0);
     let until = Instant::now() + TIME;
@@ -58,7 +58,7 @@ fn play(stage: &Stage, place: &Path, trap: &Path) -> (usize, usize) {
         let line = "timeout 20 $ARCHFS mount -q --keep --threads 1 $IMAGE \"$PLACE\"";
         for line in [line, "timeout 20 $ARCHFS unmount --lazy \"$PLACE\""] {
             let mut command = stage.bash(line);
-            let output = command.env("PLACE", place).output().unwrap();
+            let output = command.env("PLACE", mount_point).output().unwrap();
             match output.status.success() {
                 true => mounted += 1,
                 false => refused += 1,
@@ -73,8 +73,8 @@ fn play(stage: &Stage, place: &Path, trap: &Path) -> (usize, usize) {
 
 /// Clears what a lost race left, and looks whether that can be done.
 fn clear(stage: &Stage) {
-    for place in mounts_below(stage.work.path()) {
-        let _ = archfs().args(["unmount", "--lazy"]).arg(place).output();
+    for mount_point in mounts_below(stage.work.path()) {
+        let _ = archfs().args(["unmount", "--lazy"]).arg(mount_point).output();
     }
     run(archfs().args(["gc", "-q"]));
     assert_eq!(mounts_below(stage.work.path()), Vec::<PathBuf>::new());
@@ -86,14 +86,15 @@ fn clear(stage: &Stage) {
 fn root_mounts_over_and_removes_nothing_where_the_mount_point_is_swapped_for_a_link() {
     let Some(scene) = scene() else { return };
     let folder = scene.folder_of(OTHER, "theirs", 0o755);
-    let (place, trap) = (folder.join("point"), scene.stage.work.path().join("trap"));
-    let _clean_up = [&trap, &place, &folder.join("point.link")].map(|path| CleanUp(path.clone()));
-    for made in [&place, &trap] {
+    let (mount_point, trap) = (folder.join("point"), scene.stage.work.path().join("trap"));
+    let _clean_up =
+        [&trap, &mount_point, &folder.join("point.link")].map(|path| CleanUp(path.clone()));
+    for made in [&mount_point, &trap] {
         fs::create_dir(made).unwrap();
     }
-    std::os::unix::fs::chown(&place, Some(OTHER), Some(OTHER)).unwrap();
-    let swapper = Swapper::start(&scene.other, &place, &trap);
-    let (mounted, refused) = play(&scene.stage, &place, &trap);
+    std::os::unix::fs::chown(&mount_point, Some(OTHER), Some(OTHER)).unwrap();
+    let swapper = Swapper::start(&scene.other, &mount_point, &trap);
+    let (mounted, refused) = play(&scene.stage, &mount_point, &trap);
     drop(swapper);
     println!("mounted or unmounted {mounted} times, refused {refused} times");
     assert!(mounted > 0 && refused > 0, "{mounted} {refused}");

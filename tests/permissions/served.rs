@@ -55,8 +55,8 @@ fn a_directory_of_records_that_another_users_file_system_calls_ours_is_not_used(
     let source = scene.stage.work.path().join("source");
     let made_up = source.join(format!("archfs-{OTHER}"));
     fs::create_dir_all(&made_up).unwrap();
-    for place in [&source, &made_up] {
-        chown(place, Some(OTHER), Some(OTHER)).unwrap();
+    for mount_point in [&source, &made_up] {
+        chown(mount_point, Some(OTHER), Some(OTHER)).unwrap();
     }
     fs::set_permissions(&made_up, Permissions::from_mode(0o700)).unwrap();
     // The names of the records are of this mount namespace.

@@ -113,8 +113,8 @@ fn places_archives_and_what_the_daemon_says_are_disarmed() {
         let archive = stage.work.path().join("archive").join(name);
         fs::create_dir_all(archive.parent().unwrap()).unwrap();
         fs::copy(&stage.image, &archive).unwrap();
-        let place = stage.work.path().join(name);
-        let _clean_up = CleanUp(place.clone());
+        let mount_point = stage.work.path().join(name);
+        let _clean_up = CleanUp(mount_point.clone());
         let script = "$ARCHFS mount --keep --log-file log -v \"archive/$1\" \"$1\"; $ARCHFS list; \
                       $ARCHFS list --json; $ARCHFS stats \"$1\"; $ARCHFS stats --json \"$1\"; \
                       $ARCHFS mount $IMAGE \"$1\"; $ARCHFS mount \"archive/$1\" \"$1\"; \
@@ -122,20 +122,20 @@ fn places_archives_and_what_the_daemon_says_are_disarmed() {
                       $ARCHFS gc; cat log";
         let shown = String::from_utf8_lossy(&name.as_bytes()[..2]).into_owned();
         assert_harmless(&stage, script, name, &shown);
-        assert!(!place.exists());
+        assert!(!mount_point.exists());
         // The same value in JSON, whatever it is written with.
         if let Some(text) = name.to_str() {
-            run(archfs().args(["mount", "-q", "--keep"]).arg(&archive).arg(&place));
+            run(archfs().args(["mount", "-q", "--keep"]).arg(&archive).arg(&mount_point));
             let listed = String::from_utf8(run(archfs().args(["list", "--json"])).stdout).unwrap();
             let is_it = |line: &str| {
                 let row: serde_json::Value = serde_json::from_str(line).unwrap();
-                row["mountpoint"].as_str().is_some_and(|place| place.ends_with(text))
+                row["mountpoint"].as_str().is_some_and(|mount_point| mount_point.ends_with(text))
             };
             assert!(listed.lines().any(is_it), "{listed}");
             if text.contains('\u{1b}') {
                 assert!(listed.contains("\\u001b"), "{listed}");
             }
-            unmount(&place);
+            unmount(&mount_point);
         }
         let log = fs::read(stage.work.path().join("log")).unwrap();
         let lines: Vec<_> = log.split(|&byte| byte == b'\n').collect();

@@ -12,7 +12,7 @@ use super::{archfs, run};
 
 /// Something mounted; dropping it unmounts it.
 pub struct Mounted {
-    place: PathBuf,
+    mount_point: PathBuf,
     how: How,
 }
 
@@ -23,55 +23,69 @@ enum How {
 
 impl Mounted {
     /// `archfs mount --keep OPTIONS image place`.
-    pub fn archfs(image: &Path, place: &Path, options: &[&str]) -> Self {
-        run(archfs().args(["mount", "--keep", "--quiet"]).args(options).arg(image).arg(place));
-        Self { place: place.to_owned(), how: How::Archfs }
+    pub fn archfs(image: &Path, mount_point: &Path, options: &[&str]) -> Self {
+        run(archfs()
+            .args(["mount", "--keep", "--quiet"])
+            .args(options)
+            .arg(image)
+            .arg(mount_point));
+        Self { mount_point: mount_point.to_owned(), how: How::Archfs }
     }
 
     /// The same for several archives, by a command in front of it, if there is one.
-    pub fn several(before: &[&str], archives: &[PathBuf], place: &Path, options: &[&str]) -> Self {
+    pub fn several(
+        before: &[&str],
+        archives: &[PathBuf],
+        mount_point: &Path,
+        options: &[&str],
+    ) -> Self {
         let words = before.iter().copied().chain([env!("CARGO_BIN_EXE_archfs")]);
         let words: Vec<_> = words.chain(["mount", "--keep", "--quiet"]).collect();
-        run(Command::new(words[0]).args(&words[1..]).args(options).args(archives).arg(place));
-        Self { place: place.to_owned(), how: How::Archfs }
+        run(Command::new(words[0]).args(&words[1..]).args(options).args(archives).arg(mount_point));
+        Self { mount_point: mount_point.to_owned(), how: How::Archfs }
     }
 
     /// The process that serves it.
     pub fn daemon(&self) -> u32 {
-        daemon_of(&self.place).expect("a daemon serves the mount").try_into().unwrap()
+        daemon_of(&self.mount_point).expect("a daemon serves the mount").try_into().unwrap()
     }
 
     /// The kernel's own SquashFS on a loop device; says why where it can not.
-    pub fn kernel(image: &Path, place: &Path) -> Result<Self, String> {
-        fs::create_dir_all(place).unwrap();
+    pub fn kernel(image: &Path, mount_point: &Path) -> Result<Self, String> {
+        fs::create_dir_all(mount_point).unwrap();
         let mut command = Command::new("mount");
-        command.args(["-t", "squashfs", "-o", "loop,ro"]).arg(image).arg(place);
+        command.args(["-t", "squashfs", "-o", "loop,ro"]).arg(image).arg(mount_point);
         let output = command.output().unwrap();
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());
         }
-        Ok(Self { place: place.to_owned(), how: How::Kernel })
+        Ok(Self { mount_point: mount_point.to_owned(), how: How::Kernel })
     }
 
     /// Where it is mounted.
     pub fn path(&self) -> &Path {
-        &self.place
+        &self.mount_point
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
         let quiet = |command: &mut Command| {
-            command.arg(&self.place).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap()
+            command
+                .arg(&self.mount_point)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()
+                .unwrap()
         };
         let done = match self.how {
             How::Archfs => {
                 let limit = Duration::from_secs(if thread::panicking() { 0 } else { 2 });
-                try_unmount(archfs().arg("unmount").arg(&self.place), limit).is_ok()
+                try_unmount(archfs().arg("unmount").arg(&self.mount_point), limit).is_ok()
             }
             How::Kernel => quiet(&mut Command::new("umount")).success(),
         };
-        if !done && is_mounted(&self.place) {
+        if !done && is_mounted(&self.mount_point) {
             // A failing test may still have files open.
             quiet(Command::new("umount").arg("-l"));
         }
@@ -79,8 +93,8 @@ impl Drop for Mounted {
 }
 
 /// `archfs unmount`, which must succeed.
-pub fn unmount(place: &Path) {
-    unmount_by(archfs().arg("unmount").arg(place));
+pub fn unmount(mount_point: &Path) {
+    unmount_by(archfs().arg("unmount").arg(mount_point));
 }
 
 /// The same by a command of the test's own.
@@ -121,35 +135,35 @@ impl Drop for CleanUp {
 }
 
 /// What `archfs list --json` tells of the mount at `place`.
-pub fn listed(place: &Path) -> Option<serde_json::Value> {
-    let parent = fs::canonicalize(place.parent()?).ok()?;
-    let place = parent.join(place.file_name()?);
+pub fn listed(mount_point: &Path) -> Option<serde_json::Value> {
+    let parent = fs::canonicalize(mount_point.parent()?).ok()?;
+    let mount_point = parent.join(mount_point.file_name()?);
     let output = run(archfs().args(["list", "--json"]));
     let lines = String::from_utf8(output.stdout).unwrap();
     lines
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
-        .find(|row| row["mountpoint"] == place.to_str().unwrap())
+        .find(|row| row["mountpoint"] == mount_point.to_str().unwrap())
 }
 
 /// The process that serves the mount at `place`.
-pub fn daemon_of(place: &Path) -> Option<i32> {
-    listed(place)?["daemon"].as_i64()?.try_into().ok()
+pub fn daemon_of(mount_point: &Path) -> Option<i32> {
+    listed(mount_point)?["daemon"].as_i64()?.try_into().ok()
 }
 
 /// Whether anything is mounted at `place`, also if it is dead.
-pub fn is_mounted(place: &Path) -> bool {
-    kind_of_mount(place).is_some()
+pub fn is_mounted(mount_point: &Path) -> bool {
+    kind_of_mount(mount_point).is_some()
 }
 
 /// The type of what is mounted at `place`. Only for paths that mountinfo does not escape.
-pub fn kind_of_mount(place: &Path) -> Option<String> {
-    let parent = place.parent().and_then(|parent| fs::canonicalize(parent).ok())?;
-    let place = parent.join(place.file_name()?);
+pub fn kind_of_mount(mount_point: &Path) -> Option<String> {
+    let parent = mount_point.parent().and_then(|parent| fs::canonicalize(parent).ok())?;
+    let mount_point = parent.join(mount_point.file_name()?);
     let text = fs::read("/proc/thread-self/mountinfo").unwrap();
     let text = String::from_utf8_lossy(&text).into_owned();
     text.lines()
-        .filter(|line| line.split(' ').nth(4).is_some_and(|found| Path::new(found) == place))
+        .filter(|line| line.split(' ').nth(4).is_some_and(|found| Path::new(found) == mount_point))
         .filter_map(|line| line.split(" - ").nth(1)?.split(' ').next())
         .next_back()
         .map(str::to_owned)

@@ -16,7 +16,7 @@ use super::{archfs, can_mount, image, run, wait_until, work_folder};
 /// A small image and a place for its mount, in a folder of their own.
 pub struct Stage {
     pub image: PathBuf,
-    pub place: PathBuf,
+    pub mount_point: PathBuf,
     // In this order: unmounted first, then removed.
     _clean_up: CleanUp,
     pub work: tempfile::TempDir,
@@ -34,19 +34,19 @@ pub fn stage_with(image: impl FnOnce(&Path) -> PathBuf) -> Option<Stage> {
     }
     let work = work_folder();
     let image = image(work.path());
-    let place = work.path().join("mount");
-    Some(Stage { image, _clean_up: CleanUp(place.clone()), place, work })
+    let mount_point = work.path().join("mount");
+    Some(Stage { image, _clean_up: CleanUp(mount_point.clone()), mount_point, work })
 }
 
 impl Stage {
     pub fn mount(&self, options: &[&str]) -> Output {
         let mut command = archfs();
-        command.arg("mount").args(options).arg(&self.image).arg(&self.place).output().unwrap()
+        command.arg("mount").args(options).arg(&self.image).arg(&self.mount_point).output().unwrap()
     }
 
     pub fn run(&self, command: &[&str]) -> Output {
         let mut archfs = archfs();
-        archfs.arg("run").arg(&self.image).arg(&self.place).arg("--").args(command);
+        archfs.arg("run").arg(&self.image).arg(&self.mount_point).arg("--").args(command);
         archfs.output().unwrap()
     }
 
@@ -69,13 +69,13 @@ impl Stage {
     }
 
     pub fn is_gone(&self) -> bool {
-        !is_mounted(&self.place) && fs::symlink_metadata(&self.place).is_err()
+        !is_mounted(&self.mount_point) && fs::symlink_metadata(&self.mount_point).is_err()
     }
 
     /// Another process reads: a file that is open in this one is open in every program that a test
     /// beside it starts, for a moment, and keeps the mount from being unmounted.
     pub fn assert_readable(&self) {
-        let output = run(Command::new("cat").arg(self.place.join("hello")));
+        let output = run(Command::new("cat").arg(self.mount_point.join("hello")));
         assert_eq!(output.stdout, b"hello, world\n");
     }
 
@@ -88,7 +88,7 @@ impl Stage {
 
     /// The daemon of the mount, as `archfs list` says.
     pub fn daemon(&self) -> Pid {
-        Pid::from_raw(daemon_of(&self.place).expect("a daemon")).unwrap()
+        Pid::from_raw(daemon_of(&self.mount_point).expect("a daemon")).unwrap()
     }
 }
 
@@ -106,7 +106,8 @@ impl Stopped {
     pub fn and_forgotten(stage: &Stage) -> Self {
         let stopped = Self::new(stage.daemon());
         wait_until("stat(2) hangs", || {
-            let status = Command::new("timeout").args(["0.2", "stat"]).arg(&stage.place).output();
+            let status =
+                Command::new("timeout").args(["0.2", "stat"]).arg(&stage.mount_point).output();
             status.unwrap().status.code() == Some(124)
         });
         stopped

@@ -41,7 +41,7 @@ impl Drop for OpenDevice {
 pub struct User {
     pub uid: u32,
     pub home: PathBuf,
-    pub place: PathBuf,
+    pub mount_point: PathBuf,
     image: PathBuf,
     _clean_up: CleanUp,
 }
@@ -62,9 +62,9 @@ impl User {
         let copy = home.join("archfs");
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_archfs")).arg(copy).status();
         assert!(copied.unwrap().success());
-        let place = home.join("mount");
-        let (image, _clean_up) = (stage.image.clone(), CleanUp(place.clone()));
-        Self { uid, home, place, image, _clean_up }
+        let mount_point = home.join("mount");
+        let (image, _clean_up) = (stage.image.clone(), CleanUp(mount_point.clone()));
+        Self { uid, home, mount_point, image, _clean_up }
     }
 
     /// bash with a script as the user at home, with $ARCHFS and $IMAGE.

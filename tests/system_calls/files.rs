@@ -114,8 +114,8 @@ fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_right() {
     fs::write(&image, packed).unwrap();
 
     let log = work.path().join("log");
-    let place = work.path().join("mount");
-    let mounted = Mounted::archfs(&image, &place, &["--log-file", log.to_str().unwrap()]);
+    let mount_point = work.path().join("mount");
+    let mounted = Mounted::archfs(&image, &mount_point, &["--log-file", log.to_str().unwrap()]);
     let file = File::open(mounted.path().join("file")).unwrap();
     let mut found = vec![0; BLOCK];
     let error = file.read_exact_at(&mut found, BLOCK as u64).unwrap_err();
@@ -126,12 +126,12 @@ fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_right() {
     }
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains("image.sqfs: "), "{log}");
-    let (_, place) = log.split_once("squashfs data block at 0x").expect(&log);
-    let digits = place.split(|c: char| !c.is_ascii_hexdigit()).next().unwrap();
-    let place = usize::from_str_radix(digits, 16).unwrap();
+    let (_, mount_point) = log.split_once("squashfs data block at 0x").expect(&log);
+    let digits = mount_point.split(|c: char| !c.is_ascii_hexdigit()).next().unwrap();
+    let mount_point = usize::from_str_radix(digits, 16).unwrap();
     // Behind the first of three, and not the third one.
     let third = (tables - 96) / 3;
-    assert!((96 + third / 2..=middle).contains(&place), "{place:#x}: {log}");
+    assert!((96 + third / 2..=middle).contains(&mount_point), "{mount_point:#x}: {log}");
 }
 
 /// > Opening for writing fails with EROFS.

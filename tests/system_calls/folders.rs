@@ -57,17 +57,17 @@ fn a_listing_goes_on_from_any_place_told_before() {
         let open = || Dir::read_from(File::open(mount.join("many")).unwrap()).unwrap();
         let mut folder = open();
         let mut names = Vec::new();
-        let mut places = Vec::new();
+        let mut mount_points = Vec::new();
         while let Some(entry) = folder.read() {
             let entry = entry.unwrap();
             names.push(entry.file_name().to_owned());
-            places.push(entry.offset());
+            mount_points.push(entry.offset());
         }
         assert_eq!(names.len(), 3003, "3001 names and two dots");
         assert_eq!(&names[..2], [c".".to_owned(), c"..".to_owned()]);
         let check = |folder: &mut Dir, what: &str| {
             for nth in [0, 1, 2, 3, 255, 256, 257, 258, 1500, 3001] {
-                folder.seek(places[nth]).unwrap();
+                folder.seek(mount_points[nth]).unwrap();
                 let next = folder.read().unwrap().unwrap();
                 assert_eq!(next.file_name(), &*names[nth + 1], "{what}: after {nth}");
             }

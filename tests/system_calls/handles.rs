@@ -37,7 +37,7 @@ for name, handle in zip(names, handles):
     opened = checked(libc.open_by_handle_at(root, ctypes.byref(handle), os.O_RDONLY))
     found, packed = os.fstat(opened), os.stat(os.path.join(second, name))
     assert (found.st_ino, found.st_mode) == (packed.st_ino, packed.st_mode), name
-    # Of a directory also its place is known.
+    # Of a directory also its mount_point is known.
     if os.path.isdir(os.path.join(second, name)):
         path = os.readlink(f"/proc/self/fd/{opened}")
         assert path == os.path.normpath(os.path.join(second, name)), path
@@ -78,7 +78,7 @@ fn handles_are_opened_after_the_kernel_forgot_and_at_the_next_mount() {
 
 /// An overlay on a mount, gone at the end. What was written to another one before is in it.
 fn overlay(work: &Path, lower: &Path) -> Result<(PathBuf, CleanUp), String> {
-    let [upper, inner, place] = ["upper", "inner", "overlay"].map(|name| work.join(name));
+    let [upper, inner, mount_point] = ["upper", "inner", "overlay"].map(|name| work.join(name));
     let options = format!(
         "lowerdir={},upperdir={},workdir={},index=on,xino=on",
         lower.display(),
@@ -86,10 +86,13 @@ fn overlay(work: &Path, lower: &Path) -> Result<(PathBuf, CleanUp), String> {
         inner.display()
     );
     let mut mount = Command::new("mount");
-    let output =
-        mount.args(["-t", "overlay", "overlay", "-o", &options]).arg(&place).output().unwrap();
+    let output = mount
+        .args(["-t", "overlay", "overlay", "-o", &options])
+        .arg(&mount_point)
+        .output()
+        .unwrap();
     match output.status.success() {
-        true => Ok((place.clone(), CleanUp(place))),
+        true => Ok((mount_point.clone(), CleanUp(mount_point))),
         false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
     }
 }
@@ -108,7 +111,7 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
             fs::create_dir(folder).unwrap();
         }
         let lower = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
-        let (place, clean_up) = match overlay(work.path(), lower.path()) {
+        let (mount_point, clean_up) = match overlay(work.path(), lower.path()) {
             Ok(mounted) => mounted,
             Err(error) => {
                 assert!(std::env::var_os("CI").is_none(), "CI must have overlayfs: {error}");
@@ -116,21 +119,29 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
                 return;
             }
         };
-        let number = |name: &str| fs::metadata(place.join(name)).unwrap().ino();
+        let number = |name: &str| fs::metadata(mount_point.join(name)).unwrap().ino();
         let before = number("folder/b");
         // Written through one of its names, a file is so at the other: that takes the index.
-        fs::write(place.join("folder/a"), "written").unwrap();
-        fs::write(place.join("folder/b"), "written, too").unwrap();
+        fs::write(mount_point.join("folder/a"), "written").unwrap();
+        fs::write(mount_point.join("folder/b"), "written, too").unwrap();
         run(Command::new("sh").args(["-c", "echo 2 > /proc/sys/vm/drop_caches"]));
-        assert_eq!(fs::read_to_string(place.join("folder/hard")).unwrap(), "written", "{format:?}");
+        assert_eq!(
+            fs::read_to_string(mount_point.join("folder/hard")).unwrap(),
+            "written",
+            "{format:?}"
+        );
         assert_eq!(number("folder/a"), number("folder/hard"), "{format:?}");
         assert_eq!(number("folder/b"), before, "{format:?}: also after it was copied up");
         // And at the next mount of the archive below it.
         drop(clean_up);
         drop(lower);
         let lower = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
-        let (place, clean_up) = overlay(work.path(), lower.path()).unwrap();
-        assert_eq!(fs::read_to_string(place.join("folder/hard")).unwrap(), "written", "{format:?}");
+        let (mount_point, clean_up) = overlay(work.path(), lower.path()).unwrap();
+        assert_eq!(
+            fs::read_to_string(mount_point.join("folder/hard")).unwrap(),
+            "written",
+            "{format:?}"
+        );
         assert!(matches!(format, Format::Image | Format::Tar));
         drop(clean_up);
         drop(lower);

@@ -332,7 +332,7 @@ fn inode_numbers_fit_32_bits_and_are_those_of_the_kernel() {
         image::make(work.path(), name, &tree, &[&["-comp", "zstd", "-noI"], options].concat())
     };
     let (exported, plain) = (with_table("a.sqfs", &[]), with_table("b.sqfs", &["-no-exports"]));
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     // Of each name the number, from stat and from the listing.
     let numbers = |mount: &Path| {
         let mut found = BTreeMap::new();
@@ -352,9 +352,9 @@ fn inode_numbers_fit_32_bits_and_are_those_of_the_kernel() {
     };
     let check = |archives: &[&Path]| {
         let archives: Vec<_> = archives.iter().map(|it| it.to_path_buf()).collect();
-        let mounted = Mounted::several(&[], &archives, &place, &[]);
+        let mounted = Mounted::several(&[], &archives, &mount_point, &[]);
         let found = numbers(mounted.path());
-        assert_eq!(fs::metadata(&place).unwrap().ino(), 1);
+        assert_eq!(fs::metadata(&mount_point).unwrap().ino(), 1);
         assert!(found.len() > 3000 && found.values().all(|it| it.0 > 1 && it.0 >> 32 == 0));
         let alone = found.values().filter(|it| it.1 == 1 || it.2).count();
         let own: BTreeSet<_> =

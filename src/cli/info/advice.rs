@@ -4,7 +4,7 @@
 //! estimate, and called so here.
 //! Invariant: there is always something said, if only that there is nothing to gain.
 
-use crate::formats::{Compressed, Image, Info, Layout, Stored};
+use crate::formats::{Compressed, Image, Info, Layout, TarLayout};
 use crate::units::show_size;
 
 /// Advice is given where reading would decode less than this part of what it does: 2 of 3.
@@ -19,7 +19,7 @@ const MANY: u64 = 1000;
 /// What to do with the archive at the path `archive`, a sentence each.
 pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
     let mut said = Vec::new();
-    if let Layout::Tar(Stored {
+    if let Layout::Tar(TarLayout {
         compressed: Some(Compressed { chunks: None, .. }), bytes, ..
     }) = &info.layout
     {
@@ -33,7 +33,7 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
     }
     said.extend(gain(archive, info));
     said.extend(compressor(info));
-    if let Layout::Tar(Stored { is_indexed: false, .. }) = info.layout
+    if let Layout::Tar(TarLayout { is_indexed: false, .. }) = info.layout
         && info.kinds.files >= MANY
     {
         said.push(format!(
@@ -74,7 +74,7 @@ fn gain(archive: &str, info: &Info) -> Option<String> {
 fn compressor(info: &Info) -> Option<String> {
     let name = match &info.layout {
         Layout::Image(Image { compressor, shares, .. }) if shares.compressed > 0 => compressor,
-        Layout::Tar(Stored { compressed: Some(Compressed { container, .. }), .. }) => container,
+        Layout::Tar(TarLayout { compressed: Some(Compressed { container, .. }), .. }) => container,
         _ => return None,
     };
     SLOW.contains(name)

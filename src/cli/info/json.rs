@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::advice;
 use crate::cli::term;
 use crate::error::{Error, Kind, Result};
-use crate::formats::{Compressed, Cost, Image, Info, Layout, Stored};
+use crate::formats::{Compressed, Cost, Image, Info, Layout, TarLayout};
 
 /// One object on one line for the archive at the path `archive`.
 pub(super) fn object(archive: &str, info: &Info) -> Result<String> {
@@ -189,8 +189,8 @@ impl<'i> ImageRow<'i> {
 }
 
 impl TarRow {
-    fn of(stored: &Stored) -> Self {
-        let Stored { bytes, compressed, holes, has_xattrs, is_indexed } = *stored;
+    fn of(stored: &TarLayout) -> Self {
+        let TarLayout { bytes, compressed, holes, has_xattrs, is_indexed } = *stored;
         let chunks = compressed.and_then(|compressed| compressed.chunks);
         Self {
             container: compressed.map(|Compressed { container, .. }| container),

@@ -5,7 +5,7 @@
 //! no more than 30.
 
 use super::advice;
-use crate::formats::{Image, Info, Layout, Shares, Stored};
+use crate::formats::{Image, Info, Layout, Shares, TarLayout};
 use crate::log::printable;
 use crate::units::show_size;
 
@@ -118,7 +118,7 @@ impl Screen {
         self.told("tables", &format!("{tables}; {xattrs}, {export}, {owners}"));
     }
 
-    fn tar(&mut self, info: &Info, stored: &Stored) {
+    fn tar(&mut self, info: &Info, stored: &TarLayout) {
         let decoded = show_size(stored.bytes);
         self.told(
             "format",

@@ -9,7 +9,7 @@ use super::term::{self, written};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::Interrupt;
 use crate::log::Verbosity;
-use crate::pack::{self, Packed};
+use crate::pack::{self, PackOutcome};
 use crate::progress::Progress;
 use crate::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(super) use args::Args;
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     let request = args.request()?;
-    crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Usual }, None);
+    crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Default }, None);
     let interrupt = Interrupt::watch()?;
     let begun = Instant::now();
     let progress = Arc::new(Progress::default());
@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         term::tell(&format!("{}: {}", problem.origin, problem.why));
     }
     let shown = request.archive.display().to_string();
-    let Packed { made, problems, hidden, only_listed } = packed;
+    let PackOutcome { made, problems, hidden, only_listed } = packed;
     if hidden > 0 && !args.quiet {
         let text = match hidden {
             1 => "1 file is hidden by a file".to_owned(),

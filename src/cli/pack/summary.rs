@@ -8,13 +8,13 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::error::{Error, Kind, Result};
-use crate::pack::{Compressor, Form, Layout, Made, Request};
+use crate::pack::{Compressor, CreatedArchive, Form, Layout, Request};
 use crate::units::{show_duration, show_size};
 
 /// One run in numbers and words.
 pub(super) struct Summary<'s> {
     request: &'s Request,
-    made: &'s Made,
+    made: &'s CreatedArchive,
     time: Duration,
     /// Bytes of all that was made.
     size: u64,
@@ -36,11 +36,11 @@ struct Row<'r> {
 
 impl<'s> Summary<'s> {
     /// What `made` is, which took so long.
-    pub(super) fn of(request: &'s Request, made: &'s Made, time: Duration) -> Self {
+    pub(super) fn of(request: &'s Request, made: &'s CreatedArchive, time: Duration) -> Self {
         let on_disk = || std::fs::metadata(&request.archive).map_or(0, |found| found.len());
         let size = match made {
-            Made::Shards(sharded) => sharded.stored,
-            Made::Image(_) | Made::Tar(_) => on_disk(),
+            CreatedArchive::Shards(sharded) => sharded.stored,
+            CreatedArchive::Image(_) | CreatedArchive::Tar(_) => on_disk(),
         };
         Self { request, made, time, size }
     }
@@ -48,9 +48,9 @@ impl<'s> Summary<'s> {
     /// Bytes of all files in it.
     fn bytes(&self) -> u64 {
         match self.made {
-            Made::Image(layout) => layout.bytes,
-            Made::Tar(members) => members.bytes,
-            Made::Shards(sharded) => sharded.bytes,
+            CreatedArchive::Image(layout) => layout.bytes,
+            CreatedArchive::Tar(members) => members.bytes,
+            CreatedArchive::Shards(sharded) => sharded.bytes,
         }
     }
 
@@ -60,9 +60,9 @@ impl<'s> Summary<'s> {
     /// None that could be met.
     pub(super) fn json(&self, problems: usize, hidden: u64) -> Result<String> {
         let (format, rest) = match self.made {
-            Made::Image(layout) => ("squashfs", serde_json::to_value(layout)),
-            Made::Tar(members) => ("tar", serde_json::to_value(members)),
-            Made::Shards(sharded) => ("shards", serde_json::to_value(sharded)),
+            CreatedArchive::Image(layout) => ("squashfs", serde_json::to_value(layout)),
+            CreatedArchive::Tar(members) => ("tar", serde_json::to_value(members)),
+            CreatedArchive::Shards(sharded) => ("shards", serde_json::to_value(sharded)),
         };
         let failed = |error: serde_json::Error| {
             Error::new(Kind::Io, "can not write JSON").with_source(error)
@@ -91,12 +91,12 @@ impl<'s> Summary<'s> {
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = vec![self.first_line()];
         let notes = match self.made {
-            Made::Image(layout) => {
+            CreatedArchive::Image(layout) => {
                 lines.extend(image_lines(layout, self.request));
                 &layout.notes
             }
-            Made::Tar(members) => &members.notes,
-            Made::Shards(sharded) => &sharded.notes,
+            CreatedArchive::Tar(members) => &members.notes,
+            CreatedArchive::Shards(sharded) => &sharded.notes,
         };
         lines.extend(notes.iter().map(|note| format!("note: {note}")));
         lines
@@ -105,9 +105,9 @@ impl<'s> Summary<'s> {
     fn first_line(&self) -> String {
         let (bytes, archive) = (self.bytes(), self.request.archive.display());
         let what = match self.made {
-            Made::Image(layout) => counted(layout.files, layout.folders),
-            Made::Tar(members) => counted(members.files, members.folders),
-            Made::Shards(sharded) => format!(
+            CreatedArchive::Image(layout) => counted(layout.files, layout.folders),
+            CreatedArchive::Tar(members) => counted(members.files, members.folders),
+            CreatedArchive::Shards(sharded) => format!(
                 "{} samples of {} files in {} shards",
                 sharded.samples, sharded.files, sharded.shards
             ),

@@ -9,7 +9,7 @@
 use super::cursor::Cursor;
 use super::extent::Size;
 use super::pipeline::{Arrival, Next, Note, Task, Walk};
-use super::seekable::Extent;
+use super::seek_index::Extent;
 use crate::codecs::{Streaming, bzip2_stream};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};

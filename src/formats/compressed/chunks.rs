@@ -14,7 +14,7 @@ use crate::cache::{
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::memory;
-use crate::stats::{Held, Stats};
+use crate::stats::{CacheKind, Stats};
 use crate::sync::{Arc, AtomicU64, Ordering, Weak};
 use crate::units::Size;
 
@@ -109,7 +109,7 @@ impl ChunkCache {
 
     /// Has `stats` ask what it did.
     pub(crate) fn report_to(&self, stats: &Stats) {
-        self.cache.report_to(stats, Held::Data);
+        self.cache.report_to(stats, CacheKind::Data);
     }
 
     /// Becomes smaller and larger with `budget`.
@@ -151,7 +151,7 @@ impl ChunkCache {
         if cost <= self.whole {
             return Ok(());
         }
-        let Some(left) = memory::left().filter(|left| cost > largest_within(left.bytes)) else {
+        let Some(left) = memory::headroom().filter(|left| cost > largest_within(left.bytes)) else {
             return Ok(());
         };
         let context = format!(

@@ -5,7 +5,7 @@
 //! `GIANT_CHUNK_MAX`.
 
 use super::buffers::Buffers;
-use super::seekable::Extent;
+use super::seek_index::Extent;
 use super::{Container, bzip2, lz4, xz};
 use crate::codecs::Codec;
 use crate::error::{Error, Result};

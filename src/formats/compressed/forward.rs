@@ -5,8 +5,8 @@
 
 use super::Container;
 use super::cursor::Cursor;
-use super::gzip::FirstPass;
-use super::survey::Found;
+use super::first_pass::Found;
+use super::gzip::PointFinder;
 use super::zstd::{self, is_skippable};
 use super::{lz4, xz};
 use crate::codecs::{Streaming, xz_stream, zstd_stream};
@@ -29,7 +29,7 @@ const PIECE: usize = 256 << 10;
 const INPUT_MAX: u64 = 4 << 20;
 
 pub(super) enum Forward {
-    Gzip(Box<FirstPass>),
+    Gzip(Box<PointFinder>),
     Streams(Box<Streams>),
     Lz4(Box<lz4::Forward>),
 }
@@ -37,7 +37,7 @@ pub(super) enum Forward {
 impl Forward {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>, container: Container) -> Result<Self> {
         Ok(match container {
-            Container::Gzip => Self::Gzip(Box::new(FirstPass::forward(name, storage))),
+            Container::Gzip => Self::Gzip(Box::new(PointFinder::forward(name, storage))),
             Container::Xz | Container::Zstd => {
                 Self::Streams(Box::new(Streams::new(name, storage, container)?))
             }
@@ -68,12 +68,12 @@ impl Forward {
     }
 
     /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
-    pub(super) fn sure(&self, damage: Kind) -> u64 {
+    pub(super) fn verified_len(&self, damage: Kind) -> u64 {
         match self {
-            Self::Gzip(pass) => pass.sure(damage),
+            Self::Gzip(pass) => pass.verified_len(damage),
             Self::Streams(streams) if damage == Kind::Truncated => streams.decoded,
             Self::Streams(streams) => streams.checked,
-            Self::Lz4(forward) => forward.sure(damage),
+            Self::Lz4(forward) => forward.verified_len(damage),
         }
     }
 
@@ -112,7 +112,7 @@ pub(super) struct Streams {
 
 impl Streams {
     fn new(name: &str, storage: Arc<dyn Storage>, container: Container) -> Result<Self> {
-        let memory = memory::left().map_or(u64::MAX, |left| left.bytes / 2);
+        let memory = memory::headroom().map_or(u64::MAX, |left| left.bytes / 2);
         Ok(Self {
             name: name.to_owned(),
             container,

@@ -2,8 +2,8 @@
 //!
 //! Owns what has to hold of them, whatever the bytes. Is not part of the program.
 
-use super::seekable::Chunks;
-use super::{ChunkCache, Compressed, Container, Seekable, Survey};
+use super::seek_index::Chunks;
+use super::{ChunkCache, Compressed, Container, FirstPass, SeekIndex};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::fuzzing::rest;
 use crate::formats::limits::GIANT_CHUNK_MAX;
@@ -26,17 +26,17 @@ pub fn seek_points(data: &[u8]) {
     let file = rest(&mut reader);
     let encoded_len = if claimed == 0 { length(file.len()) } else { claimed };
     let mut parsing = Reader::new("seek points", points);
-    let Ok(seekable) = Seekable::parse(&mut parsing, encoded_len) else { return };
+    let Ok(seek_index) = SeekIndex::parse(&mut parsing, encoded_len) else { return };
     let used = points.len() - parsing.remaining();
     let mut written = Vec::new();
-    seekable.write(&mut written);
+    seek_index.write(&mut written);
     assert_eq!(written, &points[..used], "written as it was read");
-    let (starts, ends): (Vec<u64>, Vec<u64>) = match &seekable.chunks {
+    let (starts, ends): (Vec<u64>, Vec<u64>) = match &seek_index.chunks {
         Chunks::Points(points) => {
             points.iter().map(|point| (point.decoded, point.bit.div_ceil(8))).unzip()
         }
         Chunks::Extents(extents) => {
-            let bits = if seekable.container == Container::Bzip2 { 8 } else { 1 };
+            let bits = if seek_index.container == Container::Bzip2 { 8 } else { 1 };
             extents.iter().map(|extent| (extent.decoded, extent.end.div_ceil(bits))).unzip()
         }
         Chunks::Spooled(_) => (Vec::new(), Vec::new()),
@@ -44,14 +44,14 @@ pub fn seek_points(data: &[u8]) {
     assert!(ends.iter().all(|&end| end <= encoded_len), "outside of the file");
     assert!(starts.first().is_none_or(|&start| start == 0));
     for (nth, &start) in starts.iter().enumerate() {
-        let end = starts.get(nth + 1).copied().unwrap_or(seekable.len);
+        let end = starts.get(nth + 1).copied().unwrap_or(seek_index.len);
         assert!(end > start && end - start <= GIANT_CHUNK_MAX, "a chunk of {start} to {end}");
     }
     // What these points make of a file that they may not belong to. Spooling one takes a thread.
-    if seekable.largest_chunk() > DECODED_MAX || matches!(seekable.chunks, Chunks::Spooled(_)) {
+    if seek_index.largest_chunk() > DECODED_MAX || matches!(seek_index.chunks, Chunks::Spooled(_)) {
         return;
     }
-    let decoded = open(file, seekable).expect("few chunks");
+    let decoded = open(file, seek_index).expect("few chunks");
     let mut buffer = vec![0; 64];
     for start in starts.into_iter().take(16) {
         let len = index(decoded.len() - start).min(buffer.len());
@@ -64,11 +64,11 @@ pub fn seek_points(data: &[u8]) {
 pub fn compressed(data: &[u8]) {
     let Some(container) = Container::recognise(data) else { return };
     let storage: Arc<dyn Storage> = Arc::new(MemStorage::new(data.to_vec()));
-    let Ok(mut survey) = Survey::start("fuzz", storage, container, &cache()) else { return };
+    let Ok(mut first_pass) = FirstPass::start("fuzz", storage, container, &cache()) else { return };
     let mut bytes = Vec::new();
     let mut sound = false;
     while length(bytes.len()) <= DECODED_MAX {
-        match survey.next_piece() {
+        match first_pass.next_piece() {
             Ok(Some(piece)) => bytes.extend_from_slice(&piece),
             Ok(None) => {
                 sound = true;
@@ -76,20 +76,20 @@ pub fn compressed(data: &[u8]) {
             }
             Err(_) => break,
         }
-        assert!(survey.position() <= length(data.len()));
+        assert!(first_pass.position() <= length(data.len()));
     }
     if length(bytes.len()) > DECODED_MAX {
         return;
     }
-    let seekable = survey.finish();
-    assert!(seekable.len() <= length(bytes.len()));
-    assert!(!sound || seekable.len() == length(bytes.len()));
+    let seek_index = first_pass.finish();
+    assert!(seek_index.len() <= length(bytes.len()));
+    assert!(!sound || seek_index.len() == length(bytes.len()));
     let mut written = Vec::new();
-    seekable.write(&mut written);
-    let parsed = Seekable::parse(&mut Reader::new("seek points", &written), length(data.len()));
-    assert!(parsed.is_ok_and(|parsed| parsed.len() == seekable.len()), "own seek points refused");
-    let len = index(seekable.len());
-    let decoded = open(data, seekable).expect("few chunks");
+    seek_index.write(&mut written);
+    let parsed = SeekIndex::parse(&mut Reader::new("seek points", &written), length(data.len()));
+    assert!(parsed.is_ok_and(|parsed| parsed.len() == seek_index.len()), "own seek points refused");
+    let len = index(seek_index.len());
+    let decoded = open(data, seek_index).expect("few chunks");
     for start in [0, len / 2, len.saturating_sub(100)] {
         let mut buffer = vec![0; (len - start).min(1000)];
         decoded.read_exact_at(&mut buffer, length(start)).expect("what was surveyed can be read");
@@ -97,8 +97,8 @@ pub fn compressed(data: &[u8]) {
     }
 }
 
-fn open(file: &[u8], seekable: Seekable) -> crate::error::Result<Arc<Compressed>> {
-    Compressed::new("fuzz", Arc::new(MemStorage::new(file.to_vec())), seekable, cache(), 0)
+fn open(file: &[u8], seek_index: SeekIndex) -> crate::error::Result<Arc<Compressed>> {
+    Compressed::new("fuzz", Arc::new(MemStorage::new(file.to_vec())), seek_index, cache(), 0)
 }
 
 fn cache() -> Arc<ChunkCache> {

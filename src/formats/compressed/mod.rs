@@ -1,7 +1,7 @@
 //! Compressed files (data.tar.gz) made readable at any offset, with bounded memory.
 //!
 //! Owns the five containers: which one a file is, where in it decoding can start, and decoding a
-//! chunk from there. A `Survey` reads the file once and finds the seek points; a `Compressed` is
+//! chunk from there. A `FirstPass` reads the file once and finds the seek points; a `Compressed` is
 //! storage of the decoded bytes. Leaves what those bytes are to the other formats, and the
 //! libraries to `codecs`.
 //! Invariant: no chunk of more than `GIANT_CHUNK_MAX` decoded bytes is ever held in memory; a file
@@ -12,26 +12,26 @@ mod bzip2;
 mod chunks;
 mod cursor;
 mod extent;
+mod first_pass;
 mod forward;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod gzip;
 mod lz4;
 mod pipeline;
-mod random;
-mod seekable;
+mod seek_index;
+mod seek_storage;
 mod spool;
 mod spool_limit;
-mod survey;
 #[cfg(test)]
 mod tests;
 mod xz;
 mod zstd;
 
 pub(crate) use chunks::ChunkCache;
-pub(crate) use random::Compressed;
-pub(crate) use seekable::Seekable;
-pub(crate) use survey::Survey;
+pub(crate) use first_pass::FirstPass;
+pub(crate) use seek_index::SeekIndex;
+pub(crate) use seek_storage::Compressed;
 
 /// The compressed containers, found by their first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

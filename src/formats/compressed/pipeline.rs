@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use super::extent::{Size, cost, decode};
-use super::seekable::Extent;
-use super::survey::Found;
+use super::first_pass::Found;
+use super::seek_index::Extent;
 use super::{ChunkCache, Container};
 use crate::cache::Permit;
 use crate::error::{Error, Kind, Result};
@@ -164,7 +164,7 @@ impl Pipeline {
     }
 
     /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
-    pub(super) fn sure(&self, damage: Kind) -> u64 {
+    pub(super) fn verified_len(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.decoded } else { self.checked }
     }
 

@@ -39,7 +39,7 @@ struct Shared {
     grown: Condvar,
     stopped: AtomicBool,
     position: AtomicU64,
-    sure: AtomicU64,
+    verified_len: AtomicU64,
     garbage: OnceLock<u64>,
 }
 
@@ -116,7 +116,7 @@ impl Spool {
             grown: Condvar::new(),
             stopped: AtomicBool::new(false),
             position: AtomicU64::new(0),
-            sure: AtomicU64::new(0),
+            verified_len: AtomicU64::new(0),
             garbage: OnceLock::new(),
         });
         let filled = Arc::clone(&shared);
@@ -139,8 +139,8 @@ impl Spool {
     }
 
     /// Decoded bytes that are right for all that is known, once there was an error.
-    pub(super) fn sure(&self) -> u64 {
-        self.shared.sure.load(Ordering::Relaxed)
+    pub(super) fn verified_len(&self) -> u64 {
+        self.shared.verified_len.load(Ordering::Relaxed)
     }
 
     /// The bytes from `offset` on, some of them, as soon as there are any; `None` at the end.
@@ -173,7 +173,7 @@ impl Spool {
 impl Drop for Spool {
     fn drop(&mut self) {
         {
-            // Held, so that a thread about to rest does not miss it.
+            // CacheKind, so that a thread about to rest does not miss it.
             let _state = self.shared.state.lock();
             self.shared.stopped.store(true, Ordering::Relaxed);
         }
@@ -224,7 +224,7 @@ impl Shared {
                     break;
                 }
                 Err(error) => {
-                    self.sure.store(forward.sure(error.kind()), Ordering::Relaxed);
+                    self.verified_len.store(forward.verified_len(error.kind()), Ordering::Relaxed);
                     let failure = Failure::of(&error);
                     return Err(match error.kind() {
                         Kind::Io => Fault::MayPass(failure),

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use crate::memory::{self, Left};
+use crate::memory::{self, Headroom};
 use crate::storage::{free_bytes, is_in_memory};
 use crate::sync::{Arc, Mutex};
 use crate::units::Size;
@@ -31,7 +31,7 @@ struct State {
     most: u64,
     left: u64,
     /// What the job had left, for files in memory.
-    memory: Option<Left>,
+    memory: Option<Headroom>,
     /// Memory sets the limit, not the file system.
     is_by_memory: bool,
 }
@@ -55,8 +55,8 @@ impl SpoolLimit {
     /// What the system says.
     pub(super) fn measure(&self, file: &File) -> io::Result<()> {
         let half = free_bytes(file)?.unwrap_or(u64::MAX) / 2;
-        let memory = if is_in_memory(file) { memory::left() } else { None };
-        let beside = |left: Left| left.bytes.saturating_sub(self.cache).saturating_sub(SPARE);
+        let memory = if is_in_memory(file) { memory::headroom() } else { None };
+        let beside = |left: Headroom| left.bytes.saturating_sub(self.cache).saturating_sub(SPARE);
         let most = memory.map_or(half, |left| half.min(beside(left)));
         let is_by_memory = most < half;
         self.state.lock().get_or_insert(State { most, left: most, memory, is_by_memory });
@@ -73,7 +73,7 @@ impl SpoolLimit {
         let is_in_memory = self.state.lock().as_ref()?.memory.is_some();
         // Others may have taken memory since.
         let needed = least.saturating_add(SPARE);
-        let is_short = is_in_memory && memory::left().is_some_and(|left| left.bytes < needed);
+        let is_short = is_in_memory && memory::headroom().is_some_and(|left| left.bytes < needed);
         let mut state = self.state.lock();
         let state = state.as_mut()?;
         state.is_by_memory |= is_short;
@@ -101,7 +101,7 @@ impl SpoolLimit {
             (state.as_ref().map_or(0, |state| state.most), by_memory.and_then(|state| state.memory))
         };
         match memory {
-            Some(Left { bytes, bound }) => format!(
+            Some(Headroom { bytes, bound }) => format!(
                 "decoded it takes more than {most} bytes of memory, for {directory} is in memory; \
                  {} {}, and the cache may take {} (--cache)",
                 bound.leaves(),
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn files_in_memory_get_what_the_cache_leaves_of_the_job() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
-        let left = memory::left().unwrap().bytes;
+        let left = memory::headroom().unwrap().bytes;
         let limit = SpoolLimit::beside(left);
         limit.measure(&file).unwrap();
         assert_eq!(limit.left(), 0, "the cache may take all");

@@ -7,7 +7,7 @@
 
 use super::extent::{Size, is_giant};
 use super::pipeline::{Next, Note, Task, Walk};
-use super::seekable::Extent;
+use super::seek_index::Extent;
 use crate::codecs::{Streaming, xz_stream};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};

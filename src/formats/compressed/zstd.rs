@@ -7,7 +7,7 @@
 use super::cursor::Cursor;
 use super::extent::{Size, is_giant};
 use super::pipeline::{Next, Note, Task, Walk};
-use super::seekable::Extent;
+use super::seek_index::Extent;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index};
 use crate::formats::limits::{CHUNK_TARGET, GIANT_CHUNK_MAX, ZSTD_BLOCK_MAX, ZSTD_SEEK_TABLE_MAX};

@@ -24,7 +24,7 @@ pub struct Cost {
 
 /// An estimate: what the same files would cost in an image made for reading them at random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Packed {
+pub struct ImageEstimate {
     /// The read cost to ask for, bytes.
     pub read_cost: u64,
     /// What reading a mean file would then decode, bytes, at most.
@@ -57,7 +57,7 @@ impl Costs {
     }
 
     /// The sums.
-    pub(in crate::formats) fn finish(mut self) -> (Cost, Packed) {
+    pub(in crate::formats) fn finish(mut self) -> (Cost, ImageEstimate) {
         let count = length(self.decoded.len());
         let mean = |sum: u64| sum.checked_div(count).unwrap_or(0);
         let sum = self.decoded.iter().fold(0_u64, |sum, cost| sum.saturating_add(*cost));
@@ -70,7 +70,7 @@ impl Costs {
         };
         // A block holds no more than there is.
         let packed = mean(self.packed).min(self.bytes);
-        (Cost { mean: mean(sum), p99, worst }, Packed { read_cost: READ_COST, mean: packed })
+        (Cost { mean: mean(sum), p99, worst }, ImageEstimate { read_cost: READ_COST, mean: packed })
     }
 }
 

@@ -18,13 +18,13 @@ use super::superblock;
 use super::table::Table;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
-use crate::vfs::{Cookie, Fault, FileKind, Subject};
+use crate::vfs::{Cookie, FileKind, Finding, Location};
 
 /// Bytes behind the image that are looked at: it is padded to 4 KiB, with zeros.
 const PADDING: u64 = 4096;
 
 /// Tells `found` what is wrong with `image`.
-pub(super) fn audit(image: &SquashFs, found: &mut dyn FnMut(Fault)) {
+pub(super) fn audit(image: &SquashFs, found: &mut dyn FnMut(Finding)) {
     let mut audit = Audit { image, found };
     let mut used = Used::default();
     let records = audit.inode_table(&mut used);
@@ -87,45 +87,45 @@ fn mask(fragment: u32) -> u64 {
 /// Things of one kind that are wrong: the first, and how many.
 #[derive(Default)]
 struct Tally {
-    first: Option<Fault>,
+    first: Option<Finding>,
     more: u64,
 }
 
 impl Tally {
-    fn add(&mut self, fault: impl FnOnce() -> Fault) {
+    fn add(&mut self, finding: impl FnOnce() -> Finding) {
         match self.first {
-            None => self.first = Some(fault()),
+            None => self.first = Some(finding()),
             Some(_) => self.more = self.more.saturating_add(1),
         }
     }
 }
 
 /// The inode at `reference`, which is said to have the number `stored`.
-fn subject(image: &SquashFs, reference: u64, stored: u32) -> Subject {
+fn subject(image: &SquashFs, reference: u64, stored: u32) -> Location {
     let ino = InodeRef::parse(reference).and_then(|found| image.ino(found, stored).ok());
-    ino.map_or(Subject::Archive, Subject::Inode)
+    ino.map_or(Location::Archive, Location::Inode)
 }
 
 struct Audit<'i, 'f> {
     image: &'i SquashFs,
-    found: &'f mut dyn FnMut(Fault),
+    found: &'f mut dyn FnMut(Finding),
 }
 
 impl Audit<'_, '_> {
     fn damage(&mut self, what: String) {
-        (self.found)(Fault::damage(Subject::Archive, what));
+        (self.found)(Finding::damage(Location::Archive, what));
     }
 
     fn met(&mut self, table: &str, error: Error) {
-        (self.found)(Fault::met(Subject::Archive, &error.within(table)));
+        (self.found)(Finding::met(Location::Archive, &error.within(table)));
     }
 
     fn tell(&mut self, tally: Tally) {
-        if let Some(mut fault) = tally.first {
+        if let Some(mut finding) = tally.first {
             if tally.more > 0 {
-                fault.what = format!("{}; and {} more", fault.what, tally.more);
+                finding.what = format!("{}; and {} more", finding.what, tally.more);
             }
-            (self.found)(fault);
+            (self.found)(finding);
         }
     }
 
@@ -133,7 +133,7 @@ impl Audit<'_, '_> {
     fn inode_table(&mut self, used: &mut Used) -> Option<Vec<Record>> {
         let count = self.image.superblock.inode_count;
         let mut records = Vec::new();
-        match self.sweep(&mut records, used) {
+        match self.scan_inodes(&mut records, used) {
             Ok(()) if length(records.len()) == u64::from(count) => Some(records),
             Ok(()) => {
                 let there = records.len();
@@ -147,8 +147,8 @@ impl Audit<'_, '_> {
         }
     }
 
-    fn sweep(&self, records: &mut Vec<Record>, used: &mut Used) -> Result<()> {
-        self.image.sweep(|reference, inode, _| {
+    fn scan_inodes(&self, records: &mut Vec<Record>, used: &mut Used) -> Result<()> {
+        self.image.scan_inodes(|reference, inode, _| {
             let nlink = match inode.body {
                 Body::Directory(_) => None,
                 _ => Some(inode.nlink),
@@ -174,7 +174,7 @@ impl Audit<'_, '_> {
                 let number = record.number;
                 tally.add(|| {
                     let what = format!("inode table: number {number} where {expected} should be");
-                    Fault::damage(Subject::Archive, what)
+                    Finding::damage(Location::Archive, what)
                 });
             }
         }
@@ -201,10 +201,10 @@ impl Audit<'_, '_> {
                         "export table: inode {number} is said to be at {found:#x}, it is at \
                          {reference:#x}"
                     );
-                    Fault::damage(Subject::Archive, what)
+                    Finding::damage(Location::Archive, what)
                 }),
                 Err(error) => {
-                    tally.add(|| Fault::met(Subject::Archive, &error.within("export table")));
+                    tally.add(|| Finding::met(Location::Archive, &error.within("export table")));
                 }
             }
         }
@@ -232,7 +232,7 @@ impl Audit<'_, '_> {
             {
                 let what =
                     format!("its parent is inode {above}, but {} by its own word", body.parent);
-                (self.found)(Fault::damage(subject.clone(), what));
+                (self.found)(Finding::damage(subject.clone(), what));
             }
             let folder =
                 Directory::new(&image.metadata, image.superblock.directory_table, body, index);
@@ -249,7 +249,7 @@ impl Audit<'_, '_> {
             if listed.is_ok()
                 && let Err(error) = folder.check_index()
             {
-                (self.found)(Fault::met(subject, &error));
+                (self.found)(Finding::met(subject, &error));
             }
         }
         whole.then_some(names)
@@ -261,10 +261,10 @@ impl Audit<'_, '_> {
         names.sort_unstable_by_key(|name| name.reference);
         let mut rest = names.as_slice();
         let mut unnamed: u64 = 0;
-        let odd = |names: &[Named], found: &mut dyn FnMut(Fault)| {
+        let odd = |names: &[Named], found: &mut dyn FnMut(Finding)| {
             for name in names {
                 let subject = subject(image, name.reference, name.number);
-                found(Fault::damage(subject, "no inode of the table begins where it should be"));
+                found(Finding::damage(subject, "no inode of the table begins where it should be"));
             }
         };
         for Record { reference, number, nlink } in records {
@@ -277,7 +277,7 @@ impl Audit<'_, '_> {
             let subject = || subject(image, *reference, *number);
             if let Some(wrong) = own.iter().find(|name| name.number != *number) {
                 let what = format!("named as inode {}, but it is inode {number}", wrong.number);
-                (self.found)(Fault::damage(subject(), what));
+                (self.found)(Finding::damage(subject(), what));
             }
             match nlink {
                 _ if own.is_empty() => {
@@ -287,14 +287,14 @@ impl Audit<'_, '_> {
                 Some(nlink) if length(own.len()) != u64::from(*nlink) => {
                     let names = own.len();
                     let what = format!("its count of links is {nlink}, but it has {names} names");
-                    (self.found)(Fault::damage(subject(), what));
+                    (self.found)(Finding::damage(subject(), what));
                 }
                 _ => {}
             }
         }
         odd(rest, self.found);
         if unnamed > 0 {
-            (self.found)(Fault::note(format!("{unnamed} inodes that no name leads to")));
+            (self.found)(Finding::note(format!("{unnamed} inodes that no name leads to")));
         }
     }
 
@@ -306,7 +306,7 @@ impl Audit<'_, '_> {
         for fragment in 0..fragment_count {
             let tail = Tail { fragment, offset: 0 };
             match self.image.data.fragment(&self.image.metadata, tail) {
-                Ok(Extent::Plain { start, len } | Extent::Compressed { start, len }) => {
+                Ok(Extent::Uncompressed { start, len } | Extent::Compressed { start, len }) => {
                     let end = start.saturating_add(u64::from(len));
                     if start < first || end > bytes_used {
                         tally.add(|| {
@@ -314,13 +314,13 @@ impl Audit<'_, '_> {
                                 "fragment table: {fragment} lies at {start:#x} to {end:#x}, the \
                                  image ends at {bytes_used:#x}"
                             );
-                            Fault::damage(Subject::Archive, what)
+                            Finding::damage(Location::Archive, what)
                         });
                     }
                 }
                 Ok(Extent::Hole) => {}
                 Err(error) => {
-                    tally.add(|| Fault::met(Subject::Archive, &error.within("fragment table")));
+                    tally.add(|| Finding::met(Location::Archive, &error.within("fragment table")));
                 }
             }
             let is_used = used.is_none_or(|used| used.has(fragment));
@@ -328,7 +328,7 @@ impl Audit<'_, '_> {
         }
         self.tell(tally);
         if unused > 0 {
-            (self.found)(Fault::note(format!("{unused} fragment blocks that no file uses")));
+            (self.found)(Finding::note(format!("{unused} fragment blocks that no file uses")));
         }
     }
 
@@ -338,7 +338,7 @@ impl Audit<'_, '_> {
         let mut tally = Tally::default();
         for id in 0..xattrs.count() {
             if let Err(error) = xattrs.list(&self.image.metadata, id) {
-                tally.add(|| Fault::met(Subject::Archive, &error.within("xattr table")));
+                tally.add(|| Finding::met(Location::Archive, &error.within("xattr table")));
             }
         }
         self.tell(tally);
@@ -353,7 +353,7 @@ impl Audit<'_, '_> {
             Ok(()) if padding.iter().all(|&byte| byte == 0) => {}
             Ok(()) => {
                 let what = format!("{behind} bytes behind the image at {end:#x} are not of it");
-                (self.found)(Fault::note(what));
+                (self.found)(Finding::note(what));
             }
             Err(error) => self.met("padding", error),
         }

@@ -16,7 +16,7 @@ use crate::cache::{Cache, Cached, Part};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::SQUASHFS_FILE_BLOCKS_MAX;
-use crate::stats::{Held, Stats};
+use crate::stats::{CacheKind, Stats};
 use crate::sync::Arc;
 
 /// Words between two checkpoints, and the length of a list that needs none.
@@ -31,7 +31,7 @@ pub(super) enum Extent {
     /// Zeros that the image does not store.
     Hole,
     /// `len` bytes at `start` of the image, as they are.
-    Plain { start: u64, len: u32 },
+    Uncompressed { start: u64, len: u32 },
     /// `len` bytes at `start` of the image, compressed.
     Compressed { start: u64, len: u32 },
 }
@@ -41,7 +41,7 @@ impl Extent {
     pub(super) fn parse(word: u32, start: u64) -> Self {
         match (word & PLAIN != 0, word & (PLAIN.wrapping_sub(1))) {
             (_, 0) => Self::Hole,
-            (true, len) => Self::Plain { start, len },
+            (true, len) => Self::Uncompressed { start, len },
             (false, len) => Self::Compressed { start, len },
         }
     }
@@ -88,7 +88,7 @@ impl BlockLists {
 
     /// Has `stats` ask what its cache did.
     pub(super) fn report_to(&self, stats: &Stats) {
-        self.checkpoints.report_to(stats, Held::Metadata);
+        self.checkpoints.report_to(stats, CacheKind::Metadata);
     }
 
     /// Lets its cache use `part` of its capacity.

@@ -14,16 +14,16 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use super::Shared;
+use super::block_ranges::{Piece, Pieces};
 use super::blocklist::{BlockLists, Extent};
 use super::inode::{InodeRef, RegularBody, Tail};
 use super::metadata::{Cursor, Metadata};
-use super::pieces::{Piece, Pieces};
 use super::table::Table;
 use crate::cache::{Block, BlockPool, Cache, Part, Permit, Room};
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
-use crate::stats::{Held, Stats};
+use crate::stats::{CacheKind, Stats};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{ReadBytes, Scratch, SeekTarget};
@@ -90,7 +90,7 @@ impl Data {
     /// Has `stats` ask what its caches did.
     pub(super) fn report_to(&self, stats: &Stats) {
         self.lists.report_to(stats);
-        self.cache.report_to(stats, Held::Data);
+        self.cache.report_to(stats, CacheKind::Data);
     }
 
     /// Lets its caches use `part` of their capacity.
@@ -118,7 +118,7 @@ impl Data {
     pub(super) fn start(&self, metadata: &Metadata, body: &RegularBody) -> Result<u64> {
         match body.tail {
             Some(tail) if body.size < self.block_size() => match self.fragment(metadata, tail)? {
-                Extent::Plain { start, .. } | Extent::Compressed { start, .. } => Ok(start),
+                Extent::Uncompressed { start, .. } | Extent::Compressed { start, .. } => Ok(start),
                 Extent::Hole => Ok(0),
             },
             _ => Ok(body.start),
@@ -191,7 +191,7 @@ impl Data {
         while let Some(piece) = pieces.next()? {
             match piece.extent {
                 Extent::Hole => {}
-                Extent::Plain { .. } => {
+                Extent::Uncompressed { .. } => {
                     if let Some(mut plain) = piece.plain()? {
                         pieces.pass_plain(&mut plain)?;
                         let len = plain.end.saturating_sub(plain.start);
@@ -294,7 +294,7 @@ impl Data {
         permit: impl FnOnce() -> Result<Permit>,
     ) -> Result<Block> {
         let (start, len) = match extent {
-            Extent::Compressed { start, len } | Extent::Plain { start, len } => (start, len),
+            Extent::Compressed { start, len } | Extent::Uncompressed { start, len } => (start, len),
             Extent::Hole => (0, 0),
         };
         if len > self.block_size {

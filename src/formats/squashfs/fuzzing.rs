@@ -78,7 +78,9 @@ pub fn inode(data: &[u8]) {
             let mut extents = extents.expect("the first word is not read yet");
             while let Ok(Some(extent)) = extents.next() {
                 left = left.checked_sub(1).expect("more words than the size demands");
-                if let Extent::Plain { start, len } | Extent::Compressed { start, len } = extent {
+                if let Extent::Uncompressed { start, len } | Extent::Compressed { start, len } =
+                    extent
+                {
                     assert!(start == behind && len > 0, "a block that lies elsewhere");
                     behind = behind.saturating_add(u64::from(len));
                 }

@@ -33,7 +33,7 @@ impl SquashFs {
         progress.expect(superblock.directory_table.saturating_sub(superblock.inode_table));
         let mut count = Count::new(self);
         let mut told = 0;
-        self.sweep(|reference, inode, list| {
+        self.scan_inodes(|reference, inode, list| {
             let done = reference.bits() >> 16;
             progress.advance(done.saturating_sub(told));
             told = done;
@@ -138,7 +138,7 @@ impl<'i> Count<'i> {
             left = left.saturating_sub(len);
             let sum = match extent {
                 Extent::Hole => &mut self.shares.holes,
-                Extent::Plain { .. } => &mut plain,
+                Extent::Uncompressed { .. } => &mut plain,
                 Extent::Compressed { .. } => &mut decoded,
             };
             *sum = sum.saturating_add(len);
@@ -177,7 +177,7 @@ impl<'i> Count<'i> {
                     self.fragments.compressed = self.fragments.compressed.saturating_add(1);
                     &mut self.shares.compressed
                 }
-                Extent::Plain { .. } | Extent::Hole => &mut self.shares.plain,
+                Extent::Uncompressed { .. } | Extent::Hole => &mut self.shares.plain,
             };
             *sum = sum.saturating_add(bytes);
             self.fragments.used = self.fragments.used.saturating_add(1);

@@ -14,7 +14,7 @@ use crate::codecs::Codec;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::SQUASHFS_METADATA_MAX;
-use crate::stats::{Held, Stats};
+use crate::stats::{CacheKind, Stats};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
@@ -63,7 +63,7 @@ impl Metadata {
 
     /// Has `stats` ask what its cache did.
     pub(super) fn report_to(&self, stats: &Stats) {
-        self.cache.report_to(stats, Held::Metadata);
+        self.cache.report_to(stats, CacheKind::Metadata);
     }
 
     /// Lets its cache use `part` of its capacity.

@@ -16,6 +16,7 @@ use crate::sync::{Arc, Weak};
 use crate::vfs::{Attr, FileKind, Ino, Timestamp};
 
 mod audit;
+mod block_ranges;
 mod blocklist;
 mod compressor;
 mod data;
@@ -26,11 +27,10 @@ pub(super) mod fuzzing;
 mod image;
 mod info;
 mod inode;
+mod inode_scan;
 mod metadata;
 mod numbers;
-mod pieces;
 mod superblock;
-mod sweep;
 mod table;
 #[cfg(test)]
 mod tests;

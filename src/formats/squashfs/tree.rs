@@ -12,7 +12,7 @@ use super::superblock::Superblock;
 use super::{SquashFs, audit};
 use crate::error::{Error, Kind, Result};
 use crate::vfs::{
-    Attr, Cookie, DirEntry, Fault, Ino, Name, ReadBytes, Scratch, SeekTarget, Totals, Tree,
+    Attr, Cookie, DirEntry, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget, Totals, Tree,
 };
 
 impl Tree for SquashFs {
@@ -127,13 +127,13 @@ impl Tree for SquashFs {
         self.numbers.end(directory_table.saturating_sub(inode_table))
     }
 
-    fn place(&self, ino: Ino) -> Result<u64> {
+    fn data_offset(&self, ino: Ino) -> Result<u64> {
         self.file(ino)
             .and_then(|file| self.data.start(&self.metadata, &file.body))
             .map_err(self.named(ino))
     }
 
-    fn audit(&self, found: &mut dyn FnMut(Fault)) {
+    fn audit(&self, found: &mut dyn FnMut(Finding)) {
         audit::audit(self, found);
     }
 

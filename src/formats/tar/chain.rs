@@ -4,10 +4,10 @@
 //! member is. Leaves the end of an archive, damage and archives within to `scan`.
 //! Invariant: each step ends behind where it began, so a chain is finite.
 
+use super::extensions::Extensions;
 use super::header::{self, BLOCK, BLOCK_LEN, Block, Header, Seen, Type, padded};
 use super::members::{Body, Inner, Kind, Member, Members, Parts};
 use super::notes::shown;
-use super::overrides::Overrides;
 use super::source::{self, Source};
 use super::sparse::{self, Segment};
 use super::{HEAD, recognises};
@@ -24,7 +24,7 @@ pub(super) struct Chain {
     /// Where the archive ends that this chain runs through.
     end: u64,
     /// What global headers said so far.
-    globals: Overrides,
+    globals: Extensions,
     nesting: Nesting,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Skip {
 /// A header, what extends it, and where its data begins.
 struct Found<'f> {
     header: Header<'f>,
-    overrides: &'f Overrides,
+    extensions: &'f Extensions,
     path: Vec<u8>,
     /// Of its first header, extensions included.
     start: u64,
@@ -74,7 +74,7 @@ struct Found<'f> {
 impl Chain {
     /// A chain from `at` to `end`.
     pub(super) fn new(at: u64, end: u64, nesting: Nesting) -> Self {
-        Self { at, end, globals: Overrides::default(), nesting }
+        Self { at, end, globals: Extensions::default(), nesting }
     }
 
     pub(super) fn at(&self) -> u64 {
@@ -97,9 +97,9 @@ impl Chain {
     /// `Io` where the archive can not be read; damage is no error but a `Step`.
     pub(super) fn step(&mut self, source: &mut dyn Source, members: &mut Members) -> Result<Step> {
         let start = self.at;
-        let mut overrides: Option<Overrides> = None;
+        let mut extensions: Option<Extensions> = None;
         let mut at = start;
-        let (mut extensions, mut extension_bytes) = (0_u32, 0_u64);
+        let (mut extension_count, mut extension_bytes) = (0_u32, 0_u64);
         loop {
             let Some(block) = self.block(source, at)? else {
                 return Ok(if at == start { Step::End } else { Step::Truncated(Vec::new()) });
@@ -124,9 +124,9 @@ impl Chain {
                         Err(error) => return Ok(self.damaged_at(data, &error.to_string())),
                     };
                     let next = data.saturating_add(padded(len));
-                    extensions = extensions.saturating_add(1);
+                    extension_count = extension_count.saturating_add(1);
                     extension_bytes = extension_bytes.saturating_add(len);
-                    if extensions > TAR_EXTENSIONS_MAX || extension_bytes > TAR_EXTENSION_MAX {
+                    if extension_count > TAR_EXTENSIONS_MAX || extension_bytes > TAR_EXTENSION_MAX {
                         return Ok(self.damaged_at(next, "too many extensions before one member"));
                     }
                     // Up to its NUL: GNU tar and Python do not mind a size that says less.
@@ -137,7 +137,7 @@ impl Chain {
                     let Some(body) = self.bytes(source, data, index(reach))? else {
                         return Ok(Step::Truncated(Vec::new()));
                     };
-                    let said = overrides.get_or_insert_with(|| self.globals.clone());
+                    let said = extensions.get_or_insert_with(|| self.globals.clone());
                     let taken = match header.kind() {
                         Type::Pax => said.take(body),
                         Type::LongName => {
@@ -166,14 +166,14 @@ impl Chain {
                 }
                 _ => {
                     let mut path = Vec::new();
-                    let none = Overrides::default();
+                    let none = Extensions::default();
                     let globals = (!self.globals.is_empty()).then_some(&self.globals);
-                    let overrides = overrides.as_ref().or(globals).unwrap_or(&none);
-                    match overrides.path() {
+                    let extensions = extensions.as_ref().or(globals).unwrap_or(&none);
+                    match extensions.path() {
                         Some(said) => path.extend(said),
                         None => header.path(&mut path),
                     }
-                    let found = Found { header, overrides, path, start, data };
+                    let found = Found { header, extensions, path, start, data };
                     let (step, next) = member(found, self.end, self.nesting, source, members)?;
                     self.at = next;
                     return Ok(step);
@@ -212,12 +212,12 @@ fn member(
     source: &mut dyn Source,
     members: &mut Members,
 ) -> Result<(Step, u64)> {
-    let Found { header, overrides, path, start, data } = found;
+    let Found { header, extensions, path, start, data } = found;
     let damaged = |why: &str, next: u64| {
         let what = format!("member \"{}\" at {start:#x}: {why}", shown(&path));
         (Step::Damaged { path: path.clone(), what }, next)
     };
-    let stored = match (header.has_data(), overrides.size, header.size()) {
+    let stored = match (header.has_data(), extensions.size, header.size()) {
         (false, ..) => 0,
         (true, Some(size), _) | (true, None, Ok(size)) => size,
         (true, None, Err(error)) => return Ok(damaged(&error.to_string(), data)),
@@ -236,9 +236,9 @@ fn member(
                 kind,
                 size: rest,
                 body: Body::Stored(data),
-                ..about(header, overrides, start)
+                ..about(header, extensions, start)
             };
-            members.push(member, parts(&path, &[], None, overrides));
+            members.push(member, parts(&path, &[], None, extensions));
             return Ok((Step::Member, limit));
         }
         return Ok((Step::Truncated(path), limit));
@@ -246,12 +246,12 @@ fn member(
     if stored > FILE_SIZE_MAX {
         return Ok(damaged("larger than a file can be", next));
     }
-    let link = overrides.link().unwrap_or_else(|| header.link());
+    let link = extensions.link().unwrap_or_else(|| header.link());
     if path.len() > TAR_PATH_MAX || link.len() > TAR_PATH_MAX {
         let what = format!("paths over {TAR_PATH_MAX} bytes");
         return Ok((Step::Skipped(Some(Skip { what, path: Some(path) })), next));
     }
-    let mut member = about(header, overrides, start);
+    let mut member = about(header, extensions, start);
     match header.kind() {
         Type::Other => {
             let skip = header.left_out().map(|what| Skip { what: what.into(), path: Some(path) });
@@ -263,7 +263,7 @@ fn member(
             member.size = stored;
             member.body = Body::Stored(data);
             let mut reached = data;
-            let words = &overrides.sparse;
+            let words = &extensions.sparse;
             let map = sparse::read(header, words, data, stored, limit, source, &mut reached);
             let map = match map {
                 Ok(map) => map,
@@ -278,7 +278,7 @@ fn member(
                     return Ok((Step::Truncated(path), limit));
                 }
                 member.size = map.size;
-                members.push(member, parts(&path, &[], Some(map.segments), overrides));
+                members.push(member, parts(&path, &[], Some(map.segments), extensions));
                 return Ok((Step::Member, padded(map.end)));
             }
             if nesting == Nesting::Recognise
@@ -306,18 +306,18 @@ fn member(
         member.body = Body::Device(number);
     }
     let link = if matches!(member.kind, Kind::Symlink | Kind::HardLink) { link } else { &[] };
-    members.push(member, parts(&path, link, None, overrides));
+    members.push(member, parts(&path, link, None, extensions));
     Ok((Step::Member, next))
 }
 
 /// What a header and its extensions say of any kind of member.
-fn about(header: Header<'_>, overrides: &Overrides, start: u64) -> Member {
+fn about(header: Header<'_>, extensions: &Extensions, start: u64) -> Member {
     let time = || Timestamp { seconds: header.modified(), nanoseconds: 0 };
     Member {
         permissions: header.permissions(),
-        uid: overrides.uid.unwrap_or_else(|| header.uid()),
-        gid: overrides.gid.unwrap_or_else(|| header.gid()),
-        modified: overrides.modified.unwrap_or_else(time),
+        uid: extensions.uid.unwrap_or_else(|| header.uid()),
+        gid: extensions.gid.unwrap_or_else(|| header.gid()),
+        modified: extensions.modified.unwrap_or_else(time),
         ..Member::new(start, Kind::Regular)
     }
 }
@@ -326,9 +326,9 @@ fn parts<'p>(
     path: &'p [u8],
     link: &'p [u8],
     sparse: Option<Vec<Segment>>,
-    overrides: &Overrides,
+    extensions: &Extensions,
 ) -> Parts<'p> {
-    Parts { path, link, sparse, xattrs: overrides.xattrs() }
+    Parts { path, link, sparse, xattrs: extensions.xattrs() }
 }
 
 /// The format of the archive that a member is, if its name and its first bytes both say so.

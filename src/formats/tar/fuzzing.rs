@@ -5,11 +5,11 @@
 
 use super::acl::Acls;
 use super::chain::Nesting;
+use super::extensions::Extensions;
 use super::header::{self, BLOCK, BLOCK_LEN, Block, Header, Seen};
 use super::index::apart::{Apart, read, sealed};
 use super::index::{Allowance, Draft, IndexFile, in_memory};
 use super::open::{Bytes, TarOptions};
-use super::overrides::Overrides;
 use super::segments::Grain;
 use super::source::Windowed;
 use super::{Tar, pax, scan, sparse};
@@ -66,13 +66,13 @@ pub fn pax(data: &[u8]) {
         assert!(pax::base64(value).is_none_or(|bytes| bytes.len() <= value.len()));
         assert!(pax::unescaped(keyword).len() <= keyword.len());
     }
-    let mut said = Overrides::default();
+    let mut said = Extensions::default();
     _ = said.take(data);
     for (name, value) in said.xattrs() {
         assert!((1..=255).contains(&name.len()) && value.len() <= 64 << 10);
     }
     assert!(said.xattrs().iter().map(|(name, _)| name.len() + 1).sum::<usize>() <= 64 << 10);
-    let mut globals = Overrides::default();
+    let mut globals = Extensions::default();
     _ = globals.take_global(data);
     assert!(globals.path().is_none() && globals.size.is_none() && globals.xattrs().is_empty());
 }
@@ -87,15 +87,15 @@ pub fn sparse_map(data: &[u8]) {
     set_checksum(block);
     let block = *block;
     let Some(header) = Header::parse(&block) else { return };
-    let mut overrides = Overrides::default();
-    if overrides.take(said).is_err() {
+    let mut extensions = Extensions::default();
+    if extensions.take(said).is_err() {
         return;
     }
     let storage = MemStorage::new(archive);
     let limit = storage.len();
     let mut source = Windowed::new(&storage, limit);
     let mut reached = BLOCK_LEN;
-    let words = &overrides.sparse;
+    let words = &extensions.sparse;
     let found = sparse::read(header, words, BLOCK_LEN, stored, limit, &mut source, &mut reached);
     assert!((BLOCK_LEN..=limit).contains(&reached));
     let Ok(Some(map)) = found else { return };
@@ -160,8 +160,8 @@ pub fn tar(data: &[u8]) {
     };
     let Ok(tar) = Tar::open("fuzz", Bytes::Stored(storage.clone()), &options) else { return };
     walk(&tar, Folders::Consistent);
-    for graft in tar.grafts() {
-        assert!(graft.at + graft.len <= length(data.len()));
+    for nested_image in tar.nested_images() {
+        assert!(nested_image.at + nested_image.len <= length(data.len()));
     }
     // A scan as of a stream, and one in many places, find the same.
     if how & 2 != 0 && !recursive {
@@ -182,7 +182,7 @@ fn is_same(draft: Draft, tar: &Tar) -> bool {
     let len = tar.storage.len();
     let index = in_memory(draft, len, "fuzz", &allowance).expect("memory");
     let tree = tar.index.is_same_tree(&index).expect("memory");
-    tree && (&index.notes, &index.faults) == (&tar.index.notes, &tar.index.faults)
+    tree && (&index.notes, &index.findings) == (&tar.index.notes, &tar.index.findings)
 }
 
 /// Makes the checksum of a header right.

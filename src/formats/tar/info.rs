@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use super::Tar;
 use super::index::Content;
 use crate::error::Result;
-use crate::formats::info::{Compressed, Costs, Info, Kinds, Layout, Sizes, Stored};
+use crate::formats::info::{Compressed, Costs, Info, Kinds, Layout, Sizes, TarLayout};
 
 impl Tar {
     /// What is in it.
@@ -51,7 +51,7 @@ impl Tar {
             chunks: packed.chunks(),
             largest: packed.largest_chunk(),
         });
-        let stored = Stored {
+        let stored = TarLayout {
             bytes: self.storage.len(),
             compressed,
             holes,

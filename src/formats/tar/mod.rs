@@ -1,7 +1,7 @@
 //! Tar archives as a `Tree`: v7, ustar, GNU and pax, stored or compressed.
 //!
 //! Owns the translation of an index into the words of `vfs`. `open` gets that index, saved or from
-//! a scan; `header`, `pax`, `overrides`, `sparse` and `chain` read members, `scan` and `segments`
+//! a scan; `header`, `pax`, `extensions`, `sparse` and `chain` read members, `scan` and `segments`
 //! all of them, `packed` and `unpack` those of a compressed tar; `index` is the tree, `saved` keeps
 //! it for the next mount.
 //! Invariants: opening reads headers, and not the data of large members; the bytes of a member are
@@ -13,12 +13,14 @@ use crate::error::{Error, Kind, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{
-    Attr, Cookie, DirEntry, Fault, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp,
-    Totals, Tree,
+    Attr, Cookie, DirEntry, FileKind, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget,
+    Timestamp, Totals, Tree,
 };
 
 mod acl;
 mod chain;
+mod compressed_tar;
+mod extensions;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod header;
@@ -27,8 +29,6 @@ mod info;
 mod members;
 mod notes;
 mod open;
-mod overrides;
-mod packed;
 mod pax;
 mod saved;
 mod scan;
@@ -50,10 +50,10 @@ use sparse::Segment;
 
 pub use acl::Acls;
 pub(in crate::formats) use chain::folder_name;
-pub(in crate::formats) use index::{Allowance, Graft};
+pub(in crate::formats) use compressed_tar::CompressedTar;
+pub(in crate::formats) use index::{Allowance, NestedImage};
 pub use open::Saving;
 pub(in crate::formats) use open::{Bytes, SavedIndex, TarOptions};
-pub(in crate::formats) use packed::Packed;
 
 /// What st_blksize says, bytes: Python takes it as its buffer, so one read takes a whole image.
 const PREFERRED_READ: u32 = 256 << 10;
@@ -100,8 +100,8 @@ impl Tar {
     }
 
     /// Images within the archive whose trees belong into its folders.
-    pub(crate) fn grafts(&self) -> &[Graft] {
-        &self.index.grafts
+    pub(crate) fn nested_images(&self) -> &[NestedImage] {
+        &self.index.nested_images
     }
 
     /// The bytes of the archive, decoded.
@@ -223,7 +223,7 @@ impl Tar {
         offset: u64,
         visit: &mut dyn FnMut(Segment) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
-        // What `visit` reports is no fault of the index.
+        // What `visit` reports is no finding of the index.
         let mut failed = Ok(());
         self.by_index(self.index.segments(map, offset, &mut |segment| {
             visit(segment).unwrap_or_else(|error| {
@@ -381,7 +381,7 @@ impl Tree for Tar {
         u64::from(self.index.len()).saturating_add(1)
     }
 
-    fn place(&self, ino: Ino) -> Result<u64> {
+    fn data_offset(&self, ino: Ino) -> Result<u64> {
         let (id, node) = self.node(ino)?;
         let mut place = 0;
         match node.content() {
@@ -398,8 +398,8 @@ impl Tree for Tar {
         Ok(place)
     }
 
-    fn audit(&self, found: &mut dyn FnMut(Fault)) {
-        self.index.faults.iter().cloned().for_each(found);
+    fn audit(&self, found: &mut dyn FnMut(Finding)) {
+        self.index.findings.iter().cloned().for_each(found);
     }
 
     fn release(&self) {

@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 
 use super::index::cleaned;
 use crate::formats::bytes::length;
-use crate::vfs::{Fault, Subject};
+use crate::vfs::{Finding, Location};
 
-/// Sentences about damage kept; a damaged archive may hold any number of faults.
+/// Sentences about damage kept; a damaged archive may hold any number of findings.
 const DAMAGES_MAX: usize = 10;
 
 /// What hard links are that are left out.
 const LOST_LINKS: &str = "hard links whose target is not in the archive";
 
 /// Faults kept for who verifies.
-const FAULTS_MAX: usize = 1 << 16;
+const FINDINGS_MAX: usize = 1 << 16;
 
 /// A path as a person should read it, cut where it is longer than anybody would.
 pub(super) fn shown(path: &[u8]) -> String {
@@ -33,7 +33,7 @@ pub(super) struct Notes {
     /// By what they are: how many, and the path of one of them.
     skipped: BTreeMap<String, (u64, Option<String>)>,
     /// What is damaged, for who wants to know it file by file.
-    faults: Vec<Fault>,
+    findings: Vec<Finding>,
     more_faults: u64,
 }
 
@@ -45,20 +45,20 @@ impl Notes {
 
     /// The member at `path` is broken or missing; the empty path stands for the archive.
     pub(super) fn damage_of(&mut self, path: &[u8], what: String) {
-        self.fault(path, &what);
+        self.finding(path, &what);
         self.damage_line(what);
     }
 
-    fn fault(&mut self, path: &[u8], what: &str) {
-        if self.faults.len() >= FAULTS_MAX {
+    fn finding(&mut self, path: &[u8], what: &str) {
+        if self.findings.len() >= FINDINGS_MAX {
             self.more_faults = self.more_faults.saturating_add(1);
             return;
         }
-        let subject = match cleaned(path).join(&b'/') {
-            path if path.is_empty() => Subject::Archive,
-            path => Subject::Path(path),
+        let location = match cleaned(path).join(&b'/') {
+            path if path.is_empty() => Location::Archive,
+            path => Location::Path(path),
         };
-        self.faults.push(Fault::damage(subject, what));
+        self.findings.push(Finding::damage(location, what));
     }
 
     fn damage_line(&mut self, what: String) {
@@ -92,14 +92,14 @@ impl Notes {
     pub(super) fn lost_link(&mut self, path: &[u8], target: &[u8]) {
         self.skip(LOST_LINKS, Some(path));
         let target = shown(target);
-        self.fault(path, &format!("a hard link to \"{target}\", which is not in the archive"));
+        self.finding(path, &format!("a hard link to \"{target}\", which is not in the archive"));
     }
 
     /// Says of each damage that it is in the archive shown as the folder `path`; the whole archive
     /// has none.
     pub(super) fn within(mut self, path: &[u8]) -> Self {
         if !path.is_empty() {
-            self.faults = self.faults.into_iter().map(|fault| fault.below(path)).collect();
+            self.findings = self.findings.into_iter().map(|finding| finding.below(path)).collect();
             let path = path.escape_ascii();
             self.damages.iter_mut().for_each(|what| *what = format!("in \"{path}\": {what}"));
         }
@@ -111,10 +111,10 @@ impl Notes {
         for what in other.damages {
             self.damage_line(what);
         }
-        let room = FAULTS_MAX.saturating_sub(self.faults.len()).min(other.faults.len());
-        let over = length(other.faults.len().saturating_sub(room));
+        let room = FINDINGS_MAX.saturating_sub(self.findings.len()).min(other.findings.len());
+        let over = length(other.findings.len().saturating_sub(room));
         self.more_faults = self.more_faults.saturating_add(other.more_faults).saturating_add(over);
-        self.faults.extend(other.faults.into_iter().take(room));
+        self.findings.extend(other.findings.into_iter().take(room));
         self.more_damages = self.more_damages.saturating_add(other.more_damages);
         for (what, (count, path)) in other.skipped {
             self.skip_many(&what, count, path);
@@ -122,17 +122,18 @@ impl Notes {
     }
 
     /// A line for each, and the same for who verifies.
-    pub(super) fn told(mut self) -> (Vec<String>, Vec<Fault>) {
-        let mut faults = std::mem::take(&mut self.faults);
+    pub(super) fn told(mut self) -> (Vec<String>, Vec<Finding>) {
+        let mut findings = std::mem::take(&mut self.findings);
         if self.more_faults > 0 {
             let what = format!("and damage in {} more places", self.more_faults);
-            faults.push(Fault::damage(Subject::Archive, what));
+            findings.push(Finding::damage(Location::Archive, what));
         }
-        // A lost link is a fault of its own.
+        // A lost link is a finding of its own.
         let skipped = self.skipped.iter().filter(|(what, _)| *what != LOST_LINKS);
-        faults
-            .extend(skipped.map(|(what, left_out)| Fault::left_out(left_out_line(what, left_out))));
-        (self.lines(), faults)
+        findings.extend(
+            skipped.map(|(what, left_out)| Finding::left_out(left_out_line(what, left_out))),
+        );
+        (self.lines(), findings)
     }
 
     pub(super) fn lines(self) -> Vec<String> {
@@ -159,7 +160,7 @@ mod tests {
     fn tells_of_many_faults_in_few_lines() {
         let mut notes = Notes::default();
         for number in 0..100 {
-            notes.damage(format!("fault {number}"));
+            notes.damage(format!("finding {number}"));
             notes.skip("odd members", Some(format!("m{number}").as_bytes()));
         }
         let mut all = Notes::default();

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use super::acl::Acls;
 use super::chain::Nesting;
+use super::compressed_tar::{self, CompressedTar};
 use super::header::{self, BLOCK};
 use super::index::{Allowance, Draft, Index, IndexFile, IndexOptions, unsaved};
-use super::packed::{self, Packed};
 use super::saved::{New, SAMPLES, Saved};
 use super::scan;
 use crate::error::{Error, Kind, Result};
@@ -31,7 +31,7 @@ pub(crate) enum Bytes {
     /// As they are.
     Stored(Arc<dyn Storage>),
     /// Compressed as a whole.
-    Compressed(Packed),
+    Compressed(CompressedTar),
 }
 
 /// How to open an archive.
@@ -91,7 +91,7 @@ pub enum Saving {
 pub(super) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Opened> {
     let opened = match bytes {
         Bytes::Stored(storage) => stored(name, storage, options),
-        Bytes::Compressed(packed) => packed::open(name, packed, options),
+        Bytes::Compressed(packed) => compressed_tar::open(name, packed, options),
     };
     opened.map_err(|error| error.within(name))
 }
@@ -191,11 +191,11 @@ pub(super) fn keep(
     if known.saving == Saving::Compared {
         let seek_points = draft.seek_points.clone();
         let mut index = unsaved(draft, decoded_len, name, indexes)?;
-        index.faults.extend(saved.compare(known.file, &index, &seek_points, indexes));
+        index.findings.extend(saved.compare(known.file, &index, &seek_points, indexes));
         return Ok((index, false));
     }
     match save(&saved, &draft, decoded_len, offsets, known, options)? {
-        Some(index) => Ok((index.with_faults(draft.faults), true)),
+        Some(index) => Ok((index.with_findings(draft.findings), true)),
         None => Ok((unsaved(draft, decoded_len, name, indexes)?, false)),
     }
 }

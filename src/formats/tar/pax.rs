@@ -2,7 +2,7 @@
 //! Header").
 //!
 //! Owns cutting them apart and the numbers in them; leaves what a keyword means to
-//! `overrides`.
+//! `extensions`.
 //! Invariant: a record never reaches past the length it claims, nor past its header.
 
 use crate::error::{Error, Result};

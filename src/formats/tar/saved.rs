@@ -34,7 +34,7 @@ use super::index::{Allowance, Draft, FileKey, Hash, Index, IndexFile, IndexOptio
 use crate::error::{Error, Kind, Result};
 use crate::storage::{self, Directory, FileStorage, Identity, Origin, Readers, Storage};
 use crate::sync::Arc;
-use crate::vfs::{Fault, Subject};
+use crate::vfs::{Finding, Location};
 
 /// Samples of an archive; each is a read when a saved index is opened.
 pub(super) const SAMPLES: usize = 16;
@@ -230,15 +230,15 @@ impl Saved {
         new: &Index,
         seek_points: &[u8],
         allowance: &Arc<Allowance>,
-    ) -> Vec<Fault> {
-        let mut faults = Vec::new();
+    ) -> Vec<Finding> {
+        let mut findings = Vec::new();
         for place in &self.places {
             let shown = place.path.display();
             let found = match self.load_from(place, archive, allowance) {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
                 Err(error) => {
-                    faults.push(Fault::note(format!("index {shown}: {error}")));
+                    findings.push(Finding::note(format!("index {shown}: {error}")));
                     continue;
                 }
             };
@@ -249,11 +249,11 @@ impl Saved {
                 }
                 Err(error) => Some(format!("index {shown}: {error}")),
             };
-            faults.extend(what.map(|what| Fault::damage(Subject::Archive, what)));
+            findings.extend(what.map(|what| Finding::damage(Location::Archive, what)));
             // The others are never looked at.
             break;
         }
-        faults
+        findings
     }
 
     /// The key of the archive as it is now, with samples of the blocks at some of `offsets`.

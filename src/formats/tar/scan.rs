@@ -204,7 +204,7 @@ impl Scan {
     /// `Io` where there is no room for it.
     pub(super) fn finish(mut self) -> Result<Draft> {
         let mut draft = self.builder.finish(&mut self.notes)?;
-        (draft.notes, draft.faults) = self.notes.told();
+        (draft.notes, draft.findings) = self.notes.told();
         Ok(draft)
     }
 }

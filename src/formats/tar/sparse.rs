@@ -7,8 +7,8 @@
 
 use std::borrow::Cow;
 
+use super::extensions::SparseWords;
 use super::header::{self, BLOCK, BLOCK_LEN, Header, Type};
-use super::overrides::SparseWords;
 use super::pax;
 use super::source::{self, Source};
 use crate::error::{Error, Result};

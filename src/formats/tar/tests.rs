@@ -19,7 +19,7 @@ use crate::formats::limits::NESTING_MAX;
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::vfs::Fault;
+use crate::vfs::Finding;
 
 /// Segments of some members, so that an archive of half a megabyte has a hundred of them.
 const FINE: Grain = Grain { sample: 3, per_segment: 2, segment_min: 1 << 10, segment_max: 8 << 10 };
@@ -174,9 +174,9 @@ fn indexed(draft: Draft) -> Index {
 }
 
 /// All that is shown and told of a tree.
-fn apart(draft: Draft) -> (Apart, Vec<Fault>) {
-    let faults = draft.faults.clone();
-    (Apart::of_index(&indexed(draft)).unwrap(), faults)
+fn apart(draft: Draft) -> (Apart, Vec<Finding>) {
+    let findings = draft.findings.clone();
+    (Apart::of_index(&indexed(draft)).unwrap(), findings)
 }
 
 /// The tree of an archive whose every header was reached from the one before.

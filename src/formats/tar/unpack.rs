@@ -8,13 +8,13 @@ use super::recognises;
 use super::source::Source;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
-use crate::formats::compressed::{Container, Seekable, Survey};
+use crate::formats::compressed::{Container, FirstPass, SeekIndex};
 use crate::progress::Progress;
 use crate::vfs::SharedBytes;
 
 /// A compressed tar, as far as it is decoded.
 pub(super) struct Unpacking<'p> {
-    survey: Survey,
+    first_pass: FirstPass,
     /// The piece at hand, and where in the decoded bytes it begins.
     piece: SharedBytes,
     start: u64,
@@ -32,7 +32,7 @@ pub(super) struct Unpacking<'p> {
 
 /// What decoding to the end came to.
 pub(super) struct Unpacked {
-    pub(super) seekable: Seekable,
+    pub(super) seek_index: SeekIndex,
     /// What ended it too early.
     pub(super) damage: Option<Damage>,
     /// Where in the compressed file something begins that is not of its container.
@@ -47,9 +47,9 @@ pub(super) struct Damage {
 }
 
 impl<'p> Unpacking<'p> {
-    pub(super) fn new(survey: Survey, progress: &'p Progress) -> Self {
+    pub(super) fn new(first_pass: FirstPass, progress: &'p Progress) -> Self {
         Self {
-            survey,
+            first_pass,
             piece: SharedBytes::from([]),
             start: 0,
             joined: Vec::new(),
@@ -89,11 +89,11 @@ impl<'p> Unpacking<'p> {
     /// What the survey reports but for damage.
     pub(super) fn finish(mut self) -> Result<Unpacked> {
         while self.advance()? {}
-        let garbage = self.survey.garbage();
-        let seekable = self.survey.finish();
-        let in_doubt = self.end.is_some_and(|end| seekable.len() < end);
+        let garbage = self.first_pass.garbage();
+        let seek_index = self.first_pass.finish();
+        let in_doubt = self.end.is_some_and(|end| seek_index.len() < end);
         let damage = self.damage.map(|error| Damage { error, in_doubt });
-        Ok(Unpacked { seekable, damage, garbage })
+        Ok(Unpacked { seek_index, damage, garbage })
     }
 
     /// Goes to the next piece; `false` at the end.
@@ -102,14 +102,14 @@ impl<'p> Unpacking<'p> {
             return Ok(false);
         }
         let behind = self.start.saturating_add(length(self.piece.len()));
-        let next = match self.survey.next_piece() {
+        let next = match self.first_pass.next_piece() {
             Err(error) if error.is_damage() => {
                 self.damage = Some(error);
                 None
             }
             other => other?,
         };
-        let position = self.survey.position();
+        let position = self.first_pass.position();
         self.progress.advance(position.saturating_sub(self.told));
         self.told = position;
         match next {

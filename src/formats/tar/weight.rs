@@ -49,10 +49,10 @@ impl Weight {
 /// # Errors
 /// `Io` where the job has less left.
 pub(super) fn check(bytes: u64) -> Result<()> {
-    memory::left().map_or(Ok(()), |left| fits(bytes, left))
+    memory::headroom().map_or(Ok(()), |left| fits(bytes, left))
 }
 
-fn fits(bytes: u64, left: memory::Left) -> Result<()> {
+fn fits(bytes: u64, left: memory::Headroom) -> Result<()> {
     if bytes.saturating_add(SPARE) <= left.bytes {
         return Ok(());
     }
@@ -76,11 +76,11 @@ fn taken() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{Bound, Left};
+    use crate::memory::{Bound, Headroom};
 
     #[test]
     fn an_index_needs_its_bytes_and_some_to_spare() {
-        let left = |bytes| Left { bytes, bound: Bound::ControlGroup };
+        let left = |bytes| Headroom { bytes, bound: Bound::ControlGroup };
         fits(100, left(SPARE + 100)).unwrap();
         let error = fits(100, left(SPARE + 99)).unwrap_err();
         assert_eq!(error.kind(), Kind::Io);

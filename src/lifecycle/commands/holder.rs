@@ -33,7 +33,7 @@ pub enum Reason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HolderChoice {
     /// Nothing.
-    Usual,
+    Default,
     /// `--keep`.
     Keep,
     /// `--until-pid`.
@@ -51,7 +51,7 @@ pub fn choose(wish: HolderChoice) -> Result<Holder> {
     match wish {
         HolderChoice::Keep => Ok(Holder::Nobody(Reason::Asked)),
         HolderChoice::UntilPid(pid) => ProcessId::of(pid).map(Holder::Process),
-        HolderChoice::Usual => {
+        HolderChoice::Default => {
             let task = std::env::var("SLURM_TASK_PID").ok();
             if let Some(task) = task.and_then(|pid| batch_task(pid.parse().ok()?)) {
                 return Ok(Holder::Process(task));

@@ -1,9 +1,9 @@
 //! What the commands do to mounts, one file each, and for whom a mount is held.
 
+pub(super) mod descendants;
 pub(super) mod gc;
 pub(super) mod holder;
 pub(super) mod interrupt;
-pub(super) mod leftover;
 pub(super) mod list;
 pub(super) mod mount;
 pub(super) mod relay;

@@ -16,7 +16,7 @@ use crate::progress::Show;
 
 /// A mount that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mounted {
+pub enum MountOutcome {
     /// A new one.
     New,
     /// The one of that process, which others asked for before.
@@ -56,7 +56,7 @@ pub fn mount(
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
     mut caller: Caller,
     show: Show<'_>,
-) -> Result<Started<Mounted>> {
+) -> Result<Started<MountOutcome>> {
     if let Some(number) = inherited::number(&plan.mountpoint) {
         let connection = inherited::connection(number)?;
         let mut launched = Launched::start(&arguments(ConnectionSource::Handed), None)?;
@@ -66,7 +66,7 @@ pub fn mount(
         launched.hand_over(connection)?;
         return match launched.wait_until_ready()? {
             Ok(mut client) => match caller.take(&mut client)? {
-                true => Ok(Ok(Mounted::New)),
+                true => Ok(Ok(MountOutcome::New)),
                 false => Err(ended()),
             },
             Err(status) => Ok(Err(status)),
@@ -77,11 +77,12 @@ pub fn mount(
             Ok(obtained) => obtained,
             Err(status) => return Ok(Err(status)),
         };
-        let mounted = shared.map_or(Mounted::New, |record| Mounted::Shared(record.process.pid()));
+        let mounted =
+            shared.map_or(MountOutcome::New, |record| MountOutcome::Shared(record.process.pid()));
         let error = match caller.take(&mut client) {
             Ok(true) => return Ok(Ok(mounted)),
             // Whoever ended it did not mean this caller, who asks again, as one who comes later.
-            Ok(false) if mounted != Mounted::New => continue,
+            Ok(false) if mounted != MountOutcome::New => continue,
             Ok(false) => ended(),
             Err(error) => error,
         };

@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGALRM, SIGCONT, SIGINT, SIGPIPE, SIGPROF, SIGVTALRM}
 use signal_hook::iterator::backend::Handle;
 
 use crate::error::{Error, Result};
-use crate::lifecycle::daemon::hold::{Hold, Lifetime};
+use crate::lifecycle::daemon::end_policy::{EndPolicy, Lifetime};
 use crate::lifecycle::daemon::kill_wait::KillWait;
 use crate::lifecycle::daemon::signals::{self, Arrival, ENDING, IgnoredNow, Received};
 use crate::lifecycle::daemon::slurm_end::{Script, SlurmEnd};
@@ -87,7 +87,7 @@ impl Relay {
         detach: impl FnOnce(),
     ) {
         let lifetime = Lifetime { grace: lifetime.grace, ..Lifetime::default() };
-        let mut hold = Hold::new(lifetime, Instant::now());
+        let mut hold = EndPolicy::new(lifetime, Instant::now());
         let kill_wait = match lifetime.grace {
             Some(_) => KillWait::default(),
             None => KillWait::ask(|| {}),
@@ -120,7 +120,7 @@ impl Relay {
     }
 
     /// What the signal means for the mount.
-    fn heed(&mut self, arrival: Arrival, hold: &mut Hold, course: &Course) {
+    fn heed(&mut self, arrival: Arrival, hold: &mut EndPolicy, course: &Course) {
         let Arrival { signal, is_by_kernel, .. } = arrival;
         let is_the_end = match &mut self.slurm {
             Some(slurm) => {
@@ -184,7 +184,7 @@ mod tests {
     fn heeds(signals: &[Arrival]) -> (bool, bool, bool) {
         let mut relay = Relay { received: Received::new([].into_iter()).unwrap(), slurm: None };
         let now = Instant::now();
-        let mut hold = Hold::new(Lifetime::default(), now);
+        let mut hold = EndPolicy::new(Lifetime::default(), now);
         let course = Course::default();
         for arrival in signals {
             relay.heed(*arrival, &mut hold, &course);

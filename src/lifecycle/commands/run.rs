@@ -18,7 +18,7 @@ use rustix::process::{Pid, WaitOptions, WaitStatus, geteuid, set_child_subreaper
 
 use crate::error::{Error, Result};
 use crate::lifecycle::commands::relay::{Course, Relay};
-use crate::lifecycle::commands::{leftover, mount};
+use crate::lifecycle::commands::{descendants, mount};
 use crate::lifecycle::daemon::launcher::{Launched, Started};
 use crate::lifecycle::mount::{attach, fusermount, mount_point, namespace, owned_directory};
 use crate::lifecycle::share::{self, Client, LeaseEnd, MountState};
@@ -41,7 +41,7 @@ const CANNOT_MOUNT: i32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privacy {
     /// All processes of the user; only the command where there is no other way.
-    Usual,
+    Default,
     /// Only the command.
     Private,
 }
@@ -95,7 +95,7 @@ pub fn run(
 }
 
 /// The hold on a mount.
-struct Lease {
+struct RunLease {
     client: Client,
     /// Whether this process mounted it, in its namespace.
     is_private: bool,
@@ -107,7 +107,7 @@ fn obtain(
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
     privacy: Privacy,
     show: Show<'_>,
-) -> Result<Started<Lease>> {
+) -> Result<Started<RunLease>> {
     if privacy == Privacy::Private {
         return mount_privately(mount_point, plan, arguments);
     }
@@ -116,7 +116,7 @@ fn obtain(
         return mount_privately(mount_point, plan, arguments);
     }
     match mount::obtain(plan, arguments, show)? {
-        Ok((client, _)) => Ok(Ok(Lease { client, is_private: false })),
+        Ok((client, _)) => Ok(Ok(RunLease { client, is_private: false })),
         // It has said why: a mount point that is not the user's, say, or root in a user namespace,
         // which may mount only in one of its own.
         Err(CANNOT_MOUNT) if fusermount::device_can_be_opened() => {
@@ -133,7 +133,7 @@ fn mount_privately(
     mount_point: &Path,
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
-) -> Result<Started<Lease>> {
+) -> Result<Started<RunLease>> {
     let mut launched = Launched::start(&arguments(ConnectionSource::Private), None)?;
     match launched.wait_until_opened() {
         Ok(Ok(())) => {}
@@ -165,7 +165,7 @@ fn mount_privately(
         let _ = attach::detach_here(mount_point);
         clear_private(mount_point);
     }
-    Ok(answers?.map(|client| Lease { client, is_private: true }))
+    Ok(answers?.map(|client| RunLease { client, is_private: true }))
 }
 
 /// Removes what a killed daemon of a private mount has left.
@@ -174,7 +174,7 @@ fn clear_private(mount_point: &Path) {
     owned_directory::remove_unused(mount_point, None);
 }
 
-impl Lease {
+impl RunLease {
     /// Gives it back although `command` still runs, as when that has ended.
     fn end_before(mut self, command: Option<ProcessId>, mount_point: &Path) {
         // A daemon that does not answer is told of by what follows.
@@ -231,7 +231,7 @@ fn execute(
     mount_point: &Path,
     lifetime: Lifetime,
     command: &[OsString],
-    lease: &mut Option<Lease>,
+    lease: &mut Option<RunLease>,
     show: Show<'_>,
 ) -> Result<Outcome> {
     let Some((program, arguments)) = command.split_first() else {
@@ -275,7 +275,7 @@ fn execute(
         let status = reap(pid);
         course.has_ended.store(true, Ordering::Relaxed);
         let shown = show("waiting for what the command left running");
-        wait_for_leftovers(mount_point, &course.is_asked);
+        wait_for_descendants(mount_point, &course.is_asked);
         drop(shown);
         handle.close();
         status
@@ -309,12 +309,12 @@ fn reap(pid: Pid) -> rustix::io::Result<WaitStatus> {
 
 /// As long as processes of the command's group have files of the mount open, it is theirs; a signal
 /// that asks for the end takes it from them.
-fn wait_for_leftovers(mount_point: &Path, asked: &AtomicBool) {
+fn wait_for_descendants(mount_point: &Path, asked: &AtomicBool) {
     let since = Instant::now();
     let mut told = false;
     while !asked.load(Ordering::Relaxed) {
         while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
-        let users = leftover::users_of(mount_point);
+        let users = descendants::users_of(mount_point);
         if users.is_empty() {
             return;
         }

@@ -197,7 +197,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
 /// The script in which this is called, if that can be told, and this process, which a shell may
 /// have put in its own place for its last command.
 fn callers() -> Vec<ProcessId> {
-    let script = match holder::choose(HolderChoice::Usual) {
+    let script = match holder::choose(HolderChoice::Default) {
         Ok(Holder::Process(process)) => Some(process),
         Ok(Holder::Nobody(_)) | Err(_) => None,
     };

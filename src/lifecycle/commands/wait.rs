@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::list;
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{self, MountState};
-use crate::lifecycle::system::answer;
+use crate::lifecycle::system::probe;
 use crate::mountinfo;
 
 /// How often one looks at what the kernel does not tell of: folders on the way to the mount point,
@@ -83,7 +83,7 @@ fn look(path: &Path) -> Result<Found> {
             return Err(Error::new(Kind::NotMounted, context));
         }
     };
-    Ok(match answer::of(&mount_point, &entry, LOOK_AGAIN) {
+    Ok(match probe::of(&mount_point, &entry, LOOK_AGAIN) {
         Some(Ok(())) => Found::Answers,
         // It has just ended.
         Some(Err(_)) => Found::Nothing,

@@ -25,8 +25,8 @@ use rustix::process::{Signal, set_parent_process_death_signal, setsid};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::inherited;
 use crate::lifecycle::share::{Client, MountLock};
-use crate::lifecycle::system::descriptor;
 use crate::lifecycle::system::process::ProcessId;
+use crate::lifecycle::system::scm_rights;
 
 /// A daemon that is on its way. Dropping it lets go of the daemon, which ends then.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl Launched {
     /// # Errors
     /// `Io`.
     pub(in crate::lifecycle) fn hand_over(&mut self, connection: OwnedFd) -> Result<()> {
-        descriptor::send(&self.client, connection.as_fd())
+        scm_rights::send(&self.client, connection.as_fd())
             .map_err(|error| Error::io("can not hand over the mount", error.into()))
     }
 
@@ -214,7 +214,7 @@ impl Launcher {
     pub(in crate::lifecycle) fn connection(&mut self) -> Result<Option<OwnedFd>> {
         let failed = |error: io::Error| Error::io("no mount was handed over", error);
         self.stream.write_all(OPENED.as_bytes()).map_err(failed)?;
-        descriptor::receive(&self.stream).map_err(|error| failed(error.into()))
+        scm_rights::receive(&self.stream).map_err(|error| failed(error.into()))
     }
 
     /// Says that files can be read, and lets go of the terminal and of the lock; returns the

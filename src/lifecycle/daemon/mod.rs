@@ -1,8 +1,8 @@
 //! The daemon: mounts, serves until the mount has no more reason to be, unmounts.
 //!
-//! Owns the order of things at both ends. Leaves how long that is to `hold` and being started in
-//! the background to `launcher`. Invariants: "ready" is said only of a mount that answers; on any
-//! event unmounting is the first thing done, for a batch system may kill everything milliseconds
+//! Owns the order of things at both ends. Leaves how long that is to `end_policy` and being started
+//! in the background to `launcher`. Invariants: "ready" is said only of a mount that answers; on
+//! any event unmounting is the first thing done, for a batch system may kill everything milliseconds
 //! later.
 
 use std::fs::File;
@@ -29,8 +29,8 @@ use crate::sync::Arc;
 
 pub(super) mod address_space;
 pub(super) mod budget_share;
-pub(super) mod clone;
-pub(super) mod hold;
+pub(super) mod clone_fd;
+pub(super) mod end_policy;
 mod idle;
 pub(super) mod kill_wait;
 pub(super) mod launcher;
@@ -48,7 +48,7 @@ mod stage;
 mod start;
 
 use budget_share::Share;
-use hold::{Held, Hold, Step, TRY_AGAIN};
+use end_policy::{EndPolicy, Holders, Step, TRY_AGAIN};
 use kill_wait::KillWait;
 use mounted::{Mounted, unmount_on_panic};
 use release::Release;
@@ -64,7 +64,7 @@ pub use start::{check_ready, serve_in_background, serve_in_foreground};
 struct Daemon {
     mount: Arc<Mounted>,
     leases: Leases,
-    hold: Hold,
+    hold: EndPolicy,
     release: Release,
     share: Share,
     wakes: Wakes,
@@ -91,7 +91,7 @@ pub(in crate::lifecycle) fn usual_threads() -> usize {
 }
 
 fn shape(threads: Option<usize>) -> SessionShape {
-    let left = memory::left_at_start().map(|left| left.bytes);
+    let left = memory::headroom_at_start().map(|left| left.bytes);
     let memory = [memory::limit(), left].into_iter().flatten().min();
     session_shape(processors::count(), memory, threads)
 }
@@ -118,7 +118,7 @@ impl Daemon {
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
         // The working directory may lie on a file system that somebody wants to unmount.
         let _ = std::env::set_current_dir("/");
-        let hold = Hold::new(plan.lifetime, Instant::now());
+        let hold = EndPolicy::new(plan.lifetime, Instant::now());
         let (leases, mounts) = (Leases::new(listener)?, mountinfo::changes()?);
         let kill_wait = match plan.lifetime.grace {
             Some(_) => KillWait::default(),
@@ -166,7 +166,7 @@ impl Daemon {
             while let Some((client, request)) = self.leases.next_unmount() {
                 self.unmount_for(client, &request);
             }
-            let held = Held { by_process: self.leases.is_held(), kept: self.leases.is_kept() };
+            let held = Holders { by_process: self.leases.is_held(), kept: self.leases.is_kept() };
             let now = Instant::now();
             // Whatever is done next: what has changed would end each wait at once.
             let share = self.share.attend(now);

@@ -8,8 +8,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::failpoint;
 use crate::heap;
-use crate::inject;
 use crate::lifecycle::daemon::idle::{IdleTime, Step};
 use crate::stats::Stats;
 use crate::sync::{Arc, AtomicBool, Ordering, Weak};
@@ -81,7 +81,7 @@ fn release(tree: &Weak<dyn Tree>, stats: &Stats, idle: Duration) {
         let totals = stats.totals();
         totals.metadata.held_bytes.saturating_add(totals.data.held_bytes)
     };
-    inject::panic_at("release");
+    failpoint::panic_at("release");
     let before = held();
     if let Some(tree) = tree.upgrade() {
         tree.release();

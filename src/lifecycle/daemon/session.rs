@@ -14,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::error::{Error, Kind, Result};
 use crate::fuse::{ArchiveFilesystem, SessionShape};
 use crate::lifecycle::daemon::signals::SessionEnd;
-use crate::lifecycle::daemon::{address_space, clone};
+use crate::lifecycle::daemon::{address_space, clone_fd};
 use crate::sync::Mutex;
 
 /// Descriptors that are left to holders of the mount, archives and the end of the mount.
@@ -36,7 +36,7 @@ pub(in crate::lifecycle) fn start(
     let threads = threads(address_space::threads(shape.threads, cache_bytes)?)?;
     let mut config = Config::default();
     config.n_threads = Some(threads);
-    config.clone_fd = has_descriptors_for(threads) && clone::is_possible(&connection);
+    config.clone_fd = has_descriptors_for(threads) && clone_fd::is_possible(&connection);
     // The kernel itself keeps others out unless allow_other is given; asking again would refuse
     // requests that it makes on behalf of nobody.
     let session =

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
-use crate::memory::{self, Left};
+use crate::memory::{self, Headroom};
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
@@ -70,7 +70,8 @@ fn copied(
         return Err(does_not_fit(len, free));
     }
     if storage::is_in_memory(&target) {
-        check_memory(len, cache_bytes, memory::left()).map_err(|error| error.with_hint(DISK))?;
+        check_memory(len, cache_bytes, memory::headroom())
+            .map_err(|error| error.with_hint(DISK))?;
     }
     progress.begin(format!("copying to {}", directory.display()));
     take_room(&target, len)?;
@@ -100,14 +101,15 @@ fn files_in_page_cache(
 ) -> Result<()> {
     let files: Vec<_> = files.iter().filter(|file| !file.is_in_memory()).cloned().collect();
     let len = storage::copied_len(&files);
-    check_memory(len, cache_bytes, memory::left()).map_err(|error| error.with_hint(NO_PRELOAD))?;
+    check_memory(len, cache_bytes, memory::headroom())
+        .map_err(|error| error.with_hint(NO_PRELOAD))?;
     progress.begin("reading into memory");
     storage::read_all(&files, progress)
 }
 
 /// Whether so many bytes fit in what memory is left, with a cache beside them.
-fn check_memory(len: u64, cache_bytes: u64, left: Option<Left>) -> Result<()> {
-    let Some(Left { bytes, bound }) = left else {
+fn check_memory(len: u64, cache_bytes: u64, left: Option<Headroom>) -> Result<()> {
+    let Some(Headroom { bytes, bound }) = left else {
         return Ok(());
     };
     if len == 0 || len.saturating_add(cache_bytes) <= bytes {
@@ -130,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_is_left_must_hold_the_archives_and_the_cache() {
-        let left = |bytes, bound| Some(Left { bytes, bound });
+        let left = |bytes, bound| Some(Headroom { bytes, bound });
         for bound in [Bound::Node, Bound::ControlGroup] {
             check_memory(100, 28, left(128, bound)).unwrap();
             let error = check_memory(100, 28, left(127, bound)).unwrap_err();

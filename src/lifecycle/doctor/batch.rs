@@ -1,12 +1,12 @@
 //! The batch job that this process is in.
 //!
-//! Owns telling which system started it; leaves to `lifecycle::batch` whose end ends a daemon.
+//! Owns telling which system started it; leaves to `system::slurm` whose end ends a daemon.
 //! Invariant: nothing but variables and control groups is asked, so it costs the scheduler nothing.
 
 use std::env;
 
-use crate::lifecycle::system::batch;
 use crate::lifecycle::system::process::ProcessId;
+use crate::lifecycle::system::slurm;
 
 /// A job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +68,6 @@ impl Batch {
             Ok(Ok(pid)) if ProcessId::of(pid).is_ok() => Task::Alive(pid),
             Ok(_) => Task::Gone,
         };
-        Some(Self { scheduler, job, step, killed_with: batch::killed_with(), task })
+        Some(Self { scheduler, job, step, killed_with: slurm::killed_with(), task })
     }
 }

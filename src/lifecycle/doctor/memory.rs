@@ -6,13 +6,13 @@
 use rustix::process::{Resource, getrlimit};
 
 use crate::cache;
-use crate::memory::{self, Left};
+use crate::memory::{self, Headroom};
 
 /// What is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// What this process may take besides what is taken.
-    pub left: Option<Left>,
+    pub left: Option<Headroom>,
     /// What the cache of a mount would be, bytes.
     pub cache: u64,
     /// A limit of the address space (ulimit -v), bytes.
@@ -22,7 +22,7 @@ pub struct Memory {
 impl Memory {
     pub(super) fn probe() -> Self {
         Self {
-            left: memory::left(),
+            left: memory::headroom(),
             cache: cache::default_bytes(),
             address_space: getrlimit(Resource::As).current,
         }

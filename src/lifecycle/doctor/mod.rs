@@ -91,7 +91,7 @@ impl Node {
             memory: Memory::probe(),
             processors,
             places: places::all(),
-            records: share::probe(),
+            records: share::try_registry(),
             broken: broken.map(|it| (it.mount_point, it.state)).collect(),
         }
     }

@@ -23,7 +23,7 @@ use super::share::{self, MountState};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::{inherited, mount_point};
-use crate::lifecycle::system::batch;
+use crate::lifecycle::system::slurm;
 
 mod environment;
 mod launch;
@@ -87,7 +87,7 @@ pub fn mount(
     let must = choice == JobStep::Always || nodes == Nodes::All;
     let job = match Job::of_batch_script(&|name| std::env::var(name).ok()) {
         _ if choice == JobStep::Never => return Ok(Outcome::NoStep(None)),
-        Ok(job) if must || job.is_tracked(batch::killed_with().as_deref()) => job,
+        Ok(job) if must || job.is_tracked(slurm::killed_with().as_deref()) => job,
         Ok(_) => return Ok(Outcome::NoStep(None)),
         Err(error) if must => return Err(error),
         Err(_) => return Ok(Outcome::NoStep(None)),

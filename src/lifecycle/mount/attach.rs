@@ -21,7 +21,7 @@ use crate::lifecycle::Access;
 use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
 use crate::lifecycle::mount::{device, fusermount};
-use crate::lifecycle::system::answer;
+use crate::lifecycle::system::probe;
 use crate::mountinfo::{self, MountEntry, TYPE};
 use crate::sync::{AtomicBool, Ordering};
 
@@ -242,7 +242,7 @@ fn detach_moved(directory: &OwnedFd) {
     };
     if let Ok(Some(entry)) = mountinfo::topmost(&mount_point)
         && entry.is_own()
-        && answer::is_stale(&mount_point, &entry, ANSWER)
+        && probe::is_stale(&mount_point, &entry, ANSWER)
         && let Err(error) = detach_as_root(&mount_point, Detach::Lazily)
     {
         log::warn!("{error}; archfs gc clears it");

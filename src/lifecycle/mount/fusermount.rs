@@ -7,8 +7,8 @@
 //!
 //! PATH is whatever a job script made of it, and may hold folders of others, or of everybody. So
 //! only absolute folders of it count, and of those only what nobody but root and the user can have
-//! changed (`storage::weak_point`). In a user namespace that does not map root, that is nothing of
-//! the system. A helper that is set-uid root is taken before any other, since
+//! changed (`storage::first_untrusted`). In a user namespace that does not map root,
+//! that is nothing of the system. A helper that is set-uid root is taken before any other, since
 //! a package of libfuse in somebody's PATH has one that may not mount; it needs nothing of the
 //! environment and gets none. One that is not has the rights of the user alone, and may be a
 //! container's stand-in that finds its server by a variable, so it gets the user's environment.
@@ -33,7 +33,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::Access;
 use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::device;
-use crate::lifecycle::system::descriptor;
+use crate::lifecycle::system::scm_rights;
 use crate::mountinfo;
 use crate::storage;
 
@@ -83,7 +83,7 @@ pub(in crate::lifecycle) fn mount(
         .spawn()
         .map_err(|error| helper.can_not_be_run(error))?;
     drop(theirs);
-    let connection = descriptor::receive(&ours);
+    let connection = scm_rights::receive(&ours);
     let mut said = String::new();
     if let Some(mut stderr) = child.stderr.take() {
         let _ = stderr.read_to_string(&mut said);
@@ -176,7 +176,7 @@ impl Helper {
         let (mut plain, mut passed_over) = (None, None);
         for helper in there {
             let is_set_uid = is_set_uid_root(&helper);
-            match storage::weak_point(&helper) {
+            match storage::first_untrusted(&helper) {
                 None if is_set_uid => return Ok(Self { path: helper, is_set_uid }),
                 None => plain = plain.or(Some(helper)),
                 Some(weak) => passed_over = passed_over.or(Some((helper, weak))),

@@ -29,8 +29,8 @@ use super::state::{self, MountState};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::mount_point::taken;
-use crate::lifecycle::system::batch::Group;
 use crate::lifecycle::system::process::ProcessId;
+use crate::lifecycle::system::slurm::JobStep;
 use crate::memory;
 use crate::mountinfo::MountEntry;
 use crate::vfs::ViewOptions;
@@ -249,8 +249,8 @@ fn check_same(
 /// take its mount away while this process still reads. One that is kept, such as a mount step of
 /// its own, is meant to outlast the steps of its job.
 fn check_lasts(mount_point: &Path, client: &mut Client) -> Result<()> {
-    let own = Group::own();
-    let Some(group) = client.daemon().and_then(|daemon| Group::of(daemon.pid())) else {
+    let own = JobStep::own();
+    let Some(group) = client.daemon().and_then(|daemon| JobStep::of(daemon.pid())) else {
         return Ok(());
     };
     if !group.may_end_before(own.as_ref())

@@ -22,8 +22,8 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::own_file;
 use super::peers::Peers;
+use super::private_file;
 use super::record::{self, Record};
 use super::registry::Registry;
 use crate::error::{Error, Kind, Result};
@@ -146,7 +146,8 @@ impl MountLock {
     fn open(registry: &Registry, name: &str, create: Option<&Record>) -> io::Result<Attempt> {
         let path = registry.path(name);
         let mut options = File::options();
-        let opened = own_file::open(&path, options.read(true).write(true).create(create.is_some()));
+        let opened =
+            private_file::open(&path, options.read(true).write(true).create(create.is_some()));
         let file = match opened {
             Err(error) if error.kind() == ErrorKind::NotFound && create.is_none() => {
                 return Ok(Attempt::Gone);
@@ -240,7 +241,7 @@ impl MountLock {
         let socket = self.socket();
         let _ = fs::remove_file(&socket);
         let listening = UnixListener::bind(&socket).and_then(|listener| {
-            own_file::open_to_owner(&socket)?;
+            private_file::open_to_owner(&socket)?;
             Ok(listener)
         });
         listening.map_err(|error| Error::io(format!("{}: cannot listen", socket.display()), error))

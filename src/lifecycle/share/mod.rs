@@ -11,11 +11,11 @@ use std::time::Duration;
 mod join;
 mod lease;
 mod lock;
-mod own_file;
 mod peers;
-mod probe;
+mod private_file;
 mod record;
 mod registry;
+mod registry_trial;
 mod state;
 
 pub(super) use join::{Entry, connect, enter, first_record, real_paths};
@@ -24,8 +24,8 @@ pub(super) use lease::{
 };
 pub(super) use lock::{MountLock, RecordFile, clear_others, clear_sockets};
 pub(super) use peers::Peers;
-pub(super) use probe::probe;
 pub(super) use record::Record;
+pub(super) use registry_trial::try_registry;
 pub(super) use state::{MountState, clear, clear_locked, detach_stale, discard, look, look_within};
 
 /// How long a daemon may take to exit once it was killed, or has unmounted.

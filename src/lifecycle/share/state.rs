@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::lifecycle::mount::attach;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::mount::owned_directory;
-use crate::lifecycle::system::answer;
+use crate::lifecycle::system::probe;
 use crate::mountinfo::{self, MountEntry, MountId};
 
 /// How long a mount without a record may take to show that it is not stale. A stale one answers at
@@ -89,7 +89,7 @@ fn look_once(mount_point: &Path, limit: Duration) -> Result<MountState> {
         return Ok(MountState::Other(entry));
     }
     let Some(file) = file else {
-        let is_stale = answer::is_stale(mount_point, &entry, limit);
+        let is_stale = probe::is_stale(mount_point, &entry, limit);
         return Ok(if is_stale { MountState::Stale(entry) } else { MountState::Other(entry) });
     };
     Ok(match file.record.clone() {
@@ -156,7 +156,7 @@ pub(in crate::lifecycle) fn clear(mount_point: &Path, deadline: Instant) -> Resu
 /// `Io`.
 pub(in crate::lifecycle) fn clear_locked(mount_point: &Path) -> Result<Option<MountEntry>> {
     while let Some(entry) = mounted_at(mount_point)? {
-        let is_stale = entry.may_be_touched() && answer::is_stale(mount_point, &entry, ANSWER);
+        let is_stale = entry.may_be_touched() && probe::is_stale(mount_point, &entry, ANSWER);
         match (mounted_at(mount_point)? == Some(entry.clone()), is_stale) {
             (true, true) => detach_one(mount_point, &entry)?,
             (true, false) => return Ok(Some(entry)),

@@ -29,7 +29,7 @@ pub enum OtherMounts {
 
 /// The archive that is being made, which is not packed into itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Made {
+pub(super) struct CreatedArchive {
     /// The folder that it will be in.
     folder: At,
     name: Vec<u8>,
@@ -46,7 +46,7 @@ pub enum Names {
     Shards,
 }
 
-impl Made {
+impl CreatedArchive {
     /// The archive that will be at `path`; `None` where its folder can not be found.
     pub(super) fn at(path: &Path, names: Names) -> Option<Self> {
         use std::os::unix::ffi::OsStrExt;
@@ -73,7 +73,7 @@ pub(super) struct DiskFolder<'f> {
     /// What it is itself.
     at: At,
     others: OtherMounts,
-    made: Option<&'f Made>,
+    made: Option<&'f CreatedArchive>,
 }
 
 impl<'f> DiskFolder<'f> {
@@ -84,7 +84,7 @@ impl<'f> DiskFolder<'f> {
     pub(super) fn open(
         path: &Path,
         others: OtherMounts,
-        made: Option<&'f Made>,
+        made: Option<&'f CreatedArchive>,
     ) -> Result<(Self, Found)> {
         use std::os::unix::ffi::OsStrExt;
         let failed = |error: rustix::io::Errno| {

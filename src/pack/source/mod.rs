@@ -28,7 +28,7 @@ mod tests;
 mod tree;
 mod walk;
 
-use folder::{DiskFolder, Made};
+use folder::{CreatedArchive, DiskFolder};
 use found::{Folder, Found};
 use list::{Selection, Wanted};
 use map::Map;
@@ -74,7 +74,7 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
     let paths = sources.checked_paths()?;
     let selection = sources.list.as_ref().map(FileList::read).transpose()?;
     let mut map = sources.map.as_deref().map(Map::read).transpose()?;
-    let made = sources.output.as_deref().and_then(|path| Made::at(path, sources.names));
+    let made = sources.output.as_deref().and_then(|path| CreatedArchive::at(path, sources.names));
     let mut opened = opening::all(job, sources, &paths, made.as_ref())?;
     if selection.is_some() && !opened.iter().all(Opened::holds_files) {
         let context = format!("{}: no folder and no archive", paths[0].display());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::folder::{DiskFolder, Made, Names};
+use super::folder::{CreatedArchive, DiskFolder, Names};
 use super::found::{Found, Seen};
 use super::tree::Archive;
 use super::{Sources, disk};
@@ -23,7 +23,7 @@ use crate::pack::output::folder_of;
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
-use crate::vfs::{Cookie, Fault, FileKind, Folders, Gravity, Scratch, Subject, Tree};
+use crate::vfs::{Cookie, FileKind, Finding, Folders, Location, Scratch, Severity, Tree};
 
 /// Archives opened at once, each by a thread: on a parallel file system most of it is waiting.
 const OPENED_AT_ONCE: usize = 8;
@@ -59,7 +59,7 @@ pub(super) fn all<'s>(
     job: &Job<'_>,
     sources: &Sources,
     paths: &[PathBuf],
-    made: Option<&'s Made>,
+    made: Option<&'s CreatedArchive>,
 ) -> Result<Vec<Opened<'s>>> {
     let mut opened = Vec::with_capacity(paths.len());
     // Where the regular files stand among them, which may be archives.
@@ -114,8 +114,8 @@ fn plain(path: &Path) -> Result<Plain> {
     Ok(Plain { path: real, found, key: 0 })
 }
 
-fn is_made(path: &Path, made: Option<&Made>) -> bool {
-    made.is_some() && made == Made::at(path, Names::One).as_ref()
+fn is_made(path: &Path, made: Option<&CreatedArchive>) -> bool {
+    made.is_some() && made == CreatedArchive::at(path, Names::One).as_ref()
 }
 
 /// The trees of those files that are archives.
@@ -148,18 +148,18 @@ fn trees(
         }
     };
     try_ordered(files.len(), OPENED_AT_ONCE, open, |opened| {
-        let (tree, faults) = opened.unzip();
+        let (tree, findings) = opened.unzip();
         trees.push(tree);
-        unopened.push(faults.unwrap_or_default());
+        unopened.push(findings.unwrap_or_default());
     })?;
-    for ((path, tree), faults) in paths.iter().zip(&trees).zip(unopened) {
+    for ((path, tree), findings) in paths.iter().zip(&trees).zip(unopened) {
         if let Some(tree) = tree {
             losses(job, path, tree.as_ref());
         }
         // Each names all archives that its own lies in.
         let origin = path.display().to_string();
         let archive = format!("{origin}: ");
-        for Fault { what, .. } in faults {
+        for Finding { what, .. } in findings {
             job.loss(&origin, what.strip_prefix(&archive).unwrap_or(&what));
         }
     }
@@ -169,20 +169,20 @@ fn trees(
 /// Makes problems of what an archive tells of members that nobody will see: what was cut off, what
 /// is damaged, what is left out.
 fn losses(job: &Job<'_>, path: &Path, tree: &dyn Tree) {
-    tree.audit(&mut |Fault { gravity, subject, what }| {
-        if gravity == Gravity::Note {
+    tree.audit(&mut |Finding { severity, location, what }| {
+        if severity == Severity::Note {
             return;
         }
-        let origin = match subject {
-            Subject::Path(inner) => format!("{}: {}", path.display(), inner.escape_ascii()),
-            Subject::Archive | Subject::Inode(_) => path.display().to_string(),
+        let origin = match location {
+            Location::Path(inner) => format!("{}: {}", path.display(), inner.escape_ascii()),
+            Location::Archive | Location::Inode(_) => path.display().to_string(),
         };
         job.loss(origin, what);
     });
 }
 
 /// A tree, and what there is to tell of archives within that could not be opened.
-type Partly = (Arc<dyn Tree>, Vec<Fault>);
+type Partly = (Arc<dyn Tree>, Vec<Finding>);
 
 /// The tree of a file, if it is an archive.
 fn tree(

@@ -186,8 +186,8 @@ impl Content for Bytes {
         Ok(end.filter(|&end| end > start).map(|end| start..end))
     }
 
-    fn place(&self, key: u64) -> u64 {
-        ino(key).and_then(|ino| self.archive.tree.place(ino)).unwrap_or(0)
+    fn data_offset(&self, key: u64) -> u64 {
+        ino(key).and_then(|ino| self.archive.tree.data_offset(ino)).unwrap_or(0)
     }
 
     fn origin(&self, key: u64) -> String {

@@ -26,13 +26,13 @@ const PARTS: usize = 8;
 
 /// A block as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stored {
+pub(super) struct EncodedBlock {
     pub(super) bytes: Vec<u8>,
     /// Its size, with the mark of a plain one.
     pub(super) word: u32,
 }
 
-impl Stored {
+impl EncodedBlock {
     /// A block that is stored as it is.
     pub(super) fn plain(bytes: Vec<u8>) -> Self {
         // A block has 1 MiB at most.
@@ -47,14 +47,14 @@ pub(super) fn is_plain(word: u32) -> bool {
 }
 
 /// What one thread needs to compress blocks.
-pub(super) struct Press {
+pub(super) struct BlockEncoder {
     saving: Saving,
     method: Method,
     encoder: Encoder,
     probe: Encoder,
 }
 
-impl Press {
+impl BlockEncoder {
     fn new(geometry: &Geometry) -> Result<Self> {
         let method = geometry.method();
         let (encoder, probe) = (Encoder::new(method)?, Encoder::new(Method::Zstd(1))?);
@@ -74,10 +74,10 @@ impl Press {
     }
 
     /// A block as it is to be stored.
-    pub(super) fn store(&mut self, bytes: &[u8]) -> Result<Stored> {
+    pub(super) fn store(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
         let is_probed = self.is_slow() && self.saving == Saving::Fiftieth;
         if is_probed && !self.is_worth_it(bytes)? {
-            return Ok(Stored::plain(bytes.to_vec()));
+            return Ok(EncodedBlock::plain(bytes.to_vec()));
         }
         self.store_unseen(bytes)
     }
@@ -88,36 +88,36 @@ impl Press {
     }
 
     /// The same without a look first.
-    pub(super) fn store_unseen(&mut self, bytes: &[u8]) -> Result<Stored> {
+    pub(super) fn store_unseen(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
         match self.encoder.encode(bytes, self.saving.limit(bytes.len()))? {
-            Some(packed) => Ok(Stored { bytes: packed.to_vec(), word: packed.len() as u32 }),
-            None => Ok(Stored::plain(bytes.to_vec())),
+            Some(packed) => Ok(EncodedBlock { bytes: packed.to_vec(), word: packed.len() as u32 }),
+            None => Ok(EncodedBlock::plain(bytes.to_vec())),
         }
     }
 }
 
-/// Presses that wait for a thread to use them, so that there are as many as threads.
-pub(super) struct Presses {
+/// BlockEncoders that wait for a thread to use them, so that there are as many as threads.
+pub(super) struct BlockEncoders {
     geometry: Geometry,
     /// Guards only the list; taken alone, and not while one of them works.
-    idle: Mutex<Vec<Press>>,
+    idle: Mutex<Vec<BlockEncoder>>,
 }
 
-impl Presses {
+impl BlockEncoders {
     /// None yet.
     pub(super) fn new(geometry: Geometry) -> Self {
         Self { geometry, idle: Mutex::default() }
     }
 
     /// Has `work` done with one.
-    pub(super) fn with<T>(&self, work: impl FnOnce(&mut Press) -> Result<T>) -> Result<T> {
+    pub(super) fn with<T>(&self, work: impl FnOnce(&mut BlockEncoder) -> Result<T>) -> Result<T> {
         let idle = self.idle.lock().pop();
-        let mut press = match idle {
-            Some(press) => press,
-            None => Press::new(&self.geometry)?,
+        let mut block_encoder = match idle {
+            Some(block_encoder) => block_encoder,
+            None => BlockEncoder::new(&self.geometry)?,
         };
-        let result = work(&mut press);
-        self.idle.lock().push(press);
+        let result = work(&mut block_encoder);
+        self.idle.lock().push(block_encoder);
         result
     }
 }
@@ -172,8 +172,10 @@ mod tests {
         Geometry { block_size, fragment_size, tails: Tails::SmallFiles, saving, compressor }
     }
 
-    fn stored(compressor: Compressor, saving: Saving, bytes: &[u8]) -> Stored {
-        Presses::new(geometry(compressor, saving)).with(|press| press.store(bytes)).unwrap()
+    fn stored(compressor: Compressor, saving: Saving, bytes: &[u8]) -> EncodedBlock {
+        BlockEncoders::new(geometry(compressor, saving))
+            .with(|block_encoder| block_encoder.store(bytes))
+            .unwrap()
     }
 
     #[test]

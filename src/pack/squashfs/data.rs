@@ -15,7 +15,7 @@ use crate::pack::output::Output;
 use crate::pack::{Job, OnProblem};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 
-use super::block::{Press, Presses, Stored, is_zero};
+use super::block::{BlockEncoder, BlockEncoders, EncodedBlock, is_zero};
 use super::duplicates::{self, Digest, Key};
 use super::encoders::{Closing, Encoders};
 use super::fragments::{Fragment, Fragments, Tail};
@@ -112,23 +112,23 @@ pub(super) fn write(
     let firsts: Vec<InodeId> =
         files.iter().copied().filter(|file| !copies.contains_key(file)).collect();
     job.progress.expect(firsts.iter().map(|&id| catalog.inode(id).size()).sum());
-    let presses = Presses::new(*geometry);
-    let encoders = Encoders::new(&presses);
+    let block_encoders = BlockEncoders::new(*geometry);
+    let encoders = Encoders::new(&block_encoders);
     thread::scope(|scope| {
         let _closing = Closing(&encoders);
         let threads = encoders.start(scope, job.threads);
-        let shop = Shop {
+        let context = PackContext {
             catalog,
             geometry,
             on_problem,
             key,
-            presses: &presses,
+            block_encoders: &block_encoders,
             known: Mutex::default(),
             is_spoiled: AtomicBool::new(false),
         };
         let mut store = Store {
             job,
-            shop: &shop,
+            context: &context,
             output,
             fragments: Fragments::new(geometry, &encoders, threads),
             open: None,
@@ -173,12 +173,12 @@ impl Counts {
 }
 
 /// What the threads share.
-struct Shop<'s> {
+struct PackContext<'s> {
     catalog: &'s Catalog,
     geometry: &'s Geometry,
     on_problem: OnProblem,
     key: Key,
-    presses: &'s Presses,
+    block_encoders: &'s BlockEncoders,
     /// Files of one batch by their hash, and where they lie once they do. Guards only that; taken
     /// alone.
     known: Mutex<HashMap<Digest, Option<Placement>>>,
@@ -195,7 +195,7 @@ struct Part {
 }
 
 enum Content {
-    Packed(Packed),
+    Encoded(EncodedFile),
     /// The same bytes came before, or come at this moment: they wait to be compressed.
     Seen(Vec<Piece>),
     /// Nobody wants it any more.
@@ -204,7 +204,7 @@ enum Content {
 
 /// Blocks, and what goes into a fragment block.
 #[derive(Default)]
-struct Packed {
+struct EncodedFile {
     blocks: Vec<Block>,
     tail: Option<Vec<u8>>,
 }
@@ -212,10 +212,10 @@ struct Packed {
 enum Block {
     /// So many bytes of zeros.
     Hole(u64),
-    Stored(Stored),
+    Encoded(EncodedBlock),
 }
 
-impl Shop<'_> {
+impl PackContext<'_> {
     /// What a thread does with a batch.
     fn work(&self, pieces: Vec<Piece>) -> Vec<Part> {
         let mut parts: Vec<Vec<Piece>> = Vec::new();
@@ -251,15 +251,17 @@ impl Shop<'_> {
             }
             known.insert(digest, None);
         }
-        Part { file, digest, content: self.pack(&pieces).map(Content::Packed) }
+        Part { file, digest, content: self.pack(&pieces).map(Content::Encoded) }
     }
 
-    fn pack(&self, pieces: &[Piece]) -> Result<Packed> {
-        self.presses.with(|press| {
-            let mut packed = Packed::default();
+    fn pack(&self, pieces: &[Piece]) -> Result<EncodedFile> {
+        self.block_encoders.with(|block_encoder| {
+            let mut packed = EncodedFile::default();
             for piece in pieces {
                 match &piece.data {
-                    Bytes::Bytes(bytes) => self.pack_bytes(press, piece, bytes, &mut packed)?,
+                    Bytes::Bytes(bytes) => {
+                        self.pack_bytes(block_encoder, piece, bytes, &mut packed)?;
+                    }
                     Bytes::Hole(len) => packed.blocks.push(Block::Hole(*len)),
                     Bytes::Failed(_) => {}
                 }
@@ -270,10 +272,10 @@ impl Shop<'_> {
 
     fn pack_bytes(
         &self,
-        press: &mut Press,
+        block_encoder: &mut BlockEncoder,
         piece: &Piece,
         bytes: &[u8],
-        packed: &mut Packed,
+        packed: &mut EncodedFile,
     ) -> Result<()> {
         let block_size = self.geometry.block_size as usize;
         let is_small = self.catalog.inode(piece.file).size() < u64::from(self.geometry.block_size);
@@ -283,13 +285,13 @@ impl Shop<'_> {
             let stored = if is_zero(block) {
                 Block::Hole(block.len() as u64)
             } else if fits && (is_small || self.geometry.tails == Tails::All) {
-                if self.geometry.tails == Tails::All || press.is_worth_it(block)? {
+                if self.geometry.tails == Tails::All || block_encoder.is_worth_it(block)? {
                     packed.tail = Some(block.to_vec());
                     continue;
                 }
-                Block::Stored(Stored::plain(block.to_vec()))
+                Block::Encoded(EncodedBlock::plain(block.to_vec()))
             } else {
-                Block::Stored(press.store(block)?)
+                Block::Encoded(block_encoder.store(block)?)
             };
             packed.blocks.push(stored);
         }
@@ -300,7 +302,7 @@ impl Shop<'_> {
 /// What one thread does, in order.
 struct Store<'s, 'o> {
     job: &'s Job<'s>,
-    shop: &'s Shop<'s>,
+    context: &'s PackContext<'s>,
     output: &'o mut Output,
     fragments: Fragments<'s>,
     /// The file whose parts come in, and where it lies.
@@ -310,11 +312,11 @@ struct Store<'s, 'o> {
 
 impl Store<'_, '_> {
     fn run(&mut self, files: &[InodeId]) -> Result<()> {
-        let (job, shop) = (self.job, self.shop);
-        let grain = u64::from(shop.geometry.block_size);
-        let work = |pieces| shop.work(pieces);
+        let (job, context) = (self.job, self.context);
+        let grain = u64::from(context.geometry.block_size);
+        let work = |pieces| context.work(pieces);
         let take = |parts: Vec<Part>| parts.into_iter().try_for_each(|part| self.take(part));
-        feed(job, shop.catalog, files, grain, work, take)?;
+        feed(job, context.catalog, files, grain, work, take)?;
         self.close();
         Ok(())
     }
@@ -333,36 +335,36 @@ impl Store<'_, '_> {
                 return Ok(());
             }
         };
-        let known = part.digest.and_then(|digest| *self.shop.known.lock().get(&digest)?);
+        let known = part.digest.and_then(|digest| *self.context.known.lock().get(&digest)?);
         if let Some(placement) = known {
             self.copy(file, placement);
             return Ok(());
         }
         let packed = match content {
-            Content::Packed(packed) => packed,
-            Content::Seen(pieces) => self.shop.pack(&pieces)?,
+            Content::Encoded(packed) => packed,
+            Content::Seen(pieces) => self.context.pack(&pieces)?,
             Content::Dropped => return Ok(()),
         };
         let placement = self.add(file, packed)?;
         if let Some(digest) = part.digest {
-            self.shop.known.lock().insert(digest, Some(placement));
+            self.context.known.lock().insert(digest, Some(placement));
         }
         Ok(())
     }
 
     /// Lays down what came of a file, behind what came before.
-    fn add(&mut self, file: InodeId, packed: Packed) -> Result<Placement> {
+    fn add(&mut self, file: InodeId, packed: EncodedFile) -> Result<Placement> {
         let (_, mut placement) = self.open.unwrap_or_else(|| {
             (file, Placement { words: self.data.words.len(), ..Placement::default() })
         });
         for block in packed.blocks {
             match block {
                 Block::Hole(len) => {
-                    let count = len.div_ceil(u64::from(self.shop.geometry.block_size)) as usize;
+                    let count = len.div_ceil(u64::from(self.context.geometry.block_size)) as usize;
                     self.data.words.resize(self.data.words.len() + count, 0);
                     placement.sparse += len;
                 }
-                Block::Stored(stored) => {
+                Block::Encoded(stored) => {
                     if placement.start == 0 {
                         placement.start = self.output.len();
                     }
@@ -388,12 +390,12 @@ impl Store<'_, '_> {
     fn copy(&mut self, file: InodeId, placement: Placement) {
         self.data.states[file.index()] = State::Placed(placement);
         self.data.counts.duplicates += 1;
-        self.data.counts.duplicate_bytes += self.shop.catalog.inode(file).size();
+        self.data.counts.duplicate_bytes += self.context.catalog.inode(file).size();
     }
 
     fn fail(&mut self, file: InodeId, error: &Error) {
         self.open = None;
         self.data.states[file.index()] = State::Failed;
-        self.job.problem(self.shop.catalog.origin(file), error);
+        self.job.problem(self.context.catalog.origin(file), error);
     }
 }

@@ -10,12 +10,12 @@ use std::thread::{Builder, Scope};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Condvar, Mutex};
 
-use super::block::{Presses, Stored};
+use super::block::{BlockEncoders, EncodedBlock};
 
 /// A block to compress, and who waits for it.
 struct Task {
     bytes: Vec<u8>,
-    answer: SyncSender<Result<Stored>>,
+    answer: SyncSender<Result<EncodedBlock>>,
 }
 
 /// What the threads share.
@@ -28,7 +28,7 @@ struct Waiting {
 
 /// The threads, and the blocks that wait for one.
 pub(super) struct Encoders<'e> {
-    presses: &'e Presses,
+    block_encoders: &'e BlockEncoders,
     /// Guards only the list; taken alone.
     waiting: Mutex<Waiting>,
     /// That there is a task, or the end.
@@ -36,12 +36,12 @@ pub(super) struct Encoders<'e> {
 }
 
 /// A block that will be compressed.
-pub(super) struct Pending(Receiver<Result<Stored>>);
+pub(super) struct Pending(Receiver<Result<EncodedBlock>>);
 
 impl<'e> Encoders<'e> {
     /// No threads yet.
-    pub(super) fn new(presses: &'e Presses) -> Self {
-        Self { presses, waiting: Mutex::default(), changed: Condvar::new() }
+    pub(super) fn new(block_encoders: &'e BlockEncoders) -> Self {
+        Self { block_encoders, waiting: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Starts up to `count` threads; the number that could be started.
@@ -89,7 +89,8 @@ impl<'e> Encoders<'e> {
     }
 
     fn work(&self, task: &Task) {
-        let stored = self.presses.with(|press| press.store_unseen(&task.bytes));
+        let stored =
+            self.block_encoders.with(|block_encoder| block_encoder.store_unseen(&task.bytes));
         // Whoever asked may have given up.
         let _ = task.answer.send(stored);
     }
@@ -100,7 +101,7 @@ impl Pending {
     ///
     /// # Errors
     /// What the library reports.
-    pub(super) fn wait(self) -> Result<Stored> {
+    pub(super) fn wait(self) -> Result<EncodedBlock> {
         self.0.recv().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a thread has ended early")))
     }
 }

@@ -293,7 +293,7 @@ fn compare(catalog: &Catalog, path: &Path, epoch: Option<i64>) {
     }
     let options = OpenOptions { cache_bytes: 64 << 20, ..OpenOptions::default() };
     let verified = formats::verify(&path.to_owned(), &options, 2, &Progress::default()).unwrap();
-    assert_eq!(verified.faults, []);
+    assert_eq!(verified.findings, []);
 }
 
 #[test]

@@ -12,7 +12,7 @@
 use std::ops::ControlFlow;
 
 use super::{
-    Attr, Cookie, DirEntry, Fault, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Subject,
+    Attr, Cookie, DirEntry, FileKind, Finding, Ino, Location, Name, ReadBytes, Scratch, SeekTarget,
     Timestamp, Totals, Tree,
 };
 use crate::error::{Error, Kind, Result};
@@ -276,21 +276,21 @@ impl Tree for Union {
     }
 
     // Of the tree's place only what leaves room for the tree: files of one tree come together.
-    fn place(&self, ino: Ino) -> Result<u64> {
+    fn data_offset(&self, ino: Ino) -> Result<u64> {
         let (tree, place) = match self.target(ino)? {
-            Target::Inner(tree, ino) => (tree, self.trees[tree].place(ino)?),
+            Target::Inner(tree, ino) => (tree, self.trees[tree].data_offset(ino)?),
             Target::Merged(_) => return Err(Error::new(Kind::IsADirectory, "is a directory")),
         };
         Ok((tree as u64 + 1) << PLACE_BITS | place & ((1 << PLACE_BITS) - 1))
     }
 
-    fn audit(&self, found: &mut dyn FnMut(Fault)) {
+    fn audit(&self, found: &mut dyn FnMut(Finding)) {
         for (nth, tree) in self.trees.iter().enumerate() {
-            tree.audit(&mut |mut fault| {
-                if let Subject::Inode(ino) = &mut fault.subject {
+            tree.audit(&mut |mut finding| {
+                if let Location::Inode(ino) = &mut finding.location {
                     *ino = self.numbers.outer(Inner { tree: nth, ino: *ino }).unwrap_or(*ino);
                 }
-                found(fault);
+                found(finding);
             });
         }
     }

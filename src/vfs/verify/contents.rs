@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::slice;
 use std::thread;
 
-use super::super::{Fault, Gravity, Ino, Scratch, SeekTarget, Subject, Tree};
+use super::super::{Finding, Ino, Location, Scratch, SeekTarget, Severity, Tree};
 use super::names::File;
 use crate::error::{Error, Kind};
 use crate::progress::Progress;
@@ -27,22 +27,22 @@ pub(super) fn read(
     files: &[File],
     threads: usize,
     progress: &Progress,
-) -> Vec<Fault> {
+) -> Vec<Finding> {
     let feed = Feed { state: Mutex::new(State { rest: files.iter(), part: None }) };
     // The first failure of each file, and where it was. Guards only that; taken alone.
-    let failures: Mutex<HashMap<(Ino, bool), (u64, Fault)>> = Mutex::default();
+    let failures: Mutex<HashMap<(Ino, bool), (u64, Finding)>> = Mutex::default();
     let work = || {
         let mut scratch = Scratch::default();
         while let Some((file, part)) = feed.next() {
-            let Err((at, fault)) = read_part(tree, &feed, file, part, &mut scratch, progress)
+            let Err((at, finding)) = read_part(tree, &feed, file, part, &mut scratch, progress)
             else {
                 continue;
             };
             let mut failures = failures.lock();
-            let key = (file.ino, fault.gravity == Gravity::Damage);
+            let key = (file.ino, finding.severity == Severity::Damage);
             match failures.get(&key) {
                 Some((before, _)) if *before <= at => {}
-                _ => _ = failures.insert(key, (at, fault)),
+                _ => _ = failures.insert(key, (at, finding)),
             }
         }
     };
@@ -53,7 +53,7 @@ pub(super) fn read(
         }
         work();
     });
-    failures.into_inner().into_values().map(|(_, fault)| fault).collect()
+    failures.into_inner().into_values().map(|(_, finding)| finding).collect()
 }
 
 fn read_part(
@@ -63,11 +63,11 @@ fn read_part(
     part: Range<u64>,
     scratch: &mut Scratch,
     progress: &Progress,
-) -> Result<(), (u64, Fault)> {
-    let subject = Subject::Inode(file.ino);
+) -> Result<(), (u64, Finding)> {
+    let subject = Location::Inode(file.ino);
     let mut at = part.start;
     while at < part.end {
-        let failed = |error: Error| (at, Fault::met(subject.clone(), &error));
+        let failed = |error: Error| (at, Finding::met(subject.clone(), &error));
         let data = match tree.seek(file.ino, at, SeekTarget::Data) {
             Err(error) if error.kind() == Kind::PastEnd => file.size,
             found => found.map_err(failed)?,

@@ -11,7 +11,7 @@
 use std::collections::{HashMap, HashSet};
 use std::thread;
 
-use super::{Fault, Ino, Subject, Tree};
+use super::{Finding, Ino, Location, Tree};
 use crate::progress::Progress;
 
 mod contents;
@@ -25,7 +25,7 @@ pub struct Verified {
     /// What was read.
     pub counts: Counts,
     /// What was found, sorted by subject; no subject is an inode that has a name.
-    pub faults: Vec<Fault>,
+    pub findings: Vec<Finding>,
 }
 
 /// What was read. Names are counted, so a file with two counts twice; its bytes count once.
@@ -58,10 +58,10 @@ impl Counts {
 /// Reads all of `tree` by `threads` threads.
 pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified {
     progress.begin("reading names");
-    let mut faults = Vec::new();
+    let mut findings = Vec::new();
     let audit = || {
         let mut found = Vec::new();
-        tree.audit(&mut |fault| found.push(fault));
+        tree.audit(&mut |finding| found.push(finding));
         found
     };
     let (names, audited) = thread::scope(|scope| {
@@ -75,9 +75,9 @@ pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified 
         };
         (names, audited)
     });
-    let Names { mut files, mut counts, faults: met, .. } = names;
-    faults.extend(audited);
-    faults.extend(met);
+    let Names { mut files, mut counts, findings: met, .. } = names;
+    findings.extend(audited);
+    findings.extend(met);
 
     // The order of the archive, and each file once.
     files.sort_unstable();
@@ -85,23 +85,25 @@ pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified 
     counts.bytes = files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.size));
     progress.begin("reading contents");
     progress.expect(counts.bytes);
-    faults.extend(contents::read(tree, &files, threads, progress));
+    findings.extend(contents::read(tree, &files, threads, progress));
 
-    let mut faults = named(tree, faults);
-    faults.sort_by(|a, b| (&a.subject, a.gravity, &a.what).cmp(&(&b.subject, b.gravity, &b.what)));
-    faults.dedup();
-    Verified { counts, faults }
+    let mut findings = named(tree, findings);
+    findings.sort_by(|a, b| {
+        (&a.location, a.severity, &a.what).cmp(&(&b.location, b.severity, &b.what))
+    });
+    findings.dedup();
+    Verified { counts, findings }
 }
 
-/// The same faults, with every path of an inode in place of its number.
-fn named(tree: &dyn Tree, faults: Vec<Fault>) -> Vec<Fault> {
-    let about = |fault: &Fault| match fault.subject {
-        Subject::Inode(ino) => Some(ino),
+/// The same findings, with every path of an inode in place of its number.
+fn named(tree: &dyn Tree, findings: Vec<Finding>) -> Vec<Finding> {
+    let about = |finding: &Finding| match finding.location {
+        Location::Inode(ino) => Some(ino),
         _ => None,
     };
-    let wanted: HashSet<Ino> = faults.iter().filter_map(about).collect();
+    let wanted: HashSet<Ino> = findings.iter().filter_map(about).collect();
     if wanted.is_empty() {
-        return faults;
+        return findings;
     }
     let mut paths: HashMap<Ino, Vec<Vec<u8>>> = HashMap::new();
     names::walk(tree, &mut |path, ino| {
@@ -110,14 +112,15 @@ fn named(tree: &dyn Tree, faults: Vec<Fault>) -> Vec<Fault> {
         }
     });
     let mut named = Vec::new();
-    for fault in faults {
-        match about(&fault).and_then(|ino| paths.get(&ino)) {
-            None => named.push(fault),
-            Some(paths) => named.extend(
-                paths
-                    .iter()
-                    .map(|path| Fault { subject: Subject::Path(path.clone()), ..fault.clone() }),
-            ),
+    for finding in findings {
+        match about(&finding).and_then(|ino| paths.get(&ino)) {
+            None => named.push(finding),
+            Some(paths) => {
+                named.extend(paths.iter().map(|path| Finding {
+                    location: Location::Path(path.clone()),
+                    ..finding.clone()
+                }));
+            }
         }
     }
     named

@@ -6,14 +6,16 @@
 
 use std::ops::ControlFlow;
 
-use super::super::{Attr, Cookie, DirEntry, Fault, FileKind, Folders, Ino, Subject, Tree, joined};
+use super::super::{
+    Attr, Cookie, DirEntry, FileKind, Finding, Folders, Ino, Location, Tree, joined,
+};
 use super::Counts;
 use crate::error::Error;
 
 /// A regular file; sorted, files are in the order of the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct File {
-    pub(super) place: u64,
+    pub(super) data_offset: u64,
     pub(super) ino: Ino,
     pub(super) size: u64,
 }
@@ -24,7 +26,7 @@ pub(super) struct Names<'t> {
     has_xattrs: bool,
     pub(super) files: Vec<File>,
     pub(super) counts: Counts,
-    pub(super) faults: Vec<Fault>,
+    pub(super) findings: Vec<Finding>,
 }
 
 impl<'t> Names<'t> {
@@ -35,11 +37,11 @@ impl<'t> Names<'t> {
             has_xattrs: tree.has_xattrs(),
             files: Vec::new(),
             counts: Counts::default(),
-            faults: Vec::new(),
+            findings: Vec::new(),
         };
         match tree.attr(Ino::ROOT) {
             Ok(_) => names.attributes(b"", Ino::ROOT),
-            Err(error) => names.fault(b"", &error),
+            Err(error) => names.finding(b"", &error),
         }
         names.folders();
         names
@@ -54,15 +56,15 @@ impl<'t> Names<'t> {
                 if let Some(inner) = self.entry(folder, &path, &entry)
                     && !folders.add(path.clone(), inner)
                 {
-                    self.faults.push(Fault::damage(
-                        Subject::Path(path),
+                    self.findings.push(Finding::damage(
+                        Location::Path(path),
                         "a folder within itself, or with two names",
                     ));
                 }
                 ControlFlow::Continue(())
             });
             if let Err(error) = listed {
-                self.fault(&path, &error);
+                self.finding(&path, &error);
             }
         }
     }
@@ -76,17 +78,17 @@ impl<'t> Names<'t> {
                     Some(_) => "listed, but looked up by name it is another file",
                     None => "listed, but not found by its name",
                 };
-                self.faults.push(Fault::damage(Subject::Path(path.to_vec()), what));
+                self.findings.push(Finding::damage(Location::Path(path.to_vec()), what));
                 return None;
             }
             Err(error) => {
-                self.fault(path, &error);
+                self.finding(path, &error);
                 return None;
             }
         };
         if attr.kind != entry.kind {
             let what = format!("listed as {:?}, but it is {:?}", entry.kind, attr.kind);
-            self.faults.push(Fault::damage(Subject::Path(path.to_vec()), what));
+            self.findings.push(Finding::damage(Location::Path(path.to_vec()), what));
         }
         self.attributes(path, attr.ino);
         self.count(path, &attr)
@@ -98,13 +100,13 @@ impl<'t> Names<'t> {
             FileKind::Regular => {
                 self.counts.files += 1;
                 // Where that can not be told, reading says why.
-                let place = self.tree.place(attr.ino).unwrap_or(0);
-                self.files.push(File { place, ino: attr.ino, size: attr.size });
+                let data_offset = self.tree.data_offset(attr.ino).unwrap_or(0);
+                self.files.push(File { data_offset, ino: attr.ino, size: attr.size });
             }
             FileKind::Symlink => {
                 self.counts.links += 1;
                 if let Err(error) = self.tree.read_link(attr.ino) {
-                    self.fault(path, &error);
+                    self.finding(path, &error);
                 }
             }
             _ => self.counts.others += 1,
@@ -122,12 +124,12 @@ impl<'t> Names<'t> {
             names.try_for_each(|name| self.tree.xattr(ino, name).map(drop))
         });
         if let Err(error) = read {
-            self.fault(path, &error.within("extended attributes"));
+            self.finding(path, &error.within("extended attributes"));
         }
     }
 
-    fn fault(&mut self, path: &[u8], error: &Error) {
-        self.faults.push(Fault::met(Subject::Path(path.to_vec()), error));
+    fn finding(&mut self, path: &[u8], error: &Error) {
+        self.findings.push(Finding::met(Location::Path(path.to_vec()), error));
     }
 }
 

@@ -4,8 +4,8 @@ use std::io;
 use std::ops::ControlFlow;
 
 use super::super::{
-    Attr, Cookie, DirEntry, Fault, FileKind, Gravity, Ino, Name, ReadBytes, Scratch, SeekTarget,
-    Subject, Timestamp, Totals, Tree,
+    Attr, Cookie, DirEntry, FileKind, Finding, Ino, Location, Name, ReadBytes, Scratch, SeekTarget,
+    Severity, Timestamp, Totals, Tree,
 };
 use super::{Counts, verify};
 use crate::error::{Error, Kind, Result};
@@ -126,14 +126,14 @@ fn refusals_of_the_system_are_no_damage_and_each_file_is_told_once() {
         let bytes = 3 * SIZE + HOLE;
         let counts = Counts { files: 4, folders: 1, bytes, ..Counts::default() };
         assert_eq!(verified.counts, counts);
-        let [damage, refusal] = verified.faults.as_slice() else {
-            panic!("{:?}", verified.faults);
+        let [damage, refusal] = verified.findings.as_slice() else {
+            panic!("{:?}", verified.findings);
         };
-        let path = |path: &str| Subject::Path(path.as_bytes().to_vec());
+        let path = |path: &str| Location::Path(path.as_bytes().to_vec());
         let first = SIZE / 3 / (1 << 20) * (1 << 20);
         let what = format!("from byte {first} on: wrong bit behind {first}");
-        assert_eq!(*damage, Fault::damage(path("damaged"), what));
-        assert_eq!((refusal.gravity, &refusal.subject), (Gravity::Unreadable, &path("refused")));
+        assert_eq!(*damage, Finding::damage(path("damaged"), what));
+        assert_eq!((refusal.severity, &refusal.location), (Severity::Unreadable, &path("refused")));
         assert!(refusal.what.ends_with("reading: disk on fire"), "{}", refusal.what);
         // All but the rest of parts in which a read failed, and none of the hole.
         let read = tree.read.into_inner();

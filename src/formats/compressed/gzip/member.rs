@@ -127,7 +127,7 @@ impl Members {
 
     /// Decoded bytes that are right for all that is known. Where the file ends early they are those
     /// of whole blocks; where a checksum or a block is wrong, those of whole members.
-    pub(super) fn sure(&self, damage: Kind) -> u64 {
+    pub(super) fn verified_len(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.ended } else { self.checked }
     }
 

@@ -27,8 +27,8 @@ use member::{Members, Paused};
 
 use super::buffers::Buffers;
 use super::cursor::Cursor;
-use super::seekable::{Point, Window};
-use super::survey::Found;
+use super::first_pass::Found;
+use super::seek_index::{Point, Window};
 use crate::codecs::{Codec, zstd_pack};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
@@ -48,7 +48,7 @@ const AHEAD: u64 = 64;
 const PIECE: usize = 256 << 10;
 
 /// The first pass over a gzip file.
-pub(super) struct FirstPass {
+pub(super) struct PointFinder {
     members: Members,
     points: Vec<Point>,
     /// Decoded bytes between points, at least.
@@ -60,7 +60,7 @@ pub(super) struct FirstPass {
     ended: bool,
 }
 
-impl FirstPass {
+impl PointFinder {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
         Self::keeping(name, storage, GZIP_POINTS_MAX)
     }
@@ -94,8 +94,8 @@ impl FirstPass {
     }
 
     /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
-    pub(super) fn sure(&self, damage: Kind) -> u64 {
-        self.members.sure(damage)
+    pub(super) fn verified_len(&self, damage: Kind) -> u64 {
+        self.members.verified_len(damage)
     }
 
     pub(super) fn next(&mut self) -> Result<Found> {

@@ -39,7 +39,7 @@ impl Forward {
     }
 
     /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
-    pub(in super::super) fn sure(&self, damage: Kind) -> u64 {
+    pub(in super::super) fn verified_len(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.decoded } else { self.checked }
     }
 

@@ -15,7 +15,7 @@ use frame::{Block, Event, Frame, Frames};
 
 use super::extent::{Size, is_giant};
 use super::pipeline::{Arrival, FrameEnd, Next, Note, Task, Walk};
-use super::seekable::Extent;
+use super::seek_index::Extent;
 use crate::codecs::{Codec, lz4_linked};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};

@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 use super::{check, count, run, sample, store};
 use crate::error::{Kind, Result};
 use crate::formats::compressed::extent::Size;
+use crate::formats::compressed::first_pass::Found;
 use crate::formats::compressed::pipeline::{Arrival, Next, Note, Pipeline, Task, Walk};
-use crate::formats::compressed::seekable::Extent;
-use crate::formats::compressed::survey::Found;
+use crate::formats::compressed::seek_index::Extent;
 use crate::formats::compressed::{Container, bzip2};
 use crate::sync::{Arc, AtomicU64, Ordering};
 
@@ -24,8 +24,8 @@ fn reads_bzip2() {
     streams.extend(run("bzip2 -c", b"").unwrap());
     streams.extend(run("bzip2 -1 -c", &plain[2 << 20..]).unwrap());
     streams.extend(b"\0\0\0 garbage");
-    let seekable = check("streams", Some(streams), &plain).unwrap();
-    assert!(count(&seekable) >= 4);
+    let seek_index = check("streams", Some(streams), &plain).unwrap();
+    assert!(count(&seek_index) >= 4);
     let zeros = vec![0; 46 << 20];
     check("zeros", run("bzip2 -c", &zeros), &zeros);
 }

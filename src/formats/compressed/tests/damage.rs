@@ -3,10 +3,10 @@
 //! Owns cuts, flipped bytes and hostile seek points. What comes before the damage is served, what
 //! comes behind it is an error.
 
-use super::{cache, check_reads, run, sample, saved, store, survey};
+use super::{cache, check_reads, first_pass, run, sample, saved, store};
 use crate::formats::bytes::Reader;
-use crate::formats::compressed::seekable::{Chunks, Extent};
-use crate::formats::compressed::{Compressed, Container, Seekable};
+use crate::formats::compressed::seek_index::{Chunks, Extent};
+use crate::formats::compressed::{Compressed, Container, SeekIndex};
 use crate::storage::Storage;
 
 /// A file of each container with checksums, of some chunks.
@@ -28,25 +28,25 @@ fn serves_what_comes_before_the_cut() {
     for (tool, encoded) in checked_files(&plain) {
         for tenth in 1..10 {
             let cut = &encoded[..encoded.len() * tenth / 10];
-            let (bytes, error, seekable) = survey(cut);
+            let (bytes, error, seek_index) = first_pass(cut);
             let error = error.unwrap_or_else(|| panic!("{tool} cut at {tenth}/10: no error"));
             assert!(error.is_damage(), "{tool}: {error}");
             assert!(plain.starts_with(&bytes), "{tool} cut at {tenth}/10");
             // All but what the last chunk holds (a block of bzip2 -1 or of xz, a zstd file).
             let part = plain.len() * tenth / 10;
-            let lost = part - part.min(seekable.len() as usize);
+            let lost = part - part.min(seek_index.len() as usize);
             assert!(tool.starts_with("zstd") || lost < 900_000, "{tool} {tenth}: {lost} lost");
-            let again = saved(&seekable, cut);
-            for seekable in [seekable, again] {
-                let compressed = Compressed::new("x", store(cut), seekable, cache(), 0).unwrap();
-                let sure = &bytes[..compressed.len() as usize];
-                if !sure.is_empty() {
-                    check_reads(&compressed, sure, 1, 10);
+            let again = saved(&seek_index, cut);
+            for seek_index in [seek_index, again] {
+                let compressed = Compressed::new("x", store(cut), seek_index, cache(), 0).unwrap();
+                let verified_len = &bytes[..compressed.len() as usize];
+                if !verified_len.is_empty() {
+                    check_reads(&compressed, verified_len, 1, 10);
                 }
             }
         }
         for end in [1, 2, 4, 8] {
-            let (bytes, error, _) = survey(&encoded[..encoded.len() - end]);
+            let (bytes, error, _) = first_pass(&encoded[..encoded.len() - end]);
             assert!(error.is_some() && plain.starts_with(&bytes), "{tool} without {end} bytes");
         }
     }
@@ -64,10 +64,13 @@ fn a_flipped_byte_never_goes_unnoticed_nor_gives_other_bytes() {
             if Container::recognise(&bad).is_none() {
                 continue;
             }
-            let (bytes, error, seekable) = survey(&bad);
-            saved(&seekable, &bad);
-            let sure = seekable.len() as usize;
-            assert!(bytes[..sure] == plain[..sure], "{tool}: byte {place} flipped, wrong bytes");
+            let (bytes, error, seek_index) = first_pass(&bad);
+            saved(&seek_index, &bad);
+            let verified_len = seek_index.len() as usize;
+            assert!(
+                bytes[..verified_len] == plain[..verified_len],
+                "{tool}: byte {place} flipped, wrong bytes"
+            );
             assert!(error.is_some() || bytes == plain, "{tool}: byte {place} flipped, unnoticed");
         }
     }
@@ -77,11 +80,11 @@ fn a_flipped_byte_never_goes_unnoticed_nor_gives_other_bytes() {
 fn hostile_seek_points_are_refused_or_harmless() {
     let plain = sample(5 << 18, 14);
     for (tool, encoded) in checked_files(&plain) {
-        let (_, _, seekable) = survey(&encoded);
+        let (_, _, seek_index) = first_pass(&encoded);
         let mut good = Vec::new();
-        seekable.write(&mut good);
+        seek_index.write(&mut good);
         let parse =
-            |bytes: &[u8]| Seekable::parse(&mut Reader::new("index", bytes), encoded.len() as u64);
+            |bytes: &[u8]| SeekIndex::parse(&mut Reader::new("index", bytes), encoded.len() as u64);
         for len in (0..good.len()).step_by(good.len() / 200 + 1) {
             assert!(parse(&good[..len]).is_err(), "{tool}: {len} bytes");
         }
@@ -90,14 +93,14 @@ fn hostile_seek_points_are_refused_or_harmless() {
             for flip in [1, 0x80, 0xff] {
                 let mut bad = good.clone();
                 bad[place] ^= flip;
-                let Ok(seekable) = parse(&bad) else { continue };
-                let len = seekable.len();
+                let Ok(seek_index) = parse(&bad) else { continue };
+                let len = seek_index.len();
                 // Spooled data is decoded anew for each, which the other tests do.
-                if matches!(seekable.chunks, Chunks::Spooled(_)) {
+                if matches!(seek_index.chunks, Chunks::Spooled(_)) {
                     continue;
                 }
                 let file = store(&encoded);
-                let compressed = Compressed::new("x", file, seekable, cache(), 0).unwrap();
+                let compressed = Compressed::new("x", file, seek_index, cache(), 0).unwrap();
                 let _ = compressed.read_exact_at(&mut [0; 10], len.saturating_sub(10));
                 let _ = compressed.read_exact_at(&mut [0; 10], len / 2);
             }
@@ -109,8 +112,8 @@ fn hostile_seek_points_are_refused_or_harmless() {
         let extent = Extent { decoded: 0, start: 0, end: 9, detail: 0 };
         let chunks = Chunks::Extents(vec![extent]);
         other.clear();
-        Seekable { container: Container::Zstd, len, chunks }.write(&mut other);
-        assert_eq!(Seekable::parse(&mut Reader::new("index", &other), 9).is_ok(), fits);
-        assert!(Seekable::parse(&mut Reader::new("index", &other), 8).is_err());
+        SeekIndex { container: Container::Zstd, len, chunks }.write(&mut other);
+        assert_eq!(SeekIndex::parse(&mut Reader::new("index", &other), 9).is_ok(), fits);
+        assert!(SeekIndex::parse(&mut Reader::new("index", &other), 8).is_err());
     }
 }

@@ -3,12 +3,12 @@
 //! Owns what is gzip's own; a giant block is tested in `spool`. Decoding that begins
 //! at a seek point gives the bytes that decoding from the start gives.
 
-use super::{cache, check, check_reads, run, sample, saved, store, survey};
+use super::{cache, check, check_reads, first_pass, run, sample, saved, store};
 use crate::error::Kind;
-use crate::formats::compressed::gzip::FirstPass;
-use crate::formats::compressed::seekable::Chunks;
-use crate::formats::compressed::survey::Found;
-use crate::formats::compressed::{Compressed, Container, Seekable};
+use crate::formats::compressed::first_pass::Found;
+use crate::formats::compressed::gzip::PointFinder;
+use crate::formats::compressed::seek_index::Chunks;
+use crate::formats::compressed::{Compressed, Container, SeekIndex};
 
 #[test]
 fn a_gzip_file_cut_behind_its_data_is_read_up_to_its_last_byte() {
@@ -18,11 +18,11 @@ fn a_gzip_file_cut_behind_its_data_is_read_up_to_its_last_byte() {
     // In the trailer of the second member, and in the header of a third.
     let trailer = (1..8).map(|cut| &twice[..twice.len() - cut]);
     for encoded in trailer.chain((2..10).map(|kept| &thrice[..twice.len() + kept])) {
-        let (bytes, error, seekable) = survey(encoded);
+        let (bytes, error, seek_index) = first_pass(encoded);
         assert_eq!(bytes, b"texttext");
         assert_eq!(error.unwrap().kind(), Kind::Truncated);
-        assert_eq!(seekable.len(), 8);
-        let decoded = Compressed::new("x", store(encoded), seekable, cache(), 3).unwrap();
+        assert_eq!(seek_index.len(), 8);
+        let decoded = Compressed::new("x", store(encoded), seek_index, cache(), 3).unwrap();
         check_reads(&decoded, b"texttext", 1, 5);
     }
 }
@@ -33,9 +33,9 @@ fn a_gzip_member_is_read_whole_before_one_whose_header_is_damaged() {
     let mut twice = [&member[..], &member].concat();
     // Flags that nobody uses.
     twice[member.len() + 3] = 0xff;
-    let (bytes, error, seekable) = survey(&twice);
+    let (bytes, error, seek_index) = first_pass(&twice);
     assert_eq!((&bytes[..], error.unwrap().kind()), (&b"text"[..], Kind::Corrupt));
-    let decoded = Compressed::new("x", store(&twice), seekable, cache(), 3).unwrap();
+    let decoded = Compressed::new("x", store(&twice), seek_index, cache(), 3).unwrap();
     check_reads(&decoded, b"text", 1, 5);
 }
 
@@ -43,9 +43,9 @@ fn a_gzip_member_is_read_whole_before_one_whose_header_is_damaged() {
 fn reads_gzip() {
     let plain = sample(9 << 20, 1);
     for words in ["gzip -1 -c", "gzip -9 -c", "pigz -c", "pigz -i -b 128 -c", "bgzip -c"] {
-        let seekable = check(words, run(words, &plain), &plain);
-        let Some(seekable) = seekable else { continue };
-        let Chunks::Points(points) = &seekable.chunks else { panic!("{words}: no points") };
+        let seek_index = check(words, run(words, &plain), &plain);
+        let Some(seek_index) = seek_index else { continue };
+        let Chunks::Points(points) = &seek_index.chunks else { panic!("{words}: no points") };
         let starts: Vec<u64> = points.iter().map(|point| point.decoded).collect();
         let sizes = starts.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>();
         assert!(sizes.iter().all(|size| *size >= 768 << 10), "{words}: {sizes:?}");
@@ -69,12 +69,12 @@ fn reads_gzip() {
     fields.extend(&run("gzip -nc", &plain).unwrap()[10..]);
     check("fields", Some(fields.clone()), &plain);
     fields[12] ^= 1;
-    assert!(survey(&fields).1.unwrap().to_string().contains("header's checksum"));
+    assert!(first_pass(&fields).1.unwrap().to_string().contains("header's checksum"));
     for (name, fits) in [((64 << 10) - 1, true), (64 << 10, false)] {
         let mut long = vec![0x1f, 0x8b, 8, 8, 0, 0, 0, 0, 0, 3];
         long.extend(vec![b'n'; name]);
         long.extend([0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(survey(&long).1.is_none(), fits, "a name of {name} bytes");
+        assert_eq!(first_pass(&long).1.is_none(), fits, "a name of {name} bytes");
     }
 }
 
@@ -82,14 +82,14 @@ fn reads_gzip() {
 fn thins_gzip_points_out() {
     let plain = sample(40 << 20, 3);
     let encoded = run("gzip -1 -c", &plain).unwrap();
-    let mut pass = FirstPass::keeping("x", store(&encoded), 8);
+    let mut pass = PointFinder::keeping("x", store(&encoded), 8);
     while !matches!(pass.next().unwrap(), Found::End) {}
     let points = pass.into_points(plain.len() as u64);
     assert!((3..=8).contains(&points.len()), "{}", points.len());
     let len = plain.len() as u64;
-    let seekable = Seekable { container: Container::Gzip, len, chunks: Chunks::Points(points) };
-    assert!(seekable.largest_chunk() > 4 << 20);
-    let again = saved(&seekable, &encoded);
+    let seek_index = SeekIndex { container: Container::Gzip, len, chunks: Chunks::Points(points) };
+    assert!(seek_index.largest_chunk() > 4 << 20);
+    let again = saved(&seek_index, &encoded);
     let compressed = Compressed::new("x", store(&encoded), again, cache(), 0).unwrap();
     check_reads(&compressed, &plain, 2, 10);
 }

@@ -3,7 +3,7 @@
 //! Owns what the lz4 tool writes with each of its options; blocks that lean on each other
 //! over 64 MiB are tested in `spool`.
 
-use super::{check, count, run, run_on_file, sample, survey};
+use super::{check, count, first_pass, run, run_on_file, sample};
 
 #[test]
 fn reads_lz4() {
@@ -18,9 +18,9 @@ fn reads_lz4() {
         "lz4 --no-frame-crc -c",
         "lz4 -9 -c",
     ] {
-        let seekable = check(words, run(words, &plain), &plain);
+        let seek_index = check(words, run(words, &plain), &plain);
         let least = if words.contains("BD") || words.contains("-l") { 1 } else { 3 };
-        assert!(seekable.is_none_or(|seekable| count(&seekable) >= least), "{words}");
+        assert!(seek_index.is_none_or(|seek_index| count(&seek_index) >= least), "{words}");
     }
     for words in ["lz4 --content-size -c", "lz4 -BD --content-size -c"] {
         check(words, run_on_file(words, &plain), &plain);
@@ -39,7 +39,7 @@ fn reads_lz4() {
         frame.extend((len as u32 | 1 << 31).to_le_bytes());
         frame.extend(&plain[..len]);
         frame.extend([0; 4]);
-        let (bytes, error, _) = survey(&frame);
+        let (bytes, error, _) = first_pass(&frame);
         assert_eq!((error.is_none(), bytes == plain[..len]), (fits, fits), "{error:?}");
     }
     check("stored", run("lz4 -B4 -BX -c", &noise), &noise);

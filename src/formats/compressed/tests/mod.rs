@@ -16,8 +16,8 @@ use std::process::{Command, Stdio};
 
 use crate::error::{Error, Kind};
 use crate::formats::bytes::Reader;
-use crate::formats::compressed::seekable::Chunks;
-use crate::formats::compressed::{ChunkCache, Compressed, Container, Seekable, Survey};
+use crate::formats::compressed::seek_index::Chunks;
+use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex};
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 
@@ -85,35 +85,35 @@ fn store(bytes: &[u8]) -> Arc<dyn Storage> {
 }
 
 /// All that a survey delivers, how it ended, and the seek points.
-fn survey(encoded: &[u8]) -> (Vec<u8>, Option<Error>, Seekable) {
+fn first_pass(encoded: &[u8]) -> (Vec<u8>, Option<Error>, SeekIndex) {
     let container = Container::recognise(encoded).expect("a container");
-    let mut survey = Survey::start("x", store(encoded), container, &cache()).unwrap();
+    let mut first_pass = FirstPass::start("x", store(encoded), container, &cache()).unwrap();
     let mut bytes = Vec::new();
     let error = loop {
-        match survey.next_piece() {
+        match first_pass.next_piece() {
             Ok(Some(piece)) => bytes.extend_from_slice(&piece),
             Ok(None) => break None,
             Err(error) => break Some(error),
         }
-        assert!(survey.position() <= encoded.len() as u64);
+        assert!(first_pass.position() <= encoded.len() as u64);
     };
-    assert!(survey.next_piece().unwrap().is_none(), "an error is told once");
-    let seekable = survey.finish();
+    assert!(first_pass.next_piece().unwrap().is_none(), "an error is told once");
+    let seek_index = first_pass.finish();
     // Of damaged data the part that no checksum vouches for is not to be had again.
-    assert!(seekable.len() <= bytes.len() as u64);
-    assert!(seekable.len() == bytes.len() as u64 || error.is_some());
-    (bytes, error, seekable)
+    assert!(seek_index.len() <= bytes.len() as u64);
+    assert!(seek_index.len() == bytes.len() as u64 || error.is_some());
+    (bytes, error, seek_index)
 }
 
 fn cache() -> Arc<ChunkCache> {
     Arc::new(ChunkCache::new(64 << 20, 8 << 20, Arc::default()))
 }
 
-fn saved(seekable: &Seekable, encoded: &[u8]) -> Seekable {
+fn saved(seek_index: &SeekIndex, encoded: &[u8]) -> SeekIndex {
     let mut bytes = Vec::new();
-    seekable.write(&mut bytes);
+    seek_index.write(&mut bytes);
     let mut reader = Reader::new("index", &bytes);
-    let parsed = Seekable::parse(&mut reader, encoded.len() as u64).unwrap();
+    let parsed = SeekIndex::parse(&mut reader, encoded.len() as u64).unwrap();
     assert_eq!(reader.remaining(), 0);
     parsed
 }
@@ -143,22 +143,22 @@ fn check_reads(compressed: &Compressed, plain: &[u8], threads: usize, reads: usi
 }
 
 /// Holds `encoded` against `plain`: surveyed, read at random, saved and read again.
-fn check(what: &str, encoded: Option<Vec<u8>>, plain: &[u8]) -> Option<Seekable> {
+fn check(what: &str, encoded: Option<Vec<u8>>, plain: &[u8]) -> Option<SeekIndex> {
     let encoded = encoded?;
-    let (bytes, error, seekable) = survey(&encoded);
+    let (bytes, error, seek_index) = first_pass(&encoded);
     assert!(error.is_none(), "{what}: {error:?}");
     assert!(bytes == plain, "{what}: the survey gives other bytes");
-    let again = saved(&seekable, &encoded);
-    assert_eq!(again.largest_chunk(), seekable.largest_chunk());
-    let open = |seekable| Compressed::new("x", store(&encoded), seekable, cache(), 3).unwrap();
-    check_reads(&open(saved(&seekable, &encoded)), plain, 1, 60);
-    let kept = saved(&seekable, &encoded);
-    check_reads(&open(seekable), plain, 8, 63);
+    let again = saved(&seek_index, &encoded);
+    assert_eq!(again.largest_chunk(), seek_index.largest_chunk());
+    let open = |seek_index| Compressed::new("x", store(&encoded), seek_index, cache(), 3).unwrap();
+    check_reads(&open(saved(&seek_index, &encoded)), plain, 1, 60);
+    let kept = saved(&seek_index, &encoded);
+    check_reads(&open(seek_index), plain, 8, 63);
     Some(kept)
 }
 
-fn count(seekable: &Seekable) -> usize {
-    match &seekable.chunks {
+fn count(seek_index: &SeekIndex) -> usize {
+    match &seek_index.chunks {
         Chunks::Points(points) => points.len(),
         Chunks::Extents(extents) => extents.len(),
         Chunks::Spooled(_) => 0,
@@ -205,14 +205,15 @@ fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
             let len = encoded.len() as u64;
             let container = Container::recognise(&encoded).unwrap();
             let storage = Arc::new(MemStorage::new(encoded));
-            let mut survey = Survey::start("x", storage.clone(), container, &cache()).unwrap();
-            while survey.next_piece().unwrap().is_some() {}
+            let mut first_pass =
+                FirstPass::start("x", storage.clone(), container, &cache()).unwrap();
+            while first_pass.next_piece().unwrap().is_some() {}
             let surveyed = storage.bytes_read();
             // A little more: where blocks of bzip2 start is looked up in the file.
             let twice = 2 * len + len / 20 + 4096;
             assert!(surveyed <= twice, "{name}, {words}: {surveyed} of {len} bytes, surveyed");
-            let seekable = survey.finish();
-            let compressed = Compressed::new("x", storage.clone(), seekable, cache(), 0).unwrap();
+            let seek_index = first_pass.finish();
+            let compressed = Compressed::new("x", storage.clone(), seek_index, cache(), 0).unwrap();
             let mut buffer = vec![0; 128 << 10];
             for start in (0..plain.len()).step_by(buffer.len()) {
                 let part = buffer.len().min(plain.len() - start);

@@ -3,28 +3,30 @@
 //! Owns giant chunks of every container, and the limit of that file. What was delivered before the
 //! giant is not delivered again.
 
-use super::{check, count, run, run_on_file, sample, store, survey};
+use super::{check, count, first_pass, run, run_on_file, sample, store};
 use crate::error::{Error, Kind};
 use crate::formats::compressed::Container;
-use crate::formats::compressed::seekable::Chunks;
+use crate::formats::compressed::seek_index::Chunks;
 
 #[test]
 fn spools_what_has_a_giant_chunk_and_nothing_else() {
     let large = sample(1 << 20, 9).repeat(65);
     let limit = &large[..64 << 20];
     for words in ["xz -0 -c", "zstd -1 -c", "lz4 -B7 -BD -c"] {
-        let seekable = check(words, run(words, &large), &large);
-        assert!(seekable.is_none_or(|seekable| matches!(seekable.chunks, Chunks::Spooled(_))));
+        let seek_index = check(words, run(words, &large), &large);
+        assert!(
+            seek_index.is_none_or(|seek_index| matches!(seek_index.chunks, Chunks::Spooled(_)))
+        );
     }
     if let Some(encoded) = run_on_file("zstd -1 -c", limit) {
-        let (bytes, error, seekable) = survey(&encoded);
+        let (bytes, error, seek_index) = first_pass(&encoded);
         assert!(error.is_none() && bytes == limit);
-        assert_eq!(count(&seekable), 1, "64 MiB are one chunk");
+        assert_eq!(count(&seek_index), 1, "64 MiB are one chunk");
     }
     // Streamed, a frame may ask for a window of 128 MiB and no more.
     for (log, fits) in [(27, true), (28, false)] {
         let Some(encoded) = run(&format!("zstd -1 --long={log} -c"), &large) else { continue };
-        let (bytes, error, _) = survey(&encoded);
+        let (bytes, error, _) = first_pass(&encoded);
         assert_eq!(error.as_ref().map(Error::kind), (!fits).then_some(Kind::Unsupported));
         assert!(if fits { bytes == large } else { bytes.is_empty() });
     }
@@ -53,8 +55,8 @@ fn spools_gzip_with_a_giant_block() {
     encoded.extend(bits.bytes);
     encoded.extend(crc32fast::hash(&plain).to_le_bytes());
     encoded.extend((plain.len() as u32).to_le_bytes());
-    let seekable = check("giant block", Some(encoded), &plain).unwrap();
-    assert!(matches!(seekable.chunks, Chunks::Spooled(_)));
+    let seek_index = check("giant block", Some(encoded), &plain).unwrap();
+    assert!(matches!(seek_index.chunks, Chunks::Spooled(_)));
 }
 
 #[derive(Default)]

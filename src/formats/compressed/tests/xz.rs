@@ -5,7 +5,7 @@
 
 use super::{check, count, run, sample};
 use crate::error::Kind;
-use crate::formats::compressed::seekable::Chunks;
+use crate::formats::compressed::seek_index::Chunks;
 use crate::formats::compressed::{Container, xz};
 use crate::formats::limits::XZ_PADDING_MAX;
 use crate::storage::{MemStorage, Storage};
@@ -15,7 +15,7 @@ use crate::sync::Arc;
 fn reads_xz() {
     let plain = sample(6 << 20, 6);
     let blocks = check("blocks", run("xz -1 --block-size=1MiB -c", &plain), &plain);
-    assert!(blocks.is_none_or(|seekable| count(&seekable) == 6));
+    assert!(blocks.is_none_or(|seek_index| count(&seek_index) == 6));
     check("threads", run("xz -0 -T2 --block-size=700KiB -c", &plain), &plain);
     check("single", run("xz -0 -c", &plain), &plain);
     for check_type in ["none", "crc32", "sha256"] {
@@ -31,12 +31,12 @@ fn reads_xz() {
     streams.extend(run("xz -0 -c", b"").unwrap());
     streams.extend(run("xz -0 -c", &plain[3 << 20..]).unwrap());
     streams.extend([0; 4]);
-    let seekable = check("streams", Some(streams.clone()), &plain).unwrap();
-    assert_eq!(count(&seekable), 8);
+    let seek_index = check("streams", Some(streams.clone()), &plain).unwrap();
+    assert_eq!(count(&seek_index), 8);
     // What follows hides the index, so it is decoded forward.
     streams.extend(b"garbage");
-    let seekable = check("garbage", Some(streams), &plain).unwrap();
-    assert!(matches!(seekable.chunks, Chunks::Spooled(_)));
+    let seek_index = check("garbage", Some(streams), &plain).unwrap();
+    assert!(matches!(seek_index.chunks, Chunks::Spooled(_)));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Owns what the zstd tools and the seekable format write. A seek table is used where it is right,
 //! and nothing is lost where it is not.
 
-use super::{check, count, run, run_on_file, sample, survey};
+use super::{check, count, first_pass, run, run_on_file, sample};
 
 #[test]
 fn reads_zstd() {
@@ -28,8 +28,8 @@ fn reads_zstd() {
         frames.extend(frame);
     }
     check("skippable frames", Some(frames), &plain);
-    let seekable = check("frames", Some(seekables.clone()), &plain).unwrap();
-    assert!((9..=20).contains(&count(&seekable)), "{}", count(&seekable));
+    let seek_index = check("frames", Some(seekables.clone()), &plain).unwrap();
+    assert!((9..=20).contains(&count(&seek_index)), "{}", count(&seek_index));
     let table = |entries: &[u8]| {
         let mut table = 0x184d_2a5e_u32.to_le_bytes().to_vec();
         table.extend((entries.len() as u32 + 9).to_le_bytes());
@@ -40,12 +40,12 @@ fn reads_zstd() {
         table
     };
     let good = [&seekables[..], &table(&entries)].concat();
-    let seekable = check("seek table", Some(good), &plain).unwrap();
-    assert!((9..=11).contains(&count(&seekable)), "{}", count(&seekable));
+    let seek_index = check("seek table", Some(good), &plain).unwrap();
+    assert!((9..=11).contains(&count(&seek_index)), "{}", count(&seek_index));
     // A table that does not add up is not used; one that lies about sizes is found out.
     let short = [&seekables[..], &table(&entries[8..])].concat();
     check("wrong seek table", Some(short), &plain);
     entries[4] ^= 1;
     let lying = [&seekables[..], &table(&entries)].concat();
-    assert!(survey(&lying).1.is_some());
+    assert!(first_pass(&lying).1.is_some());
 }

@@ -5,7 +5,7 @@ use super::blocks::BLOCK;
 use super::file::{HASH, IndexFile, IndexOptions, Section, TAIL, hash_of};
 use super::key::Key;
 use super::output::Output;
-use super::{Allowance, Graft, Index, LINK_COUNT, MAP, Node, NodeId, SEGMENT, WITH_XATTRS};
+use super::{Allowance, Index, LINK_COUNT, MAP, NestedImage, Node, NodeId, SEGMENT, WITH_XATTRS};
 use crate::error::Result;
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::InMemory;
@@ -25,7 +25,7 @@ pub(in crate::formats::tar) struct Apart {
     pub(super) links: Vec<(NodeId, u32)>,
     pub(super) with_xattrs: Vec<(NodeId, u64)>,
     pub(super) xattrs: Vec<u8>,
-    pub(super) grafts: Vec<Graft>,
+    pub(super) nested_images: Vec<NestedImage>,
     pub(super) notes: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ impl Apart {
                 Ok((reader.u32()?, reader.u64()?))
             })?,
             xattrs: index.section(Section::Xattrs)?,
-            grafts: index.grafts.clone(),
+            nested_images: index.nested_images.clone(),
             notes: index.notes.clone(),
         })
     }
@@ -103,12 +103,13 @@ impl Apart {
                 self.with_xattrs.iter().flat_map(numbers).collect()
             }),
             (Section::Xattrs, self.xattrs.clone()),
-            (Section::Grafts, {
-                let record = |graft: &Graft| {
-                    let numbers = [graft.at, graft.len, length(graft.path.len())];
-                    [&numbers.map(u64::to_le_bytes).concat(), &graft.path[..]].concat()
+            (Section::NestedImages, {
+                let record = |nested_image: &NestedImage| {
+                    let numbers =
+                        [nested_image.at, nested_image.len, length(nested_image.path.len())];
+                    [&numbers.map(u64::to_le_bytes).concat(), &nested_image.path[..]].concat()
                 };
-                self.grafts.iter().flat_map(record).collect()
+                self.nested_images.iter().flat_map(record).collect()
             }),
             (Section::Notes, {
                 let record = |note: &String| {

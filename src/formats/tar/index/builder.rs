@@ -71,7 +71,7 @@ pub(in crate::formats::tar) struct Builder {
     /// Where a set of attributes is already kept, by its hash: files of one folder often have the
     /// same. Two sets with one hash are both kept, as often as they come.
     pub(super) known_xattrs: HashMap<u64, u64>,
-    pub(super) grafts: Vec<(Folder, u64, u64)>,
+    pub(super) nested_images: Vec<(Folder, u64, u64)>,
     /// The folder that the last path led to: members mostly come folder by folder.
     pub(super) last: Option<(Folder, Vec<u8>, Folder)>,
     pub(super) depths: Depths,
@@ -104,7 +104,7 @@ impl Builder {
             with_xattrs: Vec::new(),
             xattrs: Vec::new(),
             known_xattrs: HashMap::new(),
-            grafts: Vec::new(),
+            nested_images: Vec::new(),
             last: None,
             depths: Depths::new(),
             spill,
@@ -156,7 +156,7 @@ impl Builder {
                     let end = start.saturating_add(member.size);
                     match inner {
                         Inner::Tar => nested.push(Nested { folder, depth, start, end }),
-                        Inner::SquashFs => self.grafts.push((folder, start, member.size)),
+                        Inner::SquashFs => self.nested_images.push((folder, start, member.size)),
                     }
                 }
                 _ => {

@@ -7,7 +7,9 @@
 use std::ops::ControlFlow;
 
 use super::file::Section;
-use super::{Content, Graft, Index, LINK_COUNT, MAP, NodeId, ROOT, SEGMENT, WITH_XATTRS, wrong};
+use super::{
+    Content, Index, LINK_COUNT, MAP, NestedImage, NodeId, ROOT, SEGMENT, WITH_XATTRS, wrong,
+};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::vfs::{FileKind, Name};
@@ -26,13 +28,13 @@ impl Index {
 
     /// Images lie within the archive, at paths that can be.
     pub(super) fn check_grafts(&self) -> Result<()> {
-        let sound = |graft: &Graft| {
-            let end = graft.at.checked_add(graft.len);
-            let mut names = graft.path.split(|&byte| byte == b'/');
+        let sound = |nested_image: &NestedImage| {
+            let end = nested_image.at.checked_add(nested_image.len);
+            let mut names = nested_image.path.split(|&byte| byte == b'/');
             end.is_some_and(|end| end <= self.archive_len)
-                && (graft.path.is_empty() || names.all(|name| Name::parse(name).is_some()))
+                && (nested_image.path.is_empty() || names.all(|name| Name::parse(name).is_some()))
         };
-        match self.grafts.iter().all(sound) {
+        match self.nested_images.iter().all(sound) {
             true => Ok(()),
             false => Err(Error::corrupt("an image lies outside the archive or the tree")),
         }
@@ -157,7 +159,8 @@ impl Index {
     pub(in crate::formats::tar) fn is_same_tree(&self, other: &Self) -> Result<bool> {
         let has_same_len =
             |&section: &Section| self.layout.len_of(section) == other.layout.len_of(section);
-        let is_alike = (self.archive_len, &self.grafts) == (other.archive_len, &other.grafts);
+        let is_alike =
+            (self.archive_len, &self.nested_images) == (other.archive_len, &other.nested_images);
         Ok(is_alike && Section::TREE.iter().all(has_same_len) && self.has_same_bytes(other)?)
     }
 

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
 use crate::storage::{self, FileStorage, InMemory, Storage};
 use crate::sync::Arc;
-use crate::vfs::Fault;
+use crate::vfs::Finding;
 
 /// A longer index that is saved nowhere goes into a temporary file, bytes.
 const IN_MEMORY_MAX: u64 = 1 << 20;
@@ -27,18 +27,18 @@ const IN_MEMORY_MAX: u64 = 1 << 20;
 pub(in crate::formats::tar) struct Draft {
     builder: Builder,
     order: Order,
-    /// What `Seekable` wrote, for a compressed archive.
+    /// What `SeekIndex` wrote, for a compressed archive.
     pub(in crate::formats::tar) seek_points: Vec<u8>,
     /// Warnings about this archive, a line each.
     pub(in crate::formats::tar) notes: Vec<String>,
     /// The same for who verifies, with paths; not kept in a file.
-    pub(in crate::formats::tar) faults: Vec<Fault>,
+    pub(in crate::formats::tar) findings: Vec<Finding>,
 }
 
 impl Draft {
     pub(super) fn new(builder: Builder, order: Order) -> Self {
-        let (seek_points, notes, faults) = (Vec::new(), Vec::new(), Vec::new());
-        Self { builder, order, seek_points, notes, faults }
+        let (seek_points, notes, findings) = (Vec::new(), Vec::new(), Vec::new());
+        Self { builder, order, seek_points, notes, findings }
     }
 
     /// How many nodes there are.
@@ -134,12 +134,12 @@ impl Draft {
         }
         out.begin(Section::Xattrs);
         out.bytes(&builder.xattrs)?;
-        out.begin(Section::Grafts);
-        for graft in builder.images() {
-            out.bytes(&graft.at.to_le_bytes())?;
-            out.bytes(&graft.len.to_le_bytes())?;
-            out.bytes(&length(graft.path.len()).to_le_bytes())?;
-            out.bytes(&graft.path)?;
+        out.begin(Section::NestedImages);
+        for nested_image in builder.images() {
+            out.bytes(&nested_image.at.to_le_bytes())?;
+            out.bytes(&nested_image.len.to_le_bytes())?;
+            out.bytes(&length(nested_image.path.len()).to_le_bytes())?;
+            out.bytes(&nested_image.path)?;
         }
         out.begin(Section::Notes);
         for note in notes {
@@ -244,5 +244,5 @@ fn opened(
     allowance: &Arc<Allowance>,
 ) -> Result<Index> {
     let found = IndexFile::open(file, &IndexOptions::new(name, allowance), &|_| Ok(()))?;
-    Ok(found.index.with_faults(draft.faults))
+    Ok(found.index.with_findings(draft.findings))
 }

@@ -23,7 +23,7 @@ use std::ops::Range;
 use super::blocks::{Allowance, BLOCK, Backing, Blocks, Checked};
 use super::key::{Hash, Key};
 use super::node::NODE;
-use super::{Graft, Index, LINK_COUNT, MAP, SEGMENT, WITH_XATTRS};
+use super::{Index, LINK_COUNT, MAP, NestedImage, SEGMENT, WITH_XATTRS};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
@@ -60,7 +60,7 @@ pub(super) enum Section {
     Links,
     WithXattrs,
     Xattrs,
-    Grafts,
+    NestedImages,
     Notes,
     SeekPoints,
 }
@@ -97,7 +97,7 @@ impl Section {
             Self::Links => "link counts",
             Self::WithXattrs => "nodes with attributes",
             Self::Xattrs => "attributes",
-            Self::Grafts => "images",
+            Self::NestedImages => "images",
             Self::Notes => "notes",
             Self::SeekPoints => "seek points",
         }
@@ -113,7 +113,7 @@ impl Section {
             Self::Links => 4,
             Self::WithXattrs => 5,
             Self::Xattrs => 6,
-            Self::Grafts => 7,
+            Self::NestedImages => 7,
             Self::Notes => 8,
             Self::SeekPoints => 9,
         }
@@ -167,7 +167,7 @@ impl Sections {
         if self.count(Section::Nodes, NODE) > u64::from(u32::MAX) {
             return Err(Error::corrupt("more nodes than have numbers"));
         }
-        for section in [Section::Grafts, Section::Notes] {
+        for section in [Section::NestedImages, Section::Notes] {
             let len = self.len_of(section);
             if len > LISTS_MAX {
                 let what = format!("{len} bytes of the index, limit {LISTS_MAX}");
@@ -212,7 +212,7 @@ impl<'o> IndexOptions<'o> {
 pub(in crate::formats::tar) struct IndexFile {
     #[cfg_attr(not(any(test, fuzzing)), expect(dead_code, reason = "checked before the rest"))]
     pub(in crate::formats::tar) key: Key,
-    /// What `Seekable` wrote, for a compressed archive.
+    /// What `SeekIndex` wrote, for a compressed archive.
     pub(in crate::formats::tar) seek_points: Vec<u8>,
     /// Bytes of the archive once it is decoded.
     pub(in crate::formats::tar) decoded_len: u64,
@@ -270,9 +270,9 @@ impl IndexFile {
             blocks,
             layout,
             archive_len: decoded_len,
-            grafts: Vec::new(),
+            nested_images: Vec::new(),
             notes: Vec::new(),
-            faults: Vec::new(),
+            findings: Vec::new(),
         };
         index.read_lists()?;
         if is_small {
@@ -294,12 +294,12 @@ impl IndexFile {
 impl Index {
     /// Reads images and notes.
     fn read_lists(&mut self) -> Result<()> {
-        let bytes = self.section(Section::Grafts)?;
+        let bytes = self.section(Section::NestedImages)?;
         let mut reader = Reader::new("image in the index", &bytes);
         while reader.remaining() > 0 {
             let (at, len, path) = (reader.u64()?, reader.u64()?, reader.u64()?);
             let path = reader.bytes(index(path))?.to_vec();
-            self.grafts.push(Graft { path, at, len });
+            self.nested_images.push(NestedImage { path, at, len });
         }
         let bytes = self.section(Section::Notes)?;
         let mut reader = Reader::new("note in the index", &bytes);

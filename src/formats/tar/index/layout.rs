@@ -9,7 +9,7 @@ use super::super::notes::Notes;
 use super::builder::{Builder, Folder, cleaned, no_room};
 use super::draft::Draft;
 use super::groups::Groups;
-use super::{Content, Graft, Node, NodeId, ROOT};
+use super::{Content, NestedImage, Node, NodeId, ROOT};
 use crate::error::Result;
 use crate::formats::bytes::index;
 use crate::storage::Spilled;
@@ -165,8 +165,12 @@ impl Builder {
     }
 
     /// The images in it, with their paths.
-    pub(super) fn images(&self) -> impl Iterator<Item = Graft> {
-        self.grafts.iter().map(|&(folder, at, len)| Graft { path: self.path(folder), at, len })
+    pub(super) fn images(&self) -> impl Iterator<Item = NestedImage> {
+        self.nested_images.iter().map(|&(folder, at, len)| NestedImage {
+            path: self.path(folder),
+            at,
+            len,
+        })
     }
 }
 

@@ -17,7 +17,7 @@ use std::cmp::Ordering;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{FILE_SIZE_MAX, TAR_PATH_MAX};
-use crate::vfs::{Fault, Name};
+use crate::vfs::{Finding, Name};
 
 #[cfg(any(test, fuzzing))]
 pub(super) mod apart;
@@ -73,7 +73,7 @@ pub(super) type NameBuffer = [u8; 255];
 
 /// An image within the archive whose tree belongs into a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::formats) struct Graft {
+pub(in crate::formats) struct NestedImage {
     /// The folder's path, without a leading slash.
     pub(in crate::formats) path: Vec<u8>,
     /// Where the image is, bytes.
@@ -89,17 +89,17 @@ pub(super) struct Index {
     layout: Sections,
     /// Bytes of the archive, decoded.
     archive_len: u64,
-    pub(super) grafts: Vec<Graft>,
+    pub(super) nested_images: Vec<NestedImage>,
     /// Warnings about this archive, a line each.
     pub(super) notes: Vec<String>,
     /// The same for who verifies, with paths; not kept in a file.
-    pub(super) faults: Vec<Fault>,
+    pub(super) findings: Vec<Finding>,
 }
 
 impl Index {
     /// The same with what there is to tell those who verify.
-    pub(super) fn with_faults(self, faults: Vec<Fault>) -> Self {
-        Self { faults, ..self }
+    pub(super) fn with_findings(self, findings: Vec<Finding>) -> Self {
+        Self { findings, ..self }
     }
 
     /// How many nodes there are.

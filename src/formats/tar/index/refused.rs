@@ -45,10 +45,14 @@ fn refuses_files_that_reach_outside_the_archive() {
         ("past the end", |parts| at(parts, "z").content = ARCHIVE - 999, OUTSIDE),
         ("an offset that overflows", |parts| at(parts, "z").content = u64::MAX, OUTSIDE),
         ("larger than a file can be", |parts| at(parts, "z").size = 1 << 63, "can show"),
-        ("an image past the end", |parts| parts.grafts[0].at = ARCHIVE, OUTSIDE),
-        ("an image that overflows", |parts| parts.grafts[0].len = u64::MAX, OUTSIDE),
-        ("an image above the root", |parts| parts.grafts[0].path = b"../up".to_vec(), OUTSIDE),
-        ("an image at no name", |parts| parts.grafts[0].path = b"a//b".to_vec(), OUTSIDE),
+        ("an image past the end", |parts| parts.nested_images[0].at = ARCHIVE, OUTSIDE),
+        ("an image that overflows", |parts| parts.nested_images[0].len = u64::MAX, OUTSIDE),
+        (
+            "an image above the root",
+            |parts| parts.nested_images[0].path = b"../up".to_vec(),
+            OUTSIDE,
+        ),
+        ("an image at no name", |parts| parts.nested_images[0].path = b"a//b".to_vec(), OUTSIDE),
     ]);
 }
 

@@ -148,7 +148,12 @@ pub(super) fn walk(index: &Index, is_checked: bool) -> Result<()> {
         failed = failed.and(outcome);
     }
     assert!(!is_checked || seen == index.len(), "a node without a parent");
-    assert!(index.grafts.iter().all(|graft| graft.at + graft.len <= index.archive_len));
+    assert!(
+        index
+            .nested_images
+            .iter()
+            .all(|nested_image| nested_image.at + nested_image.len <= index.archive_len)
+    );
     failed
 }
 
@@ -209,9 +214,9 @@ fn walk_node(
 #[test]
 fn an_index_of_everything_comes_back_from_its_file() {
     let parts = everything();
-    let Apart { segments, maps, links, with_xattrs, grafts, .. } = &parts;
+    let Apart { segments, maps, links, with_xattrs, nested_images, .. } = &parts;
     assert_eq!((segments.len(), maps.len(), links.len()), (4, 2, 2));
-    assert_eq!((with_xattrs.len(), grafts.len()), (4, 1));
+    assert_eq!((with_xattrs.len(), nested_images.len()), (4, 1));
     for small in [ALL, NOTHING] {
         let found = read(parts.written(), small).unwrap();
         walk(&found.index, true).unwrap();

@@ -15,7 +15,7 @@ use super::message::{
     Answer, HolderStatus, REQUEST_MAX, Request, Status, UnmountAnswer, UnmountRequest,
 };
 use crate::error::{Error, Result};
-use crate::inject;
+use crate::failpoint;
 use crate::lifecycle::system::process::{ProcessId, Watch};
 
 /// Connections at a time; more are turned away. A task of a node needs one.
@@ -232,7 +232,7 @@ impl Leases {
                 return self.clients[at].say(&(status + "\n"));
             }
             Request::Numbers => {
-                inject::panic_at("lease");
+                failpoint::panic_at("lease");
                 return self.clients[at].say(&(numbers() + "\n"));
             }
             Request::Leave => {

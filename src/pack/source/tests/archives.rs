@@ -65,7 +65,7 @@ fn an_archive_is_what_tarfile_tells_of_it() {
         assert!(origin.starts_with(&format!("{}/", tar.display())), "{origin}");
         // In the order of the archive.
         let places = catalog.files().into_iter().map(|id| match catalog.inode(id).what {
-            What::File { content, .. } => catalog.content(content).place(content.key),
+            What::File { content, .. } => catalog.content(content).data_offset(content.key),
             _ => 0,
         });
         assert!(places.clone().any(|place| place > 0));

@@ -10,17 +10,17 @@ use super::scan;
 use super::unpack::{Damage, Unpacked, Unpacking};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
-use crate::formats::compressed::{ChunkCache, Compressed, Container, Seekable, Survey};
+use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex};
 use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::storage::Storage;
 use crate::sync::Arc;
-use crate::vfs::{Fault, Subject};
+use crate::vfs::{Finding, Location};
 
 /// Parts of a compressed archive that tell it from another one of the same length and time.
 const SAMPLED_PLACES: u64 = 16;
 
 /// A compressed archive.
-pub(crate) struct Packed {
+pub(crate) struct CompressedTar {
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) container: Container,
     /// Where decoded chunks are kept, under the number of this archive.
@@ -32,45 +32,45 @@ pub(crate) struct Packed {
 ///
 /// # Errors
 /// As `Tar::open`.
-pub(super) fn open(name: &str, packed: Packed, options: &TarOptions<'_>) -> Result<Opened> {
+pub(super) fn open(name: &str, packed: CompressedTar, options: &TarOptions<'_>) -> Result<Opened> {
     let saved = options.saved()?;
     if let Some((known, saved)) = &saved
-        && let Some((seekable, index)) = known.load(saved, options, |found| {
-            Ok((seekable(&found, packed.storage.len())?, found.index))
+        && let Some((seek_index, index)) = known.load(saved, options, |found| {
+            Ok((seek_index(&found, packed.storage.len())?, found.index))
         })
     {
-        let decoded = packed.decoded(name, seekable, options)?;
+        let decoded = packed.decoded(name, seek_index, options)?;
         return Ok(opened(decoded, index, true));
     }
-    let Packed { ref storage, container, .. } = packed;
-    let survey = Survey::start(name, storage.clone(), container, &packed.cache)?;
+    let CompressedTar { ref storage, container, .. } = packed;
+    let first_pass = FirstPass::start(name, storage.clone(), container, &packed.cache)?;
     let storage = storage.clone();
-    let mut unpacking = Unpacking::new(survey, options.progress);
+    let mut unpacking = Unpacking::new(first_pass, options.progress);
     let (is_tar, starts_with_zeros) = unpacking.looks()?;
     if !is_tar {
         return Err(no_tar(container, unpacking.container()));
     }
     let mut draft = scan::forward(&mut unpacking, options.nesting())?;
-    let Unpacked { seekable, damage, garbage } = unpacking.finish()?;
-    let is_long = seekable.len() > TAR_EMPTY_MAX;
+    let Unpacked { seek_index, damage, garbage } = unpacking.finish()?;
+    let is_long = seek_index.len() > TAR_EMPTY_MAX;
     if starts_with_zeros && draft.is_empty() && (is_long || !draft.notes.is_empty()) {
         return Err(only_zeros());
     }
-    let decoded_len = seekable.len();
+    let decoded_len = seek_index.len();
     let mut seek_points = Vec::new();
-    seekable.write(&mut seek_points);
-    let decoded = packed.decoded(name, seekable, options)?;
+    seek_index.write(&mut seek_points);
+    let decoded = packed.decoded(name, seek_index, options)?;
     if let Some(Damage { error, in_doubt }) = damage {
         if in_doubt {
             draft = scan_sound(decoded.as_ref(), &error, options)?;
         }
         let what = format!("damaged: {error}; what comes behind is missing");
-        draft.faults.push(Fault::damage(Subject::Archive, what.clone()));
+        draft.findings.push(Finding::damage(Location::Archive, what.clone()));
         draft.notes.push(what);
     }
     if let Some(at) = garbage {
         let what = format!("what follows the {} data at {at:#x} is ignored", container.name());
-        draft.faults.push(Fault::damage(Subject::Archive, what));
+        draft.findings.push(Finding::damage(Location::Archive, what));
     }
     draft.seek_points = seek_points;
     let part = storage.len().checked_div(SAMPLED_PLACES).unwrap_or(0);
@@ -110,15 +110,15 @@ fn no_tar(container: Container, inner: Option<Container>) -> Error {
     Error::new(Kind::UnknownFormat, context).with_hint(hint)
 }
 
-impl Packed {
+impl CompressedTar {
     /// Its decoded bytes.
     fn decoded(
         self,
         name: &str,
-        seekable: Seekable,
+        seek_index: SeekIndex,
         options: &TarOptions<'_>,
     ) -> Result<Arc<Compressed>> {
-        let largest = seekable.largest_chunk();
+        let largest = seek_index.largest_chunk();
         if largest > options.memory {
             log::warn!(
                 "{name}: parts of {largest} bytes must be decoded as one, and the memory for that \
@@ -127,7 +127,7 @@ impl Packed {
             );
         }
         let Self { storage, cache, archive, .. } = self;
-        Compressed::new(name, storage, seekable, cache, archive)
+        Compressed::new(name, storage, seek_index, cache, archive)
     }
 }
 
@@ -135,11 +135,11 @@ impl Packed {
 ///
 /// # Errors
 /// `Corrupt` where they are not sound, or do not end where the tree does.
-fn seekable(found: &IndexFile, encoded_len: u64) -> Result<Seekable> {
+fn seek_index(found: &IndexFile, encoded_len: u64) -> Result<SeekIndex> {
     let mut reader = Reader::new("seek points", &found.seek_points);
-    let seekable = Seekable::parse(&mut reader, encoded_len)?;
-    match seekable.len() == found.decoded_len && reader.remaining() == 0 {
-        true => Ok(seekable),
+    let seek_index = SeekIndex::parse(&mut reader, encoded_len)?;
+    match seek_index.len() == found.decoded_len && reader.remaining() == 0 {
+        true => Ok(seek_index),
         false => Err(Error::corrupt("its seek points are those of another archive")),
     }
 }

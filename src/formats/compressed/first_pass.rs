@@ -11,9 +11,9 @@
 //! that only ends early is another matter: nothing says that what came before the cut is wrong, but
 //! for the DEFLATE block that was cut (a wrong bit there may hide its end).
 
-use super::gzip::FirstPass;
+use super::gzip::PointFinder;
 use super::pipeline::{Pipeline, Walk};
-use super::seekable::{Chunks, Seekable};
+use super::seek_index::{Chunks, SeekIndex};
 use super::spool::{Spool, advice, unit};
 use super::{ChunkCache, Container, bzip2, lz4, xz, zstd};
 use crate::error::{Kind, Result};
@@ -23,7 +23,7 @@ use crate::sync::Arc;
 use crate::vfs::SharedBytes;
 
 /// A first pass under way.
-pub(crate) struct Survey {
+pub(crate) struct FirstPass {
     name: String,
     storage: Arc<dyn Storage>,
     container: Container,
@@ -36,7 +36,7 @@ pub(crate) struct Survey {
 }
 
 enum Pass {
-    Gzip(Box<FirstPass>),
+    Gzip(Box<PointFinder>),
     Extents(Box<Pipeline>),
     Spool(Arc<Spool>),
 }
@@ -49,7 +49,7 @@ pub(super) enum Found {
     End,
 }
 
-impl Survey {
+impl FirstPass {
     /// Starts on `storage`, which `recognise` found to be a `container`; `name` is for messages.
     /// What is being decoded counts in `cache`.
     ///
@@ -67,7 +67,7 @@ impl Survey {
             Ok(Pass::Extents(Box::new(pipeline)))
         };
         let pass = match container {
-            Container::Gzip => Pass::Gzip(Box::new(FirstPass::new(name, file))),
+            Container::Gzip => Pass::Gzip(Box::new(PointFinder::new(name, file))),
             Container::Bzip2 => extents(Box::new(bzip2::Blocks::new(name, file)))?,
             Container::Xz => match xz_blocks(&*file)? {
                 Ok(blocks) => extents(Box::new(blocks))?,
@@ -107,7 +107,7 @@ impl Survey {
                 Ok(Found::End) => self.ended = true,
                 Err(error) => {
                     self.ended = true;
-                    self.delivered = self.delivered.min(self.pass.sure(error.kind()));
+                    self.delivered = self.delivered.min(self.pass.verified_len(error.kind()));
                     return Err(error);
                 }
             }
@@ -135,23 +135,23 @@ impl Survey {
 
     /// The seek points of what was delivered, after its end or its damage; of a damaged file, of
     /// what is known to be right.
-    pub(crate) fn finish(self) -> Seekable {
+    pub(crate) fn finish(self) -> SeekIndex {
         let chunks = match self.pass {
             Pass::Gzip(pass) => Chunks::Points(pass.into_points(self.delivered)),
             Pass::Extents(pipeline) => Chunks::Extents(pipeline.into_extents(self.delivered)),
             Pass::Spool(spool) => Chunks::Spooled(Some(spool)),
         };
-        Seekable { container: self.container, len: self.delivered, chunks }
+        SeekIndex { container: self.container, len: self.delivered, chunks }
     }
 }
 
 impl Pass {
     /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
-    fn sure(&self, damage: Kind) -> u64 {
+    fn verified_len(&self, damage: Kind) -> u64 {
         match self {
-            Self::Gzip(pass) => pass.sure(damage),
-            Self::Extents(pipeline) => pipeline.sure(damage),
-            Self::Spool(spool) => spool.sure(),
+            Self::Gzip(pass) => pass.verified_len(damage),
+            Self::Extents(pipeline) => pipeline.verified_len(damage),
+            Self::Spool(spool) => spool.verified_len(),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::formats::limits::{GIANT_CHUNK_MAX, GIANT_EXTENT_MAX, GZIP_WINDOW};
 use crate::sync::Arc;
 
 /// What a survey found: all that a `Compressed` needs besides the file.
-pub(crate) struct Seekable {
+pub(crate) struct SeekIndex {
     pub(super) container: Container,
     pub(super) len: u64,
     pub(super) chunks: Chunks,
@@ -66,7 +66,7 @@ const EXTENT_BYTES: usize = 28;
 /// Fewest bytes of one point.
 const POINT_BYTES: usize = 18;
 
-impl Seekable {
+impl SeekIndex {
     /// Decoded bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len

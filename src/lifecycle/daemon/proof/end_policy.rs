@@ -1,17 +1,17 @@
 //! The rules of how long a mount is served, against everything that can happen in a while.
 //!
-//! Owns a daemon without a mount, which does what `hold` says as `daemon` does, and a world that
-//! does to it what it likes: leases, signals, requests, open files, an unmount, time. Invariant:
-//! `Hold` is the real one.
+//! Owns a daemon without a mount, which does what `end_policy` says as `daemon` does, and a world
+//! that does to it what it likes: leases, signals, requests, open files, an unmount, time.
+//! Invariant: `EndPolicy` is the real one.
 //!
 //! Time goes in steps of `TRY_AGAIN`, and the daemon looks only when something happens or when
-//! `hold` told it to: a time that is not told is missed here, too.
+//! `end_policy` told it to: a time that is not told is missed here, too.
 
 use std::env;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::lifecycle::daemon::hold::{Held, Hold, Lifetime, Step, TRY_AGAIN};
+use crate::lifecycle::daemon::end_policy::{EndPolicy, Holders, Lifetime, Step, TRY_AGAIN};
 use crate::lifecycle::daemon::proof::search::{Model, explore};
 
 /// How long each world lasts, steps of time. `ARCHFS_MODEL_TIME` makes it longer.
@@ -27,7 +27,7 @@ const AT_ONCE: usize = 4;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
-    hold: Hold,
+    hold: EndPolicy,
     /// Of the lifetime, steps of time.
     grace: u32,
     linger: u32,
@@ -85,7 +85,7 @@ impl World {
         let lifetime =
             Lifetime { grace: Some(time(grace)), linger: time(linger), idle: idle.map(time) };
         let mut world = Self {
-            hold: Hold::new(lifetime, at(0)),
+            hold: EndPolicy::new(lifetime, at(0)),
             grace,
             linger,
             idle,
@@ -115,7 +115,7 @@ impl World {
     /// As `Daemon::serve`, until it waits.
     fn serve(&mut self) -> Result<(), String> {
         for _ in 0..AT_ONCE {
-            let held = Held { by_process: self.is_held, kept: self.is_kept };
+            let held = Holders { by_process: self.is_held, kept: self.is_kept };
             let uses = u64::from(self.requests) + u64::from(self.given);
             match self.hold.next(at(self.now), held, uses) {
                 Step::Serve(until) => {

@@ -8,7 +8,7 @@ use crate::kernel_file;
 
 /// The step of a batch job that a process ends with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct Group {
+pub(in crate::lifecycle) struct JobStep {
     job: String,
     /// A number, or `batch`, `extern` and the like; empty where the group is that of the whole job.
     step: String,
@@ -17,10 +17,10 @@ pub(in crate::lifecycle) struct Group {
 /// The batch job, or step of one, with which all that this process starts is killed, daemons
 /// included; `None` where no batch system does that.
 pub fn killed_with() -> Option<String> {
-    Group::own().map(|group| group.describe())
+    JobStep::own().map(|group| group.describe())
 }
 
-impl Group {
+impl JobStep {
     /// The group of the process with the number `pid`, if a batch system watches over it.
     pub(in crate::lifecycle) fn of(pid: i32) -> Option<Self> {
         parse(&kernel_file::read_text(format!("/proc/{pid}/cgroup")).ok()?)
@@ -59,12 +59,12 @@ impl Group {
 
 /// Finds `job_12` and, behind it, `step_3` in a path of /proc/PID/cgroup. Version 1 has a line a
 /// hierarchy; those that Slurm does not use for jobs have neither.
-fn parse(text: &str) -> Option<Group> {
+fn parse(text: &str) -> Option<JobStep> {
     text.lines().find_map(|line| {
         let mut folders = line.splitn(3, ':').nth(2)?.split('/');
         let job = folders.find_map(|folder| folder.strip_prefix("job_"))?;
         let step = folders.find_map(|folder| folder.strip_prefix("step_")).unwrap_or_default();
-        Some(Group { job: job.to_owned(), step: step.to_owned() })
+        Some(JobStep { job: job.to_owned(), step: step.to_owned() })
     })
 }
 
@@ -72,7 +72,7 @@ fn parse(text: &str) -> Option<Group> {
 mod tests {
     use super::*;
 
-    fn group(path: &str) -> Option<Group> {
+    fn group(path: &str) -> Option<JobStep> {
         parse(&format!("3:cpu:/\n2:freezer:{path}\n1:name=systemd:/user.slice\n"))
     }
 

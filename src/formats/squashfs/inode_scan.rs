@@ -16,7 +16,7 @@ impl SquashFs {
     ///
     /// # Errors
     /// `Corrupt` where the table can not be read to its end; `Io`; what `visit` reports.
-    pub(super) fn sweep<'s>(
+    pub(super) fn scan_inodes<'s>(
         &'s self,
         mut visit: impl FnMut(InodeRef, &Inode, &Cursor<'s>) -> Result<()>,
     ) -> Result<u64> {

@@ -1,25 +1,25 @@
 //! What is wrong with an archive.
 //!
 //! Owns the words for it, from who finds it (trees and those who read them) to who tells it.
-//! Invariant: a fault of the archive and a refusal of the system are never mixed up.
+//! Invariant: a finding of the archive and a refusal of the system are never mixed up.
 
 use super::Ino;
 use crate::error::{Error, Kind};
 
 /// Something to tell of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct Finding {
     /// How bad it is.
-    pub gravity: Gravity,
+    pub severity: Severity,
     /// What it is about.
-    pub subject: Subject,
+    pub location: Location,
     /// What is wrong, and where in the archive.
     pub what: String,
 }
 
-/// How bad a fault is.
+/// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Gravity {
+pub enum Severity {
     /// Bytes of the archive are wrong or missing, or contradict each other.
     Damage,
     /// The system refused to read, so nothing is known.
@@ -30,9 +30,9 @@ pub enum Gravity {
     Note,
 }
 
-/// What a fault is about.
+/// What a finding is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
+pub enum Location {
     /// The archive, or a table of it.
     Archive,
     /// What has this path, or should have it, without a leading slash.
@@ -41,34 +41,34 @@ pub enum Subject {
     Inode(Ino),
 }
 
-impl Gravity {
+impl Severity {
     /// Whether the archive is sound all the same.
     pub fn is_note(self) -> bool {
         matches!(self, Self::LeftOut | Self::Note)
     }
 }
 
-impl Fault {
-    /// Damage of `subject`.
-    pub fn damage(subject: Subject, what: impl Into<String>) -> Self {
-        Self { gravity: Gravity::Damage, subject, what: what.into() }
+impl Finding {
+    /// Damage of `location`.
+    pub fn damage(location: Location, what: impl Into<String>) -> Self {
+        Self { severity: Severity::Damage, location, what: what.into() }
     }
 
     /// Something about the archive that is odd, and no damage.
     pub fn note(what: impl Into<String>) -> Self {
-        Self { gravity: Gravity::Note, subject: Subject::Archive, what: what.into() }
+        Self { severity: Severity::Note, location: Location::Archive, what: what.into() }
     }
 
     /// Something in the archive is not shown, and that is no damage.
     pub fn left_out(what: impl Into<String>) -> Self {
-        Self { gravity: Gravity::LeftOut, ..Self::note(what) }
+        Self { severity: Severity::LeftOut, ..Self::note(what) }
     }
 
-    /// What an error that somebody met says of `subject`.
-    pub fn met(subject: Subject, error: &Error) -> Self {
-        let gravity = match error.kind() {
+    /// What an error that somebody met says of `location`.
+    pub fn met(location: Location, error: &Error) -> Self {
+        let severity = match error.kind() {
             Kind::Corrupt | Kind::Truncated | Kind::UnknownFormat | Kind::Unsupported => {
-                Gravity::Damage
+                Severity::Damage
             }
             // What a tree itself named is not there, or is something else.
             Kind::NotADirectory
@@ -77,9 +77,9 @@ impl Fault {
             | Kind::PastEnd
             | Kind::NoAttribute
             | Kind::NotFound
-                if subject != Subject::Archive =>
+                if location != Location::Archive =>
             {
-                Gravity::Damage
+                Severity::Damage
             }
             Kind::NotFound
             | Kind::Changed
@@ -94,9 +94,9 @@ impl Fault {
             | Kind::Usage
             | Kind::CannotMount
             | Kind::NotMounted
-            | Kind::TimedOut => Gravity::Unreadable,
+            | Kind::TimedOut => Severity::Unreadable,
         };
-        Self { gravity, subject, what: error.to_string() }
+        Self { severity, location, what: error.to_string() }
     }
 
     /// The same, said of what is shown in the folder `folder`.
@@ -105,11 +105,11 @@ impl Fault {
         if folder.is_empty() {
             return self;
         }
-        self.subject = match self.subject {
-            Subject::Archive => Subject::Path(folder.to_vec()),
-            Subject::Path(path) if path.is_empty() => Subject::Path(folder.to_vec()),
-            Subject::Path(path) => Subject::Path([folder, b"/", &path].concat()),
-            inode @ Subject::Inode(_) => inode,
+        self.location = match self.location {
+            Location::Archive => Location::Path(folder.to_vec()),
+            Location::Path(path) if path.is_empty() => Location::Path(folder.to_vec()),
+            Location::Path(path) => Location::Path([folder, b"/", &path].concat()),
+            inode @ Location::Inode(_) => inode,
         };
         self
     }

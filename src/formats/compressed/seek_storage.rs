@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::chunks::{Chunk, Demand};
 use super::extent::{Size, cost, decode, most_cost};
-use super::seekable::{Chunks, Extent, Point, Seekable};
+use super::seek_index::{Chunks, Extent, Point, SeekIndex};
 use super::spool::Spool;
 use super::{ChunkCache, Container, gzip};
 use crate::cache::Fetch;
@@ -46,11 +46,11 @@ impl Compressed {
     pub(crate) fn new(
         name: &str,
         storage: Arc<dyn Storage>,
-        seekable: Seekable,
+        seek_index: SeekIndex,
         cache: Arc<ChunkCache>,
         archive: u32,
     ) -> Result<Arc<Self>> {
-        let Seekable { container, len, chunks } = seekable;
+        let SeekIndex { container, len, chunks } = seek_index;
         let source = match chunks {
             Chunks::Points(points) => Source::Points(points),
             Chunks::Extents(extents) => Source::Extents(extents),

@@ -16,7 +16,7 @@ use crate::vfs::Timestamp;
 
 /// Values that win over a header's.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Overrides {
+pub(super) struct Extensions {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     /// Of GNU tar's headers L and K, which count where no record says a path or a target, whatever
@@ -49,7 +49,7 @@ pub(super) struct SparseWords {
     pub(super) has_preface: bool,
 }
 
-impl Overrides {
+impl Extensions {
     /// Takes what the records in `body` say.
     ///
     /// # Errors
@@ -240,11 +240,11 @@ mod tests {
         format!("{len}{body}").into_bytes()
     }
 
-    fn said(records: &[(&str, &str)]) -> Overrides {
-        let mut overrides = Overrides::default();
+    fn said(records: &[(&str, &str)]) -> Extensions {
+        let mut extensions = Extensions::default();
         let body: Vec<u8> = records.iter().flat_map(|(k, v)| record(k, v)).collect();
-        overrides.take(&body).unwrap();
-        overrides
+        extensions.take(&body).unwrap();
+        extensions
     }
 
     #[test]
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(said(&[("size", &largest)]).size, Some(u64::MAX));
         assert_eq!(said(&[("size", "5"), ("size", "")]).size, None);
         for size in ["-5", "18446744073709551616", "5 ", "0x5"] {
-            let error = Overrides::default().take(&record("size", size)).unwrap_err();
+            let error = Extensions::default().take(&record("size", size)).unwrap_err();
             assert_eq!(error.to_string(), format!("pax header: size {size} is no number"));
         }
     }

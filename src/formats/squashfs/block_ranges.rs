@@ -30,7 +30,8 @@ impl Piece {
     /// # Errors
     /// `Corrupt` where it is not.
     pub(super) fn check(&self, len: usize) -> Result<()> {
-        let (Extent::Plain { start, .. } | Extent::Compressed { start, .. }) = self.extent else {
+        let (Extent::Uncompressed { start, .. } | Extent::Compressed { start, .. }) = self.extent
+        else {
             return Ok(());
         };
         if (self.least..=self.most).contains(&len) {
@@ -47,7 +48,7 @@ impl Piece {
     /// # Errors
     /// As `check`.
     pub(super) fn plain(&self) -> Result<Option<Range<u64>>> {
-        let Extent::Plain { start, len } = self.extent else {
+        let Extent::Uncompressed { start, len } = self.extent else {
             return Ok(None);
         };
         self.check(index(len))?;
@@ -144,7 +145,7 @@ impl Pieces<'_, '_> {
         while let Ok(Some(piece)) = ahead.next() {
             match piece.extent {
                 Extent::Hole => {}
-                Extent::Plain { start, len } | Extent::Compressed { start, len }
+                Extent::Uncompressed { start, len } | Extent::Compressed { start, len }
                     if start == reached =>
                 {
                     let behind = start.saturating_add(u64::from(len));
@@ -163,7 +164,7 @@ impl Pieces<'_, '_> {
 /// Refuses a block that begins before any can: it would show the image itself.
 fn behind_superblock(extent: Extent) -> Result<Extent> {
     match extent {
-        Extent::Plain { start, .. } | Extent::Compressed { start, .. }
+        Extent::Uncompressed { start, .. } | Extent::Compressed { start, .. }
             if start < length(superblock::SIZE) =>
         {
             Err(Error::corrupt(format!("squashfs data block at {start:#x}: in the superblock")))

@@ -48,7 +48,7 @@ pub(in crate::lifecycle) enum Step {
 
 /// Who holds the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct Held {
+pub(in crate::lifecycle) struct Holders {
     /// Whether a process holds a lease.
     pub(in crate::lifecycle) by_process: bool,
     /// Whether it shall hold until somebody unmounts.
@@ -57,7 +57,7 @@ pub(in crate::lifecycle) struct Held {
 
 /// The state of one mount.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in crate::lifecycle) struct Hold {
+pub(in crate::lifecycle) struct EndPolicy {
     lifetime: Lifetime,
     /// The grace where the user does not say.
     default_grace: Duration,
@@ -74,7 +74,7 @@ pub(in crate::lifecycle) struct Hold {
     try_at: Option<Instant>,
 }
 
-impl Hold {
+impl EndPolicy {
     /// Mounted at `now`.
     pub(in crate::lifecycle) fn new(lifetime: Lifetime, now: Instant) -> Self {
         Self {
@@ -144,7 +144,12 @@ impl Hold {
 
     /// What to do at `now`, held by `held`, when that many requests came, and leases were given,
     /// since it was mounted.
-    pub(in crate::lifecycle) fn next(&mut self, now: Instant, held: Held, requests: u64) -> Step {
+    pub(in crate::lifecycle) fn next(
+        &mut self,
+        now: Instant,
+        held: Holders,
+        requests: u64,
+    ) -> Step {
         if self.at_once || self.end_by().is_some_and(|end| now >= end) {
             return Step::Exit;
         }
@@ -194,9 +199,9 @@ impl Hold {
 mod tests {
     use super::*;
 
-    const FREE: Held = Held { by_process: false, kept: false };
-    const HELD: Held = Held { by_process: true, kept: false };
-    const KEPT: Held = Held { by_process: false, kept: true };
+    const FREE: Holders = Holders { by_process: false, kept: false };
+    const HELD: Holders = Holders { by_process: true, kept: false };
+    const KEPT: Holders = Holders { by_process: false, kept: true };
 
     fn seconds(count: u64) -> Duration {
         Duration::from_secs(count)
@@ -205,7 +210,7 @@ mod tests {
     #[test]
     fn goes_with_the_last_lease() {
         let now = Instant::now();
-        let mut hold = Hold::new(Lifetime::default(), now);
+        let mut hold = EndPolicy::new(Lifetime::default(), now);
         assert_eq!(hold.next(now, HELD, 0), Step::Serve(None));
         assert_eq!(hold.next(now, KEPT, 0), Step::Serve(None));
         assert_eq!(hold.next(now, FREE, 0), Step::Unmount);
@@ -217,7 +222,7 @@ mod tests {
     fn lingers_until_somebody_comes_back() {
         let now = Instant::now();
         let lifetime = Lifetime { linger: seconds(5), ..Lifetime::default() };
-        let mut hold = Hold::new(lifetime, now);
+        let mut hold = EndPolicy::new(lifetime, now);
         assert!(hold.lingers());
         assert_eq!(hold.next(now, FREE, 0), Step::Serve(Some(now + seconds(5))));
         assert_eq!(hold.next(now + seconds(4), HELD, 0), Step::Serve(None));
@@ -225,7 +230,7 @@ mod tests {
         assert_eq!(hold.next(later, FREE, 0), Step::Serve(Some(later + seconds(5))));
         assert_eq!(hold.next(later + seconds(5), FREE, 0), Step::Unmount);
         // Asked to end, there is no time to linger.
-        let mut hold = Hold::new(lifetime, now);
+        let mut hold = EndPolicy::new(lifetime, now);
         hold.ask(now);
         assert!(!hold.lingers());
         assert_eq!(hold.next(now, FREE, 0), Step::Unmount);
@@ -235,7 +240,7 @@ mod tests {
     fn serves_on_for_the_grace_while_held() {
         let now = Instant::now();
         let end = now + seconds(20);
-        let mut hold = Hold::new(Lifetime::default(), now);
+        let mut hold = EndPolicy::new(Lifetime::default(), now);
         hold.ask(now);
         assert_eq!(hold.next(now, HELD, 0), Step::Serve(Some(end)));
         assert_eq!(hold.next(end - seconds(1), FREE, 0), Step::Unmount);
@@ -243,7 +248,7 @@ mod tests {
         assert!(!hold.is_over(end - seconds(1)) && hold.is_over(end));
         assert_eq!(hold.next(end, HELD, 0), Step::Exit);
         // After a lazy unmount files stay open no longer than that either.
-        let mut hold = Hold::new(Lifetime::default(), now);
+        let mut hold = EndPolicy::new(Lifetime::default(), now);
         hold.ask(now);
         assert_eq!(hold.next(now, FREE, 0), Step::Unmount);
         hold.unmounted();
@@ -255,7 +260,7 @@ mod tests {
     fn the_default_grace_ends_before_slurm_kills() {
         let now = Instant::now();
         for (kill_wait, grace) in [(30, 20_000), (10, 6_666), (5, 3_333), (600, 20_000), (0, 0)] {
-            let mut hold = Hold::new(Lifetime::default(), now);
+            let mut hold = EndPolicy::new(Lifetime::default(), now);
             hold.ask(now);
             assert_eq!(hold.next(now, HELD, 0), Step::Serve(Some(now + seconds(20))));
             // Slurm was asked before, and has answered since.
@@ -266,7 +271,7 @@ mod tests {
         }
         // The user's own stays.
         let lifetime = Lifetime { grace: Some(seconds(60)), ..Lifetime::default() };
-        let mut hold = Hold::new(lifetime, now);
+        let mut hold = EndPolicy::new(lifetime, now);
         hold.stay_below(seconds(10));
         assert_eq!(hold.grace(), seconds(60));
     }
@@ -274,7 +279,7 @@ mod tests {
     #[test]
     fn a_kept_mount_waits_until_it_is_not_busy() {
         let now = Instant::now();
-        let mut hold = Hold::new(Lifetime::default(), now);
+        let mut hold = EndPolicy::new(Lifetime::default(), now);
         hold.ask(now);
         assert_eq!(hold.next(now, KEPT, 0), Step::UnmountIfIdle);
         hold.busy(now);
@@ -286,11 +291,11 @@ mod tests {
     #[test]
     fn a_second_signal_or_an_urgent_one_ends_it() {
         let now = Instant::now();
-        let mut hold = Hold::new(Lifetime::default(), now);
+        let mut hold = EndPolicy::new(Lifetime::default(), now);
         hold.ask(now);
         hold.ask(now);
         assert_eq!(hold.next(now, HELD, 0), Step::Exit);
-        let mut hold = Hold::new(Lifetime::default(), now);
+        let mut hold = EndPolicy::new(Lifetime::default(), now);
         assert!(!hold.is_over(now));
         hold.ask_at_once();
         assert!(hold.is_over(now));
@@ -301,7 +306,7 @@ mod tests {
     fn an_idle_mount_goes_unless_it_is_in_use() {
         let now = Instant::now();
         let lifetime = Lifetime { idle: Some(seconds(60)), ..Lifetime::default() };
-        let mut hold = Hold::new(lifetime, now);
+        let mut hold = EndPolicy::new(lifetime, now);
         assert_eq!(hold.next(now, KEPT, 0), Step::Serve(Some(now + seconds(60))));
         let later = now + seconds(59);
         assert_eq!(hold.next(later, KEPT, 7), Step::Serve(Some(later + seconds(60))));

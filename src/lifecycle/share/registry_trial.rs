@@ -15,7 +15,7 @@ const SIZE: usize = 4096;
 ///
 /// # Errors
 /// `Io` where nothing can be written anywhere, as on full file systems.
-pub(in crate::lifecycle) fn probe() -> Result<PathBuf> {
+pub(in crate::lifecycle) fn try_registry() -> Result<PathBuf> {
     Registry::create_in(|registry| {
         let file = Builder::new().prefix("probe-").tempfile_in(registry.directory());
         let written = file.and_then(|mut file| file.write_all(&[0; SIZE]));
