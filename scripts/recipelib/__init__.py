@@ -1,1 +1,1 @@
-"""What scripts/test-recipes is made of: blocks of the README, a world to run them in, jobs, remains."""
+"""What scripts/test-recipes is made of: blocks of the pages, a world to run them in, jobs, remains."""

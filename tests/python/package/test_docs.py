@@ -1,4 +1,4 @@
-"""Every example in docs/PYTHON.md runs as it stands, in a folder with the archives that it names."""
+"""Every Python example of docs/PYTHON.md and docs/how-to runs as it stands, in a folder with its archives."""
 
 import importlib.util
 import os
@@ -12,8 +12,10 @@ from pathlib import Path
 import archfs
 from stage import Stage
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "PYTHON.md"
-BLOCK = re.compile(r"(?:<!-- needs (\w+) -->\n)?```python\n(.*?)```", re.DOTALL)
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "PYTHON.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+# Not those that a mark for scripts/test-recipes stands above.
+BLOCK = re.compile(r"(?<! -->\n)(?:<!-- needs (\w+) -->\n)?^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def picture():
@@ -55,12 +57,14 @@ class DocsTest(Stage):
 
 
 def blocks():
-    """Each example with the line that it begins in."""
-    text = PAGE.read_text(encoding="utf-8")
-    for found in BLOCK.finditer(text):
-        line = text.count("\n", 0, found.start(2)) + 1
-        heading = re.findall(r"^#+ (.*)$", text[: found.start()], re.MULTILINE)[-1]
-        yield f"line_{line}_{re.sub(r'[^a-z]+', '_', heading.lower())}", found.group(1), found.group(2)
+    """Each example with its page and the line that it begins in."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in BLOCK.finditer(text):
+            line = text.count("\n", 0, found.start(2)) + 1
+            heading = re.findall(r"^#+ (.*)$", text[: found.start()], re.MULTILINE)[-1]
+            where = f"{page.stem}_line_{line}_{heading}"
+            yield re.sub(r"[^a-z0-9]+", "_", where.lower()), found.group(1), found.group(2)
 
 
 for name, module, code in blocks():
