@@ -53,7 +53,7 @@ fn mount(group: &Group, image: &Path, mount_point: &Path, options: &[&str]) -> M
 }
 
 /// > **Budget**: all mounts of a job on a node share one budget for their caches, unless `--cache`
-/// > gives one its own.
+/// > gives a mount its own.
 #[test]
 fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_has_it_all() {
     let Some(group) = job() else {

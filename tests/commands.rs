@@ -132,7 +132,7 @@ open(\"go\").read()
     ),
 ];
 
-/// > The command of `run` keeps its mount as long as processes of its group use it.
+/// > `run` keeps its mount as long as processes in the process group of COMMAND use it.
 #[test]
 fn what_the_command_leaves_keeps_the_mount_as_long_as_it_uses_it() {
     let Some(stage) = stage_with(with_program) else { return };
@@ -183,7 +183,7 @@ fn what_does_not_use_the_mount_does_not_keep_it() {
     wait_until("it goes on", || done.exists());
 }
 
-/// > The command of `run` keeps its mount as long as processes of its group use it.
+/// > `run` keeps its mount as long as processes in the process group of COMMAND use it.
 #[test]
 fn what_left_the_session_does_not_keep_the_mount_and_can_read_on() {
     let Some(stage) = stage() else { return };

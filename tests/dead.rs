@@ -91,7 +91,7 @@ fn several_dead_mounts_on_each_other_are_cleared_together() {
     assert!(stage.is_gone());
 }
 
-/// > A mount whose daemon was killed gives ENOTCONN, also to files that are open, until the next
+/// > A stale mount, whose daemon was killed, gives ENOTCONN, also for open files, until the next
 /// > `mount`, `run`, `unmount` or `gc` of its user clears it.
 #[test]
 fn a_dead_mount_gives_enotconn_also_to_open_files_until_anything_of_its_user_clears_it() {
@@ -321,11 +321,11 @@ fn mount_and_run_clear_a_dead_mount_with_a_note() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// > A mount whose daemon was killed gives ENOTCONN, also to files that are open, until the next
+/// > A stale mount, whose daemon was killed, gives ENOTCONN, also for open files, until the next
 /// > `mount`, `run`, `unmount` or `gc` of its user clears it.
 ///
-/// > **`gc`, `unmount`, `list`** touch and show mounts of type fuse.archfs of this user alone,
-/// > whatever the records say; `unmount` as root those of others, too.
+/// > **`gc`, `unmount`, `list`** act only on mounts of type fuse.archfs of this user, whatever the
+/// > records say. Root can also unmount those of other users.
 #[test]
 fn each_user_clears_only_what_is_dead_and_its_own() {
     let _one = one_at_a_time();

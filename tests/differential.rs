@@ -176,7 +176,7 @@ fn a_folder_of_a_hundred_thousand_names_is_listed_whole_and_searched() {
     }
 }
 
-/// > `st_blocks` leaves out holes.
+/// > `st_blocks` does not count holes.
 #[test]
 fn a_sparse_file_of_5_gib_has_its_bytes_and_its_holes() {
     if !can_mount() {

@@ -480,7 +480,8 @@ fn a_mount_that_is_impossible_here_names_the_doctor() {
     assert!(!Path::new(&patient.user.mount_point).exists());
 }
 
-/// > **Records**: doctor writes to the directory where archfs keeps its records, and names it.
+/// > **Records**: `archfs doctor` names the directory for the records of mounts, and checks that it
+/// > can be written.
 #[test]
 fn a_full_file_system_for_the_records_is_named() {
     let Some(patient) = patient() else { return };
@@ -501,7 +502,7 @@ fn a_full_file_system_for_the_records_is_named() {
     assert!(found.text("records").contains(&format!("/archfs-{USER}")), "{:#}", found.json);
 }
 
-/// > Where /tmp is full, the directory is in /dev/shm, /var/tmp, /run/user/UID, $TMPDIR or ~/.cache.
+/// > If /tmp is full, the directory is in /dev/shm, /var/tmp, /run/user/UID, $TMPDIR or ~/.cache.
 #[test]
 fn a_full_tmp_is_noted_and_mounting_works() {
     let Some(patient) = patient() else { return };

@@ -123,8 +123,8 @@ fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
     }
 }
 
-/// > An error is told to who asked and remembered by nobody: the next read tries again, also of
-/// > what is decoded into a temporary file.
+/// > An error is returned to the reader and not cached: the next read tries again, also for data
+/// > that is decompressed into a temporary file.
 #[test]
 fn while_reads_fail_each_file_is_right_or_eio_and_afterwards_right() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -141,7 +141,7 @@ fn while_reads_fail_each_file_is_right_or_eio_and_afterwards_right() {
     });
 }
 
-/// > **Short and interrupted reads** of it are gone on with.
+/// > **Short and interrupted reads** are continued.
 #[test]
 fn reads_that_are_short_or_interrupted_are_gone_on_with() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -157,7 +157,7 @@ fn reads_that_are_short_or_interrupted_are_gone_on_with() {
     });
 }
 
-/// > One that hangs holds up who needs it, and nobody else.
+/// > A read that hangs blocks only the readers that need its data.
 #[test]
 fn a_file_system_that_hangs_holds_up_readers_until_it_goes_on() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -179,8 +179,7 @@ fn a_file_system_that_hangs_holds_up_readers_until_it_goes_on() {
     });
 }
 
-/// > **Errors of its file system** become EIO, whatever they were, also where its server has died
-/// > (ENOTCONN).
+/// > **Errors of its file system** all become EIO, also if its daemon has died (ENOTCONN).
 #[test]
 fn whatever_a_file_system_says_becomes_eio() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -193,8 +192,7 @@ fn whatever_a_file_system_says_becomes_eio() {
     });
 }
 
-/// > **Errors of its file system** become EIO, whatever they were, also where its server has died
-/// > (ENOTCONN).
+/// > **Errors of its file system** all become EIO, also if its daemon has died (ENOTCONN).
 #[test]
 fn a_file_system_whose_server_has_died_gives_eio() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -204,8 +202,8 @@ fn a_file_system_whose_server_has_died_gives_eio() {
     });
 }
 
-/// > **Full, read-only or unmounted lazily**: nothing changes, since nothing is written there but a
-/// > saved index, whose failure costs a note.
+/// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
+/// > index there. If that fails, archfs prints a note.
 #[test]
 fn a_file_system_that_is_unmounted_lazily_is_read_on() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -215,7 +213,7 @@ fn a_file_system_that_is_unmounted_lazily_is_read_on() {
     });
 }
 
-/// > **Truncated**: what is not there gives EIO, and nothing is filled with zeros.
+/// > **Truncated**: the missing part gives EIO, and nothing is filled with zeros.
 #[test]
 fn what_is_cut_off_gives_eio_and_the_rest_is_right() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -265,9 +263,9 @@ fn plain_with(kind: &str, options: &[&str]) -> Plain {
     Plain { files, archive, mount, work }
 }
 
-/// > **Truncated**: what is not there gives EIO, and nothing is filled with zeros.
+/// > **Truncated**: the missing part gives EIO, and nothing is filled with zeros.
 ///
-/// > With `--allow-changes` only the line in the log is left.
+/// > With `--allow-changes` only the line in the log remains.
 #[test]
 fn a_truncated_file_gives_what_is_there_and_what_is_cached_and_eio() {
     if !can_mount() {
@@ -294,7 +292,7 @@ fn a_truncated_file_gives_what_is_there_and_what_is_cached_and_eio() {
     }
 }
 
-/// > What the kernel or archfs has cached is read on.
+/// > Data that the kernel or archfs has cached can still be read.
 #[test]
 fn what_archfs_has_decoded_is_read_on_when_the_archive_is_cut_or_rewritten() {
     if !can_mount() {
@@ -339,9 +337,9 @@ fn other(work: &Path, kind: &str) -> (PathBuf, Files) {
     (archive(&folder, &source, kind), files)
 }
 
-/// > **Replaced or deleted**: the mount goes on with the file that was opened. Whoever asks for the
-/// > same place and path then is refused, since it is not the same archive any more; at another
-/// > place the new one is mounted.
+/// > **Replaced or deleted**: the mount keeps reading the file that was opened. A new `mount` of
+/// > that path at the same mount point is refused, because the archive is another file. At another
+/// > mount point the new archive is mounted.
 #[test]
 fn a_replaced_archive_is_served_as_it_was_and_the_new_one_is_mounted_anew() {
     if !can_mount() {
@@ -363,7 +361,7 @@ fn a_replaced_archive_is_served_as_it_was_and_the_new_one_is_mounted_anew() {
     }
 }
 
-/// > **Replaced or deleted**: the mount goes on with the file that was opened.
+/// > **Replaced or deleted**: the mount keeps reading the file that was opened.
 #[test]
 fn a_deleted_archive_is_read_on_and_can_not_be_mounted_again() {
     if !can_mount() {
@@ -391,9 +389,9 @@ fn rewrite(archive: &Path) -> Vec<u8> {
     fs::read(archive).unwrap()
 }
 
-/// > **Rewritten in place**: the first read of the archive that sees another size or modification
-/// > time reports it in the log, in one line. That read and all later ones that need the archive
-/// > give EIO, also if the old bytes and time come back.
+/// > **Rewritten in place**: the first read of the archive that notices another size or
+/// > modification time logs it, in one line. That read and all later ones that need the archive
+/// > give EIO, even if the old bytes and time return.
 #[test]
 fn no_file_of_an_archive_rewritten_in_place_comes_wrong() {
     if !can_mount() {
@@ -427,9 +425,9 @@ fn no_file_of_an_archive_rewritten_in_place_comes_wrong() {
     }
 }
 
-/// > With `--allow-changes` only the line in the log is left. Then a read gives EIO where the
-/// > format notices, else the new bytes (stored tars, blocks without a checksum), and a name may be
-/// > gone (ENOENT).
+/// > With `--allow-changes` only the line in the log remains. Then a read gives EIO if the format
+/// > detects the change, else the new bytes (uncompressed tars, blocks without a checksum), and a
+/// > name may disappear (ENOENT).
 #[test]
 fn changes_that_are_allowed_give_bytes_or_errors_and_end_nothing() {
     if !can_mount() {
@@ -472,8 +470,9 @@ fn changes_that_are_allowed_give_bytes_or_errors_and_end_nothing() {
     }
 }
 
-/// > Of more archives than may be open at once some are closed meanwhile; one that was replaced,
-/// > changed or deleted gives EIO then, and is read again when the very file is back.
+/// > If a mount has more archives than it may hold open, archfs closes some and reopens them. A
+/// > closed archive that was replaced, changed or deleted gives EIO until the original file is
+/// > back.
 #[test]
 fn of_more_archives_than_may_be_open_a_replaced_one_is_noticed() {
     if !can_mount() {
@@ -556,8 +555,8 @@ impl Disk {
     }
 }
 
-/// > **Full, read-only or unmounted lazily**: nothing changes, since nothing is written there but a
-/// > saved index, whose failure costs a note.
+/// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
+/// > index there. If that fails, archfs prints a note.
 #[test]
 fn a_file_system_that_becomes_read_only_full_or_is_taken_away_changes_nothing() {
     if !can_mount() {
@@ -596,8 +595,8 @@ fn a_file_system_that_becomes_read_only_full_or_is_taken_away_changes_nothing() 
     }
 }
 
-/// > **Full, read-only or unmounted lazily**: nothing changes, since nothing is written there but a
-/// > saved index, whose failure costs a note.
+/// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
+/// > index there. If that fails, archfs prints a note.
 #[test]
 fn an_index_that_finds_no_room_costs_a_note_and_not_the_mount() {
     if !can_mount() {
@@ -623,7 +622,7 @@ fn an_index_that_finds_no_room_costs_a_note_and_not_the_mount() {
     unmount(&mount_point);
 }
 
-/// > **Truncated**: what is not there gives EIO, and nothing is filled with zeros.
+/// > **Truncated**: the missing part gives EIO, and nothing is filled with zeros.
 #[test]
 fn a_loop_device_whose_file_is_cut_gives_eio() {
     if !can_mount() {

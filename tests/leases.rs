@@ -30,8 +30,8 @@ fn holder(stage: &Stage, options: &str) -> std::process::Child {
     script
 }
 
-/// > When the last who hold a mount have ended, its name goes at once and what is open stays
-/// > readable until it is closed.
+/// > When the last holder of a mount ends, the name is gone at once, and open files stay readable
+/// > until they are closed.
 #[test]
 fn children_that_a_script_leaves_keep_their_files_and_not_the_mount() {
     let Some(stage) = stage() else { return };
@@ -335,8 +335,8 @@ fn a_mount_in_use_is_not_idle() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// > With `--idle-timeout` the kernel remembers names and attributes for half of that time only, so
-/// > that a reader of files it has whole is heard of.
+/// > With `--idle-timeout` the kernel caches names and attributes for only half of that time, so
+/// > that reading files from the page cache counts as use.
 #[test]
 fn a_reader_whom_the_kernel_answers_is_heard_of() {
     let Some(stage) = stage() else { return };
@@ -390,7 +390,8 @@ impl Drop for Closed {
 
 const STATUS: &str = "{\"holders\":[],\"kept\":true}\n";
 
-/// > At the socket only the same uid and root are answered, also where its folder was opened up.
+/// > The daemon answers only the same uid and root at its socket, even if the directory of the
+/// > socket was opened to others.
 #[test]
 fn only_the_user_and_root_are_listened_to() {
     let Some(stage) = stage() else { return };

@@ -81,8 +81,8 @@ fn load(mount_point: &Path, readers: u64, rounds: usize) {
     });
 }
 
-/// > **Memory**: the cache is a part of what the job may use, and so is the number of threads, so
-/// > that a daemon in a group of 128 MiB lives under full load.
+/// > **Memory**: the cache and the number of threads follow the memory of the job, so a daemon
+/// > survives full load in a control group of 128 MiB.
 #[test]
 fn a_daemon_stays_within_the_memory_of_its_group_under_full_load() {
     if !can_mount() {
@@ -190,9 +190,9 @@ fn peak(process: i32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// > What is decoded or being decoded takes no more than the budget. A daemon takes 16 MiB and 1 MiB
-/// > for each of its threads on top, for any archive and any number of readers. A job of which
-/// > half is taken is not killed.
+/// > Decompressed blocks, finished or in progress, take no more than the budget. A daemon takes 16
+/// > MiB and 1 MiB for each of its threads on top, whatever the archive and the number of readers.
+/// > A job that already uses half of its memory is not killed.
 #[test]
 fn a_daemon_takes_its_budget_and_a_little_where_half_of_the_job_is_taken() {
     if !can_mount() {
@@ -250,7 +250,7 @@ fn a_daemon_takes_its_budget_and_a_little_where_half_of_the_job_is_taken() {
     }
 }
 
-/// > A budget that the job cannot hold is made smaller, and the mount warns of it.
+/// > A budget that does not fit into the job is reduced, with a warning.
 #[test]
 fn a_budget_above_the_limit_of_the_job_is_clamped_with_a_warning() {
     if !can_mount() {
@@ -284,7 +284,7 @@ fn a_budget_above_the_limit_of_the_job_is_clamped_with_a_warning() {
     }
 }
 
-/// > A compressed tar with parts that the memory of the job cannot hold is not mounted.
+/// > A compressed tar with parts that do not fit into the memory of the job is refused.
 #[test]
 fn parts_that_do_not_fit_in_the_memory_of_the_job_are_refused() {
     if !can_mount() {
@@ -317,11 +317,11 @@ fn parts_that_do_not_fit_in_the_memory_of_the_job_are_refused() {
     }
 }
 
-/// > An index is made in temporary files on a local disk (ext4, XFS), and read block by block, so a
-/// > tar of very many files fits in a small job.
+/// > An index is made in temporary files on a local disk (ext4, XFS) and read block by block, so a
+/// > tar of very many files fits into a small job.
 ///
-/// > Where temporary files are elsewhere, it is made in memory, and a tar whose index does not fit
-/// > in the memory of the job is not mounted.
+/// > If temporary files are on another file system, it is made in memory, and a tar whose index
+/// > does not fit into the memory of the job is refused.
 #[test]
 fn an_index_that_does_not_fit_in_the_memory_of_the_job_is_refused() {
     if !can_mount() {

@@ -103,8 +103,8 @@ fn epoch(directory: &Path) -> usize {
     bytes
 }
 
-/// > On kernels where each open takes a request, a second epoch still reads and lists nothing (see
-/// > [Older kernels](#older-kernels)).
+/// > On kernels where each open takes a request, a second epoch still sends no request to read or
+/// > list (see [Older kernels](#older-kernels)).
 #[test]
 fn the_second_epoch_reads_nothing_if_opening_takes_a_request() {
     if !support::can_mount() {

@@ -245,7 +245,7 @@ fn two_giant_frames_that_fit_one_by_one_do_not_fit_together() {
     stage.unmount(&mut daemon);
 }
 
-/// > A temporary file in a tmpfs is memory of the job, and is weighed like a staged copy.
+/// > A temporary file in a tmpfs counts as memory of the job, as a staged copy does.
 #[test]
 fn a_temporary_file_in_memory_is_refused_where_the_job_has_no_room_for_it() {
     let Some(stage) = stage("zstd") else { return };

@@ -85,10 +85,10 @@ fn read_at_once(path: &Path, readers: usize) -> Vec<std::io::Result<usize>> {
     (0..readers).map(|_| results.recv_timeout(PATIENCE).expect("no reader hangs")).collect()
 }
 
-/// > A panic in any thread of the daemon ends the mount at once and is told, with its place in the
-/// > source, on standard error or in the log file; the daemon's status is 101.
+/// > A panic in any thread of the daemon ends the mount at once. The daemon reports it, with the
+/// > line of the source, on standard error or in the log file, and exits with status 101.
 ///
-/// > Readers get an error and none hangs; the place is free.
+/// > Readers get an error and none hangs; the mount point is free again.
 #[test]
 fn a_panic_under_many_readers_ends_the_mount_and_lets_nobody_hang() {
     // All event loops at once, and one that is alone.
@@ -105,10 +105,10 @@ fn a_panic_under_many_readers_ends_the_mount_and_lets_nobody_hang() {
     }
 }
 
-/// > A panic in any thread of the daemon ends the mount at once and is told, with its place in the
-/// > source, on standard error or in the log file; the daemon's status is 101.
+/// > A panic in any thread of the daemon ends the mount at once. The daemon reports it, with the
+/// > line of the source, on standard error or in the log file, and exits with status 101.
 ///
-/// > Readers get an error and none hangs; the place is free.
+/// > Readers get an error and none hangs; the mount point is free again.
 #[test]
 fn a_file_that_was_open_gives_an_error_after_a_panic() {
     let Some(stage) = stage() else {
@@ -142,8 +142,8 @@ fn of_text(work: &Path, lines: usize, block: &str) -> PathBuf {
     image::make(work, "text.sqfs", &source, &["-comp", "gzip", "-b", block])
 }
 
-/// > A panic in any thread of the daemon ends the mount at once and is told, with its place in the
-/// > source, on standard error or in the log file; the daemon's status is 101.
+/// > A panic in any thread of the daemon ends the mount at once. The daemon reports it, with the
+/// > line of the source, on standard error or in the log file, and exits with status 101.
 #[test]
 fn a_panic_while_decoding_ahead_ends_the_mount() {
     let Some(stage) = stage_with(|work| of_text(work, 500_000, "128K")) else {
@@ -159,8 +159,8 @@ fn a_panic_while_decoding_ahead_ends_the_mount() {
     assert_went_loudly(&stage, "ahead");
 }
 
-/// > A panic in any thread of the daemon ends the mount at once and is told, with its place in the
-/// > source, on standard error or in the log file; the daemon's status is 101.
+/// > A panic in any thread of the daemon ends the mount at once. The daemon reports it, with the
+/// > line of the source, on standard error or in the log file, and exits with status 101.
 #[test]
 fn a_panic_while_memory_is_given_back_ends_the_mount() {
     let Some(stage) = stage() else {
@@ -172,8 +172,8 @@ fn a_panic_while_memory_is_given_back_ends_the_mount() {
     assert_went_loudly(&stage, "release");
 }
 
-/// > A panic in any thread of the daemon ends the mount at once and is told, with its place in the
-/// > source, on standard error or in the log file; the daemon's status is 101.
+/// > A panic in any thread of the daemon ends the mount at once. The daemon reports it, with the
+/// > line of the source, on standard error or in the log file, and exits with status 101.
 #[test]
 fn in_the_foreground_a_panic_is_told_on_standard_error_with_status_101() {
     let Some(stage) = stage() else {
@@ -190,7 +190,7 @@ fn in_the_foreground_a_panic_is_told_on_standard_error_with_status_101() {
     assert!(stage.is_gone());
 }
 
-/// > `run` lets COMMAND end as it will, gives its status, and says that the mount had ended.
+/// > `run` lets COMMAND finish, returns its exit status, and reports that the mount ended first.
 #[test]
 fn run_gives_its_commands_status_and_says_that_the_mount_had_ended() {
     let Some(stage) = stage() else {
@@ -210,7 +210,8 @@ fn run_gives_its_commands_status_and_says_that_the_mount_had_ended() {
     }
 }
 
-/// > A daemon that can not allocate ends at once, and its mount is dead until it is cleared.
+/// > A daemon that cannot allocate memory exits at once, and its mount is stale until it is
+/// > cleared.
 #[test]
 fn a_daemon_that_runs_out_of_memory_leaves_a_dead_mount_that_gc_clears() {
     let Some(stage) = stage_with(|work| of_text(work, 3_000_000, "1M")) else {

@@ -62,8 +62,8 @@ fn small_tar(path: &Path, number: usize) {
     fs::write(path, tar::of(&[(&name, name.as_bytes())])).unwrap();
 }
 
-/// > **Descriptors**: 40 do for one archive, for a hundred and for nested ones; with too few the
-/// > mount is refused with "Too many open files".
+/// > **Descriptors**: 40 are enough for one archive, for a hundred and for nested ones. With too
+/// > few, the mount fails with "Too many open files".
 #[test]
 fn few_descriptors_do_for_one_archive_and_for_many() {
     let Some(stage) = stage() else {
@@ -82,8 +82,8 @@ fn few_descriptors_do_for_one_archive_and_for_many() {
     });
 }
 
-/// > **Descriptors**: 40 do for one archive, for a hundred and for nested ones; with too few the
-/// > mount is refused with "Too many open files".
+/// > **Descriptors**: 40 are enough for one archive, for a hundred and for nested ones. With too
+/// > few, the mount fails with "Too many open files".
 #[test]
 fn few_descriptors_do_for_archives_within_archives() {
     let Some(stage) = stage() else {
@@ -124,8 +124,8 @@ fn socket_of(stage: &Stage) -> PathBuf {
     record.expect("a record").with_extension("socket")
 }
 
-/// > A daemon whose descriptors others took serves on, sleeps while nothing is to be done, and
-/// > unmounts when its time has come.
+/// > A daemon that has run out of descriptors keeps serving, sleeps when idle, and unmounts when
+/// > its last holder ends.
 #[test]
 fn a_daemon_out_of_descriptors_sleeps_serves_recovers_and_unmounts() {
     let Some(stage) = stage() else {
@@ -167,8 +167,8 @@ fn a_daemon_out_of_descriptors_sleeps_serves_recovers_and_unmounts() {
     wait_until("it has unmounted and ended", || stage.is_gone() && has_ended(daemon));
 }
 
-/// > A daemon whose descriptors others took serves on, sleeps while nothing is to be done, and
-/// > unmounts when its time has come.
+/// > A daemon that has run out of descriptors keeps serving, sleeps when idle, and unmounts when
+/// > its last holder ends.
 #[test]
 fn the_holder_of_a_daemon_out_of_descriptors_still_ends_it() {
     let Some(stage) = stage() else {
@@ -190,7 +190,8 @@ fn the_holder_of_a_daemon_out_of_descriptors_still_ends_it() {
     drop(connections);
 }
 
-/// > **Threads**: with few to be had a mount takes half of them, and says it, or is refused.
+/// > **Threads**: if only a few can be started, a mount takes half of them and reports it, or
+/// > fails.
 #[test]
 fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() {
     let Some(stage) = stage() else {
@@ -268,8 +269,9 @@ fn many_files(work: &Path) -> PathBuf {
     image
 }
 
-/// > **Address space**: under `ulimit -v` a mount takes the threads that fit, or is refused with a
-/// > sentence that names the limit. It never ends after it was reported.
+/// > **Address space**: under `ulimit -v` a mount starts the threads that fit, or fails with an
+/// > error that names the limit. A mount that was reported never ends later for lack of address
+/// > space.
 #[test]
 fn a_small_address_space_means_fewer_threads_or_a_refusal_but_never_a_daemon_that_dies() {
     let Some(stage) = stage_with(many_files) else {
@@ -305,7 +307,8 @@ fn a_small_address_space_means_fewer_threads_or_a_refusal_but_never_a_daemon_tha
     assert!(refused.contains(&200), "{refused:?}");
 }
 
-/// > **Stack**: a small stack limit is enough for everything but a namespace, which says so.
+/// > **Stack**: a small stack limit is enough for everything except a namespace, which fails with
+/// > an error that says so.
 #[test]
 fn a_small_stack_is_enough() {
     let Some(stage) = stage() else {

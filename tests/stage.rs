@@ -92,7 +92,7 @@ fn held(id: u32, folder: &Path) -> Vec<(u32, u64, u64)> {
         .collect()
 }
 
-/// > A copy that `--stage` made is read as before.
+/// > A copy made by `--stage` is not affected.
 #[test]
 fn a_staged_archive_is_read_from_a_private_copy_whatever_becomes_of_the_original() {
     if !can_mount() {

@@ -149,8 +149,8 @@ fn damage_is_counted_and_the_line_tells_of_it() {
     assert!(last.starts_with("archfs: served data.sqfs at ") && last.contains(" FAULTS"), "{log}");
 }
 
-/// > **Names in sticky folders**: a log that somebody else made or linked there is refused (status
-/// > 1), and `--stats-json` replaces no link and no file but an account.
+/// > **Names in sticky directories**: a log that another user made or linked there is refused
+/// > (status 1). `--stats-json` replaces no link, and no file except an earlier one of its own.
 #[test]
 fn a_file_that_can_not_be_written_is_a_warning_and_the_mount_goes_on() {
     let Some(stage) = stage() else { return };

@@ -246,8 +246,8 @@ fn pieces(file: &File) -> Vec<(u64, u64)> {
     found
 }
 
-/// > **lseek** with SEEK_DATA and SEEK_HOLE finds the holes that the archive knows: of an image in
-/// > units of its block size, of a tar as they were packed.
+/// > **lseek** with SEEK_DATA and SEEK_HOLE finds the holes that the archive records: in an image
+/// > in units of its block size, in a tar as they were packed.
 #[test]
 fn a_sparse_file_of_20_gib_has_its_pieces_behind_base_256_numbers() {
     if !can_mount() {

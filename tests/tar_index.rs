@@ -337,8 +337,8 @@ fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
     unmount_by(stage.command(archfs()).arg("unmount").arg(&place));
 }
 
-/// > An index that is cut short or overwritten while it is in use gives EIO for what was not read
-/// > of it yet, and never another file.
+/// > An index that is truncated or overwritten while it is in use gives EIO for the parts that were
+/// > not read yet, and never another file.
 #[test]
 fn an_index_cut_short_while_mounted_is_an_error_and_no_end() {
     if can_mount() {
@@ -571,7 +571,7 @@ fn a_folder_with_the_name_of_the_index_sends_it_to_the_cache_folder() {
     stage.assert_nothing_else("a folder");
 }
 
-/// > An index is believed only if root, the user or the owner of the archive wrote it.
+/// > An index is used only if root, the user or the owner of the archive wrote it.
 #[test]
 fn an_archive_in_a_read_only_folder_has_its_index_in_the_users_cache() {
     let Some(()) = node::enter() else { return };
@@ -707,7 +707,7 @@ fn a_named_index_that_can_not_be_written_is_a_note_for_ls_and_a_failure_for_inde
     stage.assert_archive_alone();
 }
 
-/// > An index is believed only if root, the user or the owner of the archive wrote it.
+/// > An index is used only if root, the user or the owner of the archive wrote it.
 #[test]
 fn an_index_of_somebody_else_is_not_believed() {
     let Some(()) = node::enter() else { return };
@@ -766,8 +766,8 @@ fn cat_as(
     listed(stage.command(command).arg(archive).arg(name))
 }
 
-/// > **Saved indexes**: an index of another file, even of a copy with the same length and time, is
-/// > not believed: it names the inode, owner and ctime of its archive.
+/// > **Saved indexes**: an index of another file is not used, even of a copy with the same length
+/// > and time, because it names the inode, owner and ctime of its archive.
 #[test]
 fn an_index_of_a_forged_copy_is_not_believed_for_the_original() {
     let Some(()) = node::enter() else { return };
@@ -796,8 +796,8 @@ fn an_index_of_a_forged_copy_is_not_believed_for_the_original() {
     assert!(said.contains("made of another file"), "{said}");
 }
 
-/// > An index is written only beside the archive that was read, whatever leads to its directory
-/// > afterwards.
+/// > An index is written only beside the archive that was read, even if the path of its directory
+/// > has changed since.
 #[test]
 fn a_directory_that_is_exchanged_for_a_link_gets_no_index_elsewhere() {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -830,7 +830,7 @@ fn a_directory_that_is_exchanged_for_a_link_gets_no_index_elsewhere() {
     assert!(fs::symlink_metadata(&stage.folder).unwrap().is_dir());
 }
 
-/// > An index has the group of its archive, and no more permissions.
+/// > An index has the group of its archive, and no wider permissions.
 #[test]
 fn an_index_is_for_those_who_may_read_the_archive() {
     let Some(()) = node::enter() else { return };
@@ -849,7 +849,7 @@ fn an_index_is_for_those_who_may_read_the_archive() {
     assert_eq!(mode(&stage.index) & 0o007, 0);
 }
 
-/// > Root leaves no index in a directory of another user.
+/// > Root writes no index into a directory of another user.
 #[test]
 fn root_leaves_no_index_in_a_directory_of_a_user() {
     let Some(()) = node::enter() else { return };
@@ -863,8 +863,8 @@ fn root_leaves_no_index_in_a_directory_of_a_user() {
     assert_eq!(names_in(&stage.home.join("cache/archfs")).len(), 1);
 }
 
-/// > On a FUSE file system, where a process says who owns a file, no index is used or left beside
-/// > the archive.
+/// > On a FUSE file system, where a process decides about the owner of a file, no index is used or
+/// > written beside the archive.
 #[test]
 fn a_fuse_file_system_has_no_index_beside_the_archive() {
     if !can_mount() {

@@ -318,8 +318,8 @@ mod tests {
         assert_eq!(cache.get_or_load(1, || Ok(block(7, 1))).unwrap()[..], [7]);
     }
 
-    /// > Who waited for the same block tries for itself, and gets an error as well while there is a
-    /// > fault.
+    /// > A reader that waited for the same block retries by itself, and also gets an error while
+    /// > the fault lasts.
     #[test]
     fn wakes_the_waiters_of_a_leader_that_fails_or_unwinds() {
         for unwinds in [false, true] {

@@ -142,8 +142,8 @@ pub fn session_shape(
 mod tests {
     use super::*;
 
-    /// > **Memory**: the cache is a part of what the job may use, and so is the number of threads,
-    /// > so that a daemon in a group of 128 MiB lives under full load.
+    /// > **Memory**: the cache and the number of threads follow the memory of the job, so a daemon
+    /// > survives full load in a control group of 128 MiB.
     #[test]
     fn threads_are_many_unless_memory_is_short_or_a_person_chose() {
         let threads =

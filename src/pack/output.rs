@@ -248,8 +248,8 @@ mod tests {
         assert!(Output::create(work.path(), Existing::Replace).is_err());
     }
 
-    /// > An archive of `pack` appears in the folder that was there when it was begun, whatever
-    /// > stands at its path then.
+    /// > `pack` writes its archive into the directory that it opened at the start, even if the path
+    /// > leads elsewhere later.
     #[test]
     fn an_archive_stays_in_the_folder_that_was_there_when_it_was_begun() {
         let work = tempfile::tempdir().unwrap();

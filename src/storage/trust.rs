@@ -220,8 +220,8 @@ mod tests {
         }
     }
 
-    /// > A folder that a group may write to counts as one that others may write to, unless nobody
-    /// > else is in that group.
+    /// > A directory that a group may write to counts as one that others may write to, unless the
+    /// > group has no other member.
     #[test]
     fn only_a_group_of_nobody_else_may_write() {
         let users = |own| Users {

@@ -87,8 +87,8 @@ fn allowed(user: &User, root: &Path) -> Vec<String> {
     done(user, &script).lines().map(str::to_owned).collect()
 }
 
-/// > POSIX ACLs of a tar are hidden then, and taken from the modes: no user gets more than the
-/// > ACL gives. Users and groups that an ACL names get what all others get.
+/// > POSIX ACLs of a tar are then hidden, and the modes are reduced so that no user gets more than
+/// > the ACL gives. Users and groups that an ACL names get the permissions of all others.
 #[test]
 fn no_user_gets_more_from_a_tar_with_acls_than_from_its_source() {
     let Some(scene) = scene() else { return };

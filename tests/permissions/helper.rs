@@ -35,7 +35,7 @@ fn without_helper(stage: &Stage, user: &User, script: &str) -> Output {
     command.output().unwrap()
 }
 
-/// > **fusermount** is run only if nobody but root and the user could have put it there
+/// > **fusermount** is run only if no user except root and the caller could have replaced it
 /// > (docs/CLI.md).
 #[test]
 fn a_helper_that_others_planted_is_never_run() {
@@ -77,10 +77,10 @@ fn a_helper_that_others_planted_is_never_run() {
     }
 }
 
-/// > **fusermount** is run only if nobody but root and the user could have put it there
+/// > **fusermount** is run only if no user except root and the caller could have replaced it
 /// > (docs/CLI.md).
 ///
-/// > For a user fusermount3 does it, with his rights.
+/// > For other users fusermount3 does this, with the user's rights.
 #[test]
 fn one_of_the_users_own_is_run_where_there_is_no_other() {
     let Some(scene) = scene() else { return };

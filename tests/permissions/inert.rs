@@ -45,10 +45,10 @@ fn rights(user: &User, folder: &Path) -> String {
     done(user, &format!("{folder}/id -u; {folder}/id -g; {folder}/grep CapEff /proc/self/status"))
 }
 
-/// > **Devices, fifos, sockets** are shown; the mount is `nodev` and `nosuid`, so device nodes can
-/// > not be opened and set-uid bits have no effect.
+/// > **Devices, fifos, sockets** are shown. The mount is `nodev` and `nosuid`, so device nodes
+/// > cannot be opened and set-uid bits have no effect.
 ///
-/// > So set-uid bits and `security.capability` give no rights, and devices can not be opened.
+/// > Therefore set-uid bits and `security.capability` give no rights, and devices cannot be opened.
 #[test]
 fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
     let Some(stage) = node::enter().and_then(|()| stage_with(image::small)) else { return };
@@ -126,8 +126,8 @@ fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
     }
 }
 
-/// > A mount that was handed over as `/dev/fd/N` has the flags of who made it, who has to see to
-/// > `nosuid,nodev`.
+/// > A mount that was passed as `/dev/fd/N` has the flags of the program that made it, which must
+/// > set `nosuid,nodev`.
 #[test]
 fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
     let Some(stage) = stage_with(image::small) else { return };
@@ -155,11 +155,11 @@ fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
     wait_until("no daemon is left", || is_left().is_empty());
 }
 
-/// > **Symbolic links** hold the bytes they were packed with, and are resolved by the kernel: an
-/// > absolute one leads out of the mount, as on any file system.
+/// > **Symbolic links** hold the bytes they were packed with, and the kernel resolves them. An
+/// > absolute link leads out of the mount, as on any file system.
 ///
-/// > **Links in an archive** are shown as packed. The kernel follows them, `archfs cat`, `ls` and
-/// > `--subdir` never out of the archive.
+/// > **Links in an archive** are shown as packed. The kernel follows them; `archfs cat`, `ls` and
+/// > `--subdir` follow none out of the archive.
 #[test]
 fn links_that_lead_out_of_an_archive_are_shown_and_followed_by_the_kernel_alone() {
     let Some(stage) = stage_with(image::small) else { return };

@@ -33,8 +33,8 @@ fn archive(work: &Path) -> PathBuf {
     image
 }
 
-/// > Modes and owners are shown as packed but not enforced on that user, who reads what is 0600 and
-/// > foreign. A file without any execute bit can not be executed.
+/// > Modes and owners are shown as packed but not enforced on that user, who can also read files of
+/// > other owners with mode 0600. A file without any execute bit cannot be executed.
 #[test]
 fn who_mounts_reads_files_of_others_and_executes_only_programs() {
     let Some(scene) = scene() else { return };
@@ -50,10 +50,10 @@ fn who_mounts_reads_files_of_others_and_executes_only_programs() {
     done(owner, "$ARCHFS unmount mount");
 }
 
-/// > With `-o allow_other` everybody may enter, and the kernel enforces modes and owners
+/// > With `-o allow_other` every user may enter, and the kernel enforces modes and owners
 /// > (`default_permissions`).
 ///
-/// > **`-o allow_other`** lets everybody in, under the modes and owners in the archive.
+/// > **`-o allow_other`** lets every user in, under the modes and owners in the archive.
 #[test]
 fn modes_and_owners_are_enforced_where_everybody_may_enter() {
     let Some(scene) = scene() else { return };
@@ -88,7 +88,7 @@ fn with_configuration(scene: &Scene, text: &str, of_owner: &str, of_other: &str)
     scene.where_configured(text, &line)
 }
 
-/// > An ordinary user needs `user_allow_other` in /etc/fuse.conf for it.
+/// > An ordinary user needs `user_allow_other` in /etc/fuse.conf for `allow_other`.
 #[test]
 fn an_ordinary_user_lets_everybody_in_only_where_the_node_allows_it() {
     let Some(scene) = scene() else { return };

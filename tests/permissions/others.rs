@@ -57,10 +57,10 @@ fn a_umask_that_keeps_the_owner_out_keeps_nobody_from_mounting() {
     removed();
 }
 
-/// > Only the user who mounted can enter the mount; not even root can, unless it mounted it.
+/// > Only the user who mounted can enter the mount. Root cannot, unless root mounted it.
 ///
-/// > **Other users** can not list or read a mount (EACCES, also for root on a mount of somebody
-/// > else), whatever the umask and the mode of the mount point.
+/// > **Other users** cannot list or read a mount (EACCES, also for root on another user's mount),
+/// > whatever the umask and the mode of the mount point.
 #[test]
 fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_its_point() {
     let Some(Scene { _device, owner, other, stage: _stage, .. }) = scene() else { return };
@@ -76,12 +76,12 @@ fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_
     }
 }
 
-/// > Only the user who mounted can enter the mount; not even root can, unless it mounted it.
+/// > Only the user who mounted can enter the mount. Root cannot, unless root mounted it.
 ///
-/// > **Other users** can not list or read a mount (EACCES, also for root on a mount of somebody
-/// > else), whatever the umask and the mode of the mount point.
+/// > **Other users** cannot list or read a mount (EACCES, also for root on another user's mount),
+/// > whatever the umask and the mode of the mount point.
 ///
-/// > **`-o allow_other`** lets everybody in, under the modes and owners in the archive.
+/// > **`-o allow_other`** lets every user in, under the modes and owners in the archive.
 #[test]
 fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
     let Some(Scene { _device, owner, stage, .. }) = scene() else { return };
@@ -101,7 +101,7 @@ fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
     }
 }
 
-/// > A private mount they do not even see.
+/// > They do not see a private mount.
 #[test]
 fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
     let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };
@@ -129,7 +129,7 @@ fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
     }
 }
 
-/// > They can not get at a copy of `--stage`, by name or through /proc.
+/// > They cannot open a copy made by `--stage`, by name or through /proc.
 #[test]
 fn a_copy_has_no_name_and_is_not_to_be_had_through_proc() {
     let Some(scene) = scene() else { return };
@@ -155,8 +155,8 @@ fn a_copy_has_no_name_and_is_not_to_be_had_through_proc() {
     done(owner, "$ARCHFS unmount mount");
 }
 
-/// > Nor can they get at the index in the cache folder (0600, in a folder 0700), the records and
-/// > the socket (a folder 0700), or the log (0600).
+/// > They cannot open the index in the cache directory (0600, in a directory 0700), the records and
+/// > the socket (in a directory 0700), or the log (0600).
 #[test]
 fn the_index_the_log_and_the_records_are_the_users_alone_with_any_umask() {
     let Some(scene) = scene() else { return };
@@ -193,9 +193,9 @@ fn the_index_the_log_and_the_records_are_the_users_alone_with_any_umask() {
     }
 }
 
-/// > **The cache folder** (`$XDG_CACHE_HOME/archfs`, absolute, else `~/.cache/archfs`) is closed to
-/// > others if it was open, and not used where it, a link at its name, or the folder above it
-/// > belongs to somebody else, as under sudo with the HOME of a user.
+/// > **The cache directory** (`$XDG_CACHE_HOME/archfs` if that is absolute, else `~/.cache/archfs`)
+/// > is closed to others if it was open. It is not used if it, a link at its name, or its parent
+/// > belongs to another user, as under sudo with the HOME of a user.
 #[test]
 fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_elses() {
     let Some(scene) = scene() else { return };
@@ -256,7 +256,8 @@ fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_else
     assert!(!owner.home.join(".cache").exists());
 }
 
-/// > At the socket only the same uid and root are answered, also where its folder was opened up.
+/// > The daemon answers only the same uid and root at its socket, even if the directory of the
+/// > socket was opened to others.
 #[test]
 fn who_is_refused_at_the_socket_does_not_count_as_a_holder() {
     let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };

@@ -25,8 +25,8 @@ impl Drop for Planted {
     }
 }
 
-/// > Records are kept only in a directory of the user alone: `/tmp/archfs-UID`, or
-/// > `/tmp/archfs-UID-NAME` where another user has taken that name.
+/// > Records are kept only in a directory of the user that is closed to others: `/tmp/archfs-UID`,
+/// > or `/tmp/archfs-UID-NAME` if another user has taken that name.
 #[test]
 fn records_are_kept_only_in_a_directory_of_the_user_alone() {
     let Some(scene) = scene() else { return };
@@ -81,11 +81,13 @@ fn records_are_kept_only_in_a_directory_of_the_user_alone() {
     }
 }
 
-/// > **A mount point** that exists is a directory of the user's own, or one that others of a group
-/// > made where not everybody may write (`mount` ends with status 4 otherwise).
+/// > **A mount point** that exists must belong to the user. One that another member of a group made
+/// > is accepted unless every user may write to it or to its parent. Otherwise `mount` exits with
+/// > status 4.
 ///
-/// > Root, and a private mount, may use those of others, but not where everybody may make names,
-/// > such as in /tmp. A link of somebody else in such a folder is never followed.
+/// > Root, and a private mount, may use directories of other users, but not where every user may
+/// > create names, such as in /tmp. A symbolic link of another user in such a directory is never
+/// > followed.
 #[test]
 fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
     let Some(scene) = scene() else { return };
@@ -142,7 +144,7 @@ fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
     assert!(!is_mounted(&lent));
 }
 
-/// > Root follows no link of another user anywhere on the path of a mount point.
+/// > Root follows no symbolic link of another user anywhere on the path of a mount point.
 #[test]
 fn root_follows_no_link_of_a_user_to_a_mount_point() {
     let Some(scene) = scene() else { return };
@@ -207,10 +209,10 @@ fn root_asks_no_file_system_that_a_user_serves() {
     drop(device);
 }
 
-/// > **Names in sticky folders**: a log that somebody else made or linked there is refused (status
-/// > 1), and `--stats-json` replaces no link and no file but an account.
+/// > **Names in sticky directories**: a log that another user made or linked there is refused
+/// > (status 1). `--stats-json` replaces no link, and no file except an earlier one of its own.
 ///
-/// > Links of one's own, /dev/null and the like may be logs.
+/// > The user's own links, /dev/null and the like may be logs.
 #[test]
 fn the_log_and_the_account_are_never_written_through_what_others_planted() {
     let Some(scene) = scene() else { return };
@@ -256,7 +258,7 @@ fn the_log_and_the_account_are_never_written_through_what_others_planted() {
     });
 }
 
-/// > An index replaces a link and not what it leads to.
+/// > An index replaces a link, not the target of the link.
 #[test]
 fn an_index_replaces_a_link_and_not_what_it_leads_to() {
     let Some(scene) = scene() else { return };
@@ -310,8 +312,8 @@ fn record_of(node: &str, process: &str, mount_point: &Path) -> String {
     format!("{text}end {sum:016x}\n")
 }
 
-/// > **`gc`, `unmount`, `list`** touch and show mounts of type fuse.archfs of this user alone,
-/// > whatever the records say; `unmount` as root those of others, too.
+/// > **`gc`, `unmount`, `list`** act only on mounts of type fuse.archfs of this user, whatever the
+/// > records say. Root can also unmount those of other users.
 #[test]
 fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
     let Some(scene) = scene() else { return };

@@ -11,8 +11,9 @@ use super::{OTHER, Scene, done, out, said, scene};
 /// A supplementary group that users of one project share.
 const PROJECT: u32 = 60;
 
-/// > **A mount point** that exists is a directory of the user's own, or one that others of a group
-/// > made where not everybody may write (`mount` ends with status 4 otherwise).
+/// > **A mount point** that exists must belong to the user. One that another member of a group made
+/// > is accepted unless every user may write to it or to its parent. Otherwise `mount` exits with
+/// > status 4.
 #[test]
 fn a_directory_that_somebody_of_the_group_made_is_a_mount_point_unless_everybody_may_write() {
     let Some(scene) = scene() else { return };
@@ -46,8 +47,8 @@ fn a_directory_that_somebody_of_the_group_made_is_a_mount_point_unless_everybody
     assert!(owner.home.join("own").exists());
 }
 
-/// > Root, and a private mount, may use those of others, but not where everybody may make names,
-/// > such as in /tmp.
+/// > Root, and a private mount, may use directories of other users, but not where every user may
+/// > create names, such as in /tmp.
 #[test]
 fn root_and_private_mounts_use_directories_of_others_unless_they_lie_where_everybody_makes_names() {
     let Some(scene) = scene() else { return };
@@ -78,8 +79,8 @@ fn root_and_private_mounts_use_directories_of_others_unless_they_lie_where_every
     assert!(theirs.is_dir() && sticky.is_dir() && !is_mounted(&theirs) && !is_mounted(&sticky));
 }
 
-/// > **`gc`, `unmount`, `list`** touch and show mounts of type fuse.archfs of this user alone,
-/// > whatever the records say; `unmount` as root those of others, too.
+/// > **`gc`, `unmount`, `list`** act only on mounts of type fuse.archfs of this user, whatever the
+/// > records say. Root can also unmount those of other users.
 #[test]
 fn root_unmounts_what_others_have_mounted_and_others_do_not() {
     let Some(scene) = scene() else { return };

@@ -80,8 +80,8 @@ fn clear(stage: &Stage) {
     assert_eq!(mounts_below(stage.work.path()), Vec::<PathBuf>::new());
 }
 
-/// > Root looks the folder above up once, without following links, and mounts, unmounts and removes
-/// > from there; a swapped folder or link can make that fail, but leads nowhere else.
+/// > Root opens the parent directory once, without following links, and mounts, unmounts and
+/// > removes from there. A swapped directory or link can make that fail, but cannot redirect it.
 #[test]
 fn root_mounts_over_and_removes_nothing_where_the_mount_point_is_swapped_for_a_link() {
     let Some(scene) = scene() else { return };

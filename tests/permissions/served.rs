@@ -30,8 +30,8 @@ fn beside_served(scene: &Scene, before: &str, source: &Path, script: &str) -> St
     out(&output)
 }
 
-/// > **FUSE file systems of others**: their server can claim any owner for a file, so nothing on a
-/// > FUSE file system that another user serves is taken for the user's own or root's.
+/// > **FUSE file systems of others**: their daemon can claim any owner for a file, so no file there
+/// > counts as the user's own or as root's.
 #[test]
 fn a_helper_that_another_users_file_system_calls_roots_is_not_run() {
     let Some(scene) = scene() else { return };

@@ -64,10 +64,10 @@ fn odd_image(folder: &Path) -> PathBuf {
     image::make(folder, "odd.sqfs", &source, &[])
 }
 
-/// > **Terminals**: no control character, change of direction (U+202E and its like) or byte that is
-/// > no UTF-8 of a name reaches a terminal or the log; it is shown as `\u{1b}` or U+FFFD.
+/// > **Terminals**: control characters, changes of direction (such as U+202E) and bytes that are
+/// > not UTF-8 in a name never reach a terminal or the log. They are shown as `\u{1b}` or U+FFFD.
 ///
-/// > `archfs ls` into a pipe, and `archfs cat`, give the bytes as they are.
+/// > `archfs ls` into a pipe and `archfs cat` write the bytes unchanged.
 #[test]
 fn names_are_disarmed_on_a_terminal_and_left_as_they_are_in_a_pipe() {
     let Some(stage) = stage() else { return };
@@ -103,9 +103,9 @@ fn names_are_disarmed_on_a_terminal_and_left_as_they_are_in_a_pipe() {
     }
 }
 
-/// > **Terminals**: no control character, change of direction (U+202E and its like) or byte that is
-/// > no UTF-8 of a name reaches a terminal or the log; it is shown as `\u{1b}` or U+FFFD. In JSON
-/// > these are `\u001b`, the same value.
+/// > **Terminals**: control characters, changes of direction (such as U+202E) and bytes that are
+/// > not UTF-8 in a name never reach a terminal or the log. They are shown as `\u{1b}` or U+FFFD.
+/// > In JSON they are written as `\u001b`, with the same value.
 #[test]
 fn places_archives_and_what_the_daemon_says_are_disarmed() {
     let Some(stage) = stage() else { return };

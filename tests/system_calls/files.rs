@@ -15,8 +15,7 @@ use super::support::stage::Talker;
 use super::support::{can_mount, image, run, source, work_folder};
 use super::{BLOCK, requests, with_mount};
 
-/// > **open** never reaches archfs after the first one (the kernel remembers that it is not
-/// > needed).
+/// > **open** reaches archfs only once: the kernel remembers that later opens need no request.
 #[test]
 fn only_the_first_open_is_asked_for() {
     with_mount(|mount, tree| {
@@ -38,7 +37,7 @@ fn only_the_first_open_is_asked_for() {
     });
 }
 
-/// > **read, pread, mmap, sendfile, O_DIRECT** give the bytes that were packed.
+/// > **read, pread, mmap, sendfile, O_DIRECT** return the bytes that were packed.
 #[test]
 fn any_range_read_is_the_range_of_the_source() {
     with_mount(|mount, tree| {
@@ -59,7 +58,7 @@ fn any_range_read_is_the_range_of_the_source() {
     });
 }
 
-/// > **read, pread, mmap, sendfile, O_DIRECT** give the bytes that were packed.
+/// > **read, pread, mmap, sendfile, O_DIRECT** return the bytes that were packed.
 #[test]
 fn each_way_to_read_gives_the_same_bytes() {
     with_mount(|mount, tree| {
@@ -89,7 +88,7 @@ fn each_way_to_read_gives_the_same_bytes() {
     });
 }
 
-/// > A damaged block gives EIO, and the log says which block of which archive; the bytes around it
+/// > A damaged block gives EIO, and the log names the block and its archive. The bytes around it
 /// > can still be read.
 #[test]
 fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_right() {
@@ -158,8 +157,8 @@ fn every_change_is_refused_as_on_a_read_only_file_system() {
     });
 }
 
-/// > **lseek** with SEEK_DATA and SEEK_HOLE finds the holes that the archive knows: of an image in
-/// > units of its block size, of a tar as they were packed.
+/// > **lseek** with SEEK_DATA and SEEK_HOLE finds the holes that the archive records: in an image
+/// > in units of its block size, in a tar as they were packed.
 #[test]
 fn holes_are_found_and_the_end_is_one() {
     with_mount(|mount, _| {
@@ -201,7 +200,7 @@ fn zeros_in_the_tail_of_a_file_are_data() {
     assert_eq!(seek(&file, SeekFrom::Hole(2 * BLOCK)), Ok(end));
 }
 
-/// > **ioctl** fails with ENOTTY (`isatty` is false), **fsync** succeeds.
+/// > **ioctl** fails with ENOTTY (`isatty` is false). **fsync** succeeds.
 #[test]
 fn a_file_is_no_terminal_and_fsync_has_nothing_to_do() {
     with_mount(|mount, _| {
@@ -217,8 +216,8 @@ fn a_file_is_no_terminal_and_fsync_has_nothing_to_do() {
     });
 }
 
-/// > **flock** works among the processes of one node, and so do **fcntl locks** for reading; one
-/// > for writing needs a file that is open for writing, so it fails with EBADF.
+/// > **flock** works among the processes of one node, and so do **fcntl locks** for reading. A
+/// > write lock needs a file that is open for writing, so it fails with EBADF.
 #[test]
 fn locks_hold_among_processes() {
     with_mount(|mount, _| {

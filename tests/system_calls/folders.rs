@@ -35,7 +35,7 @@ fn assert_listed(mount: &Path, tree: &Path, folder: &str) {
     }
 }
 
-/// > **readdir** lists every name once, with its type, ascending by byte, after `.` and `..`.
+/// > **readdir** lists every name once, with its type, in byte order, after `.` and `..`.
 #[test]
 fn names_are_listed_once_with_their_types_sorted_by_bytes() {
     with_mount(|mount, tree| {
@@ -80,7 +80,7 @@ fn a_listing_goes_on_from_any_place_told_before() {
     });
 }
 
-/// > The inode number listed for `..` is 0xffffffff except in the root (stat gives the right one).
+/// > The inode number listed for `..` is 0xffffffff except in the root; stat returns the right one.
 #[test]
 fn the_parent_has_its_number_by_stat_and_not_in_a_listing() {
     with_mount(|mount, _| {
@@ -99,7 +99,7 @@ fn the_parent_has_its_number_by_stat_and_not_in_a_listing() {
     });
 }
 
-/// > A name that was looked up and not found is remembered by the kernel, too.
+/// > The kernel also caches that a name does not exist.
 #[test]
 fn a_name_that_is_not_there_is_asked_for_once() {
     with_mount(|mount, _| {

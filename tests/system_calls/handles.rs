@@ -53,8 +53,8 @@ fn opened_by_handle(first: &Path, second: &Path) -> Output {
     command.args(["-c", OPEN]).args([first, second]).args(names).output().unwrap()
 }
 
-/// > A handle (`name_to_handle_at`) stays valid as long as the archive is the same: when the kernel
-/// > has forgotten the inode, and at another mount.
+/// > A handle (`name_to_handle_at`) stays valid as long as the archive is the same: after the
+/// > kernel has forgotten the inode, and at another mount.
 #[test]
 fn handles_are_opened_after_the_kernel_forgot_and_at_the_next_mount() {
     if !can_mount() {
@@ -97,7 +97,7 @@ fn overlay(work: &Path, lower: &Path) -> Result<(PathBuf, CleanUp), String> {
     }
 }
 
-/// > So overlayfs takes a mount as its lower directory with `index=on` and `xino=on`.
+/// > Therefore overlayfs accepts a mount as its lower directory with `index=on` and `xino=on`.
 #[test]
 fn an_overlay_keeps_hard_links_and_inode_numbers() {
     if !can_mount() {

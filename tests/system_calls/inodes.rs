@@ -15,8 +15,8 @@ use super::support::{can_mount, image, run, source, work_folder};
 use super::{Format, archives, small_tree, with_each_format, with_mount};
 
 /// > **stat**: `st_size`, mode, owner, link count, device number and mtime are those in the
-/// > archive; SquashFS keeps seconds since 1970 in 32 unsigned bits, pax tars the fraction as well.
-/// > atime and ctime show the mtime too.
+/// > archive. SquashFS stores mtime as unsigned 32-bit seconds since 1970; pax tars also store the
+/// > fraction. atime and ctime equal mtime.
 ///
 /// > A directory of a tar has a link count of 1.
 #[test]
@@ -55,7 +55,7 @@ fn stat_shows_what_was_packed_and_one_time_for_all() {
     });
 }
 
-/// > `st_blocks` leaves out holes.
+/// > `st_blocks` does not count holes.
 #[test]
 fn stat_shows_what_readers_want() {
     with_mount(|mount, tree| {
@@ -71,8 +71,8 @@ fn stat_shows_what_readers_want() {
     });
 }
 
-/// > `st_blksize` is the image's block size, 128 KiB at least, or 256 KiB of a tar, so that Python
-/// > reads a whole picture at once.
+/// > `st_blksize` is the block size of an image, at least 128 KiB, or 256 KiB for a tar, so that
+/// > Python reads a whole JPEG at once.
 #[test]
 fn the_unit_of_reading_is_a_picture_at_least() {
     if !can_mount() {
@@ -148,8 +148,8 @@ fn hard_links_have_one_inode_number_at_every_mount() {
     }
 }
 
-/// > **Symbolic links** hold the bytes they were packed with, and are resolved by the kernel: an
-/// > absolute one leads out of the mount, as on any file system.
+/// > **Symbolic links** hold the bytes they were packed with, and the kernel resolves them. An
+/// > absolute link leads out of the mount, as on any file system.
 #[test]
 fn links_hold_their_bytes_and_an_absolute_one_leads_out() {
     with_mount(|mount, tree| {
@@ -163,8 +163,8 @@ fn links_hold_their_bytes_and_an_absolute_one_leads_out() {
     });
 }
 
-/// > **Devices, fifos, sockets** are shown; the mount is `nodev` and `nosuid`, so device nodes can
-/// > not be opened and set-uid bits have no effect.
+/// > **Devices, fifos, sockets** are shown. The mount is `nodev` and `nosuid`, so device nodes
+/// > cannot be opened and set-uid bits have no effect.
 #[test]
 fn device_nodes_and_set_uid_bits_are_inert() {
     with_mount(|mount, tree| {
@@ -213,7 +213,7 @@ fn attributes_are_shown_as_packed_and_can_not_be_set() {
     });
 }
 
-/// > Of archives without any, listing and reading them fails with EOPNOTSUPP.
+/// > If an archive has none, listing and reading them fails with EOPNOTSUPP.
 #[test]
 fn an_archive_without_attributes_supports_none() {
     with_each_format(|format, mount, _| {
@@ -259,7 +259,7 @@ fn with_files(options: &[&str], prepare: impl Fn(&Path), test: impl Fn(&Path)) {
     test(mounted.path());
 }
 
-/// > **access** with X_OK fails with EACCES for a file that nobody may execute, also for the user
+/// > **access** with X_OK fails with EACCES for a file without any execute bit, also for the user
 /// > who mounted it.
 #[test]
 fn only_what_somebody_may_execute_is_a_program() {
@@ -287,7 +287,7 @@ fn only_what_somebody_may_execute_is_a_program() {
     }
 }
 
-/// > The names of `trusted.*` are listed only to processes that can read them, which takes
+/// > The names of `trusted.*` are listed only to processes that can read them, which requires
 /// > CAP_SYS_ADMIN.
 #[test]
 fn trusted_attributes_are_listed_to_those_who_can_read_them() {
@@ -318,7 +318,7 @@ fn trusted_attributes_are_listed_to_those_who_can_read_them() {
     });
 }
 
-/// > It fits 32 bits where the archives have fewer inodes than that: of an image it is the number
+/// > It fits in 32 bits if the archives have fewer than 2^32 inodes. In an image it is the number
 /// > that the image stores, with 1 for the root.
 #[test]
 fn inode_numbers_fit_32_bits_and_are_those_of_the_kernel() {

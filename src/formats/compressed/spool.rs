@@ -390,8 +390,8 @@ mod tests {
     use super::*;
     use crate::storage::{Faults, FaultyStorage, MemStorage};
 
-    /// > An error is told to who asked and remembered by nobody: the next read tries again, also of
-    /// > what is decoded into a temporary file.
+    /// > An error is returned to the reader and not cached: the next read tries again, also for
+    /// > data that is decompressed into a temporary file.
     #[test]
     fn a_fault_of_the_storage_is_told_to_all_who_wait_and_to_nobody_later() {
         let plain: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();

@@ -204,8 +204,8 @@ fn changed_bytes_never_end_the_process_and_do_not_pass_checksums() {
     }
 }
 
-/// > Who waited for the same block tries for itself, and gets an error as well while there is a
-/// > fault.
+/// > A reader that waited for the same block retries by itself, and also gets an error while the
+/// > fault lasts.
 #[test]
 fn who_waits_for_a_load_that_fails_gets_an_error_and_the_next_one_succeeds() {
     let files = files();
@@ -229,7 +229,7 @@ fn who_waits_for_a_load_that_fails_gets_an_error_and_the_next_one_succeeds() {
     }
 }
 
-/// > An error met while decoding ahead reaches nobody.
+/// > An error during readahead is dropped.
 #[test]
 fn a_failure_while_decoding_ahead_reaches_nobody_and_does_not_stay() {
     let bytes: Vec<u8> = (0..8_000_000_u32).flat_map(|n| (n / 7).to_le_bytes()).collect();

@@ -120,7 +120,7 @@ mod tests {
         open(&name("file")).unwrap();
     }
 
-    /// > As root, no log is written through a link in a folder of another user.
+    /// > Root writes no log through a link in a directory of another user.
     #[test]
     fn root_writes_through_nothing_that_a_user_made_in_a_folder_of_his() {
         if !geteuid().is_root() {

@@ -2,8 +2,8 @@
 //!
 //! Owns the order of things at both ends. Leaves how long that is to `end_policy` and being started
 //! in the background to `launcher`. Invariants: "ready" is said only of a mount that answers; on
-//! any event unmounting is the first thing done, for a batch system may kill everything milliseconds
-//! later.
+//! any event unmounting is the first thing done, because a batch system may kill everything
+//! milliseconds later.
 
 use std::fs::File;
 use std::io;

@@ -89,8 +89,9 @@ mod tests {
 
     use super::*;
 
-    /// > Root looks the folder above up once, without following links, and mounts, unmounts and
-    /// > removes from there; a swapped folder or link can make that fail, but leads nowhere else.
+    /// > Root opens the parent directory once, without following links, and mounts, unmounts and
+    /// > removes from there. A swapped directory or link can make that fail, but cannot redirect
+    /// > it.
     #[test]
     fn stays_where_it_was_when_a_folder_above_it_is_replaced() {
         let work = tempfile::tempdir().unwrap();
