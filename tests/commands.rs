@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 mod support;
 
 use support::mount::{is_mounted, listed};
-use support::stage::{Stage, Talker, has_ended, said, stage_as_user, stage_with};
+use support::stage::{Stage, Talker, has_ended, said, stage, stage_as_user, stage_with};
 use support::{image, run, wait_until};
 
 /// `archfs run` with a script of bash, which finds the folder above the place as $HERE.
@@ -236,7 +236,7 @@ fn a_killed_daemon_leaves_a_dead_mount_that_run_clears() {
 
 #[test]
 fn run_clears_up_behind_a_daemon_that_was_killed_when_it_had_unmounted() {
-    let Some(stage) = stage_as_user() else { return };
+    let Some(stage) = stage() else { return };
     let mut run = Talker::start(&mut command(&stage, "echo started; read x"));
     assert_eq!(run.line(), "started");
     let daemon = stage.daemon();
