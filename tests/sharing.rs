@@ -425,7 +425,7 @@ fn waiting(path: &Path, options: &[&str]) -> std::process::Child {
 
 #[test]
 fn wait_returns_when_files_can_be_read() {
-    let Some(stage) = stage_as_user() else { return };
+    let Some(stage) = stage() else { return };
     let folder = stage.work.path().join("not/yet");
     let place = folder.join("mount");
     let _clean_up = support::mount::CleanUp(place.clone());
