@@ -20,6 +20,7 @@ use serde_json::Value;
 mod support;
 
 use support::mount::{CleanUp, Mounted, is_mounted};
+use support::skip::skip_part;
 use support::{can_mount, run, work_folder};
 
 /// What a command may take, seconds of processors; far more than any needs. Seconds of the clock
@@ -337,7 +338,7 @@ fn the_undamaged_siblings_are_sound_for_others_too() {
         let mount_point = work.path().join("kernel");
         match Mounted::kernel(&case.archive, &mount_point) {
             Ok(mounted) => compare(mounted.path()),
-            Err(why) => eprintln!("SKIPPED: the kernel's SquashFS can not be mounted: {why}"),
+            Err(why) => skip_part(&format!("the kernel cannot mount SquashFS: {why}")),
         }
     }
     assert_eq!(checked, 4);

@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 mod support;
 
 use support::mount::{CleanUp, unmount};
-use support::{archfs, can_mount, image, work_folder};
+use support::{archfs, can_mount_as_user, image, work_folder};
 
 fn mount(image: &Path, mount_point: &Path) -> Output {
     archfs().args(["mount", "--keep"]).arg(image).arg(mount_point).output().unwrap()
@@ -18,7 +18,7 @@ fn mount(image: &Path, mount_point: &Path) -> Output {
 
 /// A folder of the test, a place for a mount in it, and what unmounts that before the folder goes.
 fn stage() -> Option<(CleanUp, tempfile::TempDir, PathBuf)> {
-    if !can_mount() {
+    if !can_mount_as_user() {
         return None;
     }
     let work = work_folder();
@@ -107,7 +107,7 @@ fn a_truncated_image_is_refused_with_status_3() {
 
 #[test]
 fn a_bad_mount_point_is_refused_with_status_1() {
-    if !can_mount() {
+    if !can_mount_as_user() {
         return;
     }
     let work = work_folder();

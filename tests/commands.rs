@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 mod support;
 
 use support::mount::{is_mounted, listed};
-use support::stage::{Stage, Talker, has_ended, said, stage, stage_with};
+use support::stage::{Stage, Talker, has_ended, said, stage, stage_as_user, stage_with};
 use support::{image, run, wait_until};
 
 /// `archfs run` with a script of bash, which finds the folder above the place as $HERE.
@@ -28,7 +28,7 @@ fn written(path: &Path) -> String {
 
 #[test]
 fn signals_are_passed_on() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     for (name, signal) in [
         ("TERM", Signal::TERM),
         ("INT", Signal::INT),
@@ -76,7 +76,7 @@ print('counted', count, flush=True)
 /// an interrupt would that `run` passed on, and behind it.
 #[test]
 fn an_interrupt_at_a_terminal_reaches_the_command_once() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let script = stage.work.path().join("counter.py");
     fs::write(&script, COUNTER).unwrap();
     let mut terminal = Command::new("env");
@@ -151,7 +151,7 @@ fn what_the_command_leaves_keeps_the_mount_as_long_as_it_uses_it() {
 
 #[test]
 fn a_signal_takes_the_mount_from_what_the_command_left() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let go = stage.fifo("go");
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let script = "exec 9<mount/folder/data; (read x <go; wc -c <&9 >out; mv out done) & exit 3";
@@ -173,7 +173,7 @@ fn a_signal_takes_the_mount_from_what_the_command_left() {
 
 #[test]
 fn what_does_not_use_the_mount_does_not_keep_it() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let go = stage.fifo("go");
     let output = run(&mut command(&stage, "(read x <go; echo >done) >/dev/null 2>&1 & exit 0"));
     assert!(stage.is_gone(), "{}", said(&output));
@@ -186,7 +186,7 @@ fn what_does_not_use_the_mount_does_not_keep_it() {
 /// > `run` keeps its mount as long as processes in the process group of COMMAND use it.
 #[test]
 fn what_left_the_session_does_not_keep_the_mount_and_can_read_on() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let go = stage.fifo("go");
     let script = "exec 9<mount/folder/data; \
                   setsid sh -c 'read x <go; wc -c <&9 >out; mv out done' >/dev/null 2>&1 & exit 0";
@@ -200,7 +200,7 @@ fn what_left_the_session_does_not_keep_the_mount_and_can_read_on() {
 
 #[test]
 fn a_command_keeps_its_files_when_run_is_killed() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let script = "exec 9<mount/folder/data; echo started; read x; cat mount/hello; wc -c <&9; \
                   read x; echo last";
     let mut run = Talker::start(&mut command(&stage, script));
@@ -224,7 +224,7 @@ fn a_command_keeps_its_files_when_run_is_killed() {
 
 #[test]
 fn a_killed_daemon_leaves_a_dead_mount_that_run_clears() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let script = "echo started; read x; cat mount/hello || exit 5";
     let mut run = Talker::start(&mut command(&stage, script));
     assert_eq!(run.line(), "started");
@@ -264,7 +264,7 @@ fn zombies_of(parent: i32) -> usize {
 
 #[test]
 fn orphans_are_buried() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let script = "for i in $(seq 100); do (true & ) ; done; echo made; read x";
     let mut run = Talker::start(&mut command(&stage, script));
     assert_eq!(run.line(), "made");
@@ -277,7 +277,7 @@ fn orphans_are_buried() {
 /// As the workers of a data loader do: they read, and look now and then whether their parent lives.
 #[test]
 fn workers_of_a_killed_command_do_not_hold_up_its_end() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let loader = "\
 import multiprocessing, os, signal
 
@@ -310,7 +310,7 @@ if __name__ == '__main__':
 /// The kernel forgets the children of a process that ignores SIGCHLD as they end.
 #[test]
 fn a_run_that_was_started_to_ignore_its_children_ends_all_the_same() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let script = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
                   os.execv(sys.argv[1], sys.argv[1:])";
     let mut python = Command::new("timeout");
@@ -323,7 +323,7 @@ fn a_run_that_was_started_to_ignore_its_children_ends_all_the_same() {
 
 #[test]
 fn signals_that_are_ignored_stay_so() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut nohup = Command::new("nohup");
     nohup
         .arg(env!("CARGO_BIN_EXE_archfs"))

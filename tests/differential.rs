@@ -14,10 +14,15 @@ use rustix::fs::{SeekFrom, seek};
 mod support;
 
 use support::mount::Mounted;
+use support::skip::skip_part;
 use support::snapshot::{Depth, assert_same, take};
 use support::{can_mount, image, source, work_folder};
 
 const BLOCKS: [&str; 3] = ["4096", "131072", "1048576"];
+
+fn is_long() -> bool {
+    std::env::var_os("ARCHFS_LONG_TESTS").is_some()
+}
 
 fn matrix(compressor: &str) {
     if !can_mount() {
@@ -32,7 +37,12 @@ fn matrix(compressor: &str) {
                 for exports in [None, Some("-no-exports")] {
                     let mut options = vec!["-comp", compressor, "-b", block];
                     options.extend([fragments, xattrs, exports].into_iter().flatten());
-                    let image = image::make(work.path(), "image.sqfs", &tree, &options);
+                    let slow = matches!(compressor, "xz" | "lzma");
+                    if slow && xattrs.is_some() && exports.is_some() && !is_long() {
+                        // Tables that are left out are the same whatever the compressor.
+                        continue;
+                    }
+                    let image = image::of_varied(&options);
                     let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
                     let (nth, depth) = match xattrs {
                         None => (0, Depth::Everything),
@@ -119,7 +129,7 @@ fn the_kernel_shows_the_same_of_the_same_image() {
         let kernel = match Mounted::kernel(&image, &work.path().join("kernel")) {
             Ok(kernel) => kernel,
             Err(why) => {
-                eprintln!("not compared: this kernel does not mount {compressor}: {why}");
+                skip_part(&format!("this kernel does not mount {compressor}: {why}"));
                 continue;
             }
         };

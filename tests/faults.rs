@@ -21,6 +21,7 @@ mod support;
 
 use support::faulty::{Fault, Faulty};
 use support::mount::{CleanUp, Mounted, is_mounted, unmount};
+use support::skip::skip;
 use support::stage::said;
 use support::{archfs, can_mount, image, run, source, tar, work_folder};
 
@@ -637,7 +638,7 @@ fn a_loop_device_whose_file_is_cut_gives_eio() {
     let attached = attached.unwrap();
     if !attached.status.success() {
         assert!(std::env::var_os("CI").is_none(), "CI must have loop devices: {}", said(&attached));
-        eprintln!("SKIPPED: no loop device: {}", said(&attached));
+        skip(&format!("no loop device: {}", said(&attached)));
         return;
     }
     let device = PathBuf::from(String::from_utf8(attached.stdout).unwrap().trim());

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use support::mount::{daemon_of, is_mounted, unmount};
-use support::{archfs, can_mount, image, wait_until, work_folder};
+use support::{archfs, can_mount_as_user, image, wait_until, work_folder};
 
 /// Starts one task, or as many as `-n` says, on the nodes n0, n1... A line of input goes to all.
 /// Variables that would make srun fail end it. The task on the node STUCK starts and does nothing.
@@ -43,7 +43,7 @@ struct Job {
 
 impl Job {
     fn new() -> Option<Self> {
-        can_mount().then(|| {
+        can_mount_as_user().then(|| {
             let work = work_folder();
             let srun = work.path().join("bin/srun");
             fs::create_dir(work.path().join("bin")).unwrap();

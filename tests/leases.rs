@@ -18,7 +18,9 @@ use rustix::process::{Pid, Signal, kill_process};
 mod support;
 
 use support::mount::{is_mounted, listed, unmount};
-use support::stage::{Stage, Talker, end, has_ended, processes_about, said, shell, stage, tell};
+use support::stage::{
+    Stage, Talker, end, has_ended, processes_about, said, shell, stage, stage_as_user, tell,
+};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
 
@@ -34,7 +36,7 @@ fn holder(stage: &Stage, options: &str) -> std::process::Child {
 /// > until they are closed.
 #[test]
 fn children_that_a_script_leaves_keep_their_files_and_not_the_mount() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let go = stage.fifo("go");
     let mut script = holder(&stage, "");
     let left = "exec 9<mount/folder/data; (read x <go; wc -c <&9 >out; mv out done) >/dev/null 2>&1 & \
@@ -66,7 +68,7 @@ fn at_a_terminal(stage: &Stage, line: &str) -> String {
 
 #[test]
 fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let text = at_a_terminal(&stage, "$ARCHFS mount small.sqfs mount");
     assert!(text.contains("until unmount; --until-pid PID to hold as long as a process"), "{text}");
     let row = listed(&stage.mount_point).unwrap();
@@ -94,7 +96,7 @@ fn said_in_step(stage: &Stage, step: &str, mount: &str) -> String {
 
 #[test]
 fn in_a_step_of_srun_one_is_told_that_the_daemon_ends_with_it() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let warning = "archfs: started inside an srun step: Slurm ends the daemon with this step, and may \
                    leave a dead mount; `srun archfs run` or a step of its own with --foreground does \
                    not (docs/SLURM.md)\n";
@@ -130,7 +132,7 @@ fn in_a_step_of_srun_one_is_told_that_the_daemon_ends_with_it() {
 /// is the one that unmounts.
 #[test]
 fn a_script_may_become_the_program_that_unmounts_what_it_holds() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let unmounted =
         stage.bash("$ARCHFS mount -q $IMAGE mount; exec $ARCHFS unmount mount").output();
     let unmounted = unmounted.unwrap();
@@ -148,7 +150,7 @@ fn a_script_may_become_the_program_that_unmounts_what_it_holds() {
 
 #[test]
 fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let script = holder(&stage, "");
     let daemon = stage.daemon();
     for signal in [Signal::CONT, Signal::TERM, Signal::CONT] {
@@ -175,7 +177,7 @@ fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
 
 #[test]
 fn who_waits_for_a_mount_to_go_does_not_keep_its_holder_from_unmounting() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut script = holder(&stage, "--grace 1h");
     let daemon = stage.daemon();
     kill_process(daemon, Signal::TERM).unwrap();
@@ -195,7 +197,7 @@ fn who_waits_for_a_mount_to_go_does_not_keep_its_holder_from_unmounting() {
 
 #[test]
 fn a_kept_mount_that_is_unmounted_goes_with_the_last_who_hold_it() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     // Kept by somebody who does not hold it, and by one who does.
     for own in ["", "$ARCHFS mount -q $IMAGE mount;"] {
         assert!(stage.mount(&["-q", "--keep"]).status.success());
@@ -217,7 +219,7 @@ fn give_back(stage: &Stage, holder: &std::process::Child) -> std::process::Outpu
 
 #[test]
 fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let (one, other) = (shell(stage.work.path()), shell(stage.work.path()));
     for holder in [&one, &other] {
         let mounted = stage.mount(&["-q", "--until-pid", &holder.id().to_string()]);
@@ -251,7 +253,7 @@ fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
 
 #[test]
 fn a_daemon_that_is_stopped_is_named_by_its_place_with_what_unmounts_it() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let script = shell(stage.work.path());
     let mounted = stage.mount(&["-q", "--until-pid", &script.id().to_string()]);
     assert!(mounted.status.success(), "{}", said(&mounted));
@@ -269,7 +271,7 @@ fn a_daemon_that_is_stopped_is_named_by_its_place_with_what_unmounts_it() {
 
 #[test]
 fn the_grace_ends_a_mount_that_a_script_holds() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let script = holder(&stage, "--grace 1s");
     let (daemon, before) = (stage.daemon(), Instant::now());
     let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
@@ -283,7 +285,7 @@ fn the_grace_ends_a_mount_that_a_script_holds() {
 
 #[test]
 fn continuing_a_job_changes_nothing() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let script = holder(&stage, "");
     let daemon = stage.daemon();
     for _ in 0..3 {
@@ -298,7 +300,7 @@ fn continuing_a_job_changes_nothing() {
 
 #[test]
 fn an_idle_mount_goes_whoever_holds_it() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let script = holder(&stage, "--idle-timeout 1s");
     wait_until("the mount of a script is gone", || stage.is_gone());
     end(script);
@@ -319,7 +321,7 @@ fn stays_while(stage: &Stage, mut use_it: impl FnMut()) {
 
 #[test]
 fn a_mount_in_use_is_not_idle() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let options = ["--keep", "-q", "--idle-timeout", "1s"];
     assert!(stage.mount(&options).status.success());
     let file = File::open(stage.mount_point.join("folder/data")).unwrap();
@@ -339,7 +341,7 @@ fn a_mount_in_use_is_not_idle() {
 /// > that reading files from the page cache counts as use.
 #[test]
 fn a_reader_whom_the_kernel_answers_is_heard_of() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let account = stage.work.path().join("stats.json");
     let account_option = format!("--stats-json={}", account.display());
     let options = ["--keep", "-q", "--idle-timeout", "1s", &account_option];

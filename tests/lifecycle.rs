@@ -16,6 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 mod support;
 
 use support::mount::{CleanUp, is_mounted, kind_of_mount, unmount, unmount_by};
+use support::skip::skip;
 use support::stage::{has_ended, said, shell, stage, tell};
 use support::user::OpenDevice;
 use support::{archfs, image, run, tar, wait_until};
@@ -626,7 +627,7 @@ fn a_daemon_that_is_another_program_is_told_of() {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mut mapped = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
     let Some(loader) = mapped.find(|path| path.contains("/ld-linux")) else {
-        eprintln!("SKIPPED: this program has no loader");
+        skip("this program has no loader");
         return;
     };
     for (how, status) in [("mount", 1), ("run", 121)] {

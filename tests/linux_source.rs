@@ -16,6 +16,7 @@ use archfs::vfs::{FileKind, resolve};
 mod support;
 
 use support::mount::Mounted;
+use support::skip::skip;
 use support::{can_mount, pack, run, source, tree, work_folder};
 
 /// The archive, if the package linux-source is installed.
@@ -33,7 +34,7 @@ fn shipped() -> Option<PathBuf> {
         let debian = Path::new("/etc/debian_version").exists();
         let must = debian && std::env::var_os("CI").is_some();
         assert!(!must, "CI on Debian must have linux-source: scripts/install-deps test");
-        eprintln!("SKIPPED: /usr/src/linux-source-*.tar.xz is not there (Debian: linux-source)");
+        skip("no /usr/src/linux-source-*.tar.xz (Debian: linux-source)");
     }
     found.pop()
 }

@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 mod support;
 
 use support::mount::{CleanUp, daemon_of, is_mounted};
+use support::skip::skip;
 use support::stage::said;
 use support::{archfs, can_mount, image, run, wait_until, work_folder};
 
@@ -37,7 +38,7 @@ fn has_mount_fuse() -> bool {
     let is_here = Path::new("/sbin/mount.fuse").exists();
     assert!(is_here || std::env::var_os("CI").is_none(), "CI must have fuse3");
     if !is_here {
-        eprintln!("SKIPPED: no /sbin/mount.fuse (package fuse3)");
+        skip("no /sbin/mount.fuse (package fuse3)");
     }
     is_here
 }

@@ -9,6 +9,7 @@ use std::process::Command;
 
 mod support;
 
+use support::skip::skip_part;
 use support::{archfs, run, work_folder};
 
 /// The commands that --help lists, but for `help`.
@@ -56,7 +57,7 @@ fn has(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap();
     if !found.status.success() {
         assert!(std::env::var_os("CI").is_none(), "CI must have {program}");
-        eprintln!("SKIPPED: there is no {program} here");
+        skip_part(&format!("{program} is not installed"));
     }
     found.status.success()
 }

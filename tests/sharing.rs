@@ -16,7 +16,8 @@ mod support;
 
 use support::mount::{is_mounted, listed, unmount};
 use support::stage::{
-    Stage, Talker, end, has_ended, processes_about, said, shell, stage, stage_with, tell,
+    Stage, Talker, end, has_ended, processes_about, said, shell, stage, stage_as_user, stage_with,
+    tell,
 };
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
@@ -63,7 +64,7 @@ const RUN: &str = "$ARCHFS run -q $IMAGE mount -- sh -c 'cat mount/hello; read x
 
 #[test]
 fn sixty_four_at_once_share_one_mount() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     for script in [MOUNT, RUN] {
         crowd(&stage.image, &stage.mount_point, script, || stage.bash(script));
     }
@@ -82,7 +83,7 @@ fn sixty_four_of_an_ordinary_user_share_one_mount() {
 
 #[test]
 fn what_shows_something_else_is_refused_and_told() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let other = stage.work.path().join("other.sqfs");
     fs::copy(&stage.image, &other).unwrap();
     assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -113,7 +114,7 @@ fn what_shows_something_else_is_refused_and_told() {
 
 #[test]
 fn other_ways_to_say_the_same_share() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let work = stage.work.path();
     symlink("small.sqfs", work.join("link.sqfs")).unwrap();
     symlink("mount", work.join("link")).unwrap();
@@ -141,7 +142,7 @@ fn other_ways_to_say_the_same_share() {
 #[test]
 fn the_last_script_takes_the_mount_away() {
     for first in [0, 1] {
-        let Some(stage) = stage() else { return };
+        let Some(stage) = stage_as_user() else { return };
         let mut scripts = [(); 2].map(|()| shell(stage.work.path()));
         for script in &mut scripts {
             assert_eq!(tell(script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -179,7 +180,7 @@ fn finish(mut run: Talker) {
 #[test]
 fn the_last_run_takes_the_mount_away() {
     for first in [0, 1] {
-        let Some(stage) = stage() else { return };
+        let Some(stage) = stage_as_user() else { return };
         let (left, right) = (long_run(&stage), long_run(&stage));
         let (leaves, stays) = if first == 0 { (left, right) } else { (right, left) };
         finish(leaves);
@@ -191,7 +192,7 @@ fn the_last_run_takes_the_mount_away() {
 
 #[test]
 fn scripts_and_runs_share_whoever_ends_first() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     finish(long_run(&stage));
@@ -215,7 +216,7 @@ fn scripts_and_runs_share_whoever_ends_first() {
 
 #[test]
 fn a_lingering_mount_is_there_for_who_comes_next() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let linger = "$ARCHFS mount -q --linger 1h small.sqfs mount; exit $?";
     run(&mut stage.bash(linger));
     wait_until("nobody holds it", || holders(&stage.mount_point) == (vec![], false));
@@ -236,7 +237,7 @@ fn a_lingering_mount_is_there_for_who_comes_next() {
 
 #[test]
 fn who_joins_can_keep() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -249,7 +250,7 @@ fn who_joins_can_keep() {
 
 #[test]
 fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     for keep in ["--keep", ""] {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
         let ended = stage.daemon();
@@ -286,7 +287,7 @@ fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
 
 #[test]
 fn the_foreground_joins_and_leaves_without_taking_the_mount_away() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     let foreground = || {
@@ -337,7 +338,7 @@ fn the_next_in_line_mounts_when_the_first_is_killed() {
 
 #[test]
 fn unmount_gives_back_the_caller_s_lease_and_names_the_others() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut scripts = [(); 3].map(|()| shell(stage.work.path()));
     for script in &mut scripts {
         assert_eq!(tell(script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -379,7 +380,7 @@ fn unmount_gives_back_the_caller_s_lease_and_names_the_others() {
 
 #[test]
 fn unmount_and_mount_at_once_end_with_a_mount_that_can_be_read_or_none() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     for _ in 0..10 {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
         let asks =
@@ -450,7 +451,7 @@ fn wait_returns_when_files_can_be_read() {
 
 #[test]
 fn the_end_of_a_holder_is_seen_also_when_its_number_lives_on_as_a_zombie() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     let daemon = stage.daemon();

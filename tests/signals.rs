@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 mod support;
 
 use support::mount::listed;
-use support::stage::{Stage, Talker, has_ended, said, stage};
+use support::stage::{Stage, Talker, has_ended, said, stage, stage_as_user};
 use support::{archfs, run, wait_until};
 
 /// Every signal that ends a process by default, without SIGKILL, those that ask archfs to end, the
@@ -88,7 +88,7 @@ fn foreground(command: &mut Command) -> Talker {
 
 #[test]
 fn no_other_signal_ends_a_mount() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let daemon = stage.daemon();
     survives_all(&stage, daemon);
@@ -98,7 +98,7 @@ fn no_other_signal_ends_a_mount() {
 
 #[test]
 fn no_other_signal_ends_a_mount_in_the_foreground() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut command = archfs();
     let daemon = foreground(command.args(FOREGROUND).arg(&stage.image).arg(&stage.mount_point));
     survives_all(&stage, daemon.pid());
@@ -109,7 +109,7 @@ fn no_other_signal_ends_a_mount_in_the_foreground() {
 
 #[test]
 fn no_other_signal_ends_the_daemon_of_run() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut run = Talker::start(
         archfs().args(["run", "-q"]).arg(&stage.image).arg(&stage.mount_point).args(["--", "cat"]),
     );
@@ -162,7 +162,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 #[test]
 fn a_signal_that_comes_before_the_command_of_run_is_passed_on_to_it() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let command = "import signal; print('got', int(signal.sigwait({signal.SIGUSR1})), flush=True)";
     let mut python = Command::new("python3");
     python.args(["-c", WAITS_FOR_A_SIGNAL, env!("CARGO_BIN_EXE_archfs"), "run", "-q"]);
@@ -177,7 +177,7 @@ fn a_signal_that_comes_before_the_command_of_run_is_passed_on_to_it() {
 
 #[test]
 fn signals_reach_a_daemon_whose_caller_blocked_all() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let daemon = foreground(&mut blocking(&FOREGROUND, &stage));
     assert!(signals_in("SigBlk", daemon.pid()).is_empty());
     daemon.signal(Signal::TERM);
@@ -200,7 +200,7 @@ sys.exit(4)
 
 #[test]
 fn run_receives_what_its_caller_blocked_and_its_command_has_the_mask_of_the_caller() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut command = blocking(&["run", "-q", "--grace", "0"], &stage);
     let mut run = Talker::start(command.args(["--", "python3", "-c", NAMES_BLOCKED]));
     let blocked: Vec<i32> = run.line().split(' ').map(|signal| signal.parse().unwrap()).collect();
@@ -232,7 +232,7 @@ fn stubborn(stage: &Stage, options: &[&str]) -> Talker {
 #[test]
 fn the_grace_period_of_run_ends_the_mount_whatever_the_command_does() {
     for signal in [Signal::TERM, Signal::HUP] {
-        let Some(stage) = stage() else { return };
+        let Some(stage) = stage_as_user() else { return };
         let mut run = stubborn(&stage, &["--grace", "1s"]);
         let (daemon, before) = (stage.daemon(), Instant::now());
         run.signal(signal);
@@ -270,7 +270,7 @@ fn the_grace_period_ends_a_private_mount_whatever_the_command_does() {
 #[test]
 fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
     for second in [Signal::INT, Signal::HUP] {
-        let Some(stage) = stage() else { return };
+        let Some(stage) = stage_as_user() else { return };
         let mut command = archfs();
         command.args(["run", "-q", "--grace", "1h"]).arg(&stage.image).arg(&stage.mount_point);
         // A signal that comes between two commands of bash is looked at when read(2) returns.
@@ -294,7 +294,7 @@ fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
 
 #[test]
 fn a_mount_that_others_hold_stays_when_the_grace_period_of_run_ends() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let other = Talker::start(
         archfs().args(["run", "-q"]).arg(&stage.image).arg(&stage.mount_point).args(["--", "cat"]),
     );
@@ -350,7 +350,7 @@ fn assert_works_on(stage: &Stage) {
 /// On the node of the batch script, which the step is told of, and on another node of the job.
 #[test]
 fn a_mount_step_survives_scancel_signal_and_ends_with_the_job() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     for end in ["TERM", "HUP", "INT"] {
         for knows_script in [true, false] {
             let script = Talker::start(&mut Command::new("cat"));
@@ -376,7 +376,7 @@ fn a_mount_step_survives_scancel_signal_and_ends_with_the_job() {
 
 #[test]
 fn a_signal_of_the_user_ends_a_mount_step() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut step = step(&stage, "$ARCHFS mount --foreground -q --ready-fd 1 $IMAGE mount");
     assert_eq!(step.line(), "ready");
     kill_process(stage.daemon(), Signal::TERM).unwrap();
@@ -386,7 +386,7 @@ fn a_signal_of_the_user_ends_a_mount_step() {
 
 #[test]
 fn sigcont_alone_ends_no_mount_step() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut step = step(&stage, "$ARCHFS mount --foreground -q --ready-fd 1 $IMAGE mount");
     assert_eq!(step.line(), "ready");
     step.write("kill -STOP $task; kill -CONT $task; kill -CONT $task; echo sent\n");
@@ -399,7 +399,7 @@ fn sigcont_alone_ends_no_mount_step() {
 
 #[test]
 fn the_grace_period_of_a_step_begins_only_at_the_end_of_the_job() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let task = "$ARCHFS run -q --grace 0 $IMAGE mount -- bash -c \
                 'trap \"echo got it\" TERM; echo started; until [ -e done ]; do sleep 0.01; done'";
     let mut step = step(&stage, task);
@@ -419,7 +419,7 @@ fn the_grace_period_of_a_step_begins_only_at_the_end_of_the_job() {
 /// The default grace is two thirds of KillWait, which slurm.conf has.
 #[test]
 fn the_default_grace_ends_before_slurm_kills() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let conf = stage.work.path().join("slurm.conf");
     fs::write(&conf, "ClusterName=test\nKillWait=3\n").unwrap();
     assert!(

@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 mod support;
 
 use support::mount::{CleanUp, Mounted, is_mounted, listed, unmount};
+use support::skip::skip;
 use support::snapshot::{Depth, assert_same, take};
 use support::stage::{end, processes_about, shell, tell};
 use support::{archfs, can_mount, image, run, source, tar, wait_until, work_folder};
@@ -417,7 +418,7 @@ fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() 
     let pages = fs::metadata(&archives[0]).unwrap().len().div_ceil(PAGE);
     let mount_point = work.path().join("mount");
     if !archives.iter().all(|path| forget(path)) {
-        eprintln!("SKIPPED: {} keeps files in memory", work.path().display());
+        skip(&format!("{} keeps files in memory", work.path().display()));
         return;
     }
     let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);

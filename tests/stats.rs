@@ -13,7 +13,7 @@ use serde_json::Value;
 mod support;
 
 use support::mount::{CleanUp, is_mounted, unmount};
-use support::{archfs, can_mount, image, run, source, work_folder};
+use support::{archfs, can_mount_as_user, image, run, source, work_folder};
 
 /// Files of several sizes: none, less than a page, some blocks, some requests.
 const SIZES: [usize; 6] = [0, 1, 5000, 131_072, 300_000, 2_000_000];
@@ -28,7 +28,7 @@ struct Stage {
 }
 
 fn stage() -> Option<Stage> {
-    if !can_mount() {
+    if !can_mount_as_user() {
         return None;
     }
     let work = work_folder();

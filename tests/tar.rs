@@ -17,6 +17,7 @@ use rustix::fs::{SeekFrom, seek};
 mod support;
 
 use support::mount::Mounted;
+use support::skip::skip;
 use support::snapshot::{Depth, assert_same, take};
 use support::tar::member;
 use support::{can_mount, run, source, tree, work_folder};
@@ -184,7 +185,7 @@ fn the_test_archive_of_python_is_read_as_python_reads_it() {
     let output = run(Command::new("python3").arg(script).arg("--find"));
     let path = String::from_utf8(output.stdout).unwrap();
     if path.is_empty() {
-        eprintln!("SKIPPED: this Python came without test/testtar.tar");
+        skip("this Python came without test/testtar.tar");
         assert!(std::env::var_os("CI").is_none(), "CI must have Python's test archive");
         return;
     }

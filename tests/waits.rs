@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 mod support;
 
 use support::mount::Mounted;
-use support::stage::{Stage, Stopped, said, stage};
+use support::stage::{Stage, Stopped, said, stage_as_user};
 use support::{archfs, wait_until};
 
 /// A line of bash at a terminal; what is written there goes to the file `shown`.
@@ -41,7 +41,7 @@ fn shown(stage: &Stage) -> String {
 
 #[test]
 fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let mut waiting = at_a_terminal(&stage, "$ARCHFS wait mount");
     wait_until("it is shown", || shown(&stage).contains("waiting for a mount at mount (2s)"));
     let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
@@ -54,7 +54,7 @@ fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
 
 #[test]
 fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     for (line, text) in [
         ("$ARCHFS list", "asking the daemons of your mounts"),
@@ -76,7 +76,7 @@ fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
 
 #[test]
 fn a_mount_that_does_not_answer_can_not_be_read_yet() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     let stopped = Stopped::new(stage.daemon());
     // stat(2) would be answered from the kernel's cache.
@@ -94,7 +94,7 @@ fn a_mount_that_does_not_answer_can_not_be_read_yet() {
 
 #[test]
 fn a_pipe_sees_nothing_of_it() {
-    let Some(stage) = stage() else { return };
+    let Some(stage) = stage_as_user() else { return };
     let output =
         archfs().args(["wait", "--timeout", "2s"]).arg(&stage.mount_point).output().unwrap();
     assert_eq!(output.status.code(), Some(6));

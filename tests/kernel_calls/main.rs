@@ -15,6 +15,7 @@ use std::process::Command;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
 
 use support::mount::Mounted;
+use support::skip::skip;
 use support::{can_mount, image, run, source, work_folder};
 
 /// As whom an ordinary user calls. No test mounts as it.
@@ -164,7 +165,7 @@ fn each_call_gives_what_the_kernels_squashfs_gives_or_a_difference_that_is_meant
                 std::env::var_os("CI").is_none(),
                 "CI must have the kernel's SquashFS: {error}"
             );
-            eprintln!("SKIPPED: no SquashFS in this kernel: {error}");
+            skip(&format!("no SquashFS in this kernel: {error}"));
             return;
         }
     };

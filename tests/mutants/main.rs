@@ -37,6 +37,7 @@ use std::path::Path;
 use std::process::Command;
 
 use rules::Format;
+use support::skip::skip;
 use worker::{ORDER, Order};
 
 /// Mutants of each format, where ARCHFS_MUTANTS does not say.
@@ -89,7 +90,7 @@ fn can_compare(needed: &str) -> bool {
         return true;
     }
     assert!(std::env::var_os("CI").is_none(), "CI must compare: needs root and {needed}");
-    eprintln!("SKIPPED: this test makes devices and compares; it needs root and {needed}");
+    skip(&format!("making devices and comparing needs root and {needed}"));
     false
 }
 

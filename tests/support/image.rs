@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::run;
+use super::{run, source};
 
 /// The six compressors of the format.
 pub const COMPRESSORS: [&str; 6] = ["gzip", "lzma", "lzo", "xz", "lz4", "zstd"];
@@ -20,11 +20,24 @@ pub fn make(folder: &Path, name: &str, source: &Path, options: &[&str]) -> PathB
     image
 }
 
+/// An image of `source::varied`, kept in target/tmp. The tests that go through all combinations of
+/// options want the same images, and making one takes longer than reading it.
+pub fn of_varied(options: &[&str]) -> PathBuf {
+    let version = run(Command::new("mksquashfs").arg("-version"));
+    let version = String::from_utf8(version.stdout).unwrap();
+    let version = version.split_whitespace().nth(2).expect("the version of mksquashfs");
+    let name = format!("varied-{version}{}.sqfs", options.concat());
+    source::made_file(&name, |target| {
+        let (folder, name) = (target.parent().unwrap(), target.file_name().unwrap());
+        make(folder, name.to_str().unwrap(), &source::varied(), options);
+    })
+}
+
 /// An image of a few small files, for tests that care for the mount and not for the contents.
 pub fn small(folder: &Path) -> PathBuf {
     let source = folder.join("small-source");
     std::fs::create_dir_all(source.join("folder")).unwrap();
     std::fs::write(source.join("hello"), "hello, world\n").unwrap();
-    std::fs::write(source.join("folder/data"), super::source::noise(1, 300_000)).unwrap();
+    std::fs::write(source.join("folder/data"), source::noise(1, 300_000)).unwrap();
     make(folder, "small.sqfs", &source, &["-comp", "zstd"])
 }

@@ -1,11 +1,14 @@
 //! What all tests share: source trees, images of them, mounts that always go, snapshots of both.
 //!
-//! Owns the rule on skipping: a test that can not mount says so, and fails where CI is set.
+//! Owns the rule on skipping: a test that cannot mount reports that, and fails where CI is set.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
+
+use rustix::fs::Access;
+use skip::skip;
 
 pub mod cgroup;
 pub mod faulty;
@@ -15,6 +18,7 @@ pub mod mount;
 pub mod node;
 pub mod pack;
 pub mod relay;
+pub mod skip;
 pub mod snapshot;
 pub mod source;
 pub mod stage;
@@ -37,7 +41,8 @@ pub fn work_folder() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("archfs-test-").tempdir().expect("a temporary folder")
 }
 
-/// Whether this machine lets tests mount as root. Where it does not, that is loud, or fatal in CI.
+/// Whether this machine lets tests mount as root. If not, the test is reported as skipped; with CI
+/// set it fails.
 pub fn can_mount() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     let has_device = Path::new("/dev/fuse").exists();
@@ -45,7 +50,25 @@ pub fn can_mount() -> bool {
         return true;
     }
     assert!(std::env::var_os("CI").is_none(), "CI must mount: needs root and /dev/fuse");
-    eprintln!("SKIPPED: this test mounts; it needs root and /dev/fuse");
+    skip("mounting needs root and /dev/fuse");
+    false
+}
+
+/// Whether whoever runs the tests can mount, also an ordinary user through fusermount3. If not, the
+/// test is reported as skipped; with CI set it fails.
+pub fn can_mount_as_user() -> bool {
+    if rustix::process::geteuid().is_root() {
+        return can_mount();
+    }
+    let device = rustix::fs::access("/dev/fuse", Access::READ_OK | Access::WRITE_OK);
+    let helper = Command::new("fusermount3").arg("--version").output();
+    let reason = match (device, helper) {
+        (Ok(()), Ok(_)) => return true,
+        (Err(error), _) => format!("mounting needs /dev/fuse: {error}"),
+        (_, Err(error)) => format!("mounting as a user needs fusermount3: {error}"),
+    };
+    assert!(std::env::var_os("CI").is_none(), "CI must mount: {reason}");
+    skip(&reason);
     false
 }
 

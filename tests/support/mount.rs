@@ -87,7 +87,7 @@ impl Drop for Mounted {
         };
         if !done && is_mounted(&self.mount_point) {
             // A failing test may still have files open.
-            quiet(Command::new("umount").arg("-l"));
+            unmount_lazily(&self.mount_point);
         }
     }
 }
@@ -120,14 +120,23 @@ fn try_unmount(command: &mut Command, limit: Duration) -> Result<(), String> {
     }
 }
 
+/// Takes a mount away although files are open on it. Returns whether that worked.
+fn unmount_lazily(place: &Path) -> bool {
+    let words: &[&str] = match rustix::process::geteuid().is_root() {
+        true => &["umount", "-l"],
+        false => &["fusermount3", "-u", "-z"],
+    };
+    let done = Command::new(words[0]).args(&words[1..]).arg(place).status();
+    done.is_ok_and(|status| status.success())
+}
+
 /// Unmounts `place`, if anything is mounted there, when dropped: for tests of mounting itself.
 pub struct CleanUp(pub PathBuf);
 
 impl Drop for CleanUp {
     fn drop(&mut self) {
         while is_mounted(&self.0) {
-            let done = Command::new("umount").arg("-l").arg(&self.0).status();
-            if !done.is_ok_and(|status| status.success()) {
+            if !unmount_lazily(&self.0) {
                 break;
             }
         }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::run;
+use super::skip::skip_part;
 
 /// A way to compress a file: the program, and a line for the shell in which $1 is the file and $2
 /// the compressed one.
@@ -87,7 +88,7 @@ pub fn is_there(program: &str) -> bool {
         std::env::var_os("CI").is_none() || may_lack,
         "CI must have {program}: scripts/install-deps test"
     );
-    eprintln!("SKIPPED: {program} is not installed, so what it writes is not tested");
+    skip_part(&format!("{program} is not installed, so what it writes is not tested"));
     false
 }
 

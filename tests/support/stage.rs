@@ -11,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::mount::{CleanUp, daemon_of, is_mounted};
-use super::{archfs, can_mount, image, run, wait_until, work_folder};
+use super::{archfs, can_mount, can_mount_as_user, image, run, wait_until, work_folder};
 
 /// A small image and a place for its mount, in a folder of their own.
 pub struct Stage {
@@ -22,20 +22,26 @@ pub struct Stage {
     pub work: tempfile::TempDir,
 }
 
-/// `None` where this machine lets nobody mount.
+/// `None` unless the tests run as root and root can mount.
 pub fn stage() -> Option<Stage> {
-    stage_with(image::small)
+    can_mount().then(|| make(image::small))
 }
 
-/// The same with an image of the test's own.
+/// The same for tests that need no root. `None` where whoever runs them cannot mount.
+pub fn stage_as_user() -> Option<Stage> {
+    can_mount_as_user().then(|| make(image::small))
+}
+
+/// `stage` with an image of the test's own.
 pub fn stage_with(image: impl FnOnce(&Path) -> PathBuf) -> Option<Stage> {
-    if !can_mount() {
-        return None;
-    }
+    can_mount().then(|| make(image))
+}
+
+fn make(image: impl FnOnce(&Path) -> PathBuf) -> Stage {
     let work = work_folder();
     let image = image(work.path());
     let mount_point = work.path().join("mount");
-    Some(Stage { image, _clean_up: CleanUp(mount_point.clone()), mount_point, work })
+    Stage { image, _clean_up: CleanUp(mount_point.clone()), mount_point, work }
 }
 
 impl Stage {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::support::mount::{CleanUp, Mounted};
+use super::support::skip::skip;
 use super::support::{can_mount, run, work_folder};
 use super::{Format, archives, small_tree};
 
@@ -115,7 +116,7 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
             Ok(mounted) => mounted,
             Err(error) => {
                 assert!(std::env::var_os("CI").is_none(), "CI must have overlayfs: {error}");
-                eprintln!("SKIPPED: no overlayfs: {error}");
+                skip(&format!("no overlayfs: {error}"));
                 return;
             }
         };

@@ -11,6 +11,7 @@ use rustix::fs::{Access, XattrFlags, getxattr, lgetxattr, listxattr, setxattr};
 use rustix::io::Errno;
 
 use super::support::mount::Mounted;
+use super::support::skip::skip_part;
 use super::support::{can_mount, image, run, source, work_folder};
 use super::{Format, archives, small_tree, with_each_format, with_mount};
 
@@ -377,7 +378,7 @@ fn inode_numbers_fit_32_bits_and_are_those_of_the_kernel() {
                 std::env::var_os("CI").is_none(),
                 "CI must have the kernel's SquashFS: {error}"
             );
-            eprintln!("SKIPPED in part: no SquashFS in this kernel: {error}");
+            skip_part(&format!("no SquashFS in this kernel: {error}"));
         }
     }
     check(&[&plain]);
