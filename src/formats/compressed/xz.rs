@@ -184,7 +184,7 @@ fn parse_index(bytes: &[u8], records_max: usize) -> Result<Option<Vec<(u64, u64)
     let mut records = Vec::with_capacity(count);
     for _ in 0..count {
         let record = (varint(&mut reader)?, varint(&mut reader)?);
-        // The smallest block has 5 bytes. Sizes have at most 63 bits.
+        // The format requires at least 5 bytes. No file has a block of 2^62 bytes.
         if record.0 < 5 || record.0 >= 1 << 62 {
             return Err(damaged());
         }
