@@ -5,7 +5,7 @@ use ::bzip2::{Decompress, Status};
 use super::{Step, Streaming, damaged};
 use crate::error::Result;
 
-/// A decoder of one bzip2 stream, with 4 MB of working memory at most.
+/// A decoder of one bzip2 stream. Uses at most 4 MB of memory.
 pub fn bzip2_stream() -> impl Streaming {
     Bzip2Stream(Decompress::new(false))
 }
@@ -20,14 +20,14 @@ impl Streaming for Bzip2Stream {
             return Err(damaged("bzip2", "no memory"));
         }
         Ok(Step {
-            consumed: grown(before_in, self.0.total_in()),
-            produced: grown(before_out, self.0.total_out()),
+            consumed: delta(before_in, self.0.total_in()),
+            produced: delta(before_out, self.0.total_out()),
             ended: status == Status::StreamEnd,
         })
     }
 }
 
-/// How far a counter of bytes got in one step.
-fn grown(before: u64, after: u64) -> usize {
+/// How many bytes a counter grew in one step.
+fn delta(before: u64, after: u64) -> usize {
     usize::try_from(after.saturating_sub(before)).unwrap_or(usize::MAX)
 }

@@ -1,9 +1,7 @@
-//! Compressing blocks: each library behind one bounded call, its working memory kept between calls.
+//! Compresses blocks with each of the libraries, and reuses their memory between calls.
 //!
-//! Owns the parameters that SquashFS ties to a compressor; leaves whether a block is worth it to
-//! `pack`. Decoding is `Codec`'s.
-//! Invariant: a result is at most as long as the caller allows, and the same for the same input
-//! whatever was encoded before.
+//! Invariants: a result is at most as long as the caller allows. The same input gives the same
+//! result, whatever was compressed before.
 
 use ::zstd::bulk::Compressor as Zstd;
 use libdeflater::{CompressionLvl, Compressor as Deflate};
@@ -11,7 +9,7 @@ use liblzma::stream::{Action, Check, Filters, LzmaOptions, Status, Stream};
 
 use crate::error::{Error, Kind, Result};
 
-/// The preset of xz that its command and mksquashfs take where nothing is said.
+/// The default preset of xz and of mksquashfs.
 const XZ_PRESET: u32 = 6;
 
 /// How to compress.
@@ -21,28 +19,29 @@ pub enum Method {
     Zstd(i32),
     /// DEFLATE in a zlib wrapper, level 1 to 9.
     Gzip(u32),
-    /// An .xz stream with a CRC32 (Linux knows no other check) and a dictionary of so many bytes.
+    /// An .xz stream with a CRC32 (Linux supports no other check) and a dictionary of `dictionary`
+    /// bytes.
     Xz {
-        /// Bytes; those of a block of data, which is what Linux provides memory for.
+        /// Bytes; the block size of the image, because Linux allocates no more.
         dictionary: u32,
     },
     /// A bare LZ4 block.
     Lz4,
-    /// Nothing is ever smaller.
+    /// Compresses nothing.
     None,
 }
 
 /// A compressor with its memory, for one thread.
 pub struct Encoder {
     library: Library,
-    /// Where results lie until the next call; grows to the longest block.
+    /// The result of the last call; grows to the longest block.
     target: Vec<u8>,
 }
 
 enum Library {
     Zstd(Zstd<'static>),
     Deflate(Deflate),
-    /// The bytes of its dictionary: it has no memory that could be kept.
+    /// The dictionary size, bytes. liblzma has no memory that could be reused.
     Xz(u32),
     Lz4,
     None,
@@ -52,12 +51,14 @@ impl Encoder {
     /// An encoder for `method`.
     ///
     /// # Errors
-    /// `InvalidInput` for a level that there is not; `Io` where there is no memory.
+    /// `InvalidInput` if the level does not exist; `Io` if there is no memory.
     pub fn new(method: Method) -> Result<Self> {
         let library = match method {
             Method::Zstd(level) => {
-                let made = Zstd::new(level);
-                Library::Zstd(made.map_err(|error| Error::io("making a zstd encoder", error))?)
+                let compressor = Zstd::new(level);
+                Library::Zstd(
+                    compressor.map_err(|error| Error::io("making a zstd encoder", error))?,
+                )
             }
             Method::Gzip(level) => {
                 let level = i32::try_from(level).ok().and_then(|n| CompressionLvl::new(n).ok());
@@ -71,27 +72,27 @@ impl Encoder {
         Ok(Self { library, target: Vec::new() })
     }
 
-    /// Encodes `source`; `None` where that takes more than `limit` bytes.
+    /// Compresses `source`; `None` if the result takes more than `limit` bytes.
     ///
     /// # Errors
-    /// `Io` where the library fails, such as for want of memory.
+    /// `Io` if the library fails, for example if there is no memory.
     pub fn encode(&mut self, source: &[u8], limit: usize) -> Result<Option<&[u8]>> {
-        let room = match self.library {
-            // It refuses a target that might not do, instead of trying.
+        let capacity = match self.library {
+            // lz4_flex returns an error if the target is smaller than its worst case.
             Library::Lz4 => lz4_flex::block::get_maximum_output_size(source.len()).max(limit),
             _ => limit,
         };
-        if self.target.len() < room {
-            self.target.resize(room, 0);
+        if self.target.len() < capacity {
+            self.target.resize(capacity, 0);
         }
-        let target = self.target.get_mut(..room).unwrap_or_default();
+        let target = self.target.get_mut(..capacity).unwrap_or_default();
         let len = match &mut self.library {
             Library::Zstd(zstd) => match zstd.compress_to_buffer(source, target) {
                 Ok(len) => Some(len),
                 Err(error) if error.to_string().contains("too small") => None,
                 Err(error) => return Err(Error::io("zstd can not encode", error)),
             },
-            // The only error there is: the target is too small.
+            // The only possible error: the target is too small.
             Library::Deflate(deflate) => deflate.zlib_compress(source, target).ok(),
             Library::Xz(dictionary) => xz(*dictionary, source, target)?,
             Library::Lz4 => Some(
@@ -115,7 +116,7 @@ fn xz(dictionary: u32, source: &[u8], target: &mut [u8]) -> Result<Option<usize>
     let mut stream = stream.map_err(|error| failed("xz", error))?;
     match stream.process(source, target, Action::Finish) {
         Ok(Status::StreamEnd) => Ok(usize::try_from(stream.total_out()).ok()),
-        // The target is full, and the stream has more.
+        // The target is full, but the stream has not ended.
         Ok(_) => Ok(None),
         Err(error) => Err(failed("xz", error)),
     }
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_decodes_to_the_same_and_again() {
+    fn round_trips_and_gives_the_same_result_again() {
         let text = text();
         for (method, codec) in METHODS {
             let mut encoder = Encoder::new(method).unwrap();
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_more_than_the_limit_is_none() {
+    fn returns_none_above_the_limit() {
         let text = text();
         for (method, _) in METHODS {
             let mut encoder = Encoder::new(method).unwrap();
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_levels_that_there_are_not() {
+    fn rejects_unknown_levels() {
         assert!(Encoder::new(Method::Gzip(13)).is_err());
     }
 }

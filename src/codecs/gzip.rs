@@ -1,4 +1,5 @@
-//! gzip by libdeflate, which decodes whole buffers two to three times as fast as zlib.
+//! zlib streams (SquashFS's gzip) by libdeflate, which decodes whole buffers two to three times as
+//! fast as zlib.
 
 use std::cell::RefCell;
 

@@ -1,7 +1,8 @@
-//! DEFLATE by miniz_oxide, the one library that stops at block boundaries and resumes there.
+//! DEFLATE by miniz_oxide, which can stop and resume at block boundaries.
 //!
-//! Owns the translation of its statuses. Slower than libdeflate, which can do neither.
-//! Invariant: a resumed decoder goes on exactly where the boundary was, given the same 32 KiB.
+//! It is slower than libdeflate, which cannot do that.
+//!
+//! Invariant: a decoder that resumes at a boundary with the same window gives the same bytes.
 
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::{
@@ -23,7 +24,7 @@ pub enum Pause {
     Input,
     /// The output is full.
     Output,
-    /// Between two blocks; this many bits of the last byte consumed belong to the next.
+    /// Between two blocks. The last byte consumed has this many bits of the next block.
     Boundary(u8),
     /// The stream is complete.
     End,
@@ -35,7 +36,8 @@ impl Inflate {
         Self(Box::default())
     }
 
-    /// A decoder between two blocks: `bits` (0 to 7) of `byte`, the highest, are still to be read.
+    /// A decoder between two blocks. The highest `bits` bits (0 to 7) of `byte` are still to be
+    /// read.
     pub fn resume(byte: u8, bits: u8) -> Self {
         let shift = 8_u32.saturating_sub(u32::from(bits));
         let bit_buf = byte.checked_shr(shift).unwrap_or(0);
@@ -43,11 +45,11 @@ impl Inflate {
         Self(Box::new(DecompressorOxide::from_block_boundary_state(&state)))
     }
 
-    /// Decodes into `buffer` from `position`, before which lies what was decoded last. Tells the
-    /// bytes consumed, the bytes produced and why it paused.
+    /// Decodes into `buffer` from `position`; the bytes before it are the window. Returns the bytes
+    /// consumed, the bytes produced and why the decoder paused.
     ///
     /// # Errors
-    /// `Corrupt` where the input is damaged.
+    /// `Corrupt` if the input is damaged.
     pub fn step(
         &mut self,
         input: &[u8],

@@ -1,4 +1,4 @@
-//! LZMA alone, the format before xz, by liblzma.
+//! .lzma (LZMA alone), the predecessor of xz, by liblzma.
 
 use liblzma::stream::Stream;
 

@@ -1,8 +1,8 @@
-//! The compressors: one library wrapped per file, all behind one bounded call.
+//! The codecs: one file per library, all behind one bounded call.
 //!
-//! Owns the choice of library and the reuse of its working memory from call to call.
-//! Invariant: a decoder writes into the caller's buffer only, and what does not fit is an error, so
-//! no archive can make one allocate without bound. Decoders may not panic (the lints see to it).
+//! Invariant: a decoder writes only into the caller's buffer, and returns an error if the result
+//! does not fit. No archive can make a decoder allocate without bound. Decoders cannot panic (the
+//! lints below check that).
 #![cfg_attr(
     not(test),
     deny(
@@ -38,31 +38,30 @@ pub use inflate::{Inflate, Pause};
 pub use lz4::lz4_linked;
 pub use streaming::{Step, Streaming};
 pub use xz::{FILE_MEMORY_LIMIT as XZ_MEMORY_LIMIT, xz_stream};
-pub use zstd::{zstd_pack, zstd_stream};
+pub use zstd::{zstd_compress, zstd_stream};
 
-/// A compressor.
+/// A compression algorithm of SquashFS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
     /// DEFLATE in a zlib wrapper (RFC 1950), which SquashFS calls gzip.
     Gzip,
     /// LZMA with the 13-byte header of LZMA Utils (.lzma, "LZMA alone").
     Lzma,
-    /// LZO1X, bare.
+    /// Bare LZO1X.
     Lzo,
     /// An .xz stream.
     Xz,
-    /// An LZ4 block, bare.
+    /// A bare LZ4 block.
     Lz4,
     /// A Zstandard frame (RFC 8878).
     Zstd,
 }
 
 impl Codec {
-    /// Decodes `source`, one whole compressed block, into `target`; tells the number of bytes
-    /// written.
+    /// Decompresses `source`, one whole block, into `target`. Returns the number of bytes written.
     ///
     /// # Errors
-    /// `Corrupt` where `source` is damaged or decodes to more than `target` holds.
+    /// `Corrupt` if `source` is damaged or decodes to more than `target` holds.
     pub fn decode(self, source: &[u8], target: &mut [u8]) -> Result<usize> {
         match self {
             Self::Gzip => gzip::decode(source, target),
@@ -74,7 +73,7 @@ impl Codec {
         }
     }
 
-    /// Its name, as users of archives know it.
+    /// The usual name of the algorithm.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
@@ -87,7 +86,7 @@ impl Codec {
     }
 }
 
-/// The error for a block that the `codec` of that name does not take.
+/// The error for a block that the library `codec` cannot decode.
 fn damaged(codec: &str, why: impl Display) -> Error {
     Error::corrupt(format!("{codec} can not decode it: {why}"))
 }

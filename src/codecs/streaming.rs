@@ -1,12 +1,11 @@
-//! Decoding piece by piece, for what is too large to be decoded in one call.
+//! Decoding in steps, for data that is too large to be decoded in one call.
 //!
-//! Owns the shape of one step; the libraries that take it lie beside it.
-//! Invariant: a step never reads or writes past the slices it is given, and one that neither
-//! consumes nor produces asks for more of whichever slice was empty.
+//! Invariant: a step stays within the slices it is given. If it neither consumes nor produces
+//! anything, it needs more of the slice that was empty.
 
 use crate::error::Result;
 
-/// What one step did.
+/// Bytes of the input that were consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Bytes of the input that are done with.
@@ -22,6 +21,6 @@ pub trait Streaming: Send {
     /// Decodes from `input` into `output` until one of them is used up or the stream ends.
     ///
     /// # Errors
-    /// `Corrupt` where the input is damaged; `Unsupported` where it needs more than is allowed.
+    /// `Corrupt` if the input is damaged; `Unsupported` if it needs more memory than is allowed.
     fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step>;
 }

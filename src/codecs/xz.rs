@@ -1,15 +1,16 @@
-//! xz by liblzma, linked statically; its header names the filters (x86 and other BCJ among them).
+//! xz by liblzma, linked statically. The filters, such as x86 and other BCJ, are named in its
+//! header.
 
 use liblzma::stream::{Action, Status, Stream};
 
 use super::{Codec, Step, Streaming, damaged};
 use crate::error::{Error, Kind, Result};
 
-/// The most memory one decoder may take, bytes. mksquashfs writes dictionaries of at most a block
-/// (1 MiB) and its presets never more than 8 MiB; a header may claim 4 GiB.
+/// Memory limit of a decoder of SquashFS blocks, bytes. mksquashfs writes dictionaries of at most a
+/// block (1 MiB), and the presets use at most 8 MiB. A header may claim 4 GiB.
 pub(super) const MEMORY_LIMIT: u64 = 32 << 20;
 
-/// The same for a file that is xz as a whole: `xz -9` takes 64 MiB, and the format goes to 4 GiB.
+/// Memory limit for an xz file, bytes. `xz -9` needs 64 MiB; the format allows 4 GiB.
 pub const FILE_MEMORY_LIMIT: u64 = 1 << 30;
 
 pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
@@ -34,11 +35,10 @@ pub(super) fn run(
     }
 }
 
-/// A decoder of one xz stream, which takes at most `memory` bytes, and never more than
-/// `FILE_MEMORY_LIMIT`.
+/// A decoder of one xz stream. Uses at most `memory` bytes, and at most `FILE_MEMORY_LIMIT`.
 ///
 /// # Errors
-/// `Corrupt` where liblzma has no memory for it.
+/// `Corrupt` if liblzma has no memory.
 pub fn xz_stream(memory: u64) -> Result<impl Streaming> {
     let memory = memory.min(FILE_MEMORY_LIMIT);
     let stream = Stream::new_stream_decoder(memory, 0);
@@ -66,12 +66,12 @@ impl Streaming for XzStream {
                 ),
                 error => damaged("xz", error),
             })?;
-        let grown = |before: u64, after: u64| {
+        let delta = |before: u64, after: u64| {
             usize::try_from(after.saturating_sub(before)).unwrap_or(usize::MAX)
         };
         Ok(Step {
-            consumed: grown(before_in, self.stream.total_in()),
-            produced: grown(before_out, self.stream.total_out()),
+            consumed: delta(before_in, self.stream.total_in()),
+            produced: delta(before_out, self.stream.total_out()),
             ended: status == Status::StreamEnd,
         })
     }

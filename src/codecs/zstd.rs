@@ -1,4 +1,4 @@
-//! zstd by its reference library, with one context a thread.
+//! zstd by its reference library, with one decoder per thread.
 
 use std::cell::RefCell;
 
@@ -8,12 +8,12 @@ use ::zstd::stream::raw::{DParameter, Decoder, Operation};
 use super::{Step, Streaming, damaged};
 use crate::error::{Error, Kind, Result};
 
-/// The largest window a frame may ask of a streaming decoder, bytes as a power of two: what
-/// `zstd --long` writes, and what its command line takes without being told.
+/// The largest window that a streaming decoder accepts, log2 of bytes: what `zstd --long` writes,
+/// and what the zstd command accepts by default.
 const WINDOW_LOG_MAX: u32 = 27;
 
-/// The window that every streaming decoder takes, 8 MiB: RFC 8878 recommends it.
-const WINDOW_LOG_LEAST: u32 = 23;
+/// The window that every streaming decoder accepts, log2 of bytes: 8 MiB, recommended by RFC 8878.
+const WINDOW_LOG_MIN: u32 = 23;
 
 thread_local! {
     static DECODER: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
@@ -29,22 +29,23 @@ pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
     })
 }
 
-/// Packs a few bytes of our own, such as a window of a seek point: fast rather than small.
+/// Compresses small data, such as the window of a seek point. Fast rather than small.
 ///
 /// # Errors
-/// `Io` where there is no memory for it.
-pub fn zstd_pack(source: &[u8]) -> Result<Vec<u8>> {
+/// `Io` if there is no memory.
+pub fn zstd_compress(source: &[u8]) -> Result<Vec<u8>> {
     ::zstd::bulk::compress(source, 1).map_err(|error| Error::io("packing with zstd", error))
 }
 
-/// A decoder of zstd frames, one after the other, with windows of at most `memory` bytes.
+/// A decoder of consecutive zstd frames, with windows of at most `memory` bytes, but at least 8
+/// MiB.
 ///
 /// # Errors
-/// `Io` where there is no memory for it.
+/// `Io` if there is no memory.
 pub fn zstd_stream(memory: u64) -> Result<impl Streaming> {
     let failed = |error| Error::io("making a zstd decoder", error);
     let mut decoder = Decoder::new().map_err(failed)?;
-    let window = memory.checked_ilog2().unwrap_or(0).clamp(WINDOW_LOG_LEAST, WINDOW_LOG_MAX);
+    let window = memory.checked_ilog2().unwrap_or(0).clamp(WINDOW_LOG_MIN, WINDOW_LOG_MAX);
     decoder.set_parameter(DParameter::WindowLogMax(window)).map_err(failed)?;
     Ok(ZstdStream(decoder))
 }

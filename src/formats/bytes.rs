@@ -1,7 +1,6 @@
-//! The checked reader: the only way bytes of an archive become numbers.
+//! A checked reader of little-endian numbers, and checked conversions between integer types.
 //!
-//! Owns little-endian decoding and the widening of numbers; leaves what a number may be to `limits`
-//! and the structures. Invariant: a read past the end is an error that names the structure.
+//! Invariant: a read past the end is an error that names the structure.
 
 use crate::error::{Error, Result};
 
@@ -13,7 +12,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads `bytes`, which are a `structure` (its name in errors).
+    /// Reads `bytes`. `structure` is their name in errors.
     pub(crate) fn new(structure: &'static str, bytes: &'a [u8]) -> Self {
         Self { structure, rest: bytes }
     }
@@ -36,7 +35,7 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// Bytes that are left.
+    /// Number of bytes not read yet.
     pub(crate) fn remaining(&self) -> usize {
         self.rest.len()
     }
@@ -63,12 +62,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// `number` as an index; one that no memory could hold becomes the largest, which no slice has.
+/// Converts `number` to an index. If it does not fit, the result is larger than any slice.
 pub(crate) fn index(number: impl TryInto<usize>) -> usize {
     number.try_into().unwrap_or(usize::MAX)
 }
 
-/// The length of something in memory as the formats count, in 64 bits.
+/// Converts a length in memory to the 64 bits that the formats use.
 pub(crate) fn length(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }

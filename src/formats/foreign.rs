@@ -1,8 +1,7 @@
-//! Files that are no archive archfs reads: what they seem to be, and what to do with them.
+//! Files that archfs cannot read: what they seem to be, and a hint what to do.
 //!
-//! Owns the marks that such files begin with, of what people keep datasets in or get in place of
-//! one, and the words for each. Leaves telling formats that are read to those. Invariant: a file
-//! without a mark is called neither a squashfs image nor a tar, not guessed at.
+//! Known files are recognised by magic bytes. Invariant: archfs does not guess; a file without
+//! known magic bytes is called neither a squashfs image nor a tar.
 
 use super::bytes::index;
 use crate::error::{Error, Kind};
@@ -14,11 +13,11 @@ const LIBRARY: &str =
 const ANSWER: &str = "a server has sent this in place of the archive: download it anew";
 const OFFSET: &str = "if it starts further into the file, say where with --offset";
 
-/// Where a mark stands, the mark, what the file is then, and what to do about it.
-type Mark = (u64, &'static [u8], &'static str, &'static str);
+/// Offset of the magic bytes, the magic bytes, what the file is, a hint.
+type Magic = (u64, &'static [u8], &'static str, &'static str);
 
-/// As the texts on those formats have them, and file(1).
-const MARKS: [Mark; 24] = [
+/// From the specifications of the formats, and from file(1).
+const MAGICS: [Magic; 24] = [
     (0, b"PK\x03\x04", "a zip archive", PACK),
     (0, b"PK\x05\x06", "a zip archive", PACK),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", PACK),
@@ -55,23 +54,25 @@ const MARKS: [Mark; 24] = [
     (0, b"<?xml", "an XML text", ANSWER),
 ];
 
-/// What to say of a file that begins with `head`, `offset` bytes into it.
+/// The error for a file that starts with `head` at `offset`.
 pub(super) fn unknown(name: &str, head: &[u8], offset: u64) -> Error {
     let (what, hint) = match head {
         [] if offset == 0 => ("is empty", "was it copied whole?"),
         [] => ("has nothing at that offset", "check --offset"),
-        _ => marked(head).unwrap_or(("neither a squashfs image nor a tar", OFFSET)),
+        _ => find_magic(head).unwrap_or(("neither a squashfs image nor a tar", OFFSET)),
     };
     Error::new(Kind::UnknownFormat, format!("{name}: {what}")).with_hint(hint)
 }
 
-fn marked(head: &[u8]) -> Option<(&'static str, &'static str)> {
-    let stands = |at: u64, mark| head.get(index(at)..).is_some_and(|head| head.starts_with(mark));
-    // Texts may have a byte order mark and blanks before it.
+fn find_magic(head: &[u8]) -> Option<(&'static str, &'static str)> {
+    let matches_at =
+        |offset: u64, magic| head.get(index(offset)..).is_some_and(|head| head.starts_with(magic));
+    // A text may start with a byte order mark and blanks.
     let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
-    let begins = |mark: &[u8]| mark.starts_with(b"<") && text.starts_with(mark);
-    let mut marks = MARKS.into_iter();
-    let found = marks.find(|&(at, mark, ..)| stands(at, mark) || begins(mark));
+    let matches_text = |magic: &[u8]| magic.starts_with(b"<") && text.starts_with(magic);
+    let mut magics = MAGICS.into_iter();
+    let found =
+        magics.find(|&(offset, magic, ..)| matches_at(offset, magic) || matches_text(magic));
     found.map(|(.., what, hint)| (what, hint))
 }
 
@@ -80,20 +81,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_what_it_knows_and_does_not_guess_at_the_rest() {
-        let said = |head: &[u8]| unknown("f", head, 0).to_string();
-        assert_eq!(said(b""), "f: is empty");
-        assert_eq!(said(b"7z\xbc\xaf\x27\x1c\0\x04"), "f: a 7z archive");
-        assert_eq!(said(b"7z\xbc\xaf"), "f: neither a squashfs image nor a tar");
-        assert_eq!(said(b"\n\r\n  <!DOCTYPE html>"), "f: a web page");
-        assert_eq!(said(b"\xef\xbb\xbf<html>"), "f: a web page");
-        assert_eq!(said(b"  PK\x03\x04"), "f: neither a squashfs image nor a tar");
+    fn names_known_formats_and_does_not_guess_others() {
+        let message = |head: &[u8]| unknown("f", head, 0).to_string();
+        assert_eq!(message(b""), "f: is empty");
+        assert_eq!(message(b"7z\xbc\xaf\x27\x1c\0\x04"), "f: a 7z archive");
+        assert_eq!(message(b"7z\xbc\xaf"), "f: neither a squashfs image nor a tar");
+        assert_eq!(message(b"\n\r\n  <!DOCTYPE html>"), "f: a web page");
+        assert_eq!(message(b"\xef\xbb\xbf<html>"), "f: a web page");
+        assert_eq!(message(b"  PK\x03\x04"), "f: neither a squashfs image nor a tar");
         let mut lmdb = [0; 64];
         lmdb[16..20].copy_from_slice(b"\xde\xc0\xef\xbe");
-        assert_eq!(said(&lmdb), "f: an LMDB database");
-        for (at, mark, what, hint) in MARKS {
-            let mut head = vec![0; index(at)];
-            head.extend(mark);
+        assert_eq!(message(&lmdb), "f: an LMDB database");
+        for (offset, magic, what, hint) in MAGICS {
+            let mut head = vec![0; index(offset)];
+            head.extend(magic);
             let error = unknown("f", &head, 0);
             assert_eq!((error.to_string(), error.hint()), (format!("f: {what}"), Some(hint)));
             assert_eq!(error.kind(), Kind::UnknownFormat);

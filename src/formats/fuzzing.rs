@@ -1,10 +1,9 @@
-//! The doors for fuzzing: one function for each parser that meets bytes of an archive first.
+//! Fuzz targets: one function for each parser that gets untrusted bytes first.
 //!
-//! Owns the list of them and the walk through a whole tree; leaves each door to the folder of the
-//! parser it leads to, and running them to `fuzz/`. Is not part of the program: only tests and
-//! fuzzing builds have it.
-//! Invariant: a door takes any bytes, panics where an invariant of its parser is broken, and does
-//! work that is bounded by the length of the bytes.
+//! Not part of the program: only tests and fuzzing builds have it. `fuzz/` runs the targets.
+//!
+//! Invariant: a target accepts any bytes and panics if its parser breaks an invariant. Its work is
+//! bounded by the number of bytes.
 
 use std::ops::ControlFlow;
 
@@ -15,10 +14,10 @@ pub use super::compressed::fuzzing::{compressed, seek_points};
 pub use super::squashfs::fuzzing::{directory, inode, metadata, squashfs, superblock, tables};
 pub use super::tar::fuzzing::{pax, saved_index, sparse_map, tar, tar_header};
 
-/// A door.
+/// A fuzz target.
 pub type Door = fn(&[u8]);
 
-/// All doors by the names of the fuzz targets and of their folders in `fuzz/corpus`.
+/// All targets, by name. The directories in `fuzz/corpus` have the same names.
 pub const DOORS: [(&str, Door); 13] = [
     ("superblock", superblock),
     ("inode", inode),
@@ -35,33 +34,33 @@ pub const DOORS: [(&str, Door); 13] = [
     ("tar", tar),
 ];
 
-/// Files that a walk looks at, and entries of one folder that it looks up.
+/// Most files visited by a walk, and most entries looked up in one directory.
 const FILES: usize = 100;
 const ENTRIES: usize = 64;
 
-/// Bytes that one read of a walk asks for.
+/// Length of one read, bytes.
 const READ: u32 = 20_000;
 
-/// Whether a folder answers the same whichever way it is asked.
+/// Whether listing a directory and looking up its names must agree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Folders {
     Consistent,
-    /// The index of a large SquashFS directory may send a search elsewhere than a listing goes.
+    /// The index of a large SquashFS directory may lead a lookup elsewhere than a listing.
     MayLie,
 }
 
-/// What is left of `reader`.
+/// The bytes of `reader` that were not read yet.
 pub(super) fn rest<'b>(reader: &mut Reader<'b>) -> &'b [u8] {
     reader.bytes(reader.remaining()).unwrap_or_default()
 }
 
-/// Asks `tree` for everything that it shows, up to `FILES` files.
+/// Calls every method of `tree`, for up to `FILES` files.
 pub(super) fn walk(tree: &dyn Tree, folders: Folders) {
     let totals = tree.totals();
     assert!(totals.block_size > 0);
-    let mut due = vec![Ino::ROOT];
+    let mut pending = vec![Ino::ROOT];
     let mut seen = 0;
-    while let Some(ino) = due.pop() {
+    while let Some(ino) = pending.pop() {
         seen += 1;
         if seen > FILES {
             break;
@@ -72,8 +71,8 @@ pub(super) fn walk(tree: &dyn Tree, folders: Folders) {
         assert!(attr.modified.nanoseconds < 1_000_000_000);
         assert!(attr.size <= i64::MAX.unsigned_abs(), "{} bytes", attr.size);
         match attr.kind {
-            FileKind::Directory => due.extend(folder(tree, ino, folders)),
-            FileKind::Regular => file(tree, ino, attr.size),
+            FileKind::Directory => pending.extend(check_directory(tree, ino, folders)),
+            FileKind::Regular => check_file(tree, ino, attr.size),
             FileKind::Symlink => {
                 if let Ok(target) = tree.read_link(ino) {
                     assert_eq!(length(target.len()), attr.size);
@@ -97,15 +96,16 @@ struct Listed {
     next: Cookie,
 }
 
-/// Lists a folder, from its start and from the middle, and looks each name up; returns the inodes.
-fn folder(tree: &dyn Tree, ino: Ino, folders: Folders) -> Vec<Ino> {
+/// Lists a directory from its start and from the middle, and looks up each name. Returns the
+/// inodes.
+fn check_directory(tree: &dyn Tree, ino: Ino, folders: Folders) -> Vec<Ino> {
     let (all, outcome) = listing(tree, ino, Cookie::START);
     assert!(all.iter().zip(all.iter().skip(1)).all(|(a, b)| a.name < b.name), "out of order");
     let consistent = folders == Folders::Consistent && outcome;
     if let Some(middle) = all.get(all.len() / 2) {
-        let (behind, _) = listing(tree, ino, middle.next);
+        let (after, _) = listing(tree, ino, middle.next);
         let expected = &all[all.len() / 2 + 1..];
-        assert!(!consistent || all.len() == ENTRIES || behind == expected, "another listing");
+        assert!(!consistent || all.len() == ENTRIES || after == expected, "another listing");
     }
     for entry in &all {
         let name = Name::parse(&entry.name).expect("a listing shows names");
@@ -118,7 +118,7 @@ fn folder(tree: &dyn Tree, ino: Ino, folders: Folders) -> Vec<Ino> {
     all.into_iter().map(|entry| entry.ino).collect()
 }
 
-/// The first entries behind `cookie`, and whether nothing was wrong with them.
+/// The first entries after `cookie`, and whether the listing had no error.
 fn listing(tree: &dyn Tree, ino: Ino, cookie: Cookie) -> (Vec<Listed>, bool) {
     let mut listed = Vec::new();
     let outcome = tree.read_dir(ino, cookie, &mut |entry| {
@@ -129,20 +129,20 @@ fn listing(tree: &dyn Tree, ino: Ino, cookie: Cookie) -> (Vec<Listed>, bool) {
     (listed, outcome.is_ok())
 }
 
-/// Reads the start, the end and a part of both of a file, and looks for its holes.
-fn file(tree: &dyn Tree, ino: Ino, size: u64) {
+/// Reads the start, the end and overlapping parts of a file, and seeks its holes.
+fn check_file(tree: &dyn Tree, ino: Ino, size: u64) {
     let mut scratch = Scratch::default();
     let mut read = |offset: u64| {
-        let answer = tree.read(ino, offset, READ, &mut scratch);
-        let answer = answer.as_ref().map(ReadBytes::as_slice).map(<[u8]>::to_vec).ok()?;
+        let bytes = tree.read(ino, offset, READ, &mut scratch);
+        let bytes = bytes.as_ref().map(ReadBytes::as_slice).map(<[u8]>::to_vec).ok()?;
         let expected = size.saturating_sub(offset).min(u64::from(READ));
-        assert_eq!(length(answer.len()), expected, "at {offset} of {size}");
-        Some(answer)
+        assert_eq!(length(bytes.len()), expected, "at {offset} of {size}");
+        Some(bytes)
     };
     let half = u64::from(READ) / 2;
     if let (Some(first), Some(second)) = (read(0), read(half)) {
-        let both = &first[first.len().min(half as usize)..];
-        assert!(second.starts_with(both), "the same bytes twice");
+        let overlap = &first[first.len().min(half as usize)..];
+        assert!(second.starts_with(overlap), "the same bytes twice");
     }
     read(size.saturating_sub(half));
     read(size);
@@ -173,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    /// The inputs kept for the target `name`.
+    /// The inputs in the corpus of the target `name`.
     fn corpus(name: &str) -> Vec<(String, Vec<u8>)> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
         let files = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{folder:?}: {e}"));
@@ -185,24 +185,24 @@ mod tests {
     }
 
     #[test]
-    fn every_door_takes_every_input_that_fuzzing_kept() {
-        for (name, door) in DOORS {
+    fn every_target_accepts_every_input_of_its_corpus() {
+        for (name, target) in DOORS {
             let inputs = corpus(name);
             assert!(inputs.len() >= 3, "{name}: {} inputs", inputs.len());
             for (path, input) in inputs {
-                let outcome = std::panic::catch_unwind(|| door(&input));
+                let outcome = std::panic::catch_unwind(|| target(&input));
                 assert!(outcome.is_ok(), "{path}");
             }
         }
     }
 
     #[test]
-    fn every_door_takes_nothing_and_noise() {
-        for (_, door) in DOORS {
-            door(&[]);
+    fn every_target_accepts_empty_input_and_noise() {
+        for (_, target) in DOORS {
+            target(&[]);
             for len in [1, 7, 96, 512, 2000] {
-                door(&vec![0; len]);
-                door(&vec![0xff; len]);
+                target(&vec![0; len]);
+                target(&vec![0xff; len]);
             }
         }
     }

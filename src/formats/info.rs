@@ -1,10 +1,7 @@
-//! What is in an archive, and what reading it costs: told by its tables alone, no data is read.
+//! What is in an archive and what reading it costs, from its tables alone. No data is read.
 //!
-//! Owns the words for that, which no format has for itself, and opening for it. Leaves finding the
-//! numbers to each format.
-//! Invariants: a file counts once, however many names it has, except where names are counted; an
-//! archive whose tables can not be read to their end has no numbers at all, for half of them would
-//! be wrong ones.
+//! Invariants: a file counts once even if it has several names, except where names are counted. An
+//! archive with damaged tables has no numbers at all, because partial ones would be wrong.
 
 use std::path::PathBuf;
 use std::slice;
@@ -27,45 +24,45 @@ pub(super) use cost::Costs;
 /// What is in an archive.
 #[derive(Clone, Debug)]
 pub struct Info {
-    /// Its folder in the archive that it lies in; empty for the outermost.
+    /// Directory that shows it in the outer archive; empty for the outermost.
     pub path: Vec<u8>,
-    /// Bytes of the archive as it is stored, with padding.
+    /// Size of the archive in the file system or outer archive, bytes, with padding.
     pub bytes: u64,
-    /// What has a name in it.
+    /// Number of names of each kind.
     pub kinds: Kinds,
-    /// The regular files by their size.
+    /// The regular files by size.
     pub sizes: Sizes,
-    /// What reading one of them decodes.
+    /// What reading one of the files decodes.
     pub cost: Cost,
-    /// What the same files would cost if they were packed for it.
+    /// The estimated cost of the same files in an image made by `archfs pack`.
     pub packed: ImageEstimate,
-    /// What only its format has.
+    /// What is specific to its format.
     pub layout: Layout,
-    /// The archives in it that are shown as folders.
+    /// The archives in it that are shown as directories.
     pub within: Vec<Info>,
 }
 
-/// How many names of each kind there are.
+/// Number of names of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
     /// Regular files.
     pub files: u64,
-    /// Folders, the root among them.
+    /// Directories, including the root.
     pub folders: u64,
     /// Symbolic links.
     pub links: u64,
-    /// Devices, of both kinds.
+    /// Block and character devices.
     pub devices: u64,
     /// Named pipes.
     pub fifos: u64,
     /// Sockets.
     pub sockets: u64,
-    /// Names among these that are not the first of what they stand for.
+    /// Names among these that are not the first of their file.
     pub hard_links: u64,
 }
 
 impl Kinds {
-    /// Adds something of that kind with `names` names.
+    /// Adds a file of kind `kind` with `names` names.
     pub(super) fn add(&mut self, kind: FileKind, names: u64) {
         let count = match kind {
             FileKind::Regular => &mut self.files,
@@ -79,106 +76,106 @@ impl Kinds {
         self.hard_links = self.hard_links.saturating_add(names.saturating_sub(1));
     }
 
-    /// Adds another name of something of that kind.
+    /// Adds another name of a file of kind `kind`.
     pub(super) fn add_name(&mut self, kind: FileKind) {
         self.add(kind, 1);
         self.hard_links = self.hard_links.saturating_add(1);
     }
 }
 
-/// What the formats have of their own.
+/// What is specific to a format.
 #[derive(Clone, Debug)]
 pub enum Layout {
     /// A SquashFS image.
     Image(Image),
-    /// A tar, stored or compressed.
+    /// A tar, compressed or not.
     Tar(TarLayout),
 }
 
-/// How an image is laid down.
+/// The layout of an image.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// Its compressor.
+    /// Name of its compressor.
     pub compressor: &'static str,
-    /// The options of that, if they are stored, as `mksquashfs` would be given them.
+    /// The options of the compressor as arguments of `mksquashfs`, if they are stored.
     pub options: Option<String>,
-    /// Bytes of a block.
+    /// Size of a block, bytes.
     pub block_size: u32,
-    /// Bytes of the image, without padding.
+    /// Size of the image, bytes, without padding.
     pub bytes: u64,
-    /// Bytes of it that are no contents of files.
+    /// Bytes of it that are not file data.
     pub tables: u64,
-    /// How the bytes of the files are stored.
+    /// How the data of the files is stored.
     pub shares: Shares,
-    /// The blocks that files share.
+    /// The blocks that hold tails of several files.
     pub fragments: Fragments,
-    /// Sets of extended attributes; `None` where there is no table of them.
+    /// Number of sets of extended attributes; `None` if there is no table of them.
     pub xattrs: Option<u32>,
-    /// Whether it has a table for NFS.
+    /// Whether it has an export table, for NFS.
     pub is_exportable: bool,
-    /// Users and groups that own files in it.
+    /// Number of users and groups that own files in it.
     pub owners: u16,
 }
 
-/// How the bytes of files are stored: the first three are all of them.
+/// How the data of files is stored. The first three sum up to all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// Bytes in blocks that are stored as they are.
+    /// Bytes in uncompressed blocks.
     pub plain: u64,
-    /// Bytes in compressed blocks, decoded.
+    /// Bytes in compressed blocks, decompressed.
     pub compressed: u64,
     /// Bytes in blocks of zeros that are not stored.
     pub holes: u64,
-    /// Bytes among these that are those of another file, too, and stored only once.
+    /// Bytes among these that are also part of another file and are stored only once.
     pub shared: u64,
 }
 
-/// The blocks in which ends of files lie together.
+/// Fragment blocks, which hold the tails of several files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fragments {
-    /// How many there are.
+    /// Number of fragment blocks.
     pub blocks: u32,
-    /// Those that files use.
+    /// Number of them that files use.
     pub used: u64,
-    /// Those of them that are compressed.
+    /// Number of those that are compressed.
     pub compressed: u64,
-    /// Bytes that files have in them, decoded.
+    /// Bytes of files in them, decompressed.
     pub bytes: u64,
-    /// Files that have an end in one.
+    /// Number of files with a tail in one.
     pub files: u64,
 }
 
-/// How a tar is stored.
+/// The layout of a tar.
 #[derive(Clone, Debug)]
 pub struct TarLayout {
-    /// Bytes of the tar, decoded.
+    /// Size of the tar, bytes, decompressed.
     pub bytes: u64,
-    /// How it is compressed.
+    /// Its compression. None if it is not compressed.
     pub compressed: Option<Compressed>,
-    /// Bytes of sparse files that are not stored.
+    /// Bytes of holes in sparse files, which are not stored.
     pub holes: u64,
     /// Whether a file in it has extended attributes.
     pub has_xattrs: bool,
-    /// Whether an index is saved, so that opening it again does not read all of its headers.
+    /// Whether an index is saved. Without one, opening reads all headers.
     pub is_indexed: bool,
 }
 
-/// How a tar is compressed.
+/// The compression of a tar.
 #[derive(Clone, Copy, Debug)]
 pub struct Compressed {
-    /// The container.
+    /// Name of the compression format.
     pub container: &'static str,
-    /// Parts that can be decoded alone; `None` where there is none, and all must be decoded to a
-    /// temporary file when it is opened.
+    /// Number of chunks. `None` if there is none, and opening decodes the whole file to a temporary
+    /// file.
     pub chunks: Option<usize>,
-    /// The largest of them, decoded bytes.
+    /// Size of the largest chunk, decoded bytes.
     pub largest: u64,
 }
 
-/// What is in the archive at `path`.
+/// Describes the archive at `path`.
 ///
 /// # Errors
-/// As `super::open`; `Corrupt` where its tables can not be read to their end.
+/// As `super::open`; `Corrupt` if the tables are damaged.
 pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Result<Info> {
     let files = storage::open_files(slice::from_ref(path), Changes::default())?;
     progress.begin("reading headers");

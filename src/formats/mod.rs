@@ -1,9 +1,7 @@
-//! The archive formats: finding out which one a file is, and opening it as a tree.
+//! The archive formats: recognises the format of a file, and opens one or more archives as a tree.
 //!
-//! Owns what can be asked of archives, and several of them as one tree; leaves one archive to
-//! `opening`, each format to its folder.
-//! Invariants: nothing above this layer names a format; no byte of an archive can make code here
-//! panic (the lints see to it), and every number it controls has a cap in `limits`.
+//! Invariants: nothing above this layer names a format. No archive can make code here panic (the
+//! lints below check that). Every number that an archive controls has a limit in `limits`.
 #![cfg_attr(
     not(any(test, fuzzing)),
     deny(
@@ -55,33 +53,34 @@ pub use verify::verify;
 /// How to open archives.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// Where in the file the archive starts, bytes.
+    /// Offset of the archive in the file, bytes.
     pub offset: u64,
-    /// Memory for decoded blocks, bytes, for all archives together.
+    /// Memory for decoded blocks of all archives together, bytes.
     pub cache_bytes: u64,
-    /// Makes those caches smaller and larger while they serve.
+    /// Resizes the caches while the file system is mounted.
     pub budget: Budget,
-    /// Whether archives stored in an archive are shown as folders.
+    /// Whether archives in an archive are shown as directories.
     pub recursive: bool,
-    /// Where the saved index of a tar is, instead of the usual places.
+    /// Path of the saved index of a tar, instead of the usual ones.
     pub index: Option<PathBuf>,
     /// How the ACLs of tars are used.
     pub acls: Acls,
     /// When a new index is saved.
     pub saving: Saving,
-    /// Where reads from the archives, and what their caches do, are counted.
+    /// Counts reads from the archives and what the caches do.
     pub stats: Arc<Stats>,
 }
 
-/// Archives opened at once, each by a thread: on a parallel file system most of it is waiting.
+/// Number of archives opened at once, one thread each. On a parallel file system, opening is mostly
+/// waiting.
 const OPENED_AT_ONCE: usize = 8;
 
-/// Opens the archives at `paths` as one tree; of two files with one path the later archive's is
-/// shown.
+/// Opens the archives at `paths` as one tree. If two archives have a file with the same path, the
+/// later archive's file is shown.
 ///
 /// # Errors
-/// `NotFound`, `IsADirectory` or `Io` where one can not be read; `UnknownFormat`, `Unsupported` or
-/// `Corrupt` where it can.
+/// `NotFound`, `IsADirectory` or `Io` if an archive cannot be read; `UnknownFormat`, `Unsupported`
+/// or `Corrupt` if its contents are wrong.
 pub fn open(
     paths: &[PathBuf],
     options: &OpenOptions,
@@ -90,7 +89,7 @@ pub fn open(
     open_files(&storage::open_files(paths, Changes::default())?, options, progress)
 }
 
-/// The same for files that are open.
+/// The same for open files.
 ///
 /// # Errors
 /// As `open`.
@@ -100,15 +99,15 @@ pub fn open_files(
     progress: &Progress,
 ) -> Result<Arc<dyn Tree>> {
     let (tree, findings) = open_partly(files, options, progress)?;
-    // Nobody else has them any more: an archive within that can not be opened is missing.
+    // Without a caller that takes findings, an inner archive that cannot be opened is an error.
     match findings.into_iter().next() {
         Some(finding) => Err(Error::corrupt(finding.what)),
         None => Ok(tree),
     }
 }
 
-/// The same where archives within that can not be opened are no error: what there is to tell of
-/// them, if `options.saving` has it kept rather than warned of.
+/// The same, but inner archives that cannot be opened are no error. They are returned as findings,
+/// or logged, depending on `options.saving`.
 ///
 /// # Errors
 /// As `open`.

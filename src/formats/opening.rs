@@ -1,15 +1,15 @@
-//! From one archive to its trees: which format it is, and the archives within it.
+//! Opens one archive: detects its format, divides the memory, and opens the archives inside it.
 //!
-//! Owns the choice of format, the memory that each archive gets, and where archives within an
-//! archive are shown. Leaves finding those to each format: a tar knows its own from the scan.
-//! A `Part` keeps the format beside the tree, for who asks what a tree does not tell.
-//! Invariant: an archive within that can not be read costs a warning, never the mount.
+//! A `Part` keeps the format beside the tree, for callers that need more than a tree provides.
+//!
+//! Invariant: an inner archive that cannot be read causes a warning; the outer one is mounted
+//! anyway.
 
 use std::ops::RangeInclusive;
 
 use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
-use super::inside::{self, Inside};
+use super::inside::{self, NestedFile};
 use super::limits::{GIANT_CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
 use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Allowance, Bytes, CompressedTar, SavedIndex, Tar, TarOptions};
@@ -24,29 +24,31 @@ use crate::vfs::{Finding, Layer, Location, Tree, View};
 #[cfg(test)]
 mod faults;
 
-/// How the memory for decoded blocks is shared out.
+/// How the memory for decoded blocks is divided.
 pub(super) struct Memory {
-    /// Chunks of compressed tars, of all of them: which one is read next nobody knows.
+    /// Chunks of all compressed tars. They share one cache, because any of them may be read next.
     chunks: Arc<ChunkCache>,
     chunk_bytes: u64,
-    /// What each archive gets for the blocks of its images, bytes.
+    /// Memory of each archive for the blocks of its images, bytes.
     pub(super) image_bytes: u64,
-    /// Archives within archives that were opened.
+    /// Number of inner archives opened.
     inner: AtomicU64,
-    /// Archives within archives that could not be opened. Guards only that; taken alone.
+    /// Inner archives that could not be opened. The lock is never held together with another.
     findings: Mutex<Vec<Finding>>,
     shared: Shared,
-    /// What all indexes of tars may keep of their files.
+    /// Memory that all tar indexes may keep of their files.
     indexes: Arc<Allowance>,
 }
 
-/// Memory for blocks of indexes, bytes: a part of what decoded blocks may take. Blocks beyond it
-/// are read again, mostly from the page cache, which daemons on a node share.
+/// Memory for blocks of index files: this fraction of the memory for decoded blocks, within these
+/// bounds, bytes. Other blocks are read again, mostly from the page cache, which all daemons on a
+/// node share.
 const INDEX_SHARE: u64 = 8;
 const INDEX_BYTES: RangeInclusive<u64> = (1 << 20)..=(64 << 20);
 
 impl Memory {
-    /// One archive has all of it. Several may be of both kinds, and so may those in an archive.
+    /// One archive gets all the memory. Several archives may be of both kinds, and so may inner
+    /// archives.
     pub(super) fn new(archives: usize, options: &OpenOptions) -> Self {
         let kinds = if archives > 1 || options.recursive { 2 } else { 1 };
         let chunk_bytes = options.cache_bytes.checked_div(kinds).unwrap_or(0);
@@ -77,25 +79,25 @@ impl Memory {
         }
     }
 
-    /// What there is to tell of archives within that could not be opened.
+    /// The findings about inner archives that could not be opened.
     pub(super) fn into_findings(self) -> Vec<Finding> {
         self.findings.into_inner()
     }
 }
 
-/// An archive that was opened: its tree, and what that is made of.
+/// An open archive: its tree and its format.
 pub(super) struct Part {
     pub(super) layer: Layer,
     pub(super) format: Format,
 }
 
-/// The formats there are.
+/// The supported formats.
 pub(super) enum Format {
     Image(Arc<SquashFs>),
     Tar(Arc<Tar>),
 }
 
-/// One archive on its way to be opened.
+/// The parameters for opening one archive.
 #[derive(Clone, Copy)]
 pub(super) struct Opening<'o> {
     pub(super) options: &'o OpenOptions,
@@ -103,12 +105,12 @@ pub(super) struct Opening<'o> {
     pub(super) progress: &'o Progress,
     /// Its number among all archives.
     pub(super) number: u32,
-    /// What is left for the blocks of its images, bytes.
+    /// Memory left for the blocks of its images, bytes.
     pub(super) image_bytes: u64,
 }
 
 impl Opening<'_> {
-    /// Opens the archive in `file`: its tree first, behind it those of archives within.
+    /// Opens the archive in `file`. Returns its tree first, then those of inner archives.
     ///
     /// # Errors
     /// As `super::open`.
@@ -129,16 +131,16 @@ impl Opening<'_> {
             let window = Window::new(storage, offset).map_err(|error| error.within(&name))?;
             storage = Arc::new(window);
         }
-        // A part of a file has no modification time of its own, and no name to keep an index under.
+        // A window of a file has no modification time and no name to store an index under.
         let place = self.options.index.as_deref();
-        let wanted = offset == 0 && saving != Saving::Never;
-        let saved = wanted.then_some(SavedIndex { file, place, saving });
+        let use_index = offset == 0 && saving != Saving::Never;
+        let saved = use_index.then_some(SavedIndex { file, place, saving });
         self.progress.expect(storage.len());
-        self.storage(&name, storage, saved, 0)
+        self.open_storage(&name, storage, saved, 0)
     }
 
-    /// Opens the archive in `storage`, which lies within `depth` others.
-    fn storage(
+    /// Opens the archive in `storage`, at nesting level `depth`.
+    fn open_storage(
         &self,
         name: &str,
         storage: Arc<dyn Storage>,
@@ -150,9 +152,10 @@ impl Opening<'_> {
         let head = head.get_mut(..len).unwrap_or_default();
         storage.read_exact_at(head, 0)?;
         if SquashFs::recognises(head) {
-            return self.image(name, storage, depth);
+            return self.open_image(name, storage, depth);
         }
-        // Chunks are known by the number of the file, so only that itself may be compressed.
+        // The cache identifies chunks by the number of the file, so an inner archive cannot be
+        // compressed.
         let bytes = match Container::recognise(head).filter(|_| depth == 0) {
             Some(container) => {
                 let cache = Arc::clone(&self.memory.chunks);
@@ -167,13 +170,13 @@ impl Opening<'_> {
         let indexes = &self.memory.indexes;
         let options = TarOptions { recursive, saved, progress, verified, memory, acls, indexes };
         let tar = Tar::open(name, bytes, &options)?;
-        let opening = self.sharing(tar.nested_images().len());
+        let opening = self.with_share(tar.nested_images().len());
         let mut parts = Vec::new();
         for nested_image in tar.nested_images() {
             let window =
                 Window::new(Arc::clone(tar.storage()), nested_image.at)?.cut(nested_image.len)?;
-            // The folder is there, and stays empty if this can not be opened.
-            opening.within(name, &nested_image.path, Arc::new(window), depth, &mut parts);
+            // The directory exists in the tar. It stays empty if the image cannot be opened.
+            opening.open_inner(name, &nested_image.path, Arc::new(window), depth, &mut parts);
         }
         let tar = Arc::new(tar);
         let tree: Arc<dyn Tree> = Arc::<Tar>::clone(&tar);
@@ -181,14 +184,14 @@ impl Opening<'_> {
         Ok(parts)
     }
 
-    /// Opens an image and, where asked for, the archives in it.
-    fn image(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Part>> {
+    /// Opens an image, and the archives in it if `options.recursive` is set.
+    fn open_image(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Part>> {
         if self.options.saving == Saving::Demanded && depth == 0 {
             let context = format!("{name}: an image, which needs no index");
             return Err(Error::new(Kind::InvalidInput, context));
         }
-        // Images in it get half of its memory.
-        let own = if self.options.recursive { self.sharing(2) } else { *self };
+        // Inner archives get half of the image's memory.
+        let own = if self.options.recursive { self.with_share(2) } else { *self };
         let image = SquashFs::open(name, storage, own.image_bytes, &self.memory.shared)?;
         image.report_to(&self.options.stats);
         image.draw_on(&self.options.budget);
@@ -197,10 +200,10 @@ impl Opening<'_> {
         if self.options.recursive && depth < NESTING_MAX {
             let mut shown = Vec::new();
             let found = inside::find(tree.as_ref());
-            let opening = own.sharing(found.len());
+            let opening = own.with_share(found.len());
             for inner in found {
-                let storage = Arc::new(Inside::new(Arc::clone(&tree), inner.ino, inner.size));
-                if opening.within(name, &inner.folder, storage, depth, &mut parts) {
+                let storage = Arc::new(NestedFile::new(Arc::clone(&tree), inner.ino, inner.size));
+                if opening.open_inner(name, &inner.directory, storage, depth, &mut parts) {
                     shown.push(inner.ino);
                 }
             }
@@ -211,43 +214,43 @@ impl Opening<'_> {
         Ok(parts)
     }
 
-    /// The same with its part of the memory, where `count` archives share it.
-    fn sharing(&self, count: usize) -> Self {
+    /// The same with 1/`count` of the memory.
+    fn with_share(&self, count: usize) -> Self {
         let parts = length(count.max(1));
         Self { image_bytes: self.image_bytes.checked_div(parts).unwrap_or(0), ..*self }
     }
 
-    /// Adds the trees of an archive within another, to be shown in `folder`; tells whether it
-    /// could.
-    fn within(
+    /// Opens an inner archive and adds its trees to `parts`, to be shown in `directory`. Returns
+    /// whether it could be opened.
+    fn open_inner(
         &self,
         name: &str,
-        folder: &[u8],
+        directory: &[u8],
         storage: Arc<dyn Storage>,
         depth: u32,
         parts: &mut Vec<Part>,
     ) -> bool {
         let limit = length(INNER_IMAGES_MAX);
         if self.memory.inner.fetch_add(1, Ordering::Relaxed) >= limit {
-            self.tell(Finding::note(format!(
+            self.report(Finding::note(format!(
                 "more than {limit} archives within archives: the others are not opened"
             )));
             return false;
         }
-        let name = format!("{name}: {}", folder.escape_ascii());
-        match self.storage(&name, storage, None, depth.saturating_add(1)) {
+        let name = format!("{name}: {}", directory.escape_ascii());
+        match self.open_storage(&name, storage, None, depth.saturating_add(1)) {
             Ok(opened) => {
                 parts.extend(opened.into_iter().map(|Part { layer, format }| {
-                    let names = [folder, &layer.path];
+                    let names = [directory, &layer.path];
                     let names: Vec<_> = names.into_iter().filter(|name| !name.is_empty()).collect();
                     Part { layer: Layer { path: names.join(&b'/'), ..layer }, format }
                 }));
                 true
             }
             Err(error) => {
-                let mut finding = Finding::met(Location::Path(folder.to_vec()), &error);
+                let mut finding = Finding::met(Location::Path(directory.to_vec()), &error);
                 finding.what.push_str("; what is in it is not shown");
-                self.tell(finding);
+                self.report(finding);
                 false
             }
         }
@@ -255,11 +258,11 @@ impl Opening<'_> {
 }
 
 impl Opening<'_> {
-    /// Tells of a finding, or keeps it for who verifies.
-    fn tell(&self, finding: Finding) {
+    /// Logs a finding, or keeps it for the caller, depending on `options.saving`.
+    fn report(&self, finding: Finding) {
         match self.options.saving {
             Saving::Compared | Saving::Never => self.memory.findings.lock().push(finding),
-            // Also where only what went wrong is to be said.
+            // An error, because it is printed at every verbosity.
             _ => log::error!("{}", finding.what),
         }
     }

@@ -1,8 +1,8 @@
-//! Is an archive sound? Everything of it read, and its tables compared.
+//! Checks an archive: reads all data and compares the tables.
 //!
-//! Owns opening for that: headers are read anew, and archives within are told of under their paths.
-//! Leaves reading a tree to `vfs`, and what only a format knows to its `Tree::audit`.
-//! Invariant: nothing is saved, and no saved index is believed.
+//! Headers are scanned again, and findings in inner archives are reported under their paths.
+//!
+//! Invariant: no index is saved, and no saved index is trusted.
 
 use std::path::PathBuf;
 use std::slice;
@@ -14,10 +14,10 @@ use crate::progress::Progress;
 use crate::storage::{self, Changes};
 use crate::vfs::{self, Layer, Verified};
 
-/// Reads all of the archive at `path` by `threads` threads. `options.saving` is not heeded.
+/// Reads the whole archive at `path` with `threads` threads. Ignores `options.saving`.
 ///
 /// # Errors
-/// As `super::open`: an archive that can not be opened has nothing that could be read.
+/// As `super::open`: an archive that cannot be opened cannot be read.
 pub fn verify(
     path: &PathBuf,
     options: &OpenOptions,
@@ -37,7 +37,7 @@ pub fn verify(
     let mut all = Verified { findings: memory.into_findings(), ..Verified::default() };
     for (nth, Layer { path, tree }) in layers.into_iter().enumerate() {
         let Verified { mut counts, findings } = vfs::verify(tree.as_ref(), threads, progress);
-        // The folder that shows an archive within is there in the outer one already.
+        // The root of an inner archive is counted as a directory of the outer one.
         counts.folders = counts.folders.saturating_sub(u64::from(nth > 0));
         all.counts.add(counts);
         all.findings.extend(findings.into_iter().map(|finding| finding.below(&path)));

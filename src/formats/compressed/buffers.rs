@@ -1,47 +1,48 @@
-//! Memory for chunks and what they are decoded from, used again and again.
+//! Reuses the memory of freed chunks and of their compressed input.
 //!
-//! Fresh memory costs a page fault for every 4 KiB, so a chunk that is freed leaves its buffer to
-//! the next one. Waiting buffers are a small part of the cache, and do not count in it.
+//! Fresh memory costs a page fault for every 4 KiB; a freed chunk therefore returns its buffer
+//! here. Free buffers are a small fraction of the cache and do not count toward its capacity.
 
 use crate::formats::bytes::index;
 use crate::sync::Mutex;
 
-/// The smallest buffer that is kept, bytes: the heap keeps smaller ones itself.
-const LEAST: usize = 256 << 10;
+/// The smallest buffer that is kept, bytes. The allocator reuses smaller ones well.
+const SIZE_MIN: usize = 256 << 10;
 
-/// Sizes of buffers are multiples of this, bytes, so that chunks of about one size find theirs.
+/// Buffer sizes are rounded up to this, bytes, so that chunks of similar size can share buffers.
 const STEP: usize = 64 << 10;
 
-/// Buffers that are kept: enough for what CPU cores decode at once.
+/// The most free buffers: enough for the chunks that CPU cores decode at once.
 const COUNT_MAX: usize = 16;
 
-/// All of them together, bytes: at most this, and at most a sixteenth of the cache.
+/// The most bytes in all free buffers. They are also limited to 1/16 of the cache.
 const BYTES_MAX: u64 = 8 << 20;
 
-/// Buffers that wait for their next use.
+/// The free buffers.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    /// Guards the buffers, the one used last on top; held for a push, or a look at each.
+    /// Guards the free buffers, most recently used last. Held for a push or a scan.
     free: Mutex<Vec<Vec<u8>>>,
-    /// What they may take together, bytes.
-    most: u64,
+    /// The most bytes they may hold together.
+    bytes_max: u64,
 }
 
 impl Buffers {
-    /// For a cache of `capacity` bytes.
-    pub(super) fn beside(capacity: u64) -> Self {
-        Self { free: Mutex::default(), most: (capacity / 16).min(BYTES_MAX) }
+    /// Buffers for a cache of `capacity` bytes.
+    pub(super) fn for_cache(capacity: u64) -> Self {
+        Self { free: Mutex::default(), bytes_max: (capacity / 16).min(BYTES_MAX) }
     }
 
-    /// A buffer of `len` bytes of unspecified content, which is at most a fourth larger.
+    /// A buffer of `len` bytes of unspecified content. Its capacity is at most 1/4 or `STEP`
+    /// larger.
     pub(super) fn take(&self, len: usize) -> Vec<u8> {
-        let most = len.saturating_add((len / 4).max(STEP));
-        let fits = |buffer: &Vec<u8>| (len..=most).contains(&buffer.capacity());
+        let capacity_max = len.saturating_add((len / 4).max(STEP));
+        let fits = |buffer: &Vec<u8>| (len..=capacity_max).contains(&buffer.capacity());
         let found = {
             let mut free = self.free.lock();
             free.iter().rposition(fits).map(|nth| free.remove(nth))
         };
-        // What is not written takes no memory yet.
+        // The kernel provides zeroed pages only when they are first written.
         let fresh = || vec![0; len.checked_next_multiple_of(STEP).unwrap_or(len)];
         let mut buffer = found.unwrap_or_else(fresh);
         buffer.resize(len, 0);
@@ -49,13 +50,13 @@ impl Buffers {
     }
 
     /// Keeps `buffer` for later, or frees it.
-    pub(super) fn give(&self, buffer: Vec<u8>) {
-        if buffer.capacity() < LEAST {
+    pub(super) fn recycle(&self, buffer: Vec<u8>) {
+        if buffer.capacity() < SIZE_MIN {
             return;
         }
         let mut free = self.free.lock();
-        let waiting: usize = free.iter().map(Vec::capacity).fold(0, usize::saturating_add);
-        let has_room = waiting.saturating_add(buffer.capacity()) <= index(self.most);
+        let free_bytes: usize = free.iter().map(Vec::capacity).fold(0, usize::saturating_add);
+        let has_room = free_bytes.saturating_add(buffer.capacity()) <= index(self.bytes_max);
         if has_room && free.len() < COUNT_MAX {
             free.push(buffer);
             return;
@@ -64,14 +65,14 @@ impl Buffers {
         drop(buffer);
     }
 
-    /// Frees all.
+    /// Frees all buffers.
     pub(super) fn release(&self) {
-        let waiting = std::mem::take(&mut *self.free.lock());
-        drop(waiting);
+        let freed = std::mem::take(&mut *self.free.lock());
+        drop(freed);
     }
 
     #[cfg(test)]
-    fn waiting(&self) -> u64 {
+    fn free_bytes(&self) -> u64 {
         self.free.lock().iter().map(Vec::capacity).sum::<usize>() as u64
     }
 }
@@ -83,30 +84,30 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn a_buffer_is_used_again_for_what_fits_it_well() {
-        let buffers = Buffers::beside(1 << 30);
+    fn reuses_a_buffer_of_similar_size() {
+        let buffers = Buffers::for_cache(1 << 30);
         let buffer = buffers.take(MIB);
-        let place = buffer.as_ptr();
-        buffers.give(buffer);
+        let address = buffer.as_ptr();
+        buffers.recycle(buffer);
         let other = buffers.take(MIB / 2);
-        assert_ne!(other.as_ptr(), place, "twice as large");
-        assert_eq!(buffers.waiting(), 1 << 20);
+        assert_ne!(other.as_ptr(), address, "twice as large");
+        assert_eq!(buffers.free_bytes(), 1 << 20);
         let again = buffers.take(MIB - 1000);
-        assert_eq!((again.as_ptr(), again.len()), (place, MIB - 1000));
-        assert_eq!(buffers.waiting(), 0);
+        assert_eq!((again.as_ptr(), again.len()), (address, MIB - 1000));
+        assert_eq!(buffers.free_bytes(), 0);
     }
 
     #[test]
-    fn what_waits_is_bounded() {
-        let buffers = Buffers::beside(64 << 20);
-        (0..10).for_each(|_| buffers.give(vec![0; MIB]));
-        assert_eq!(buffers.waiting(), 4 << 20, "a sixteenth of the cache");
+    fn limits_the_free_buffers() {
+        let buffers = Buffers::for_cache(64 << 20);
+        (0..10).for_each(|_| buffers.recycle(vec![0; MIB]));
+        assert_eq!(buffers.free_bytes(), 4 << 20, "a sixteenth of the cache");
         buffers.release();
-        assert_eq!(buffers.waiting(), 0);
-        let buffers = Buffers::beside(1 << 30);
-        (0..100).for_each(|_| buffers.give(vec![0; LEAST]));
-        assert_eq!(buffers.waiting(), 4 << 20, "sixteen");
-        buffers.give(vec![0; LEAST - 1]);
-        assert_eq!(buffers.waiting(), 4 << 20);
+        assert_eq!(buffers.free_bytes(), 0);
+        let buffers = Buffers::for_cache(1 << 30);
+        (0..100).for_each(|_| buffers.recycle(vec![0; SIZE_MIN]));
+        assert_eq!(buffers.free_bytes(), 4 << 20, "sixteen");
+        buffers.recycle(vec![0; SIZE_MIN - 1]);
+        assert_eq!(buffers.free_bytes(), 4 << 20);
     }
 }

@@ -1,14 +1,16 @@
-//! Blocks of bzip2 files, which start at any bit and say so only by 48 bits of pi.
+//! Blocks of bzip2 files. A block starts at any bit, marked only by a 48-bit magic number (pi).
 //!
-//! Owns finding those bits, wrapping blocks into streams of their own (as bzip2recover does), and
-//! the checksum of each stream. Data may hold the same bits by chance or by intent.
-//! Invariant: what a scan finds only cuts the file into extents; whether a cut was one is seen from
-//! decoding, so a false one costs a second try and never a byte.
-//! A block that is cut by more than `BZIP2_JOINS_MAX` is given up as damage.
+//! A scan for the magic numbers cuts the file into extents. Each is wrapped into a stream of its
+//! own to decode it, as bzip2recover does. Data may contain the magic numbers by chance or on
+//! purpose.
+//!
+//! Invariant: a false match never changes the decoded bytes. It cuts a block in two, the first part
+//! fails to decode, and the parts are joined and decoded again. A block that is cut more than
+//! `BZIP2_JOINS_MAX` times is reported as damage.
 
 use super::cursor::Cursor;
 use super::extent::Size;
-use super::pipeline::{Arrival, Next, Note, Task, Walk};
+use super::pipeline::{Next, Note, Task, Verdict, Walk};
 use super::seek_index::Extent;
 use crate::codecs::{Streaming, bzip2_stream};
 use crate::error::{Error, Result};
@@ -17,22 +19,22 @@ use crate::formats::limits::{BZIP2_BLOCK_BITS_MAX, BZIP2_BLOCK_MAX};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-/// What a block starts with: pi.
+/// Magic number of a block: pi.
 pub(super) const BLOCK_MAGIC: [u8; 6] = [0x31, 0x41, 0x59, 0x26, 0x53, 0x59];
 
-/// What the end of a stream starts with: the square root of pi.
+/// Magic number of the end of a stream: the square root of pi.
 pub(super) const END_MAGIC: [u8; 6] = [0x17, 0x72, 0x45, 0x38, 0x50, 0x90];
 
-/// Bits of either.
+/// Length of a magic number.
 const MAGIC_BITS: u64 = 48;
 
-/// Bits of the end of a stream: magic and checksum.
+/// Length of the end of a stream, bits: magic number and checksum.
 const END_BITS: u64 = 80;
 
-/// Bytes scanned at once.
+/// Bytes read at a time.
 const STRIDE: usize = 1 << 20;
 
-/// What decoding makes room for first, bytes: a block of `bzip2 -9`, with few runs.
+/// Initial size of the output buffer, bytes: a block of `bzip2 -9` with few runs.
 const FIRST_GUESS: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,14 +47,15 @@ enum Boundary {
 pub(super) struct Blocks {
     name: String,
     cursor: Cursor,
-    /// Pairs of bytes that lie within one of the magic numbers, at any shift.
+    /// Pairs of bytes that are part of a magic number at any shift. Looked up for each pair of the
+    /// file.
     pairs: Box<[bool]>,
-    /// Where the next extent starts; none after the last.
+    /// The bit where the next extent starts. None after the last.
     start: Option<(u64, Boundary)>,
     last: Boundary,
-    /// The checksum of the stream so far, made of those of its blocks.
+    /// Combined checksum of the blocks of this stream so far.
     combined: u32,
-    /// Where something begins that is no stream, after the last one.
+    /// Offset of other data after the last stream.
     garbage: Option<u64>,
 }
 
@@ -78,14 +81,14 @@ impl Blocks {
         }
     }
 
-    /// The first boundary that starts at bit `from` or after it and before `limit`.
+    /// The first boundary in the bits from `from` to `limit`.
     fn scan(&mut self, from: u64, limit: u64) -> Result<Option<(u64, Boundary)>> {
         let ahead = (from >> 3).saturating_sub(self.cursor.position());
         self.cursor.skip(ahead.min(self.cursor.remaining()))?;
         loop {
             let base = self.cursor.position().saturating_mul(8);
             let left = self.cursor.remaining();
-            let data = self.cursor.at_hand(64)?;
+            let data = self.cursor.fill_buf(64)?;
             let scanned = length(data.len());
             for (number, pair) in data.chunks_exact(2).enumerate() {
                 let &[first, second] = pair else { continue };
@@ -93,26 +96,27 @@ impl Blocks {
                 if self.pairs.get(pair) != Some(&true) {
                     continue;
                 }
-                // The pair is the first at an even place within the magic number.
-                let place = length(number).saturating_mul(16);
-                for bit in place.saturating_sub(15)..=place {
-                    let at = base.saturating_add(bit);
+                // The pair is the first one in the magic number that starts at an even byte of
+                // `data`.
+                let pair_bit = length(number).saturating_mul(16);
+                for bit in pair_bit.saturating_sub(15)..=pair_bit {
+                    let position = base.saturating_add(bit);
                     if let Some(found) = boundary(data, bit)
-                        && (from..limit).contains(&at)
+                        && (from..limit).contains(&position)
                     {
-                        return Ok(Some((at, found)));
+                        return Ok(Some((position, found)));
                     }
                 }
             }
             if scanned >= left || base >= limit {
                 return Ok(None);
             }
-            // What straddles the end is seen again from its start.
+            // A magic number that straddles the end is found in the next round.
             self.cursor.skip(scanned.saturating_sub(16))?;
         }
     }
 
-    fn stream_end(&mut self, task: &Task) -> Result<Arrival> {
+    fn stream_end(&mut self, task: &Task) -> Result<Verdict> {
         let storage = Arc::clone(self.cursor.storage());
         let start = task.extent.start;
         let Some(stored) = bits32(&*storage, start.saturating_add(MAGIC_BITS))? else {
@@ -128,15 +132,15 @@ impl Blocks {
         self.combined = 0;
         let end = start.saturating_add(END_BITS).div_ceil(8);
         let mut rest = Cursor::new(storage, end, STRIDE);
-        let goes_on = matches!(rest.peek(4)?, [b'B', b'Z', b'h', b'1'..=b'9']);
-        if goes_on && task.extent.end == end.saturating_add(4).saturating_mul(8) {
-            return Ok(Arrival::Checked);
+        let has_next = matches!(rest.peek(4)?, [b'B', b'Z', b'h', b'1'..=b'9']);
+        if has_next && task.extent.end == end.saturating_add(4).saturating_mul(8) {
+            return Ok(Verdict::Checked);
         }
         if rest.has_garbage()? {
             self.garbage = Some(end);
             log::warn!("{}: what follows the bzip2 data at {end:#x} is ignored", self.name);
         }
-        Ok(Arrival::End)
+        Ok(Verdict::End)
     }
 }
 
@@ -154,7 +158,7 @@ impl Walk for Blocks {
         };
         let storage = Arc::clone(self.cursor.storage());
         if start == 32 {
-            // The first is where it must be, or nowhere.
+            // The first block starts right after the stream header.
             let mut head = [0; 10];
             storage.read_exact_at(&mut head, 0)?;
             kind = boundary(&head, start)
@@ -175,12 +179,12 @@ impl Walk for Blocks {
         }))
     }
 
-    fn arrived(&mut self, task: &Task, _bytes: &[u8]) -> Result<Arrival> {
+    fn on_decoded(&mut self, task: &Task, _bytes: &[u8]) -> Result<Verdict> {
         match task.note {
             Note::StreamEnd => self.stream_end(task),
             _ => {
                 self.combined = combine(self.combined, task.extent.detail);
-                Ok(Arrival::Checked)
+                Ok(Verdict::Checked)
             }
         }
     }
@@ -197,7 +201,7 @@ impl Walk for Blocks {
     }
 }
 
-/// Decodes the blocks of `extent`, whose detail is the checksum of them all.
+/// Decodes the blocks of `extent`, whose detail is their combined checksum.
 pub(super) fn decode(storage: &dyn Storage, extent: &Extent, most: usize) -> Result<Vec<u8>> {
     let input = wrap(storage, extent)?;
     let mut decoder = bzip2_stream();
@@ -224,7 +228,8 @@ pub(super) fn decode(storage: &dyn Storage, extent: &Extent, most: usize) -> Res
     }
 }
 
-/// The blocks of `extent` as a stream: a header, the blocks shifted to a byte, an end.
+/// Makes a stream of the blocks of `extent`: a header, the blocks shifted to a byte boundary, and
+/// an end.
 fn wrap(storage: &dyn Storage, extent: &Extent) -> Result<Vec<u8>> {
     let (first, last) = (extent.start >> 3, extent.end.div_ceil(8));
     let mut source = vec![0; index(last.saturating_sub(first))];
@@ -242,28 +247,28 @@ fn wrap(storage: &dyn Storage, extent: &Extent) -> Result<Vec<u8>> {
         _ => 0,
     }));
     stream.truncate(index(bits >> 3).saturating_add(4));
-    // The end goes after the last bits, wherever in their byte they stop.
+    // The end follows the last bit of the blocks, which may be inside a byte.
     let used = u32::try_from(bits & 7).unwrap_or(0);
     let end = u128::from(number(END_MAGIC)).wrapping_shl(32) | u128::from(extent.detail);
     let mut end = end.wrapping_shl(48_u32.saturating_sub(used));
     if used > 0 {
-        let at = extent.end.saturating_sub(u64::from(used));
+        let tail_start = extent.end.saturating_sub(u64::from(used));
         let mut tail = [0; 2];
-        let place = index((at >> 3).saturating_sub(first));
-        for (byte, source) in tail.iter_mut().zip(source.get(place..).unwrap_or_default()) {
+        let tail_byte = index((tail_start >> 3).saturating_sub(first));
+        for (byte, source) in tail.iter_mut().zip(source.get(tail_byte..).unwrap_or_default()) {
             *byte = *source;
         }
-        let shift = u32::try_from(at & 7).unwrap_or(0);
+        let shift = u32::try_from(tail_start & 7).unwrap_or(0);
         let [byte, _] = u16::from_be_bytes(tail).wrapping_shl(shift).to_be_bytes();
-        let kept = byte & 0xff_u8.wrapping_shl(8_u32.saturating_sub(used));
-        end |= u128::from(kept).wrapping_shl(120);
+        let tail_bits = byte & 0xff_u8.wrapping_shl(8_u32.saturating_sub(used));
+        end |= u128::from(tail_bits).wrapping_shl(120);
     }
     let len = index(u64::from(used).saturating_add(END_BITS).div_ceil(8));
     stream.extend(end.to_be_bytes().get(..len).unwrap_or_default());
     Ok(stream)
 }
 
-/// What starts at `bit` of `data`.
+/// The boundary that starts at `bit` of `data`, if there is one.
 fn boundary(data: &[u8], bit: u64) -> Option<Boundary> {
     let rest = data.get(index(bit >> 3)..)?;
     let mut bytes = [0; 8];
@@ -281,7 +286,7 @@ fn boundary(data: &[u8], bit: u64) -> Option<Boundary> {
     }
 }
 
-/// The 32 bits at `bit`, if the file goes on that far.
+/// The 32 bits at `bit`. None if the file ends before.
 fn bits32(storage: &dyn Storage, bit: u64) -> Result<Option<u32>> {
     let start = bit >> 3;
     let left = storage.len().saturating_sub(start);
@@ -296,7 +301,7 @@ fn bits32(storage: &dyn Storage, bit: u64) -> Result<Option<u32>> {
     Ok(is_whole.then(|| u32::try_from(shifted.wrapping_shr(32)).unwrap_or(0)))
 }
 
-/// The checksum of a stream that goes on with a block (bzip2's BZ_FINALISE_CRC and its use).
+/// The checksum of a stream after another block (bzip2's BZ_FINALISE_CRC and its use).
 fn combine(before: u32, block: u32) -> u32 {
     before.rotate_left(1) ^ block
 }

@@ -1,7 +1,7 @@
-//! Decoded chunks of all compressed archives of a mount, and which are decoded ahead of a reader.
+//! The cache of decoded chunks, shared by all compressed archives of a mount.
 //!
-//! Chunks, and what decoding them takes, are bounded together by `cache::Room`: a mount has many
-//! threads, and chunks of xz may have 64 MiB each. `cache` decides which chunks stay.
+//! `cache::Room` bounds the memory of chunks and of decoding together: a mount has many threads,
+//! and a chunk of xz may have 64 MiB. `cache` decides which chunks to evict.
 
 use std::ops::Range;
 
@@ -18,13 +18,13 @@ use crate::stats::{CacheKind, Stats};
 use crate::sync::{Arc, AtomicU64, Ordering, Weak};
 use crate::units::Size;
 
-/// A decoded chunk, and the permit for its memory.
+/// A decoded chunk and the permit for its memory.
 #[derive(Debug)]
 pub(super) struct Chunk {
     bytes: Vec<u8>,
-    /// Where its memory goes.
+    /// Where the memory is returned to.
     buffers: Arc<Buffers>,
-    /// Given back last.
+    /// Dropped last, after the memory is returned.
     _permit: Permit,
 }
 
@@ -36,7 +36,7 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.buffers.give(std::mem::take(&mut self.bytes));
+        self.buffers.recycle(std::mem::take(&mut self.bytes));
     }
 }
 
@@ -50,105 +50,106 @@ impl Cached for Arc<Chunk> {
     }
 }
 
-/// Who wants a chunk.
+/// Why a chunk is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Demand {
-    /// A reader, who waits.
+    /// A reader waits for it.
     Now,
-    /// Perhaps one soon.
+    /// A reader may need it soon.
     Ahead,
 }
 
-/// Chunks that the cache must have room for before one is decoded ahead.
-const AHEAD_LEAST: u64 = 8;
+/// A chunk is decoded ahead only if the cache has room for this many of its size.
+const AHEAD_MIN: u64 = 8;
 
-/// By archive number and chunk number.
+/// The cache of decoded chunks, by archive number and chunk number.
 pub(crate) struct ChunkCache {
     cache: Arc<Cache<(u32, u32), Arc<Chunk>>>,
-    /// The capacity it was made with, and now, bytes.
-    whole: u64,
+    /// Initial and current capacity, bytes.
+    initial_capacity: u64,
     capacity: AtomicU64,
     room: Arc<Room>,
     buffers: Arc<Buffers>,
-    /// What temporary files of all archives may take.
-    spools: Arc<SpoolLimit>,
-    /// Who reads an archive in order, by its number.
+    /// Limit of the temporary files of all archives.
+    spool_limit: Arc<SpoolLimit>,
+    /// Which archives are read in order.
     readahead: Readahead,
     workers: Arc<Workers>,
 }
 
 impl ChunkCache {
-    /// A cache of at most `capacity` bytes of chunks of at most `heaviest` bytes; `workers` decode
+    /// A cache of at most `capacity` bytes of chunks of at most `chunk_max` bytes; `workers` decode
     /// ahead.
     #[cfg(any(test, fuzzing))]
-    pub(crate) fn new(capacity: u64, heaviest: u64, workers: Arc<Workers>) -> Self {
-        Self::within(Room::new(capacity), capacity, heaviest, workers)
+    pub(crate) fn new(capacity: u64, chunk_max: u64, workers: Arc<Workers>) -> Self {
+        Self::within(Room::new(capacity), capacity, chunk_max, workers)
     }
 
-    /// The same, in a `room` that others share.
+    /// The same, in a `room` shared with other caches.
     pub(crate) fn within(
         room: Arc<Room>,
         capacity: u64,
-        heaviest: u64,
+        chunk_max: u64,
         workers: Arc<Workers>,
     ) -> Self {
-        let cache = Arc::new(Cache::new(capacity, heaviest));
+        let cache = Arc::new(Cache::new(capacity, chunk_max));
         let evicted = Arc::downgrade(&cache);
         room.add(evicted);
         Self {
             cache,
-            whole: capacity,
+            initial_capacity: capacity,
             capacity: AtomicU64::new(capacity),
             room,
-            buffers: Arc::new(Buffers::beside(capacity)),
-            spools: SpoolLimit::beside(capacity),
+            buffers: Arc::new(Buffers::for_cache(capacity)),
+            spool_limit: SpoolLimit::for_cache(capacity),
             readahead: Readahead::new(capacity),
             workers,
         }
     }
 
-    /// Has `stats` ask what it did.
+    /// Registers its counters with `stats`.
     pub(crate) fn report_to(&self, stats: &Stats) {
         self.cache.report_to(stats, CacheKind::Data);
     }
 
-    /// Becomes smaller and larger with `budget`.
+    /// Lets `budget` resize this cache.
     pub(crate) fn draw_on(self: &Arc<Self>, budget: &Budget) {
-        let itself = Arc::downgrade(self);
-        budget.add(itself);
+        let weak_self = Arc::downgrade(self);
+        budget.add(weak_self);
     }
 
-    /// Takes note of a read of `range` of the decoded bytes of `archive`, which are `len`; returns
-    /// which bytes to decode ahead of it now, if any.
+    /// Records a read of `range` in the `len` decoded bytes of `archive`. Returns the range to
+    /// decode ahead now, if any.
     pub(super) fn observe(&self, archive: u32, range: Range<u64>, len: u64) -> Option<Range<u64>> {
         self.readahead.observe(u64::from(archive), range, len)
     }
 
-    /// Whether a reader is still on its way to `range` of `archive`.
+    /// Whether a sequential reader of `archive` is still expected at `range`.
     pub(super) fn is_wanted(&self, archive: u32, range: Range<u64>) -> bool {
         self.readahead.wanted(u64::from(archive), range).is_some()
     }
 
-    /// Has `by` fetch chunk `number` of `len` bytes ahead of a reader; tells whether to ask on.
-    /// Not one so large that what is being read would have to make room for it.
+    /// Requests that `by` fetch chunk `number` of `len` bytes ahead of a reader. Returns false to
+    /// stop requesting: the queue is full, or the chunk is so large that it would evict chunks in
+    /// use.
     pub(super) fn decode_ahead(&self, by: Weak<dyn Fetch>, number: usize, len: u64) -> bool {
-        len.saturating_mul(AHEAD_LEAST) <= self.capacity.load(Ordering::Relaxed)
+        len.saturating_mul(AHEAD_MIN) <= self.capacity.load(Ordering::Relaxed)
             && self.workers.submit(Request { by, file: length(number), range: 0..len })
     }
 
-    /// Frees the chunks of all archives. Those being decoded now are kept.
+    /// Frees the chunks of all archives, except those being decoded.
     pub(super) fn release(&self) {
         self.cache.clear();
         self.buffers.release();
     }
 
-    /// Checks that the job can hold the `cost` bytes that decoding a chunk takes, if that is more
-    /// than the cache.
+    /// Checks that the job has memory for the `cost` bytes that decoding a chunk takes, if that is
+    /// more than the cache.
     ///
     /// # Errors
-    /// `Io` where it cannot.
+    /// `Io` if it does not.
     pub(super) fn check(&self, cost: u64) -> Result<()> {
-        if cost <= self.whole {
+        if cost <= self.initial_capacity {
             return Ok(());
         }
         let Some(left) = memory::headroom().filter(|left| cost > largest_within(left.bytes)) else {
@@ -171,27 +172,28 @@ impl ChunkCache {
         &self.buffers
     }
 
-    /// What temporary files of all archives may take.
-    pub(super) fn spools(&self) -> &Arc<SpoolLimit> {
-        &self.spools
+    /// Limit of the temporary files of all archives.
+    pub(super) fn spool_limit(&self) -> &Arc<SpoolLimit> {
+        &self.spool_limit
     }
 
-    /// A permit for `bytes`, once there is room; chunks are evicted for it. The caller must
-    /// have none of an unfinished chunk.
+    /// Waits for room and returns a permit for `bytes`; evicts chunks to make room. The caller must
+    /// not hold a permit for an unfinished chunk.
     pub(super) fn wait(&self, bytes: u64) -> Permit {
         self.room.wait(bytes)
     }
 
-    /// The same at once, if no other waits and chunks that can be evicted leave enough room.
+    /// The same without waiting. None if others wait, or if evicting chunks would not make enough
+    /// room.
     pub(super) fn now(&self, bytes: u64) -> Option<Permit> {
         self.room.now(bytes)
     }
 
-    /// The chunk `key`, from the cache or from `decode`, once there is room for the bytes that
-    /// decoding takes, which `cost` finds.
+    /// The chunk `key`, from the cache or from `decode`. `cost` is the memory that decoding takes;
+    /// the call waits until there is room for it.
     ///
     /// # Errors
-    /// What `decode` reports; `Busy` where there is no room now and nobody waits for the chunk.
+    /// The error of `decode`. `Busy` if the chunk is decoded ahead and there is no room now.
     pub(super) fn get_or_decode(
         &self,
         key: (u32, u32),
@@ -220,7 +222,7 @@ impl ChunkCache {
 
 impl Resize for ChunkCache {
     fn resize(&self, part: Part) {
-        let capacity = part.of(self.whole);
+        let capacity = part.of(self.initial_capacity);
         self.capacity.store(capacity, Ordering::Relaxed);
         self.readahead.set_capacity(capacity);
         self.cache.resize(part);
@@ -233,21 +235,21 @@ mod tests {
     use crate::sync::{AtomicU64, Ordering};
 
     #[test]
-    fn decodes_no_more_at_once_than_there_is_room_for() {
+    fn limits_the_memory_of_concurrent_decodes() {
         let chunks = ChunkCache::new(100, 10, Arc::default());
-        let (now, most) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (in_use, peak) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for thread in 0..8 {
-                let (chunks, now, most) = (&chunks, &now, &most);
+                let (chunks, in_use, peak) = (&chunks, &in_use, &peak);
                 scope.spawn(move || {
                     for number in 0..50 {
-                        // Every tenth is larger than all the room there is, and is decoded alone.
+                        // Every tenth chunk is larger than the whole room and is decoded alone.
                         let len = if number % 10 == 0 { 140 } else { 30 };
                         let decode = || {
-                            let before = now.fetch_add(len, Ordering::Relaxed);
-                            most.fetch_max(before + len, Ordering::Relaxed);
+                            let before = in_use.fetch_add(len, Ordering::Relaxed);
+                            peak.fetch_max(before + len, Ordering::Relaxed);
                             std::thread::yield_now();
-                            now.fetch_sub(len, Ordering::Relaxed);
+                            in_use.fetch_sub(len, Ordering::Relaxed);
                             Ok(vec![0; 4])
                         };
                         let key = (thread, number);
@@ -257,7 +259,7 @@ mod tests {
             }
         });
         // Three of 30 bytes, or one of 140 alone.
-        assert!(most.into_inner() <= 140);
+        assert!(peak.into_inner() <= 140);
         assert!(chunks.now(1000).is_some(), "all room was given back");
     }
 }

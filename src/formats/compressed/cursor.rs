@@ -1,7 +1,6 @@
-//! A place in a compressed file that moves forward: looks ahead, takes numbers, skips.
+//! A buffered, forward-only reader of a compressed file, for headers and decoder input.
 //!
-//! Owns one buffer, so that walking along headers does not read byte by byte. Leaves what the bytes
-//! mean to the walkers. Invariant: nothing is read past the end; what ends early is `Truncated`.
+//! It never reads past the end of the file; data that ends early is a `Truncated` error.
 
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
@@ -11,10 +10,10 @@ use crate::sync::Arc;
 pub(super) struct Cursor {
     storage: Arc<dyn Storage>,
     position: u64,
-    /// Bytes of the file from `start`.
+    /// Bytes of the file from offset `start`.
     buffer: Vec<u8>,
     start: u64,
-    /// What is read at once, bytes.
+    /// Bytes to read at a time.
     stride: usize,
 }
 
@@ -36,7 +35,7 @@ impl Cursor {
         self.storage.len().saturating_sub(self.position)
     }
 
-    /// The next `len` bytes, fewer only at the end of the file.
+    /// The next `len` bytes, without advancing; fewer only at the end of the file.
     pub(super) fn peek(&mut self, len: usize) -> Result<&[u8]> {
         let len = index(self.remaining()).min(len);
         if self.buffered().len() < len {
@@ -51,13 +50,13 @@ impl Cursor {
         Ok(self.buffered().get(..len).unwrap_or_default())
     }
 
-    /// All bytes that are at hand, and at least this many unless the file ends before.
-    pub(super) fn at_hand(&mut self, least: usize) -> Result<&[u8]> {
-        self.peek(least)?;
+    /// All buffered bytes, at least `min_len` unless the file ends before.
+    pub(super) fn fill_buf(&mut self, min_len: usize) -> Result<&[u8]> {
+        self.peek(min_len)?;
         Ok(self.buffered())
     }
 
-    /// Goes on by `count` bytes.
+    /// Advances by `count` bytes.
     pub(super) fn skip(&mut self, count: u64) -> Result<()> {
         if count > self.remaining() {
             return Err(self.ends_early());
@@ -79,12 +78,12 @@ impl Cursor {
         self.array().map(u32::from_le_bytes)
     }
 
-    /// The next four bytes as a magic number, without going on; `None` at the end of the file.
+    /// The next four bytes as a magic number, without advancing; `None` at the end of the file.
     pub(super) fn magic(&mut self) -> Result<Option<u32>> {
         Ok(self.peek(4)?.first_chunk().copied().map(u32::from_le_bytes))
     }
 
-    /// Whether something else than zeros lies ahead, looking no further than one stride.
+    /// Whether a byte other than zero follows within one stride.
     pub(super) fn has_garbage(&mut self) -> Result<bool> {
         let stride = self.stride;
         Ok(self.peek(stride)?.iter().any(|byte| *byte != 0))
@@ -95,7 +94,7 @@ impl Cursor {
     }
 
     fn buffered(&self) -> &[u8] {
-        let passed = self.position.checked_sub(self.start).map_or(usize::MAX, index);
-        self.buffer.get(passed..).unwrap_or_default()
+        let consumed = self.position.checked_sub(self.start).map_or(usize::MAX, index);
+        self.buffer.get(consumed..).unwrap_or_default()
     }
 }

@@ -1,7 +1,6 @@
-//! Decoding one extent: a part of a compressed file that stands alone.
+//! Decodes an extent, a part of a compressed file that can be decoded independently.
 //!
-//! Owns reading it and checking how much it gives; leaves the rest to the containers.
-//! Invariant: what an extent gives is at most the size it was found with, never more than
+//! Invariant: an extent decodes to at most the size it was recorded with, and to at most
 //! `GIANT_CHUNK_MAX`.
 
 use super::buffers::Buffers;
@@ -13,16 +12,16 @@ use crate::formats::bytes::{index, length};
 use crate::formats::limits::{GIANT_CHUNK_MAX, GIANT_EXTENT_MAX};
 use crate::storage::Storage;
 
-/// How many bytes an extent decodes to.
+/// Decoded size of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {
     Exactly(u64),
-    /// Known better once it is decoded.
+    /// The exact size is known only after decoding.
     AtMost(u64),
 }
 
 impl Size {
-    pub(super) fn most(self) -> u64 {
+    pub(super) fn max(self) -> u64 {
         match self {
             Self::Exactly(size) | Self::AtMost(size) => size,
         }
@@ -30,7 +29,7 @@ impl Size {
 
     /// The size of two extents together.
     pub(super) fn and(self, other: Self) -> Self {
-        let sum = self.most().saturating_add(other.most());
+        let sum = self.max().saturating_add(other.max());
         match (self, other) {
             (Self::Exactly(_), Self::Exactly(_)) => Self::Exactly(sum),
             _ => Self::AtMost(sum),
@@ -38,22 +37,22 @@ impl Size {
     }
 }
 
-/// Whether an extent is too large to be decoded at once; `encoded` in bytes.
+/// Whether an extent is too large to be decoded at once; `encoded` is in bytes.
 pub(super) fn is_giant(encoded: u64, size: Size) -> bool {
-    encoded > GIANT_EXTENT_MAX || size.most() > GIANT_CHUNK_MAX
+    encoded > GIANT_EXTENT_MAX || size.max() > GIANT_CHUNK_MAX
 }
 
-/// Memory of an xz decoder beside its window, bytes.
+/// Memory of an xz decoder without its window, bytes.
 const XZ_DECODER: u64 = 128 << 10;
 
 /// Memory of a bzip2 decoder, bytes.
 const BZIP2_DECODER: u64 = 4 << 20;
 
-/// What a block of `bzip2 -9` decodes to with a few runs in it, bytes. One of runs alone comes to
-/// 46 MB.
+/// Decoded size of a block of `bzip2 -9` with a few runs in it, bytes. A block of runs only decodes
+/// to up to 46 MB.
 const BZIP2_USUAL: u64 = 2 << 20;
 
-/// Memory that decoding `extent` takes at most, bytes: input, output, and the decoder.
+/// The most memory that decoding `extent` takes, bytes: input, output, and decoder.
 pub(super) fn cost(
     container: Container,
     storage: &dyn Storage,
@@ -67,27 +66,27 @@ pub(super) fn cost(
     cost_with(container, window, extent, size)
 }
 
-/// The same where the window of the decoder is not known.
-pub(super) fn most_cost(container: Container, extent: &Extent, size: Size) -> u64 {
+/// The same if the window of the decoder is not known.
+pub(super) fn max_cost(container: Container, extent: &Extent, size: Size) -> u64 {
     cost_with(container, None, extent, size)
 }
 
 fn cost_with(container: Container, window: Option<u64>, extent: &Extent, size: Size) -> u64 {
-    let (encoded, decoded) = (extent.end.saturating_sub(extent.start), size.most());
+    let (encoded, decoded) = (extent.end.saturating_sub(extent.start), size.max());
     match container {
         Container::Gzip | Container::Zstd | Container::Lz4 => decoded.saturating_add(encoded),
-        // Of the window no more is used than what is decoded.
+        // The decoder uses no more of its window than the decoded size.
         Container::Xz => {
             let window = window.map_or(decoded, |window| window.min(decoded));
             decoded.saturating_add(encoded).saturating_add(window).saturating_add(XZ_DECODER)
         }
         Container::Bzip2 => {
-            // How much a block decodes to is known only then, and next to never more than this.
+            // The size of a block is known only after decoding. It is almost never more than this.
             let output = match size {
                 Size::Exactly(decoded) => decoded,
                 Size::AtMost(decoded) => decoded.min(BZIP2_USUAL),
             };
-            // The input is in bits, and is shifted into a second buffer.
+            // The input is in bits and is shifted into a second buffer.
             (encoded >> 2).saturating_add(output).saturating_add(BZIP2_DECODER)
         }
     }
@@ -115,23 +114,23 @@ fn decode_bare(
     size: Size,
     buffers: &Buffers,
 ) -> Result<Vec<u8>> {
-    let most = index(size.most());
-    if most == 0 {
+    let max_len = index(size.max());
+    if max_len == 0 {
         return Ok(Vec::new());
     }
     let decoded = match container {
         Container::Gzip => return Err(Error::corrupt("gzip has no extents")),
-        Container::Bzip2 => bzip2::decode(storage, extent, most)?,
+        Container::Bzip2 => bzip2::decode(storage, extent, max_len)?,
         Container::Xz | Container::Zstd | Container::Lz4 => {
             let mut source = buffers.take(index(extent.end.saturating_sub(extent.start)));
             storage.read_exact_at(&mut source, extent.start)?;
-            let mut target = buffers.take(most);
+            let mut target = buffers.take(max_len);
             let len = match container {
                 Container::Xz => xz::decode(&source, extent.detail, &mut target)?,
                 Container::Lz4 => lz4::decode(&source, extent.detail, &mut target)?,
                 _ => Codec::Zstd.decode(&source, &mut target)?,
             };
-            buffers.give(source);
+            buffers.recycle(source);
             target.truncate(len);
             target
         }

@@ -1,15 +1,16 @@
-//! The first pass over a compressed file: its decoded bytes in order, and its seek points after
-//! that.
+//! The first pass over a compressed file: returns its decoded bytes in order, then its seek points.
 //!
-//! Owns the choice of how a file is read, and giving it up for a temporary file once a chunk turns
-//! out too large. Invariant: the pieces are the decoded bytes from the first on, each once, up to
-//! the end or the damage, which is told once.
+//! If a chunk turns out to be too large to hold in memory, the pass continues with a temporary
+//! file.
 //!
-//! Damage is noticed late where a checksum stands only behind all that it covers: a wrong bit in a
-//! gzip member gives wrong bytes and goes unseen until the member's end. What was delivered since
-//! the last sound checksum is therefore not counted as seekable, and a reader never gets it. A file
-//! that only ends early is another matter: nothing says that what came before the cut is wrong, but
-//! for the DEFLATE block that was cut (a wrong bit there may hide its end).
+//! Invariant: `next_piece` returns each decoded byte once and in order, up to the end or the
+//! damage. It returns an error once.
+//!
+//! Damage is often noticed late, because a checksum follows all the bytes that it covers. A wrong
+//! bit in a gzip member gives wrong bytes, which go unnoticed until the end of the member. Bytes
+//! delivered after the last correct checksum are therefore left out of the seek index, and no
+//! reader gets them. A file that ends early is different: the bytes before the cut are correct,
+//! except those of the DEFLATE block that was cut, because a wrong bit there may hide its end.
 
 use super::gzip::PointFinder;
 use super::pipeline::{Pipeline, Walk};
@@ -22,15 +23,15 @@ use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
 
-/// A first pass under way.
+/// A first pass in progress.
 pub(crate) struct FirstPass {
     name: String,
     storage: Arc<dyn Storage>,
     container: Container,
-    /// Gives room for what is being decoded.
+    /// Provides permits for memory.
     cache: Arc<ChunkCache>,
     pass: Pass,
-    /// Bytes delivered; after damage, of them, those that are known to be right.
+    /// Bytes delivered. After damage, those of them that are known to be correct.
     delivered: u64,
     ended: bool,
 }
@@ -41,7 +42,7 @@ enum Pass {
     Spool(Arc<Spool>),
 }
 
-/// What a pass came to.
+/// One step of a pass.
 pub(super) enum Found {
     Piece(SharedBytes),
     /// A chunk that is too large to be decoded at once.
@@ -50,11 +51,11 @@ pub(super) enum Found {
 }
 
 impl FirstPass {
-    /// Starts on `storage`, which `recognise` found to be a `container`; `name` is for messages.
-    /// What is being decoded counts in `cache`.
+    /// Starts a pass over `storage`, which `recognise` identified as a `container`; `name` is for
+    /// messages. Memory used for decoding counts in `cache`.
     ///
     /// # Errors
-    /// `Io` where the file can not be read or threads can not be had.
+    /// `Io` if the file cannot be read or threads cannot be started.
     pub(crate) fn start(
         name: &str,
         storage: Arc<dyn Storage>,
@@ -80,11 +81,11 @@ impl FirstPass {
         Ok(Self { name, storage, container, cache, pass, delivered: 0, ended: false })
     }
 
-    /// The next decoded bytes in order, up to some MiB; `None` at the end.
+    /// The next decoded bytes, up to some MiB; `None` at the end.
     ///
     /// # Errors
-    /// `Corrupt` where the file is damaged and `Truncated` where it is cut short, after everything
-    /// before that, and once; `Unsupported` or `Io` where it can not be decoded here.
+    /// `Corrupt` if the file is damaged and `Truncated` if it is cut short, once, after everything
+    /// before that; `Unsupported` or `Io` if it cannot be decoded here.
     pub(crate) fn next_piece(&mut self) -> Result<Option<SharedBytes>> {
         while !self.ended {
             let found = match &mut self.pass {
@@ -115,7 +116,7 @@ impl FirstPass {
         Ok(None)
     }
 
-    /// Where something begins that is not of the container, after the end.
+    /// Offset in the file of other data after the end of the container.
     pub(crate) fn garbage(&self) -> Option<u64> {
         match &self.pass {
             Pass::Gzip(pass) => pass.garbage(),
@@ -133,8 +134,8 @@ impl FirstPass {
         }
     }
 
-    /// The seek points of what was delivered, after its end or its damage; of a damaged file, of
-    /// what is known to be right.
+    /// The seek points of the bytes that were delivered. For a damaged file, only of the bytes that
+    /// are known to be correct.
     pub(crate) fn finish(self) -> SeekIndex {
         let chunks = match self.pass {
             Pass::Gzip(pass) => Chunks::Points(pass.into_points(self.delivered)),
@@ -146,7 +147,7 @@ impl FirstPass {
 }
 
 impl Pass {
-    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    /// Decoded bytes that count as correct after damage of the kind `damage`.
     fn verified_len(&self, damage: Kind) -> u64 {
         match self {
             Self::Gzip(pass) => pass.verified_len(damage),
@@ -156,7 +157,7 @@ impl Pass {
     }
 }
 
-/// The blocks of an xz file, or why it has to be decoded forward.
+/// The blocks of an xz file, or the reason why it must be decoded into a temporary file.
 fn xz_blocks(storage: &dyn Storage) -> Result<std::result::Result<xz::Blocks, String>> {
     match xz::Blocks::read(storage) {
         Ok(blocks) if blocks.has_giant() => Ok(Err(unit(Container::Xz).to_owned())),
@@ -166,7 +167,7 @@ fn xz_blocks(storage: &dyn Storage) -> Result<std::result::Result<xz::Blocks, St
     }
 }
 
-/// Goes over to a temporary file; `why` completes "it has ...".
+/// Starts to decode into a temporary file; `why` completes "it has ...".
 fn spooled(
     name: &str,
     storage: &Arc<dyn Storage>,
@@ -176,6 +177,6 @@ fn spooled(
 ) -> Result<Pass> {
     let advice = advice(container);
     log::warn!("{name}: it has {why}, so it is decoded once into a temporary file; {advice}");
-    let (storage, limit) = (Arc::clone(storage), cache.spools());
+    let (storage, limit) = (Arc::clone(storage), cache.spool_limit());
     Ok(Pass::Spool(Arc::new(Spool::start(name, storage, container, limit, None)?)))
 }

@@ -1,7 +1,6 @@
-//! A compressed file decoded from its start to its end, by any container.
+//! Decodes a compressed file of any container from start to end.
 //!
-//! Owns the loop over streams and what may lie between and after them; leaves the libraries to
-//! `codecs`. Invariant: what was decoded before damage is delivered before the error.
+//! Invariant: everything decoded before damage is delivered before the error.
 
 use super::Container;
 use super::cursor::Cursor;
@@ -18,14 +17,14 @@ use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
 
-/// What is read at once, bytes.
+/// Bytes read from the file at a time.
 const STRIDE: usize = 256 << 10;
 
-/// What is decoded between two deliveries, bytes.
+/// Decoded bytes delivered at a time.
 const PIECE: usize = 256 << 10;
 
-/// What is read between two deliveries, bytes: padding and empty streams give nothing to deliver,
-/// and who waits for nothing can not be told to stop.
+/// Most compressed bytes read between two deliveries. Padding and empty streams decode to nothing,
+/// and the caller can cancel only between deliveries.
 const INPUT_MAX: u64 = 4 << 20;
 
 pub(super) enum Forward {
@@ -58,7 +57,7 @@ impl Forward {
         }
     }
 
-    /// Where something begins that is not of the container, after the end.
+    /// Offset in the file of other data after the end of the container.
     pub(super) fn garbage(&self) -> Option<u64> {
         match self {
             Self::Gzip(pass) => pass.garbage(),
@@ -67,7 +66,7 @@ impl Forward {
         }
     }
 
-    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    /// Decoded bytes that count as correct after damage of the kind `damage`.
     pub(super) fn verified_len(&self, damage: Kind) -> u64 {
         match self {
             Self::Gzip(pass) => pass.verified_len(damage),
@@ -77,7 +76,7 @@ impl Forward {
         }
     }
 
-    /// The next decoded bytes, which may be none yet; `None` at the end.
+    /// The next decoded bytes, which may be empty; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<SharedBytes>> {
         match self {
             Self::Gzip(pass) => match pass.next()? {
@@ -95,10 +94,10 @@ pub(super) struct Streams {
     name: String,
     container: Container,
     cursor: Cursor,
-    /// What a decoder may take, half of what was left at the start; bytes.
+    /// Memory limit of the decoder, bytes: half of the memory available at the start.
     memory: u64,
     decoder: Box<dyn Streaming>,
-    /// Where the stream that is being decoded starts; none between two.
+    /// Offset of the current stream. None between streams.
     start: Option<u64>,
     damage: Option<Error>,
     ended: bool,
@@ -106,7 +105,7 @@ pub(super) struct Streams {
     /// Stream padding so far, bytes.
     padding: u64,
     decoded: u64,
-    /// Of the decoded bytes, those in streams that have ended well.
+    /// Of the decoded bytes, those of streams that ended without an error.
     checked: u64,
 }
 
@@ -132,9 +131,9 @@ impl Streams {
     fn next(&mut self) -> Result<Option<SharedBytes>> {
         let mut piece = vec![0; PIECE];
         let mut filled = 0_usize;
-        let pause = self.cursor.position().saturating_add(INPUT_MAX);
+        let input_limit = self.cursor.position().saturating_add(INPUT_MAX);
         while filled < piece.len() && self.damage.is_none() && !self.ended {
-            if self.cursor.position() >= pause {
+            if self.cursor.position() >= input_limit {
                 return Ok(Some(piece.get(..filled).unwrap_or_default().into()));
             }
             match self.step(piece.get_mut(filled..).unwrap_or_default()) {
@@ -156,15 +155,15 @@ impl Streams {
             self.begin()?;
             return Ok(0);
         };
-        let input = self.cursor.at_hand(1)?;
-        let is_last = input.is_empty();
-        let place = || format!("{} data at {start:#x}", self.container.name());
+        let input = self.cursor.fill_buf(1)?;
+        let at_eof = input.is_empty();
+        let location = || format!("{} data at {start:#x}", self.container.name());
         let step = self.decoder.step(input, output).map_err(|error| {
             let at = self.cursor.position();
-            error.within(format!("{}, near {at:#x}", place()))
+            error.within(format!("{}, near {at:#x}", location()))
         })?;
-        if is_last && step.produced == 0 && !step.ended {
-            return Err(self.cursor.ends_early().within(place()));
+        if at_eof && step.produced == 0 && !step.ended {
+            return Err(self.cursor.ends_early().within(location()));
         }
         self.cursor.skip(length(step.consumed))?;
         self.decoded = self.decoded.saturating_add(length(step.produced));
@@ -175,20 +174,20 @@ impl Streams {
         Ok(step.produced)
     }
 
-    /// Looks for the next stream.
+    /// Starts the next stream, or ends.
     fn begin(&mut self) -> Result<()> {
         let at = self.cursor.position();
         if self.container == Container::Xz && at > 0 && self.skip_padding()? {
             return Ok(());
         }
-        let goes_on = match self.container {
+        let has_next = match self.container {
             Container::Xz => self.cursor.peek(6)? == xz::HEADER_MAGIC,
             _ => self
                 .cursor
                 .magic()?
                 .is_some_and(|magic| magic == zstd::MAGIC || is_skippable(magic)),
         };
-        if goes_on {
+        if has_next {
             if at > 0 && self.container == Container::Xz {
                 self.decoder = decoder(self.container, self.memory)?;
             }
@@ -207,9 +206,9 @@ impl Streams {
         Ok(())
     }
 
-    /// Goes past stream padding, as far as it is at hand; tells whether there was any.
+    /// Skips the stream padding that is buffered. Returns whether there was any.
     fn skip_padding(&mut self) -> Result<bool> {
-        let words = self.cursor.at_hand(4)?.chunks_exact(4);
+        let words = self.cursor.fill_buf(4)?.chunks_exact(4);
         let zeros = words.take_while(|word| *word == [0; 4]).count();
         let (at, passed) = (self.cursor.position(), length(zeros).saturating_mul(4));
         self.cursor.skip(passed)?;
@@ -224,7 +223,7 @@ impl Streams {
     }
 }
 
-/// A decoder that takes at most `memory` bytes.
+/// A decoder that uses at most `memory` bytes.
 fn decoder(container: Container, memory: u64) -> Result<Box<dyn Streaming>> {
     Ok(match container {
         Container::Xz => Box::new(xz_stream(memory)?),

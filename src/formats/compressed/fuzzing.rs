@@ -1,6 +1,4 @@
-//! The doors to compressed files and to their saved seek points, for fuzzing.
-//!
-//! Owns what has to hold of them, whatever the bytes. Is not part of the program.
+//! Fuzz targets for compressed files and saved seek points. Not part of the program.
 
 use super::seek_index::Chunks;
 use super::{ChunkCache, Compressed, Container, FirstPass, SeekIndex};
@@ -10,14 +8,14 @@ use crate::formats::limits::GIANT_CHUNK_MAX;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 
-/// Decoded bytes that one input may make the doors look at.
+/// Most decoded bytes checked for one input.
 const DECODED_MAX: u64 = 1 << 20;
 
-/// Memory for chunks: too little for anything to be decoded ahead by threads.
+/// Memory for chunks. Too little for threads to decode ahead.
 const MEMORY: u64 = 1 << 10;
 
-/// Saved seek points: the length of the compressed file (0: that of the rest), the length of the
-/// points, the points, then the start of that file.
+/// Parses saved seek points. The input is the length of the compressed file (0: that of the rest),
+/// the length of the points, the points, and the start of the compressed file.
 pub fn seek_points(data: &[u8]) {
     let mut reader = Reader::new("input", data);
     let (claimed, points) = (reader.u64().unwrap_or(0), reader.u16().unwrap_or(0));
@@ -47,7 +45,8 @@ pub fn seek_points(data: &[u8]) {
         let end = starts.get(nth + 1).copied().unwrap_or(seek_index.len);
         assert!(end > start && end - start <= GIANT_CHUNK_MAX, "a chunk of {start} to {end}");
     }
-    // What these points make of a file that they may not belong to. Spooling one takes a thread.
+    // Use the points with a file that they may not belong to. Spooled files are left out: each
+    // starts a thread.
     if seek_index.largest_chunk() > DECODED_MAX || matches!(seek_index.chunks, Chunks::Spooled(_)) {
         return;
     }
@@ -60,18 +59,18 @@ pub fn seek_points(data: &[u8]) {
     assert!(decoded.read_exact_at(&mut buffer, decoded.len()).is_err(), "behind the end");
 }
 
-/// A compressed file, surveyed, then read through the seek points that were found.
+/// Decodes a compressed file, then reads it through the seek points that were found.
 pub fn compressed(data: &[u8]) {
     let Some(container) = Container::recognise(data) else { return };
     let storage: Arc<dyn Storage> = Arc::new(MemStorage::new(data.to_vec()));
     let Ok(mut first_pass) = FirstPass::start("fuzz", storage, container, &cache()) else { return };
     let mut bytes = Vec::new();
-    let mut sound = false;
+    let mut complete = false;
     while length(bytes.len()) <= DECODED_MAX {
         match first_pass.next_piece() {
             Ok(Some(piece)) => bytes.extend_from_slice(&piece),
             Ok(None) => {
-                sound = true;
+                complete = true;
                 break;
             }
             Err(_) => break,
@@ -83,7 +82,7 @@ pub fn compressed(data: &[u8]) {
     }
     let seek_index = first_pass.finish();
     assert!(seek_index.len() <= length(bytes.len()));
-    assert!(!sound || seek_index.len() == length(bytes.len()));
+    assert!(!complete || seek_index.len() == length(bytes.len()));
     let mut written = Vec::new();
     seek_index.write(&mut written);
     let parsed = SeekIndex::parse(&mut Reader::new("seek points", &written), length(data.len()));

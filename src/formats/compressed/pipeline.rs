@@ -1,9 +1,12 @@
-//! The first pass over a file of extents: found by one thread, decoded by all, delivered in order.
+//! The first pass over a file of extents: one thread finds them, all threads decode them, and the
+//! results are delivered in order.
 //!
-//! Owns the threads and what is under way; leaves finding extents, and the checks that span them,
-//! to a `Walk`. Invariants: at most two extents a thread are under way, and no more than the cache
-//! gives permits for; extent n goes to thread n modulo their number and is asked for there, so no
-//! order is ever lost. Only a pipeline with nothing under way waits for a permit.
+//! A `Walk` finds the extents and checks what spans several of them.
+//!
+//! Invariants: at most two extents per thread are in flight, and no more than the cache gives
+//! permits for. Extent n is sent to thread n modulo the number of threads, and its result is
+//! received from there; this keeps the order. Only a pipeline with nothing in flight waits for a
+//! permit.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,14 +25,14 @@ use crate::processors;
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-/// Extents that wait for each thread or are decoded by it.
-const AHEAD: usize = 2;
+/// Most extents queued or being decoded per thread.
+const IN_FLIGHT_PER_THREAD: usize = 2;
 
-/// The largest piece that is delivered, bytes; a larger chunk comes in several. So small that the
-/// heap has memory for the next.
+/// The largest piece that is delivered, bytes. Small enough that the allocator reuses its memory
+/// for the next one.
 const PIECE_MAX: usize = 256 << 10;
 
-/// An extent that was found, with its size as far as it is known by then.
+/// An extent that was found, and what is known of its size before decoding.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) extent: Extent,
@@ -37,11 +40,11 @@ pub(super) struct Task {
     pub(super) note: Note,
 }
 
-/// What a walk wants to remember of an extent until it is decoded.
+/// What a walk needs to remember about an extent until it is decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Note {
     None,
-    /// bzip2: not data but the end of a stream.
+    /// bzip2: the end of a stream, without data.
     StreamEnd,
     /// lz4: a part of a frame.
     Frame {
@@ -50,14 +53,14 @@ pub(super) enum Note {
     },
 }
 
-/// What an lz4 frame says of its contents.
+/// What the end of an lz4 frame declares about its contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FrameEnd {
     pub(super) checksum: Option<u32>,
     pub(super) size: Option<u64>,
 }
 
-/// What a walk found.
+/// One step of a walk.
 pub(super) enum Next {
     Task(Task),
     /// An extent too large to be decoded at once.
@@ -65,14 +68,14 @@ pub(super) enum Next {
     End,
 }
 
-/// What is known of the bytes up to the end of an extent that was decoded.
+/// What is known about the bytes up to the end of a decoded extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrival {
-    /// They are right, as far as the file holds checksums.
+pub(super) enum Verdict {
+    /// They are correct, as far as the file has checksums.
     Checked,
-    /// A checksum further on will tell.
+    /// A later checksum covers them.
     Unchecked,
-    /// They are right, and the file ends here.
+    /// They are correct, and the file ends here.
     End,
 }
 
@@ -80,22 +83,22 @@ pub(super) enum Arrival {
 pub(super) trait Walk {
     fn next(&mut self) -> Result<Next>;
 
-    /// Checks what `task` gave, in order.
-    fn arrived(&mut self, _task: &Task, _bytes: &[u8]) -> Result<Arrival> {
-        Ok(Arrival::Checked)
+    /// Checks the decoded bytes of `task`. Called in order.
+    fn on_decoded(&mut self, _task: &Task, _bytes: &[u8]) -> Result<Verdict> {
+        Ok(Verdict::Checked)
     }
 
-    /// Where something begins that is not of the container, after the end.
+    /// Offset in the file of other data after the end of the container.
     fn garbage(&self) -> Option<u64> {
         None
     }
 
-    /// `failed` and the task after it as one, where what cut them apart may have been chance.
+    /// Joins `failed` and the task after it, if the boundary between them may be a false match.
     fn join(&self, _failed: &Task, _next: &Task) -> Option<Task> {
         None
     }
 
-    /// The detail of an extent with `before`'s detail and one with `after`'s, as one extent.
+    /// The detail of two adjacent extents merged into one. None if they cannot be merged.
     fn merge(&self, _before: u32, _after: u32) -> Option<u32> {
         None
     }
@@ -108,20 +111,20 @@ pub(super) struct Pipeline {
     workers: Vec<Worker>,
     sent: usize,
     received: usize,
-    /// Gives room for what is under way.
+    /// Provides permits for the extents in flight.
     cache: Arc<ChunkCache>,
-    under_way: VecDeque<(Task, Permit)>,
-    /// An extent that was found but for which there is no room yet.
-    found: Option<Task>,
-    /// How the walk ended, once it has; told when all that was under way is delivered.
+    in_flight: VecDeque<(Task, Permit)>,
+    /// An extent that was found but has no permit yet.
+    next_task: Option<Task>,
+    /// How the walk ended. Returned once everything in flight is delivered.
     stop: Option<Result<Found>>,
-    /// A decoded chunk that is being delivered, and how much of it was.
+    /// A decoded chunk that is being delivered, and how many of its bytes were.
     pending: (Vec<u8>, usize),
     /// For the memory of that chunk.
     permit: Option<Permit>,
     extents: Vec<Extent>,
     decoded: u64,
-    /// Decoded bytes that are known to be right.
+    /// Decoded bytes that are known to be correct.
     checked: u64,
     position: u64,
 }
@@ -133,7 +136,7 @@ impl Pipeline {
         walk: Box<dyn Walk>,
         cache: Arc<ChunkCache>,
     ) -> Result<Self> {
-        // At a limit of processes those that there are do it.
+        // If a process limit is reached, the threads that could be started do the work.
         let mut workers = vec![Worker::start(container, Arc::clone(&storage), Arc::clone(&cache))?];
         let more = (1..processors::count())
             .map_while(|_| Worker::start(container, Arc::clone(&storage), Arc::clone(&cache)).ok());
@@ -146,8 +149,8 @@ impl Pipeline {
             sent: 0,
             received: 0,
             cache,
-            under_way: VecDeque::new(),
-            found: None,
+            in_flight: VecDeque::new(),
+            next_task: None,
             stop: None,
             pending: (Vec::new(), 0),
             permit: None,
@@ -163,12 +166,12 @@ impl Pipeline {
         self.position
     }
 
-    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    /// Decoded bytes that count as correct after damage of the kind `damage`.
     pub(super) fn verified_len(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.decoded } else { self.checked }
     }
 
-    /// The extents of the first `len` decoded bytes, which end where one of them does.
+    /// The extents of the first `len` decoded bytes. `len` is the end of an extent.
     pub(super) fn into_extents(mut self, len: u64) -> Vec<Extent> {
         self.extents.retain(|extent| extent.decoded < len);
         self.extents
@@ -184,18 +187,18 @@ impl Pipeline {
                 let stop = self.stop.replace(Ok(Found::End));
                 return stop.unwrap_or(Ok(Found::End));
             };
-            let rejoined = match decoded {
+            let outcome = match decoded {
                 Ok(bytes) => {
                     self.permit = Some(permit);
                     Ok((task, bytes))
                 }
                 Err(error) => {
-                    // Given back before others are waited for.
+                    // Return the permit before waiting for other extents.
                     drop(permit);
-                    self.rejoined(task, error)
+                    self.decode_joined(task, error)
                 }
             };
-            match rejoined {
+            match outcome {
                 Ok((task, bytes)) => self.accept(&task, bytes),
                 Err(error) => self.end(Err(error)),
             }
@@ -211,17 +214,17 @@ impl Pipeline {
         *taken = taken.saturating_add(piece.len());
         if *taken >= bytes.len() {
             let (delivered, _) = std::mem::take(&mut self.pending);
-            self.cache.buffers().give(delivered);
+            self.cache.buffers().recycle(delivered);
             self.permit = None;
         }
         Some(found)
     }
 
-    /// Finds extents and hands them out, up to what may be under way.
+    /// Finds extents and sends them to the threads, up to the limit.
     fn look_ahead(&mut self) -> Result<()> {
-        let most = self.workers.len().saturating_mul(AHEAD);
-        while self.stop.is_none() && self.under_way.len() < most {
-            let next = match self.found.take() {
+        let in_flight_max = self.workers.len().saturating_mul(IN_FLIGHT_PER_THREAD);
+        while self.stop.is_none() && self.in_flight.len() < in_flight_max {
+            let next = match self.next_task.take() {
                 Some(task) => Ok(Next::Task(task)),
                 None => self.walk.next(),
             };
@@ -229,7 +232,7 @@ impl Pipeline {
                 Ok(Next::Task(task)) => {
                     let storage = &*self.storage;
                     let bytes = cost(self.container, storage, &task.extent, task.size);
-                    let permit = match self.under_way.is_empty() {
+                    let permit = match self.in_flight.is_empty() {
                         true => {
                             self.cache.check(bytes)?;
                             Some(self.cache.wait(bytes))
@@ -237,13 +240,13 @@ impl Pipeline {
                         false => self.cache.now(bytes),
                     };
                     let Some(permit) = permit else {
-                        self.found = Some(task);
+                        self.next_task = Some(task);
                         break;
                     };
                     let worker = worker(&mut self.workers, self.sent)?;
                     worker.send(task.extent, task.size)?;
                     self.sent = self.sent.wrapping_add(1);
-                    self.under_way.push_back((task, permit));
+                    self.in_flight.push_back((task, permit));
                 }
                 Ok(Next::Giant) => self.stop = Some(Ok(Found::Giant)),
                 Ok(Next::End) => self.stop = Some(Ok(Found::End)),
@@ -253,23 +256,24 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Waits for the oldest extent that is under way.
+    /// Waits for the oldest extent in flight.
     fn receive(&mut self) -> Option<(Task, Permit, Result<Vec<u8>>)> {
-        let (task, permit) = self.under_way.pop_front()?;
+        let (task, permit) = self.in_flight.pop_front()?;
         let decoded = worker(&mut self.workers, self.received).and_then(|worker| worker.receive());
         self.received = self.received.wrapping_add(1);
         Some((task, permit, decoded))
     }
 
-    /// What could not be decoded alone, together with the extents after it, if that helps.
-    fn rejoined(&mut self, mut failed: Task, error: Error) -> Result<(Task, Vec<u8>)> {
+    /// Decodes an extent that failed together with the extents after it. Returns the first error if
+    /// that fails, too.
+    fn decode_joined(&mut self, mut failed: Task, error: Error) -> Result<(Task, Vec<u8>)> {
         for _ in 0..BZIP2_JOINS_MAX {
             self.look_ahead()?;
-            let next = self.under_way.front();
+            let next = self.in_flight.front();
             let Some(joined) = next.and_then(|(next, _)| self.walk.join(&failed, next)) else {
                 break;
             };
-            // What the part gave is of no use.
+            // The result of the part alone is useless.
             drop(self.receive());
             let (storage, buffers) = (&*self.storage, self.cache.buffers());
             let decoded = decode(self.container, storage, &joined.extent, joined.size, buffers);
@@ -281,21 +285,21 @@ impl Pipeline {
         Err(error)
     }
 
-    /// Where something begins that is not of the container, after the end.
+    /// Offset in the file of other data after the end of the container.
     pub(super) fn garbage(&self) -> Option<u64> {
         self.walk.garbage()
     }
 
     fn accept(&mut self, task: &Task, bytes: Vec<u8>) {
-        let behind = self.decoded.saturating_add(length(bytes.len()));
-        match self.walk.arrived(task, &bytes) {
-            Ok(Arrival::Checked) => self.checked = behind,
-            Ok(Arrival::Unchecked) => {}
-            Ok(Arrival::End) => {
-                self.checked = behind;
+        let decoded_end = self.decoded.saturating_add(length(bytes.len()));
+        match self.walk.on_decoded(task, &bytes) {
+            Ok(Verdict::Checked) => self.checked = decoded_end,
+            Ok(Verdict::Unchecked) => {}
+            Ok(Verdict::End) => {
+                self.checked = decoded_end;
                 self.end(Ok(Found::End));
             }
-            // What it gave is delivered before the error.
+            // The bytes are delivered before the error.
             Err(error) => self.end(Err(error)),
         }
         let end = task.extent.end;
@@ -308,7 +312,7 @@ impl Pipeline {
         }
     }
 
-    /// Keeps an extent of `len` decoded bytes, together with the last one where both are small.
+    /// Records an extent of `len` decoded bytes. Merges it with the last one if both are small.
     fn record(&mut self, extent: &Extent, len: u64) {
         let decoded = self.decoded;
         self.decoded = decoded.saturating_add(len);
@@ -324,29 +328,29 @@ impl Pipeline {
         self.extents.push(Extent { decoded, ..*extent });
     }
 
-    /// Gives up what is under way.
+    /// Discards everything in flight.
     fn end(&mut self, how: Result<Found>) {
-        self.under_way.clear();
-        self.found = None;
+        self.in_flight.clear();
+        self.next_task = None;
         self.stop = Some(how);
     }
 }
 
-/// The thread that extent number `count` goes to.
+/// The thread that extent number `count` is sent to.
 fn worker(workers: &mut [Worker], count: usize) -> Result<&mut Worker> {
-    let turn = count.checked_rem(workers.len()).unwrap_or(0);
-    workers.get_mut(turn).ok_or_else(gone)
+    let worker_index = count.checked_rem(workers.len()).unwrap_or(0);
+    workers.get_mut(worker_index).ok_or_else(thread_ended)
 }
 
 /// A thread that decodes extents.
 struct Worker {
     /// None while it is being dropped.
-    lines: Option<Lines>,
+    channels: Option<Channels>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What goes to a thread and what comes back.
-struct Lines {
+/// The channels to and from a thread.
+struct Channels {
     tasks: SyncSender<(Extent, Size)>,
     results: Receiver<Result<Vec<u8>>>,
 }
@@ -357,7 +361,7 @@ impl Worker {
         storage: Arc<dyn Storage>,
         cache: Arc<ChunkCache>,
     ) -> Result<Self> {
-        let (tasks, inbox) = sync_channel::<(Extent, Size)>(AHEAD);
+        let (tasks, inbox) = sync_channel::<(Extent, Size)>(IN_FLIGHT_PER_THREAD);
         let (outbox, results) = channel();
         let work = move || {
             for (extent, size) in inbox {
@@ -369,30 +373,30 @@ impl Worker {
         };
         let thread = thread::Builder::new().name("archfs-decode".into()).spawn(work);
         let thread = thread.map_err(|error| Error::io("starting a decoding thread", error))?;
-        Ok(Self { lines: Some(Lines { tasks, results }), thread: Some(thread) })
+        Ok(Self { channels: Some(Channels { tasks, results }), thread: Some(thread) })
     }
 
     fn send(&self, extent: Extent, size: Size) -> Result<()> {
-        let lines = self.lines.as_ref().ok_or_else(gone)?;
-        lines.tasks.send((extent, size)).map_err(|_| gone())
+        let channels = self.channels.as_ref().ok_or_else(thread_ended)?;
+        channels.tasks.send((extent, size)).map_err(|_| thread_ended())
     }
 
     fn receive(&self) -> Result<Vec<u8>> {
-        let lines = self.lines.as_ref().ok_or_else(gone)?;
-        lines.results.recv().unwrap_or_else(|_| Err(gone()))
+        let channels = self.channels.as_ref().ok_or_else(thread_ended)?;
+        channels.results.recv().unwrap_or_else(|_| Err(thread_ended()))
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Hanging up on both ends it after the extent it is at.
-        self.lines = None;
+        // Closing both channels ends the thread after its current extent.
+        self.channels = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn gone() -> Error {
+fn thread_ended() -> Error {
     Error::io("decoding", io::Error::other("a decoding thread has ended"))
 }

@@ -1,9 +1,8 @@
-//! The seek points of a compressed file: where decoding can start, and what it gives.
+//! The seek points of a compressed file, and their format in a saved index (little-endian).
 //!
-//! Owns their order and their bounds, and their bytes in a saved index (little-endian); leaves
-//! finding them to the walkers and using them to `extent` and `gzip`.
-//! Invariants, kept by `parse` too, whose bytes may be hostile: chunks follow each other without a
-//! gap from 0 to `len`, none is empty or larger than `GIANT_CHUNK_MAX`, and all lie in the file.
+//! Invariant: chunks follow each other without a gap from 0 to `len`, none is empty or larger than
+//! `GIANT_CHUNK_MAX`, and all lie in the file. `parse` checks this, because a saved index may be
+//! hostile.
 
 use super::Container;
 use super::spool::Spool;
@@ -12,7 +11,7 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{GIANT_CHUNK_MAX, GIANT_EXTENT_MAX, GZIP_WINDOW};
 use crate::sync::Arc;
 
-/// What a survey found: all that a `Compressed` needs besides the file.
+/// The result of a first pass: everything a `Compressed` needs except the file.
 pub(crate) struct SeekIndex {
     pub(super) container: Container,
     pub(super) len: u64,
@@ -21,49 +20,49 @@ pub(crate) struct SeekIndex {
 
 /// Where the chunks of a file start.
 pub(super) enum Chunks {
-    /// Places inside a gzip file, with what came before.
+    /// Positions inside a gzip file, each with its window.
     Points(Vec<Point>),
-    /// Parts of the file that can be decoded alone.
+    /// Parts of the file that can be decoded independently.
     Extents(Vec<Extent>),
-    /// None: the file is decoded forward, once, into a temporary file, which may be under way.
+    /// None: the file is decoded once into a temporary file, which may not be complete yet.
     Spooled(Option<Arc<Spool>>),
 }
 
-/// A place in a gzip file where decoding can start.
+/// A position in a gzip file where decoding can start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Point {
-    /// The offset in the decoded bytes.
+    /// Offset in the decoded bytes.
     pub(super) decoded: u64,
-    /// The bit of the compressed file: of a block's first, or of a member's header.
+    /// Bit offset in the compressed file, of a block or of the header of a member.
     pub(super) bit: u64,
-    /// The bytes before, packed; `None` at the start of a member.
+    /// The decoded bytes before this point; `None` at the start of a member.
     pub(super) window: Option<Window>,
 }
 
-/// Up to 32 KiB of decoded bytes, packed by zstd: they are most of what an index weighs.
+/// Up to 32 KiB of decoded bytes, compressed by zstd. They are most of the size of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     pub(super) len: u16,
-    pub(super) packed: Box<[u8]>,
+    pub(super) compressed: Box<[u8]>,
 }
 
-/// A part of a compressed file that can be decoded alone.
+/// A part of a compressed file that can be decoded independently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// The offset in the decoded bytes.
+    /// Offset in the decoded bytes.
     pub(super) decoded: u64,
-    /// From here in the compressed file: bytes, but bits with bzip2.
+    /// Offset in the compressed file: in bits for bzip2, otherwise in bytes.
     pub(super) start: u64,
-    /// To here.
+    /// End in the compressed file, in the same unit.
     pub(super) end: u64,
-    /// What decoding must know besides: check type (xz), flags (lz4), checksum (bzip2).
+    /// What the decoder needs: check type (xz), flags (lz4), checksum (bzip2).
     pub(super) detail: u32,
 }
 
-/// Bytes of one extent in a saved index.
+/// Size of an extent in a saved index, bytes.
 const EXTENT_BYTES: usize = 28;
 
-/// Fewest bytes of one point.
+/// Least size of a point in a saved index, bytes.
 const POINT_BYTES: usize = 18;
 
 impl SeekIndex {
@@ -72,14 +71,15 @@ impl SeekIndex {
         self.len
     }
 
-    /// The largest chunk, decoded bytes: what a cache must hold lest it be decoded for every read.
+    /// Decoded bytes of the largest chunk. A cache must have room for it; otherwise it is decoded
+    /// again for every read.
     pub(crate) fn largest_chunk(&self) -> u64 {
         let starts = self.starts();
         let ends = starts.iter().skip(1).copied().chain([self.len]);
         starts.iter().zip(ends).map(|(start, end)| end.saturating_sub(*start)).max().unwrap_or(0)
     }
 
-    /// Where the chunks start in the decoded bytes; nothing for a file that is spooled.
+    /// Offsets of the chunks in the decoded bytes. Empty for a file that is spooled.
     fn starts(&self) -> Vec<u64> {
         match &self.chunks {
             Chunks::Points(points) => points.iter().map(|point| point.decoded).collect(),
@@ -88,9 +88,9 @@ impl SeekIndex {
         }
     }
 
-    /// Appends them to a saved index.
+    /// Appends the seek points to a saved index.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
-        out.push(code(self.container));
+        out.push(container_code(self.container));
         out.push(match &self.chunks {
             Chunks::Points(_) => 1,
             Chunks::Extents(_) => 2,
@@ -110,10 +110,10 @@ impl SeekIndex {
         }
     }
 
-    /// Reads what `write` wrote, for a compressed file of `encoded_len` bytes.
+    /// Parses seek points that `write` wrote, for a compressed file of `encoded_len` bytes.
     ///
     /// # Errors
-    /// `Corrupt` where any of it can not be true of such a file.
+    /// `Corrupt` if they cannot belong to such a file.
     pub(crate) fn parse(reader: &mut Reader<'_>, encoded_len: u64) -> Result<Self> {
         let [container, kind] = reader.array()?;
         let container = match container {
@@ -148,9 +148,9 @@ impl Point {
         let len = self.window.as_ref().map_or(0, |window| window.len);
         out.extend(len.to_le_bytes());
         if let Some(window) = &self.window {
-            let packed = u32::try_from(window.packed.len()).unwrap_or(u32::MAX);
-            out.extend(packed.to_le_bytes());
-            out.extend(&window.packed);
+            let compressed_len = u32::try_from(window.compressed.len()).unwrap_or(u32::MAX);
+            out.extend(compressed_len.to_le_bytes());
+            out.extend(&window.compressed);
         }
     }
 
@@ -159,12 +159,12 @@ impl Point {
         let window = match len {
             0 => None,
             len if usize::from(len) <= GZIP_WINDOW => {
-                let packed = reader.u32().map(index)?;
-                Some(Window { len, packed: reader.bytes(packed)?.into() })
+                let compressed_len = reader.u32().map(index)?;
+                Some(Window { len, compressed: reader.bytes(compressed_len)?.into() })
             }
             len => return Err(wrong(format!("a window of {len} bytes"))),
         };
-        // A member starts at a byte.
+        // A member starts at a byte boundary.
         match window.is_none() && bit & 7 != 0 {
             true => Err(wrong(format!("a gzip member at bit {bit}"))),
             false => Ok(Self { decoded, bit, window }),
@@ -187,12 +187,12 @@ impl Extent {
 }
 
 fn parse_points(reader: &mut Reader<'_>, len: u64, encoded_len: u64) -> Result<Vec<Point>> {
-    let count = counted(reader, POINT_BYTES)?;
+    let count = parse_count(reader, POINT_BYTES)?;
     let mut points = Vec::with_capacity(count);
     let (mut bit, bits) = (None, encoded_len.saturating_mul(8));
     for _ in 0..count {
         let point = Point::parse(reader)?;
-        if bit.is_some_and(|before| before >= point.bit) || point.bit >= bits {
+        if bit.is_some_and(|previous| previous >= point.bit) || point.bit >= bits {
             return Err(wrong(format!("bit {} out of place", point.bit)));
         }
         bit = Some(point.bit);
@@ -206,16 +206,16 @@ fn parse_extents(
     reader: &mut Reader<'_>,
     len: u64,
     encoded_len: u64,
-    longest: u64,
+    size_max: u64,
 ) -> Result<Vec<Extent>> {
-    let count = counted(reader, EXTENT_BYTES)?;
+    let count = parse_count(reader, EXTENT_BYTES)?;
     let mut extents = Vec::with_capacity(count);
     let mut end = 0;
     for _ in 0..count {
         let extent = Extent::parse(reader)?;
         let inside = end <= extent.start && extent.end <= encoded_len;
         let size = extent.end.checked_sub(extent.start);
-        if !inside || !size.is_some_and(|size| (1..=longest).contains(&size)) {
+        if !inside || !size.is_some_and(|size| (1..=size_max).contains(&size)) {
             return Err(wrong(format!("bytes {:#x} to {:#x}", extent.start, extent.end)));
         }
         end = extent.end;
@@ -225,8 +225,8 @@ fn parse_extents(
     Ok(extents)
 }
 
-/// A count of entries that take at least `size` bytes each, checked against what is left.
-fn counted(reader: &mut Reader<'_>, size: usize) -> Result<usize> {
+/// Reads a count of entries of at least `size` bytes each, and checks that they fit in the rest.
+fn parse_count(reader: &mut Reader<'_>, size: usize) -> Result<usize> {
     let count = reader.u64().map(index)?;
     match count.checked_mul(size) {
         Some(bytes) if bytes <= reader.remaining() => Ok(count),
@@ -234,23 +234,23 @@ fn counted(reader: &mut Reader<'_>, size: usize) -> Result<usize> {
     }
 }
 
-/// Checks that chunks starting at `starts` cover the bytes from 0 to `len`.
+/// Checks that chunks that start at `starts` cover the bytes from 0 to `len`.
 fn check_chunks(starts: impl Iterator<Item = u64>, len: u64) -> Result<()> {
-    let mut before = None;
+    let mut previous = None;
     for start in starts.chain([len]) {
-        let fits = match before {
+        let fits = match previous {
             None => start == 0,
-            Some(before) => start > before && start.saturating_sub(before) <= GIANT_CHUNK_MAX,
+            Some(previous) => start > previous && start.saturating_sub(previous) <= GIANT_CHUNK_MAX,
         };
         if !fits {
             return Err(wrong(format!("a chunk at {start:#x} of {len:#x} bytes")));
         }
-        before = Some(start);
+        previous = Some(start);
     }
     Ok(())
 }
 
-fn code(container: Container) -> u8 {
+fn container_code(container: Container) -> u8 {
     match container {
         Container::Gzip => 1,
         Container::Bzip2 => 2,

@@ -1,12 +1,12 @@
 //! A compressed file as storage of its decoded bytes.
 //!
-//! Owns finding the chunk of an offset and having it decoded once; leaves keeping it to the cache.
-//! Invariant: a chunk is decoded with no lock held, by one of those who want it.
+//! Invariant: no lock is held while a chunk is decoded, and only one of the readers that need it
+//! decodes it.
 
 use std::ops::Range;
 
 use super::chunks::{Chunk, Demand};
-use super::extent::{Size, cost, decode, most_cost};
+use super::extent::{Size, cost, decode, max_cost};
 use super::seek_index::{Chunks, Extent, Point, SeekIndex};
 use super::spool::Spool;
 use super::{ChunkCache, Container, gzip};
@@ -25,8 +25,8 @@ pub(crate) struct Compressed {
     source: Source,
     cache: Arc<ChunkCache>,
     archive: u32,
-    /// This file, for the threads that decode ahead.
-    itself: Weak<Compressed>,
+    /// A reference to itself, for the threads that decode ahead.
+    weak_self: Weak<Compressed>,
 }
 
 enum Source {
@@ -36,13 +36,13 @@ enum Source {
 }
 
 impl Compressed {
-    /// The decoded bytes of `storage`, whose seek points are `seekable`. Its chunks go into `cache`
-    /// under the number `archive`; `name` is for errors.
+    /// The decoded bytes of `storage`, which has the seek points `seek_index`. Its chunks are
+    /// stored in `cache` under the number `archive`; `name` is used in errors.
     ///
     /// # Errors
-    /// `Unsupported` where there are too many chunks, or more bytes than a temporary file may have;
-    /// `Io` where the file must be decoded forward and there is no temporary file to be had, or
-    /// where the job cannot hold the largest chunk.
+    /// `Unsupported` if there are too many chunks, or more bytes than a temporary file may have;
+    /// `Io` if a temporary file is needed and cannot be created, or if the memory limit of the job
+    /// is too small for the largest chunk.
     pub(crate) fn new(
         name: &str,
         storage: Arc<dyn Storage>,
@@ -57,7 +57,7 @@ impl Compressed {
             Chunks::Spooled(Some(spool)) => Source::Spool(spool),
             Chunks::Spooled(None) => {
                 let file = Arc::clone(&storage);
-                let limit = cache.spools();
+                let limit = cache.spool_limit();
                 Source::Spool(Arc::new(Spool::start(name, file, container, limit, Some(len))?))
             }
         };
@@ -66,19 +66,18 @@ impl Compressed {
         }
         cache.check(source.largest_cost(container, len))?;
         let name = name.to_owned();
-        Ok(Arc::new_cyclic(|itself| {
-            let itself = Weak::clone(itself);
-            Self { name, storage, container, len, source, cache, archive, itself }
+        Ok(Arc::new_cyclic(|weak_self| {
+            let weak_self = Weak::clone(weak_self);
+            Self { name, storage, container, len, source, cache, archive, weak_self }
         }))
     }
 
-    /// What it is compressed with.
+    /// The format it is compressed in.
     pub(crate) fn container(&self) -> Container {
         self.container
     }
 
-    /// Number of chunks; `None` where the file was decoded as a whole, to be read from a temporary
-    /// file.
+    /// Number of chunks. `None` if the file is read from a temporary file.
     pub(crate) fn chunks(&self) -> Option<usize> {
         match self.source {
             Source::Spool(_) => None,
@@ -86,24 +85,26 @@ impl Compressed {
         }
     }
 
-    /// The bytes of the chunks that hold `range`, which is not empty: what reading it decodes.
+    /// The range of the chunks that hold `range`, which is not empty: the bytes that reading it
+    /// decodes.
     pub(crate) fn covering(&self, range: Range<u64>) -> Range<u64> {
         let last = self.find(range.end.saturating_sub(1));
         self.start(self.find(range.start))..self.start(last.saturating_add(1))
     }
 
-    /// Bytes of the compressed file.
+    /// Length of the compressed file, bytes.
     pub(crate) fn encoded_len(&self) -> u64 {
         self.storage.len()
     }
 
-    /// The largest chunk, decoded bytes.
+    /// Decoded bytes of the largest chunk.
     pub(crate) fn largest_chunk(&self) -> u64 {
         let len = |nth: usize| self.start(nth.saturating_add(1)).saturating_sub(self.start(nth));
         (0..self.source.count()).map(len).max().unwrap_or(0)
     }
 
-    /// Where chunk `number` starts in the decoded bytes, or where the last ends.
+    /// Offset of chunk `number` in the decoded bytes. If there is no such chunk, the end of the
+    /// last one.
     fn start(&self, number: usize) -> u64 {
         let start = match &self.source {
             Source::Points(points) => points.get(number).map(|point| point.decoded),
@@ -113,7 +114,7 @@ impl Compressed {
         start.unwrap_or(self.len)
     }
 
-    /// The chunk that `offset` lies in.
+    /// The number of the chunk that `offset` lies in.
     fn find(&self, offset: u64) -> usize {
         let after = match &self.source {
             Source::Points(points) => points.partition_point(|point| point.decoded <= offset),
@@ -150,17 +151,17 @@ impl Compressed {
         }
     }
 
-    /// Has the chunks after a read of `range` decoded, if they are wanted.
+    /// Requests the chunks after a read of `range`, if the file is read in order.
     fn read_ahead(&self, range: Range<u64>) {
         let Some(ahead) = self.cache.observe(self.archive, range, self.len) else {
             return;
         };
-        // A chunk that starts before was asked for before, or is the one being read.
+        // A chunk that starts before `ahead` was requested earlier or is being read.
         let first = self.find(ahead.start);
         let first = first.saturating_add(usize::from(self.start(first) < ahead.start));
         for number in first..=self.find(ahead.end.saturating_sub(1)) {
             let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
-            if !self.cache.decode_ahead(self.itself.clone(), number, len) {
+            if !self.cache.decode_ahead(self.weak_self.clone(), number, len) {
                 break;
             }
         }
@@ -199,7 +200,7 @@ impl Compressed {
 }
 
 impl Source {
-    /// Number of chunks; none where the file is spooled.
+    /// Number of chunks; 0 if the file is spooled.
     fn count(&self) -> usize {
         match self {
             Self::Points(points) => points.len(),
@@ -208,7 +209,8 @@ impl Source {
         }
     }
 
-    /// Memory that decoding a chunk takes at most, bytes; `len` are the decoded bytes of all.
+    /// The most memory that decoding a chunk takes, bytes. `len` is the length of all decoded
+    /// bytes.
     fn largest_cost(&self, container: Container, len: u64) -> u64 {
         match self {
             Self::Points(points) => {
@@ -221,7 +223,7 @@ impl Source {
                 let ends = extents.iter().skip(1).map(|next| next.decoded).chain([len]);
                 let costs = extents.iter().zip(ends).map(|(extent, end)| {
                     let size = Size::Exactly(end.saturating_sub(extent.decoded));
-                    most_cost(container, extent, size)
+                    max_cost(container, extent, size)
                 });
                 costs.max().unwrap_or(0)
             }
@@ -238,7 +240,7 @@ impl Fetch for Compressed {
         if self.cache.is_wanted(self.archive, range)
             && let Err(error) = self.chunk(number, Demand::Ahead)
         {
-            // Whoever reads there meets it again, and is told.
+            // A read of the chunk fails with the same error and reports it.
             log::debug!("{}: decoding ahead: {error}", self.name);
         }
     }

@@ -1,10 +1,11 @@
-//! A file decoded forward, once, into a temporary file: for what can not be decoded in chunks.
+//! Decodes a file once into a temporary file, if it has a chunk that is too large for memory.
 //!
-//! Owns the thread that decodes, the unlinked file it writes, and the waiting of readers who are
-//! ahead of it; leaves decoding to `forward`.
-//! Invariants: bytes below `written` never change; whoever waits is woken when there are more, when
-//! there will be no more, and when that is an error, which every reader past it is told. An error
-//! of the storage is not for ever: the next who reads past it has the file decoded anew.
+//! A thread decodes from the start and appends to an unlinked file. A reader past the end of the
+//! written part waits.
+//!
+//! Invariants: bytes below `written` never change. Waiting readers are woken when more bytes are
+//! written, at the end of the data, and on an error. Damage is permanent. An error of the storage
+//! is not: the next read past `written` starts the decoding again.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,10 +21,10 @@ use crate::storage::{Storage, unlinked};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, OnceLock, Ordering};
 use crate::vfs::SharedBytes;
 
-/// What is handed out at once in the first pass, bytes.
+/// Most bytes of one piece in the first pass.
 const PIECE: u64 = 256 << 10;
 
-/// A temporary file and the thread that fills it; dropping it ends the thread.
+/// A temporary file and the thread that fills it. Dropping it stops the thread.
 pub(super) struct Spool {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -31,12 +32,13 @@ pub(super) struct Spool {
 
 struct Shared {
     file: File,
-    /// Bytes of `limit` that this file may take.
+    /// Bytes of `limit` that are reserved for this file.
     granted: AtomicU64,
     limit: Arc<SpoolLimit>,
-    /// Guards how far the file is written; taken alone, never across a write or a decode.
+    /// Guards the progress of the thread. Never held together with another lock, or across a write
+    /// or decoding.
     state: Mutex<State>,
-    grown: Condvar,
+    changed: Condvar,
     stopped: AtomicBool,
     position: AtomicU64,
     verified_len: AtomicU64,
@@ -48,20 +50,20 @@ struct State {
     written: u64,
     ended: bool,
     failure: Option<Failure>,
-    /// How often the storage failed.
+    /// Number of storage errors so far.
     faults: u64,
-    /// Whether the thread waits, after such a fault, for somebody who wants it to try again.
-    rests: bool,
+    /// The thread waits after a storage error, until a reader needs a retry.
+    waits_for_retry: bool,
 }
 
-/// A temporary file, the directory it is in, and how large all such files may become.
+/// A temporary file, its directory, and the size limit of all such files.
 pub(super) struct TemporaryFile<'d> {
     pub(super) file: File,
     pub(super) directory: &'d Path,
     pub(super) limit: Arc<SpoolLimit>,
 }
 
-/// An error that every reader gets a copy of.
+/// An error that can be cloned, one copy for each reader.
 #[derive(Clone)]
 struct Failure {
     kind: Kind,
@@ -69,12 +71,12 @@ struct Failure {
     hint: Option<String>,
 }
 
-/// How much a file is granted at once, bytes.
+/// Bytes reserved for a file at a time.
 const GRANT: u64 = 8 << 20;
 
 impl Spool {
-    /// Starts decoding `storage` into a file in the directory for temporary files, within `limit`.
-    /// `expected` is how many bytes that will be, where it is known.
+    /// Starts to decode `storage` into a file in the directory for temporary files, within `limit`.
+    /// `expected` is the length of the decoded data, if it is known.
     pub(super) fn start(
         name: &str,
         storage: Arc<dyn Storage>,
@@ -90,30 +92,30 @@ impl Spool {
         };
         let file = unlinked(&directory).map_err(failed)?;
         limit.measure(&file).map_err(failed)?;
-        let room = TemporaryFile { file, directory: &directory, limit: Arc::clone(limit) };
+        let target = TemporaryFile { file, directory: &directory, limit: Arc::clone(limit) };
         if expected.is_some_and(|expected| expected > limit.left()) {
             return Err(exceeded(limit, &directory, container).into());
         }
-        Self::within(name, storage, container, room)
+        Self::within(name, storage, container, target)
     }
 
-    /// The same with a file that is there.
+    /// The same with a given temporary file.
     pub(super) fn within(
         name: &str,
         storage: Arc<dyn Storage>,
         container: Container,
-        room: TemporaryFile<'_>,
+        target: TemporaryFile<'_>,
     ) -> Result<Self> {
         let forward = Forward::new(name, Arc::clone(&storage), container)?;
-        let TemporaryFile { file, directory, limit } = room;
+        let TemporaryFile { file, directory, limit } = target;
         let (directory, exceeds) = (directory.to_owned(), Arc::clone(&limit));
-        let over = move || exceeded(&exceeds, &directory, container);
+        let limit_error = move || exceeded(&exceeds, &directory, container);
         let shared = Arc::new(Shared {
             file,
             granted: AtomicU64::new(0),
             limit,
             state: Mutex::default(),
-            grown: Condvar::new(),
+            changed: Condvar::new(),
             stopped: AtomicBool::new(false),
             position: AtomicU64::new(0),
             verified_len: AtomicU64::new(0),
@@ -121,8 +123,8 @@ impl Spool {
         });
         let filled = Arc::clone(&shared);
         let name = name.to_owned();
-        let again = move || Forward::new(&name, Arc::clone(&storage), container);
-        let work = move || filled.fill(forward, again, over);
+        let reopen = move || Forward::new(&name, Arc::clone(&storage), container);
+        let work = move || filled.fill(forward, reopen, limit_error);
         let thread = thread::Builder::new().name("archfs-spool".into()).spawn(work);
         let thread = thread.map_err(|error| Error::io("starting a decoding thread", error))?;
         Ok(Self { shared, thread: Some(thread) })
@@ -133,17 +135,17 @@ impl Spool {
         self.shared.position.load(Ordering::Relaxed)
     }
 
-    /// Where something begins that is not of the container, after the end.
+    /// Offset in the file of other data after the end of the container.
     pub(super) fn garbage(&self) -> Option<u64> {
         self.shared.garbage.get().copied()
     }
 
-    /// Decoded bytes that are right for all that is known, once there was an error.
+    /// Decoded bytes that count as correct, after an error.
     pub(super) fn verified_len(&self) -> u64 {
         self.shared.verified_len.load(Ordering::Relaxed)
     }
 
-    /// The bytes from `offset` on, some of them, as soon as there are any; `None` at the end.
+    /// Waits for bytes at `offset` and returns some of them; `None` at the end.
     pub(super) fn piece(&self, offset: u64) -> Result<Option<SharedBytes>> {
         let written = self.shared.wait(offset.saturating_add(1));
         let len = written.saturating_sub(offset).min(PIECE);
@@ -155,7 +157,7 @@ impl Spool {
         Ok(Some(piece.into()))
     }
 
-    /// Fills `buffer` with the bytes from `offset`, once they are there.
+    /// Waits for the bytes from `offset` on and fills `buffer` with them.
     pub(super) fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let end = offset.saturating_add(length(buffer.len()));
         let written = self.shared.wait(end);
@@ -173,11 +175,11 @@ impl Spool {
 impl Drop for Spool {
     fn drop(&mut self) {
         {
-            // CacheKind, so that a thread about to rest does not miss it.
+            // The lock makes sure that a thread about to wait does not miss the wakeup.
             let _state = self.shared.state.lock();
             self.shared.stopped.store(true, Ordering::Relaxed);
         }
-        self.shared.grown.notify_all();
+        self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -185,41 +187,41 @@ impl Drop for Spool {
 }
 
 impl Shared {
-    /// Decodes until the end, an error that stays, or being told to stop.
+    /// Decodes until the end, a permanent error, or `stopped`.
     fn fill(
         &self,
         mut forward: Forward,
-        again: impl Fn() -> Result<Forward>,
-        over: impl Fn() -> Failure,
+        reopen: impl Fn() -> Result<Forward>,
+        limit_error: impl Fn() -> Failure,
     ) {
         let ending = Ending(self);
         loop {
-            let failure = match self.decode(&mut forward, &over) {
+            let failure = match self.decode(&mut forward, &limit_error) {
                 Ok(()) => return self.state.lock().failure = None,
-                Err(Fault::Stays(failure)) => return ending.fail(failure),
-                Err(Fault::MayPass(failure)) => failure,
+                Err(Fault::Permanent(failure)) => return ending.fail(failure),
+                Err(Fault::Transient(failure)) => failure,
             };
-            if !self.rest(failure) {
+            if !self.wait_for_retry(failure) {
                 return;
             }
-            forward = match again() {
+            forward = match reopen() {
                 Ok(forward) => forward,
                 Err(error) => return ending.fail(Failure::of(&error)),
             };
         }
     }
 
-    /// Decodes from the start, and writes what is not written yet.
-    fn decode(&self, forward: &mut Forward, over: &impl Fn() -> Failure) -> Fallible<()> {
+    /// Decodes from the start. Writes only what is not written yet.
+    fn decode(&self, forward: &mut Forward, limit_error: &impl Fn() -> Failure) -> Fallible<()> {
         let mut written = self.state.lock().written;
-        let mut at = 0_u64;
+        let mut offset = 0_u64;
         while !self.stopped.load(Ordering::Relaxed) {
             let piece = match forward.next() {
                 Ok(Some(piece)) => piece,
                 Ok(None) => {
-                    if let Some(at) = forward.garbage() {
-                        // Nobody else sets it.
-                        let _ = self.garbage.set(at);
+                    if let Some(offset) = forward.garbage() {
+                        // Only this thread sets it.
+                        let _ = self.garbage.set(offset);
                     }
                     break;
                 }
@@ -227,72 +229,72 @@ impl Shared {
                     self.verified_len.store(forward.verified_len(error.kind()), Ordering::Relaxed);
                     let failure = Failure::of(&error);
                     return Err(match error.kind() {
-                        Kind::Io => Fault::MayPass(failure),
-                        _ => Fault::Stays(failure),
+                        Kind::Io => Fault::Transient(failure),
+                        _ => Fault::Permanent(failure),
                     });
                 }
             };
-            let end = at.saturating_add(length(piece.len()));
+            let end = offset.saturating_add(length(piece.len()));
             if !self.has_room_for(end) {
-                return Err(Fault::Stays(over()));
+                return Err(Fault::Permanent(limit_error()));
             }
-            let known = index(written.saturating_sub(at));
-            if let Some(new) = piece.get(known..).filter(|new| !new.is_empty()) {
+            let skip = index(written.saturating_sub(offset));
+            if let Some(new) = piece.get(skip..).filter(|new| !new.is_empty()) {
                 if let Err(error) = self.file.write_all_at(new, written) {
                     let context = format!("writing a temporary file: {error}");
-                    let hint = over().hint;
-                    return Err(Fault::Stays(Failure { kind: Kind::Io, context, hint }));
+                    let hint = limit_error().hint;
+                    return Err(Fault::Permanent(Failure { kind: Kind::Io, context, hint }));
                 }
                 written = end;
             }
-            at = end;
+            offset = end;
             self.position.store(forward.position(), Ordering::Relaxed);
             self.state.lock().written = written;
-            self.grown.notify_all();
+            self.changed.notify_all();
         }
         Ok(())
     }
 
-    /// Whether the file may have `end` bytes; takes more of the limit for it.
+    /// Whether the file may grow to `end` bytes. Reserves more of the limit if needed.
     fn has_room_for(&self, end: u64) -> bool {
         let granted = self.granted.load(Ordering::Relaxed);
         let Some(missing) = end.checked_sub(granted).filter(|&missing| missing > 0) else {
             return true;
         };
-        let more = self.limit.take(missing, missing.max(GRANT));
-        // One thread writes it.
+        let more = self.limit.grant(missing, missing.max(GRANT));
+        // Only this thread changes it.
         self.granted.store(granted.saturating_add(more.unwrap_or(0)), Ordering::Relaxed);
         more.is_some()
     }
 
-    /// Tells all who wait of a fault of the storage, and waits until somebody reads past it again;
-    /// `false` where nobody will.
-    fn rest(&self, failure: Failure) -> bool {
+    /// Wakes the waiting readers with a storage error. Waits until another read needs a retry;
+    /// returns `false` if the spool is stopped.
+    fn wait_for_retry(&self, failure: Failure) -> bool {
         let mut state = self.state.lock();
         state.failure = Some(failure);
         state.faults = state.faults.wrapping_add(1);
-        state.rests = true;
-        self.grown.notify_all();
-        while state.rests && !self.stopped.load(Ordering::Relaxed) {
-            self.grown.wait(&mut state);
+        state.waits_for_retry = true;
+        self.changed.notify_all();
+        while state.waits_for_retry && !self.stopped.load(Ordering::Relaxed) {
+            self.changed.wait(&mut state);
         }
         !self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Waits until `end` bytes are written or no more will be; tells how many are.
+    /// Waits until `end` bytes are written or there will be no more. Returns how many are written.
     fn wait(&self, end: u64) -> u64 {
         let mut state = self.state.lock();
         let before = state.faults;
         while state.written < end && !state.ended {
-            if state.rests {
+            if state.waits_for_retry {
                 if state.faults != before {
                     break;
                 }
-                // That fault was told to others, and may have passed.
-                state.rests = false;
-                self.grown.notify_all();
+                // The error is from before this read, and may be gone.
+                state.waits_for_retry = false;
+                self.changed.notify_all();
             }
-            self.grown.wait(&mut state);
+            self.changed.wait(&mut state);
         }
         state.written
     }
@@ -308,12 +310,12 @@ impl Drop for Shared {
     }
 }
 
-/// What ended a decoding.
+/// Why decoding failed.
 enum Fault {
-    /// Of the storage: to be tried again.
-    MayPass(Failure),
-    /// Of the bytes or the temporary file.
-    Stays(Failure),
+    /// A storage error; decoding is retried.
+    Transient(Failure),
+    /// Damage, or an error of the temporary file; permanent.
+    Permanent(Failure),
 }
 
 type Fallible<T> = std::result::Result<T, Fault>;
@@ -325,7 +327,7 @@ impl Failure {
     }
 }
 
-/// What to say where a file in `directory` needs more than `limit`.
+/// The error for a file in `directory` that needs more than `limit`.
 fn exceeded(limit: &SpoolLimit, directory: &Path, container: Container) -> Failure {
     let hint = format!("set TMPDIR to a directory with more room, or {}", advice(container));
     let context = limit.exceeded(directory);
@@ -342,7 +344,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// Tells the readers that there will be no more, also where the thread unwinds.
+/// Wakes the readers at the end, also if the thread panics.
 struct Ending<'s>(&'s Shared);
 
 impl Ending<'_> {
@@ -359,11 +361,11 @@ impl Drop for Ending<'_> {
             self.0.state.lock().failure = Some(failure);
         }
         self.0.state.lock().ended = true;
-        self.0.grown.notify_all();
+        self.0.changed.notify_all();
     }
 }
 
-/// What the owner of a file that must be spooled could do.
+/// What the owner of a spooled file can do to avoid spooling.
 pub(super) fn advice(container: Container) -> &'static str {
     match container {
         Container::Gzip => "re-pack it: gzip -dc FILE | gzip > NEW",
@@ -374,7 +376,7 @@ pub(super) fn advice(container: Container) -> &'static str {
     }
 }
 
-/// What it is that can not be decoded in chunks.
+/// The part that is too large to be decoded as a chunk.
 pub(super) fn unit(container: Container) -> &'static str {
     match container {
         Container::Gzip => "a deflate block of more than 64 MiB",
@@ -393,19 +395,20 @@ mod tests {
     /// > An error is returned to the reader and not cached: the next read tries again, also for
     /// > data that is decompressed into a temporary file.
     #[test]
-    fn a_fault_of_the_storage_is_told_to_all_who_wait_and_to_nobody_later() {
-        let plain: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
-        let packed = zstd::bulk::compress(&plain, 1).unwrap();
-        let half = packed.len() as u64 / 2;
-        let storage = Arc::new(FaultyStorage::new(Arc::new(MemStorage::new(packed)), 1));
+    fn a_storage_error_reaches_all_waiting_readers_and_is_retried_later() {
+        let data: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+        let compressed = zstd::bulk::compress(&data, 1).unwrap();
+        let half = compressed.len() as u64 / 2;
+        let storage = Arc::new(FaultyStorage::new(Arc::new(MemStorage::new(compressed)), 1));
         let directory = std::env::temp_dir();
         let file = unlinked(&directory).unwrap();
-        let room = TemporaryFile { file, directory: &directory, limit: SpoolLimit::of(u64::MAX) };
+        let target =
+            TemporaryFile { file, directory: &directory, limit: SpoolLimit::fixed(u64::MAX) };
         storage.set(Faults { failing: 1, from: half, ..Faults::default() });
         let spool =
-            Spool::within("x", Arc::<FaultyStorage>::clone(&storage), Container::Zstd, room);
+            Spool::within("x", Arc::<FaultyStorage>::clone(&storage), Container::Zstd, target);
         let spool = spool.unwrap();
-        let last = plain.len() as u64 - 4;
+        let last = data.len() as u64 - 4;
         for _ in 0..2 {
             let errors: Vec<_> = thread::scope(|scope| {
                 let read = || spool.read_exact_at(&mut [0; 4], last);
@@ -417,26 +420,27 @@ mod tests {
                 assert_eq!(error.kind(), Kind::Io, "{error}");
                 assert!(error.to_string().contains("injected fault"), "{error}");
             }
-            // What comes before is there.
+            // The bytes before the error can be read.
             let mut first = [0; 4];
             spool.read_exact_at(&mut first, 400).unwrap();
             assert_eq!(first, 100_u32.to_le_bytes());
         }
         storage.set(Faults::default());
-        let mut found = vec![0; plain.len()];
+        let mut found = vec![0; data.len()];
         spool.read_exact_at(&mut found, 0).unwrap();
-        assert!(found == plain);
-        assert!(spool.piece(plain.len() as u64).unwrap().is_none(), "the end is no error");
+        assert!(found == data);
+        assert!(spool.piece(data.len() as u64).unwrap().is_none(), "the end is no error");
     }
 
     #[test]
-    fn a_thread_that_rests_after_a_fault_ends_with_its_spool() {
+    fn dropping_a_spool_stops_a_thread_that_waits_for_a_retry() {
         let storage = Arc::new(FaultyStorage::new(Arc::new(MemStorage::new(vec![0; 100])), 1));
         storage.set(Faults { failing: 1, ..Faults::default() });
         let directory = std::env::temp_dir();
         let file = unlinked(&directory).unwrap();
-        let room = TemporaryFile { file, directory: &directory, limit: SpoolLimit::of(u64::MAX) };
-        let spool = Spool::within("x", storage, Container::Zstd, room).unwrap();
+        let target =
+            TemporaryFile { file, directory: &directory, limit: SpoolLimit::fixed(u64::MAX) };
+        let spool = Spool::within("x", storage, Container::Zstd, target).unwrap();
         assert_eq!(spool.piece(0).unwrap_err().kind(), Kind::Io);
         drop(spool);
     }

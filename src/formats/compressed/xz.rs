@@ -1,9 +1,9 @@
-//! Blocks of .xz files, as their indexes tell, each decoded as a file of its own.
+//! Blocks of .xz files, found by the indexes of the streams, each decoded as a file of its own.
 //!
-//! Owns the indexes, of any number of streams with padding between them, and the wrapping of one
-//! block into a stream; leaves LZMA2 and the checks of blocks to liblzma.
-//! Invariant: an index is believed only as far as its checksum, its stream's length and both of the
-//! stream's ends agree with it; what they do not is told by decoding forward.
+//! A file may have any number of streams with padding between them.
+//!
+//! Invariant: an index is used only if its checksum, the length of its stream, and the header and
+//! footer of the stream agree with it. Otherwise the file is decoded from the start instead.
 
 use super::extent::{Size, is_giant};
 use super::pipeline::{Next, Note, Task, Walk};
@@ -14,30 +14,31 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{XZ_BLOCKS_MAX, XZ_INDEX_MAX, XZ_PADDING_MAX};
 use crate::storage::Storage;
 
-/// What a stream starts and ends with.
+/// Magic numbers of a stream header and of a footer.
 pub(super) const HEADER_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 const FOOTER_MAGIC: [u8; 2] = *b"YZ";
 
-/// Bytes of a header, and of a footer.
-const ENDS: u64 = 12;
+/// Size of a stream header and of a footer, bytes.
+const HEADER_LEN: u64 = 12;
 
-/// The most that is read at once in search of the start of padding, bytes.
+/// Most bytes read at a time in search of the start of padding.
 const STRIDE: u64 = 64 << 10;
 
-/// What is read of a block to find its filters, bytes: a header may have 1,024, and has 12 or 24.
-const HEADER_MOST: usize = 64;
+/// Bytes of a block read to find its filters. A header may have 1,024 bytes; usually it has 12 or
+/// 24.
+const HEADER_READ: usize = 64;
 
-/// The number of the filter that all blocks end with (.xz format, 5.3.1).
+/// ID of the filter that every block uses last (.xz format, 5.3.1).
 const LZMA2: u64 = 0x21;
 
-/// The blocks of an xz file, from first to last, each with its decoded size.
+/// The blocks of an xz file in order, each with its decoded size.
 pub(super) struct Blocks(std::vec::IntoIter<(Extent, u64)>);
 
-/// What may still come of a file.
-pub(super) struct Room {
+/// The unused part of the limits for a file.
+pub(super) struct Remaining {
     /// Bytes of stream padding.
     pub(super) padding: u64,
-    /// Blocks and streams.
+    /// Blocks and streams together.
     pub(super) blocks: usize,
 }
 
@@ -45,27 +46,27 @@ impl Blocks {
     /// Reads the indexes, from the end of the file to its start.
     ///
     /// # Errors
-    /// `Corrupt` where they do not add up to the file, as when it is cut short.
+    /// `Corrupt` if they do not add up to the file, for example because it is cut short.
     pub(super) fn read(storage: &dyn Storage) -> Result<Self> {
-        Self::within(storage, Room { padding: XZ_PADDING_MAX, blocks: XZ_BLOCKS_MAX })
+        Self::within(storage, Remaining { padding: XZ_PADDING_MAX, blocks: XZ_BLOCKS_MAX })
     }
 
-    /// The same, of a file for which there is `room`.
-    pub(super) fn within(storage: &dyn Storage, mut room: Room) -> Result<Self> {
+    /// The same, within `limits`.
+    pub(super) fn within(storage: &dyn Storage, mut limits: Remaining) -> Result<Self> {
         let mut end = storage.len();
         let mut blocks = Vec::new();
         loop {
-            end = before_padding(storage, end, &mut room.padding)?;
+            end = padding_start(storage, end, &mut limits.padding)?;
             if end == 0 {
                 break;
             }
-            end = stream(storage, end, &mut room.blocks, &mut blocks)?;
+            end = parse_stream(storage, end, &mut limits.blocks, &mut blocks)?;
         }
         blocks.reverse();
         Ok(Self(blocks.into_iter()))
     }
 
-    /// Whether one of them is too large to be decoded at once.
+    /// Whether a block is too large to be decoded at once.
     pub(super) fn has_giant(&self) -> bool {
         self.0.as_slice().iter().any(|(extent, decoded)| {
             is_giant(extent.end.saturating_sub(extent.start), Size::Exactly(*decoded))
@@ -81,15 +82,15 @@ impl Walk for Blocks {
     }
 }
 
-/// Where the stream padding that ends at `end` starts, which comes in fours; takes its length from
-/// `left`.
-fn before_padding(storage: &dyn Storage, mut end: u64, left: &mut u64) -> Result<u64> {
-    // Mostly there is none or little; to read much each time would cost more than all streams.
+/// Returns where the stream padding that ends at `end` starts. Padding is a multiple of four bytes.
+/// Its length is subtracted from `left`.
+fn padding_start(storage: &dyn Storage, mut end: u64, left: &mut u64) -> Result<u64> {
+    // Usually there is little padding or none. Large reads would cost more than all the streams.
     let mut step = 4_u64;
     while end > 0 {
         let size = end.min(step) & !3;
         if size == 0 {
-            return Err(wrong(end, "stray bytes"));
+            return Err(damaged_stream(end, "stray bytes"));
         }
         let mut bytes = vec![0; index(size)];
         storage.read_exact_at(&mut bytes, end.saturating_sub(size))?;
@@ -107,50 +108,53 @@ fn before_padding(storage: &dyn Storage, mut end: u64, left: &mut u64) -> Result
     Ok(end)
 }
 
-/// Adds the blocks of the stream that ends at `end`, the last first, and takes their number and
-/// one from `left`; tells where it starts.
-fn stream(
+/// Adds the blocks of the stream that ends at `end`, the last one first. Subtracts their number and
+/// one for the stream from `left`. Returns where the stream starts.
+fn parse_stream(
     storage: &dyn Storage,
     end: u64,
     left: &mut usize,
     blocks: &mut Vec<(Extent, u64)>,
 ) -> Result<u64> {
-    let footer_start = end.checked_sub(ENDS).ok_or_else(|| wrong(end, "no footer"))?;
+    let footer_start =
+        end.checked_sub(HEADER_LEN).ok_or_else(|| damaged_stream(end, "no footer"))?;
     let mut footer = [0; 12];
     storage.read_exact_at(&mut footer, footer_start)?;
     let [c0, c1, c2, c3, covered @ .., y, z] = footer;
     let [b0, b1, b2, b3, f0, f1] = covered;
     let sum = u32::from_le_bytes([c0, c1, c2, c3]);
     if [y, z] != FOOTER_MAGIC || crc32fast::hash(&covered) != sum {
-        return Err(wrong(end, "no footer"));
+        return Err(damaged_stream(end, "no footer"));
     }
     let backward = u64::from(u32::from_le_bytes([b0, b1, b2, b3]));
     let index_size = backward.saturating_add(1).saturating_mul(4);
     let start = footer_start.checked_sub(index_size).filter(|_| index_size <= XZ_INDEX_MAX);
-    let index_start = start.ok_or_else(|| wrong(end, "the index is too large"))?;
+    let index_start = start.ok_or_else(|| damaged_stream(end, "the index is too large"))?;
     let mut bytes = vec![0; index(index_size)];
     storage.read_exact_at(&mut bytes, index_start)?;
-    let too_many = || wrong(end, "too many blocks");
+    let too_many = || damaged_stream(end, "too many blocks");
     *left = left.checked_sub(1).ok_or_else(too_many)?;
     let records = parse_index(&bytes, *left)?.ok_or_else(too_many)?;
     *left = left.saturating_sub(records.len());
     let sizes = records.iter().map(|(size, _)| padded(*size));
     let sum = sizes.fold(0_u64, u64::saturating_add);
-    let stream_start = index_start.checked_sub(sum).and_then(|start| start.checked_sub(ENDS));
-    let stream_start = stream_start.ok_or_else(|| wrong(end, "the index claims too much"))?;
+    let stream_start = index_start.checked_sub(sum).and_then(|start| start.checked_sub(HEADER_LEN));
+    let stream_start =
+        stream_start.ok_or_else(|| damaged_stream(end, "the index claims too much"))?;
     let mut header = [0; 12];
     storage.read_exact_at(&mut header, stream_start)?;
     if header != stream_header([f0, f1]) {
-        return Err(wrong(end, "the header is not where the index says"));
+        return Err(damaged_stream(end, "the header is not where the index says"));
     }
     let mut block_end = index_start;
     for (size, decoded) in records.into_iter().rev() {
         let start = block_end.saturating_sub(padded(size));
-        // The size without padding is not kept: what the padding is, the wrapped index tells.
+        // Only the length of the padding is kept; `decode` writes it into the index of the wrapped
+        // block.
         let detail =
             u32::from(f1 & 15) | u32::try_from(padded(size).saturating_sub(size) << 8).unwrap_or(0);
         let extent = Extent { decoded: 0, start, end: block_end, detail };
-        // The format allows blocks of nothing.
+        // The format allows empty blocks.
         if decoded > 0 {
             blocks.push((extent, decoded));
         }
@@ -159,9 +163,9 @@ fn stream(
     Ok(stream_start)
 }
 
-/// The records of an index: sizes of the blocks without padding, and decoded; `None` if there are
-/// more than `most`.
-fn parse_index(bytes: &[u8], most: usize) -> Result<Option<Vec<(u64, u64)>>> {
+/// The records of an index: size of the block without padding, decoded size. `None` if there are
+/// more than `records_max`.
+fn parse_index(bytes: &[u8], records_max: usize) -> Result<Option<Vec<(u64, u64)>>> {
     let damaged = || Error::corrupt("the index of an xz stream is damaged");
     let (body, sum) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
     if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
@@ -170,17 +174,17 @@ fn parse_index(bytes: &[u8], most: usize) -> Result<Option<Vec<(u64, u64)>>> {
     let mut reader = Reader::new("xz index", body);
     let [indicator] = reader.array()?;
     let count = index(varint(&mut reader)?);
-    // A record takes two bytes at least.
+    // A record takes at least two bytes.
     if indicator != 0 || count.saturating_mul(2) > reader.remaining() {
         return Err(damaged());
     }
-    if count > most {
+    if count > records_max {
         return Ok(None);
     }
     let mut records = Vec::with_capacity(count);
     for _ in 0..count {
         let record = (varint(&mut reader)?, varint(&mut reader)?);
-        // The least is a block header of 8 bytes; more than 63 bits are not allowed.
+        // The format requires at least 5 bytes. No file has a block of 2^62 bytes.
         if record.0 < 5 || record.0 >= 1 << 62 {
             return Err(damaged());
         }
@@ -192,7 +196,7 @@ fn parse_index(bytes: &[u8], most: usize) -> Result<Option<Vec<(u64, u64)>>> {
     }
 }
 
-/// Decodes the block `block`, padding and all, whose stream's check type is in `detail`.
+/// Decodes the block `block`, including its padding. `detail` holds the check type of its stream.
 /// Returns how many bytes of `target` it fills.
 pub(super) fn decode(block: &[u8], detail: u32, target: &mut [u8]) -> Result<usize> {
     let [check, padding, ..] = detail.to_le_bytes();
@@ -216,7 +220,7 @@ pub(super) fn decode(block: &[u8], detail: u32, target: &mut [u8]) -> Result<usi
     run([&stream_header(flags), block, &end], target)
 }
 
-/// Decodes a stream that comes in three parts, so that the block is not copied to join them.
+/// Decodes a stream given in three parts; joining them would copy the block.
 fn run(parts: [&[u8]; 3], output: &mut [u8]) -> Result<usize> {
     let mut decoder = xz_stream(u64::MAX)?;
     let mut produced = 0_usize;
@@ -236,10 +240,10 @@ fn run(parts: [&[u8]; 3], output: &mut [u8]) -> Result<usize> {
     Err(Error::corrupt("the block has no end"))
 }
 
-/// The bytes of the window that the block at `start` wants (.xz format, 3.1); `None` where its
-/// header does not tell, which decoding will find wrong.
+/// The window size in the header of the block at `start` (.xz format, 3.1), bytes. `None` if the
+/// header is damaged; decoding will report that.
 pub(super) fn window(storage: &dyn Storage, start: u64) -> Option<u64> {
-    let mut header = [0; HEADER_MOST];
+    let mut header = [0; HEADER_READ];
     let len = header.len().min(index(storage.len().saturating_sub(start)));
     let header = header.get_mut(..len)?;
     storage.read_exact_at(header, start).ok()?;
@@ -262,19 +266,19 @@ pub(super) fn window(storage: &dyn Storage, start: u64) -> Option<u64> {
     None
 }
 
-/// The header of a stream of these flags.
+/// The header of a stream with these flags.
 fn stream_header(flags: [u8; 2]) -> [u8; 12] {
     let [m0, m1, m2, m3, m4, m5] = HEADER_MAGIC;
     let ([f0, f1], [c0, c1, c2, c3]) = (flags, crc32fast::hash(&flags).to_le_bytes());
     [m0, m1, m2, m3, m4, m5, f0, f1, c0, c1, c2, c3]
 }
 
-/// A number of up to 63 bits, seven a byte, the lowest first (.xz format, 1.2).
+/// A number of up to 63 bits, seven bits per byte, the lowest first (.xz format, 1.2).
 fn varint(reader: &mut Reader<'_>) -> Result<u64> {
     let mut number = 0_u64;
-    for place in 0..9_u32 {
+    for position in 0..9_u32 {
         let [byte] = reader.array()?;
-        number |= u64::from(byte & 0x7f).wrapping_shl(place.saturating_mul(7));
+        number |= u64::from(byte & 0x7f).wrapping_shl(position.saturating_mul(7));
         if byte & 0x80 == 0 {
             return Ok(number);
         }
@@ -292,11 +296,11 @@ fn push_varint(out: &mut Vec<u8>, mut number: u64) {
     out.push(low);
 }
 
-/// A size with its padding to a multiple of four.
+/// The size rounded up to a multiple of four.
 fn padded(size: u64) -> u64 {
     size.saturating_add(3) & !3
 }
 
-fn wrong(end: u64, what: &str) -> Error {
+fn damaged_stream(end: u64, what: &str) -> Error {
     Error::corrupt(format!("xz stream that ends at {end:#x}: {what}"))
 }

@@ -1,8 +1,9 @@
 //! Frames of zstd files (RFC 8878), found by their headers or by the seek table at the end.
 //!
-//! Owns walking from frame to frame and joining small ones; leaves decoding to `codecs`.
-//! Invariant: a frame is at most the size its header tells or its blocks can hold; neither the seek
-//! table nor a header is believed further than that.
+//! Small frames that follow each other are joined into one extent.
+//!
+//! Invariant: a frame decodes to at most the size in its header, or what its blocks can hold. The
+//! seek table and the headers are not trusted beyond that.
 
 use super::cursor::Cursor;
 use super::extent::{Size, is_giant};
@@ -16,23 +17,24 @@ use crate::sync::Arc;
 
 pub(super) const MAGIC: u32 = 0xfd2f_b528;
 
-/// The first of sixteen magic numbers of frames to be skipped.
+/// The first of sixteen magic numbers of skippable frames.
 const SKIPPABLE: u32 = 0x184d_2a50;
 
-/// The frame of a seek table, and what ends it (zstd_seekable_compression_format.md).
+/// Magic numbers of the frame of a seek table and of its footer
+/// (zstd_seekable_compression_format.md).
 const SEEK_TABLE: u32 = 0x184d_2a5e;
 const SEEK_TABLE_END: u32 = 0x8f92_eab1;
 const SEEK_TABLE_FOOTER: u64 = 9;
 
-/// Bytes looked at at once: headers lie up to 128 KiB apart.
+/// Bytes read at a time. Block headers are up to 128 KiB apart.
 const STRIDE: usize = 64 << 10;
 
-/// Whether a frame with this magic number is to be skipped.
+/// Whether a frame with this magic number is skippable.
 pub(super) fn is_skippable(magic: u32) -> bool {
     magic & 0xffff_fff0 == SKIPPABLE
 }
 
-/// A frame, or some that follow each other.
+/// A frame, or several consecutive ones.
 #[derive(Clone, Copy)]
 struct Run {
     start: u64,
@@ -44,11 +46,12 @@ struct Run {
 pub(super) struct Frames {
     name: String,
     cursor: Cursor,
-    /// The sizes that the seek table tells, encoded and decoded.
+    /// The sizes of the frames from the seek table, compressed and decoded.
     table: Option<std::vec::IntoIter<(u32, u32)>>,
-    /// A frame that was found but did not fit the run before it, or what else comes after that run.
-    found: Option<Result<Option<Run>>>,
-    /// Where something begins that is no frame, after the last one.
+    /// The result of `frame` that ended the last run: a frame that did not fit, the end, or an
+    /// error.
+    lookahead: Option<Result<Option<Run>>>,
+    /// Offset of other data after the last frame.
     garbage: Option<u64>,
 }
 
@@ -56,11 +59,11 @@ impl Frames {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Result<Self> {
         let table = seek_table(&*storage)?.map(Vec::into_iter);
         let cursor = Cursor::new(storage, 0, STRIDE);
-        Ok(Self { name: name.to_owned(), cursor, table, found: None, garbage: None })
+        Ok(Self { name: name.to_owned(), cursor, table, lookahead: None, garbage: None })
     }
 
     /// The next frame.
-    fn frame(&mut self) -> Result<Option<Run>> {
+    fn next_frame(&mut self) -> Result<Option<Run>> {
         if let Some(table) = &mut self.table {
             let Some((encoded, decoded)) = table.next() else {
                 return Ok(None);
@@ -75,7 +78,7 @@ impl Frames {
             match self.cursor.magic()? {
                 Some(MAGIC) => {
                     let size = self
-                        .walk()
+                        .skip_frame()
                         .map_err(|error| error.within(format!("zstd frame at {start:#x}")))?;
                     return Ok(Some(Run { start, end: self.cursor.position(), size }));
                 }
@@ -100,11 +103,12 @@ impl Frames {
         }
     }
 
-    /// Goes over one frame, unless it turns out to be a giant; tells what it decodes to.
-    fn walk(&mut self) -> Result<Size> {
+    /// Walks over the headers of one frame and returns its decoded size. Stops early if the frame
+    /// is a giant.
+    fn skip_frame(&mut self) -> Result<Size> {
         self.cursor.skip(4)?;
-        let (announced, has_checksum) = self.header()?;
-        if announced.is_some_and(|size| size > GIANT_CHUNK_MAX) {
+        let (declared, has_checksum) = self.read_header()?;
+        if declared.is_some_and(|size| size > GIANT_CHUNK_MAX) {
             return Ok(Size::AtMost(u64::MAX));
         }
         let mut bound = 0_u64;
@@ -120,7 +124,7 @@ impl Frames {
             };
             bound = bound.saturating_add(decoded);
             self.cursor.skip(encoded)?;
-            if announced.is_none() && bound > GIANT_CHUNK_MAX {
+            if declared.is_none() && bound > GIANT_CHUNK_MAX {
                 return Ok(Size::AtMost(u64::MAX));
             }
             if header & 1 != 0 {
@@ -130,17 +134,18 @@ impl Frames {
         if has_checksum {
             self.cursor.skip(4)?;
         }
-        Ok(announced.map_or(Size::AtMost(bound), Size::Exactly))
+        Ok(declared.map_or(Size::AtMost(bound), Size::Exactly))
     }
 
-    /// Reads a frame's header: the decoded size, if it is told, and whether a checksum follows.
-    fn header(&mut self) -> Result<(Option<u64>, bool)> {
+    /// Parses a frame header. Returns the decoded size, if it is declared, and whether a checksum
+    /// follows the frame.
+    fn read_header(&mut self) -> Result<(Option<u64>, bool)> {
         let [descriptor] = self.cursor.array()?;
-        let single = descriptor & 0x20 != 0;
+        let single_segment = descriptor & 0x20 != 0;
         if descriptor & 8 != 0 {
             return Err(Error::corrupt("a reserved bit is set"));
         }
-        if !single {
+        if !single_segment {
             self.cursor.skip(1)?;
         }
         let dictionary = match descriptor & 3 {
@@ -153,7 +158,7 @@ impl Frames {
             let error = format!("it needs the dictionary {dictionary}, which archfs has not");
             return Err(Error::new(Kind::Unsupported, error));
         }
-        let size = match (descriptor >> 6, single) {
+        let size = match (descriptor >> 6, single_segment) {
             (0, false) => None,
             (0, true) => Some(self.cursor.array::<1>().map(|[byte]| u64::from(byte))?),
             (1, _) => {
@@ -173,21 +178,21 @@ impl Walk for Frames {
     }
 
     fn next(&mut self) -> Result<Next> {
-        let first = self.found.take().unwrap_or_else(|| self.frame())?;
+        let first = self.lookahead.take().unwrap_or_else(|| self.next_frame())?;
         let Some(mut run) = first else {
             return Ok(Next::End);
         };
         while !is_giant(run.end.saturating_sub(run.start), run.size) {
-            match self.frame() {
+            match self.next_frame() {
                 Ok(Some(next))
                     if next.start == run.end
-                        && run.size.and(next.size).most() <= CHUNK_TARGET
+                        && run.size.and(next.size).max() <= CHUNK_TARGET
                         && next.end.saturating_sub(run.start) <= CHUNK_TARGET =>
                 {
                     run = Run { start: run.start, end: next.end, size: run.size.and(next.size) };
                 }
                 found => {
-                    self.found = Some(found);
+                    self.lookahead = Some(found);
                     let extent = Extent { decoded: 0, start: run.start, end: run.end, detail: 0 };
                     return Ok(Next::Task(Task { extent, size: run.size, note: Note::None }));
                 }
@@ -201,8 +206,8 @@ impl Walk for Frames {
     }
 }
 
-/// The entries of the seek table at the end of a file: encoded and decoded sizes. None where there
-/// is no table, or where it does not add up to the file.
+/// The entries of the seek table at the end of a file: compressed and decoded sizes. None if there
+/// is no table, or if it does not match the file.
 fn seek_table(storage: &dyn Storage) -> Result<Option<Vec<(u32, u32)>>> {
     let Some(footer_start) = storage.len().checked_sub(SEEK_TABLE_FOOTER) else {
         return Ok(None);

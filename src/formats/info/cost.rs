@@ -1,37 +1,34 @@
-//! What reading files decodes.
+//! How many bytes are decoded to read files: the mean and percentiles over all regular files.
 //!
-//! Owns the mean and the percentiles over all regular files, and the estimate for files that would
-//! be packed anew; leaves what one file costs to each format.
-//! Invariant: the costs are of reading a whole file with nothing in a cache, and exact.
+//! Invariant: costs are exact, for reading a whole file with an empty cache.
 
 use crate::formats::bytes::{index, length};
 
-/// Bytes that may be decoded to read a small file of an image made for reading at random, unless
-/// told otherwise: less would hardly be faster, and smaller blocks compress a good deal worse.
-/// (docs/PACK.md has the figures.)
+/// Default read cost of `archfs pack`, bytes: how much may be decoded to read a small file. Less
+/// would hardly be faster, and smaller blocks compress much worse (see docs/PACK.md).
 pub const READ_COST: u64 = 32 << 10;
 
-/// What reading one file decodes, bytes: of all regular files, the empty ones too.
+/// Bytes decoded to read one file, over all regular files, including empty ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// The mean.
     pub mean: u64,
-    /// 99 of 100 files cost no more.
+    /// The 99th percentile.
     pub p99: u64,
-    /// The most that a file costs.
+    /// The maximum.
     pub worst: u64,
 }
 
-/// An estimate: what the same files would cost in an image made for reading them at random.
+/// The estimated cost of the same files in an image made for random reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageEstimate {
-    /// The read cost to ask for, bytes.
+    /// The read cost to request, bytes.
     pub read_cost: u64,
-    /// What reading a mean file would then decode, bytes, at most.
+    /// Upper bound of the mean bytes decoded per file.
     pub mean: u64,
 }
 
-/// The costs of files, as they are found.
+/// Collects the cost of each file.
 #[derive(Debug, Default)]
 pub(in crate::formats) struct Costs {
     decoded: Vec<u64>,
@@ -40,7 +37,7 @@ pub(in crate::formats) struct Costs {
 }
 
 impl Costs {
-    /// Counts a file of `size` bytes; reading it decodes `decoded`. Tells which number it has.
+    /// Adds a file of `size` bytes; reading it decodes `decoded` bytes. Returns its number.
     pub(in crate::formats) fn add(&mut self, size: u64, decoded: u64) -> usize {
         self.decoded.push(decoded);
         self.bytes = self.bytes.saturating_add(size);
@@ -50,13 +47,13 @@ impl Costs {
     }
 
     /// Adds `decoded` bytes to the cost of file number `file`.
-    pub(in crate::formats) fn more(&mut self, file: usize, decoded: u64) {
+    pub(in crate::formats) fn add_to(&mut self, file: usize, decoded: u64) {
         if let Some(cost) = self.decoded.get_mut(file) {
             *cost = cost.saturating_add(decoded);
         }
     }
 
-    /// The sums.
+    /// The statistics of all files.
     pub(in crate::formats) fn finish(mut self) -> (Cost, ImageEstimate) {
         let count = length(self.decoded.len());
         let mean = |sum: u64| sum.checked_div(count).unwrap_or(0);
@@ -68,7 +65,7 @@ impl Costs {
             true => *self.decoded.select_nth_unstable(nth).1,
             false => 0,
         };
-        // A block holds no more than there is.
+        // A block holds no more than all files together.
         let packed = mean(self.packed).min(self.bytes);
         (Cost { mean: mean(sum), p99, worst }, ImageEstimate { read_cost: READ_COST, mean: packed })
     }
@@ -79,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_hundred_files_the_second_most_expensive_is_the_percentile() {
+    fn the_p99_of_a_hundred_files_is_the_second_largest_cost() {
         let mut costs = Costs::default();
         for cost in (1..=100).rev() {
             costs.add(1 << 20, cost * 1000);
@@ -90,10 +87,10 @@ mod tests {
     }
 
     #[test]
-    fn one_file_is_all_of_them_and_none_costs_nothing() {
+    fn one_file_sets_all_statistics_and_no_file_costs_nothing() {
         let mut costs = Costs::default();
         let file = costs.add(100, 7);
-        costs.more(file, 3);
+        costs.add_to(file, 3);
         let (cost, packed) = costs.finish();
         assert_eq!(cost, Cost { mean: 10, p99: 10, worst: 10 });
         assert_eq!(packed.mean, 100, "there is no more to decode");

@@ -1,11 +1,12 @@
-//! Files by their size.
+//! A histogram of file sizes.
 //!
-//! Owns the classes: each holds the sizes with as many binary digits, and the first the empty ones.
-//! Invariant: every file is in one class, and the sums are those of all files (they stop at 2^64).
+//! Class n holds the sizes with n binary digits; class 0 holds empty files.
+//!
+//! Invariant: every file is in one class. Sums saturate at 2^64 - 1.
 
 use crate::formats::bytes::index;
 
-/// Classes of sizes: none, and one for each power of two.
+/// Number of classes: one for empty files, and one for each number of digits.
 const CLASSES: usize = 65;
 
 /// Files counted by size.
@@ -27,29 +28,29 @@ impl Sizes {
         self.largest = self.largest.max(size);
     }
 
-    /// For each class the binary digits of its sizes, its files and the bytes of those. A size of
-    /// `n` digits is below 2^n, and at least half of that.
+    /// For each class: the number of binary digits, the number of files, and their bytes. A size of
+    /// `n` digits is at least 2^(n-1) and less than 2^n.
     pub fn classes(&self) -> impl Iterator<Item = (u32, u64, u64)> {
         let sums = self.files.iter().zip(&self.bytes);
         (0..).zip(sums).map(|(digits, (&files, &bytes))| (digits, files, bytes))
     }
 
-    /// How many files there are.
+    /// Number of files.
     pub fn files(&self) -> u64 {
         self.files.iter().fold(0, |sum, files| sum.saturating_add(*files))
     }
 
-    /// What they hold together, bytes.
+    /// Size of all files together, bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
-    /// What a mean file holds, bytes.
+    /// Mean size of a file, bytes.
     pub fn mean(&self) -> u64 {
         self.bytes().checked_div(self.files()).unwrap_or(0)
     }
 
-    /// What the largest file holds, bytes.
+    /// Size of the largest file, bytes.
     pub fn largest(&self) -> u64 {
         self.largest
     }

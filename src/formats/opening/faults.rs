@@ -1,7 +1,7 @@
-//! Archives of every kind on storage that fails: what reads of their files give, and what stays.
+//! Reads from all kinds of archives on storage that returns errors.
 //!
-//! Owns the promise that an I/O error is told to who asked, kept by nobody, and never turned into
-//! bytes. Real mounts on a file system that fails are in tests/faults.rs.
+//! An I/O error is returned to the reader, is not cached, and never becomes data. tests/faults.rs
+//! mounts archives on a file system that fails.
 
 use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
@@ -15,11 +15,11 @@ use crate::storage::{Faults, FaultyStorage, MemStorage, Storage};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::vfs::{Cookie, Ino, Scratch, Tree};
 
-/// Files of each archive, and the length of the longest: some blocks, some chunks.
+/// Number of files in each archive, and length of the longest. It has several blocks and chunks.
 const FILES: u64 = 8;
 const LONGEST: usize = 400_000;
 
-/// How each kind of archive is made of a tar, by a shell; "image" by mksquashfs.
+/// The shell command that makes each kind of archive from a tar. "image" uses mksquashfs.
 const KINDS: [(&str, &str); 7] = [
     ("image", ""),
     ("stored", "cat"),
@@ -30,7 +30,7 @@ const KINDS: [(&str, &str); 7] = [
     ("lz4", "split -b 300000 --filter='lz4 -q -c'"),
 ];
 
-/// What is packed: name and bytes.
+/// The files to pack: name and bytes.
 fn files() -> Vec<(String, Vec<u8>)> {
     let file = |number: u64| {
         let mut state = number + 1;
@@ -47,15 +47,15 @@ fn files() -> Vec<(String, Vec<u8>)> {
 
 fn make(kind: &str, line: &str, files: &[(String, Vec<u8>)]) -> Vec<u8> {
     let work = tempfile::tempdir().unwrap();
-    let folder = work.path().join("source");
-    std::fs::create_dir(&folder).unwrap();
+    let source = work.path().join("source");
+    std::fs::create_dir(&source).unwrap();
     for (name, bytes) in files {
-        std::fs::write(folder.join(name), bytes).unwrap();
+        std::fs::write(source.join(name), bytes).unwrap();
     }
-    let made = work.path().join("made");
+    let archive_path = work.path().join("made");
     let shell = |script: &str| {
         let mut command = Command::new("bash");
-        command.args(["-ec", script, "bash"]).arg(&folder).arg(&made);
+        command.args(["-ec", script, "bash"]).arg(&source).arg(&archive_path);
         let output = command.stderr(Stdio::piped()).output().unwrap();
         assert!(output.status.success(), "{kind}: {}", String::from_utf8_lossy(&output.stderr));
     };
@@ -63,10 +63,10 @@ fn make(kind: &str, line: &str, files: &[(String, Vec<u8>)]) -> Vec<u8> {
         "image" => shell("mksquashfs \"$1\" \"$2\" -quiet -no-progress -comp zstd -b 64K"),
         _ => shell(&format!("cd \"$1\"; tar -cf - --sort=name * | {line} > \"$2\"")),
     }
-    std::fs::read(made).unwrap()
+    std::fs::read(archive_path).unwrap()
 }
 
-/// The archive in `storage` as one tree, with `memory` bytes for decoded blocks.
+/// Opens the archive in `storage` as a tree, with `memory` bytes for decoded blocks.
 fn open(storage: Arc<FaultyStorage>, memory: u64) -> Result<Arc<dyn Tree>> {
     let options = OpenOptions { cache_bytes: memory, ..OpenOptions::default() };
     let memory = Memory::new(1, &options);
@@ -74,12 +74,12 @@ fn open(storage: Arc<FaultyStorage>, memory: u64) -> Result<Arc<dyn Tree>> {
     let progress = Progress::default();
     let opening =
         Opening { options: &options, memory: &memory, progress: &progress, number: 0, image_bytes };
-    let mut layers = opening.storage("archive", storage, None, 0)?;
+    let mut layers = opening.open_storage("archive", storage, None, 0)?;
     assert_eq!(layers.len(), 1);
     Ok(layers.remove(0).layer.tree)
 }
 
-fn numbers(tree: &dyn Tree) -> Result<Vec<(String, Ino)>> {
+fn list_inodes(tree: &dyn Tree) -> Result<Vec<(String, Ino)>> {
     let mut found = Vec::new();
     tree.read_dir(Ino::ROOT, Cookie::START, &mut |entry| {
         found.push((String::from_utf8_lossy(entry.name.as_bytes()).into_owned(), entry.ino));
@@ -97,23 +97,23 @@ fn contents(tree: &dyn Tree, ino: Ino, step: u32) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads all files by four threads in pieces of several sizes; how many reads failed. What did not
-/// is right.
+/// Reads all files with four threads, in pieces of several sizes. Checks the bytes and returns how
+/// many reads failed.
 fn read_all(what: &str, tree: &dyn Tree, files: &[(String, Vec<u8>)]) -> u64 {
     let failed = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for (reader, step) in [50_000_u32, 128 << 10, 1_000_003, 90_001].into_iter().enumerate() {
             let failed = &failed;
             scope.spawn(move || {
-                let Ok(numbers) = numbers(tree) else {
+                let Ok(inodes) = list_inodes(tree) else {
                     failed.fetch_add(1, Ordering::Relaxed);
                     return;
                 };
-                assert_eq!(numbers.len(), files.len(), "{what}: a listing is whole or an error");
+                assert_eq!(inodes.len(), files.len(), "{what}: a listing is whole or an error");
                 for nth in 0..files.len() {
                     let nth = (nth + reader * 3) % files.len();
-                    let ((name, ino), (packed, bytes)) = (&numbers[nth], &files[nth]);
-                    assert_eq!(name, packed, "{what}");
+                    let ((name, ino), (expected_name, bytes)) = (&inodes[nth], &files[nth]);
+                    assert_eq!(name, expected_name, "{what}");
                     match contents(tree, *ino, step) {
                         Ok(found) => assert!(found == *bytes, "{what}: {name} has other bytes"),
                         Err(error) => {
@@ -134,11 +134,11 @@ fn faulty(archive: &[u8], seed: u64) -> Arc<FaultyStorage> {
 }
 
 #[test]
-fn with_reads_failing_at_random_every_read_is_right_or_an_error_and_no_error_stays() {
+fn random_read_errors_give_the_right_data_or_an_error_and_are_not_cached() {
     let files = files();
     for (kind, line) in KINDS {
         let archive = make(kind, line, &files);
-        // Nothing decoded is kept, some of it, all of it.
+        // The cache holds nothing, some, or all of the decoded data.
         for (seed, memory) in [(1, 0), (2, 1 << 20), (3, 256 << 20)] {
             let storage = faulty(&archive, seed);
             let tree = open(Arc::clone(&storage), memory).unwrap();
@@ -181,20 +181,21 @@ fn opening_on_failing_storage_gives_the_right_tree_or_an_error() {
     }
 }
 
-/// Formats with checksums notice; all others give other bytes or an error, and never end anything.
+/// Formats with checksums detect changed bytes. The others return wrong bytes or an error, but do
+/// not crash.
 #[test]
-fn changed_bytes_never_end_the_process_and_do_not_pass_checksums() {
+fn changed_bytes_do_not_crash_and_do_not_pass_checksums() {
     let files = files();
     for (kind, line) in KINDS {
         let archive = make(kind, line, &files);
         let storage = faulty(&archive, 9);
         let tree = open(Arc::clone(&storage), 1 << 20).unwrap();
-        let numbers = numbers(tree.as_ref()).unwrap();
+        let inodes = list_inodes(tree.as_ref()).unwrap();
         storage.set(Faults { changed: 3, ..Faults::default() });
-        // Those of gzip and lz4 are over more than a chunk, so they are checked once, when the
+        // The checksums of gzip and lz4 cover more than a chunk. They are checked only when the
         // archive is first opened.
         let has_checksums = matches!(kind, "bzip2" | "xz" | "zstd");
-        for ((_, ino), (name, bytes)) in numbers.iter().zip(&files) {
+        for ((_, ino), (name, bytes)) in inodes.iter().zip(&files) {
             let found = contents(tree.as_ref(), *ino, 100_000);
             if has_checksums {
                 assert!(found.is_err() || found.unwrap() == *bytes, "{kind}: {name}");
@@ -207,13 +208,13 @@ fn changed_bytes_never_end_the_process_and_do_not_pass_checksums() {
 /// > A reader that waited for the same block retries by itself, and also gets an error while the
 /// > fault lasts.
 #[test]
-fn who_waits_for_a_load_that_fails_gets_an_error_and_the_next_one_succeeds() {
+fn readers_waiting_for_a_failed_load_get_an_error_and_the_next_read_succeeds() {
     let files = files();
     for (kind, line) in KINDS {
         let archive = make(kind, line, &files);
         let storage = faulty(&archive, 4);
         let tree = open(Arc::clone(&storage), 64 << 20).unwrap();
-        let (_, ino) = numbers(tree.as_ref()).unwrap()[0];
+        let (_, ino) = list_inodes(tree.as_ref()).unwrap()[0];
         tree.attr(ino).unwrap();
         storage.set(Faults { failing: 1, late: 1, ..Faults::default() });
         let outcomes: Vec<_> = std::thread::scope(|scope| {
@@ -231,14 +232,14 @@ fn who_waits_for_a_load_that_fails_gets_an_error_and_the_next_one_succeeds() {
 
 /// > An error during readahead is dropped.
 #[test]
-fn a_failure_while_decoding_ahead_reaches_nobody_and_does_not_stay() {
+fn an_error_while_decoding_ahead_is_dropped_and_not_cached() {
     let bytes: Vec<u8> = (0..8_000_000_u32).flat_map(|n| (n / 7).to_le_bytes()).collect();
     let files = [("big".to_owned(), bytes)];
     for (kind, line) in KINDS.into_iter().filter(|(kind, _)| *kind != "stored") {
         let archive = make(kind, line, &files);
         let storage = faulty(&archive, 6);
         let tree = open(Arc::clone(&storage), 1 << 30).unwrap();
-        let (_, ino) = numbers(tree.as_ref()).unwrap()[0];
+        let (_, ino) = list_inodes(tree.as_ref()).unwrap()[0];
         let len = files[0].1.len();
         let read = |from: usize, to: usize| {
             let mut scratch = Scratch::default();
@@ -248,9 +249,8 @@ fn a_failure_while_decoding_ahead_reaches_nobody_and_does_not_stay() {
                 assert!(found == &files[0].1[at..at + found.len()], "{kind}: {at}");
             }
         };
-        // Behind what is read everything fails, so that only decoding ahead meets it.
-        // The reader goes up to a quarter; from half of the archive on nothing can be read, which
-        // what is decoded ahead of a reader of so much (8 MiB of 32 MB) reaches.
+        // The reader stops at 3/8 of the file, and the second half of the archive cannot be read.
+        // Decoding ahead of such a reader (8 MiB of 32 MB) reaches the second half.
         let half = archive.len() as u64 / 2;
         storage.set(Faults { failing: 1, from: half, ..Faults::default() });
         read(0, len * 3 / 8);
@@ -265,7 +265,7 @@ fn a_failure_while_decoding_ahead_reaches_nobody_and_does_not_stay() {
 }
 
 #[test]
-fn the_injected_faults_are_those_that_were_asked_for() {
+fn injects_the_requested_faults() {
     let storage = faulty(&[7; 1000], 1);
     let mut buffer = [0; 100];
     storage.set(Faults { failing: 1, from: 500, ..Faults::default() });

@@ -1,11 +1,12 @@
-//! What of an image no reader of files meets: do its tables agree with each other?
+//! Checks what reading all files does not reach: whether the tables of an image agree.
 //!
-//! Owns the comparison; leaves each table's layout to its file. Not here: what has a name is read
-//! by who verifies, and what fails then is told with the name.
-//! Invariant: tables are compared only if both could be read; one that could not is told once.
+//! Damage in files and directories is reported by `vfs::verify`, with their names.
 //!
-//! The inode table is gone through from its first record to its last, and so are all folders. What
-//! is kept is 24 bytes an inode and 16 bytes a name, sorted by reference, to be merged.
+//! Invariant: tables are compared only if both can be read. A table that cannot be read is reported
+//! once.
+//!
+//! The audit walks the inode table from the first record to the last, and all directories. It keeps
+//! 24 bytes per inode and 16 bytes per name, sorts both by reference, and merges them.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -20,45 +21,45 @@ use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
 use crate::vfs::{Cookie, FileKind, Finding, Location};
 
-/// Bytes behind the image that are looked at: it is padded to 4 KiB, with zeros.
+/// Bytes checked after the image. mksquashfs pads images with zeros to a multiple of 4 KiB.
 const PADDING: u64 = 4096;
 
-/// Tells `found` what is wrong with `image`.
+/// Reports to `found` what is wrong with `image`.
 pub(super) fn audit(image: &SquashFs, found: &mut dyn FnMut(Finding)) {
     let mut audit = Audit { image, found };
     let mut used = Used::default();
     let records = audit.inode_table(&mut used);
-    let names = audit.folders();
+    let names = audit.directories();
     if let Some(mut records) = records {
-        audit.numbers(&mut records);
-        audit.export_table(&records);
+        audit.check_numbers(&mut records);
+        audit.check_export_table(&records);
         records.sort_unstable_by_key(|record| record.reference);
         if let Some(names) = names {
-            audit.names(&records, names);
+            audit.check_names(&records, names);
         }
-        audit.fragments(Some(&used));
+        audit.check_fragments(Some(&used));
     } else {
-        audit.fragments(None);
+        audit.check_fragments(None);
     }
-    audit.xattrs();
-    audit.behind();
+    audit.check_xattrs();
+    audit.check_padding();
 }
 
-/// What an inode's record says.
+/// The fields of an inode that are compared.
 struct Record {
     reference: u64,
     number: u32,
-    /// `None` where writers do not agree what it counts.
+    /// `None` for directories, because writers count their links differently.
     nlink: Option<u32>,
 }
 
-/// What an entry of a directory says.
+/// The fields of a directory entry that are compared.
 struct Named {
     reference: u64,
     number: u32,
 }
 
-/// Fragments that files use, a bit for each.
+/// A bit set of the fragments that files use.
 #[derive(Default)]
 struct Used(Vec<u64>);
 
@@ -84,7 +85,7 @@ fn mask(fragment: u32) -> u64 {
     1_u64.rotate_left(fragment)
 }
 
-/// Things of one kind that are wrong: the first, and how many.
+/// Counts findings of one kind, and keeps the first.
 #[derive(Default)]
 struct Tally {
     first: Option<Finding>,
@@ -100,7 +101,7 @@ impl Tally {
     }
 }
 
-/// The inode at `reference`, which is said to have the number `stored`.
+/// The inode at `reference`. `stored` is its number in a record or directory entry.
 fn subject(image: &SquashFs, reference: u64, stored: u32) -> Location {
     let ino = InodeRef::parse(reference).and_then(|found| image.ino(found, stored).ok());
     ino.map_or(Location::Archive, Location::Inode)
@@ -112,15 +113,15 @@ struct Audit<'i, 'f> {
 }
 
 impl Audit<'_, '_> {
-    fn damage(&mut self, what: String) {
-        (self.found)(Finding::damage(Location::Archive, what));
+    fn damage(&mut self, message: String) {
+        (self.found)(Finding::damage(Location::Archive, message));
     }
 
-    fn met(&mut self, table: &str, error: Error) {
+    fn report_error(&mut self, table: &str, error: Error) {
         (self.found)(Finding::met(Location::Archive, &error.within(table)));
     }
 
-    fn tell(&mut self, tally: Tally) {
+    fn report_tally(&mut self, tally: Tally) {
         if let Some(mut finding) = tally.first {
             if tally.more > 0 {
                 finding.what = format!("{}; and {} more", finding.what, tally.more);
@@ -129,7 +130,7 @@ impl Audit<'_, '_> {
         }
     }
 
-    /// All records of the inode table; `None` where it can not be read to its end.
+    /// All records of the inode table; `None` if it cannot be read to its end.
     fn inode_table(&mut self, used: &mut Used) -> Option<Vec<Record>> {
         let count = self.image.superblock.inode_count;
         let mut records = Vec::new();
@@ -141,7 +142,7 @@ impl Audit<'_, '_> {
                 None
             }
             Err(error) => {
-                self.met("inode table", error);
+                self.report_error("inode table", error);
                 None
             }
         }
@@ -165,31 +166,32 @@ impl Audit<'_, '_> {
         Ok(())
     }
 
-    /// Each number from 1 to the count of inodes belongs to one of them.
-    fn numbers(&mut self, records: &mut [Record]) {
+    /// Checks that the inode numbers are 1 to the number of inodes, each once.
+    fn check_numbers(&mut self, records: &mut [Record]) {
         records.sort_unstable_by_key(|record| record.number);
         let mut tally = Tally::default();
         for (expected, record) in (1_u32..).zip(&*records) {
             if record.number != expected {
                 let number = record.number;
                 tally.add(|| {
-                    let what = format!("inode table: number {number} where {expected} should be");
-                    Finding::damage(Location::Archive, what)
+                    let message =
+                        format!("inode table: number {number} where {expected} should be");
+                    Finding::damage(Location::Archive, message)
                 });
             }
         }
-        self.tell(tally);
+        self.report_tally(tally);
     }
 
-    /// The export table leads from each number to the inode of that number.
-    fn export_table(&mut self, records: &[Record]) {
+    /// Checks that the export table maps each number to the inode with that number.
+    fn check_export_table(&mut self, records: &[Record]) {
         let superblock = &self.image.superblock;
         let Some(start) = superblock.export_table else { return };
         let (count, end) = (superblock.inode_count, superblock.bytes_used);
         let table = Table::<8>::read(&*self.image.whole, "export", start, count, end);
         let table = match table {
             Ok(table) => table,
-            Err(error) => return self.met("export table", error),
+            Err(error) => return self.report_error("export table", error),
         };
         let mut tally = Tally::default();
         for Record { reference, number, .. } in records {
@@ -197,32 +199,32 @@ impl Audit<'_, '_> {
                 Ok(found) if u64::from_le_bytes(found) == *reference => {}
                 Ok(found) => tally.add(|| {
                     let found = u64::from_le_bytes(found);
-                    let what = format!(
+                    let message = format!(
                         "export table: inode {number} is said to be at {found:#x}, it is at \
                          {reference:#x}"
                     );
-                    Finding::damage(Location::Archive, what)
+                    Finding::damage(Location::Archive, message)
                 }),
                 Err(error) => {
                     tally.add(|| Finding::met(Location::Archive, &error.within("export table")));
                 }
             }
         }
-        self.tell(tally);
+        self.report_tally(tally);
     }
 
-    /// Goes through all folders; what can not be listed is told by who reads names, and leaves
-    /// names unknown: then `None`.
-    fn folders(&mut self) -> Option<Vec<Named>> {
+    /// Walks all directories and collects their entries. `None` if one cannot be listed:
+    /// `vfs::verify` reports that, and the entries are incomplete.
+    fn directories(&mut self) -> Option<Vec<Named>> {
         let image = self.image;
         let mut names: Vec<Named> = Vec::new();
-        let mut whole = true;
+        let mut complete = true;
         let root = image.numbers.root();
-        let mut known = HashSet::from([root.bits()]);
-        let mut waiting = vec![(root, None)];
-        while let Some((reference, above)) = waiting.pop() {
+        let mut visited = HashSet::from([root.bits()]);
+        let mut pending = vec![(root, None)];
+        while let Some((reference, above)) = pending.pop() {
             let Ok((inode, index)) = image.inode(reference) else {
-                whole = false;
+                complete = false;
                 continue;
             };
             let Body::Directory(body) = inode.body else { continue };
@@ -230,38 +232,38 @@ impl Audit<'_, '_> {
             if let Some(above) = above
                 && above != body.parent
             {
-                let what =
+                let message =
                     format!("its parent is inode {above}, but {} by its own word", body.parent);
-                (self.found)(Finding::damage(subject.clone(), what));
+                (self.found)(Finding::damage(subject.clone(), message));
             }
-            let folder =
+            let directory =
                 Directory::new(&image.metadata, image.superblock.directory_table, body, index);
-            let listed = folder.visit(Cookie::START, |entry| {
+            let listed = directory.visit(Cookie::START, |entry| {
                 let reference = entry.reference.bits();
                 names.push(Named { reference, number: entry.number });
-                let is_folder = entry.kind == FileKind::Directory;
-                if is_folder && known.insert(reference) {
-                    waiting.push((entry.reference, Some(inode.number)));
+                let is_directory = entry.kind == FileKind::Directory;
+                if is_directory && visited.insert(reference) {
+                    pending.push((entry.reference, Some(inode.number)));
                 }
                 ControlFlow::Continue(())
             });
-            whole &= listed.is_ok();
+            complete &= listed.is_ok();
             if listed.is_ok()
-                && let Err(error) = folder.check_index()
+                && let Err(error) = directory.check_index()
             {
                 (self.found)(Finding::met(subject, &error));
             }
         }
-        whole.then_some(names)
+        complete.then_some(names)
     }
 
-    /// What names say of inodes, and inodes of their names; both sorted by reference.
-    fn names(&mut self, records: &[Record], mut names: Vec<Named>) {
+    /// Compares directory entries with inodes, both sorted by reference.
+    fn check_names(&mut self, records: &[Record], mut names: Vec<Named>) {
         let image = self.image;
         names.sort_unstable_by_key(|name| name.reference);
         let mut rest = names.as_slice();
         let mut unnamed: u64 = 0;
-        let odd = |names: &[Named], found: &mut dyn FnMut(Finding)| {
+        let report_unknown = |names: &[Named], found: &mut dyn FnMut(Finding)| {
             for name in names {
                 let subject = subject(image, name.reference, name.number);
                 found(Finding::damage(subject, "no inode of the table begins where it should be"));
@@ -269,15 +271,15 @@ impl Audit<'_, '_> {
         };
         for Record { reference, number, nlink } in records {
             let before = rest.partition_point(|name| name.reference < *reference);
-            let (strangers, behind) = rest.split_at_checked(before).unwrap_or_default();
-            odd(strangers, self.found);
+            let (unknown, behind) = rest.split_at_checked(before).unwrap_or_default();
+            report_unknown(unknown, self.found);
             let count = behind.partition_point(|name| name.reference == *reference);
             let (own, behind) = behind.split_at_checked(count).unwrap_or_default();
             rest = behind;
             let subject = || subject(image, *reference, *number);
             if let Some(wrong) = own.iter().find(|name| name.number != *number) {
-                let what = format!("named as inode {}, but it is inode {number}", wrong.number);
-                (self.found)(Finding::damage(subject(), what));
+                let message = format!("named as inode {}, but it is inode {number}", wrong.number);
+                (self.found)(Finding::damage(subject(), message));
             }
             match nlink {
                 _ if own.is_empty() => {
@@ -286,20 +288,21 @@ impl Audit<'_, '_> {
                 }
                 Some(nlink) if length(own.len()) != u64::from(*nlink) => {
                     let names = own.len();
-                    let what = format!("its count of links is {nlink}, but it has {names} names");
-                    (self.found)(Finding::damage(subject(), what));
+                    let message =
+                        format!("its count of links is {nlink}, but it has {names} names");
+                    (self.found)(Finding::damage(subject(), message));
                 }
                 _ => {}
             }
         }
-        odd(rest, self.found);
+        report_unknown(rest, self.found);
         if unnamed > 0 {
             (self.found)(Finding::note(format!("{unnamed} inodes that no name leads to")));
         }
     }
 
-    /// Each entry of the fragment table lies in the image; `used` are those that files use.
-    fn fragments(&mut self, used: Option<&Used>) {
+    /// Checks that each fragment block lies in the image. `used` are the fragments that files use.
+    fn check_fragments(&mut self, used: Option<&Used>) {
         let super::Superblock { fragment_count, bytes_used, .. } = self.image.superblock;
         let first = length(superblock::SIZE);
         let (mut tally, mut unused) = (Tally::default(), 0_u64);
@@ -310,11 +313,11 @@ impl Audit<'_, '_> {
                     let end = start.saturating_add(u64::from(len));
                     if start < first || end > bytes_used {
                         tally.add(|| {
-                            let what = format!(
+                            let message = format!(
                                 "fragment table: {fragment} lies at {start:#x} to {end:#x}, the \
                                  image ends at {bytes_used:#x}"
                             );
-                            Finding::damage(Location::Archive, what)
+                            Finding::damage(Location::Archive, message)
                         });
                     }
                 }
@@ -326,14 +329,14 @@ impl Audit<'_, '_> {
             let is_used = used.is_none_or(|used| used.has(fragment));
             unused = unused.saturating_add(u64::from(!is_used));
         }
-        self.tell(tally);
+        self.report_tally(tally);
         if unused > 0 {
             (self.found)(Finding::note(format!("{unused} fragment blocks that no file uses")));
         }
     }
 
-    /// Each xattr index leads to names.
-    fn xattrs(&mut self) {
+    /// Checks that the names of each xattr index can be read.
+    fn check_xattrs(&mut self) {
         let Some(xattrs) = &self.image.xattrs else { return };
         let mut tally = Tally::default();
         for id in 0..xattrs.count() {
@@ -341,21 +344,21 @@ impl Audit<'_, '_> {
                 tally.add(|| Finding::met(Location::Archive, &error.within("xattr table")));
             }
         }
-        self.tell(tally);
+        self.report_tally(tally);
     }
 
-    /// What follows the image is padding.
-    fn behind(&mut self) {
+    /// Checks that only padding follows the image.
+    fn check_padding(&mut self) {
         let end = self.image.superblock.bytes_used;
         let behind = self.image.whole.len().saturating_sub(end);
         let mut padding = vec![0; index(behind.min(PADDING))];
         match self.image.whole.read_exact_at(&mut padding, end) {
             Ok(()) if padding.iter().all(|&byte| byte == 0) => {}
             Ok(()) => {
-                let what = format!("{behind} bytes behind the image at {end:#x} are not of it");
-                (self.found)(Finding::note(what));
+                let message = format!("{behind} bytes behind the image at {end:#x} are not of it");
+                (self.found)(Finding::note(message));
             }
-            Err(error) => self.met("padding", error),
+            Err(error) => self.report_error("padding", error),
         }
     }
 }

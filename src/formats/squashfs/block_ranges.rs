@@ -1,7 +1,6 @@
-//! The parts of blocks that a range of a file is made of.
+//! Splits a range of a file into pieces, each within one block.
 //!
-//! Owns walking them, and what the file says of each; leaves getting their bytes to `data`.
-//! Invariant: the pieces of a range follow each other without a gap, each within one block.
+//! Invariant: the pieces of a range follow each other without a gap.
 
 use std::ops::Range;
 
@@ -13,22 +12,23 @@ use super::superblock;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
 
-/// A part of one block: what a read wants of it.
+/// The part of one block that a read needs.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) extent: Extent,
-    /// Bytes of the decoded block.
+    /// Range in the decoded block, bytes.
     pub(super) range: Range<usize>,
-    /// What the block must decode to: just that, or for a fragment block at least that.
+    /// Bounds of the decoded size: both are the block's size in the file, but a fragment block may
+    /// be larger.
     least: usize,
     most: usize,
 }
 
 impl Piece {
-    /// Checks that a block of `len` decoded bytes is what the file says it is.
+    /// Checks that `len`, the decoded size of the block, matches the file.
     ///
     /// # Errors
-    /// `Corrupt` where it is not.
+    /// `Corrupt` if it does not.
     pub(super) fn check(&self, len: usize) -> Result<()> {
         let (Extent::Uncompressed { start, .. } | Extent::Compressed { start, .. }) = self.extent
         else {
@@ -43,11 +43,11 @@ impl Piece {
         )))
     }
 
-    /// Where its bytes lie in the image, if they do as they are.
+    /// Where its bytes are in the image, if the block is uncompressed.
     ///
     /// # Errors
     /// As `check`.
-    pub(super) fn plain(&self) -> Result<Option<Range<u64>>> {
+    pub(super) fn uncompressed(&self) -> Result<Option<Range<u64>>> {
         let Extent::Uncompressed { start, len } = self.extent else {
             return Ok(None);
         };
@@ -57,13 +57,13 @@ impl Piece {
     }
 }
 
-/// Walks the pieces of a range.
+/// An iterator over the pieces of a range.
 #[derive(Clone)]
 pub(super) struct Pieces<'d, 'm> {
     pub(super) data: &'d Data,
     pub(super) metadata: &'m Metadata,
     pub(super) body: RegularBody,
-    /// `None` where the range starts in the tail.
+    /// `None` if the range starts in the tail.
     pub(super) extents: Option<Extents<'m>>,
     /// The number of the next block.
     pub(super) block: u64,
@@ -72,10 +72,10 @@ pub(super) struct Pieces<'d, 'm> {
 }
 
 impl Pieces<'_, '_> {
-    /// The next piece, or `None` behind the last.
+    /// The next piece, or `None` after the last.
     ///
     /// # Errors
-    /// `Corrupt` where the file's blocks end before its size; as reading metadata.
+    /// `Corrupt` if the blocks of the file end before its size; the errors of reading metadata.
     pub(super) fn next(&mut self) -> Result<Option<Piece>> {
         if self.offset >= self.end {
             return Ok(None);
@@ -91,7 +91,7 @@ impl Pieces<'_, '_> {
         };
         let piece = match (extent, self.body.tail) {
             (Some(extent), _) => Piece {
-                extent: behind_superblock(extent)?,
+                extent: check_after_superblock(extent)?,
                 range: index(from)..index(to),
                 least: index(block_len),
                 most: index(block_len),
@@ -99,7 +99,7 @@ impl Pieces<'_, '_> {
             (None, Some(tail)) => {
                 let before = index(tail.offset);
                 Piece {
-                    extent: behind_superblock(self.data.fragment(self.metadata, tail)?)?,
+                    extent: check_after_superblock(self.data.fragment(self.metadata, tail)?)?,
                     range: before.saturating_add(index(from))..before.saturating_add(index(to)),
                     least: before.saturating_add(index(block_len)),
                     most: index(block_size),
@@ -114,45 +114,45 @@ impl Pieces<'_, '_> {
         Ok(Some(piece))
     }
 
-    /// Passes over the pieces that lie in the image as they are, one behind the other, from the end
-    /// of `plain` on, which grows by them; tells by how many bytes.
+    /// Advances over uncompressed pieces that are contiguous in the image, starting at the end of
+    /// `range`. Extends `range` by them and returns their length in the file, bytes.
     ///
     /// # Errors
     /// As `next`.
-    pub(super) fn pass_plain(&mut self, plain: &mut Range<u64>) -> Result<usize> {
-        let mut passed: usize = 0;
+    pub(super) fn skip_uncompressed(&mut self, range: &mut Range<u64>) -> Result<usize> {
+        let mut skipped: usize = 0;
         loop {
             let mut ahead = self.clone();
             match ahead.next()? {
-                Some(piece) => match piece.plain()? {
-                    Some(behind) if behind.start == plain.end => plain.end = behind.end,
-                    _ => return Ok(passed),
+                Some(piece) => match piece.uncompressed()? {
+                    Some(following) if following.start == range.end => range.end = following.end,
+                    _ => return Ok(skipped),
                 },
-                None => return Ok(passed),
+                None => return Ok(skipped),
             }
-            passed = passed.saturating_add(index(ahead.offset.saturating_sub(self.offset)));
+            skipped = skipped.saturating_add(index(ahead.offset.saturating_sub(self.offset)));
             *self = ahead;
         }
     }
 
-    /// Where the stored bytes of the blocks that follow a block ending at `end` of the image end,
-    /// as far as each starts where the one before it ends, and at most `most` bytes further.
-    pub(super) fn neighbours(&self, end: u64, most: u64) -> u64 {
+    /// Where the contiguous blocks after position `end` of the image end, at most `len_max` bytes
+    /// further.
+    pub(super) fn contiguous_end(&self, end: u64, len_max: u64) -> u64 {
         let mut ahead = self.clone();
-        let limit = end.saturating_add(most);
+        let limit = end.saturating_add(len_max);
         let mut reached = end;
-        // A damaged list is reported when it is read.
+        // A damaged block list is reported when it is read.
         while let Ok(Some(piece)) = ahead.next() {
             match piece.extent {
                 Extent::Hole => {}
                 Extent::Uncompressed { start, len } | Extent::Compressed { start, len }
                     if start == reached =>
                 {
-                    let behind = start.saturating_add(u64::from(len));
-                    if behind > limit {
+                    let block_end = start.saturating_add(u64::from(len));
+                    if block_end > limit {
                         break;
                     }
-                    reached = behind;
+                    reached = block_end;
                 }
                 _ => break,
             }
@@ -161,8 +161,8 @@ impl Pieces<'_, '_> {
     }
 }
 
-/// Refuses a block that begins before any can: it would show the image itself.
-fn behind_superblock(extent: Extent) -> Result<Extent> {
+/// Rejects a block that overlaps the superblock.
+fn check_after_superblock(extent: Extent) -> Result<Extent> {
     match extent {
         Extent::Uncompressed { start, .. } | Extent::Compressed { start, .. }
             if start < length(superblock::SIZE) =>

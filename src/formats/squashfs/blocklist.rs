@@ -1,14 +1,13 @@
-//! The block list of a file: which bytes of the image hold each block of it.
+//! The block list of a file: which bytes of the image hold each of its blocks.
 //!
-//! Owns the words of the list and finding the n-th of them; leaves reading blocks to `data`.
-//! Invariant: a list has as many words as the file's size demands, and no more are ever read.
+//! Invariant: a list has as many words as the size of the file requires, and no more are ever read.
 //!
-//! A word is the length of a block on disk: bit 24 set where it is stored plain, 0 where the block
-//! is a hole. Blocks follow each other on disk, so the place of a block is the sum of the words
-//! before it, and the list itself lies in a chain of metadata blocks. A file of a few thousand
-//! blocks is walked from its start each time, which costs a few microseconds. For larger ones the
-//! walk is made once and leaves a checkpoint every `STRIDE` words; the checkpoints are cached like
-//! blocks are.
+//! A word is the length of a block on disk. Bit 24 is set if the block is uncompressed. The word is
+//! 0 if the block is a hole. Blocks follow each other on disk, so the offset of a block is the sum
+//! of the words before it. The list itself is in a chain of metadata blocks. For a file of up to a
+//! few thousand blocks, archfs adds up the words from the start each time, which takes a few
+//! microseconds. For a larger file it does so once and saves a checkpoint every `STRIDE` words.
+//! Checkpoints are cached like blocks.
 
 use super::inode::{InodeRef, RegularBody};
 use super::metadata::{Cursor, Metadata, Position};
@@ -19,27 +18,27 @@ use crate::formats::limits::SQUASHFS_FILE_BLOCKS_MAX;
 use crate::stats::{CacheKind, Stats};
 use crate::sync::Arc;
 
-/// Words between two checkpoints, and the length of a list that needs none.
+/// Words between two checkpoints. A shorter list has none.
 const STRIDE: u64 = 2048;
 
-/// Set in a word where the block is stored plain; the bits above are reserved.
-const PLAIN: u32 = 1 << 24;
+/// Set in a word if the block is uncompressed. The bits above are reserved.
+const UNCOMPRESSED: u32 = 1 << 24;
 
-/// What the list says of one block.
+/// Where one block of a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Extent {
-    /// Zeros that the image does not store.
+    /// Zeros that are not stored in the image.
     Hole,
-    /// `len` bytes at `start` of the image, as they are.
+    /// `len` uncompressed bytes at `start` of the image.
     Uncompressed { start: u64, len: u32 },
-    /// `len` bytes at `start` of the image, compressed.
+    /// `len` compressed bytes at `start` of the image.
     Compressed { start: u64, len: u32 },
 }
 
 impl Extent {
-    /// What `word` says of the block at `start`.
+    /// Parses `word`, for a block at `start`.
     pub(super) fn parse(word: u32, start: u64) -> Self {
-        match (word & PLAIN != 0, word & (PLAIN.wrapping_sub(1))) {
+        match (word & UNCOMPRESSED != 0, word & (UNCOMPRESSED.wrapping_sub(1))) {
             (_, 0) => Self::Hole,
             (true, len) => Self::Uncompressed { start, len },
             (false, len) => Self::Compressed { start, len },
@@ -51,11 +50,11 @@ impl Extent {
 #[derive(Clone, Debug)]
 pub(super) struct Checkpoints(Arc<[Checkpoint]>);
 
-/// The word number `n * STRIDE` of a list.
+/// The position of word `n * STRIDE` of a list.
 #[derive(Clone, Copy, Debug)]
 struct Checkpoint {
     word: Position,
-    /// Where its block starts, bytes into the image.
+    /// Offset of its block in the image.
     start: u64,
 }
 
@@ -68,30 +67,31 @@ impl Cached for Checkpoints {
 /// The block lists of an image.
 pub(super) struct BlockLists {
     block_size: u32,
-    /// Words that the inode table can hold at most.
+    /// Most words that the inode table can hold.
     words_max: u64,
     checkpoints: Cache<InodeRef, Checkpoints>,
 }
 
 impl BlockLists {
-    /// The lists of an image with blocks of `block_size` bytes whose inode table holds no more than
-    /// `words_max` words; `capacity` bytes for checkpoints.
+    /// The block lists of an image with blocks of `block_size` bytes, whose inode table holds at
+    /// most `words_max` words. `capacity` bytes are for checkpoints.
     pub(super) fn new(block_size: u32, words_max: u64, capacity: u64) -> Self {
-        // A list of 2^30 words has 2^19 checkpoints; such files are rare, so few shards do.
+        // A list of 2^30 words has 2^19 checkpoints. Such files are rare, so a few shards are
+        // enough.
         Self { block_size, words_max, checkpoints: Cache::new(capacity, capacity / 8) }
     }
 
-    /// Bytes of a block.
+    /// Size of a block, bytes.
     pub(super) fn block_size(&self) -> u32 {
         self.block_size
     }
 
-    /// Has `stats` ask what its cache did.
+    /// Registers the counters of its cache with `stats`.
     pub(super) fn report_to(&self, stats: &Stats) {
         self.checkpoints.report_to(stats, CacheKind::Metadata);
     }
 
-    /// Lets its cache use `part` of its capacity.
+    /// Limits its cache to `part` of its capacity.
     pub(super) fn resize(&self, part: Part) {
         self.checkpoints.resize(part);
     }
@@ -101,10 +101,11 @@ impl BlockLists {
         self.checkpoints.clear();
     }
 
-    /// Number of blocks of a file; its tail in a fragment is none of them.
+    /// Number of blocks of a file, without a tail in a fragment.
     ///
     /// # Errors
-    /// `Unsupported` for more than archfs takes; `Corrupt` for more than the image can list.
+    /// `Unsupported` for more blocks than archfs supports; `Corrupt` for more than the image can
+    /// list.
     pub(super) fn count(&self, body: &RegularBody) -> Result<u64> {
         let block_size = u64::from(self.block_size);
         let count = match body.tail {
@@ -126,7 +127,7 @@ impl BlockLists {
         Ok(count)
     }
 
-    /// Bytes of the list, which follows the inode of a file.
+    /// Length of the block list, bytes. It follows the inode of the file.
     ///
     /// # Errors
     /// As `count`.
@@ -134,10 +135,10 @@ impl BlockLists {
         Ok(self.count(body)?.saturating_mul(4))
     }
 
-    /// The extents of a file from block `first` on; `list` is the cursor at its first word.
+    /// The extents of a file from block `first` on; `list` is the cursor at the first word.
     ///
     /// # Errors
-    /// `Corrupt` where the list is damaged; `Io`.
+    /// `Corrupt` if the list is damaged; `Io`.
     pub(super) fn extents<'m>(
         &self,
         metadata: &'m Metadata,
@@ -152,32 +153,32 @@ impl BlockLists {
             let nth = first.checked_div(STRIDE).unwrap_or(0);
             let all = self.checkpoints.get_or_load(inode, || extents.clone().checkpoints())?;
             if let Some(checkpoint) = all.0.get(index(nth)) {
-                let passed = nth.saturating_mul(STRIDE);
+                let skipped = nth.saturating_mul(STRIDE);
                 extents.words = metadata.cursor(checkpoint.word)?;
                 extents.start = checkpoint.start;
-                extents.left = count.saturating_sub(passed);
+                extents.left = count.saturating_sub(skipped);
             }
         }
-        extents.pass(first.saturating_sub(count.saturating_sub(extents.left)))?;
+        extents.skip(first.saturating_sub(count.saturating_sub(extents.left)))?;
         Ok(extents)
     }
 }
 
-/// Walks along a block list.
+/// An iterator over a block list.
 #[derive(Clone)]
 pub(super) struct Extents<'m> {
     words: Cursor<'m>,
-    /// Where the next block starts, bytes into the image.
+    /// Offset of the next block in the image.
     start: u64,
-    /// Words not yet read.
+    /// Words not read yet.
     left: u64,
 }
 
 impl Extents<'_> {
-    /// The next block, or `None` behind the last.
+    /// The next block, or `None` after the last.
     ///
     /// # Errors
-    /// `Corrupt` where the list ends early; `Io`.
+    /// `Corrupt` if the list ends early; `Io`.
     pub(super) fn next(&mut self) -> Result<Option<Extent>> {
         if self.left == 0 {
             return Ok(None);
@@ -189,26 +190,26 @@ impl Extents<'_> {
         Ok(Some(extent))
     }
 
-    /// Passes over `count` blocks.
-    fn pass(&mut self, count: u64) -> Result<()> {
-        let mut due = count.min(self.left);
-        self.left = self.left.saturating_sub(due);
-        while due > 0 {
+    /// Skips `count` blocks.
+    fn skip(&mut self, count: u64) -> Result<()> {
+        let mut remaining = count.min(self.left);
+        self.left = self.left.saturating_sub(remaining);
+        while remaining > 0 {
             let rest = self.words.rest()?;
-            let whole = length(rest.len() / 4).min(due);
-            if whole == 0 {
-                // A word that two metadata blocks share.
+            let whole_words = length(rest.len() / 4).min(remaining);
+            if whole_words == 0 {
+                // A word that spans two metadata blocks.
                 let word = u32::from_le_bytes(self.words.array()?);
                 self.start = self.start.saturating_add(stored_len(word));
-                due = due.saturating_sub(1);
+                remaining = remaining.saturating_sub(1);
                 continue;
             }
             let (words, _) = rest.as_chunks::<4>();
-            let passed = words.get(..index(whole)).unwrap_or_default();
-            let sum: u64 = passed.iter().map(|word| stored_len(u32::from_le_bytes(*word))).sum();
+            let skipped = words.get(..index(whole_words)).unwrap_or_default();
+            let sum: u64 = skipped.iter().map(|word| stored_len(u32::from_le_bytes(*word))).sum();
             self.start = self.start.saturating_add(sum);
-            self.words.skip(whole.saturating_mul(4))?;
-            due = due.saturating_sub(whole);
+            self.words.skip(whole_words.saturating_mul(4))?;
+            remaining = remaining.saturating_sub(whole_words);
         }
         Ok(())
     }
@@ -217,7 +218,7 @@ impl Extents<'_> {
         let mut checkpoints = Vec::new();
         while self.left > 0 {
             checkpoints.push(Checkpoint { word: self.words.position(), start: self.start });
-            self.pass(STRIDE)?;
+            self.skip(STRIDE)?;
         }
         Ok(Checkpoints(checkpoints.into()))
     }
@@ -225,7 +226,7 @@ impl Extents<'_> {
 
 /// Bytes on disk of the block that `word` describes.
 fn stored_len(word: u32) -> u64 {
-    u64::from(word & PLAIN.wrapping_sub(1))
+    u64::from(word & UNCOMPRESSED.wrapping_sub(1))
 }
 
 #[cfg(test)]
@@ -254,11 +255,11 @@ mod tests {
     }
 
     #[test]
-    fn finds_any_block_as_a_plain_walk_does() {
+    fn finds_any_block_like_a_linear_walk() {
         let words: Vec<u32> = (0..10_000_u32)
             .map(|n| match n % 7 {
                 0 => 0,
-                1 => PLAIN | BLOCK,
+                1 => UNCOMPRESSED | BLOCK,
                 _ => 1 + n % 4000,
             })
             .collect();
@@ -268,13 +269,13 @@ mod tests {
             expected.push(Extent::parse(word, start));
             start += stored_len(word);
         }
-        // An odd lead makes words straddle metadata blocks.
+        // With an odd lead, words span metadata blocks.
         for lead in [0, 2, 17] {
             let metadata = list(&words, lead);
             let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
-            let at = Position { block: 0, offset: u16::try_from(lead).unwrap() };
+            let position = Position { block: 0, offset: u16::try_from(lead).unwrap() };
             let open = |first| {
-                let cursor = metadata.cursor(at).unwrap();
+                let cursor = metadata.cursor(position).unwrap();
                 let inode = InodeRef::new(0, 0);
                 lists.extents(&metadata, inode, &body(words.len()), cursor, first).unwrap()
             };
@@ -284,15 +285,15 @@ mod tests {
                 assert_eq!(extents.next().unwrap(), expected.get(index(first) + 1).copied());
             }
             assert_eq!(open(10_000).next().unwrap(), None);
-            let mut whole = open(0);
+            let mut all = open(0);
             for extent in &expected {
-                assert_eq!(whole.next().unwrap(), Some(*extent));
+                assert_eq!(all.next().unwrap(), Some(*extent));
             }
         }
     }
 
     #[test]
-    fn counts_the_tail_only_where_it_is_no_fragment() {
+    fn counts_the_tail_unless_it_is_in_a_fragment() {
         let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
         let tail = Some(super::super::inode::Tail { fragment: 0, offset: 0 });
         for (size, alone, shared) in [(0, 0, 0), (1, 1, 0), (4096, 1, 1), (4097, 2, 1)] {
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_one_block_more_than_the_limit() {
+    fn rejects_one_block_more_than_the_limit() {
         let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
         let size = SQUASHFS_FILE_BLOCKS_MAX * u64::from(BLOCK);
         let body = RegularBody { start: 0, size, sparse: 0, tail: None };
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_one_block_more_than_the_inode_table_can_list() {
+    fn rejects_one_block_more_than_the_inode_table_can_list() {
         let lists = BlockLists::new(BLOCK, 10, 1 << 20);
         assert_eq!(lists.count(&body(10)).unwrap(), 10);
         let error = lists.count(&body(11)).unwrap_err();
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_a_list_that_ends_before_the_file_does() {
+    fn reports_a_list_shorter_than_its_file() {
         let metadata = list(&[5; 10], 0);
         let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
         for (blocks, first) in [(11, 10), (5000, 4000)] {

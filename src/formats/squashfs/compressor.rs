@@ -1,8 +1,7 @@
-//! The options of the compressor, as some images store them.
+//! The options of the compressor, which some images store in a metadata block after the superblock
+//! (squashfs_fs.h, and *_wrapper.c of squashfs-tools).
 //!
-//! Owns their layouts (one metadata block behind the superblock; squashfs_fs.h and the *_wrapper.c
-//! of squashfs-tools); leaves decoding, which needs none of them, to `codecs`.
-//! Invariant: they are for people only. Options that make no sense are told as none.
+//! They are for display only; decompression needs none of them. Invalid options are shown as none.
 
 use super::SquashFs;
 use super::metadata::Position;
@@ -11,15 +10,15 @@ use crate::codecs::Codec;
 use crate::error::Result;
 use crate::formats::bytes::{Reader, index, length};
 
-/// Filters of xz by their bits, from the lowest.
+/// Filters of xz, from the lowest bit on.
 const XZ_FILTERS: [&str; 6] = ["x86", "powerpc", "ia64", "arm", "armthumb", "sparc"];
 
-/// Algorithms of lzo by their numbers.
+/// Algorithms of lzo by number.
 const LZO_ALGORITHMS: [&str; 5] =
     ["lzo1x_1", "lzo1x_1_11", "lzo1x_1_12", "lzo1x_1_15", "lzo1x_999"];
 
 impl SquashFs {
-    /// The options that the image was made with, as `mksquashfs` takes them, if they are stored.
+    /// The compressor options of the image as arguments of `mksquashfs`, if they are stored.
     pub(super) fn options(&self) -> Option<String> {
         if !self.superblock.has_options {
             return None;
@@ -56,7 +55,7 @@ fn options(codec: Codec, bytes: &[u8]) -> Result<Option<String>> {
         Codec::Lzo => {
             let (algorithm, level) = (reader.u32()?, reader.u32()?);
             let name = LZO_ALGORITHMS.get(index(algorithm));
-            // Only the last one has levels.
+            // Only this algorithm has levels.
             name.map(|name| match algorithm {
                 4 => format!("{name}, level {level}"),
                 _ => (*name).to_owned(),

@@ -1,14 +1,13 @@
 //! The contents of files: data blocks, fragment blocks, holes.
 //!
-//! Owns how a range of a file becomes bytes, and which blocks enter the cache; leaves where the
-//! blocks lie to `pieces` and `blocklist`. Invariant: every byte handed out was decoded from the
-//! block the file names and lies within what that block decoded to, or is a zero of a hole.
+//! Invariant: every byte returned is a zero of a hole or lies within the decompressed block that
+//! the file names.
 //!
-//! A read within one compressed block is answered from the decoded block with no copy at all. The
-//! block stays in the cache while there is something in it that nobody has read: other files, or
-//! the rest of a large block. One that is read as a whole never enters (`cache::Block` tells why).
-//! Blocks stored plain are read straight into the answer: the page cache of the archive holds them
-//! already.
+//! A read within one compressed block returns a reference to the decompressed block, without a
+//! copy. The block stays in the cache until every byte of it has been read once, for example while
+//! other files in it are still unread. A block that is read whole at once is not cached (see
+//! `cache::Block` for the reason). Uncompressed blocks are read directly into the reply, because
+//! the page cache already holds them.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -28,16 +27,16 @@ use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{ReadBytes, Scratch, SeekTarget};
 
-/// A record of the fragment table: start (8 bytes), word (4), unused (4).
+/// Size of a record of the fragment table, bytes: start (8), word (4), unused (4).
 const FRAGMENT_RECORD: usize = 16;
 
-/// The most stored bytes that one read of the archive fetches for the blocks of one request.
+/// Most bytes that one read of the archive fetches for the blocks of one request.
 const RUN_MAX: u64 = 1 << 20;
 
 thread_local! {
-    /// Memory for blocks as they are stored. Taken out while in use, for the storage may be a file
-    /// of another image, which is read on the same thread.
-    static STORED: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    /// A buffer for compressed blocks. It is taken out while in use: the storage may be a file in
+    /// another image, which is read on the same thread.
+    static READ_BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 /// The contents of all files of an image.
@@ -48,21 +47,22 @@ pub(super) struct Data {
     lists: BlockLists,
     fragments: Option<Table<FRAGMENT_RECORD>>,
     pool: Arc<BlockPool>,
-    /// Bounds the blocks in the cache and those that are being decoded or read, of all images.
+    /// Limits the blocks in the cache, and those being decompressed or read, of all images
+    /// together.
     room: Arc<Room>,
     cache: Arc<Cache<Extent, Arc<Block>>>,
 }
 
-/// A file, as `Data` needs it.
+/// The parts of an inode that reading a file needs.
 pub(super) struct FileRef<'m> {
     pub(super) inode: InodeRef,
     pub(super) body: RegularBody,
-    /// At the first word of its block list.
+    /// A cursor at the first word of its block list.
     pub(super) list: Cursor<'m>,
 }
 
 impl Data {
-    /// Contents of the image in `storage`; `capacity` bytes for decoded blocks.
+    /// The contents of the image in `storage`; `capacity` bytes are for decompressed blocks.
     pub(super) fn new(
         storage: Arc<dyn Storage>,
         codec: Codec,
@@ -87,19 +87,19 @@ impl Data {
         }
     }
 
-    /// Has `stats` ask what its caches did.
+    /// Registers the counters of its caches with `stats`.
     pub(super) fn report_to(&self, stats: &Stats) {
         self.lists.report_to(stats);
         self.cache.report_to(stats, CacheKind::Data);
     }
 
-    /// Lets its caches use `part` of their capacity.
+    /// Limits its caches to `part` of their capacity.
     pub(super) fn resize(&self, part: Part) {
         self.lists.resize(part);
         self.cache.resize(part);
     }
 
-    /// Frees what is kept of the contents.
+    /// Frees all cached contents.
     pub(super) fn release(&self) {
         self.lists.release();
         self.cache.clear();
@@ -111,7 +111,7 @@ impl Data {
         &self.lists
     }
 
-    /// Where the contents of a file begin, bytes into the image.
+    /// Offset in the image of the first byte of a file's contents.
     ///
     /// # Errors
     /// As `fragment`.
@@ -125,7 +125,7 @@ impl Data {
         }
     }
 
-    /// Decoded bytes of a whole block.
+    /// Size of a block, decompressed bytes.
     pub(super) fn block_size(&self) -> u64 {
         u64::from(self.block_size)
     }
@@ -151,10 +151,10 @@ impl Data {
         while let Some(piece) = pieces.next()? {
             let start = filled;
             filled = filled.saturating_add(piece.range.len());
-            if let Some(mut plain) = piece.plain()? {
-                filled = filled.saturating_add(pieces.pass_plain(&mut plain)?);
+            if let Some(mut image_range) = piece.uncompressed()? {
+                filled = filled.saturating_add(pieces.skip_uncompressed(&mut image_range)?);
                 let target = answer.get_mut(start..filled).unwrap_or_default();
-                self.storage.read_exact_at(target, plain.start)?;
+                self.storage.read_exact_at(target, image_range.start)?;
                 continue;
             }
             let target = answer.get_mut(start..filled).unwrap_or_default();
@@ -171,10 +171,10 @@ impl Data {
         Ok(ReadBytes::Scratch(answer))
     }
 
-    /// Brings the blocks of a file from `offset` to `end` near, for whoever will read them.
+    /// Loads the blocks of a file from `offset` to `end` into the cache or page cache.
     ///
     /// # Errors
-    /// As `read`, which will report them to who reads.
+    /// As `read`, which reports them again to the reader.
     pub(super) fn fetch(
         &self,
         metadata: &Metadata,
@@ -192,10 +192,10 @@ impl Data {
             match piece.extent {
                 Extent::Hole => {}
                 Extent::Uncompressed { .. } => {
-                    if let Some(mut plain) = piece.plain()? {
-                        pieces.pass_plain(&mut plain)?;
-                        let len = plain.end.saturating_sub(plain.start);
-                        self.storage.will_need(plain.start, len);
+                    if let Some(mut image_range) = piece.uncompressed()? {
+                        pieces.skip_uncompressed(&mut image_range)?;
+                        let len = image_range.end.saturating_sub(image_range.start);
+                        self.storage.will_need(image_range.start, len);
                     }
                 }
                 Extent::Compressed { .. } => {
@@ -215,7 +215,7 @@ impl Data {
         Ok(())
     }
 
-    /// The first data or hole at or after `offset`.
+    /// The offset of the first data or hole at or after `offset`.
     pub(super) fn seek(
         &self,
         metadata: &Metadata,
@@ -247,7 +247,7 @@ impl Data {
         }
     }
 
-    /// The pieces of a file from `offset` to `end`, which lie within it.
+    /// The pieces of a file from `offset` to `end`, which must be within the file.
     fn pieces<'m>(
         &self,
         metadata: &'m Metadata,
@@ -264,15 +264,15 @@ impl Data {
         Ok(Pieces { data: self, metadata, body, extents, block: first, offset, end })
     }
 
-    /// The decoded block of a compressed piece, which holds at least the bytes of the piece; these
-    /// count as handed out. `behind` are the pieces after it, of the same request.
-    fn block(&self, piece: &Piece, run: &mut Run, behind: &Pieces<'_, '_>) -> Result<Arc<Block>> {
+    /// The decompressed block of a compressed piece, which holds at least the bytes of the piece.
+    /// Counts these as read. `later` are the later pieces of the same request.
+    fn block(&self, piece: &Piece, run: &mut Run, later: &Pieces<'_, '_>) -> Result<Arc<Block>> {
         let count = piece.range.len();
         let mut was_loaded = false;
         let block = self.cache.get_or_load(piece.extent, || {
             was_loaded = true;
             let permit = || Ok(self.room.wait(self.block_size()));
-            let block = self.load(piece.extent, run, behind, permit)?;
+            let block = self.load(piece.extent, run, later, permit)?;
             let is_used_up = block.hand_out(count);
             Ok(Arc::new(if is_used_up { block } else { block.fitted() }))
         })?;
@@ -285,12 +285,12 @@ impl Data {
         Ok(block)
     }
 
-    /// Reads and decodes a compressed block, with a `permit` for its memory.
+    /// Reads and decompresses a compressed block. `permit` gets the permit for its memory.
     fn load(
         &self,
         extent: Extent,
         run: &mut Run,
-        behind: &Pieces<'_, '_>,
+        later: &Pieces<'_, '_>,
         permit: impl FnOnce() -> Result<Permit>,
     ) -> Result<Block> {
         let (start, len) = match extent {
@@ -304,21 +304,23 @@ impl Data {
             )));
         }
         let end = start.saturating_add(u64::from(len));
-        let most = RUN_MAX.saturating_sub(u64::from(len));
-        let stored = run.bytes(&*self.storage, start..end, || behind.neighbours(end, most))?;
-        // Only now: what was read may lie in an image within this one, which needs permits as well.
+        let len_max = RUN_MAX.saturating_sub(u64::from(len));
+        let compressed =
+            run.bytes(&*self.storage, start..end, || later.contiguous_end(end, len_max))?;
+        // The permit is taken only now, because reading an image within an image also takes
+        // permits.
         let permit = permit()?;
         let block = self.pool.block(|buffer| {
-            let decoded = self.codec.decode(stored, buffer);
+            let decoded = self.codec.decode(compressed, buffer);
             decoded.map_err(|error| error.within(format_args!("squashfs data block at {start:#x}")))
         })?;
         Ok(block.with(permit))
     }
 
-    /// Where the fragment block of a tail lies.
+    /// Where the fragment block of a tail is.
     ///
     /// # Errors
-    /// `Corrupt` where there is none; as reading metadata.
+    /// `Corrupt` if there is none; the errors of reading metadata.
     pub(super) fn fragment(&self, metadata: &Metadata, tail: Tail) -> Result<Extent> {
         let Some(fragments) = &self.fragments else {
             let number = tail.fragment;
@@ -340,20 +342,20 @@ impl Data {
     }
 }
 
-/// Blocks as they are stored, one behind the other, that one read fetched.
+/// Contiguous compressed blocks fetched with one read.
 struct Run {
     bytes: Vec<u8>,
-    /// Where they start in the image, and how many of `bytes` are theirs.
+    /// Their offset in the image, and how many of `bytes` are valid.
     start: u64,
     len: usize,
 }
 
 impl Run {
     fn new() -> Self {
-        Self { bytes: STORED.take(), start: 0, len: 0 }
+        Self { bytes: READ_BUFFER.take(), start: 0, len: 0 }
     }
 
-    /// The bytes of the image at `range`. If they were not fetched, all up to `end` are.
+    /// The bytes of the image at `range`. If they were not fetched yet, fetches all up to `end`.
     fn bytes(
         &mut self,
         storage: &dyn Storage,
@@ -362,7 +364,7 @@ impl Run {
     ) -> Result<&[u8]> {
         let fetched = self.start..self.start.saturating_add(length(self.len));
         if !(fetched.start <= range.start && range.end <= fetched.end) {
-            // Past the end of the image there is nothing but what the archive only claims.
+            // Never fetch past the end of the image, whatever the block list claims.
             let end = end().min(storage.len()).max(range.end);
             self.len = 0;
             let len = index(end.saturating_sub(range.start));
@@ -381,6 +383,6 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        STORED.set(std::mem::take(&mut self.bytes));
+        READ_BUFFER.set(std::mem::take(&mut self.bytes));
     }
 }

@@ -1,15 +1,14 @@
-//! Directories: listing, searching, and places in a listing that survive.
+//! Directories: listing, lookup, and cookies that stay valid.
 //!
-//! Owns the layout of listings and of the directory index; leaves the inodes named to `inode`.
-//! Invariant: names come in strictly ascending order of bytes, or the listing is damaged; so no
-//! directory shows one name twice.
+//! Invariant: names must be in strictly ascending byte order. Otherwise the listing is damaged. No
+//! directory can therefore show a name twice.
 //!
-//! A listing is made of runs: a header (how many entries, which block of the inode table they point
-//! into, the inode number they count from), then up to 256 entries. An entry can not be read
-//! without its header, so a cookie names the run's header by its place in the listing (32 bits) and
-//! the entry by its turn in the run (8 bits). Any cookie can thus be taken up at any time, with
-//! nothing kept. A directory larger than one metadata block has an index: first names of blocks
-//! with their places, which saves the walk along the chain.
+//! A listing consists of runs. A run is a header (number of entries, block of the inode table, base
+//! inode number) and up to 256 entries. An entry cannot be decoded without its header. A cookie
+//! therefore holds the offset of the run's header in the listing (32 bits) and the index of the
+//! entry in the run (8 bits). A listing can continue from any cookie at any time, and archfs keeps
+//! no state for it. A directory larger than one metadata block has an index: the first name of some
+//! blocks with their positions. A lookup starts there instead of at the start of the chain.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
@@ -21,19 +20,19 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{SQUASHFS_DIR_RUN_MAX, SQUASHFS_METADATA_MAX, SQUASHFS_NAME_MAX};
 use crate::vfs::{Cookie, FileKind, Name};
 
-/// Bytes of a run's header and of an entry without its name.
+/// Size of a run's header and of an entry without its name, bytes.
 const RUN_HEADER: u32 = 12;
 const ENTRY_HEADER: u32 = 8;
 
-/// Names in the index have the limit of the format, one more than Linux shows.
+/// The format allows names in the index to be one byte longer than Linux shows.
 const INDEX_NAME_MAX: usize = 256;
 
-/// A directory, ready to be read.
+/// A directory to be read.
 pub(super) struct Directory<'m> {
     metadata: &'m Metadata,
     table: u64,
     body: DirectoryBody,
-    /// Behind the directory's inode, where its index is.
+    /// A cursor after the directory's inode, at its index.
     index: Cursor<'m>,
 }
 
@@ -41,15 +40,15 @@ pub(super) struct Directory<'m> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry<'n> {
     pub(super) reference: InodeRef,
-    /// The number that the inode is said to have.
+    /// The inode number according to the entry.
     pub(super) number: u32,
     pub(super) kind: FileKind,
     pub(super) name: Name<'n>,
-    /// The place behind it.
+    /// The position after this entry.
     pub(super) next: Cookie,
 }
 
-/// What an entry leads to.
+/// The inode that an entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) reference: InodeRef,
@@ -58,7 +57,7 @@ pub(super) struct Found {
 }
 
 impl<'m> Directory<'m> {
-    /// The directory of an inode; `index` is the cursor behind that inode.
+    /// The directory of an inode; `index` is the cursor after that inode.
     pub(super) fn new(
         metadata: &'m Metadata,
         table: u64,
@@ -71,52 +70,56 @@ impl<'m> Directory<'m> {
     /// Visits the entries after `cookie` until `visit` breaks.
     ///
     /// # Errors
-    /// `InvalidInput` for a cookie that names no place of this directory; `Corrupt`; `Io`.
+    /// `InvalidInput` if the cookie is not a position in this directory; `Corrupt`; `Io`.
     pub(super) fn visit(
         &self,
         cookie: Cookie,
         visit: impl FnMut(Entry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let place = Place::decode(cookie).filter(|place| place.run <= self.body.listing_len());
-        let no_place = || {
+        let position = EntryPosition::decode(cookie)
+            .filter(|position| position.run <= self.body.listing_len());
+        let invalid_cookie = || {
             let context = format!("{} is no place in this directory", cookie.0);
             Error::new(Kind::InvalidInput, context)
         };
-        let place = place.ok_or_else(no_place)?;
-        let nearest = self.nearest_index(|at, _| at <= place.run)?;
-        let visited =
-            self.open(nearest, place.run).and_then(|listing| listing.visit(place.turn, visit));
+        let position = position.ok_or_else(invalid_cookie)?;
+        let nearest = self.nearest_index(|listing_offset, _| listing_offset <= position.run)?;
+        let visited = self
+            .open(nearest, position.run)
+            .and_then(|listing| listing.visit(position.entry_index, visit));
         match visited {
-            // A position that telldir(3) never returned, and no damage.
-            Err(error) if error.kind() == Kind::Corrupt && !self.is_run(place.run) => {
-                Err(no_place())
+            // The cookie is a position that telldir(3) never returned; the directory is not
+            // damaged.
+            Err(error) if error.kind() == Kind::Corrupt && !self.is_run(position.run) => {
+                Err(invalid_cookie())
             }
             visited => visited,
         }
     }
 
-    /// Whether a run begins at `run`; also where damage on the way hides that.
+    /// Whether a run starts at `run`. Also true if damage prevents the check.
     fn is_run(&self, run: u32) -> bool {
         if run == 0 {
             return true;
         }
         let mut reached = 0;
         let mut walk = || -> Result<()> {
-            let nearest = self.nearest_index(|at, _| at < run)?;
+            let nearest = self.nearest_index(|listing_offset, _| listing_offset < run)?;
             let listing = self.open(nearest, nearest.map_or(0, |near| near.listing))?;
             listing.visit(0, |entry| {
-                // Behind the last entry of a run lies the next run.
-                reached = Place::decode(entry.next).map_or(reached, |place| place.run);
+                // The position after the last entry of a run is the next run.
+                reached =
+                    EntryPosition::decode(entry.next).map_or(reached, |position| position.run);
                 if reached < run { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             })
         };
         walk().is_err() || reached == run
     }
 
-    /// What the entry `name` leads to.
+    /// Looks up the entry `name`.
     ///
     /// # Errors
-    /// `Corrupt` where the listing is damaged on the way to it; `Io`.
+    /// `Corrupt` if the listing is damaged before the entry; `Io`.
     pub(super) fn find(&self, name: Name<'_>) -> Result<Option<Found>> {
         let nearest = self.nearest_index(|_, first| first <= name.as_bytes())?;
         let listing = self.open(nearest, nearest.map_or(0, |near| near.listing))?;
@@ -133,10 +136,10 @@ impl<'m> Directory<'m> {
         Ok(found)
     }
 
-    /// Checks that each entry of the index leads to the run that begins with its name.
+    /// Checks that each entry of the index leads to the run that starts with its name.
     ///
     /// # Errors
-    /// `Corrupt` where one does not; `Io`.
+    /// `Corrupt` if one does not; `Io`.
     pub(super) fn check_index(&self) -> Result<()> {
         let mut entries = Vec::new();
         self.nearest_index(|listing, name| {
@@ -144,13 +147,13 @@ impl<'m> Directory<'m> {
             true
         })?;
         for (listing, name) in entries {
-            let mut leads = false;
-            let place = Place { run: listing, turn: 0 };
-            self.visit(place.encode(), |entry| {
-                leads = entry.name.as_bytes() == name;
+            let mut matches = false;
+            let position = EntryPosition { run: listing, entry_index: 0 };
+            self.visit(position.encode(), |entry| {
+                matches = entry.name.as_bytes() == name;
                 ControlFlow::Break(())
             })?;
-            if !leads {
+            if !matches {
                 return Err(Error::corrupt(format!(
                     "squashfs directory index: at {listing:#x} {} should be",
                     name.escape_ascii()
@@ -160,11 +163,11 @@ impl<'m> Directory<'m> {
         Ok(())
     }
 
-    /// The last entry of the index for which `wanted(place in the listing, first name)` holds.
+    /// The last entry of the index for which `wanted(offset in the listing, first name)` holds.
     fn nearest_index(
         &self,
         mut wanted: impl FnMut(u32, &[u8]) -> bool,
-    ) -> Result<Option<NearIndex>> {
+    ) -> Result<Option<IndexEntry>> {
         let mut nearest = None;
         let mut cursor = self.index.clone();
         let mut buffer = [0; INDEX_NAME_MAX];
@@ -180,13 +183,13 @@ impl<'m> Directory<'m> {
             if !wanted(listing, name) {
                 break;
             }
-            nearest = Some(NearIndex { listing, block });
+            nearest = Some(IndexEntry { listing, block });
         }
         Ok(nearest)
     }
 
-    /// The listing from the run at `run`, which lies at or behind the place of `nearest`.
-    fn open(&self, nearest: Option<NearIndex>, run: u32) -> Result<Listing<'m>> {
+    /// The listing from the run at `run` on, which is at or after the position of `nearest`.
+    fn open(&self, nearest: Option<IndexEntry>, run: u32) -> Result<Listing<'m>> {
         let start = match nearest {
             None => Position { block: self.block(self.body.block), offset: self.body.offset },
             Some(near) => {
@@ -198,7 +201,7 @@ impl<'m> Directory<'m> {
         };
         let before = run.saturating_sub(nearest.map_or(0, |near| near.listing));
         let len = self.body.listing_len();
-        // An empty listing may point at a block that does not exist; nothing is read of it.
+        // An empty listing may name a block that does not exist. It is not read.
         let cursor = match run < len {
             true => {
                 let mut cursor = self.metadata.cursor(start)?;
@@ -207,7 +210,7 @@ impl<'m> Directory<'m> {
             }
             false => None,
         };
-        Ok(Listing { cursor, at: run, len })
+        Ok(Listing { cursor, listing_offset: run, len })
     }
 
     fn block(&self, relative: u32) -> u64 {
@@ -217,77 +220,77 @@ impl<'m> Directory<'m> {
 
 /// An entry of the directory index.
 #[derive(Clone, Copy)]
-struct NearIndex {
-    /// Bytes into the listing.
+struct IndexEntry {
+    /// Offset in the listing.
     listing: u32,
-    /// The metadata block there, bytes into the directory table.
+    /// Offset of the metadata block in the directory table.
     block: u32,
 }
 
-/// What a format's cookie says: a run by its place in the listing, an entry by its turn in the run.
+/// A decoded cookie: the offset of a run in the listing, and the index of an entry in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct EntryPosition {
     run: u32,
-    turn: u8,
+    entry_index: u8,
 }
 
-impl Place {
+impl EntryPosition {
     fn encode(self) -> Cookie {
-        let bits = (u64::from(self.run) << 8) | u64::from(self.turn);
+        let bits = (u64::from(self.run) << 8) | u64::from(self.entry_index);
         Cookie(bits.saturating_add(Cookie::START.0))
     }
 
     fn decode(cookie: Cookie) -> Option<Self> {
         let bits = cookie.0.checked_sub(Cookie::START.0)?;
-        let [turn, ..] = bits.to_le_bytes();
-        Some(Self { run: u32::try_from(bits >> 8).ok()?, turn })
+        let [entry_index, ..] = bits.to_le_bytes();
+        Some(Self { run: u32::try_from(bits >> 8).ok()?, entry_index })
     }
 }
 
-/// A listing being read.
+/// A listing that is being read.
 struct Listing<'m> {
     cursor: Option<Cursor<'m>>,
-    /// Bytes into the listing: at the header of a run.
-    at: u32,
+    /// Offset in the listing, at the header of a run.
+    listing_offset: u32,
     len: u32,
 }
 
 impl Listing<'_> {
-    /// Visits the entries from turn `skip` of the first run on.
+    /// Visits the entries of the first run from index `skip` on, then those of all later runs.
     fn visit(self, skip: u8, mut visit: impl FnMut(Entry<'_>) -> ControlFlow<()>) -> Result<()> {
-        let Self { cursor: Some(mut cursor), mut at, len } = self else {
+        let Self { cursor: Some(mut cursor), mut listing_offset, len } = self else {
             return Ok(());
         };
         let mut skip = u32::from(skip);
         let mut names = Names::default();
-        while at < len {
-            let run = at;
+        while listing_offset < len {
+            let run = listing_offset;
             let header: [u8; 12] = cursor.array()?;
             let mut reader = Reader::new("directory header", &header);
             let count = reader.u32()?.saturating_add(1);
             let block = reader.u32()?;
             let base = reader.u32()?;
-            at = at.saturating_add(RUN_HEADER);
+            listing_offset = listing_offset.saturating_add(RUN_HEADER);
             if count > SQUASHFS_DIR_RUN_MAX {
                 return Err(Error::corrupt(format!(
                     "squashfs directory header with {count} entries, at most \
                      {SQUASHFS_DIR_RUN_MAX} can be"
                 )));
             }
-            for turn in 0..count {
-                at = at.saturating_add(ENTRY_HEADER);
-                within(at, len)?;
+            for entry_index in 0..count {
+                listing_offset = listing_offset.saturating_add(ENTRY_HEADER);
+                within(listing_offset, len)?;
                 let (offset, delta, kind, name_len) = entry_header(cursor.array()?)?;
-                at = at.saturating_add(name_len);
-                within(at, len)?;
+                listing_offset = listing_offset.saturating_add(name_len);
+                within(listing_offset, len)?;
                 let name = names.read(&mut cursor, name_len)?;
-                if turn < skip {
+                if entry_index < skip {
                     continue;
                 }
-                let following = turn.saturating_add(1);
+                let following = entry_index.saturating_add(1);
                 let next = match u8::try_from(following) {
-                    Ok(turn) if following < count => Place { run, turn },
-                    _ => Place { run: at, turn: 0 },
+                    Ok(entry_index) if following < count => EntryPosition { run, entry_index },
+                    _ => EntryPosition { run: listing_offset, entry_index: 0 },
                 };
                 let reference = InodeRef::new(block, offset);
                 let number = base.wrapping_add_signed(i32::from(delta));
@@ -302,15 +305,16 @@ impl Listing<'_> {
     }
 }
 
-/// Checks that an entry that ends at `at` lies within a listing of `len` bytes.
-fn within(at: u32, len: u32) -> Result<()> {
-    if at > len {
+/// Checks that an entry that ends at `listing_offset` lies within a listing of `len` bytes.
+fn within(listing_offset: u32, len: u32) -> Result<()> {
+    if listing_offset > len {
         return Err(Error::corrupt("squashfs directory: an entry past the listing's end"));
     }
     Ok(())
 }
 
-/// Offset of the inode in its block, its number less that of the run, kind and length of the name.
+/// Parses an entry: offset of the inode in its block, inode number relative to the run's, kind, and
+/// length of the name.
 fn entry_header(bytes: [u8; 8]) -> Result<(u16, i16, FileKind, u32)> {
     let mut reader = Reader::new("directory entry", &bytes);
     let offset = reader.u16()?;
@@ -339,25 +343,25 @@ fn entry_header(bytes: [u8; 8]) -> Result<(u16, i16, FileKind, u32)> {
     Ok((offset, delta, kind, name_len))
 }
 
-/// The name just read and the one before it, to see that they ascend.
+/// The current and the previous name, to check their order.
 struct Names {
     buffers: [[u8; Name::MAX]; 2],
     /// Length of the previous name, 0 before the first.
     previous: usize,
     /// Which buffer holds the previous name.
-    turn: bool,
+    swapped: bool,
 }
 
 impl Default for Names {
     fn default() -> Self {
-        Self { buffers: [[0; Name::MAX]; 2], previous: 0, turn: false }
+        Self { buffers: [[0; Name::MAX]; 2], previous: 0, swapped: false }
     }
 }
 
 impl Names {
     fn read(&mut self, cursor: &mut Cursor<'_>, len: u32) -> Result<Name<'_>> {
         let [first, second] = &mut self.buffers;
-        let (previous, current) = if self.turn { (second, first) } else { (first, second) };
+        let (previous, current) = if self.swapped { (second, first) } else { (first, second) };
         let previous = previous.get(..self.previous).unwrap_or_default();
         let current = current.get_mut(..index(len)).unwrap_or_default();
         cursor.fill(current)?;
@@ -373,7 +377,7 @@ impl Names {
             )));
         }
         self.previous = current.len();
-        self.turn = !self.turn;
+        self.swapped = !self.swapped;
         Ok(name)
     }
 }
@@ -383,18 +387,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cookies_survive_and_never_meet_the_three_fixed_ones() {
+    fn cookies_round_trip_and_differ_from_the_fixed_ones() {
         for run in [0, 1, 12, 8191, u32::MAX] {
-            for turn in [0, 1, 255] {
-                let place = Place { run, turn };
-                assert_eq!(Place::decode(place.encode()), Some(place));
+            for entry_index in [0, 1, 255] {
+                let position = EntryPosition { run, entry_index };
+                assert_eq!(EntryPosition::decode(position.encode()), Some(position));
             }
         }
-        assert_eq!(Place { run: 0, turn: 0 }.encode(), Cookie::START);
-        assert_eq!(Place::decode(Cookie::BEFORE_DOT), None);
-        assert_eq!(Place::decode(Cookie::AFTER_DOT), None);
-        assert_eq!(Place::decode(Cookie(u64::MAX)), None);
-        let largest = Place { run: u32::MAX, turn: 255 }.encode().0;
+        assert_eq!(EntryPosition { run: 0, entry_index: 0 }.encode(), Cookie::START);
+        assert_eq!(EntryPosition::decode(Cookie::BEFORE_DOT), None);
+        assert_eq!(EntryPosition::decode(Cookie::AFTER_DOT), None);
+        assert_eq!(EntryPosition::decode(Cookie(u64::MAX)), None);
+        let largest = EntryPosition { run: u32::MAX, entry_index: 255 }.encode().0;
         assert!(i64::try_from(largest).is_ok(), "off_t is signed");
     }
 }

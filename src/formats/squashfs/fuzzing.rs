@@ -1,7 +1,6 @@
-//! The doors to the parsers of an image, for fuzzing.
+//! Fuzz targets for the parsers of an image. Not part of the program.
 //!
-//! Owns what has to hold of what they let through, whatever the bytes; leaves the walk through a
-//! whole image to `formats::fuzzing`. Is not part of the program.
+//! `formats::fuzzing` walks whole images.
 
 use std::ops::ControlFlow;
 
@@ -22,13 +21,13 @@ use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, Name};
 
-/// Memory for the blocks of an image: too little for anything to be decoded ahead by threads.
+/// Memory for the blocks of an image. Too little for threads to decode ahead.
 const MEMORY: u64 = 16 << 10;
 
-/// Entries and words that one input may make the doors look at.
+/// Most entries and metadata blocks read for one input.
 const STEPS: usize = 300;
 
-/// A superblock: the length of its file, then the block.
+/// A superblock. The input is the length of its file, then the block.
 pub fn superblock(data: &[u8]) {
     let mut reader = Reader::new("input", data);
     let (Ok(file_len), Ok(bytes)) = (reader.u64(), reader.array()) else { return };
@@ -49,7 +48,7 @@ pub fn superblock(data: &[u8]) {
     assert_eq!(parsed.fragment_table.is_some(), parsed.fragment_count > 0);
 }
 
-/// An inode: the place of its record in the chain of metadata, then what the chain holds.
+/// An inode. The input is the offset of its record in the metadata chain, then the chain.
 pub fn inode(data: &[u8]) {
     let mut reader = Reader::new("input", data);
     let offset = reader.u16().unwrap_or(0);
@@ -72,7 +71,7 @@ pub fn inode(data: &[u8]) {
             let lists = BlockLists::new(4096, u64::MAX, MEMORY);
             let Ok(count) = lists.count(&body) else { return };
             assert!(count <= 1 << 30);
-            let mut behind = body.start;
+            let mut expected = body.start;
             let extents = lists.extents(&metadata, reference, &body, cursor, 0);
             let mut left = count;
             let mut extents = extents.expect("the first word is not read yet");
@@ -81,8 +80,8 @@ pub fn inode(data: &[u8]) {
                 if let Extent::Uncompressed { start, len } | Extent::Compressed { start, len } =
                     extent
                 {
-                    assert!(start == behind && len > 0, "a block that lies elsewhere");
-                    behind = behind.saturating_add(u64::from(len));
+                    assert!(start == expected && len > 0, "a block that lies elsewhere");
+                    expected = expected.saturating_add(u64::from(len));
                 }
             }
         }
@@ -90,28 +89,30 @@ pub fn inode(data: &[u8]) {
     }
 }
 
-/// A directory: length of the listing, its place, length of the index; then listing and index.
+/// A directory. The input is the length and offset of the listing, the length and offset of the
+/// index, then the chain that holds both.
 pub fn directory(data: &[u8]) {
     let mut reader = Reader::new("input", data);
     let mut number = || reader.u16().unwrap_or(0);
     let (size, offset, index_count, index_at) = (number(), number(), number(), number());
     let metadata = Metadata::new(chain(rest(&mut reader)), Codec::Gzip, MEMORY);
-    let plain = DirectoryBody { block: 0, offset, size: size.into(), index_count: 0, parent: 0 };
-    let indexed = DirectoryBody { index_count: index_count % 16, ..plain };
+    let without_index =
+        DirectoryBody { block: 0, offset, size: size.into(), index_count: 0, parent: 0 };
+    let indexed = DirectoryBody { index_count: index_count % 16, ..without_index };
     let Ok(index) = metadata.cursor(Position { block: 0, offset: index_at }) else { return };
-    let directory = Directory::new(&metadata, 0, plain, index.clone());
-    let (listed, whole) = entries(&metadata, plain, index.clone(), Cookie::START);
+    let directory = Directory::new(&metadata, 0, without_index, index.clone());
+    let (listed, complete) = entries(&metadata, without_index, index.clone(), Cookie::START);
     assert!(listed.is_sorted_by(|a, b| a.0 < b.0), "names out of order");
     for (nth, (name, reference, next)) in listed.iter().enumerate() {
         let name = Name::parse(name).expect("a listing shows names");
         let found = directory.find(name).ok().flatten();
         assert_eq!(found.map(|found| found.reference), Some(*reference));
-        if nth < 8 && whole {
-            let (behind, _) = entries(&metadata, plain, index.clone(), *next);
-            assert_eq!(behind, &listed[nth + 1..], "from {next:?}");
+        if nth < 8 && complete {
+            let (following, _) = entries(&metadata, without_index, index.clone(), *next);
+            assert_eq!(following, &listed[nth + 1..], "from {next:?}");
         }
     }
-    // The index may send a reader anywhere, but never out of order, and each name is one.
+    // The index may send a reader anywhere, but the names must be valid and in order.
     let (listed, _) = entries(&metadata, indexed, index.clone(), Cookie::START);
     assert!(listed.is_sorted_by(|a, b| a.0 < b.0), "names out of order");
     let directory = Directory::new(&metadata, 0, indexed, index);
@@ -120,7 +121,8 @@ pub fn directory(data: &[u8]) {
     }
 }
 
-/// Lookup tables: where they start, how many records, which one is wanted; then the image.
+/// Lookup tables. The input is where they start, the number of records, the record to read, then
+/// the image.
 pub fn tables(data: &[u8]) {
     let mut reader = Reader::new("input", data);
     let mut start = || u64::from(reader.u16().unwrap_or(0));
@@ -147,7 +149,7 @@ pub fn tables(data: &[u8]) {
     }
 }
 
-/// A chain of compressed blocks: the compressor, then the image.
+/// A chain of compressed blocks. The input is the compressor, then the image.
 pub fn metadata(data: &[u8]) {
     let Some((&codec, image)) = data.split_first() else { return };
     let codecs = [Codec::Gzip, Codec::Lzma, Codec::Lzo, Codec::Xz, Codec::Lz4, Codec::Zstd];
@@ -156,11 +158,11 @@ pub fn metadata(data: &[u8]) {
     let metadata = Metadata::new(storage, codec, MEMORY);
     let Ok(mut cursor) = metadata.cursor(Position { block: 0, offset: 0 }) else { return };
     for _ in 0..STEPS {
-        let place = cursor.position();
+        let position = cursor.position();
         let Ok(rest) = cursor.rest() else { break };
         assert!((1..=8192).contains(&rest.len()));
         let (len, first) = (length(rest.len()), rest[0]);
-        if let Ok(mut again) = metadata.cursor(place) {
+        if let Ok(mut again) = metadata.cursor(position) {
             assert_eq!(again.array::<1>().ok(), Some([first]));
         }
         cursor.skip(len).expect("bytes that are there");
@@ -184,7 +186,8 @@ pub fn squashfs(data: &[u8]) {
     }
 }
 
-/// Names, inodes and places behind them of a listing's first entries, and whether it was sound.
+/// The first entries of a listing with their inodes and next cookies, and whether it was read to
+/// its end.
 type Entries = (Vec<(Vec<u8>, InodeRef, Cookie)>, bool);
 
 fn entries(
@@ -199,11 +202,11 @@ fn entries(
         entries.push((entry.name.as_bytes().to_vec(), entry.reference, entry.next));
         if entries.len() < STEPS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
-    let whole = outcome.is_ok() && entries.len() < STEPS;
-    (entries, whole)
+    let complete = outcome.is_ok() && entries.len() < STEPS;
+    (entries, complete)
 }
 
-/// `bytes` as a chain of metadata blocks that are stored plain.
+/// `bytes` as a chain of uncompressed metadata blocks.
 fn chain(bytes: &[u8]) -> Arc<MemStorage> {
     let mut image = Vec::new();
     for block in bytes.chunks(8192) {

@@ -1,13 +1,12 @@
-//! Images made by hand, for tests: every field can be a lie.
+//! Builds small images for tests, in which every field can be wrong.
 //!
-//! Owns a writer of the smallest image that has one of everything, all metadata stored plain in one
-//! block a table. Is not part of the program; real images are made by mksquashfs in `tests/`.
+//! All metadata is uncompressed, one block per table. Tests in `tests/` use images of mksquashfs.
 
 use crate::formats::bytes::length;
 
 pub(super) const BLOCK: u32 = 4096;
 
-/// The parts of an image, to be changed before `bytes`.
+/// The parts of an image, which tests change before calling `bytes`.
 #[derive(Clone)]
 pub(super) struct Image {
     pub(super) data: Vec<u8>,
@@ -21,24 +20,25 @@ pub(super) struct Image {
     pub(super) id_count: u16,
 }
 
-/// Offsets of the inodes in the table, as `Image::sound` lays them.
+/// Offsets of the inodes in the inode table of `Image::sound`.
 pub(super) const FILE: u16 = 0;
 pub(super) const LINK: u16 = 100;
 pub(super) const PIPE: u16 = 200;
 pub(super) const ROOT: u16 = 300;
 
-/// Where data starts: right behind the superblock.
+/// Offset of the data: right after the superblock.
 pub(super) const DATA: u64 = 96;
 
 impl Image {
-    /// A root with `f`, a file of a plain block, a hole, a compressed block and a tail of 10 bytes
-    /// in a fragment, with two attributes; `l`, a link to "target"; `p`, a fifo.
-    pub(super) fn sound() -> Self {
-        let plain = [b'1'; BLOCK as usize];
-        let packed = zstd::bulk::compress(&[b'3'; BLOCK as usize], 1).unwrap();
+    /// A valid image. Its root has `f`, a file of an uncompressed block, a hole, a compressed block
+    /// and a tail of 10 bytes in a fragment, with two attributes; `l`, a link to "target"; `p`, a
+    /// fifo.
+    pub(super) fn valid() -> Self {
+        let uncompressed = [b'1'; BLOCK as usize];
+        let compressed = zstd::bulk::compress(&[b'3'; BLOCK as usize], 1).unwrap();
         let fragment = zstd::bulk::compress(b"somebodyelse0123456789strangers", 1).unwrap();
-        let data = [&plain[..], &packed, &fragment].concat();
-        let fragment_start = DATA + length(plain.len()) + length(packed.len());
+        let data = [&uncompressed[..], &compressed, &fragment].concat();
+        let fragment_start = DATA + length(uncompressed.len()) + length(compressed.len());
 
         let mut inodes = Vec::new();
         let header = |kind: u16, mode: u16, number: u32| {
@@ -47,7 +47,7 @@ impl Image {
         inodes.extend(header(9, 0o644, 1));
         let size = u64::from(BLOCK) * 3 + 10;
         inodes.extend(fields(&[&DATA, &size, &u64::from(BLOCK), &1_u32, &0_u32, &12_u32, &0_u32]));
-        inodes.extend(fields(&[&(BLOCK | 1 << 24), &0_u32, &(packed.len() as u32)]));
+        inodes.extend(fields(&[&(BLOCK | 1 << 24), &0_u32, &(compressed.len() as u32)]));
         inodes.resize(LINK.into(), 0);
         inodes.extend(header(3, 0o777, 2));
         inodes.extend(fields(&[&1_u32, &6_u32]));
@@ -58,8 +58,8 @@ impl Image {
         inodes.resize(ROOT.into(), 0);
         inodes.extend(header(1, 0o755, 4));
         let directories = listing(&[("f", FILE, 2), ("l", LINK, 3), ("p", PIPE, 6)]);
-        let shown = directories.len() as u16 + 3;
-        inodes.extend(fields(&[&0_u32, &2_u32, &shown, &0_u16, &5_u32]));
+        let listed_size = directories.len() as u16 + 3;
+        inodes.extend(fields(&[&0_u32, &2_u32, &listed_size, &0_u16, &5_u32]));
         inodes.resize(8192, 0);
 
         let mut xattr_pairs = fields(&[&0_u16, &1_u16]);
@@ -83,7 +83,7 @@ impl Image {
         }
     }
 
-    /// The image.
+    /// The bytes of the image.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; 96];
         bytes.extend(&self.data);
@@ -121,15 +121,15 @@ impl Image {
         bytes
     }
 
-    /// Writes `field` over the inode table at `at`.
-    pub(super) fn inode(mut self, at: u16, field: &dyn Field) -> Self {
-        overwrite(&mut self.inodes, at.into(), field);
+    /// Writes `field` into the inode table at `offset`.
+    pub(super) fn inode(mut self, offset: u16, field: &dyn Field) -> Self {
+        overwrite(&mut self.inodes, offset.into(), field);
         self
     }
 
-    /// Writes `field` over the directory table at `at`.
-    pub(super) fn directory(mut self, at: usize, field: &dyn Field) -> Self {
-        overwrite(&mut self.directories, at, field);
+    /// Writes `field` into the directory table at `offset`.
+    pub(super) fn directory(mut self, offset: usize, field: &dyn Field) -> Self {
+        overwrite(&mut self.directories, offset, field);
         self
     }
 }
@@ -144,7 +144,7 @@ pub(super) fn listing(entries: &[(&str, u16, u16)]) -> Vec<u8> {
     bytes
 }
 
-/// A number as it stands on disk.
+/// A number in its on-disk form.
 pub(super) trait Field {
     fn put(&self, bytes: &mut Vec<u8>);
 }
@@ -168,12 +168,12 @@ pub(super) fn fields(fields: &[&dyn Field]) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn overwrite(bytes: &mut [u8], at: usize, field: &dyn Field) {
+pub(super) fn overwrite(bytes: &mut [u8], offset: usize, field: &dyn Field) {
     let field = fields(&[field]);
-    bytes[at..at + field.len()].copy_from_slice(&field);
+    bytes[offset..offset + field.len()].copy_from_slice(&field);
 }
 
-/// Appends a plain metadata block; tells where it starts.
+/// Appends an uncompressed metadata block. Returns its offset.
 fn block(bytes: &mut Vec<u8>, content: &[u8]) -> u64 {
     let start = length(bytes.len());
     bytes.extend((content.len() as u16 | 0x8000).to_le_bytes());
@@ -181,7 +181,7 @@ fn block(bytes: &mut Vec<u8>, content: &[u8]) -> u64 {
     start
 }
 
-/// Appends a metadata block and the list with its position; tells where the list starts.
+/// Appends a metadata block and the list with its position. Returns the offset of the list.
 fn table(bytes: &mut Vec<u8>, content: &[u8]) -> u64 {
     let block = block(bytes, content);
     let start = length(bytes.len());

@@ -1,13 +1,13 @@
-//! What is in an image, and what reading its files decodes.
+//! What is in an image, and how many bytes are decompressed to read its files.
 //!
-//! Owns counting it from the inodes and their block lists; leaves what the sums mean to
-//! `formats::info`. Reads the inode table once and the fragment table, no data.
-//! Invariant: plain, compressed and holes add up to the bytes of all files.
+//! Reads the inode table once and the fragment table, no data. Invariant: uncompressed bytes,
+//! compressed bytes and holes add up to the bytes of all files.
 //!
-//! What a file costs to read. A compressed block costs what it decodes to, a plain one nothing. The
-//! block of fragments that a file ends in is decoded as a whole, if it is compressed; how much that
-//! gives is written nowhere, but it ends where the last end of a file in it does. So the ends are
-//! kept, 16 bytes each, until all inodes were seen, and sorted by their block.
+//! Cost of reading a file: a compressed block costs its decompressed size, an uncompressed block
+//! nothing. The fragment block that holds the tail of a file is decompressed whole, if it is
+//! compressed. Its decompressed size is not stored anywhere, but it is the end of the last tail in
+//! the block. archfs therefore keeps all tails, 16 bytes each, until it has read all inodes, and
+//! sorts them by block.
 
 use super::SquashFs;
 use super::blocklist::Extent;
@@ -19,26 +19,26 @@ use crate::formats::info::{Costs, Fragments, Image, Info, Kinds, Layout, Shares,
 use crate::progress::Progress;
 
 impl SquashFs {
-    /// What is in it.
+    /// Describes the image.
     ///
     /// # Errors
-    /// `Corrupt` where the inode table or the fragment table can not be read to its end; `Io`.
+    /// `Corrupt` if the inode table or the fragment table cannot be read to its end; `Io`.
     pub(in crate::formats) fn info(&self, progress: &Progress) -> Result<Info> {
-        self.counted(progress).map_err(|error| error.within(&self.name))
+        self.count_inodes(progress).map_err(|error| error.within(&self.name))
     }
 
-    fn counted(&self, progress: &Progress) -> Result<Info> {
+    fn count_inodes(&self, progress: &Progress) -> Result<Info> {
         let superblock = &self.superblock;
         progress.begin("reading inodes");
         progress.expect(superblock.directory_table.saturating_sub(superblock.inode_table));
         let mut count = Count::new(self);
-        let mut told = 0;
+        let mut reported = 0;
         self.scan_inodes(|reference, inode, list| {
             let done = reference.bits() >> 16;
-            progress.advance(done.saturating_sub(told));
-            told = done;
-            let place = || reference.place(superblock.inode_table);
-            count.inode(reference, inode, list).map_err(|error| error.within(place()))
+            progress.advance(done.saturating_sub(reported));
+            reported = done;
+            let location = || reference.describe(superblock.inode_table);
+            count.inode(reference, inode, list).map_err(|error| error.within(location()))
         })
         .map_err(|error| error.within("inode table"))?;
         count.tails()?;
@@ -70,21 +70,21 @@ impl SquashFs {
     }
 }
 
-/// The end of a file in a block of fragments.
+/// The tail of a file in a fragment block.
 struct End {
     fragment: u32,
-    /// Bytes into the decoded block.
+    /// Offset in the decompressed block.
     offset: u32,
     len: u32,
-    /// Its number among the costs.
+    /// Number of the file in `costs`.
     file: u32,
 }
 
-/// The blocks of a file, which follow each other.
+/// The contiguous blocks of a file.
 struct Run {
-    /// Bytes into the image.
+    /// Offset in the image.
     start: u64,
-    /// Bytes of the file that they hold, without holes.
+    /// Bytes of the file in them, without holes.
     bytes: u64,
 }
 
@@ -116,7 +116,7 @@ impl<'i> Count<'i> {
     }
 
     fn inode(&mut self, reference: InodeRef, inode: &Inode, list: &Cursor<'_>) -> Result<()> {
-        // What writers count as links of a folder is not the same everywhere; it has one name.
+        // Writers count the links of a directory differently. It always has one name.
         let names = match inode.body {
             Body::Directory(_) => 1,
             _ => u64::from(inode.nlink),
@@ -132,20 +132,20 @@ impl<'i> Count<'i> {
         let SquashFs { data, metadata, .. } = self.image;
         let lists = data.lists();
         let mut extents = lists.extents(metadata, reference, body, list.clone(), 0)?;
-        let (mut left, mut decoded, mut plain) = (body.size, 0_u64, 0_u64);
+        let (mut left, mut decoded, mut uncompressed) = (body.size, 0_u64, 0_u64);
         while let Some(extent) = extents.next()? {
             let len = left.min(data.block_size());
             left = left.saturating_sub(len);
             let sum = match extent {
                 Extent::Hole => &mut self.shares.holes,
-                Extent::Uncompressed { .. } => &mut plain,
+                Extent::Uncompressed { .. } => &mut uncompressed,
                 Extent::Compressed { .. } => &mut decoded,
             };
             *sum = sum.saturating_add(len);
         }
-        self.shares.plain = self.shares.plain.saturating_add(plain);
+        self.shares.plain = self.shares.plain.saturating_add(uncompressed);
         self.shares.compressed = self.shares.compressed.saturating_add(decoded);
-        let bytes = plain.saturating_add(decoded);
+        let bytes = uncompressed.saturating_add(decoded);
         if bytes > 0 {
             self.runs.push(Run { start: body.start, bytes });
         }
@@ -153,14 +153,14 @@ impl<'i> Count<'i> {
         let file = self.costs.add(body.size, decoded);
         if let Some(Tail { fragment, offset }) = body.tail {
             let len = u32::try_from(left).unwrap_or(u32::MAX);
-            // No image has more files than its 32 bits of inodes.
+            // An image has at most 2^32 inodes.
             let file = u32::try_from(file).unwrap_or(u32::MAX);
             self.ends.push(End { fragment, offset, len, file });
         }
         Ok(())
     }
 
-    /// Adds what the blocks of fragments cost to the files that end in them.
+    /// Adds the cost of the fragment blocks to the files that have tails in them.
     fn tails(&mut self) -> Result<()> {
         let SquashFs { data, metadata, .. } = self.image;
         let mut ends = std::mem::take(&mut self.ends);
@@ -173,7 +173,7 @@ impl<'i> Count<'i> {
             let bytes = group.iter().fold(0, |sum: u64, end| sum.saturating_add(end.len.into()));
             let sum = match extent {
                 Extent::Compressed { .. } => {
-                    group.iter().for_each(|end| self.costs.more(index(end.file), decoded));
+                    group.iter().for_each(|end| self.costs.add_to(index(end.file), decoded));
                     self.fragments.compressed = self.fragments.compressed.saturating_add(1);
                     &mut self.shares.compressed
                 }
@@ -183,26 +183,26 @@ impl<'i> Count<'i> {
             self.fragments.used = self.fragments.used.saturating_add(1);
             self.fragments.bytes = self.fragments.bytes.saturating_add(decoded);
             self.fragments.files = self.fragments.files.saturating_add(length(group.len()));
-            for same in group.chunk_by(|a, b| a.offset == b.offset) {
-                let lens = same.iter().map(|end| u64::from(end.len));
+            for duplicates in group.chunk_by(|a, b| a.offset == b.offset) {
+                let lens = duplicates.iter().map(|end| u64::from(end.len));
                 self.shares.shared = self.shares.shared.saturating_add(all_but_longest(lens));
             }
         }
         Ok(())
     }
 
-    /// Finds files whose blocks are those of others.
+    /// Finds files that share their blocks.
     fn runs(&mut self) {
         let mut runs = std::mem::take(&mut self.runs);
         runs.sort_unstable_by_key(|run| run.start);
-        for same in runs.chunk_by(|a, b| a.start == b.start) {
-            let shared = all_but_longest(same.iter().map(|run| run.bytes));
+        for duplicates in runs.chunk_by(|a, b| a.start == b.start) {
+            let shared = all_but_longest(duplicates.iter().map(|run| run.bytes));
             self.shares.shared = self.shares.shared.saturating_add(shared);
         }
     }
 }
 
-/// The sum of all of them but one of the longest.
+/// The sum without one of the largest.
 fn all_but_longest(lens: impl Iterator<Item = u64>) -> u64 {
     let (sum, longest) =
         lens.fold((0_u64, 0), |(sum, longest), len| (sum.saturating_add(len), len.max(longest)));

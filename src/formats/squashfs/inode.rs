@@ -1,8 +1,7 @@
-//! Inodes: the fourteen records that an inode reference can lead to.
+//! Inodes: references to them, and the fourteen on-disk records (basic and extended forms of seven
+//! kinds; squashfs_fs.h).
 //!
-//! Owns their layouts (basic and extended forms of seven kinds; squashfs_fs.h) and references to
-//! them. Leaves contents to `directory`, `data` and `xattr`, and inode identity to `numbers`.
-//! Invariant: a parsed inode holds no sentinel; what is absent is `None`.
+//! Invariant: a parsed inode holds no sentinel values; what is absent is `None`.
 
 use super::metadata::{Cursor, Metadata, Position};
 use crate::error::{Error, Result};
@@ -10,18 +9,18 @@ use crate::formats::bytes::Reader;
 use crate::formats::limits::{FILE_SIZE_MAX, SYMLINK_MAX};
 use crate::vfs::FileKind;
 
-/// What a field holds where there is no fragment, and where there are no extended attributes.
+/// Field value for no fragment, and for no extended attributes.
 const NONE: u32 = u32::MAX;
 
-/// The last kind of inode of the basic form.
+/// The last inode type of the basic form.
 const LAST_BASIC: u16 = 7;
 
-/// Where an inode's record starts, as directories name it.
+/// The position of an inode's record, in the form that directories store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct InodeRef(u64);
 
 impl InodeRef {
-    /// The reference of 64 bits as the superblock stores it, or `None` where more than 48 are set.
+    /// Parses the 64 bits of a reference in the superblock. `None` if more than 48 bits are used.
     pub(super) fn parse(bits: u64) -> Option<Self> {
         (bits >> 48 == 0).then_some(Self(bits))
     }
@@ -31,25 +30,25 @@ impl InodeRef {
         self.0
     }
 
-    /// The record at `offset` of the metadata block that starts `block` bytes into the inode table.
+    /// The record at `offset` in the metadata block at offset `block` of the inode table.
     pub(super) fn new(block: u32, offset: u16) -> Self {
         Self((u64::from(block) << 16) | u64::from(offset))
     }
 
-    /// Where the metadata block of the record starts, bytes into the inode table.
+    /// Offset of the record's metadata block in the inode table.
     pub(super) fn block(self) -> u32 {
         let [_, _, a, b, c, d, ..] = self.0.to_le_bytes();
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// Where in that block the record starts.
+    /// Offset of the record in that block.
     pub(super) fn offset(self) -> u16 {
         let [low, high, ..] = self.0.to_le_bytes();
         u16::from_le_bytes([low, high])
     }
 
-    /// Where its record is, for a person, with the inode table at `inode_table` of the image.
-    pub(super) fn place(self, inode_table: u64) -> String {
+    /// Its position as text for error messages. The inode table is at `inode_table` of the image.
+    pub(super) fn describe(self, inode_table: u64) -> String {
         let Position { block, offset } = self.position(inode_table);
         format!("squashfs inode at {block:#x}, byte {offset}")
     }
@@ -60,12 +59,12 @@ impl InodeRef {
     }
 }
 
-/// An inode, parsed.
+/// A parsed inode.
 #[derive(Clone, Debug)]
 pub(super) struct Inode {
-    /// As the record says; 1 and up.
+    /// The number stored in the record; 1 or more.
     pub(super) number: u32,
-    /// Whether the record is of the extended form.
+    /// Whether the record has the extended form.
     pub(super) is_extended: bool,
     pub(super) permissions: u16,
     /// Indices into the id table.
@@ -79,12 +78,12 @@ pub(super) struct Inode {
     pub(super) body: Body,
 }
 
-/// What only one kind of inode has.
+/// The fields that are specific to a kind of inode.
 #[derive(Clone, Debug)]
 pub(super) enum Body {
     Directory(DirectoryBody),
     Regular(RegularBody),
-    /// Its target is the next `len` bytes of the cursor.
+    /// The target is the next `len` bytes of the cursor.
     Symlink {
         len: u32,
     },
@@ -97,32 +96,32 @@ pub(super) enum Body {
     Socket,
 }
 
-/// Where the listing of a directory lies.
+/// The position of a directory's listing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DirectoryBody {
-    /// Start of its first metadata block, bytes into the directory table.
+    /// Offset of its first metadata block in the directory table.
     pub(super) block: u32,
-    /// Bytes into that block.
+    /// Offset in that block.
     pub(super) offset: u16,
-    /// The size that is shown: three more than the listing has, for the entries it does not store.
+    /// The size shown to users: 3 more than the length of the listing, for "." and "..".
     pub(super) size: u32,
-    /// Entries of the index that follows the record.
+    /// Entries of the index, which follows the record.
     pub(super) index_count: u16,
-    /// The number of the inode of the directory above.
+    /// Inode number of the parent directory.
     pub(super) parent: u32,
 }
 
 impl DirectoryBody {
-    /// Bytes of the listing.
+    /// Length of the listing, bytes.
     pub(super) fn listing_len(&self) -> u32 {
         self.size.saturating_sub(3)
     }
 }
 
-/// Where the contents of a file lie. Its block list is what follows the record.
+/// The position of a file's contents. The block list follows the record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RegularBody {
-    /// Start of the first data block, bytes into the image.
+    /// Offset of the first data block in the image.
     pub(super) start: u64,
     pub(super) size: u64,
     /// Bytes of `size` that are holes.
@@ -130,21 +129,21 @@ pub(super) struct RegularBody {
     pub(super) tail: Option<Tail>,
 }
 
-/// The end of a file, in a block that it shares with the ends of others.
+/// The last bytes of a file, in a block shared with the tails of other files.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tail {
     /// Index into the fragment table.
     pub(super) fragment: u32,
-    /// Bytes into the decoded fragment block.
+    /// Offset in the decompressed fragment block.
     pub(super) offset: u32,
 }
 
 impl Inode {
-    /// Reads the inode at `reference`; the cursor is left behind its fixed part. Who asked for it
-    /// says in an error which one it was.
+    /// Reads the inode at `reference`. Also returns the cursor after the fixed part of its record.
+    /// The caller adds to errors which inode it was.
     ///
     /// # Errors
-    /// `Corrupt` where there is no inode or it contradicts itself; `Io`.
+    /// `Corrupt` if there is no inode or its fields contradict each other; `Io`.
     pub(super) fn read(
         metadata: &Metadata,
         inode_table: u64,
@@ -155,7 +154,7 @@ impl Inode {
         Ok((inode, cursor))
     }
 
-    /// The kind.
+    /// The kind of file.
     pub(super) fn kind(&self) -> FileKind {
         match self.body {
             Body::Directory(_) => FileKind::Directory,
@@ -186,7 +185,8 @@ impl Inode {
     }
 }
 
-/// The part behind the common header: link count, xattr index (`NONE` in basic inodes), the rest.
+/// The part after the common header. Returns the link count, the xattr index (`NONE` in basic
+/// inodes) and the body.
 fn parse_body(kind: u16, cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     match kind {
         1 => basic_directory(cursor),
@@ -207,7 +207,7 @@ fn parse_body(kind: u16, cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     }
 }
 
-/// The extended forms of devices, fifos and sockets are the basic ones with an xattr index behind.
+/// An extended device, fifo or socket is the basic record followed by an xattr index.
 fn with_xattr(
     cursor: &mut Cursor<'_>,
     basic: impl Fn(&mut Cursor<'_>) -> Result<(u32, u32, Body)>,
@@ -286,14 +286,14 @@ fn symlink(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     Ok((nlink, NONE, Body::Symlink { len }))
 }
 
-/// Its xattr index lies behind the target, so a second cursor goes there.
+/// The xattr index follows the target; a second cursor reads it.
 fn extended_symlink(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let (nlink, _, body) = symlink(cursor)?;
-    let mut behind = cursor.clone();
+    let mut after_target = cursor.clone();
     if let Body::Symlink { len } = body {
-        behind.skip(u64::from(len))?;
+        after_target.skip(u64::from(len))?;
     }
-    Ok((nlink, u32::from_le_bytes(behind.array()?), body))
+    Ok((nlink, u32::from_le_bytes(after_target.array()?), body))
 }
 
 fn device(kind: FileKind, cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {

@@ -1,8 +1,7 @@
-//! All inodes of an image, in the order of their table.
+//! Visits all inodes of an image in the order of the inode table.
 //!
-//! Owns going from one record to the next; leaves what is made of them to who asks.
-//! Invariant: no record is visited twice, and none behind the count that the superblock announces,
-//! so a sweep takes no longer than the table is.
+//! Invariant: no record is visited twice, and never more records than the superblock declares. A
+//! scan therefore takes time proportional to the table.
 
 use super::SquashFs;
 use super::inode::{Body, Inode, InodeRef};
@@ -11,11 +10,11 @@ use crate::error::{Error, Result};
 use crate::formats::bytes::Reader;
 
 impl SquashFs {
-    /// Has `visit` see each inode, with the cursor behind the fixed part of its record; tells how
-    /// many there are.
+    /// Calls `visit` for each inode, with the cursor after the fixed part of its record. Returns
+    /// the number of inodes.
     ///
     /// # Errors
-    /// `Corrupt` where the table can not be read to its end; `Io`; what `visit` reports.
+    /// `Corrupt` if the table cannot be read to its end; `Io`; the errors of `visit`.
     pub(super) fn scan_inodes<'s>(
         &'s self,
         mut visit: impl FnMut(InodeRef, &Inode, &Cursor<'s>) -> Result<()>,
@@ -31,8 +30,8 @@ impl SquashFs {
             let block = u32::try_from(block.saturating_sub(inode_table));
             let block = block.map_err(|_| Error::corrupt("larger than 4 GiB"))?;
             let reference = InodeRef::new(block, offset);
-            let (inode, behind) = self.inode(reference)?;
-            cursor = behind;
+            let (inode, after_header) = self.inode(reference)?;
+            cursor = after_header;
             visit(reference, &inode, &cursor)?;
             self.skip_rest(&inode, &mut cursor)?;
             count = count.saturating_add(1);
@@ -40,7 +39,7 @@ impl SquashFs {
         Ok(count)
     }
 
-    /// Passes over what follows the fixed part of an inode.
+    /// Skips what follows the fixed part of an inode.
     fn skip_rest(&self, inode: &Inode, cursor: &mut Cursor<'_>) -> Result<()> {
         match &inode.body {
             Body::Regular(body) => cursor.skip(self.data.lists().len(body)?),

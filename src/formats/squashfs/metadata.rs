@@ -1,13 +1,12 @@
-//! Metadata blocks: everything but file contents lies in chains of compressed blocks of 8 KiB.
+//! Metadata blocks: everything but file contents is stored in chains of compressed blocks of 8 KiB.
 //!
-//! Owns loading one block through the cache, and the cursor that reads across their borders; leaves
-//! what is read to the tables, inodes and directories.
-//! Invariant: a cursor never hands out bytes that its block did not decode to.
+//! Reads blocks through a cache, and has a cursor that reads across block boundaries. Invariant: a
+//! cursor returns only bytes that its block decompressed to.
 //!
-//! On disk (kernel: squashfs_read_data) a block is a 16-bit word, bit 15 set where it is stored
-//! plain, the rest its length on disk, then that many bytes. The next block of a chain follows at
-//! once, so the place of a byte is found only by going along the chain; references name block and
-//! offset.
+//! On disk (kernel: squashfs_read_data) a block is a 16-bit word and its data. Bit 15 of the word
+//! is set if the data is uncompressed, the other bits are its length. The next block of the chain
+//! follows directly. The position of a byte can therefore only be found by walking the chain.
+//! References hold the offset of a block, and the offset in the decompressed block.
 
 use crate::cache::{Cache, Cached, Part};
 use crate::codecs::Codec;
@@ -18,24 +17,24 @@ use crate::stats::{CacheKind, Stats};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-/// The word in front of each block, bytes.
+/// Size of the word before each block, bytes.
 const HEADER: usize = 2;
 
-/// Set in that word where the block is stored plain.
-const PLAIN: u16 = 1 << 15;
+/// Set in that word if the block is uncompressed.
+const UNCOMPRESSED: u16 = 1 << 15;
 
-/// Loads metadata blocks and keeps them.
+/// Loads metadata blocks and caches them.
 pub(super) struct Metadata {
     storage: Arc<dyn Storage>,
     codec: Codec,
     cache: Cache<u64, Block>,
 }
 
-/// One decoded block.
+/// A decompressed block.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     bytes: Arc<[u8]>,
-    /// Where the block after it starts, bytes from the start of the image.
+    /// Offset of the next block in the image.
     next: u64,
 }
 
@@ -45,33 +44,33 @@ impl Cached for Block {
     }
 }
 
-/// A byte of a chain: the block it lies in, and where in the decoded block.
+/// A position in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
-    /// Where the block starts, bytes from the start of the image.
+    /// Offset of the block in the image.
     pub(super) block: u64,
-    /// Bytes from the start of the decoded block.
+    /// Offset in the decompressed block.
     pub(super) offset: u16,
 }
 
 impl Metadata {
-    /// Metadata of the image in `storage`, cached in at most `capacity` bytes.
+    /// The metadata of the image in `storage`, cached in at most `capacity` bytes.
     pub(super) fn new(storage: Arc<dyn Storage>, codec: Codec, capacity: u64) -> Self {
         let cache = Cache::new(capacity, length(SQUASHFS_METADATA_MAX));
         Self { storage, codec, cache }
     }
 
-    /// Has `stats` ask what its cache did.
+    /// Registers the counters of its cache with `stats`.
     pub(super) fn report_to(&self, stats: &Stats) {
         self.cache.report_to(stats, CacheKind::Metadata);
     }
 
-    /// Lets its cache use `part` of its capacity.
+    /// Limits its cache to `part` of its capacity.
     pub(super) fn resize(&self, part: Part) {
         self.cache.resize(part);
     }
 
-    /// Frees the blocks that are kept.
+    /// Frees the cached blocks.
     pub(super) fn release(&self) {
         self.cache.clear();
     }
@@ -79,11 +78,11 @@ impl Metadata {
     /// A cursor at `position`.
     ///
     /// # Errors
-    /// `Corrupt` where there is no such block or it is shorter than the offset; `Io`.
+    /// `Corrupt` if there is no such block or it is shorter than the offset; `Io`.
     pub(super) fn cursor(&self, position: Position) -> Result<Cursor<'_>> {
         let block = self.block(position.block)?;
         let at = usize::from(position.offset);
-        // At the very end of a block the next byte is the first of the next block.
+        // At the end of a block, the next byte is the first of the next block.
         if at > block.bytes.len() {
             return Err(Error::corrupt(format!(
                 "squashfs metadata block at {:#x} has {} bytes, byte {at} was referred to",
@@ -91,14 +90,15 @@ impl Metadata {
                 block.bytes.len()
             )));
         }
-        Ok(Cursor { metadata: self, start: position.block, block, at })
+        Ok(Cursor { metadata: self, start: position.block, block, offset: at })
     }
 
     fn block(&self, start: u64) -> Result<Block> {
         self.cache.get_or_load(start, || self.load(start))
     }
 
-    /// Reads the block at `start` with one read, since most are near the largest length there is.
+    /// Loads the block at `start` with a single read of the largest size: most blocks are near that
+    /// size.
     fn load(&self, start: u64) -> Result<Block> {
         const LONGEST: usize = HEADER + SQUASHFS_METADATA_MAX;
         let corrupt =
@@ -112,7 +112,7 @@ impl Metadata {
         self.storage.read_exact_at(stored, start)?;
         let (header, stored) = stored.split_first_chunk::<HEADER>().unwrap_or((&[0; HEADER], &[]));
         let word = u16::from_le_bytes(*header);
-        let claimed = usize::from(word & !PLAIN);
+        let claimed = usize::from(word & !UNCOMPRESSED);
         if claimed == 0 || claimed > SQUASHFS_METADATA_MAX {
             return Err(corrupt(format!(
                 "claims {claimed} bytes, can have 1 to {SQUASHFS_METADATA_MAX}"
@@ -122,7 +122,7 @@ impl Metadata {
             corrupt(format!("claims {claimed} bytes, the image ends before that"))
         })?;
         let next = start.saturating_add(length(HEADER)).saturating_add(length(claimed));
-        if word & PLAIN != 0 {
+        if word & UNCOMPRESSED != 0 {
             return Ok(Block { bytes: stored.into(), next });
         }
         let mut decoded = [0; SQUASHFS_METADATA_MAX];
@@ -143,22 +143,22 @@ pub(super) struct Cursor<'m> {
     metadata: &'m Metadata,
     start: u64,
     block: Block,
-    at: usize,
+    offset: usize,
 }
 
 impl Cursor<'_> {
-    /// Where the cursor is.
+    /// The position of the cursor.
     pub(super) fn position(&self) -> Position {
-        Position { block: self.start, offset: u16::try_from(self.at).unwrap_or(u16::MAX) }
+        Position { block: self.start, offset: u16::try_from(self.offset).unwrap_or(u16::MAX) }
     }
 
-    /// Where the next byte is, or `None` where it would lie in a block that starts at `end` or
-    /// behind it.
+    /// The position of the next byte, or `None` if it is in a block that starts at `end` or after
+    /// it.
     ///
     /// # Errors
     /// As `rest`.
     pub(super) fn position_before(&mut self, end: u64) -> Result<Option<Position>> {
-        if self.at >= self.block.bytes.len() && self.block.next >= end {
+        if self.offset >= self.block.bytes.len() && self.block.next >= end {
             return Ok(None);
         }
         self.rest()?;
@@ -170,12 +170,12 @@ impl Cursor<'_> {
     /// # Errors
     /// As `Metadata::cursor`, for the next block.
     pub(super) fn rest(&mut self) -> Result<&[u8]> {
-        if self.at >= self.block.bytes.len() {
+        if self.offset >= self.block.bytes.len() {
             self.start = self.block.next;
             self.block = self.metadata.block(self.start)?;
-            self.at = 0;
+            self.offset = 0;
         }
-        Ok(self.block.bytes.get(self.at..).unwrap_or_default())
+        Ok(self.block.bytes.get(self.offset..).unwrap_or_default())
     }
 
     /// The next `N` bytes.
@@ -198,13 +198,13 @@ impl Cursor<'_> {
             let count = rest.len().min(buffer.len());
             let (target, left) = buffer.split_at_mut(count);
             target.copy_from_slice(rest.get(..count).unwrap_or_default());
-            self.at = self.at.saturating_add(count);
+            self.offset = self.offset.saturating_add(count);
             buffer = left;
         }
         Ok(())
     }
 
-    /// Passes over the next `count` bytes.
+    /// Skips the next `count` bytes.
     ///
     /// # Errors
     /// As `rest`.
@@ -212,7 +212,7 @@ impl Cursor<'_> {
         while count > 0 {
             let rest = length(self.rest()?.len());
             let step = rest.min(count);
-            self.at = self.at.saturating_add(index(step));
+            self.offset = self.offset.saturating_add(index(step));
             count = count.saturating_sub(step);
         }
         Ok(())
@@ -224,8 +224,8 @@ mod tests {
     use super::*;
     use crate::storage::MemStorage;
 
-    fn plain(bytes: &[u8]) -> Vec<u8> {
-        let word = u16::try_from(bytes.len()).unwrap() | PLAIN;
+    fn uncompressed(bytes: &[u8]) -> Vec<u8> {
+        let word = u16::try_from(bytes.len()).unwrap() | UNCOMPRESSED;
         [&word.to_le_bytes()[..], bytes].concat()
     }
 
@@ -237,7 +237,8 @@ mod tests {
 
     #[test]
     fn reads_across_blocks() {
-        let metadata = metadata([plain(b"abc"), plain(b"d"), plain(b"efgh")].concat());
+        let metadata =
+            metadata([uncompressed(b"abc"), uncompressed(b"d"), uncompressed(b"efgh")].concat());
         let mut cursor = metadata.cursor(START).unwrap();
         assert_eq!(&cursor.array::<2>().unwrap(), b"ab");
         assert_eq!(&cursor.array::<3>().unwrap(), b"cde");
@@ -249,8 +250,8 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_reference_past_its_block_but_not_to_its_end() {
-        let metadata = metadata([plain(b"abc"), plain(b"d")].concat());
+    fn rejects_a_reference_past_its_block_but_not_to_its_end() {
+        let metadata = metadata([uncompressed(b"abc"), uncompressed(b"d")].concat());
         let mut cursor = metadata.cursor(Position { block: 0, offset: 3 }).unwrap();
         assert_eq!(&cursor.array::<1>().unwrap(), b"d");
         let error = metadata.cursor(Position { block: 0, offset: 4 }).err().unwrap();
@@ -258,17 +259,17 @@ mod tests {
     }
 
     #[test]
-    fn refuses_lengths_beyond_the_limit_and_takes_the_limit() {
+    fn accepts_lengths_up_to_the_limit() {
         let largest = SQUASHFS_METADATA_MAX;
-        assert!(metadata(plain(&vec![7; largest])).cursor(START).is_ok());
-        let error = metadata(plain(&vec![7; largest + 1])).cursor(START).err().unwrap();
+        assert!(metadata(uncompressed(&vec![7; largest])).cursor(START).is_ok());
+        let error = metadata(uncompressed(&vec![7; largest + 1])).cursor(START).err().unwrap();
         assert!(error.to_string().contains("claims 8193 bytes"), "{error}");
-        assert!(metadata(plain(&[])).cursor(START).is_err());
+        assert!(metadata(uncompressed(&[])).cursor(START).is_err());
     }
 
     #[test]
-    fn refuses_blocks_past_the_end_of_the_image() {
-        let mut image = plain(b"abc");
+    fn rejects_blocks_past_the_end_of_the_image() {
+        let mut image = uncompressed(b"abc");
         image.pop();
         let error = metadata(image).cursor(START).err().unwrap();
         assert!(error.to_string().contains("ends before that"), "{error}");
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_bomb() {
+    fn rejects_a_decompression_bomb() {
         let bomb = zstd::bulk::compress(&vec![0; 1 << 20], 3).unwrap();
         let word = u16::try_from(bomb.len()).unwrap();
         let image = [&word.to_le_bytes()[..], &bomb].concat();
@@ -286,8 +287,8 @@ mod tests {
     }
 
     #[test]
-    fn forgets_an_error_of_the_storage() {
-        let storage = Arc::new(MemStorage::new(plain(b"abc")));
+    fn does_not_cache_a_storage_error() {
+        let storage = Arc::new(MemStorage::new(uncompressed(b"abc")));
         let metadata = Metadata::new(storage.clone(), Codec::Gzip, 1 << 20);
         storage.fail_next(1);
         assert!(metadata.cursor(START).is_err());

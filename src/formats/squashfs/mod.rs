@@ -1,10 +1,12 @@
 //! SquashFS 4.0, read in parallel: an image as a `Tree`.
 //!
-//! Owns the composition of the parts below; `tree` puts it in the words of `vfs`:
-//! `superblock` says where things are, `metadata` reads the compressed chains they lie in, `table`
-//! finds records, `inode` and `directory` are the tree, `blocklist` and `data` the contents.
-//! Invariant: opening reads the superblock and the lists of tables, never the inodes, so a mount
-//! costs the same for ten files and for ten million; nothing of the tree is kept but cached blocks.
+//! `superblock` holds the positions of the tables. `metadata` reads the compressed chains that they
+//! are stored in, and `table` finds records in them. `inode` and `directory` form the tree.
+//! `blocklist` and `data` read file contents. `tree` implements the operations of `vfs`.
+//!
+//! Invariant: opening reads the superblock and the position lists of tables, but no inode except
+//! the root. A mount costs the same for ten files as for ten million. Nothing of the tree is in
+//! memory except cached blocks.
 
 use std::ops::Range;
 
@@ -47,14 +49,14 @@ use superblock::Superblock;
 use table::Table;
 use xattr::Xattrs;
 
-/// The least that st_blksize says, bytes: Python takes it as its buffer, so one read takes an
-/// image.
+/// Least value of st_blksize, bytes. Python uses it as its buffer size, so one read covers a
+/// typical JPEG.
 const PREFERRED_READ: u32 = 128 << 10;
 
-/// Blocks that the cache must have room for before anything is decoded ahead into it.
-const AHEAD_LEAST: u64 = 8;
+/// Data is decoded ahead only if the cache has room for this many blocks.
+const AHEAD_BLOCKS_MIN: u64 = 8;
 
-/// The least that one thread decodes ahead at once, bytes: with small blocks, several.
+/// Least bytes per readahead request to a thread: several blocks if blocks are small.
 const AHEAD_PART: u64 = 128 << 10;
 
 /// What all images of a mount share.
@@ -63,7 +65,7 @@ pub(crate) struct Shared {
     pub(crate) workers: Arc<Workers>,
     /// Memory for blocks.
     pub(crate) pools: BlockPools,
-    /// Bounds it.
+    /// Limits the memory for blocks.
     room: Arc<Room>,
 }
 
@@ -80,31 +82,31 @@ impl Default for Shared {
     }
 }
 
-/// What there is for decoding ahead in a cache of `capacity` bytes: nothing where what was decoded
-/// ahead would be driven out before it is read.
+/// The readahead capacity for a cache of `capacity` bytes. 0 if the cache is so small that blocks
+/// would be evicted before they are read.
 fn ahead_capacity(capacity: u64, block_size: u32) -> u64 {
-    if capacity / AHEAD_LEAST >= u64::from(block_size) { capacity } else { 0 }
+    if capacity / AHEAD_BLOCKS_MIN >= u64::from(block_size) { capacity } else { 0 }
 }
 
-/// An image.
+/// An open image.
 pub(crate) struct SquashFs {
     /// The archive's name, for errors.
     name: String,
-    /// What the image lies in, with what is behind it.
+    /// The storage of the image, including anything after its end.
     whole: Arc<dyn Storage>,
     superblock: Superblock,
     numbers: Numbers,
     metadata: Metadata,
     data: Data,
-    /// The owners that inodes name by index: at most 65,536, so all are kept.
+    /// The owners, which inodes name by index. At most 65,536, all kept in memory.
     ids: Box<[u32]>,
     xattrs: Option<Xattrs>,
     readahead: Readahead,
-    /// What was set aside for blocks of contents, bytes.
+    /// Capacity for data blocks, bytes.
     data_capacity: u64,
     workers: Arc<Workers>,
-    /// This image, for the threads that decode ahead.
-    itself: Weak<SquashFs>,
+    /// A reference to itself, for the threads that decode ahead.
+    weak_self: Weak<SquashFs>,
 }
 
 impl Resize for SquashFs {
@@ -117,15 +119,16 @@ impl Resize for SquashFs {
 }
 
 impl SquashFs {
-    /// Whether these first bytes of a file look like an image.
+    /// Whether a file that starts with `bytes` looks like an image.
     pub(crate) fn recognises(bytes: &[u8]) -> bool {
         Superblock::recognises(bytes)
     }
 
-    /// Opens the image in `storage`; `name` is for errors, `capacity` bytes are for decoded blocks.
+    /// Opens the image in `storage`. `name` is for errors; `capacity` bytes are for decompressed
+    /// blocks.
     ///
     /// # Errors
-    /// What `Superblock::parse` reports; `Corrupt` where a table or the root can not be read; `Io`.
+    /// The errors of `Superblock::parse`; `Corrupt` if a table or the root cannot be read; `Io`.
     pub(crate) fn open(
         name: &str,
         storage: Arc<dyn Storage>,
@@ -147,13 +150,13 @@ impl SquashFs {
         storage.read_exact_at(&mut bytes, 0)?;
         let superblock = Superblock::parse(&bytes, storage.len())?;
         let end = superblock.bytes_used;
-        // Behind it may be padding, or something else that is none of this image's business.
+        // Padding or unrelated data may follow the image.
         let whole = storage;
         let storage: Arc<dyn Storage> = Arc::new(Window::new(Arc::clone(&whole), 0)?.cut(end)?);
         let root = InodeRef::parse(superblock.root).ok_or_else(|| {
             Error::corrupt(format!("superblock: root inode at {:#x}", superblock.root))
         })?;
-        // Metadata gets a quarter: it is small, and a scan of file contents must not drive it out.
+        // Metadata gets a quarter. It is small, and a scan of file contents must not evict it.
         let metadata_share = capacity / 4;
         let codec = superblock.codec;
         let metadata = Metadata::new(Arc::clone(&storage), codec, metadata_share);
@@ -180,14 +183,14 @@ impl SquashFs {
         shared.room.set_aside(capacity.saturating_sub(data_share));
         let data = Data::new(storage, codec, lists, fragments, data_share, shared);
         let (inode, _) = Inode::read(&metadata, superblock.inode_table, root)
-            .map_err(|error| error.within(root.place(superblock.inode_table)))?;
+            .map_err(|error| error.within(root.describe(superblock.inode_table)))?;
         let kind = inode.kind();
         if kind != FileKind::Directory {
             return Err(Error::corrupt(format!("the root is no directory but {kind:?}")));
         }
         let numbers = Numbers::read(&*whole, &metadata, &superblock, root, &inode)?;
         let readahead = Readahead::new(ahead_capacity(data_share, block_size));
-        Ok(Arc::new_cyclic(|itself| Self {
+        Ok(Arc::new_cyclic(|weak_self| Self {
             name: name.to_owned(),
             whole,
             superblock,
@@ -199,27 +202,27 @@ impl SquashFs {
             readahead,
             data_capacity: data_share,
             workers: Arc::clone(&shared.workers),
-            itself: Weak::clone(itself),
+            weak_self: Weak::clone(weak_self),
         }))
     }
 
-    /// Has `stats` ask what its caches did.
+    /// Registers the counters of its caches with `stats`.
     pub(crate) fn report_to(&self, stats: &Stats) {
         self.metadata.report_to(stats);
         self.data.report_to(stats);
     }
 
-    /// Its caches become smaller and larger with `budget`.
+    /// Lets `budget` resize its caches.
     pub(crate) fn draw_on(&self, budget: &Budget) {
-        let itself = Weak::clone(&self.itself);
-        budget.add(itself);
+        let weak_self = Weak::clone(&self.weak_self);
+        budget.add(weak_self);
     }
 
     fn reference(&self, ino: Ino) -> Result<InodeRef> {
         self.numbers.reference(&self.metadata, ino)
     }
 
-    /// The number of the inode at `reference`, which is said to have the number `stored`.
+    /// The inode number of the inode at `reference`. `stored` is its number in a record or entry.
     fn ino(&self, reference: InodeRef, stored: u32) -> Result<Ino> {
         self.numbers.ino(&self.metadata, reference, stored)
     }
@@ -284,22 +287,22 @@ impl SquashFs {
         }
     }
 
-    /// Has what comes after a read of `range` decoded, if it is wanted.
+    /// Requests the blocks after a read of `range`, if the file is read in order.
     fn read_ahead(&self, file: &FileRef<'_>, range: Range<u64>) {
         let (number, len) = (file.inode.bits(), file.body.size);
         let Some(Range { mut start, end }) = self.readahead.observe(number, range, len) else {
             return;
         };
-        // A block that starts before was asked for before, or is the one being read.
+        // A block that starts before `start` was requested earlier or is being read.
         let block_size = self.data.block_size();
         start = start.checked_next_multiple_of(block_size).unwrap_or(end);
-        // In parts for several threads, cut where blocks are.
+        // Split into parts for several threads, at block boundaries.
         let part = block_size.max(AHEAD_PART);
         while start < end {
             let cut = start.saturating_add(1).checked_next_multiple_of(part).unwrap_or(end);
             let range = start..cut.min(end);
             start = range.end;
-            if !self.workers.submit(Request { by: self.itself.clone(), file: number, range }) {
+            if !self.workers.submit(Request { by: self.weak_self.clone(), file: number, range }) {
                 break;
             }
         }
@@ -316,7 +319,7 @@ impl SquashFs {
         Ok(target)
     }
 
-    /// The table of attributes and the index of `ino` in it, where it has any.
+    /// The table of attributes and the index of `ino` in it, if it has any.
     fn xattrs_of(&self, ino: Ino) -> Result<Option<(&Xattrs, u32)>> {
         let Some(xattrs) = &self.xattrs else {
             return Ok(None);
@@ -336,7 +339,7 @@ impl Fetch for SquashFs {
             self.data.fetch(&self.metadata, file, range.start, range.end)
         });
         if let Some(Err(error)) = outcome {
-            // Whoever reads there meets it again, and is told.
+            // A read of the block fails with the same error and reports it.
             log::debug!("{}: decoding ahead: {error}", self.name);
         }
     }

@@ -1,21 +1,22 @@
-//! Inode numbers: which number stands for which inode.
+//! Inode numbers: maps between the numbers that users see and inodes.
 //!
-//! A directory names an inode by its reference: where its record starts, 32 bits of block and 16 of
-//! offset. That is a number too, but a large one: an image of 60,000 files has references above
-//! 2^34, and a program with 32 bits for st_ino gets EOVERFLOW. The record stores a number of its
-//! own, from 1 to the count of inodes, and the export table leads from that to the reference. So
-//! the stored numbers are shown, as the kernel's SquashFS does, and nothing is kept in memory: the
-//! table is read through the metadata cache.
+//! Problem. A directory names an inode by its reference, the position of its record: 32 bits of
+//! block and 16 bits of offset. References are too large for inode numbers. An image of 60,000
+//! files has references above 2^34, and a program with a 32-bit st_ino gets EOVERFLOW.
 //!
-//! A stored number is the archive's word. It is shown only if the table leads from it to that very
-//! inode, so no two inodes share a number, whatever a writer got wrong. The root must be 1 here, so
-//! it changes numbers with the inode whose stored number that is, if the number that the root
-//! stores is its own by the table.
+//! Idea. Each record also stores a number, from 1 to the number of inodes, and the export table
+//! maps it to the reference. archfs shows the stored numbers, as the kernel's SquashFS does. It
+//! keeps nothing in memory: it reads the table through the metadata cache.
 //!
-//! Without an export table, or where the table says otherwise, the number is made of the reference:
-//! its block times 8 KiB, the size of a metadata block, plus its offset. Without a table that fits
-//! 32 bits until 512 KiB of inode table, some 100,000 files. All hard links of a file have one
-//! reference, and so one number either way.
+//! Stored numbers come from the archive and may be wrong. A stored number is shown only if the
+//! export table maps it to that same inode. No two inodes can therefore share a number. FUSE
+//! requires that the root has number 1. The root therefore swaps numbers with the inode whose
+//! stored number is 1, if the export table confirms the stored number of the root.
+//!
+//! If there is no export table, or it disagrees, the number is derived from the reference: block
+//! times 8 KiB (the size of a metadata block) plus offset. Without a table, these numbers fit in 32
+//! bits up to 512 KiB of inode table, about 100,000 files. All hard links of a file have the same
+//! reference, so they have the same number in both cases.
 
 use super::inode::{Inode, InodeRef};
 use super::metadata::Metadata;
@@ -27,30 +28,30 @@ use crate::formats::limits::SQUASHFS_METADATA_MAX;
 use crate::storage::Storage;
 use crate::vfs::Ino;
 
-/// Where numbers made of references start, if stored numbers are shown below.
+/// First number derived from references if there is an export table, above all stored numbers.
 const ABOVE_STORED: u64 = 1 << 32;
 
-/// The same if none are: behind 0, which is no number, and the root.
+/// First number derived from references if there is none: after 0, which is invalid, and the root.
 const ABOVE_ROOT: u64 = 2;
 
-/// The number of all references to where no record can be, past the end of a metadata block. Its
-/// readers get an error that says so.
+/// The number of all references past the end of a metadata block, where no record can be. Reading
+/// such an inode returns an error.
 const NOWHERE: u64 = 1 << 46;
 
-/// The numbers of one image.
+/// The inode numbers of one image.
 pub(super) struct Numbers {
     root: InodeRef,
-    /// The number that the root's record stores, if the table leads from it to the root.
+    /// The stored number of the root, if the export table maps it to the root.
     root_number: Option<u32>,
     /// The reference of each stored number.
     exports: Option<Table<8>>,
 }
 
 impl Numbers {
-    /// Those of the image in `storage`, whose root is the inode at `root`.
+    /// The inode numbers of the image in `storage`, whose root is the inode at `root`.
     ///
     /// # Errors
-    /// `Io`. A damaged table counts as none.
+    /// `Io`. A damaged table is ignored.
     pub(super) fn read(
         storage: &dyn Storage,
         metadata: &Metadata,
@@ -67,7 +68,7 @@ impl Numbers {
         Self { root, root_number: None, exports }.with_root_number(metadata, inode.number)
     }
 
-    /// The same, for a root that stores this number.
+    /// Sets `root_number`, if the root stores `stored`.
     fn with_root_number(self, metadata: &Metadata, stored: u32) -> Result<Self> {
         let root_number = match self.exported(metadata, stored) {
             Ok(Some(found)) if found == self.root => Some(stored),
@@ -77,12 +78,12 @@ impl Numbers {
         Ok(Self { root_number, ..self })
     }
 
-    /// The root.
+    /// The reference of the root.
     pub(super) fn root(&self) -> InodeRef {
         self.root
     }
 
-    /// The number of the inode at `reference`, which is said to have the number `stored`.
+    /// The number of the inode at `reference`. `stored` is its number in a record or entry.
     ///
     /// # Errors
     /// `Io`.
@@ -94,17 +95,17 @@ impl Numbers {
             Ok(Some(found)) if found == reference => {
                 let shown = if stored == 1 { self.root_number } else { Some(stored) };
                 let ino = shown.and_then(|shown| Ino::new(u64::from(shown)));
-                Ok(ino.unwrap_or_else(|| self.wide(reference)))
+                Ok(ino.unwrap_or_else(|| self.derived_ino(reference)))
             }
             Err(error) if !error.is_damage() => Err(error),
-            _ => Ok(self.wide(reference)),
+            _ => Ok(self.derived_ino(reference)),
         }
     }
 
-    /// The number of the inode whose record stores `stored`, where the export table knows it.
+    /// The number of the inode whose record stores `stored`, if the export table has it.
     ///
     /// # Errors
-    /// `Corrupt` or `Io` for the table.
+    /// `Corrupt` or `Io` if the table cannot be read.
     pub(super) fn stored(&self, metadata: &Metadata, stored: u32) -> Result<Option<Ino>> {
         match self.exported(metadata, stored)? {
             Some(reference) => self.ino(metadata, reference, stored).map(Some),
@@ -112,18 +113,18 @@ impl Numbers {
         }
     }
 
-    /// The inode of that number.
+    /// The reference of the inode with number `ino`.
     ///
     /// # Errors
-    /// `NotFound` for a number that no inode has; `Corrupt` or `Io` for the table.
+    /// `NotFound` if no inode has this number; `Corrupt` or `Io` if the table cannot be read.
     pub(super) fn reference(&self, metadata: &Metadata, ino: Ino) -> Result<InodeRef> {
         if ino == Ino::ROOT {
             return Ok(self.root);
         }
         let number = ino.number();
         let none = || Error::new(Kind::NotFound, format!("{number} is no inode of this image"));
-        match number.checked_sub(self.wide_start()) {
-            Some(packed) => unpacked(packed).ok_or_else(none),
+        match number.checked_sub(self.derived_start()) {
+            Some(derived) => unpack(derived).ok_or_else(none),
             None => {
                 let shown = u32::try_from(number).map_err(|_| none())?;
                 let stored = if Some(shown) == self.root_number { 1 } else { shown };
@@ -132,7 +133,7 @@ impl Numbers {
         }
     }
 
-    /// One more than the largest number that inodes have, unless the archive contradicts itself.
+    /// One more than the largest inode number, unless the archive contradicts itself.
     pub(super) fn end(&self, inode_table_len: u64) -> u64 {
         match &self.exports {
             Some(exports) => u64::from(exports.count()).saturating_add(1),
@@ -140,27 +141,27 @@ impl Numbers {
         }
     }
 
-    /// Where the export table says that the inode `stored` is; `None` where it says nothing.
+    /// The reference of inode `stored` in the export table; `None` if it is not in the table.
     fn exported(&self, metadata: &Metadata, stored: u32) -> Result<Option<InodeRef>> {
         let Some(exports) = &self.exports else {
             return Ok(None);
         };
-        match stored.checked_sub(1).filter(|&place| place < exports.count()) {
-            Some(place) => {
-                let bytes = exports.record(metadata, place)?;
+        match stored.checked_sub(1).filter(|&record_index| record_index < exports.count()) {
+            Some(record_index) => {
+                let bytes = exports.record(metadata, record_index)?;
                 Ok(InodeRef::parse(u64::from_le_bytes(bytes)))
             }
             None => Ok(None),
         }
     }
 
-    /// The number made of a reference.
-    fn wide(&self, reference: InodeRef) -> Ino {
-        let number = self.wide_start().saturating_add(packed(reference));
+    /// The number derived from a reference.
+    fn derived_ino(&self, reference: InodeRef) -> Ino {
+        let number = self.derived_start().saturating_add(pack(reference));
         Ino::new(number).unwrap_or(Ino::ROOT)
     }
 
-    fn wide_start(&self) -> u64 {
+    fn derived_start(&self) -> u64 {
         if self.exports.is_some() { ABOVE_STORED } else { ABOVE_ROOT }
     }
 }
@@ -169,7 +170,7 @@ fn block_len() -> u64 {
     length(SQUASHFS_METADATA_MAX)
 }
 
-fn packed(reference: InodeRef) -> u64 {
+fn pack(reference: InodeRef) -> u64 {
     let offset = u64::from(reference.offset());
     match offset < block_len() {
         true => u64::from(reference.block()).saturating_mul(block_len()).saturating_add(offset),
@@ -177,7 +178,7 @@ fn packed(reference: InodeRef) -> u64 {
     }
 }
 
-fn unpacked(number: u64) -> Option<InodeRef> {
+fn unpack(number: u64) -> Option<InodeRef> {
     if number == NOWHERE {
         return Some(InodeRef::new(0, u16::MAX));
     }
@@ -193,7 +194,7 @@ mod tests {
     use crate::storage::MemStorage;
     use crate::sync::Arc;
 
-    /// An export table of `references` in plain blocks, and numbers that go by it.
+    /// An export table of `references` in uncompressed blocks, and the numbers that it gives.
     fn numbers(references: &[u64], root: u64, root_number: u32) -> (Numbers, Metadata) {
         let records: Vec<u8> = references.iter().flat_map(|it| it.to_le_bytes()).collect();
         let mut bytes = Vec::new();
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn inodes_of_which_the_archive_lies_have_numbers_of_their_own() {
+    fn inodes_with_wrong_stored_numbers_get_unique_numbers() {
         let (numbers, metadata) = numbers(&[100, 200, 300, u64::MAX], 300, 3);
         let ino = |reference: u64, stored| {
             numbers.ino(&metadata, InodeRef::parse(reference).unwrap(), stored).unwrap()
@@ -245,7 +246,8 @@ mod tests {
             ino(100, 1),
             ino(200, 2),
             ino(300, 3),
-            // Another inode of the same number, of none, of one past the table, of one to nowhere.
+            // Inodes that store the number of another, 0, one past the table, and one without a
+            // reference.
             ino(150, 2),
             ino(160, 0),
             ino(170, 5),
@@ -255,14 +257,14 @@ mod tests {
         for (ino, reference) in shown.into_iter().zip([100, 200, 300, 150, 160, 170, 180]) {
             assert_eq!(numbers.reference(&metadata, ino).unwrap().bits(), reference);
         }
-        // Past the end of a block: no inode is there, and none shares its number.
-        let nowhere = ino(200 + 8192, 0);
-        assert!(!shown.contains(&nowhere));
-        assert!(numbers.reference(&metadata, nowhere).unwrap().offset() >= 8192);
+        // Past the end of a block. There is no inode, and none shares its number.
+        let no_inode = ino(200 + 8192, 0);
+        assert!(!shown.contains(&no_inode));
+        assert!(numbers.reference(&metadata, no_inode).unwrap().offset() >= 8192);
     }
 
     #[test]
-    fn a_root_that_stores_the_number_of_another_takes_none_from_it() {
+    fn a_root_with_the_stored_number_of_another_inode_is_unique() {
         let (numbers, metadata) = numbers(&[100, 200, 300], 300, 2);
         let shown = [(100, 1), (200, 2), (300, 2)].map(|(reference, stored)| {
             let reference = InodeRef::parse(reference).unwrap();
@@ -276,7 +278,7 @@ mod tests {
     /// > An image without an export table (`mksquashfs -no-exports`) has larger numbers if its
     /// > inode table takes more than 512 KiB.
     #[test]
-    fn without_a_table_numbers_fit_32_bits_until_half_a_mebibyte() {
+    fn without_an_export_table_numbers_fit_32_bits_up_to_512_kib() {
         let root = InodeRef::new(0, 7);
         let numbers = Numbers { root, root_number: None, exports: None };
         let metadata = Metadata::new(Arc::new(MemStorage::new(Vec::new())), Codec::Gzip, 1 << 20);

@@ -1,41 +1,41 @@
-//! The superblock: the first 96 bytes of an image, which say where everything else is.
+//! The superblock: the first 96 bytes of an image, with the positions of all tables
+//! (Documentation/filesystems/squashfs.rst of Linux; squashfs_fs.h).
 //!
-//! Owns its layout (Documentation/filesystems/squashfs.rst of Linux; squashfs_fs.h) and its checks.
-//! Invariant: every table of a parsed superblock lies inside the image, and the image inside its
-//! file.
+//! Invariant: every table of a parsed superblock starts inside the image, and the image ends inside
+//! its file.
 
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, length};
 use crate::formats::limits::{SQUASHFS_BLOCK_MAX, SQUASHFS_BLOCK_MIN, SQUASHFS_METADATA_MAX};
 
-/// Bytes it takes on disk.
+/// Size on disk, bytes.
 pub(super) const SIZE: usize = 96;
 
 /// `hsqs`, little-endian.
 const MAGIC: u32 = 0x7371_7368;
 
-/// The same bytes as a big-endian machine wrote them, before version 4.
+/// The magic number of a big-endian image, before version 4.
 const MAGIC_SWAPPED: u32 = 0x6873_7173;
 
-/// Set in the flags where options of the compressor follow (SQUASHFS_COMP_OPT).
+/// Flag: options of the compressor are stored (SQUASHFS_COMP_OPT).
 const OPTIONS_STORED: u16 = 1 << 10;
 
-/// What a table offset holds where there is no such table.
+/// The offset of a table that does not exist.
 const NO_TABLE: u64 = u64::MAX;
 
-/// The superblock of an image, checked.
+/// The checked superblock of an image.
 #[derive(Clone, Debug)]
 pub(super) struct Superblock {
     pub(super) codec: Codec,
-    /// Bytes of a data block; a power of two.
+    /// Size of a data block, bytes; a power of two.
     pub(super) block_size: u32,
     pub(super) inode_count: u32,
     pub(super) fragment_count: u32,
     pub(super) id_count: u16,
     /// Inode reference of the root directory.
     pub(super) root: u64,
-    /// Bytes of the image, without padding.
+    /// Size of the image, bytes, without padding.
     pub(super) bytes_used: u64,
     pub(super) id_table: u64,
     pub(super) xattr_table: Option<u64>,
@@ -43,12 +43,12 @@ pub(super) struct Superblock {
     pub(super) directory_table: u64,
     pub(super) fragment_table: Option<u64>,
     pub(super) export_table: Option<u64>,
-    /// Whether the options of the compressor are stored behind it.
+    /// Whether the options of the compressor are stored after the superblock.
     pub(super) has_options: bool,
 }
 
 impl Superblock {
-    /// Whether these first bytes of a file look like an image.
+    /// Whether a file that starts with `bytes` looks like an image.
     pub(super) fn recognises(bytes: &[u8]) -> bool {
         let magic = Reader::new("superblock", bytes).u32();
         matches!(magic, Ok(MAGIC | MAGIC_SWAPPED))
@@ -84,13 +84,13 @@ impl Superblock {
         let codec = codec(compressor)?;
         check_block_size(block_size, block_log)?;
         if bytes_used > file_len {
-            return Err(cut(format!(
+            return Err(truncated(format!(
                 "truncated: the image has {bytes_used} bytes, the file only {file_len}"
             )));
         }
         let inside = |name: &str, offset: u64| {
-            let behind = u64::try_from(SIZE).is_ok_and(|size| offset >= size);
-            if behind && offset < bytes_used {
+            let is_after_superblock = u64::try_from(SIZE).is_ok_and(|size| offset >= size);
+            if is_after_superblock && offset < bytes_used {
                 return Ok(offset);
             }
             Err(Error::corrupt(format!(
@@ -116,7 +116,7 @@ impl Superblock {
             xattr_table: optional("xattr", xattr_table)?,
             inode_table: inside("inode", inode_table)?,
             directory_table: inside("directory", directory_table)?,
-            // Without fragments the offset may be anything; mksquashfs writes -1 or an empty table.
+            // Without fragments the offset is ignored; mksquashfs writes -1 or an empty table.
             fragment_table: match fragment_count {
                 0 => None,
                 _ => Some(inside("fragment", fragment_table)?),
@@ -132,8 +132,8 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Words of block lists that the inode table can hold at most: a block of metadata takes three
-    /// bytes of it at least.
+    /// Most words of block lists that the inode table can hold. A metadata block takes at least
+    /// three bytes of the table.
     pub(super) fn words_max(&self) -> u64 {
         let stored = self.directory_table.saturating_sub(self.inode_table);
         stored.div_ceil(3).saturating_mul(length(SQUASHFS_METADATA_MAX) / 4)
@@ -143,17 +143,17 @@ impl Superblock {
 /// Checks that a file of `file_len` bytes has room for a superblock.
 ///
 /// # Errors
-/// `Corrupt` where it was cut.
+/// `Corrupt` if it is shorter.
 pub(super) fn check_length(file_len: u64) -> Result<()> {
     if u64::try_from(SIZE).is_ok_and(|size| file_len < size) {
         let context =
             format!("truncated: the superblock has {SIZE} bytes, the file only {file_len}");
-        return Err(cut(context));
+        return Err(truncated(context));
     }
     Ok(())
 }
 
-fn cut(context: String) -> Error {
+fn truncated(context: String) -> Error {
     Error::corrupt(context).with_hint("copy it again and compare the sizes")
 }
 
@@ -210,10 +210,12 @@ mod tests {
 
     const FILE_LEN: u64 = 4096;
 
-    /// A sound superblock of an image of 4096 bytes.
-    fn sound() -> [u8; SIZE] {
+    /// A valid superblock of an image of 4096 bytes.
+    fn valid() -> [u8; SIZE] {
         let mut bytes = [0; SIZE];
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let mut put = |offset: usize, field: &[u8]| {
+            bytes[offset..offset + field.len()].copy_from_slice(field);
+        };
         put(0, &MAGIC.to_le_bytes());
         put(4, &3_u32.to_le_bytes());
         put(12, &(128_u32 << 10).to_le_bytes());
@@ -222,30 +224,30 @@ mod tests {
         put(26, &1_u16.to_le_bytes());
         put(28, &4_u16.to_le_bytes());
         put(40, &FILE_LEN.to_le_bytes());
-        for (at, table) in [(48, 600_u64), (56, NO_TABLE), (64, 200), (72, 300), (80, 400)] {
-            put(at, &table.to_le_bytes());
+        for (offset, table) in [(48, 600_u64), (56, NO_TABLE), (64, 200), (72, 300), (80, 400)] {
+            put(offset, &table.to_le_bytes());
         }
         put(88, &NO_TABLE.to_le_bytes());
         bytes
     }
 
-    fn with(at: usize, field: &[u8]) -> Result<Superblock> {
-        let mut bytes = sound();
-        bytes[at..at + field.len()].copy_from_slice(field);
+    fn with(offset: usize, field: &[u8]) -> Result<Superblock> {
+        let mut bytes = valid();
+        bytes[offset..offset + field.len()].copy_from_slice(field);
         Superblock::parse(&bytes, FILE_LEN)
     }
 
     #[test]
-    fn takes_a_sound_one() {
-        let superblock = Superblock::parse(&sound(), FILE_LEN).unwrap();
+    fn accepts_a_valid_superblock() {
+        let superblock = Superblock::parse(&valid(), FILE_LEN).unwrap();
         assert_eq!(superblock.codec, Codec::Zstd);
         assert_eq!(superblock.block_size, 128 << 10);
         assert_eq!(superblock.xattr_table, None);
-        assert!(Superblock::recognises(&sound()));
+        assert!(Superblock::recognises(&valid()));
     }
 
     #[test]
-    fn refuses_each_lie_with_its_kind() {
+    fn rejects_each_wrong_field_with_its_kind() {
         let cases: [(usize, &[u8], Kind, &str); 12] = [
             (0, b"PK\x03\x04", Kind::UnknownFormat, "not a squashfs image"),
             (0, b"sqsh", Kind::Unsupported, "big-endian"),
@@ -260,24 +262,24 @@ mod tests {
             (26, &[0, 0], Kind::Corrupt, "id count 0"),
             (64, &300_u64.to_le_bytes(), Kind::Corrupt, "behind the directory table"),
         ];
-        for (at, field, kind, text) in cases {
-            let error = with(at, field).unwrap_err();
+        for (offset, field, kind, text) in cases {
+            let error = with(offset, field).unwrap_err();
             assert_eq!(error.kind(), kind, "{error}");
             assert!(error.to_string().contains(text), "{error}");
         }
     }
 
     #[test]
-    fn keeps_the_limits_of_sizes_and_tables() {
+    fn checks_the_limits_of_sizes_and_tables() {
         assert!(with(12, &[0, 16, 0, 0]).is_err(), "4096 against a logarithm of 17");
-        let mut bytes = sound();
+        let mut bytes = valid();
         bytes[12..16].copy_from_slice(&4096_u32.to_le_bytes());
         bytes[22] = 12;
         assert!(Superblock::parse(&bytes, FILE_LEN).is_ok());
         bytes[12..16].copy_from_slice(&2048_u32.to_le_bytes());
         bytes[22] = 11;
         assert!(Superblock::parse(&bytes, FILE_LEN).is_err());
-        assert!(Superblock::parse(&sound(), FILE_LEN - 1).is_err(), "one byte is missing");
+        assert!(Superblock::parse(&valid(), FILE_LEN - 1).is_err(), "one byte is missing");
         assert!(with(48, &95_u64.to_le_bytes()).is_err(), "a table inside the superblock");
         assert!(with(48, &96_u64.to_le_bytes()).is_ok());
         assert!(with(48, &4095_u64.to_le_bytes()).is_ok());

@@ -1,8 +1,7 @@
 //! Lookup tables: fixed-size records in metadata blocks, found through a list of block positions.
 //!
-//! Owns the two steps from an index to a record (fragments, owners, extended attributes alike);
-//! leaves the record's fields to their users.
-//! Invariant: the list of positions is read whole at mount, so a lookup costs one metadata block.
+//! Used for fragments, owners, inode numbers and extended attributes. Invariant: the list of
+//! positions is read at mount; a lookup then reads one metadata block.
 
 use super::metadata::{Metadata, Position};
 use crate::error::{Error, Result};
@@ -10,22 +9,23 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::SQUASHFS_METADATA_MAX;
 use crate::storage::Storage;
 
-/// One position in the list, bytes.
+/// Size of a position in the list, bytes.
 const POSITION: u64 = 8;
 
 /// A table of records of `RECORD` bytes each.
 pub(super) struct Table<const RECORD: usize> {
     name: &'static str,
     count: u32,
-    /// Where each metadata block of the table starts, bytes from the start of the image.
+    /// Offset in the image of each metadata block of the table.
     blocks: Box<[u64]>,
 }
 
 impl<const RECORD: usize> Table<RECORD> {
-    /// Reads the list at `start` of a table of `count` records, which ends before `end`.
+    /// Reads the list at `start`, of a table of `count` records. The list must end at or before
+    /// `end`.
     ///
     /// # Errors
-    /// `Corrupt` where the list would not fit before `end`; `Io`.
+    /// `Corrupt` if the list does not fit before `end`; `Io`.
     pub(super) fn read(
         storage: &dyn Storage,
         name: &'static str,
@@ -36,7 +36,7 @@ impl<const RECORD: usize> Table<RECORD> {
         let per_block = length(Self::records_per_block());
         let blocks = u64::from(count).div_ceil(per_block.max(1));
         let size = blocks.saturating_mul(POSITION);
-        // Checked before the memory is taken: the count is the archive's word alone.
+        // Check before allocating, because the archive controls the count.
         if start.checked_add(size).is_none_or(|list_end| list_end > end) {
             return Err(Error::corrupt(format!(
                 "squashfs {name} table at {start:#x}: {count} records need {size} bytes of \
@@ -58,7 +58,7 @@ impl<const RECORD: usize> Table<RECORD> {
     /// The record `number`.
     ///
     /// # Errors
-    /// `Corrupt` where there are not that many; what reading its metadata block reports.
+    /// `Corrupt` if there are fewer records; the errors of reading its metadata block.
     pub(super) fn record(&self, metadata: &Metadata, number: u32) -> Result<[u8; RECORD]> {
         let per_block = Self::records_per_block();
         let within = index(number).checked_rem(per_block).unwrap_or(0).saturating_mul(RECORD);
@@ -86,8 +86,8 @@ mod tests {
     use crate::storage::MemStorage;
     use crate::sync::Arc;
 
-    /// 2049 records of 4 bytes, each its own number: one full block, one of a single record, the
-    /// list.
+    /// 2049 records of 4 bytes, each its own number: one full block, one block with a single
+    /// record, the list.
     fn image() -> (Arc<MemStorage>, u64) {
         let records: Vec<u8> = (0_u32..2049).flat_map(u32::to_le_bytes).collect();
         let mut bytes = Vec::new();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_list_past_the_end_before_taking_memory() {
+    fn rejects_a_list_past_the_end_before_allocating() {
         let (storage, list) = image();
         assert!(Table::<4>::read(&*storage, "id", list, 4096, storage.len()).is_ok());
         assert!(Table::<4>::read(&*storage, "id", list, 4097, storage.len()).is_err());

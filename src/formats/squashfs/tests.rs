@@ -1,7 +1,7 @@
-//! What an image made by hand shows, sound and with each lie in turn.
+//! Images built by hand, valid and with one wrong field at a time.
 //!
-//! Owns the limits of inodes, directories, file contents and attributes, on both sides of each.
-//! Images of mksquashfs against other readers are in the top-level tests.
+//! Tests the limits of inodes, directories, file contents and attributes on both sides. The
+//! top-level tests compare images of mksquashfs with other readers.
 
 use std::ops::ControlFlow;
 use std::thread;
@@ -56,8 +56,8 @@ fn with(mut image: Image, part: fn(&mut Image) -> &mut Vec<u8>, at: usize, f: &d
 }
 
 #[test]
-fn shows_what_a_sound_image_holds() {
-    let image = open(&Image::sound()).unwrap();
+fn shows_the_contents_of_a_valid_image() {
+    let image = open(&Image::valid()).unwrap();
     let names: Vec<String> =
         names(&image, Cookie::START).unwrap().into_iter().map(|n| n.0).collect();
     assert_eq!(names, ["f", "l", "p"]);
@@ -73,27 +73,27 @@ fn shows_what_a_sound_image_holds() {
 }
 
 #[test]
-fn opens_with_a_few_reads_and_reads_a_block_once() {
-    let storage = Arc::new(MemStorage::new(Image::sound().bytes()));
+fn opens_with_few_reads_and_reads_each_block_once() {
+    let storage = Arc::new(MemStorage::new(Image::valid().bytes()));
     let image = open_stored(storage.clone()).unwrap();
     // The superblock; the lists of fragments and owners; the header and list of attributes; one
-    // block of owners; the root's inode.
+    // block of owners; the inode of the root.
     assert_eq!(storage.reads(), 7);
-    let mut taken = Vec::new();
+    let mut read_counts = Vec::new();
     for _ in 0..2 {
         let before = storage.reads();
         assert_eq!(read(&image, 0, u32::MAX).unwrap().len() as u64, SIZE);
-        taken.push(storage.reads() - before);
+        read_counts.push(storage.reads() - before);
     }
-    // First the directory, the plain block, the fragment's record, and at once the compressed block
-    // and the fragment behind it; then those again that no cache holds: the plain block, and the
-    // compressed one, which was read as a whole.
-    assert_eq!(taken, [4, 2]);
+    // First the directory, the uncompressed block, the fragment's record, and the compressed block
+    // and the fragment together. Then only what is not cached: the uncompressed block, and the
+    // compressed block, which was read whole.
+    assert_eq!(read_counts, [4, 2]);
 }
 
 #[test]
-fn reads_any_range_over_plain_hole_compressed_and_tail() {
-    let image = open(&Image::sound()).unwrap();
+fn reads_any_range_over_all_kinds_of_blocks() {
+    let image = open(&Image::valid()).unwrap();
     let block = BLOCK as usize;
     let whole =
         [&vec![b'1'; block][..], &vec![0; block], &vec![b'3'; block], b"0123456789"].concat();
@@ -111,7 +111,7 @@ fn reads_any_range_over_plain_hole_compressed_and_tail() {
 
 #[test]
 fn seeks_data_and_holes() {
-    let image = open(&Image::sound()).unwrap();
+    let image = open(&Image::valid()).unwrap();
     let file = lookup(&image, "f").unwrap().ino;
     let block = u64::from(BLOCK);
     for (offset, data, hole) in [
@@ -129,8 +129,8 @@ fn seeks_data_and_holes() {
 }
 
 #[test]
-fn goes_on_from_any_cookie() {
-    let image = open(&Image::sound()).unwrap();
+fn continues_from_any_cookie() {
+    let image = open(&Image::valid()).unwrap();
     let all = names(&image, Cookie::START).unwrap();
     for (nth, (_, cookie)) in all.iter().enumerate() {
         assert_eq!(names(&image, *cookie).unwrap(), all[nth + 1..]);
@@ -145,8 +145,8 @@ fn goes_on_from_any_cookie() {
 }
 
 #[test]
-fn answers_the_wrong_kind_of_inode_with_the_right_kind_of_error() {
-    let image = open(&Image::sound()).unwrap();
+fn returns_the_right_error_for_the_wrong_kind_of_inode() {
+    let image = open(&Image::valid()).unwrap();
     let link = lookup(&image, "l").unwrap().ino;
     let mut scratch = Scratch::default();
     let kind = |error: Error| error.kind();
@@ -159,7 +159,7 @@ fn answers_the_wrong_kind_of_inode_with_the_right_kind_of_error() {
 }
 
 #[test]
-fn refuses_roots_that_are_none() {
+fn rejects_an_invalid_root() {
     for (root, text) in [
         (u64::from(FILE), "the root is no directory"),
         (1 << 48, "root inode at"),
@@ -167,35 +167,35 @@ fn refuses_roots_that_are_none() {
         (1 << 40, "past the end of the image"),
         (8192, "squashfs inode at"),
     ] {
-        let error = open(&Image { root, ..Image::sound() }).err().expect("opened").to_string();
+        let error = open(&Image { root, ..Image::valid() }).err().expect("opened").to_string();
         assert!(error.starts_with("test.sqfs: ") && error.contains(text), "{error}");
     }
 }
 
 #[test]
-fn refuses_inodes_that_lie() {
-    for (kind, listed, sound) in
+fn rejects_invalid_inodes() {
+    for (kind, listed_kind, valid) in
         [(0_u16, 6_u16, false), (1, 1, true), (14, 7, true), (15, 7, false), (u16::MAX, 6, false)]
     {
-        // The entry of `p` is the third, and says the same.
-        let image = Image::sound().inode(PIPE, &kind).directory(12 + 2 * 9 + 4, &listed);
-        assert_eq!(open(&image).and_then(|image| lookup(&image, "p")).is_ok(), sound, "{kind}");
+        // The directory entry of `p` is the third. It is changed to the same type.
+        let image = Image::valid().inode(PIPE, &kind).directory(12 + 2 * 9 + 4, &listed_kind);
+        assert_eq!(open(&image).and_then(|image| lookup(&image, "p")).is_ok(), valid, "{kind}");
     }
     for (at, field, text) in [
         (FILE + 12, &0_u32 as &dyn Field, "inode number 0"),
         (FILE + 16 + 8, &(1_u64 << 63), "file of 9223372036854775808 bytes"),
         (FILE + 4, &1_u16, "id 1 was referred to, there are 1"),
     ] {
-        let image = open(&Image::sound().inode(at, field)).unwrap();
+        let image = open(&Image::valid().inode(at, field)).unwrap();
         let error = lookup(&image, "f").unwrap_err().to_string();
         assert!(error.contains(text), "{error}");
     }
 }
 
 #[test]
-fn limits_the_target_of_a_link() {
+fn limits_the_length_of_a_link_target() {
     let target = |len: u32| {
-        let image = open(&Image::sound().inode(LINK + 20, &len)).unwrap();
+        let image = open(&Image::valid().inode(LINK + 20, &len)).unwrap();
         lookup(&image, "l").map(|attr| attr.size).map_err(|error| error.to_string())
     };
     assert_eq!(target(65_536), Ok(65_536));
@@ -203,43 +203,43 @@ fn limits_the_target_of_a_link() {
 }
 
 #[test]
-fn refuses_listings_that_lie() {
+fn rejects_invalid_listings() {
     let entry = 12;
     let refused = |image: &Image, text: &str| {
         let error = open(image).and_then(|image| names(&image, Cookie::START)).unwrap_err();
         assert!(error.to_string().contains(text), "{error}, not {text}");
     };
-    let sound = Image::sound;
-    refused(&sound().directory(0, &256_u32), "257 entries");
-    refused(&sound().directory(0, &u32::MAX), "entries, at most 256");
-    refused(&sound().directory(0, &3_u32), "an entry past the listing's end");
-    refused(&sound().directory(entry + 4, &0_u16), "of type 0");
-    refused(&sound().directory(entry + 4, &8_u16), "of type 8");
-    refused(&sound().directory(entry + 6, &255_u16), "a name of 256 bytes");
-    refused(&sound().directory(entry + 8, &b'/'), "named /");
-    refused(&sound().directory(entry + 8, &0_u8), "named \\x00");
-    refused(&sound().directory(entry + 8, &b'l'), "l stands behind l, names must ascend");
-    refused(&sound().directory(entry + 8, &b'z'), "l stands behind z, names must ascend");
-    refused(&sound().inode(ROOT + 24, &20_u16), "an entry past the listing's end");
-    refused(&sound().inode(ROOT + 26, &9000_u16), "byte 9000 was referred to");
-    refused(&sound().inode(ROOT + 16, &(1_u32 << 30)), "past the end of the image");
+    let valid = Image::valid;
+    refused(&valid().directory(0, &256_u32), "257 entries");
+    refused(&valid().directory(0, &u32::MAX), "entries, at most 256");
+    refused(&valid().directory(0, &3_u32), "an entry past the listing's end");
+    refused(&valid().directory(entry + 4, &0_u16), "of type 0");
+    refused(&valid().directory(entry + 4, &8_u16), "of type 8");
+    refused(&valid().directory(entry + 6, &255_u16), "a name of 256 bytes");
+    refused(&valid().directory(entry + 8, &b'/'), "named /");
+    refused(&valid().directory(entry + 8, &0_u8), "named \\x00");
+    refused(&valid().directory(entry + 8, &b'l'), "l stands behind l, names must ascend");
+    refused(&valid().directory(entry + 8, &b'z'), "l stands behind z, names must ascend");
+    refused(&valid().inode(ROOT + 24, &20_u16), "an entry past the listing's end");
+    refused(&valid().inode(ROOT + 26, &9000_u16), "byte 9000 was referred to");
+    refused(&valid().inode(ROOT + 16, &(1_u32 << 30)), "past the end of the image");
 }
 
 #[test]
-fn takes_names_of_255_bytes_and_runs_of_256_entries() {
-    let mut image = Image::sound();
+fn accepts_names_of_255_bytes_and_runs_of_256_entries() {
+    let mut image = Image::valid();
     let long = "n".repeat(255);
     image.directories = listing(&[(&long, PIPE, 6)]);
-    let shown = image.directories.len() as u16 + 3;
-    let opened = open(&image.inode(ROOT + 24, &shown)).unwrap();
+    let listed_size = image.directories.len() as u16 + 3;
+    let opened = open(&image.inode(ROOT + 24, &listed_size)).unwrap();
     assert_eq!(names(&opened, Cookie::START).unwrap()[0].0, long);
 
-    let mut image = Image::sound();
+    let mut image = Image::valid();
     let many: Vec<String> = (0..256).map(|n| format!("{n:03}")).collect();
     let entries: Vec<_> = many.iter().map(|name| (name.as_str(), PIPE, 6)).collect();
     image.directories = listing(&entries);
-    let shown = image.directories.len() as u16 + 3;
-    let opened = open(&image.inode(ROOT + 24, &shown)).unwrap();
+    let listed_size = image.directories.len() as u16 + 3;
+    let opened = open(&image.inode(ROOT + 24, &listed_size)).unwrap();
     let all = names(&opened, Cookie::START).unwrap();
     assert_eq!(
         all.iter().map(|(name, _)| name).collect::<Vec<_>>(),
@@ -252,84 +252,84 @@ fn takes_names_of_255_bytes_and_runs_of_256_entries() {
 }
 
 #[test]
-fn refuses_contents_that_lie() {
+fn rejects_invalid_block_lists() {
     let words = FILE + 16 + 40;
-    let sound = Image::sound;
+    let valid = Image::valid;
     let check = |image: Image, text: &str| {
         let error = read_error(&image);
         assert!(error.contains(text), "{error}, not {text}");
     };
-    check(sound().inode(words + 8, &(BLOCK + 1)), "claims 4097 bytes, at most 4096 can be");
-    check(sound().inode(words, &(10_u32 | 1 << 24)), "has 10 bytes, the file needs 4096");
-    check(sound().inode(words + 8, &3_u32), "zstd can not decode");
-    check(sound().inode(FILE + 16, &(1_u64 << 40)), "lie outside the image");
-    check(sound().inode(FILE + 16, &u64::MAX), "squashfs inode at");
-    check(sound().inode(FILE + 16, &95_u64), "data block at 0x5f: in the superblock");
-    // The compressed block decodes to 4096 bytes, one more than the file has in it.
+    check(valid().inode(words + 8, &(BLOCK + 1)), "claims 4097 bytes, at most 4096 can be");
+    check(valid().inode(words, &(10_u32 | 1 << 24)), "has 10 bytes, the file needs 4096");
+    check(valid().inode(words + 8, &3_u32), "zstd can not decode");
+    check(valid().inode(FILE + 16, &(1_u64 << 40)), "lie outside the image");
+    check(valid().inode(FILE + 16, &u64::MAX), "squashfs inode at");
+    check(valid().inode(FILE + 16, &95_u64), "data block at 0x5f: in the superblock");
+    // The compressed block decompresses to 4096 bytes, one more than the file needs.
     let short =
-        sound().inode(FILE + 16 + 8, &(3 * u64::from(BLOCK) - 1)).inode(FILE + 44, &u32::MAX);
+        valid().inode(FILE + 16 + 8, &(3 * u64::from(BLOCK) - 1)).inode(FILE + 44, &u32::MAX);
     check(short, "has 4096 bytes, the file needs 4095");
-    // A file far larger than its blocks runs into what is behind its list.
-    check(sound().inode(FILE + 16 + 8, &(1_u64 << 30)), "");
+    // The block list of a file with a wrong size continues into the data after it.
+    check(valid().inode(FILE + 16 + 8, &(1_u64 << 30)), "");
 }
 
 #[test]
-fn refuses_fragments_that_lie() {
+fn rejects_invalid_fragments() {
     let (number, offset) = (FILE + 44, FILE + 48);
-    let sound = Image::sound;
+    let valid = Image::valid;
     let check = |image: Image, text: &str| {
         let error = read_error(&image);
         assert!(error.contains(text), "{error}, not {text}");
     };
-    check(sound().inode(number, &1_u32), "fragment 1 was referred to, there are 1");
-    check(Image { fragment_count: 0, ..sound() }, "fragment 0 was referred to, there are none");
-    // The fragment has 31 bytes: a tail of 10 may start at 21 and no later.
-    assert!(read(&open(&sound().inode(offset, &21_u32)).unwrap(), 0, u32::MAX).is_ok());
-    check(sound().inode(offset, &22_u32), "has 31 bytes, the file needs 32");
-    check(sound().inode(offset, &u32::MAX), "the file needs 4294967305");
+    check(valid().inode(number, &1_u32), "fragment 1 was referred to, there are 1");
+    check(Image { fragment_count: 0, ..valid() }, "fragment 0 was referred to, there are none");
+    // The fragment has 31 bytes: a tail of 10 may start at 21 at most.
+    assert!(read(&open(&valid().inode(offset, &21_u32)).unwrap(), 0, u32::MAX).is_ok());
+    check(valid().inode(offset, &22_u32), "has 31 bytes, the file needs 32");
+    check(valid().inode(offset, &u32::MAX), "the file needs 4294967305");
     let fragments: fn(&mut Image) -> &mut Vec<u8> = |image| &mut image.fragments;
-    check(with(sound(), fragments, 8, &0_u32), "a block of 0 bytes");
-    check(with(sound(), fragments, 8, &(BLOCK + 1)), "claims 4097 bytes");
-    check(with(sound(), fragments, 0, &(1_u64 << 50)), "lie outside the image");
-    check(with(sound(), fragments, 0, &95_u64), "data block at 0x5f: in the superblock");
-    let many = Image { fragment_count: u32::MAX, ..sound() };
+    check(with(valid(), fragments, 8, &0_u32), "a block of 0 bytes");
+    check(with(valid(), fragments, 8, &(BLOCK + 1)), "claims 4097 bytes");
+    check(with(valid(), fragments, 0, &(1_u64 << 50)), "lie outside the image");
+    check(with(valid(), fragments, 0, &95_u64), "data block at 0x5f: in the superblock");
+    let many = Image { fragment_count: u32::MAX, ..valid() };
     assert!(open(&many).err().unwrap().to_string().contains("fragment table at"));
 }
 
 #[test]
-fn never_hands_out_what_lies_behind_the_image() {
-    let sound = Image::sound().bytes();
+fn never_returns_data_after_the_image() {
+    let image_bytes = Image::valid().bytes();
     let words = FILE + 16 + 40;
-    let plain = Image::sound().inode(words, &(BLOCK | 1 << 24));
-    let image = plain.inode(FILE + 16, &(sound.len() as u64 - 1)).bytes();
+    let moved = Image::valid().inode(words, &(BLOCK | 1 << 24));
+    let image = moved.inode(FILE + 16, &(image_bytes.len() as u64 - 1)).bytes();
     let storage = MemStorage::new([image, vec![b'x'; 2 * BLOCK as usize]].concat());
     let error = read(&open_stored(Arc::new(storage)).unwrap(), 0, 10).unwrap_err().to_string();
     assert!(error.contains("lie outside the image"), "{error}");
 }
 
 #[test]
-fn tells_which_inode_is_at_fault() {
-    let table = u64::from_le_bytes(Image::sound().bytes()[64..72].try_into().unwrap());
+fn names_the_damaged_inode() {
+    let table = u64::from_le_bytes(Image::valid().bytes()[64..72].try_into().unwrap());
     let check = |error: Error, at: u16| {
         let start = format!("test.sqfs: squashfs inode at {table:#x}, byte {at}: ");
         assert!(error.to_string().starts_with(&start), "{error}, not {start}");
     };
     let opened = |image: Image| open(&image).unwrap();
-    check(lookup(&opened(Image::sound().inode(PIPE, &15_u16)), "p").unwrap_err(), PIPE);
-    check(lookup(&opened(Image::sound().inode(PIPE + 4, &1_u16)), "p").unwrap_err(), PIPE);
-    check(read(&opened(Image::sound().inode(FILE + 44, &1_u32)), 0, 1 << 20).unwrap_err(), FILE);
-    let listing = opened(Image::sound().directory(0, &256_u32));
+    check(lookup(&opened(Image::valid().inode(PIPE, &15_u16)), "p").unwrap_err(), PIPE);
+    check(lookup(&opened(Image::valid().inode(PIPE + 4, &1_u16)), "p").unwrap_err(), PIPE);
+    check(read(&opened(Image::valid().inode(FILE + 44, &1_u32)), 0, 1 << 20).unwrap_err(), FILE);
+    let listing = opened(Image::valid().directory(0, &256_u32));
     check(names(&listing, Cookie::START).unwrap_err(), ROOT);
     check(lookup(&listing, "f").unwrap_err(), ROOT);
 }
 
 #[test]
-fn refuses_entries_that_lead_back_or_to_another_kind() {
+fn rejects_entries_for_the_root_or_another_kind() {
     let entry = 12;
-    let kind = open(&Image::sound().directory(entry + 4, &1_u16)).unwrap();
+    let kind = open(&Image::valid().directory(entry + 4, &1_u16)).unwrap();
     let error = lookup(&kind, "f").unwrap_err().to_string();
     assert!(error.contains("is Regular, its entry says Directory"), "{error}");
-    let root = Image::sound().directory(entry, &ROOT).directory(entry + 4, &1_u16);
+    let root = Image::valid().directory(entry, &ROOT).directory(entry + 4, &1_u16);
     let root = open(&root).unwrap();
     for error in [lookup(&root, "f").unwrap_err(), names(&root, Cookie::START).unwrap_err()] {
         assert!(error.to_string().contains("holds the root"), "{error}");
@@ -337,17 +337,18 @@ fn refuses_entries_that_lead_back_or_to_another_kind() {
 }
 
 #[test]
-fn never_hands_out_bytes_of_another_block() {
-    // Two files may name one place with different lengths: each must get what its own words say.
+fn never_returns_data_of_another_block() {
+    // Two files may name the same offset with different lengths. Each gets what its own words
+    // describe.
     let words = FILE + 16 + 40;
-    let image = open(&Image::sound().inode(words, &BLOCK)).unwrap();
+    let image = open(&Image::valid().inode(words, &BLOCK)).unwrap();
     assert!(read(&image, 0, 10).is_err(), "plain bytes taken for compressed");
     assert_eq!(read(&image, 3 * u64::from(BLOCK), 10).unwrap(), b"0123456789");
     assert_eq!(DATA, 96);
 }
 
 #[test]
-fn refuses_attributes_that_lie() {
+fn rejects_invalid_attributes() {
     let pairs: fn(&mut Image) -> &mut Vec<u8> = |image| &mut image.xattr_pairs;
     let ids: fn(&mut Image) -> &mut Vec<u8> = |image| &mut image.xattr_ids;
     let check = |image: Image, name: &[u8], text: &str| {
@@ -356,28 +357,28 @@ fn refuses_attributes_that_lie() {
         let error = image.xattr(file, name).unwrap_err().to_string();
         assert!(error.contains(text), "{error}, not {text}");
     };
-    let sound = Image::sound;
-    check(with(sound(), pairs, 0, &3_u16), b"user.a", "of type 3");
-    check(with(sound(), pairs, 5, &65_537_u32), b"user.a", "value of 65537 bytes");
-    check(with(sound(), pairs, 5, &65_536_u32), b"user.a", "squashfs metadata block at");
-    check(with(sound(), pairs, 19, &7_u32), b"trusted.b", "has 7 bytes, must have 8");
-    check(with(sound(), pairs, 23, &9000_u64), b"trusted.b", "byte 9000 was referred to");
-    check(with(sound(), pairs, 23, &u64::MAX), b"trusted.b", "");
-    check(with(sound(), ids, 0, &9000_u64), b"user.a", "byte 9000 was referred to");
-    check(with(sound(), ids, 8, &u32::MAX), b"user.c", "");
-    check(sound().inode(FILE + 52, &1_u32), b"user.a", "xattr id 1 was referred to, there are 1");
-    let endless = open(&with(sound(), ids, 8, &u32::MAX)).unwrap();
+    let valid = Image::valid;
+    check(with(valid(), pairs, 0, &3_u16), b"user.a", "of type 3");
+    check(with(valid(), pairs, 5, &65_537_u32), b"user.a", "value of 65537 bytes");
+    check(with(valid(), pairs, 5, &65_536_u32), b"user.a", "squashfs metadata block at");
+    check(with(valid(), pairs, 19, &7_u32), b"trusted.b", "has 7 bytes, must have 8");
+    check(with(valid(), pairs, 23, &9000_u64), b"trusted.b", "byte 9000 was referred to");
+    check(with(valid(), pairs, 23, &u64::MAX), b"trusted.b", "");
+    check(with(valid(), ids, 0, &9000_u64), b"user.a", "byte 9000 was referred to");
+    check(with(valid(), ids, 8, &u32::MAX), b"user.c", "");
+    check(valid().inode(FILE + 52, &1_u32), b"user.a", "xattr id 1 was referred to, there are 1");
+    let endless = open(&with(valid(), ids, 8, &u32::MAX)).unwrap();
     let file = lookup(&endless, "f").unwrap().ino;
     assert!(endless.list_xattrs(file).is_err());
-    // A NUL would make two names of one in the list.
-    let split = open(&with(sound(), pairs, 4, &0_u8)).unwrap();
+    // A NUL would split one name into two in the list.
+    let split = open(&with(valid(), pairs, 4, &0_u8)).unwrap();
     let file = lookup(&split, "f").unwrap().ino;
     assert!(split.list_xattrs(file).unwrap_err().to_string().contains("a NUL in a name"));
 }
 
 #[test]
-fn refuses_attributes_of_a_table_that_has_none() {
-    let mut bytes = Image::sound().bytes();
+fn rejects_attributes_of_an_empty_table() {
+    let mut bytes = Image::valid().bytes();
     let table = u64::from_le_bytes(bytes[56..64].try_into().unwrap());
     let count = usize::try_from(table).unwrap() + 8;
     bytes[count..count + 4].fill(0);
@@ -389,32 +390,32 @@ fn refuses_attributes_of_a_table_that_has_none() {
     assert!(image.list_xattrs(link).unwrap().is_empty());
 }
 
-/// Decoded bytes of block `number` of `of_blocks`.
+/// Decompressed bytes of block `number` of `of_blocks`.
 fn nth_block(number: usize) -> Vec<u8> {
     format!("block {number} ").bytes().cycle().take(BLOCK as usize).collect()
 }
 
-/// An image whose one file has so many compressed blocks, one behind the other.
+/// An image with a single file of `count` contiguous compressed blocks.
 fn of_blocks(count: usize) -> Image {
-    const PLACE: u16 = 1000;
-    let packed: Vec<_> =
+    const INODE_OFFSET: u16 = 1000;
+    let compressed: Vec<_> =
         (0..count).map(|number| zstd::bulk::compress(&nth_block(number), 1).unwrap()).collect();
-    let mut image = Image::sound();
-    image.data = packed.concat();
-    image.directories = listing(&[("f", PLACE, 2)]);
-    let listed = image.directories.len() as u16 + 3;
+    let mut image = Image::valid();
+    image.data = compressed.concat();
+    image.directories = listing(&[("f", INODE_OFFSET, 2)]);
+    let listed_size = image.directories.len() as u16 + 3;
     let size = count as u64 * u64::from(BLOCK);
     let none = u32::MAX;
     let mut inode = fields(&[&9_u16, &0o644_u16, &0_u16, &0_u16, &77_u32, &1_u32]);
     inode.extend(fields(&[&DATA, &size, &0_u64, &1_u32, &none, &0_u32, &none]));
-    packed.iter().for_each(|block| inode.extend(fields(&[&(block.len() as u32)])));
-    let place = usize::from(PLACE);
-    image.inodes[place..place + inode.len()].copy_from_slice(&inode);
-    image.inode(ROOT + 24, &listed)
+    compressed.iter().for_each(|block| inode.extend(fields(&[&(block.len() as u32)])));
+    let start = usize::from(INODE_OFFSET);
+    image.inodes[start..start + inode.len()].copy_from_slice(&inode);
+    image.inode(ROOT + 24, &listed_size)
 }
 
 #[test]
-fn blocks_side_by_side_are_one_read_of_the_archive() {
+fn reads_adjacent_blocks_with_one_read() {
     let storage = Arc::new(MemStorage::new(of_blocks(32).bytes()));
     let image = open_stored(storage.clone()).unwrap();
     let file = lookup(&image, "f").unwrap().ino;
@@ -424,30 +425,30 @@ fn blocks_side_by_side_are_one_read_of_the_archive() {
     assert_eq!(storage.reads() - reads, 1);
 }
 
-/// Storage whose reads, once it is `closed`, go on only when so many of them are in flight.
-struct Meeting {
+/// Storage that blocks reads, once it is `closed`, until `readers` of them are in flight.
+struct Rendezvous {
     inner: MemStorage,
     readers: usize,
     closed: AtomicBool,
-    /// Guards the number of readers that came.
-    came: Mutex<usize>,
-    all_came: Condvar,
+    /// Guards the number of readers that have arrived.
+    arrived: Mutex<usize>,
+    all_arrived: Condvar,
 }
 
-impl Storage for Meeting {
+impl Storage for Rendezvous {
     fn len(&self) -> u64 {
         self.inner.len()
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
-            let mut came = self.came.lock();
-            *came += 1;
-            self.all_came.notify_all();
-            while *came < self.readers {
-                // Far longer than it takes, so that one that never comes fails the test.
-                let waited = self.all_came.wait_for(&mut came, Duration::from_secs(60));
-                assert!(!waited.timed_out(), "{} reads are in flight, no more", *came);
+            let mut arrived = self.arrived.lock();
+            *arrived += 1;
+            self.all_arrived.notify_all();
+            while *arrived < self.readers {
+                // Long enough that a missing reader fails the test.
+                let waited = self.all_arrived.wait_for(&mut arrived, Duration::from_secs(60));
+                assert!(!waited.timed_out(), "{} reads are in flight, no more", *arrived);
             }
         }
         self.inner.read_exact_at(buffer, offset)
@@ -455,14 +456,14 @@ impl Storage for Meeting {
 }
 
 #[test]
-fn as_many_reads_of_the_archive_are_in_flight_as_there_are_readers() {
+fn reads_of_the_archive_run_in_parallel_for_all_readers() {
     const READERS: usize = 16;
-    let storage = Arc::new(Meeting {
+    let storage = Arc::new(Rendezvous {
         inner: MemStorage::new(of_blocks(READERS).bytes()),
         readers: READERS,
         closed: AtomicBool::new(false),
-        came: Mutex::new(0),
-        all_came: Condvar::new(),
+        arrived: Mutex::new(0),
+        all_arrived: Condvar::new(),
     });
     let image = SquashFs::open("test.sqfs", storage.clone(), 1 << 20, &Arc::default()).unwrap();
     let file = lookup(&image, "f").unwrap().ino;
@@ -472,12 +473,12 @@ fn as_many_reads_of_the_archive_are_in_flight_as_there_are_readers() {
             let image = &image;
             scope.spawn(move || {
                 let mut scratch = Scratch::default();
-                // Not where the file starts, which would have the next block decoded ahead.
+                // Not at the start of the file, which would decode the next block ahead.
                 let offset = number as u64 * u64::from(BLOCK) + 1;
                 let bytes = image.read(file, offset, 100, &mut scratch).unwrap();
                 assert_eq!(bytes.as_slice(), &nth_block(number)[1..101]);
             });
         }
     });
-    assert_eq!(*storage.came.lock(), READERS, "and each block was read once");
+    assert_eq!(*storage.arrived.lock(), READERS, "and each block was read once");
 }

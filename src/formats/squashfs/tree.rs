@@ -1,8 +1,6 @@
-//! An image in the words of `vfs`: each operation of `Tree`.
+//! Implements the operations of `Tree` for an image.
 //!
-//! Owns what an operation is made of, what must hold between a folder and its entries, and that an
-//! error names the archive and the inode that it is about. Leaves the parts to their own files.
-//! Invariant: an error about damage says of which inode.
+//! Invariant: an error names the archive, and an error about damage also names the inode.
 
 use std::ops::ControlFlow;
 
@@ -18,18 +16,18 @@ use crate::vfs::{
 impl Tree for SquashFs {
     fn attr(&self, ino: Ino) -> Result<Attr> {
         let attr = self.reference(ino).and_then(|reference| self.attr_of(reference, ino));
-        attr.map_err(self.named(ino))
+        attr.map_err(self.with_location(ino))
     }
 
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
         let found = self
             .reference(parent)
             .and_then(|reference| Ok((reference, self.directory(reference)?.find(name)?)));
-        let (above, Some(found)) = found.map_err(self.named(parent))? else {
+        let (parent_ref, Some(found)) = found.map_err(self.with_location(parent))? else {
             return Ok(None);
         };
-        let ino = self.ino(found.reference, found.number).map_err(self.named(parent))?;
-        self.child(above, found, ino).map(Some).map_err(self.named(ino))
+        let ino = self.ino(found.reference, found.number).map_err(self.with_location(parent))?;
+        self.child(parent_ref, found, ino).map(Some).map_err(self.with_location(ino))
     }
 
     fn read_dir(
@@ -38,27 +36,27 @@ impl Tree for SquashFs {
         cookie: Cookie,
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let mut sound = Ok(());
+        let mut checked = Ok(());
         self.reference(ino)
-            .and_then(|above| {
-                self.directory(above)?.visit(cookie, |entry| {
+            .and_then(|parent_ref| {
+                self.directory(parent_ref)?.visit(cookie, |entry| {
                     let Entry { reference, number, kind, name, next } = entry;
-                    let child = self.check_child(above, reference);
+                    let child = self.check_child(parent_ref, reference);
                     match child.and_then(|()| self.ino(reference, number)) {
                         Ok(ino) => visit(DirEntry { ino, kind, name, next }),
                         Err(error) => {
-                            sound = Err(error);
+                            checked = Err(error);
                             ControlFlow::Break(())
                         }
                     }
                 })
             })
-            .and(sound)
-            .map_err(self.named(ino))
+            .and(checked)
+            .map_err(self.with_location(ino))
     }
 
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.target(ino).map_err(self.named(ino))
+        self.target(ino).map_err(self.with_location(ino))
     }
 
     fn read<'s>(
@@ -73,13 +71,13 @@ impl Tree for SquashFs {
                 self.read_ahead(&file, offset..offset.saturating_add(u64::from(size)));
                 self.data.read(&self.metadata, file, offset, size, scratch)
             })
-            .map_err(self.named(ino))
+            .map_err(self.with_location(ino))
     }
 
     fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
         self.file(ino)
             .and_then(|file| self.data.seek(&self.metadata, file, offset, target))
-            .map_err(self.named(ino))
+            .map_err(self.with_location(ino))
     }
 
     fn has_xattrs(&self) -> bool {
@@ -91,7 +89,7 @@ impl Tree for SquashFs {
             Some((xattrs, id)) => xattrs.list(&self.metadata, id),
             None => Ok(Vec::new()),
         });
-        listed.map_err(self.named(ino))
+        listed.map_err(self.with_location(ino))
     }
 
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
@@ -99,7 +97,7 @@ impl Tree for SquashFs {
             Some((xattrs, id)) => xattrs.value(&self.metadata, id, name),
             None => Err(Error::new(Kind::NoAttribute, "no such attribute")),
         });
-        value.map_err(self.named(ino))
+        value.map_err(self.with_location(ino))
     }
 
     fn totals(&self) -> Totals {
@@ -119,7 +117,7 @@ impl Tree for SquashFs {
                 _ => Err(Error::new(Kind::NotADirectory, "not a directory")),
             }
         });
-        parent.map_err(self.named(ino))
+        parent.map_err(self.with_location(ino))
     }
 
     fn numbers_end(&self) -> u64 {
@@ -130,15 +128,15 @@ impl Tree for SquashFs {
     fn data_offset(&self, ino: Ino) -> Result<u64> {
         self.file(ino)
             .and_then(|file| self.data.start(&self.metadata, &file.body))
-            .map_err(self.named(ino))
+            .map_err(self.with_location(ino))
     }
 
     fn audit(&self, found: &mut dyn FnMut(Finding)) {
         audit::audit(self, found);
     }
 
-    // Not its storage: where that is a file of another archive, that is a tree of its own beside
-    // this one, and is asked itself.
+    // The storage is not released here. If it is a file of another archive, that archive is another
+    // tree of the mount and is released itself.
     fn release(&self) {
         self.data.release();
         self.metadata.release();
@@ -146,10 +144,10 @@ impl Tree for SquashFs {
 }
 
 impl SquashFs {
-    /// What an entry of the directory `above` leads to: the inode `ino`, of the kind that the entry
-    /// says. Each folder is in one place of a tree: the root in none, and none in itself.
-    fn child(&self, above: InodeRef, found: Found, ino: Ino) -> Result<Attr> {
-        self.check_child(above, found.reference)?;
+    /// The attributes of inode `ino`, which the entry `found` of the directory `parent_ref` names.
+    /// Checks that it has the kind of the entry, and that no directory contains the root or itself.
+    fn child(&self, parent_ref: InodeRef, found: Found, ino: Ino) -> Result<Attr> {
+        self.check_child(parent_ref, found.reference)?;
         let (attr, kind) = (self.attr_of(found.reference, ino)?, found.kind);
         if attr.kind != kind {
             let context = format!("is {:?}, its entry says {kind:?}", attr.kind);
@@ -158,22 +156,24 @@ impl SquashFs {
         Ok(attr)
     }
 
-    /// Refuses an entry that would make a folder its own ancestor, as far as one step shows it.
-    fn check_child(&self, above: InodeRef, child: InodeRef) -> Result<()> {
+    /// Rejects an entry that makes a directory its own parent, or the root a child.
+    fn check_child(&self, parent_ref: InodeRef, child: InodeRef) -> Result<()> {
         match child {
             child if child == self.numbers.root() => Err(Error::corrupt("holds the root")),
-            child if child == above => Err(Error::corrupt("holds itself")),
+            child if child == parent_ref => Err(Error::corrupt("holds itself")),
             _ => Ok(()),
         }
     }
 
-    /// Puts the archive's name in front of an error, and behind that, if the archive is at fault,
-    /// where the inode is that this is about.
-    fn named(&self, ino: Ino) -> impl Fn(Error) -> Error + '_ {
+    /// Returns a function that adds the archive's name to an error. For damage, it also adds the
+    /// position of the inode.
+    fn with_location(&self, ino: Ino) -> impl Fn(Error) -> Error + '_ {
         move |error| {
             let reference = error.is_damage().then(|| self.reference(ino));
             let error = match reference {
-                Some(Ok(reference)) => error.within(reference.place(self.superblock.inode_table)),
+                Some(Ok(reference)) => {
+                    error.within(reference.describe(self.superblock.inode_table))
+                }
                 _ => error,
             };
             error.within(&self.name)

@@ -1,11 +1,11 @@
-//! Extended attributes: names and values of an inode.
+//! Extended attributes: names and values.
 //!
-//! Owns the layout of the xattr tables; leaves who may see an attribute to the kernel.
-//! Invariant: only the prefixes user, trusted and security exist, as the format has no other.
+//! Only the prefixes user, trusted and security exist in the format. The kernel checks the
+//! permission to read an attribute.
 //!
-//! An inode holds an index into the xattr id table; its record says where the pairs of that inode
-//! start, how many there are, and how large they are for listxattr(2). A value that several inodes
-//! share is stored once, and the others hold a reference to it ("out of line").
+//! An inode holds an index into the xattr id table. Its record there holds the position and number
+//! of its pairs, and their size for listxattr(2). A value shared by several inodes is stored once;
+//! the others store a reference to it ("out of line").
 
 use super::metadata::{Cursor, Metadata, Position};
 use super::table::Table;
@@ -14,16 +14,16 @@ use crate::formats::bytes::{Reader, index};
 use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use crate::storage::Storage;
 
-/// A record of the id table: reference (8 bytes), count (4), size (4).
+/// Size of a record of the id table, bytes: reference (8), count (4), size (4).
 const ID_RECORD: usize = 16;
 
-/// Set in the type of a pair whose value is elsewhere.
+/// Set in the type of a pair whose value is stored elsewhere.
 const OUT_OF_LINE: u16 = 0x100;
 
-/// The attributes of an image.
+/// The extended attributes of an image.
 pub(super) struct Xattrs {
     ids: Table<ID_RECORD>,
-    /// Where the pairs start, bytes into the image.
+    /// Offset of the pairs in the image.
     start: u64,
 }
 
@@ -31,14 +31,14 @@ impl Xattrs {
     /// Reads the header of the table at `table`.
     ///
     /// # Errors
-    /// `Corrupt` where the table does not fit before `end`; `Io`.
+    /// `Corrupt` if the table does not fit before `end`; `Io`.
     pub(super) fn read(storage: &dyn Storage, table: u64, end: u64) -> Result<Self> {
         let mut header = [0; 16];
         storage.read_exact_at(&mut header, table)?;
         let mut reader = Reader::new("xattr table", &header);
         let start = reader.u64()?;
         let count = reader.u32()?;
-        // An empty table has no pairs, so they may be said to lie anywhere.
+        // An empty table has no pairs, so their position does not matter.
         if count > 0 && start >= end {
             return Err(Error::corrupt(format!(
                 "squashfs xattr table: pairs at {start:#x}, the image ends at {end:#x}"
@@ -53,7 +53,7 @@ impl Xattrs {
         self.ids.count()
     }
 
-    /// The names of the attributes of xattr index `id`, each with a NUL behind it.
+    /// The names of the attributes of xattr index `id`, each followed by a NUL.
     pub(super) fn list(&self, metadata: &Metadata, id: u32) -> Result<Vec<u8>> {
         let mut names = Vec::new();
         self.visit(metadata, id, |name, _| {
@@ -78,7 +78,7 @@ impl Xattrs {
         value.ok_or_else(|| Error::new(Kind::NoAttribute, "no such attribute"))
     }
 
-    /// Visits the pairs of `id` until `visit` returns something.
+    /// Visits the pairs of `id` until `visit` returns `Some`.
     fn visit<T>(
         &self,
         metadata: &Metadata,
@@ -99,7 +99,7 @@ impl Xattrs {
             let before = name.len();
             name.resize(before.saturating_add(usize::from(name_len)), 0);
             cursor.fill(name.get_mut(before..).unwrap_or_default())?;
-            // A list of names has a NUL behind each, so one within would make two of it.
+            // Names in the list end with a NUL. One inside a name would split it in two.
             if name.contains(&0) {
                 return Err(Error::corrupt(format!("squashfs xattr id {id}: a NUL in a name")));
             }
@@ -120,7 +120,7 @@ impl Xattrs {
     }
 }
 
-/// A value not read yet; the cursor is at its length.
+/// A value that was not read yet. The cursor is at its length.
 struct Value<'m> {
     xattrs: &'m Xattrs,
     metadata: &'m Metadata,

@@ -1,8 +1,15 @@
-//! Members of a gzip file, one after the other: header, DEFLATE data, trailer (RFC 1952).
+//! Decodes the members of a gzip file in order: header, DEFLATE data, trailer (RFC 1952).
 //!
-//! Owns the buffer that is decoded into, the checks of CRC32 and ISIZE, and what follows the last
-//! member; leaves keeping points to the first pass.
-//! Invariant: a member copies from its own bytes only, never from those of the member before it.
+//! A decoder can start at the header of a member, or at a block inside one if it is given the
+//! window. Members are decoded into one buffer. It holds the window, then the bytes that were
+//! decoded since the last `take`:
+//!
+//!     0 ........ taken ........ filled ........ len
+//!     window     new bytes      free
+//!
+//! When the buffer is full, `take` returns the new bytes and moves the last 32 KiB to the front.
+//!
+//! Invariant: a block copies only from bytes of its own member, never from the member before it.
 
 use crc32fast::Hasher;
 
@@ -20,85 +27,93 @@ const NAME: u8 = 8;
 const COMMENT: u8 = 16;
 const RESERVED: u8 = 0xe0;
 
-/// Why decoding paused.
-pub(super) enum Paused {
+/// Why `step` returned.
+pub(super) enum Event {
     /// The buffer is full.
     Full,
-    /// Before a block that starts at this bit, or before a member whose header does.
-    Boundary { bit: u64, member: bool },
+    /// At bit `bit` of the file starts a block, or the header of a member if `at_header` is set.
+    Boundary { bit: u64, at_header: bool },
     /// After the last member.
     End,
 }
 
+/// What comes next in the file.
 enum State {
     Header,
+    /// DEFLATE data, or the trailer after it.
     Data(Inflate),
     End,
 }
 
-pub(super) struct Members {
+/// A decoder of consecutive members.
+pub(super) struct MemberDecoder {
     cursor: Cursor,
     state: State,
-    /// Decoded bytes: up to 32 KiB that were taken, and those that were not.
+    /// The window, up to 32 KiB that were taken before, then bytes that were not taken yet.
     buffer: Vec<u8>,
-    /// Where the bytes of this member start in the buffer.
-    base: usize,
+    /// Position in the buffer of the first byte of the current member.
+    member_base: usize,
+    /// End of the bytes that `take` has returned: the window.
     taken: usize,
+    /// End of the decoded bytes.
     filled: usize,
-    /// Bytes decoded in all.
+    /// Bytes decoded since the start.
     decoded: u64,
-    /// Of them, those in members that have ended well, and those in blocks that have ended.
-    checked: u64,
-    ended: u64,
-    /// Where the header of this member lies in the file.
-    start: u64,
-    /// The checksum and the length of this member, unless decoding started in its middle.
-    sum: Option<(Hasher, u64)>,
-    /// Whether a member was read: what follows it need not be one.
-    seen: bool,
-    /// Who to name in the warning of garbage at the end; none where it was given before.
-    warned: Option<String>,
-    /// Where that garbage begins.
+    /// Bytes decoded up to the end of the last member with a correct checksum.
+    checked_len: u64,
+    /// Bytes decoded up to the end of the last whole block.
+    whole_blocks_len: u64,
+    /// Offset of the header of the current member in the file.
+    member_start: u64,
+    /// Checksum and length of the current member so far. None if decoding started inside it.
+    crc_and_len: Option<(Hasher, u64)>,
+    /// Whether a member was found. Data after it that is not a member is garbage, not an error.
+    found_member: bool,
+    /// The name to use in the warning about garbage at the end. None if there is to be no warning.
+    warning_name: Option<String>,
+    /// Offset of the garbage at the end.
     garbage: Option<u64>,
-    /// Whether the header of a member is looked for, or is damaged.
+    /// Whether a header is being read, or could not be read.
     in_header: bool,
 }
 
-impl Members {
-    /// Starts at a member; it is decoded into `buffer`, and taken when that is full.
+impl MemberDecoder {
+    /// Starts at the header of a member and decodes into `buffer`.
     pub(super) fn new(cursor: Cursor, buffer: Vec<u8>) -> Self {
         Self {
-            start: cursor.position(),
+            member_start: cursor.position(),
             cursor,
             state: State::Header,
             buffer,
-            base: 0,
+            member_base: 0,
             taken: 0,
             filled: 0,
             decoded: 0,
-            checked: 0,
-            ended: 0,
-            sum: None,
-            seen: false,
-            warned: None,
+            checked_len: 0,
+            whole_blocks_len: 0,
+            crc_and_len: None,
+            found_member: false,
+            warning_name: None,
             garbage: None,
             in_header: false,
         }
     }
 
-    /// Starts at a block: `bit` lies in the byte the cursor is at, and `window` came before it.
+    /// Starts at a block. `bit` is in the byte that the cursor is at; `window` are the bytes
+    /// decoded before it.
     pub(super) fn resume(
         mut cursor: Cursor,
         bit: u64,
         window: &[u8],
         buffer: Vec<u8>,
     ) -> Result<Self> {
-        let used = u8::try_from(bit & 7).unwrap_or(0);
-        let inflate = match used {
+        // Bits of this byte that belong to the block before.
+        let bits_before = u8::try_from(bit & 7).unwrap_or(0);
+        let inflate = match bits_before {
             0 => Inflate::resume(0, 0),
             _ => {
                 let [byte] = cursor.array()?;
-                Inflate::resume(byte, 8_u8.saturating_sub(used))
+                Inflate::resume(byte, 8_u8.saturating_sub(bits_before))
             }
         };
         let mut members = Self::new(cursor, buffer);
@@ -107,13 +122,13 @@ impl Members {
         };
         front.copy_from_slice(window);
         (members.taken, members.filled) = (window.len(), window.len());
-        (members.state, members.seen) = (State::Data(inflate), true);
+        (members.state, members.found_member) = (State::Data(inflate), true);
         Ok(members)
     }
 
-    /// Lets it warn of garbage at the end of `name`.
-    pub(super) fn warning(mut self, name: &str) -> Self {
-        self.warned = Some(name.to_owned());
+    /// Enables the warning about garbage after the last member of `name`.
+    pub(super) fn with_warning(mut self, name: &str) -> Self {
+        self.warning_name = Some(name.to_owned());
         self
     }
 
@@ -125,76 +140,79 @@ impl Members {
         self.decoded
     }
 
-    /// Decoded bytes that are right for all that is known. Where the file ends early they are those
-    /// of whole blocks; where a checksum or a block is wrong, those of whole members.
+    /// Decoded bytes that count as correct after damage. If the file ends early, those are the
+    /// bytes of whole blocks; after a wrong checksum or a damaged block, those of whole members.
     pub(super) fn verified_len(&self, damage: Kind) -> u64 {
-        if damage == Kind::Truncated { self.ended } else { self.checked }
+        if damage == Kind::Truncated { self.whole_blocks_len } else { self.checked_len }
     }
 
     pub(super) fn is_full(&self) -> bool {
         self.filled >= self.buffer.len()
     }
 
-    /// Whether what there was room for came before a header that can not be read.
+    /// Whether the buffer is full and the error is in the header of the next member.
     pub(super) fn is_full_before_header(&self) -> bool {
         self.is_full() && self.in_header
     }
 
     /// The bytes that the next block may copy from.
     pub(super) fn window(&self) -> &[u8] {
-        let start = self.filled.saturating_sub(GZIP_WINDOW).max(self.base);
+        let start = self.filled.saturating_sub(GZIP_WINDOW).max(self.member_base);
         self.buffer.get(start..self.filled).unwrap_or_default()
     }
 
-    /// Where something begins that is no member, after the last one.
+    /// Offset in the file of other data after the last member.
     pub(super) fn garbage(&self) -> Option<u64> {
         self.garbage
     }
 
-    /// What was decoded since the last call; makes room for as much.
+    /// Returns the bytes decoded since the last call, and frees their space in the buffer.
     pub(super) fn take(&mut self) -> SharedBytes {
         let piece = self.buffer.get(self.taken..self.filled).unwrap_or_default().into();
-        let kept = self.window().len();
-        self.buffer.copy_within(self.filled.saturating_sub(kept)..self.filled, 0);
-        (self.base, self.taken, self.filled) = (0, kept, kept);
+        let window_len = self.window().len();
+        self.buffer.copy_within(self.filled.saturating_sub(window_len)..self.filled, 0);
+        (self.member_base, self.taken, self.filled) = (0, window_len, window_len);
         piece
     }
 
-    /// The same at the end, in the memory it was decoded into.
+    /// The bytes decoded since the last `take`, in the buffer itself.
     pub(super) fn into_rest(mut self) -> Vec<u8> {
         self.buffer.truncate(self.filled);
         self.buffer.drain(..self.taken.min(self.filled));
         self.buffer
     }
 
-    /// Decodes until there is something to say.
-    pub(super) fn step(&mut self) -> Result<Paused> {
+    /// Decodes until the buffer is full, a boundary is reached, or the file ends.
+    pub(super) fn step(&mut self) -> Result<Event> {
         match self.state {
-            State::Header => self.header(),
-            State::Data(_) => self.data(),
-            State::End => Ok(Paused::End),
+            State::Header => self.read_header(),
+            State::Data(_) => self.decode_data(),
+            State::End => Ok(Event::End),
         }
     }
 
-    fn header(&mut self) -> Result<Paused> {
-        self.start = self.cursor.position();
+    fn read_header(&mut self) -> Result<Event> {
+        self.member_start = self.cursor.position();
         self.in_header = true;
         let is_member = self.cursor.peek(2)? == [0x1f, 0x8b];
-        if !is_member && self.seen {
+        if !is_member && self.found_member {
             self.state = State::End;
             if self.cursor.has_garbage()?
-                && let Some(name) = self.warned.take()
+                && let Some(name) = self.warning_name.take()
             {
-                self.garbage = Some(self.start);
-                log::warn!("{name}: what follows the gzip data at {:#x} is ignored", self.start);
+                self.garbage = Some(self.member_start);
+                log::warn!(
+                    "{name}: what follows the gzip data at {:#x} is ignored",
+                    self.member_start
+                );
             }
-            return Ok(Paused::End);
+            return Ok(Event::End);
         }
-        self.skip_header().map_err(|error| error.within(self.place()))?;
-        (self.base, self.seen, self.in_header) = (self.filled, true, false);
-        self.sum = Some((Hasher::new(), 0));
+        self.skip_header().map_err(|error| error.within(self.location()))?;
+        (self.member_base, self.found_member, self.in_header) = (self.filled, true, false);
+        self.crc_and_len = Some((Hasher::new(), 0));
         self.state = State::Data(Inflate::new());
-        Ok(Paused::Boundary { bit: self.start.saturating_mul(8), member: true })
+        Ok(Event::Boundary { bit: self.member_start.saturating_mul(8), at_header: true })
     }
 
     fn skip_header(&mut self) -> Result<()> {
@@ -239,15 +257,15 @@ impl Members {
         Err(Error::corrupt(format!("a name of more than {GZIP_FIELD_MAX} bytes")))
     }
 
-    fn data(&mut self) -> Result<Paused> {
+    fn decode_data(&mut self) -> Result<Event> {
         while let State::Data(inflate) = &mut self.state {
-            let input = self.cursor.at_hand(1)?;
-            let is_last = input.is_empty();
-            let output = self.buffer.get_mut(self.base..).unwrap_or_default();
-            let position = self.filled.saturating_sub(self.base);
+            let input = self.cursor.fill_buf(1)?;
+            let at_eof = input.is_empty();
+            let output = self.buffer.get_mut(self.member_base..).unwrap_or_default();
+            let position = self.filled.saturating_sub(self.member_base);
             let (consumed, produced, pause) = inflate.step(input, output, position);
             let end = self.filled.saturating_add(produced);
-            if let Some((sum, len)) = &mut self.sum {
+            if let Some((sum, len)) = &mut self.crc_and_len {
                 sum.update(self.buffer.get(self.filled..end).unwrap_or_default());
                 *len = len.saturating_add(length(produced));
             }
@@ -255,28 +273,28 @@ impl Members {
             self.decoded = self.decoded.saturating_add(length(produced));
             self.cursor.skip(length(consumed))?;
             match pause.map_err(|error| self.damaged(&error))? {
-                Pause::Input if is_last => return Err(self.damaged(&self.cursor.ends_early())),
+                Pause::Input if at_eof => return Err(self.damaged(&self.cursor.ends_early())),
                 Pause::Input => {}
-                Pause::Output => return Ok(Paused::Full),
+                Pause::Output => return Ok(Event::Full),
                 Pause::Boundary(bits) => {
-                    self.ended = self.decoded;
+                    self.whole_blocks_len = self.decoded;
                     let bit = self.cursor.position().saturating_mul(8).saturating_sub(bits.into());
-                    return Ok(Paused::Boundary { bit, member: false });
+                    return Ok(Event::Boundary { bit, at_header: false });
                 }
                 Pause::End => {
                     self.state = State::Header;
-                    self.ended = self.decoded;
-                    self.trailer()?;
+                    self.whole_blocks_len = self.decoded;
+                    self.check_trailer()?;
                 }
             }
         }
-        self.header()
+        self.read_header()
     }
 
-    fn trailer(&mut self) -> Result<()> {
+    fn check_trailer(&mut self) -> Result<()> {
         let (crc, size) = (self.cursor.u32(), self.cursor.u32());
         let (crc, size) = (crc.map_err(|e| self.damaged(&e))?, size.map_err(|e| self.damaged(&e))?);
-        let Some((sum, len)) = self.sum.take() else {
+        let Some((sum, len)) = self.crc_and_len.take() else {
             return Ok(());
         };
         let computed = sum.finalize();
@@ -284,21 +302,21 @@ impl Members {
             let error = format!("checksum {crc:#010x}, but its bytes give {computed:#010x}");
             return Err(self.damaged(&Error::corrupt(error)));
         }
-        // ISIZE counts modulo 2^32.
+        // ISIZE is the length modulo 2^32.
         if u64::from(size) != len & u64::from(u32::MAX) {
             let error = format!("{size} bytes announced (modulo 2^32), {len} are there");
             return Err(self.damaged(&Error::corrupt(error)));
         }
-        self.checked = self.decoded;
+        self.checked_len = self.decoded;
         Ok(())
     }
 
-    fn place(&self) -> String {
-        format!("gzip member at {:#x}", self.start)
+    fn location(&self) -> String {
+        format!("gzip member at {:#x}", self.member_start)
     }
 
     fn damaged(&self, error: &Error) -> Error {
         let at = self.cursor.position();
-        Error::new(error.kind(), format!("{}, at {at:#x}: {error}", self.place()))
+        Error::new(error.kind(), format!("{}, at {at:#x}: {error}", self.location()))
     }
 }

@@ -1,83 +1,98 @@
-//! Seek points of gzip files: how a format without any gets them.
+//! Random access to gzip files: seek points, recorded in one pass over the file.
 //!
-//! Owns which points are kept and what decoding a chunk from one takes; leaves members and blocks
-//! to `member`. Invariant: the bytes from a point up to the next do not depend on anything else.
+//! Problem. A gzip file is a sequence of members: a header, DEFLATE data, and a trailer with a
+//! checksum. DEFLATE data is a sequence of blocks. A block can start at any bit, and nothing in the
+//! file lists where. It may also copy from the 32 KiB decoded before it. To read the last byte of a
+//! gzip file, a decoder must therefore decode the whole file.
 //!
-//! The problem. DEFLATE copies from the last 32 KiB it decoded, and its blocks start at any bit, so
-//! to read the last byte of a gzip file one decodes all the others. Nothing in the file says where
-//! a block starts.
+//! Idea (from zran.c, an example that comes with zlib). Between two blocks, the only state of a
+//! decoder is its bit position and the last 32 KiB of its output, the window. A decoder that gets
+//! both can resume there. archfs must decode each new file once anyway, to index the archive in it.
+//! During this pass (`PointFinder`) it records seek points. A point consists of an offset in the
+//! decoded bytes, the bit where the next block starts, and the window. A point at the header of a
+//! member has no window, because members do not copy from each other.
 //!
-//! The idea is that of zran.c, an example that comes with zlib. The file must be decoded once in
-//! any case, to find what is in it. Between two blocks a decoder has no state but its 32 KiB:
-//! whoever knows the bit where the block starts and has those 32 KiB goes on from there. So at the
-//! first block boundary 3/4 MiB or more after the last point another is kept: bit, offset, window.
-//! A chunk is what lies between two points, mostly less than a MiB, since a block is some 50 to 400
-//! KiB. A member starts with an empty window, so a point there has none.
+//! A point is recorded at the first block boundary that is at least 3/4 MiB of decoded bytes after
+//! the last point. A block usually decodes to 50 to 400 KiB; most points are therefore less than 1
+//! MiB apart. The bytes from one point to the next are a chunk, the unit that archfs decodes
+//! (`decode`) and caches. A read finds the chunks that hold its bytes, and decodes each from its
+//! point. If one huge block makes a chunk larger than 64 MiB, the pass returns `Found::Giant`.
+//! archfs then decodes the file into a temporary file instead.
 //!
-//! The cost. Windows are kept packed by zstd, at some 5 to 20 KiB each: 1 to 2 % of the decoded
-//! bytes, which for a large file is more than one likes. So from 8192 points (6 GiB) on every
-//! second is dropped and the spacing doubled, up to 24 MiB, which is what a random read of a file
-//! of 192 GiB decodes. Packing a window takes some 0.1 ms, a fortieth of the time it takes to
-//! decode 3/4 MiB. The first pass runs on one thread: where blocks start is known only by whoever
-//! has decoded up to there.
+//! A checksum covers a whole member. The pass checks all of them. A chunk that starts inside a
+//! member is decoded without a check.
+//!
+//! Cost. Windows are compressed with zstd to 5 to 20 KiB each, 1 to 2 % of the decoded bytes. For a
+//! large file, that is too much memory. Whenever there are more than 8192 points (first at 6 GiB of
+//! decoded bytes), the pass doubles their spacing and drops about half of them. The spacing stops
+//! at 24 MiB, which files of more than 96 GiB reach. A random read in such a file decodes about 24
+//! MiB. Compressing a window takes about 0.1 ms, 1/40 of the time to decode 3/4 MiB. The pass uses
+//! one thread, because a block boundary is known only when everything before it has been decoded.
+//!
+//! Invariant: a chunk depends only on its point and the compressed data from that bit on.
 
 mod member;
 
-use member::{Members, Paused};
+use member::{Event, MemberDecoder};
 
 use super::buffers::Buffers;
 use super::cursor::Cursor;
 use super::first_pass::Found;
 use super::seek_index::{Point, Window};
-use crate::codecs::{Codec, zstd_pack};
+use crate::codecs::{Codec, zstd_compress};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::{
     GIANT_CHUNK_MAX, GZIP_POINTS_MAX, GZIP_SPACING, GZIP_SPACING_MAX, GZIP_WINDOW,
 };
-use crate::storage::{Storage, Window as Part};
+use crate::storage::{Storage, Window as FileRange};
 use crate::sync::Arc;
 
-/// What the file is read in, bytes.
+/// Bytes read from the file at a time.
 const STRIDE: usize = 256 << 10;
 
-/// What a decoder may want to see behind the last bit that it needs, bytes.
+/// Compressed bytes past the end of a chunk that the decoder may look at.
 const AHEAD: u64 = 64;
 
-/// What is decoded between two deliveries, bytes.
+/// Decoded bytes delivered at a time.
 const PIECE: usize = 256 << 10;
 
-/// The first pass over a gzip file.
+/// The first pass over a gzip file: delivers the decoded bytes and records seek points.
 pub(super) struct PointFinder {
-    members: Members,
+    members: MemberDecoder,
     points: Vec<Point>,
-    /// Decoded bytes between points, at least.
+    /// Least distance of two points, decoded bytes.
     spacing: u64,
-    /// Points above which they are thinned out; none are kept where it is zero.
-    most: usize,
-    /// The damage that was met, until what came before it is delivered.
+    /// Number of points above which they are thinned. If it is zero, no points are recorded.
+    points_max: usize,
+    /// A decoding error, kept until the bytes decoded before it are delivered.
     damage: Option<Error>,
     ended: bool,
 }
 
 impl PointFinder {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
-        Self::keeping(name, storage, GZIP_POINTS_MAX)
+        Self::with_points_max(name, storage, GZIP_POINTS_MAX)
     }
 
-    /// A pass that keeps no points, and so takes blocks of any size.
+    /// A pass that records no points, and therefore accepts blocks of any size.
     pub(super) fn forward(name: &str, storage: Arc<dyn Storage>) -> Self {
-        Self::keeping(name, storage, 0)
+        Self::with_points_max(name, storage, 0)
     }
 
-    /// A pass that thins its points out from `most` on.
-    pub(super) fn keeping(name: &str, storage: Arc<dyn Storage>, most: usize) -> Self {
+    /// A pass that thins its points whenever there are more than `points_max`.
+    pub(super) fn with_points_max(
+        name: &str,
+        storage: Arc<dyn Storage>,
+        points_max: usize,
+    ) -> Self {
         let buffer = PIECE.saturating_add(GZIP_WINDOW);
         Self {
-            members: Members::new(Cursor::new(storage, 0, STRIDE), vec![0; buffer]).warning(name),
+            members: MemberDecoder::new(Cursor::new(storage, 0, STRIDE), vec![0; buffer])
+                .with_warning(name),
             points: Vec::new(),
             spacing: GZIP_SPACING,
-            most,
+            points_max,
             damage: None,
             ended: false,
         }
@@ -88,26 +103,31 @@ impl PointFinder {
         self.members.position()
     }
 
-    /// Where something begins that is no member, after the last one.
+    /// Offset in the file of other data after the last member.
     pub(super) fn garbage(&self) -> Option<u64> {
         self.members.garbage()
     }
 
-    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    /// Decoded bytes that count as correct after damage of the kind `damage`.
     pub(super) fn verified_len(&self, damage: Kind) -> u64 {
         self.members.verified_len(damage)
     }
 
+    /// Decodes until the buffer is full and returns its bytes. Records a point at each boundary on
+    /// the way that is far enough from the last one.
     pub(super) fn next(&mut self) -> Result<Found> {
         while self.damage.is_none() && !self.ended && !self.members.is_full() {
             match self.members.step() {
-                Ok(Paused::Full) => {}
-                Ok(Paused::Boundary { bit, member }) => self.consider(bit, member)?,
-                Ok(Paused::End) => self.ended = true,
+                Ok(Event::Full) => {}
+                Ok(Event::Boundary { bit, at_header }) => {
+                    self.record_point_if_due(bit, at_header)?;
+                }
+                Ok(Event::End) => self.ended = true,
                 Err(error) => self.damage = Some(error),
             }
             let last = self.points.last().map_or(0, |point| point.decoded);
-            if self.most > 0 && self.members.decoded().saturating_sub(last) > GIANT_CHUNK_MAX {
+            if self.points_max > 0 && self.members.decoded().saturating_sub(last) > GIANT_CHUNK_MAX
+            {
                 return Ok(Found::Giant);
             }
         }
@@ -121,31 +141,31 @@ impl PointFinder {
         })
     }
 
-    /// The points, without one at the very end.
+    /// The points before `len`, the decoded bytes that can be read. A point at `len` has no chunk.
     pub(super) fn into_points(mut self, len: u64) -> Vec<Point> {
         self.points.retain(|point| point.decoded < len);
         self.points
     }
 
-    /// Keeps a point here, if the last is far enough away.
-    fn consider(&mut self, bit: u64, member: bool) -> Result<()> {
+    /// Records a point here if the last one is at least `spacing` away.
+    fn record_point_if_due(&mut self, bit: u64, at_header: bool) -> Result<()> {
         let decoded = self.members.decoded();
         let due = match self.points.last() {
             None => true,
             Some(last) => decoded.saturating_sub(last.decoded) >= self.spacing,
         };
-        let before = self.members.window();
-        // At the start of a member's data a block other than its first has no window either; what
-        // tells them apart is not kept, so such a block is no point.
-        if self.most == 0 || !due || (!member && before.is_empty()) {
+        let window_bytes = self.members.window();
+        // A saved point without a window means the header of a member. The window is also empty
+        // after blocks without data at the start of a member; these boundaries are not recorded.
+        if self.points_max == 0 || !due || (!at_header && window_bytes.is_empty()) {
             return Ok(());
         }
-        let window = match member {
+        let window = match at_header {
             true => None,
-            false => Window::pack(before)?,
+            false => Window::compress(window_bytes)?,
         };
         self.points.push(Point { decoded, bit, window });
-        if self.points.len() > self.most && self.spacing < GZIP_SPACING_MAX {
+        if self.points.len() > self.points_max && self.spacing < GZIP_SPACING_MAX {
             self.spacing = self.spacing.saturating_mul(2);
             thin(&mut self.points, self.spacing);
         }
@@ -153,53 +173,53 @@ impl PointFinder {
     }
 }
 
-/// Drops points until they are `spacing` apart or dropping one would make a giant chunk. The first
-/// and the last stay.
+/// Thins `points`: drops those that are less than `spacing` after the last one kept, unless that
+/// would make a giant chunk. The first and the last point stay.
 fn thin(points: &mut Vec<Point>, spacing: u64) {
     let starts: Vec<u64> = points.iter().map(|point| point.decoded).collect();
     let mut nexts = starts.into_iter().skip(1);
     let mut kept: Option<u64> = None;
     points.retain(|point| {
         let next = nexts.next();
-        let stays = match (kept, next) {
+        let keep = match (kept, next) {
             (Some(kept), Some(next)) => {
                 point.decoded.saturating_sub(kept) >= spacing
                     || next.saturating_sub(kept) > GIANT_CHUNK_MAX
             }
             _ => true,
         };
-        if stays {
+        if keep {
             kept = Some(point.decoded);
         }
-        stays
+        keep
     });
     points.shrink_to_fit();
 }
 
 impl Window {
-    fn pack(bytes: &[u8]) -> Result<Option<Self>> {
+    fn compress(bytes: &[u8]) -> Result<Option<Self>> {
         match u16::try_from(bytes.len()) {
-            Ok(len) if len > 0 => Ok(Some(Self { len, packed: zstd_pack(bytes)?.into() })),
+            Ok(len) if len > 0 => Ok(Some(Self { len, compressed: zstd_compress(bytes)?.into() })),
             _ => Ok(None),
         }
     }
 
-    fn unpack(&self) -> Result<Vec<u8>> {
+    fn decompress(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; usize::from(self.len)];
-        match Codec::Zstd.decode(&self.packed, &mut bytes)? {
+        match Codec::Zstd.decode(&self.compressed, &mut bytes)? {
             len if len == bytes.len() => Ok(bytes),
             _ => Err(Error::corrupt("the window of a seek point is cut short")),
         }
     }
 }
 
-/// Memory that decoding a chunk of `len` bytes takes, bytes: the chunk behind its window, the
-/// packed and the unpacked window, what is read at once, and the decoder.
+/// Memory that decoding a chunk of `len` bytes takes, in bytes: the window and the chunk in one
+/// buffer, the compressed and the decompressed window, the read buffer, and the decoder.
 pub(super) fn cost(len: u64) -> u64 {
     len.saturating_add(length(STRIDE)).saturating_add(length(GZIP_WINDOW).saturating_mul(4))
 }
 
-/// Decodes the `len` bytes from `point` on, which take what lies before bit `end` of the file.
+/// Decodes the `len` bytes from `point` on. `end` is the bit of the next point, if there is one.
 pub(super) fn decode(
     storage: &Arc<dyn Storage>,
     point: &Point,
@@ -207,22 +227,23 @@ pub(super) fn decode(
     len: u64,
     buffers: &Buffers,
 ) -> Result<Vec<u8>> {
-    let window = point.window.as_ref().map_or(Ok(Vec::new()), Window::unpack)?;
+    let window = point.window.as_ref().map_or(Ok(Vec::new()), Window::decompress)?;
     let size = window.len().saturating_add(index(len));
-    // Not past it: where much fits into few bytes, a stride would read those of many chunks.
+    // Do not read past the next point: if the data compresses well, a stride holds many chunks.
     let end = end.map_or(u64::MAX, |bit| bit.div_ceil(8).saturating_add(AHEAD));
-    let part = Part::new(Arc::clone(storage), 0)?.cut(end.min(storage.len()))?;
-    let cursor = Cursor::new(Arc::new(part), point.bit >> 3, STRIDE);
+    let file_range = FileRange::new(Arc::clone(storage), 0)?.cut(end.min(storage.len()))?;
+    let cursor = Cursor::new(Arc::new(file_range), point.bit >> 3, STRIDE);
     let mut members = match &point.window {
-        None => Members::new(cursor, buffers.take(size)),
-        Some(_) => Members::resume(cursor, point.bit, &window, buffers.take(size))?,
+        None => MemberDecoder::new(cursor, buffers.take(size)),
+        Some(_) => MemberDecoder::resume(cursor, point.bit, &window, buffers.take(size))?,
     };
     while !members.is_full() {
         match members.step() {
-            Ok(Paused::End) => break,
+            Ok(Event::End) => break,
+            // Boundaries inside the chunk do not matter.
             Ok(_) => {}
-            // The damage is behind these bytes: the file was cut in the trailer, or something is
-            // wrong with the header of the next member.
+            // The chunk is complete, and the error is after it: the file ends in the trailer, or
+            // the header of the next member is damaged.
             Err(error) if error.kind() == Kind::Truncated && members.is_full() => break,
             Err(_) if members.is_full_before_header() => break,
             Err(error) => return Err(error),

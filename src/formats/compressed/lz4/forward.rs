@@ -1,7 +1,6 @@
-//! lz4 files decoded forward, for frames of linked blocks too large to be one chunk.
+//! Decodes lz4 files from start to end, for frames of linked blocks that are too large for a chunk.
 //!
-//! Owns the window that blocks refer back to; leaves where the bytes go to the spool.
-//! Invariant: nothing of a frame is seen by the blocks of the next.
+//! Invariant: a block never copies from the frame before its own.
 
 use super::frame::{Event, Frames};
 use super::{Content, WINDOW, check_block, decode_block};
@@ -14,12 +13,12 @@ use crate::vfs::SharedBytes;
 pub(in super::super) struct Forward {
     frames: Frames,
     storage: Arc<dyn Storage>,
-    /// Up to 64 KiB that were decoded before, and room for a block.
+    /// The window, up to 64 KiB decoded before, and room for a block.
     buffer: Vec<u8>,
     window: usize,
     content: Content,
     decoded: u64,
-    /// Of the decoded bytes, those that a checksum was found right for.
+    /// Decoded bytes covered by a checksum that was correct.
     checked: u64,
 }
 
@@ -38,7 +37,7 @@ impl Forward {
         self.frames.garbage()
     }
 
-    /// Decoded bytes that are right for all that is known, after damage of the kind `damage`.
+    /// Decoded bytes that count as correct after damage of the kind `damage`.
     pub(in super::super) fn verified_len(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.decoded } else { self.checked }
     }
@@ -55,27 +54,27 @@ impl Forward {
                 Event::Block(frame, block) => {
                     let mut source = vec![0; index(block.encoded)];
                     self.storage.read_exact_at(&mut source, block.start.saturating_add(4))?;
-                    let place = |error: crate::error::Error| {
+                    let locate = |error: crate::error::Error| {
                         error.within(format!("lz4 block at {:#x}", block.start))
                     };
                     if frame.block_checksums {
                         let mut sum = [0; 4];
                         self.storage.read_exact_at(&mut sum, block.end.saturating_sub(4))?;
-                        check_block(&source, u32::from_le_bytes(sum)).map_err(place)?;
+                        check_block(&source, u32::from_le_bytes(sum)).map_err(locate)?;
                     }
                     self.buffer.resize(self.window.saturating_add(index(frame.block_max)), 0);
                     let (target, window) = (&mut self.buffer, self.window);
                     let len = decode_block(&frame, &block, &source, target, window);
-                    let end = window.saturating_add(len.map_err(place)?);
+                    let end = window.saturating_add(len.map_err(locate)?);
                     let piece: SharedBytes = target.get(window..end).unwrap_or_default().into();
                     self.content.update(&piece);
                     self.decoded = self.decoded.saturating_add(length(piece.len()));
                     if frame.block_checksums {
                         self.checked = self.decoded;
                     }
-                    let kept = end.saturating_sub(WINDOW);
-                    target.copy_within(kept..end, 0);
-                    self.window = end.saturating_sub(kept);
+                    let window_start = end.saturating_sub(WINDOW);
+                    target.copy_within(window_start..end, 0);
+                    self.window = end.saturating_sub(window_start);
                     return Ok(Some(piece));
                 }
             }

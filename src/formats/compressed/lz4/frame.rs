@@ -1,7 +1,7 @@
 //! Frames of an lz4 file and the headers of their blocks (lz4_Frame_format.md, 1.6.3).
 //!
-//! Owns walking along them; leaves decoding, and what is made of the walk, to its users.
-//! Invariant: a block that was told lies within the file, and its sizes are within its frame's.
+//! Invariant: every block returned lies within the file, and its sizes are within the limit of its
+//! frame.
 
 use xxhash_rust::xxh32::xxh32;
 
@@ -16,21 +16,21 @@ use crate::sync::Arc;
 pub(in super::super) const MAGIC: u32 = 0x184d_2204;
 pub(in super::super) const LEGACY_MAGIC: u32 = 0x184c_2102;
 
-/// The bit of a block's size that says it is stored.
+/// The bit of a block's size that marks an uncompressed block.
 const STORED: u32 = 1 << 31;
 
-/// What is looked at at once, bytes.
+/// Bytes read at a time.
 const STRIDE: usize = 64 << 10;
 
-/// What a frame's header says.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Frame {
     pub(super) linked: bool,
     pub(super) block_checksums: bool,
     pub(super) legacy: bool,
-    /// What a block decodes to at most, bytes.
+    /// Most decoded bytes of a block.
     pub(super) block_max: u64,
-    /// What the whole frame decodes to, if it is told.
+    /// Decoded bytes of the whole frame, if declared.
     pub(super) size: Option<u64>,
     content_checksum: bool,
 }
@@ -38,15 +38,15 @@ pub(in super::super) struct Frame {
 /// A block of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
-    /// Where its header lies in the file.
+    /// Offset of its header in the file.
     pub(super) start: u64,
-    /// Where it ends, checksum and all.
+    /// Offset of its end, including the checksum.
     pub(super) end: u64,
     pub(super) encoded: u64,
     pub(super) stored: bool,
 }
 
-/// What comes next in a file.
+/// The next part of a file.
 pub(super) enum Event {
     Start,
     Block(Frame, Block),
@@ -54,29 +54,29 @@ pub(super) enum Event {
     FileEnd,
 }
 
-/// Walks along the frames of a file.
+/// Walks over the frames of a file.
 pub(super) struct Frames {
     name: String,
     cursor: Cursor,
     frame: Option<Frame>,
-    /// Where something begins that is no frame, after the last one.
+    /// Offset of other data after the last frame.
     garbage: Option<u64>,
 }
 
 impl Frame {
-    /// All of it that decoding a block takes.
+    /// The fields that decoding a block needs, packed for the seek index.
     pub(super) fn detail(&self) -> u32 {
         let code = self.block_max.trailing_zeros() & 31;
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
         code | flag(self.block_checksums, 32) | flag(self.linked, 64) | flag(self.legacy, 128)
     }
 
-    pub(super) fn of_detail(detail: u32) -> Self {
+    pub(super) fn from_detail(detail: u32) -> Self {
         Self {
             linked: detail & 64 != 0,
             block_checksums: detail & 32 != 0,
             legacy: detail & 128 != 0,
-            // Saved seek points may hold any bits; no block is larger than 8 MiB.
+            // Saved seek points may hold any bits. No block is larger than 8 MiB.
             block_max: 1_u64.wrapping_shl((detail & 31).min(23)),
             size: None,
             content_checksum: false,
@@ -126,10 +126,10 @@ impl Frame {
     }
 
     fn legacy() -> Self {
-        Self { legacy: true, ..Self::of_detail(LZ4_LEGACY_BLOCK.trailing_zeros()) }
+        Self { legacy: true, ..Self::from_detail(LZ4_LEGACY_BLOCK.trailing_zeros()) }
     }
 
-    /// What a block takes in the file at most: lz4's bound for what it can not compress.
+    /// Most bytes of a block in the file: lz4's bound for incompressible data.
     fn encoded_max(&self) -> u64 {
         match self.legacy {
             true => self.block_max.saturating_add(self.block_max / 255).saturating_add(16),
@@ -139,7 +139,7 @@ impl Frame {
 }
 
 impl Block {
-    /// Reads the header `header` of a block that starts at `start`.
+    /// Parses the header `header` of a block at offset `start`.
     pub(super) fn parse(header: u32, start: u64, frame: &Frame) -> Result<Self> {
         let stored = !frame.legacy && header & STORED != 0;
         let encoded = u64::from(if stored { header & !STORED } else { header });
@@ -152,8 +152,8 @@ impl Block {
         Ok(Self { start, end, encoded, stored })
     }
 
-    /// What it decodes to at most.
-    pub(super) fn most(&self, frame: &Frame) -> u64 {
+    /// Most decoded bytes of this block.
+    pub(super) fn decoded_max(&self, frame: &Frame) -> u64 {
         if self.stored { self.encoded } else { frame.block_max }
     }
 }
@@ -164,7 +164,7 @@ impl Frames {
         Self { name: name.to_owned(), cursor, frame: None, garbage: None }
     }
 
-    /// Where something begins that is no frame, after the last one.
+    /// Offset of other data after the last frame.
     pub(super) fn garbage(&self) -> Option<u64> {
         self.garbage
     }
@@ -217,11 +217,11 @@ impl Frames {
 
     fn block(&mut self, frame: Frame) -> Result<Event> {
         let start = self.cursor.position();
-        // A legacy frame ends where the file does, or where no block could start.
+        // A legacy frame ends at the end of the file, or where no block header follows.
         if frame.legacy {
-            let goes_on = |size: u32| size > 0 && u64::from(size) <= frame.encoded_max();
+            let is_block_len = |size: u32| size > 0 && u64::from(size) <= frame.encoded_max();
             if self.cursor.remaining() == 0
-                || self.cursor.magic()?.is_some_and(|size| !goes_on(size))
+                || self.cursor.magic()?.is_some_and(|size| !is_block_len(size))
             {
                 self.frame = None;
                 return Ok(Event::FrameEnd(start, FrameEnd { checksum: None, size: None }));

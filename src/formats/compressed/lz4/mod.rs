@@ -1,9 +1,7 @@
-//! Blocks of lz4 files: frames, and the legacy frames that came before them.
+//! Extents of lz4 files: runs of blocks, from current and legacy frames.
 //!
-//! Owns joining blocks into chunks, decoding those, and the checksum of a frame's contents; leaves
-//! headers to `frame` and the blocks themselves to `codecs`.
-//! Invariant: a chunk never reaches past its frame, and holds the whole frame where its blocks
-//! refer back to each other.
+//! Invariant: an extent never extends past its frame. If the blocks of a frame are linked, the
+//! whole frame is one extent.
 
 mod forward;
 mod frame;
@@ -14,7 +12,7 @@ pub(super) use forward::Forward;
 use frame::{Block, Event, Frame, Frames};
 
 use super::extent::{Size, is_giant};
-use super::pipeline::{Arrival, FrameEnd, Next, Note, Task, Walk};
+use super::pipeline::{FrameEnd, Next, Note, Task, Verdict, Walk};
 use super::seek_index::Extent;
 use crate::codecs::{Codec, lz4_linked};
 use crate::error::{Error, Result};
@@ -23,7 +21,7 @@ use crate::formats::limits::CHUNK_TARGET;
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-/// How far back a block may refer, bytes.
+/// How far back a block may copy from, bytes.
 const WINDOW: usize = 64 << 10;
 
 /// Finds runs of blocks.
@@ -31,12 +29,12 @@ pub(super) struct Blocks {
     frames: Frames,
     /// Whether the next run is the first of its frame.
     starts: bool,
-    /// What came after the run that was told last.
+    /// The result that follows the last run.
     found: Option<Result<Next>>,
     content: Content,
 }
 
-/// What was seen of a frame's contents.
+/// Checksum and length of the contents of a frame so far.
 struct Content {
     sum: Xxh32,
     len: u64,
@@ -48,10 +46,10 @@ impl Blocks {
         Self { frames, starts: true, found: None, content: Content::new() }
     }
 
-    fn task(&mut self, extent: Extent, most: u64, ends: Option<FrameEnd>) -> Task {
+    fn task(&mut self, extent: Extent, decoded_max: u64, ends: Option<FrameEnd>) -> Task {
         let note = Note::Frame { starts: self.starts, ends };
         self.starts = false;
-        Task { extent, size: Size::AtMost(most), note }
+        Task { extent, size: Size::AtMost(decoded_max), note }
     }
 }
 
@@ -68,47 +66,48 @@ impl Walk for Blocks {
         loop {
             let event = match self.frames.next() {
                 Ok(event) => event,
-                // What is whole comes first.
+                // Return the blocks before the error first.
                 Err(error) => {
-                    let Some((extent, most)) = run else {
+                    let Some((extent, decoded_max)) = run else {
                         return Err(error);
                     };
                     self.found = Some(Err(error));
-                    return Ok(Next::Task(self.task(extent, most, None)));
+                    return Ok(Next::Task(self.task(extent, decoded_max, None)));
                 }
             };
             match event {
                 Event::Start => self.starts = true,
                 Event::Block(frame, block) => {
-                    let (extent, most) = run.get_or_insert_with(|| {
+                    let (extent, decoded_max) = run.get_or_insert_with(|| {
                         let (start, end) = (block.start, block.end);
                         (Extent { decoded: 0, start, end, detail: frame.detail() }, 0)
                     });
                     extent.end = block.end;
-                    *most = most.saturating_add(block.most(&frame));
+                    *decoded_max = decoded_max.saturating_add(block.decoded_max(&frame));
                     if frame.linked {
-                        *most = frame.size.map_or(*most, |size| size.max(1));
+                        *decoded_max = frame.size.map_or(*decoded_max, |size| size.max(1));
                     }
-                    let (extent, most) = (*extent, *most);
-                    if is_giant(extent.end.saturating_sub(extent.start), Size::AtMost(most)) {
+                    let (extent, decoded_max) = (*extent, *decoded_max);
+                    if is_giant(extent.end.saturating_sub(extent.start), Size::AtMost(decoded_max))
+                    {
                         return Ok(Next::Giant);
                     }
-                    let next = most.saturating_add(frame.block_max);
+                    let next = decoded_max.saturating_add(frame.block_max);
                     if !frame.linked && next > CHUNK_TARGET {
-                        return Ok(Next::Task(self.task(extent, most, None)));
+                        return Ok(Next::Task(self.task(extent, decoded_max, None)));
                     }
                 }
                 Event::FrameEnd(at, ends) => {
                     let empty = Extent { decoded: 0, start: at, end: at, detail: 0 };
-                    let (extent, most) = run.unwrap_or((empty, 0));
-                    return Ok(Next::Task(self.task(extent, most, Some(ends))));
+                    let (extent, decoded_max) = run.unwrap_or((empty, 0));
+                    return Ok(Next::Task(self.task(extent, decoded_max, Some(ends))));
                 }
                 Event::FileEnd => return Ok(Next::End),
             }
         }
     }
 
-    fn arrived(&mut self, task: &Task, bytes: &[u8]) -> Result<Arrival> {
+    fn on_decoded(&mut self, task: &Task, bytes: &[u8]) -> Result<Verdict> {
         if let Note::Frame { starts, ends } = &task.note {
             if *starts {
                 self.content = Content::new();
@@ -116,19 +115,19 @@ impl Walk for Blocks {
             self.content.update(bytes);
             if let Some(ends) = ends {
                 self.content.check(ends, task.extent.end)?;
-                return Ok(Arrival::Checked);
+                return Ok(Verdict::Checked);
             }
         }
-        // Blocks may have checksums of their own, and else the whole frame may have one.
-        Ok(match Frame::of_detail(task.extent.detail).block_checksums {
-            true => Arrival::Checked,
-            false => Arrival::Unchecked,
+        // If blocks have no checksums, the frame may have one.
+        Ok(match Frame::from_detail(task.extent.detail).block_checksums {
+            true => Verdict::Checked,
+            false => Verdict::Unchecked,
         })
     }
 
     fn merge(&self, before: u32, after: u32) -> Option<u32> {
-        // Blocks that refer back can not: then the frame is one chunk.
-        (before == after && !Frame::of_detail(before).linked).then_some(before)
+        // A frame of linked blocks is already one extent.
+        (before == after && !Frame::from_detail(before).linked).then_some(before)
     }
 }
 
@@ -142,7 +141,7 @@ impl Content {
         self.len = self.len.saturating_add(length(bytes.len()));
     }
 
-    /// Checks it against what the end of its frame, at `at`, says.
+    /// Checks the contents against the end of the frame, which is at `at`.
     pub(super) fn check(&self, ends: &FrameEnd, at: u64) -> Result<()> {
         if let Some(size) = ends.size.filter(|size| *size != self.len) {
             return Err(Error::corrupt(format!(
@@ -161,10 +160,10 @@ impl Content {
     }
 }
 
-/// Decodes a run of blocks, of whose frame `detail` tells what matters, into `target`; returns how
-/// many bytes of it are filled.
+/// Decodes a run of blocks into `target`. `detail` describes their frame. Returns how many bytes of
+/// `target` are filled.
 pub(super) fn decode(run: &[u8], detail: u32, target: &mut [u8]) -> Result<usize> {
-    let frame = Frame::of_detail(detail);
+    let frame = Frame::from_detail(detail);
     let mut reader = Reader::new("run of lz4 blocks", run);
     let mut filled = 0_usize;
     while reader.remaining() > 0 {
@@ -179,7 +178,7 @@ pub(super) fn decode(run: &[u8], detail: u32, target: &mut [u8]) -> Result<usize
     Ok(filled)
 }
 
-/// Decodes one block to `filled` in `target`; tells its length.
+/// Decodes one block into `target` at `filled`. Returns its length.
 fn decode_block(
     frame: &Frame,
     block: &Block,
@@ -188,13 +187,13 @@ fn decode_block(
     filled: usize,
 ) -> Result<usize> {
     let (before, rest) = target.split_at_mut_checked(filled).unwrap_or_default();
-    let room = rest.len().min(index(block.most(frame)));
-    let rest = rest.get_mut(..room).unwrap_or_default();
+    let capacity = rest.len().min(index(block.decoded_max(frame)));
+    let rest = rest.get_mut(..capacity).unwrap_or_default();
     if block.stored {
-        let Some(room) = rest.get_mut(..source.len()) else {
+        let Some(destination) = rest.get_mut(..source.len()) else {
             return Err(Error::corrupt("more bytes than announced"));
         };
-        room.copy_from_slice(source);
+        destination.copy_from_slice(source);
         return Ok(source.len());
     }
     match frame.linked {
@@ -206,7 +205,7 @@ fn decode_block(
     }
 }
 
-/// Checks the checksum of a block, which is over its bytes as they lie in the file.
+/// Checks the checksum of a block, which covers its bytes in the file.
 fn check_block(source: &[u8], stored: u32) -> Result<()> {
     let sum = xxh32(source, 0);
     match sum == stored {

@@ -1,7 +1,4 @@
-//! bzip2 files: their blocks, and magic numbers in their data that cut them.
-//!
-//! Owns a walk that finds such numbers everywhere. However a block is cut, its bytes are
-//! whole, and no piece is joined twice.
+//! bzip2: blocks, and false magic numbers that cut them. The decoded bytes must be the same.
 
 use std::collections::VecDeque;
 
@@ -9,29 +6,28 @@ use super::{check, count, run, sample, store};
 use crate::error::{Kind, Result};
 use crate::formats::compressed::extent::Size;
 use crate::formats::compressed::first_pass::Found;
-use crate::formats::compressed::pipeline::{Arrival, Next, Note, Pipeline, Task, Walk};
+use crate::formats::compressed::pipeline::{Next, Note, Pipeline, Task, Verdict, Walk};
 use crate::formats::compressed::seek_index::Extent;
 use crate::formats::compressed::{Container, bzip2};
 use crate::sync::{Arc, AtomicU64, Ordering};
 
 #[test]
 fn reads_bzip2() {
-    let plain = sample(4 << 20, 4);
+    let data = sample(4 << 20, 4);
     for words in ["bzip2 -1 -c", "bzip2 -9 -c", "pbzip2 -c", "lbzip2 -c"] {
-        check(words, run(words, &plain), &plain);
+        check(words, run(words, &data), &data);
     }
-    let mut streams = run("bzip2 -c", &plain[..2 << 20]).unwrap();
+    let mut streams = run("bzip2 -c", &data[..2 << 20]).unwrap();
     streams.extend(run("bzip2 -c", b"").unwrap());
-    streams.extend(run("bzip2 -1 -c", &plain[2 << 20..]).unwrap());
+    streams.extend(run("bzip2 -1 -c", &data[2 << 20..]).unwrap());
     streams.extend(b"\0\0\0 garbage");
-    let seek_index = check("streams", Some(streams), &plain).unwrap();
+    let seek_index = check("streams", Some(streams), &data).unwrap();
     assert!(count(&seek_index) >= 4);
     let zeros = vec![0; 46 << 20];
     check("zeros", run("bzip2 -c", &zeros), &zeros);
 }
 
-/// A walk that cuts every block into pieces, as magic numbers in its data would, and counts the
-/// joins: each is decoded once.
+/// A walk that cuts every block into pieces, as false magic numbers would, and counts the joins.
 struct Cut {
     blocks: bzip2::Blocks,
     pieces: u64,
@@ -47,10 +43,10 @@ impl Walk for Cut {
         Ok(match self.blocks.next()? {
             Next::Task(task) if task.note == Note::None => {
                 let Extent { start, end, .. } = task.extent;
-                let place = |piece| start + (end - start) * piece / self.pieces;
+                let cut_at = |piece| start + (end - start) * piece / self.pieces;
                 self.waiting.extend((0..self.pieces).map(|piece| {
                     let extent =
-                        Extent { start: place(piece), end: place(piece + 1), ..task.extent };
+                        Extent { start: cut_at(piece), end: cut_at(piece + 1), ..task.extent };
                     Task { extent, size: Size::AtMost(5 << 20), note: Note::None }
                 }));
                 return self.next();
@@ -59,8 +55,8 @@ impl Walk for Cut {
         })
     }
 
-    fn arrived(&mut self, task: &Task, bytes: &[u8]) -> Result<Arrival> {
-        self.blocks.arrived(task, bytes)
+    fn on_decoded(&mut self, task: &Task, bytes: &[u8]) -> Result<Verdict> {
+        self.blocks.on_decoded(task, bytes)
     }
 
     fn join(&self, failed: &Task, next: &Task) -> Option<Task> {
@@ -69,7 +65,7 @@ impl Walk for Cut {
     }
 }
 
-/// What the pipeline makes of a bzip2 file whose blocks are cut into pieces, and after how many
+/// Decodes a bzip2 file whose blocks are cut into pieces. Returns the result and the number of
 /// joins.
 fn read_cut(encoded: &[u8], pieces: u64) -> (Result<Vec<u8>>, u64) {
     let storage = store(encoded);
@@ -90,22 +86,22 @@ fn read_cut(encoded: &[u8], pieces: u64) -> (Result<Vec<u8>>, u64) {
 }
 
 #[test]
-fn bzip2_joins_blocks_that_false_magic_numbers_cut() {
-    let plain = sample(3 << 20, 5);
-    let Some(encoded) = run("bzip2 -9 -c", &plain) else { return };
+fn joins_bzip2_blocks_cut_by_false_magic_numbers() {
+    let data = sample(3 << 20, 5);
+    let Some(encoded) = run("bzip2 -9 -c", &data) else { return };
     for pieces in [1, 2, 4, 9] {
         let (outcome, joins) = read_cut(&encoded, pieces);
-        assert!(outcome.unwrap() == plain, "{pieces} pieces");
-        // Some four blocks.
+        assert!(outcome.unwrap() == data, "{pieces} pieces");
+        // About four blocks.
         assert!(joins.is_multiple_of(pieces.max(2) - 1) && joins <= 5 * (pieces - 1), "{joins}");
     }
-    // More false magic numbers in one block than chance ever puts there.
+    // More false magic numbers in one block than chance would produce.
     let (outcome, joins) = read_cut(&encoded, 10);
     assert_eq!((outcome.unwrap_err().kind(), joins), (Kind::Corrupt, 8));
 }
 
 #[test]
-fn bzip2_gives_up_on_a_file_of_magic_numbers() {
+fn gives_up_on_a_bzip2_file_of_magic_numbers() {
     let encoded = [&b"BZh9"[..], &bzip2::BLOCK_MAGIC.repeat(100_000)].concat();
     let (outcome, joins) = read_cut(&encoded, 1);
     assert_eq!((outcome.unwrap_err().kind(), joins), (Kind::Corrupt, 8));

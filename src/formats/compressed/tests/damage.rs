@@ -1,7 +1,6 @@
-//! Damage in any container: no other bytes, and no silence.
+//! Damage in all containers: cuts, flipped bytes, hostile seek points.
 //!
-//! Owns cuts, flipped bytes and hostile seek points. What comes before the damage is served, what
-//! comes behind it is an error.
+//! Bytes before the damage are correct. Reading past it is an error.
 
 use super::{cache, check_reads, first_pass, run, sample, saved, store};
 use crate::formats::bytes::Reader;
@@ -9,8 +8,8 @@ use crate::formats::compressed::seek_index::{Chunks, Extent};
 use crate::formats::compressed::{Compressed, Container, SeekIndex};
 use crate::storage::Storage;
 
-/// A file of each container with checksums, of some chunks.
-fn checked_files(plain: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
+/// A file of several chunks for each container that has checksums.
+fn checked_files(data: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     let tools = [
         "gzip -1 -c",
         "bzip2 -1 -c",
@@ -19,21 +18,21 @@ fn checked_files(plain: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         "lz4 -B4 -c",
         "lz4 -B4 -BD -BX -c",
     ];
-    tools.iter().filter_map(|tool| Some((*tool, run(tool, plain)?))).collect()
+    tools.iter().filter_map(|tool| Some((*tool, run(tool, data)?))).collect()
 }
 
 #[test]
-fn serves_what_comes_before_the_cut() {
-    let plain = sample(2 << 20, 12);
-    for (tool, encoded) in checked_files(&plain) {
+fn serves_the_data_before_a_cut() {
+    let data = sample(2 << 20, 12);
+    for (tool, encoded) in checked_files(&data) {
         for tenth in 1..10 {
             let cut = &encoded[..encoded.len() * tenth / 10];
             let (bytes, error, seek_index) = first_pass(cut);
             let error = error.unwrap_or_else(|| panic!("{tool} cut at {tenth}/10: no error"));
             assert!(error.is_damage(), "{tool}: {error}");
-            assert!(plain.starts_with(&bytes), "{tool} cut at {tenth}/10");
-            // All but what the last chunk holds (a block of bzip2 -1 or of xz, a zstd file).
-            let part = plain.len() * tenth / 10;
+            assert!(data.starts_with(&bytes), "{tool} cut at {tenth}/10");
+            // All bytes but those of the last chunk (a block of bzip2 -1 or xz, a whole zstd file).
+            let part = data.len() * tenth / 10;
             let lost = part - part.min(seek_index.len() as usize);
             assert!(tool.starts_with("zstd") || lost < 900_000, "{tool} {tenth}: {lost} lost");
             let again = saved(&seek_index, cut);
@@ -47,15 +46,15 @@ fn serves_what_comes_before_the_cut() {
         }
         for end in [1, 2, 4, 8] {
             let (bytes, error, _) = first_pass(&encoded[..encoded.len() - end]);
-            assert!(error.is_some() && plain.starts_with(&bytes), "{tool} without {end} bytes");
+            assert!(error.is_some() && data.starts_with(&bytes), "{tool} without {end} bytes");
         }
     }
 }
 
 #[test]
-fn a_flipped_byte_never_goes_unnoticed_nor_gives_other_bytes() {
-    let plain = sample(600_000, 13);
-    for (tool, encoded) in checked_files(&plain) {
+fn detects_a_flipped_byte_and_returns_no_wrong_data() {
+    let data = sample(600_000, 13);
+    for (tool, encoded) in checked_files(&data) {
         let mut places: Vec<usize> = (0..40).map(|n| encoded.len() * n / 40 + n).collect();
         places.extend((1..30).chain(encoded.len() - 30..encoded.len()));
         for place in places {
@@ -68,18 +67,18 @@ fn a_flipped_byte_never_goes_unnoticed_nor_gives_other_bytes() {
             saved(&seek_index, &bad);
             let verified_len = seek_index.len() as usize;
             assert!(
-                bytes[..verified_len] == plain[..verified_len],
+                bytes[..verified_len] == data[..verified_len],
                 "{tool}: byte {place} flipped, wrong bytes"
             );
-            assert!(error.is_some() || bytes == plain, "{tool}: byte {place} flipped, unnoticed");
+            assert!(error.is_some() || bytes == data, "{tool}: byte {place} flipped, unnoticed");
         }
     }
 }
 
 #[test]
-fn hostile_seek_points_are_refused_or_harmless() {
-    let plain = sample(5 << 18, 14);
-    for (tool, encoded) in checked_files(&plain) {
+fn rejects_hostile_seek_points_or_survives_them() {
+    let data = sample(5 << 18, 14);
+    for (tool, encoded) in checked_files(&data) {
         let (_, _, seek_index) = first_pass(&encoded);
         let mut good = Vec::new();
         seek_index.write(&mut good);
@@ -95,7 +94,7 @@ fn hostile_seek_points_are_refused_or_harmless() {
                 bad[place] ^= flip;
                 let Ok(seek_index) = parse(&bad) else { continue };
                 let len = seek_index.len();
-                // Spooled data is decoded anew for each, which the other tests do.
+                // Other tests cover spooled data. Decoding it for each flip would take too long.
                 if matches!(seek_index.chunks, Chunks::Spooled(_)) {
                     continue;
                 }

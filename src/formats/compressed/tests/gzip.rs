@@ -1,7 +1,4 @@
-//! gzip files: members of every tool, seek points, cuts.
-//!
-//! Owns what is gzip's own; a giant block is tested in `spool`. Decoding that begins
-//! at a seek point gives the bytes that decoding from the start gives.
+//! gzip: members from several tools, seek points, and cuts. `spool` tests a giant block.
 
 use super::{cache, check, check_reads, first_pass, run, sample, saved, store};
 use crate::error::Kind;
@@ -11,7 +8,7 @@ use crate::formats::compressed::seek_index::Chunks;
 use crate::formats::compressed::{Compressed, Container, SeekIndex};
 
 #[test]
-fn a_gzip_file_cut_behind_its_data_is_read_up_to_its_last_byte() {
+fn reads_all_data_of_a_gzip_file_cut_after_its_data() {
     let Some(member) = run("gzip -c", b"text") else { return };
     let twice = [&member[..], &member].concat();
     let thrice = [&twice[..], &member].concat();
@@ -28,10 +25,10 @@ fn a_gzip_file_cut_behind_its_data_is_read_up_to_its_last_byte() {
 }
 
 #[test]
-fn a_gzip_member_is_read_whole_before_one_whose_header_is_damaged() {
+fn reads_a_gzip_member_before_a_damaged_header() {
     let Some(member) = run("gzip -c", b"text") else { return };
     let mut twice = [&member[..], &member].concat();
-    // Flags that nobody uses.
+    // Reserved flags.
     twice[member.len() + 3] = 0xff;
     let (bytes, error, seek_index) = first_pass(&twice);
     assert_eq!((&bytes[..], error.unwrap().kind()), (&b"text"[..], Kind::Corrupt));
@@ -41,9 +38,9 @@ fn a_gzip_member_is_read_whole_before_one_whose_header_is_damaged() {
 
 #[test]
 fn reads_gzip() {
-    let plain = sample(9 << 20, 1);
+    let data = sample(9 << 20, 1);
     for words in ["gzip -1 -c", "gzip -9 -c", "pigz -c", "pigz -i -b 128 -c", "bgzip -c"] {
-        let seek_index = check(words, run(words, &plain), &plain);
+        let seek_index = check(words, run(words, &data), &data);
         let Some(seek_index) = seek_index else { continue };
         let Chunks::Points(points) = &seek_index.chunks else { panic!("{words}: no points") };
         let starts: Vec<u64> = points.iter().map(|point| point.decoded).collect();
@@ -57,17 +54,17 @@ fn reads_gzip() {
         sample(1 << 20, 2).iter().enumerate().map(|(i, b)| b ^ ((i * i) >> 7) as u8).collect();
     check("noise", run("gzip -1 -c", &noise), &noise);
     let mut members = Vec::new();
-    for part in plain.chunks(300_000) {
+    for part in data.chunks(300_000) {
         members.extend(run("gzip -1 -c", part).unwrap());
     }
     members.extend([0; 1000]);
-    check("members", Some(members), &plain);
+    check("members", Some(members), &data);
     let mut fields = vec![0x1f, 0x8b, 8, 2 | 4 | 8 | 16, 0, 0, 0, 0, 0, 3];
     fields.extend(b"\x05\0extraname\0comment\0");
     let sum = crc32fast::hash(&fields).to_le_bytes();
     fields.extend(&sum[..2]);
-    fields.extend(&run("gzip -nc", &plain).unwrap()[10..]);
-    check("fields", Some(fields.clone()), &plain);
+    fields.extend(&run("gzip -nc", &data).unwrap()[10..]);
+    check("fields", Some(fields.clone()), &data);
     fields[12] ^= 1;
     assert!(first_pass(&fields).1.unwrap().to_string().contains("header's checksum"));
     for (name, fits) in [((64 << 10) - 1, true), (64 << 10, false)] {
@@ -79,17 +76,17 @@ fn reads_gzip() {
 }
 
 #[test]
-fn thins_gzip_points_out() {
-    let plain = sample(40 << 20, 3);
-    let encoded = run("gzip -1 -c", &plain).unwrap();
-    let mut pass = PointFinder::keeping("x", store(&encoded), 8);
+fn thins_gzip_seek_points() {
+    let data = sample(40 << 20, 3);
+    let encoded = run("gzip -1 -c", &data).unwrap();
+    let mut pass = PointFinder::with_points_max("x", store(&encoded), 8);
     while !matches!(pass.next().unwrap(), Found::End) {}
-    let points = pass.into_points(plain.len() as u64);
+    let points = pass.into_points(data.len() as u64);
     assert!((3..=8).contains(&points.len()), "{}", points.len());
-    let len = plain.len() as u64;
+    let len = data.len() as u64;
     let seek_index = SeekIndex { container: Container::Gzip, len, chunks: Chunks::Points(points) };
     assert!(seek_index.largest_chunk() > 4 << 20);
     let again = saved(&seek_index, &encoded);
     let compressed = Compressed::new("x", store(&encoded), again, cache(), 0).unwrap();
-    check_reads(&compressed, &plain, 2, 10);
+    check_reads(&compressed, &data, 2, 10);
 }

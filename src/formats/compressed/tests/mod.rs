@@ -1,7 +1,5 @@
-//! Tests against what the real tools write, and against damage.
-//!
-//! Owns what the tests of all containers share: bytes to pack, the tools, and what must hold of any
-//! packed file. Each container's own tests stand in its file.
+//! Tests with the output of the real tools, and with damage. Shared functions of all containers are
+//! here.
 
 mod bzip2;
 mod damage;
@@ -21,7 +19,8 @@ use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, S
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 
-/// Bytes that compress somewhat, with runs and repeats near and far; the same for the same seed.
+/// Data with runs and near and far repeats, which compresses moderately. The same seed gives the
+/// same bytes.
 fn sample(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut random = move || {
@@ -49,7 +48,8 @@ fn sample(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// What the command line `words` makes of `input`; none, and loudly so, where the tool is missing.
+/// The output of the command line `words` for `input`. None, with a note on stderr, if the tool is
+/// not installed.
 fn run(words: &str, input: &[u8]) -> Option<Vec<u8>> {
     let mut words = words.split(' ');
     let tool = words.next().unwrap();
@@ -72,7 +72,7 @@ fn run(words: &str, input: &[u8]) -> Option<Vec<u8>> {
     Some(output.stdout)
 }
 
-/// The same through a file, for what tools do only then (sizes in headers).
+/// The same through a file, because some tools write sizes in headers only then.
 fn run_on_file(words: &str, input: &[u8]) -> Option<Vec<u8>> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("input");
@@ -84,7 +84,7 @@ fn store(bytes: &[u8]) -> Arc<dyn Storage> {
     Arc::new(MemStorage::new(bytes.to_vec()))
 }
 
-/// All that a survey delivers, how it ended, and the seek points.
+/// Runs a first pass. Returns the bytes, the error, and the seek points.
 fn first_pass(encoded: &[u8]) -> (Vec<u8>, Option<Error>, SeekIndex) {
     let container = Container::recognise(encoded).expect("a container");
     let mut first_pass = FirstPass::start("x", store(encoded), container, &cache()).unwrap();
@@ -99,7 +99,7 @@ fn first_pass(encoded: &[u8]) -> (Vec<u8>, Option<Error>, SeekIndex) {
     };
     assert!(first_pass.next_piece().unwrap().is_none(), "an error is told once");
     let seek_index = first_pass.finish();
-    // Of damaged data the part that no checksum vouches for is not to be had again.
+    // Damaged data that no checksum covers must not be readable later.
     assert!(seek_index.len() <= bytes.len() as u64);
     assert!(seek_index.len() == bytes.len() as u64 || error.is_some());
     (bytes, error, seek_index)
@@ -118,43 +118,44 @@ fn saved(seek_index: &SeekIndex, encoded: &[u8]) -> SeekIndex {
     parsed
 }
 
-/// Reads at many offsets, some threads at once, and compares.
-fn check_reads(compressed: &Compressed, plain: &[u8], threads: usize, reads: usize) {
-    assert_eq!(compressed.len(), plain.len() as u64);
+/// Reads at many offsets, on several threads, and compares the bytes.
+fn check_reads(compressed: &Compressed, data: &[u8], threads: usize, reads: usize) {
+    assert_eq!(compressed.len(), data.len() as u64);
     std::thread::scope(|scope| {
         for thread in 0..threads {
             scope.spawn(move || {
                 let mut state = 77 + thread as u64;
                 for read in 0..reads {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
-                    let start = (state >> 20) as usize % plain.len().max(1);
+                    let start = (state >> 20) as usize % data.len().max(1);
                     let size = if read % 10 == 0 { 3 << 19 } else { (state >> 50) as usize };
-                    let end = (start + size).min(plain.len());
+                    let end = (start + size).min(data.len());
                     let mut buffer = vec![0; end - start];
                     compressed.read_exact_at(&mut buffer, start as u64).unwrap();
-                    assert!(buffer == plain[start..end], "{start}..{end} differs");
+                    assert!(buffer == data[start..end], "{start}..{end} differs");
                 }
             });
         }
     });
     let mut buffer = [0; 2];
-    let past = compressed.read_exact_at(&mut buffer, (plain.len() as u64).saturating_sub(1));
-    assert_eq!(past.unwrap_err().kind(), Kind::Corrupt);
+    let past_end = compressed.read_exact_at(&mut buffer, (data.len() as u64).saturating_sub(1));
+    assert_eq!(past_end.unwrap_err().kind(), Kind::Corrupt);
 }
 
-/// Holds `encoded` against `plain`: surveyed, read at random, saved and read again.
-fn check(what: &str, encoded: Option<Vec<u8>>, plain: &[u8]) -> Option<SeekIndex> {
+/// Checks that `encoded` decodes to `data`: in the first pass, at random offsets, and after saving
+/// the seek points.
+fn check(what: &str, encoded: Option<Vec<u8>>, data: &[u8]) -> Option<SeekIndex> {
     let encoded = encoded?;
     let (bytes, error, seek_index) = first_pass(&encoded);
     assert!(error.is_none(), "{what}: {error:?}");
-    assert!(bytes == plain, "{what}: the survey gives other bytes");
-    let again = saved(&seek_index, &encoded);
-    assert_eq!(again.largest_chunk(), seek_index.largest_chunk());
+    assert!(bytes == data, "{what}: the survey gives other bytes");
+    let reloaded = saved(&seek_index, &encoded);
+    assert_eq!(reloaded.largest_chunk(), seek_index.largest_chunk());
     let open = |seek_index| Compressed::new("x", store(&encoded), seek_index, cache(), 3).unwrap();
-    check_reads(&open(saved(&seek_index, &encoded)), plain, 1, 60);
-    let kept = saved(&seek_index, &encoded);
-    check_reads(&open(seek_index), plain, 8, 63);
-    Some(kept)
+    check_reads(&open(saved(&seek_index, &encoded)), data, 1, 60);
+    let result = saved(&seek_index, &encoded);
+    check_reads(&open(seek_index), data, 8, 63);
+    Some(result)
 }
 
 fn count(seek_index: &SeekIndex) -> usize {
@@ -175,10 +176,10 @@ fn recognises_containers_by_their_first_bytes() {
         ("lz4 -c", Container::Lz4),
         ("lz4 -l -c", Container::Lz4),
     ] {
-        for plain in [&b""[..], b"some text"] {
-            if let Some(encoded) = run(tool, plain) {
+        for data in [&b""[..], b"some text"] {
+            if let Some(encoded) = run(tool, data) {
                 assert_eq!(Container::recognise(&encoded), Some(container), "{tool}");
-                check(tool, Some(encoded), plain);
+                check(tool, Some(encoded), data);
             }
         }
     }
@@ -189,10 +190,10 @@ fn recognises_containers_by_their_first_bytes() {
 
 #[test]
 fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
-    // A MiB of this takes less in the file than what is read at once.
+    // 1 MiB of this text takes less than a stride in the file.
     let text: Vec<u8> =
         (0..900_000).flat_map(|n| format!("line {} of a text\n", n / 2).into_bytes()).collect();
-    for (plain, name) in [(text, "text"), (sample(20 << 20, 15), "sample")] {
+    for (data, name) in [(text, "text"), (sample(20 << 20, 15), "sample")] {
         for words in [
             "gzip -6 -c",
             "bzip2 -9 -c",
@@ -201,7 +202,7 @@ fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
             "pzstd -1 -c",
             "lz4 -B4 -c",
         ] {
-            let Some(encoded) = run(words, &plain) else { continue };
+            let Some(encoded) = run(words, &data) else { continue };
             let len = encoded.len() as u64;
             let container = Container::recognise(&encoded).unwrap();
             let storage = Arc::new(MemStorage::new(encoded));
@@ -209,16 +210,16 @@ fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
                 FirstPass::start("x", storage.clone(), container, &cache()).unwrap();
             while first_pass.next_piece().unwrap().is_some() {}
             let surveyed = storage.bytes_read();
-            // A little more: where blocks of bzip2 start is looked up in the file.
+            // A little more, because the checksums of bzip2 blocks are read separately.
             let twice = 2 * len + len / 20 + 4096;
             assert!(surveyed <= twice, "{name}, {words}: {surveyed} of {len} bytes, surveyed");
             let seek_index = first_pass.finish();
             let compressed = Compressed::new("x", storage.clone(), seek_index, cache(), 0).unwrap();
             let mut buffer = vec![0; 128 << 10];
-            for start in (0..plain.len()).step_by(buffer.len()) {
-                let part = buffer.len().min(plain.len() - start);
+            for start in (0..data.len()).step_by(buffer.len()) {
+                let part = buffer.len().min(data.len() - start);
                 compressed.read_exact_at(&mut buffer[..part], start as u64).unwrap();
-                assert!(buffer[..part] == plain[start..start + part]);
+                assert!(buffer[..part] == data[start..start + part]);
             }
             let read = storage.bytes_read() - surveyed;
             assert!(read <= twice, "{name}, {words}: {read} of {len} bytes, read in order");

@@ -1,7 +1,6 @@
-//! What can be entered nowhere and is read from a temporary file.
+//! Files with chunks that are too large for memory, which are read from a temporary file.
 //!
-//! Owns giant chunks of every container, and the limit of that file. What was delivered before the
-//! giant is not delivered again.
+//! Giant chunks of every container, and the limit of the temporary file.
 
 use super::{check, count, first_pass, run, run_on_file, sample, store};
 use crate::error::{Error, Kind};
@@ -9,7 +8,7 @@ use crate::formats::compressed::Container;
 use crate::formats::compressed::seek_index::Chunks;
 
 #[test]
-fn spools_what_has_a_giant_chunk_and_nothing_else() {
+fn spools_only_files_with_a_giant_chunk() {
     let large = sample(1 << 20, 9).repeat(65);
     let limit = &large[..64 << 20];
     for words in ["xz -0 -c", "zstd -1 -c", "lz4 -B7 -BD -c"] {
@@ -23,14 +22,14 @@ fn spools_what_has_a_giant_chunk_and_nothing_else() {
         assert!(error.is_none() && bytes == limit);
         assert_eq!(count(&seek_index), 1, "64 MiB are one chunk");
     }
-    // Streamed, a frame may ask for a window of 128 MiB and no more.
+    // A streaming decoder accepts windows of up to 128 MiB.
     for (log, fits) in [(27, true), (28, false)] {
         let Some(encoded) = run(&format!("zstd -1 --long={log} -c"), &large) else { continue };
         let (bytes, error, _) = first_pass(&encoded);
         assert_eq!(error.as_ref().map(Error::kind), (!fits).then_some(Kind::Unsupported));
         assert!(if fits { bytes == large } else { bytes.is_empty() });
     }
-    // A giant after other frames: what was delivered is not delivered again.
+    // A giant after other frames: bytes that were delivered are not delivered again.
     let first = sample(3 << 20, 10);
     let frames =
         [zstd::encode_all(&first[..], 1).unwrap(), zstd::encode_all(&large[..], 1).unwrap()];
@@ -39,7 +38,7 @@ fn spools_what_has_a_giant_chunk_and_nothing_else() {
 
 #[test]
 fn spools_gzip_with_a_giant_block() {
-    // Fixed Huffman codes, one block: 'a', then copies of 258 bytes from one byte before.
+    // Fixed Huffman codes, one block: 'a', then copies of 258 bytes from distance 1.
     let copies = 66 << 12;
     let mut bits = Bits::default();
     bits.put(1, 1);
@@ -50,12 +49,12 @@ fn spools_gzip_with_a_giant_block() {
         bits.code(0, 5);
     }
     bits.code(0, 7);
-    let plain = vec![b'a'; 1 + copies * 258];
+    let data = vec![b'a'; 1 + copies * 258];
     let mut encoded = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
     encoded.extend(bits.bytes);
-    encoded.extend(crc32fast::hash(&plain).to_le_bytes());
-    encoded.extend((plain.len() as u32).to_le_bytes());
-    let seek_index = check("giant block", Some(encoded), &plain).unwrap();
+    encoded.extend(crc32fast::hash(&data).to_le_bytes());
+    encoded.extend((data.len() as u32).to_le_bytes());
+    let seek_index = check("giant block", Some(encoded), &data).unwrap();
     assert!(matches!(seek_index.chunks, Chunks::Spooled(_)));
 }
 
@@ -67,38 +66,38 @@ struct Bits {
 
 impl Bits {
     fn put(&mut self, value: u32, count: u32) {
-        for place in 0..count {
+        for bit in 0..count {
             if self.used.is_multiple_of(8) {
                 self.bytes.push(0);
             }
-            *self.bytes.last_mut().unwrap() |= ((value >> place & 1) as u8) << (self.used % 8);
+            *self.bytes.last_mut().unwrap() |= ((value >> bit & 1) as u8) << (self.used % 8);
             self.used += 1;
         }
     }
 
-    /// A Huffman code, whose highest bit comes first.
+    /// Writes a Huffman code, highest bit first.
     fn code(&mut self, value: u32, count: u32) {
-        (0..count).rev().for_each(|place| self.put(value >> place & 1, 1));
+        (0..count).rev().for_each(|bit| self.put(value >> bit & 1, 1));
     }
 }
 
 #[test]
-fn the_temporary_file_has_a_limit() {
+fn limits_the_temporary_file() {
     use crate::formats::compressed::spool::{Spool, SpoolLimit, TemporaryFile};
-    let plain = sample(3 << 20, 11);
-    let Some(encoded) = run("zstd -1 -c", &plain) else { return };
+    let data = sample(3 << 20, 11);
+    let Some(encoded) = run("zstd -1 -c", &data) else { return };
     for (limit, fits) in [(3 << 20, true), ((3 << 20) - 1, false)] {
         let file = tempfile::tempfile().unwrap();
         let room = TemporaryFile {
             file,
             directory: std::path::Path::new("/scratch"),
-            limit: SpoolLimit::of(limit),
+            limit: SpoolLimit::fixed(limit),
         };
         let spool = Spool::within("x", store(&encoded), Container::Zstd, room).unwrap();
-        let mut buffer = vec![0; plain.len()];
+        let mut buffer = vec![0; data.len()];
         let outcome = spool.read_exact_at(&mut buffer, 0);
         match fits {
-            true => assert!(outcome.is_ok() && buffer == plain),
+            true => assert!(outcome.is_ok() && buffer == data),
             false => {
                 let error = outcome.unwrap_err();
                 assert_eq!(error.kind(), Kind::Unsupported);

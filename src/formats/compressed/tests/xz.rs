@@ -1,7 +1,6 @@
-//! xz files: blocks, streams and padding, within limits.
+//! xz: blocks, streams and padding, and their limits, also of files decoded from start to end.
 //!
-//! Owns those limits, also of files read forward. Nothing that a file says makes reading it take
-//! memory or time beyond them.
+//! A hostile file cannot make reading take memory or time beyond the limits.
 
 use super::{check, count, run, sample};
 use crate::error::Kind;
@@ -13,43 +12,44 @@ use crate::sync::Arc;
 
 #[test]
 fn reads_xz() {
-    let plain = sample(6 << 20, 6);
-    let blocks = check("blocks", run("xz -1 --block-size=1MiB -c", &plain), &plain);
+    let data = sample(6 << 20, 6);
+    let blocks = check("blocks", run("xz -1 --block-size=1MiB -c", &data), &data);
     assert!(blocks.is_none_or(|seek_index| count(&seek_index) == 6));
-    check("threads", run("xz -0 -T2 --block-size=700KiB -c", &plain), &plain);
-    check("single", run("xz -0 -c", &plain), &plain);
+    check("threads", run("xz -0 -T2 --block-size=700KiB -c", &data), &data);
+    check("single", run("xz -0 -c", &data), &data);
     for check_type in ["none", "crc32", "sha256"] {
         check(
             check_type,
-            run(&format!("xz -0 -C {check_type} -c"), &plain[..99_999]),
-            &plain[..99_999],
+            run(&format!("xz -0 -C {check_type} -c"), &data[..99_999]),
+            &data[..99_999],
         );
     }
-    check("bcj", run("xz --x86 --lzma2=preset=0 -c", &plain[..99_999]), &plain[..99_999]);
-    let mut streams = run("xz -0 --block-size=500KiB -c", &plain[..3 << 20]).unwrap();
+    check("bcj", run("xz --x86 --lzma2=preset=0 -c", &data[..99_999]), &data[..99_999]);
+    let mut streams = run("xz -0 --block-size=500KiB -c", &data[..3 << 20]).unwrap();
     streams.extend([0; 8]);
     streams.extend(run("xz -0 -c", b"").unwrap());
-    streams.extend(run("xz -0 -c", &plain[3 << 20..]).unwrap());
+    streams.extend(run("xz -0 -c", &data[3 << 20..]).unwrap());
     streams.extend([0; 4]);
-    let seek_index = check("streams", Some(streams.clone()), &plain).unwrap();
+    let seek_index = check("streams", Some(streams.clone()), &data).unwrap();
     assert_eq!(count(&seek_index), 8);
-    // What follows hides the index, so it is decoded forward.
+    // Data after the last stream hides the index, so the file is spooled.
     streams.extend(b"garbage");
-    let seek_index = check("garbage", Some(streams), &plain).unwrap();
+    let seek_index = check("garbage", Some(streams), &data).unwrap();
     assert!(matches!(seek_index.chunks, Chunks::Spooled(_)));
 }
 
 #[test]
-fn the_window_of_an_xz_block_is_in_its_header() {
-    let plain = sample(100_000, 17);
-    // Blocks that threads made tell their sizes, and blocks for programs have two filters.
+fn reads_the_window_from_an_xz_block_header() {
+    let data = sample(100_000, 17);
+    // With threads, xz writes the sizes into block headers. With a BCJ filter, a block has two
+    // filters.
     for (options, window) in [
         ("-0", 256 << 10),
         ("-6", 8 << 20),
         ("-0 -T2 --block-size=50KiB", 256 << 10),
         ("--x86 --lzma2=preset=0,dict=96KiB", 96 << 10),
     ] {
-        let Some(encoded) = run(&format!("xz {options} -c"), &plain) else { return };
+        let Some(encoded) = run(&format!("xz {options} -c"), &data) else { return };
         let block = MemStorage::new(encoded);
         assert_eq!(xz::window(&block, 12), Some(window), "{options}");
         assert_eq!(xz::window(&block, block.len()), None, "past the end");
@@ -58,15 +58,16 @@ fn the_window_of_an_xz_block_is_in_its_header() {
 }
 
 #[test]
-fn xz_padding_is_read_in_large_steps_and_has_a_limit() {
-    let plain = sample(100_000, 16);
-    let Some(encoded) = run("xz -0 -c", &plain) else { return };
+fn reads_xz_padding_in_large_steps_up_to_a_limit() {
+    let data = sample(100_000, 16);
+    let Some(encoded) = run("xz -0 -c", &data) else { return };
     let padded = |zeros| MemStorage::new([&encoded[..], &vec![0; zeros]].concat());
     for (zeros, fits) in [(0, true), (4, true), (3 << 20, true), ((3 << 20) + 4, false)] {
         let storage = padded(zeros);
-        let outcome = xz::Blocks::within(&storage, xz::Room { padding: 3 << 20, blocks: 99 });
+        let outcome = xz::Blocks::within(&storage, xz::Remaining { padding: 3 << 20, blocks: 99 });
         assert_eq!(outcome.is_ok(), fits, "{zeros}");
-        // Steps of 4 bytes to 64 KiB, then one for each 64 KiB; the stream takes a few.
+        // Steps grow from 4 bytes to 64 KiB, then one read per 64 KiB. The stream itself takes a
+        // few reads.
         let reads = 20 + zeros as u64 / (64 << 10);
         assert!(storage.reads() <= reads, "{} reads past {zeros} zeros", storage.reads());
         if let Err(error) = outcome {
@@ -74,7 +75,7 @@ fn xz_padding_is_read_in_large_steps_and_has_a_limit() {
             assert!(error.to_string().contains("ends with zeros"), "{error}");
         }
     }
-    // What is not a multiple of four is no padding.
+    // Padding is a multiple of four bytes.
     assert!(xz::Blocks::read(&padded(1001)).is_err());
     // Little padding between many streams is not read in large steps.
     let small = [&run("xz -0 -c", b"").unwrap()[..], &[0; 4]].concat().repeat(1000);
@@ -84,12 +85,12 @@ fn xz_padding_is_read_in_large_steps_and_has_a_limit() {
 }
 
 #[test]
-fn xz_padding_ends_a_file_read_forward_where_there_is_too_much() {
+fn too_much_xz_padding_ends_forward_decoding() {
     use crate::formats::compressed::forward::Forward;
-    let plain = sample(100_000, 19);
-    let Some(encoded) = run("xz -0 -c", &plain) else { return };
-    let most = usize::try_from(XZ_PADDING_MAX).unwrap();
-    for (zeros, streams) in [(most, 2), (most + 4, 1)] {
+    let data = sample(100_000, 19);
+    let Some(encoded) = run("xz -0 -c", &data) else { return };
+    let padding_max = usize::try_from(XZ_PADDING_MAX).unwrap();
+    for (zeros, streams) in [(padding_max, 2), (padding_max + 4, 1)] {
         let file = [&encoded[..], &vec![0; zeros], &encoded].concat();
         let mut forward =
             Forward::new("x", Arc::new(MemStorage::new(file)), Container::Xz).unwrap();
@@ -97,20 +98,20 @@ fn xz_padding_ends_a_file_read_forward_where_there_is_too_much() {
         while let Some(piece) = forward.next().unwrap() {
             decoded += piece.len();
         }
-        assert_eq!(decoded, plain.len() * streams, "past {zeros} zeros");
+        assert_eq!(decoded, data.len() * streams, "past {zeros} zeros");
         assert_eq!(forward.garbage().is_some(), streams == 1, "and that is told");
     }
 }
 
 #[test]
-fn xz_blocks_of_all_streams_together_have_a_limit() {
-    let plain = sample(100_000, 18);
-    let Some(stream) = run("xz -0 --block-size=10000 -c", &plain) else { return };
+fn limits_the_xz_blocks_of_all_streams_together() {
+    let data = sample(100_000, 18);
+    let Some(stream) = run("xz -0 --block-size=10000 -c", &data) else { return };
     let empty = run("xz -0 -c", b"").unwrap();
     // Ten blocks in each of two streams, and four streams.
     let file = MemStorage::new([&stream[..], &empty, &stream, &[0; 4], &empty].concat());
     for (blocks, fits) in [(24, true), (23, false), (12, false), (0, false)] {
-        let outcome = xz::Blocks::within(&file, xz::Room { padding: 4, blocks });
+        let outcome = xz::Blocks::within(&file, xz::Remaining { padding: 4, blocks });
         assert_eq!(outcome.is_ok(), fits, "{blocks}");
         if let Err(error) = outcome {
             assert_eq!(error.kind(), Kind::Corrupt);
@@ -120,10 +121,10 @@ fn xz_blocks_of_all_streams_together_have_a_limit() {
 }
 
 #[test]
-fn decoding_forward_comes_up_for_air_within_padding() {
+fn forward_decoding_pauses_in_long_padding() {
     use crate::formats::compressed::forward::Forward;
-    let plain = sample(100_000, 17);
-    let Some(encoded) = run("xz -0 -c", &plain) else { return };
+    let data = sample(100_000, 17);
+    let Some(encoded) = run("xz -0 -c", &data) else { return };
     let file = [&encoded[..], &vec![0; 20 << 20], &encoded, &[0; 7]].concat();
     let storage = Arc::new(MemStorage::new(file));
     let mut forward = Forward::new("x", storage.clone(), Container::Xz).unwrap();
@@ -134,5 +135,5 @@ fn decoding_forward_comes_up_for_air_within_padding() {
         assert!(read - before <= 5 << 20, "{} bytes read without a pause", read - before);
         before = read;
     }
-    assert!(bytes == plain.repeat(2));
+    assert!(bytes == data.repeat(2));
 }

@@ -1,22 +1,21 @@
-//! zstd files: frames, seek tables, windows.
+//! zstd: frames, seek tables, windows.
 //!
-//! Owns what the zstd tools and the seekable format write. A seek table is used where it is right,
-//! and nothing is lost where it is not.
+//! A seek table is used if it matches the file. If it does not, all data is still found.
 
 use super::{check, count, first_pass, run, run_on_file, sample};
 
 #[test]
 fn reads_zstd() {
-    let plain = sample(9 << 20, 7);
+    let data = sample(9 << 20, 7);
     for words in
         ["zstd -1 -c", "zstd -19 --single-thread --no-check -c", "pzstd -c", "zstd -1 --long=27 -c"]
     {
-        check(words, run(words, &plain), &plain);
+        check(words, run(words, &data), &data);
     }
-    check("content size", run_on_file("zstd -1 -c", &plain), &plain);
+    check("content size", run_on_file("zstd -1 -c", &data), &data);
     let (mut frames, mut entries, mut seekables) = (Vec::new(), Vec::new(), Vec::new());
-    for (number, part) in plain.chunks(70_000).enumerate() {
-        // Every other one by a stream, which does not tell its size.
+    for (number, part) in data.chunks(70_000).enumerate() {
+        // Every second frame by a stream encoder, which does not declare the size.
         let frame = match number % 2 {
             0 => zstd::bulk::compress(part, 1).unwrap(),
             _ => zstd::stream::encode_all(part, 1).unwrap(),
@@ -27,8 +26,8 @@ fn reads_zstd() {
         frames.extend([0x53, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3]);
         frames.extend(frame);
     }
-    check("skippable frames", Some(frames), &plain);
-    let seek_index = check("frames", Some(seekables.clone()), &plain).unwrap();
+    check("skippable frames", Some(frames), &data);
+    let seek_index = check("frames", Some(seekables.clone()), &data).unwrap();
     assert!((9..=20).contains(&count(&seek_index)), "{}", count(&seek_index));
     let table = |entries: &[u8]| {
         let mut table = 0x184d_2a5e_u32.to_le_bytes().to_vec();
@@ -40,11 +39,11 @@ fn reads_zstd() {
         table
     };
     let good = [&seekables[..], &table(&entries)].concat();
-    let seek_index = check("seek table", Some(good), &plain).unwrap();
+    let seek_index = check("seek table", Some(good), &data).unwrap();
     assert!((9..=11).contains(&count(&seek_index)), "{}", count(&seek_index));
-    // A table that does not add up is not used; one that lies about sizes is found out.
+    // A table that does not match the file is ignored. Wrong sizes in a table are detected.
     let short = [&seekables[..], &table(&entries[8..])].concat();
-    check("wrong seek table", Some(short), &plain);
+    check("wrong seek table", Some(short), &data);
     entries[4] ^= 1;
     let lying = [&seekables[..], &table(&entries)].concat();
     assert!(first_pass(&lying).1.is_some());
