@@ -1,8 +1,8 @@
-//! The life of a mount: from a plan to a directory that shows the archive, to nothing left behind.
+//! Mounts, serves, shares and unmounts archives.
 //!
-//! Owns mounting and unmounting, the daemon and whom it lives for; the one place where a format is
-//! opened and handed to FUSE. Leaves arguments and exit status to `cli`.
-//! Invariant: whatever fails half way, nothing stays mounted and no directory made here remains.
+//! This is the only module that opens a format and hands it to FUSE. Arguments and exit statuses
+//! belong to `cli`.
+//! Invariant: if any step fails, nothing stays mounted and no directory created here remains.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -39,62 +39,63 @@ pub use mount::detach::Detach;
 pub use system::process::ProcessId;
 pub use system::slurm::killed_with;
 
-/// How the mount of a daemon in the background comes to be.
+/// Where a daemon in the background gets its FUSE connection from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionSource {
     /// The daemon mounts.
     Mount,
-    /// Its launcher mounts in a namespace of its own and hands over the connection to the kernel.
+    /// The launcher mounts in its own mount namespace and hands over the connection.
     Private,
-    /// Somebody has mounted already; the launcher hands over the connection.
+    /// Another program has mounted, and the launcher hands over the connection.
     Handed,
 }
 
-/// What to mount, where and how: validated, with nothing left to look up but the file itself.
+/// What to mount, where and how. Everything is validated except the archives themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountPlan {
-    /// The archives, shown as one tree; of two files with one path the later archive's is shown.
+    /// Archives, shown as one tree. If two have a file with the same path, the later archive wins.
     pub archives: Vec<PathBuf>,
-    /// Where its tree shall appear.
+    /// Mount point.
     pub mountpoint: PathBuf,
-    /// Where in the file the archive starts, bytes.
+    /// Offset of the archive in its file, bytes.
     pub offset: u64,
-    /// Whether archives in an archive are shown as folders.
+    /// Whether archives inside an archive are shown as directories.
     pub recursive: bool,
-    /// Where the saved index of a tar is; `None` for the usual places.
+    /// Saved index of a tar; `None` to look in the usual directories.
     pub index: Option<PathBuf>,
-    /// Folder and owners shown.
+    /// Subdirectory and owners to show.
     pub view: ViewOptions,
-    /// Whether other users may enter.
+    /// Which users may access the mount.
     pub access: Access,
-    /// How long it holds.
+    /// How long it stays mounted.
     pub lifetime: Lifetime,
     /// Memory for decoded blocks, bytes; `None` for the default.
     pub cache_bytes: Option<u64>,
-    /// How long without a request until that memory is given back; `None` for never.
+    /// Time without a request until that memory is freed; `None` for never.
     pub cache_idle: Option<Duration>,
-    /// Where the archives are copied to before they are opened; `None` to read them where they are.
+    /// Directory that the archives are copied to before they are opened; `None` to read them in
+    /// place.
     pub stage: Option<PathBuf>,
-    /// Whether they are read into memory before.
+    /// Whether the archives are read into memory before they are opened.
     pub preload: bool,
-    /// Whether archives that were rewritten in place are served on.
+    /// Whether to keep serving archives that were rewritten in place.
     pub allow_changes: bool,
     /// Threads that answer requests; `None` for the default.
     pub threads: Option<usize>,
-    /// Where the daemon writes what it has to say; `None` for standard error.
+    /// File that the daemon logs to; `None` for standard error.
     pub log_file: Option<PathBuf>,
-    /// Where it writes the numbers of the mount at its end; `None` for nowhere.
+    /// File that the daemon writes its statistics to when the mount ends; `None` for none.
     pub stats_json: Option<PathBuf>,
-    /// How much it says.
+    /// How much the daemon logs.
     pub verbosity: Verbosity,
 }
 
-/// Who may enter a mount.
+/// Which users may access a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Its owner alone; modes are shown, not enforced.
+    /// Only its owner. Modes are shown but not enforced.
     #[default]
     Owner,
-    /// Everybody, as the modes in the archive allow.
+    /// All users, as far as the modes in the archive allow.
     Everybody,
 }

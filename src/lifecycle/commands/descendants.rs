@@ -1,7 +1,7 @@
-//! What a command leaves running when it ends.
+//! Finds processes that a command left running and that still use the mount.
 //!
-//! Owns finding those processes and whether they use the mount. Invariant: /proc is only read, and
-//! no link in it is followed, so a mount that does not answer can not make this hang.
+//! Invariant: this reads /proc and follows no link in it, so a mount that does not answer cannot
+//! make it hang.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,10 +12,10 @@ use rustix::process::{getpgrp, getpid};
 
 use crate::lifecycle::system::process;
 
-/// The processes of this process group that descend from this process and have something of
-/// `mount_point` open, mapped, or as their working directory.
+/// Processes of this process group that descend from this process and have something of
+/// `mount_point` open, mapped, or as their working directory, root or program.
 ///
-/// This process must be a subreaper, else orphans are no longer its descendants.
+/// This process must be a subreaper. Otherwise orphans are no longer its descendants.
 pub(in crate::lifecycle) fn users_of(mount_point: &Path) -> Vec<i32> {
     let own = getpid().as_raw_nonzero().get();
     let group = getpgrp().as_raw_nonzero().get();
@@ -27,9 +27,9 @@ pub(in crate::lifecycle) fn users_of(mount_point: &Path) -> Vec<i32> {
             Some((pid, (stat.parent, stat.group)))
         })
         .collect();
-    let descends = |pid: i32| {
+    let is_descendant = |pid: i32| {
         let mut ancestor = pid;
-        // A process that starts while this is read may seem to be its own ancestor.
+        // If processes start or end during the scan, a process may seem to be its own ancestor.
         for _ in 0..parents.len() {
             match parents.get(&ancestor) {
                 Some((parent, _)) if *parent == own => return true,
@@ -41,18 +41,18 @@ pub(in crate::lifecycle) fn users_of(mount_point: &Path) -> Vec<i32> {
     };
     let mut users: Vec<i32> = parents
         .iter()
-        .filter(|(pid, (_, its_group))| *its_group == group && **pid != own)
+        .filter(|(pid, (_, process_group))| *process_group == group && **pid != own)
         .map(|(pid, _)| *pid)
-        .filter(|pid| descends(*pid) && uses(*pid, mount_point))
+        .filter(|pid| is_descendant(*pid) && uses(*pid, mount_point))
         .collect();
     users.sort_unstable();
     users
 }
 
 fn uses(pid: i32, mount_point: &Path) -> bool {
-    let folder = format!("/proc/{pid}");
-    let links = ["cwd", "root", "exe"].map(|name| Path::new(&folder).join(name));
-    let open = fs::read_dir(Path::new(&folder).join("fd")).into_iter().flatten();
+    let proc_directory = format!("/proc/{pid}");
+    let links = ["cwd", "root", "exe"].map(|name| Path::new(&proc_directory).join(name));
+    let open = fs::read_dir(Path::new(&proc_directory).join("fd")).into_iter().flatten();
     let open = open.filter_map(|entry| Some(entry.ok()?.path()));
     if links
         .into_iter()
@@ -62,8 +62,8 @@ fn uses(pid: i32, mount_point: &Path) -> bool {
     {
         return true;
     }
-    let mapped = fs::read(Path::new(&folder).join("maps")).unwrap_or_default();
-    // The path stands behind five fields, with newlines as \012.
+    let mapped = fs::read(Path::new(&proc_directory).join("maps")).unwrap_or_default();
+    // The path follows five fields. A newline in it is written as \012.
     mapped.split(|&byte| byte == b'\n').any(|line| {
         let path = line.iter().position(|&byte| byte == b'/').map(|start| &line[start..]);
         path.is_some_and(|path| {

@@ -1,6 +1,6 @@
-//! The command `gc`: clears what killed daemons left on this node.
+//! The command `gc`: clears up after killed daemons on this node.
 //!
-//! Invariant: what is alive is never touched, nor anything of another user, whatever records say.
+//! Invariant: live mounts and anything of other users are never touched, whatever the records say.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -13,28 +13,28 @@ use crate::lifecycle::mount::owned_directory;
 use crate::lifecycle::share::{self, EXIT, MountLock, Record, RecordFile};
 use crate::mountinfo::{self, MountEntry};
 
-/// How often the lock of a daemon that is exiting is tried again.
+/// How often to retry the lock of a daemon that is exiting.
 const RETRY: Duration = Duration::from_millis(2);
 
 /// What was cleared, and what could not be.
 #[derive(Debug, Default)]
 pub struct Cleared {
-    /// Stale mounts.
+    /// Mount points of the stale mounts that were unmounted.
     pub mounts: Vec<PathBuf>,
-    /// Directories that were created for mounts.
+    /// Directories that archfs had created as mount points.
     pub directories: Vec<PathBuf>,
-    /// What went wrong.
+    /// Errors; each concerns one mount or record.
     pub errors: Vec<Error>,
 }
 
 /// Clears stale mounts of this user, the directories created for them, and records of mounts that
-/// are no more.
+/// no longer exist.
 ///
 /// # Errors
-/// `Io` where /proc cannot be read; what goes wrong with one mount is in the result.
+/// `Io` if /proc cannot be read. Errors with single mounts are in the result.
 pub fn gc() -> Result<Cleared> {
     let mut cleared = Cleared::default();
-    // All are detached before any is waited for: a batch system may give this process little time.
+    // Detach all of them before waiting for any: a batch system may give this process little time.
     let mut detached = Vec::new();
     for entry in mountinfo::all()?.into_iter().filter(MountEntry::is_own) {
         if detached.contains(&entry.mount_point) {
@@ -53,7 +53,7 @@ pub fn gc() -> Result<Cleared> {
                 Ok(_) => cleared.mounts.push(mount_point),
                 Err(error) => cleared.errors.push(error),
             },
-            // Its daemon does not exit yet.
+            // Its daemon has not exited yet.
             Err(()) => cleared.mounts.push(mount_point),
         }
     }
@@ -68,7 +68,7 @@ pub fn gc() -> Result<Cleared> {
     Ok(cleared)
 }
 
-/// Removes what is left at `mount_point`, where nothing stale is mounted any more.
+/// Clears up at `mount_point` after its stale mount was detached.
 fn finish(mount_point: &Path, lock: Option<MountLock>) -> Result<()> {
     match lock {
         Some(lock) => share::discard(mount_point, lock),
@@ -76,7 +76,7 @@ fn finish(mount_point: &Path, lock: Option<MountLock>) -> Result<()> {
     }
 }
 
-/// Clears what the daemon of `file` has left, if it is gone; returns the directory that was
+/// Clears what the daemon of `file` left behind, if it is gone. Returns the directory that was
 /// removed.
 fn clear_record(file: &RecordFile, deadline: Instant) -> Result<Option<PathBuf>> {
     if file.record.as_ref().is_some_and(|record| !record.is_of_this_node()) {

@@ -1,8 +1,7 @@
-//! For whom a mount in the background lives.
+//! Chooses the process that holds a mount in the background.
 //!
-//! Owns the choice: a process named on the command line, the batch job's task, the caller, or
-//! nobody (until `unmount`). Leaves the watch to `process`. Invariant: the choice is told to the
-//! user.
+//! It is a process named on the command line, the task of the batch job, or the caller. Without a
+//! holder the mount stays until `archfs unmount`. The choice is printed for the user.
 
 use std::fmt;
 
@@ -11,28 +10,28 @@ use rustix::process::{getpid, getppid};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::system::process::{self, ProcessId, Stat};
 
-/// Who holds a mount.
+/// What holds a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// It goes when this process has ended.
+    /// The mount stays until this process ends.
     Process(ProcessId),
-    /// It stays until `archfs unmount`.
-    Nobody(Reason),
+    /// The mount stays until `archfs unmount`.
+    UntilUnmount(Reason),
 }
 
-/// Why nobody holds it.
+/// Why a mount stays until it is unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// `--keep`.
-    Asked,
-    /// A person at a terminal called.
+    KeepOption,
+    /// The caller is an interactive shell.
     Interactive,
 }
 
-/// What the command line says.
+/// The holder that the command line asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HolderChoice {
-    /// Nothing.
+    /// No option was given.
     Default,
     /// `--keep`.
     Keep,
@@ -40,16 +39,17 @@ pub enum HolderChoice {
     UntilPid(i32),
 }
 
-/// Whom a mount lives for that this process starts.
+/// Chooses the holder of a mount that this process starts.
 ///
-/// In a job script that is the script: SLURM_TASK_PID where a batch job set it and this process
-/// belongs to that task, else the caller.
+/// By default this is the task of the batch job: the process SLURM_TASK_PID, if this process
+/// belongs to that task. Otherwise it is the caller. If the caller is an interactive shell outside
+/// of a job, no process holds the mount.
 ///
 /// # Errors
-/// `NotFound` where the process named, or the caller, has ended already.
-pub fn choose(wish: HolderChoice) -> Result<Holder> {
-    match wish {
-        HolderChoice::Keep => Ok(Holder::Nobody(Reason::Asked)),
+/// `NotFound` if the process named, or the caller, has already ended.
+pub fn choose(choice: HolderChoice) -> Result<Holder> {
+    match choice {
+        HolderChoice::Keep => Ok(Holder::UntilUnmount(Reason::KeepOption)),
         HolderChoice::UntilPid(pid) => ProcessId::of(pid).map(Holder::Process),
         HolderChoice::Default => {
             let task = std::env::var("SLURM_TASK_PID").ok();
@@ -58,30 +58,32 @@ pub fn choose(wish: HolderChoice) -> Result<Holder> {
             }
             let in_batch_job = std::env::var_os("SLURM_JOB_ID").is_some();
             let Some(caller) = getppid() else {
-                return Ok(Holder::Nobody(Reason::Interactive));
+                return Ok(Holder::UntilUnmount(Reason::Interactive));
             };
             let caller = ProcessId::of(caller.as_raw_nonzero().get())?;
-            if !may_have_called(caller) {
+            if !is_real_parent(caller) {
                 let context = "whoever called this has ended, so nobody needs the mount";
                 return Err(Error::new(Kind::NotFound, context));
             }
             if !in_batch_job && caller.is_session_leader_with_terminal() {
-                return Ok(Holder::Nobody(Reason::Interactive));
+                return Ok(Holder::UntilUnmount(Reason::Interactive));
             }
             Ok(Holder::Process(caller))
         }
     }
 }
 
-/// The job's task, unless that is this very command (`srun archfs mount`), whose end is near.
+/// The task of the batch job, unless this command is the task itself (`srun archfs mount`) and is
+/// about to end.
 ///
-/// The variable may come from another node or another job, with ssh or `sbatch --export`. So only
-/// an ancestor of this process counts, or the leader of its session: orphans stay in the session.
+/// SLURM_TASK_PID may come from another node or another job, through ssh or `sbatch --export`. So
+/// it only counts if it names an ancestor of this process or the leader of its session: orphans
+/// stay in the session.
 fn batch_task(pid: i32) -> Option<ProcessId> {
     if pid == getpid().as_raw_nonzero().get() {
         return None;
     }
-    // `None` where /proc counts otherwise than Slurm or does not show all processes.
+    // `None` if /proc numbers processes differently than Slurm does, or does not show all of them.
     let own = process::stat(getpid().as_raw_nonzero().get())?;
     if own.session != pid && !ancestors(own).any(|ancestor| ancestor == pid) {
         return None;
@@ -89,44 +91,46 @@ fn batch_task(pid: i32) -> Option<ProcessId> {
     ProcessId::of(pid).ok()
 }
 
-/// More than any tree of processes is deep; processes that end while this is read could make a loop
-/// of it.
+/// Deeper than any process tree. The limit is needed because processes that end during the walk can
+/// make it a loop.
 const ANCESTORS_MAX: usize = 4096;
 
 fn ancestors(process: Stat) -> impl Iterator<Item = i32> {
     let parent_of = |process: &Stat| process::stat_as_proc_counts(process.parent);
-    // The last one that can be read names one more.
+    // The last process that can be read still names its parent.
     let readable = std::iter::successors(Some(process), parent_of);
     readable.map(|process| process.parent).take(ANCESTORS_MAX)
 }
 
-/// Whether `parent` started this process, and did not only take it over from one that has ended:
-/// init would hold the mount for ever. Whoever starts a process is in its session, unless the
-/// process was made the leader of a new one. In a container, init may be in the session of the
-/// script; then an orphan cannot be told from a child, and its mount stays as long as init.
-fn may_have_called(parent: ProcessId) -> bool {
+/// Whether `parent` started this process, or only adopted it because the real parent has ended. If
+/// init adopted it, init would hold the mount for ever.
+///
+/// A process is in the session of its real parent, unless it was made the leader of a new session.
+/// In a container, init may be in the session of the script. Then an orphan cannot be told from a
+/// child, and its mount stays as long as init runs.
+fn is_real_parent(parent: ProcessId) -> bool {
     let Some(own) = process::own_stat() else {
         return true;
     };
-    // Of another user, whom /proc does not show.
+    // /proc does not show the parent, which belongs to another user.
     process::stat_as_proc_counts(own.parent).map_or(parent.pid() != INIT, |parent| {
         own.session == own.pid || own.session == parent.session
     })
 }
 
-/// The process that takes over whose parent has ended.
+/// The process that adopts orphans.
 const INIT: i32 = 1;
 
 impl fmt::Display for Holder {
-    /// How long the mount holds, to stand behind `mounted A at B`.
+    /// Says how long the mount is held, after the text `mounted A at B`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Process(process) => {
                 let (pid, name) = (process.pid(), process.name());
                 write!(f, "until process {pid} ({name}) ends; --keep to hold until unmount")
             }
-            Self::Nobody(Reason::Asked) => f.write_str("until unmount"),
-            Self::Nobody(Reason::Interactive) => {
+            Self::UntilUnmount(Reason::KeepOption) => f.write_str("until unmount"),
+            Self::UntilUnmount(Reason::Interactive) => {
                 f.write_str("until unmount; --until-pid PID to hold as long as a process")
             }
         }

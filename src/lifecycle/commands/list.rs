@@ -1,7 +1,7 @@
-//! This user's archfs mounts on this node, and the numbers of one.
+//! Lists this user's archfs mounts on this node, and reports the statistics of one.
 //!
-//! Owns gathering what is known of each. Invariant: a daemon that does not answer costs a moment,
-//! not a hang.
+//! Invariant: a daemon that does not answer cannot make this hang, because every request has a time
+//! limit.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,47 +13,47 @@ use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{self, MountState, RecordFile, Status};
 use crate::mountinfo;
 
-/// What to say where no mount is.
+/// Hint for errors about a path that is not an archfs mount.
 pub(in crate::lifecycle) const LIST: &str = "archfs list shows your mounts on this node";
 
-/// How long a daemon may take to say who holds its mount.
+/// How long a daemon may take to name the holders of its mount.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Where it is.
+    /// Mount point.
     pub mount_point: PathBuf,
-    /// What it shows; only the first where no record tells more.
+    /// Archives shown. Without a record this is the source in the mount table.
     pub archives: Vec<PathBuf>,
-    /// The process that serves it, if it is known.
+    /// The daemon, if it is known.
     pub daemon: Option<i32>,
-    /// Who holds it: process and name.
+    /// Processes that hold it: process id and name.
     pub holders: Vec<(i32, String)>,
-    /// Whether it holds until somebody unmounts.
+    /// Whether it stays until it is unmounted.
     pub kept: bool,
-    /// How it does.
+    /// Its state.
     pub state: State,
 }
 
-/// How a mount does.
+/// State of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// It is served.
     Alive,
-    /// Its daemon is gone.
+    /// Its daemon is gone: the mount is stale.
     Dead,
-    /// Its daemon lives and does not answer.
+    /// Its daemon runs but does not answer.
     Silent,
     /// Nothing is known of its daemon.
     Unknown,
 }
 
-/// What the mount of archfs at `path` served so far: one JSON object, with the keys of
+/// Statistics of the archfs mount at `path` so far: one JSON object, with the keys of
 /// docs/STATS.md.
 ///
 /// # Errors
-/// `NotMounted` where no mount of this user is served there; `TimedOut`; `Io`.
+/// `NotMounted` if no mount of this user is served there; `TimedOut`; `Io`.
 pub fn stats(path: &Path) -> Result<String> {
     let mount_point = mount_point::locate(path)?;
     let MountState::Alive(_, file, _) = share::look(&mount_point)? else {
@@ -73,29 +73,30 @@ pub fn stats(path: &Path) -> Result<String> {
     }
 }
 
-/// All mounts of archfs of this user, in the order they were made.
+/// All archfs mounts of this user, in the order they were mounted.
 ///
 /// # Errors
-/// `Io` where /proc can not be read.
+/// `Io` if /proc cannot be read.
 pub fn list() -> Result<Vec<Listed>> {
-    let mut places: Vec<PathBuf> = Vec::new();
+    let mut mount_points: Vec<PathBuf> = Vec::new();
     for entry in mountinfo::all()? {
-        if entry.is_own() && !places.contains(&entry.mount_point) {
-            places.push(entry.mount_point);
+        if entry.is_own() && !mount_points.contains(&entry.mount_point) {
+            mount_points.push(entry.mount_point);
         }
     }
     let mut all = Vec::new();
-    for mount_point in places {
-        let own = || RecordFile::of(&mount_point, geteuid().as_raw()).and_then(|file| file.record);
+    for mount_point in mount_points {
+        let own_record =
+            || RecordFile::of(&mount_point, geteuid().as_raw()).and_then(|file| file.record);
         let (entry, record, state, client) = match share::look(&mount_point)? {
             MountState::Alive(entry, file, record) => {
                 (entry, Some(record), State::Alive, share::connect(&file))
             }
-            MountState::Stale(entry) => (entry, own(), State::Dead, None),
+            MountState::Stale(entry) => (entry, own_record(), State::Dead, None),
             MountState::Other(entry) if entry.may_be_touched() => {
                 (entry, None, State::Unknown, None)
             }
-            // It went while this was gathered, or something else lies on top of it.
+            // It was unmounted during the scan, or another mount covers it.
             _ => continue,
         };
         let status = client.and_then(|mut client| client.status(ANSWER).ok());

@@ -1,4 +1,4 @@
-//! What the commands do to mounts, one file each, and for whom a mount is held.
+//! What the commands do to mounts, one file each, and which process holds a mount.
 
 pub(super) mod descendants;
 pub(super) mod gc;

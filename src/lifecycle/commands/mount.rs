@@ -1,7 +1,6 @@
-//! `archfs mount` in the background: shared or new, and for whom.
+//! `archfs mount` in the background: shares an existing mount, or starts a daemon for a new one.
 //!
-//! Owns the launcher's part: it ends once the daemon knows who holds the mount.
-//! Invariant: when it returns success, files can be read and somebody holds the mount.
+//! Invariant: when it returns success, files can be read and the daemon knows what holds the mount.
 
 use std::ffi::OsString;
 use std::time::Instant;
@@ -14,43 +13,43 @@ use crate::lifecycle::share::{self, Client, Entry, Record};
 use crate::lifecycle::{ConnectionSource, MountPlan, daemon};
 use crate::progress::Show;
 
-/// A mount that can be read.
+/// The mount that the caller got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MountOutcome {
-    /// A new one.
+    /// A new mount.
     New,
-    /// The one of that process, which others asked for before.
+    /// The mount of this daemon, which another process had asked for.
     Shared(i32),
 }
 
-/// Who asks for a mount.
+/// The process that asks for a mount.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
-    /// For whom it holds.
+    /// What holds the mount.
     pub holder: Holder,
-    /// The descriptor at which somebody waits for the line `ready`.
+    /// Descriptor at which a process waits for the line `ready`.
     pub ready: Option<u32>,
 }
 
 impl Caller {
-    /// Says that files can be read, once, and lets the mount of `client` hold; `false` where it has
-    /// ended. Where that fails the mount holds for nobody but `client`.
-    fn take(&mut self, client: &mut Client) -> Result<bool> {
+    /// Reports, once, that files can be read, and lets the holder hold the mount of `client`.
+    /// Returns `false` if the mount has ended. After an error only `client` holds the mount.
+    fn announce_and_hold(&mut self, client: &mut Client) -> Result<bool> {
         daemon::announce(self.ready.take())?;
         match self.holder {
             Holder::Process(process) => client.watch(process),
-            Holder::Nobody(_) => client.keep(),
+            Holder::UntilUnmount(_) => client.keep(),
         }
     }
 }
 
-/// Mounts as `plan` says, for `caller`, in the background, or takes part in such a mount.
-/// `arguments` are those with which this program is the daemon. `Ok(Err(status))` where the daemon
-/// failed and has said why. What others do there is waited for, which `show` shows.
+/// Mounts `plan` in the background for `caller`, or shares such a mount. `arguments` are the
+/// command line that runs this program as the daemon. `show` displays the wait for other processes.
+/// Returns `Ok(Err(status))` if the daemon failed and has printed why.
 ///
 /// # Errors
-/// `Busy` where something else is mounted there; `NotFound` where the holder has ended; `Io`, also
-/// where nobody reads that it is ready.
+/// `Busy` if something else is mounted there; `NotFound` if the holder has ended; `Io`, also if the
+/// process that waits for `ready` is gone.
 pub fn mount(
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
@@ -65,7 +64,7 @@ pub fn mount(
         }
         launched.hand_over(connection)?;
         return match launched.wait_until_ready()? {
-            Ok(mut client) => match caller.take(&mut client)? {
+            Ok(mut client) => match caller.announce_and_hold(&mut client)? {
                 true => Ok(Ok(MountOutcome::New)),
                 false => Err(ended()),
             },
@@ -79,14 +78,15 @@ pub fn mount(
         };
         let mounted =
             shared.map_or(MountOutcome::New, |record| MountOutcome::Shared(record.process.pid()));
-        let error = match caller.take(&mut client) {
+        let error = match caller.announce_and_hold(&mut client) {
             Ok(true) => return Ok(Ok(mounted)),
-            // Whoever ended it did not mean this caller, who asks again, as one who comes later.
+            // The mount ended on behalf of another process, so this one tries again like a new
+            // caller.
             Ok(false) if mounted != MountOutcome::New => continue,
             Ok(false) => ended(),
             Err(error) => error,
         };
-        // A daemon that was killed leaves its mount.
+        // A killed daemon leaves its mount behind.
         let _ = client.leave();
         share::clear(&mount_point::locate(&plan.mountpoint)?, Instant::now() + share::EXIT)?;
         return Err(error);
@@ -97,7 +97,7 @@ fn ended() -> Error {
     Error::new(Kind::Io, "the mount has ended before it was taken")
 }
 
-/// A lease on the mount that `plan` asks for, and its record where others made it.
+/// A lease on the mount that `plan` asks for, and its record if the mount is shared.
 ///
 /// # Errors
 /// As `mount`.
@@ -107,7 +107,7 @@ pub(in crate::lifecycle) fn obtain(
     show: Show<'_>,
 ) -> Result<Started<(Client, Option<Record>)>> {
     let mount_point = mount_point::locate(&plan.mountpoint)?;
-    // The daemon has a bar of its own.
+    // The daemon shows a progress bar of its own.
     let shown = show(&format!("waiting to mount at {}", mount_point.display()));
     let entry = share::enter(&mount_point, plan);
     drop(shown);
@@ -119,7 +119,7 @@ pub(in crate::lifecycle) fn obtain(
         .and_then(|launched| launched.wait_until_answers(&mount_point));
     drop(lock);
     if !matches!(started, Ok(Ok(_))) {
-        // A helper that the daemon has started may still hold the lock.
+        // A helper that the daemon started may still hold the lock.
         share::clear(&mount_point, Instant::now() + share::EXIT)?;
     }
     Ok(started?.map(|client| (client, None)))

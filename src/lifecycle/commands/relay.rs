@@ -1,12 +1,12 @@
-//! Signals to `run`: which go on to the command, and which take the mount away from it.
+//! Signals to `run`: which ones it passes on to the command, and which ones end the mount.
 //!
 //! SIGTERM and SIGHUP are passed on and start the grace period: SIGKILL usually follows, and leaves
-//! a stale mount if the command has not ended by then. During the grace period SIGINT, or a second
-//! signal, ends it. SIGINT alone is passed on and nothing else: to a notebook's kernel or a shell
-//! it means to stop the work at hand and to go on.
+//! a stale mount if the command has not ended by that time. SIGINT or a second signal during the
+//! grace period ends it. SIGINT outside of the grace period is only passed on: a notebook kernel or
+//! a shell stops the work at hand on SIGINT and continues.
 //!
-//! A terminal sends Ctrl-C and its own end to all of its processes, so the command has that signal
-//! already, and no SIGKILL follows.
+//! A terminal sends Ctrl-C and its hangup to all of its processes. So the command already has that
+//! signal, and no SIGKILL follows.
 
 use std::time::{Duration, Instant};
 
@@ -18,52 +18,53 @@ use signal_hook::iterator::backend::Handle;
 use crate::error::{Error, Result};
 use crate::lifecycle::daemon::end_policy::{EndPolicy, Lifetime};
 use crate::lifecycle::daemon::kill_wait::KillWait;
-use crate::lifecycle::daemon::signals::{self, Arrival, ENDING, IgnoredNow, Received};
+use crate::lifecycle::daemon::signals::{self, Arrival, ENDING, IgnoredNow, SignalReceiver};
 use crate::lifecycle::daemon::slurm_end::{Script, SlurmEnd};
 use crate::lifecycle::system::process::timespec;
 use crate::lifecycle::system::raw_signals;
 use crate::sync::{AtomicBool, Ordering};
 
-/// How often it is looked whether Slurm's KillWait is known, once the grace period has begun.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How often to check whether Slurm's KillWait is known, once the grace period has begun.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The signals that `run` receives.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Relay {
-    received: Received,
+    received: SignalReceiver,
     slurm: Option<SlurmEnd>,
 }
 
-/// What the threads of `run` tell each other about the command.
+/// What the threads of `run` share about the command.
 #[derive(Debug, Default)]
-pub(in crate::lifecycle) struct Course {
-    /// Whether the command has ended, and its number may be another process's.
+pub(in crate::lifecycle) struct CommandState {
+    /// Whether the command has ended. Its process id may then belong to another process.
     pub(in crate::lifecycle) has_ended: AtomicBool,
     /// Whether a signal asked for the end.
-    pub(in crate::lifecycle) is_asked: AtomicBool,
+    pub(in crate::lifecycle) end_requested: AtomicBool,
 }
 
 impl Relay {
-    /// From now on signals that do not ask for the end are kept for the command. One that this
-    /// process was started to ignore, as by nohup, stays ignored, and the command's to ignore.
+    /// Receives the signals that do not ask archfs to end, and keeps them for the command. A signal
+    /// that this process was started to ignore, for example by nohup, stays ignored here and by the
+    /// command.
     ///
     /// # Errors
-    /// `Io` where the system refuses.
+    /// `Io` if the system refuses.
     pub(in crate::lifecycle) fn new() -> Result<Self> {
         let slurm = SlurmEnd::watch();
-        // The standard library ignores SIGPIPE in every program, and in none that it starts.
+        // The standard library ignores SIGPIPE in every program, but not in the programs it starts.
         let ignored = IgnoredNow::read();
-        let heeded = |signal: &i32| *signal == SIGPIPE || !ignored.has(*signal);
-        let continued = slurm.iter().map(|_| SIGCONT);
-        let received = Received::new(signals::others().filter(heeded).chain(continued))?;
+        let is_handled = |signal: &i32| *signal == SIGPIPE || !ignored.has(*signal);
+        let sigcont = slurm.iter().map(|_| SIGCONT);
+        let received = SignalReceiver::new(signals::others().filter(is_handled).chain(sigcont))?;
         Ok(Self { received, slurm })
     }
 
-    /// From now on those that ask for the end do not end this process either.
+    /// Also receives the signals that ask archfs to end, so that they no longer end this process.
     ///
     /// # Errors
-    /// `Io` where the system refuses.
-    pub(in crate::lifecycle) fn survive(&self) -> Result<()> {
+    /// `Io` if the system refuses.
+    pub(in crate::lifecycle) fn catch_ending_signals(&self) -> Result<()> {
         let handle = self.received.handle();
         ENDING
             .into_iter()
@@ -72,85 +73,84 @@ impl Relay {
             .map_err(|error| Error::io("can not watch for signals", error))
     }
 
-    /// What ends `pass_on` when it is closed.
+    /// A handle that ends `pass_on` when it is closed.
     pub(in crate::lifecycle) fn handle(&self) -> Handle {
         self.received.handle()
     }
 
-    /// Passes signals on to `command`. Calls `detach` when the grace period has ended before the
-    /// command.
+    /// Passes signals on to `command`. Calls `detach` if the grace period ends before the command.
     pub(in crate::lifecycle) fn pass_on(
         mut self,
         command: Pid,
         lifetime: Lifetime,
-        course: &Course,
+        state: &CommandState,
         detach: impl FnOnce(),
     ) {
         let lifetime = Lifetime { grace: lifetime.grace, ..Lifetime::default() };
-        let mut hold = EndPolicy::new(lifetime, Instant::now());
+        let mut policy = EndPolicy::new(lifetime, Instant::now());
         let kill_wait = match lifetime.grace {
             Some(_) => KillWait::default(),
-            None => KillWait::ask(|| {}),
+            None => KillWait::look_up(|| {}),
         };
         let mut detach = Some(detach);
         let handle = self.received.handle();
         while !handle.is_closed() {
             for arrival in self.received.take() {
-                if is_for_command(arrival) && !course.has_ended.load(Ordering::Relaxed) {
+                if is_for_command(arrival) && !state.has_ended.load(Ordering::Relaxed) {
                     raw_signals::send(command, arrival.signal);
                 }
-                self.heed(arrival, &mut hold, course);
+                self.handle_signal(arrival, &mut policy, state);
             }
             if let Some(kill_wait) = kill_wait.get() {
-                hold.stay_below(kill_wait);
+                policy.limit_default_grace(kill_wait);
             }
-            if hold.is_over(Instant::now())
-                && !course.has_ended.load(Ordering::Relaxed)
+            if policy.is_over(Instant::now())
+                && !state.has_ended.load(Ordering::Relaxed)
                 && let Some(detach) = detach.take()
             {
                 detach();
             }
-            let limit = detach.as_ref().and(hold.end_by()).map(|end| {
+            let limit = detach.as_ref().and(policy.end_by()).map(|end| {
                 let left = end.saturating_duration_since(Instant::now());
-                timespec(if kill_wait.get().is_none() { left.min(LOOK_AGAIN) } else { left })
+                timespec(if kill_wait.get().is_none() { left.min(CHECK_INTERVAL) } else { left })
             });
-            // An interrupted wait, as by each signal, is one that has ended.
+            // A signal interrupts the wait, which counts as its end.
             let _ = poll(&mut [self.received.watched()], limit.as_ref());
         }
     }
 
-    /// What the signal means for the mount.
-    fn heed(&mut self, arrival: Arrival, hold: &mut EndPolicy, course: &Course) {
+    /// Starts or ends the grace period, if the signal asks for the end.
+    fn handle_signal(&mut self, arrival: Arrival, policy: &mut EndPolicy, state: &CommandState) {
         let Arrival { signal, is_by_kernel, .. } = arrival;
-        let is_the_end = match &mut self.slurm {
+        let asks_for_end = match &mut self.slurm {
             Some(slurm) => {
                 (ENDING.contains(&signal) || signal == SIGCONT)
-                    && slurm.is_the_end(arrival, Script::Unknown)
+                    && slurm.means_end(arrival, Script::Unknown)
             }
             None => ENDING.contains(&signal),
         };
-        if !is_the_end {
+        if !asks_for_end {
             return;
         }
-        course.is_asked.store(true, Ordering::Relaxed);
-        if hold.is_asked() {
-            hold.ask_at_once();
+        state.end_requested.store(true, Ordering::Relaxed);
+        if policy.is_end_requested() {
+            policy.request_end_now();
         } else if signal != SIGINT && !is_by_kernel {
-            hold.ask(Instant::now());
+            policy.request_end(Instant::now());
         }
     }
 }
 
-/// Whether a signal is one that the command has not got, and shall.
+/// Whether the command must get this signal and has not got it already.
 fn is_for_command(arrival: Arrival) -> bool {
     let own = getpid().as_raw_nonzero().get();
     match arrival.signal {
         SIGCONT => false,
-        // A terminal's went to the command as well. A timer was set before this program was
-        // started in the place of another, for the command then.
+        // A terminal sends its signals to the command as well. A timer signal is meant for the
+        // command: the timer was set before execve(2) of archfs.
         SIGALRM | SIGVTALRM | SIGPROF if arrival.is_by_kernel => true,
         _ if arrival.is_by_kernel => false,
-        // Of this process itself: SIGPIPE, where nobody reads its messages.
+        // This process sends itself SIGPIPE if the reader of its messages is gone.
         _ => arrival.sender.is_none_or(|sender| sender.pid != own),
     }
 }
@@ -181,33 +181,38 @@ mod tests {
         assert!(!is_for_command(sent(SIGCONT, 1)));
     }
 
-    fn heeds(signals: &[Arrival]) -> (bool, bool, bool) {
-        let mut relay = Relay { received: Received::new([].into_iter()).unwrap(), slurm: None };
+    fn outcome_of(signals: &[Arrival]) -> (bool, bool, bool) {
+        let mut relay =
+            Relay { received: SignalReceiver::new([].into_iter()).unwrap(), slurm: None };
         let now = Instant::now();
-        let mut hold = EndPolicy::new(Lifetime::default(), now);
-        let course = Course::default();
+        let mut policy = EndPolicy::new(Lifetime::default(), now);
+        let state = CommandState::default();
         for arrival in signals {
-            relay.heed(*arrival, &mut hold, &course);
+            relay.handle_signal(*arrival, &mut policy, &state);
         }
-        (course.is_asked.load(Ordering::Relaxed), hold.is_asked(), hold.is_over(now))
+        (
+            state.end_requested.load(Ordering::Relaxed),
+            policy.is_end_requested(),
+            policy.is_over(now),
+        )
     }
 
     #[test]
     fn sigterm_and_sighup_start_the_grace_period_and_a_second_signal_ends_it() {
-        assert_eq!(heeds(&[sent(SIGUSR1, 1)]), (false, false, false));
+        assert_eq!(outcome_of(&[sent(SIGUSR1, 1)]), (false, false, false));
         for first in [SIGTERM, SIGHUP] {
-            assert_eq!(heeds(&[sent(first, 1)]), (true, true, false));
+            assert_eq!(outcome_of(&[sent(first, 1)]), (true, true, false));
             for second in [SIGTERM, SIGHUP, SIGINT] {
-                assert_eq!(heeds(&[sent(first, 1), sent(second, 1)]), (true, true, true));
+                assert_eq!(outcome_of(&[sent(first, 1), sent(second, 1)]), (true, true, true));
             }
-            assert_eq!(heeds(&[sent(first, 1), by_kernel(SIGINT)]), (true, true, true));
+            assert_eq!(outcome_of(&[sent(first, 1), by_kernel(SIGINT)]), (true, true, true));
         }
     }
 
     #[test]
-    fn an_interrupt_or_a_terminal_that_ends_starts_none() {
+    fn sigint_and_a_terminal_hangup_start_no_grace_period() {
         for arrival in [sent(SIGINT, 1), by_kernel(SIGINT), by_kernel(SIGHUP)] {
-            assert_eq!(heeds(&[arrival, arrival]), (true, false, false));
+            assert_eq!(outcome_of(&[arrival, arrival]), (true, false, false));
         }
     }
 }

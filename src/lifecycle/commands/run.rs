@@ -1,10 +1,9 @@
-//! The command of `run`: mounted before it starts, unmounted when it has ended.
+//! `archfs run`: mounts, runs a command, and unmounts when the command has ended.
 //!
-//! Owns starting the command, what it leaves running, and its status; `relay` passes signals on to
-//! it. The mount itself belongs to a daemon that lives for this process and the command, so a
-//! SIGKILL here leaves nothing mounted either.
-//! Invariant: the mount is gone when `run` returns, and when the grace period has ended, whatever
-//! became of the command, unless others hold it.
+//! `relay` passes signals on to the command. The mount belongs to a daemon, and this process and
+//! the command hold it. So SIGKILL of this process leaves nothing mounted either.
+//! Invariant: unless others hold the mount, it is gone when `run` returns and when the grace period
+//! has ended, whatever happened to the command.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, WaitOptions, WaitStatus, geteuid, set_child_subreaper, wait, waitpid};
 
 use crate::error::{Error, Result};
-use crate::lifecycle::commands::relay::{Course, Relay};
+use crate::lifecycle::commands::relay::{CommandState, Relay};
 use crate::lifecycle::commands::{descendants, mount};
 use crate::lifecycle::daemon::launcher::{Launched, Started};
 use crate::lifecycle::mount::{attach, fusermount, mount_point, namespace, owned_directory};
@@ -28,45 +27,47 @@ use crate::lifecycle::{ConnectionSource, Lifetime, MountPlan};
 use crate::progress::Show;
 use crate::sync::{AtomicBool, Ordering};
 
-/// How often it is looked whether what a command left running still uses the mount.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How often to check whether processes that the command left running still use the mount.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// After what time a person is told why nothing happens.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time after which a message explains the wait.
+const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 
-/// The exit status of a daemon that may not mount (docs/CLI.md).
+/// Exit status of a daemon that is not allowed to mount (docs/CLI.md).
 const CANNOT_MOUNT: i32 = 4;
 
-/// Who shall see the mount.
+/// Which processes see the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privacy {
-    /// All processes of the user; only the command where there is no other way.
+    /// All processes of the user. Only the command, if archfs cannot mount in another way.
     Default,
     /// Only the command.
     Private,
 }
 
-/// What became of a command.
+/// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It ended with that status.
+    /// It exited with this status.
     Exited(i32),
-    /// That signal ended it.
+    /// This signal killed it.
     Killed(i32),
     /// There is no such command.
     NotFound,
-    /// It is there, but can not be executed.
+    /// The command exists but cannot be executed.
     NotExecutable,
-    /// Mounting failed, with that exit status, and it never started. Why has been said.
+    /// Mounting failed with this exit status, and the command was not started. The error was
+    /// printed.
     NotMounted(i32),
 }
 
-/// Mounts as `plan` says, or takes part in such a mount, runs `command`, unmounts. `arguments` are
-/// those with which this program is the daemon. `show` shows waits that are not the command's.
+/// Mounts `plan` or shares such a mount, runs `command`, and unmounts. `arguments` are the command
+/// line that runs this program as the daemon. `show` displays waits other than that for the
+/// command.
 ///
 /// # Errors
-/// What mounting reports before the daemon starts; `Io` where the system refuses to start or watch
-/// the daemon or the command.
+/// Errors of mounting from before the daemon starts; `Io` if the daemon or the command cannot be
+/// started or watched.
 pub fn run(
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
@@ -75,16 +76,18 @@ pub fn run(
     show: Show<'_>,
 ) -> Result<Outcome> {
     let relay = Relay::new()?;
-    // Only now: a signal that came before is kept for the command, and does not end this process.
+    // After `Relay::new`, so that a signal that is pending is kept for the command and does not end
+    // this process.
     let mask = Mask::clear();
     let mount_point = mount_point::locate(&plan.mountpoint)?;
-    // A signal that asks for the end ends this process until this is done, and the daemon with it.
+    // Until `catch_ending_signals`, a signal that asks for the end ends this process, and the
+    // daemon with it.
     let lease = match obtain(&mount_point, plan, arguments, privacy, show)? {
         Ok(lease) => lease,
         Err(status) => return Ok(Outcome::NotMounted(status)),
     };
-    relay.survive()?;
-    // Orphans of the command become children of this process, which so knows of them.
+    relay.catch_ending_signals()?;
+    // Orphans of the command become children of this process, which can then find them.
     let _ = set_child_subreaper(Some(rustix::process::getpid()));
     let mut lease = Some(lease);
     let outcome = execute(relay, mask, &mount_point, plan.lifetime, command, &mut lease, show);
@@ -94,10 +97,10 @@ pub fn run(
     outcome
 }
 
-/// The hold on a mount.
+/// The lease on the mount.
 struct RunLease {
     client: Client,
-    /// Whether this process mounted it, in its namespace.
+    /// Whether this process mounted it, in its own mount namespace.
     is_private: bool,
 }
 
@@ -117,8 +120,8 @@ fn obtain(
     }
     match mount::obtain(plan, arguments, show)? {
         Ok((client, _)) => Ok(Ok(RunLease { client, is_private: false })),
-        // It has said why: a mount point that is not the user's, say, or root in a user namespace,
-        // which may mount only in one of its own.
+        // The daemon has printed why. For example, the mount point does not belong to the user, or
+        // root in a user namespace may mount only in a mount namespace of its own.
         Err(CANNOT_MOUNT) if fusermount::device_can_be_opened() => {
             log::warn!("mounting where only the command sees it, then");
             mount_privately(mount_point, plan, arguments)
@@ -127,8 +130,8 @@ fn obtain(
     }
 }
 
-/// Mounts in a namespace of this process, and so of the command. The daemon stays outside, where it
-/// can remove what it made once the namespace is gone.
+/// Mounts in a mount namespace of this process, which the command inherits. The daemon stays
+/// outside, where it can remove the directory it created once the namespace is gone.
 fn mount_privately(
     mount_point: &Path,
     plan: &MountPlan,
@@ -161,30 +164,31 @@ fn mount_privately(
         }
     };
     if !matches!(answers, Ok(Ok(_))) {
-        // A daemon that still ran has removed its directory, and the mount with it.
+        // If the daemon still ran, it has removed its directory, and the mount with it.
         let _ = attach::detach_here(mount_point);
         clear_private(mount_point);
     }
     Ok(answers?.map(|client| RunLease { client, is_private: true }))
 }
 
-/// Removes what a killed daemon of a private mount has left.
+/// Removes what the killed daemon of a private mount left behind.
 fn clear_private(mount_point: &Path) {
     share::clear_others(mount_point);
     owned_directory::remove_unused(mount_point, None);
 }
 
 impl RunLease {
-    /// Gives it back although `command` still runs, as when that has ended.
+    /// Gives the lease back although `command` still runs, as if it had ended.
     fn end_before(mut self, command: Option<ProcessId>, mount_point: &Path) {
-        // A daemon that does not answer is told of by what follows.
+        // If the daemon does not answer, `end` reports that.
         let _ = command.map(|command| self.client.release(command));
         self.end(mount_point, &|_| Box::new(()));
     }
 
-    /// Gives it back; returns when the mount is gone, or stays for others.
+    /// Gives the lease back. Returns when the mount is gone, or at once if it stays because others
+    /// hold it.
     fn end(self, mount_point: &Path, show: Show<'_>) {
-        // Before it is detached, which is what a private one ends by.
+        // Checked first, because detaching a private mount ends it.
         let has_ended = matches!(
             share::look(mount_point),
             Ok(MountState::Stale(_) | MountState::Ending | MountState::Free)
@@ -196,30 +200,30 @@ impl RunLease {
             }
         }
         let shown = show(&format!("unmounting {}", mount_point.display()));
-        let left = self.client.leave();
+        let lease_end = self.client.leave();
         drop(shown);
-        if let Ok(LeaseEnd::Gone(summary)) = &left {
+        if let Ok(LeaseEnd::Gone(summary)) = &lease_end {
             crate::log::tell(format_args!("{summary}"));
         }
         if has_ended {
             log::error!("{}: the mount had ended before the command did", mount_point.display());
         }
-        // A daemon that was killed leaves its mount, dead, and its directory, or only that.
-        let cleared = match &left {
+        // A killed daemon leaves a stale mount and its directory, or only the directory.
+        let cleared = match &lease_end {
             Ok(LeaseEnd::Stays) => Ok(()),
             Ok(LeaseEnd::Lost) if self.is_private => {
                 clear_private(mount_point);
                 Ok(())
             }
             Ok(LeaseEnd::Lost) => share::clear(mount_point, Instant::now() + share::EXIT),
-            // What was below it is seen again, and is not ours.
+            // What the private mount covered is visible again, and is not ours to clear.
             _ if self.is_private => Ok(()),
             _ => match share::look(mount_point) {
                 Ok(MountState::Stale(_)) => share::clear(mount_point, Instant::now() + share::EXIT),
                 _ => Ok(()),
             },
         };
-        for error in [left.err(), cleared.err()].into_iter().flatten() {
+        for error in [lease_end.err(), cleared.err()].into_iter().flatten() {
             log::error!("{}: {error}", mount_point.display());
         }
     }
@@ -243,7 +247,7 @@ fn execute(
     mask.pass_to(&mut command);
     let child = match command.spawn() {
         Ok(child) => child,
-        Err(error) if is_nowhere(&error, program) => {
+        Err(error) if is_not_found(&error, program) => {
             log::error!("{shown}: command not found");
             return Ok(Outcome::NotFound);
         }
@@ -254,11 +258,11 @@ fn execute(
     };
     let pid = Pid::from_child(&child);
     let process = ProcessId::of(pid.as_raw_nonzero().get()).ok();
-    // If this process is killed, the command keeps its files.
+    // If this process is killed, the command still holds the mount and keeps its files.
     if let (Some(process), Some(lease)) = (process, lease.as_mut()) {
         let _ = lease.client.watch(process);
     }
-    let course = Course::default();
+    let state = CommandState::default();
     let handle = relay.handle();
     let status = thread::scope(|scope| {
         let detach = || {
@@ -268,14 +272,14 @@ fn execute(
                 lease.end_before(process, mount_point);
             }
         };
-        let pass_on = || relay.pass_on(pid, lifetime, &course, detach);
+        let pass_on = || relay.pass_on(pid, lifetime, &state, detach);
         if let Err(error) = thread::Builder::new().spawn_scoped(scope, pass_on) {
             log::warn!("signals are not passed on: {error}");
         }
         let status = reap(pid);
-        course.has_ended.store(true, Ordering::Relaxed);
+        state.has_ended.store(true, Ordering::Relaxed);
         let shown = show("waiting for what the command left running");
-        wait_for_descendants(mount_point, &course.is_asked);
+        wait_for_descendants(mount_point, &state.end_requested);
         drop(shown);
         handle.close();
         status
@@ -283,20 +287,20 @@ fn execute(
     status.map(outcome).map_err(|error| Error::io("can not wait for the command", error.into()))
 }
 
-/// Whether `error` means that there is no such command. A folder of PATH that may not be searched
-/// gives another error (execvp(3)), which is not that of a command found and not executable.
-fn is_nowhere(error: &std::io::Error, program: &OsStr) -> bool {
+/// Whether `error` means that there is no such command. If a directory of PATH cannot be searched,
+/// execvp(3) returns EACCES, even if no directory has such a command.
+fn is_not_found(error: &std::io::Error, program: &OsStr) -> bool {
     match error.kind() {
         ErrorKind::NotFound => true,
         ErrorKind::PermissionDenied if !program.as_bytes().contains(&b'/') => {
             let path = std::env::var_os("PATH").unwrap_or_default();
-            !std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+            !std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
         }
         _ => false,
     }
 }
 
-/// Waits for the end of `pid`, and buries orphans that were left to this process meanwhile.
+/// Waits for the end of `pid`, and reaps the orphans that end in the meantime.
 fn reap(pid: Pid) -> rustix::io::Result<WaitStatus> {
     loop {
         match wait(WaitOptions::empty()) {
@@ -307,19 +311,19 @@ fn reap(pid: Pid) -> rustix::io::Result<WaitStatus> {
     }
 }
 
-/// As long as processes of the command's group have files of the mount open, it is theirs; a signal
-/// that asks for the end takes it from them.
-fn wait_for_descendants(mount_point: &Path, asked: &AtomicBool) {
+/// Waits as long as processes of the command's group use the mount. A signal that asks for the end
+/// stops the wait.
+fn wait_for_descendants(mount_point: &Path, end_requested: &AtomicBool) {
     let since = Instant::now();
-    let mut told = false;
-    while !asked.load(Ordering::Relaxed) {
+    let mut has_explained = false;
+    while !end_requested.load(Ordering::Relaxed) {
         while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
         let users = descendants::users_of(mount_point);
         if users.is_empty() {
             return;
         }
-        if !told && since.elapsed() >= PATIENCE {
-            told = true;
+        if !has_explained && since.elapsed() >= EXPLAIN_AFTER {
+            has_explained = true;
             let users: Vec<_> = users.iter().map(i32::to_string).collect();
             log::warn!(
                 "{}: the command has ended, waiting for process {} that it left; a signal unmounts",
@@ -327,7 +331,7 @@ fn wait_for_descendants(mount_point: &Path, asked: &AtomicBool) {
                 users.join(", ")
             );
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(CHECK_INTERVAL);
     }
 }
 

@@ -1,7 +1,7 @@
-//! The command `unmount`: asks the daemon, or clears what a killed daemon has left.
+//! The command `unmount`: asks the daemon, or clears up after a killed one.
 //!
-//! Invariants: only mounts of type fuse.archfs, of this user (or of any user, for root), are ever
-//! touched; a mount that other processes hold is left to them unless it is unmounted lazily.
+//! Invariants: this only touches mounts of type fuse.archfs, and only those of this user (for
+//! root, of any user). A mount that other processes hold stays, unless it is unmounted lazily.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,23 +24,23 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// How long the kernel may take to unmount.
 const UNMOUNT: Duration = Duration::from_secs(120);
 
-/// What `unmount` did.
+/// The result of `unmount`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unmounted {
-    /// The mount and what was made for it are gone.
+    /// The mount and everything created for it are gone.
     Gone,
-    /// The caller no longer holds it, but others do; the text names their processes.
+    /// The caller's lease has ended, but others hold the mount. The text names their processes.
     HeldByOthers(String),
-    /// No process holds it, but it stays: until it is unmounted, or for the time it lingers.
+    /// No process holds it, but it stays until it is unmounted, or for the linger time.
     Stays,
 }
 
-/// Unmounts what archfs mounted at `path`, and returns when the mount and what was made for it are
-/// gone. A mount that others hold is left to them, unless `how` is `Lazily`.
+/// Unmounts the archfs mount at `path`. Returns when the mount and everything created for it are
+/// gone. A mount that others hold stays, unless `how` is `Lazily`.
 ///
 /// # Errors
-/// `NotMounted` where nothing, something else or another user's mount is there; `Busy`, also where
-/// others hold it and the caller does not; `TimedOut`; `Io`.
+/// `NotMounted` if nothing is mounted there, or something that is not an archfs mount of this user;
+/// `Busy` if it is in use, or if others hold it and the caller does not; `TimedOut`; `Io`.
 pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     let mount_point = mount_point::locate(path)?;
     let shown = mount_point.display();
@@ -53,7 +53,7 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
         MountState::Stale(_) => {
             share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
         }
-        // Its daemon has no record, and cannot be asked.
+        // Its daemon has no record, so archfs cannot ask it.
         MountState::Other(entry) if entry.may_be_touched() => {
             attach::detach(&mount_point, how)?;
             share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
@@ -70,7 +70,7 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     }
 }
 
-/// Has the daemon unmount.
+/// Asks the daemon to unmount.
 fn ask(
     mount_point: &Path,
     entry: &MountEntry,
@@ -118,30 +118,30 @@ fn ask(
     }
 }
 
-/// Detaches a mount whose daemon does not answer. The daemon clears up when it runs again.
+/// Detaches a mount whose daemon does not answer. If the daemon runs again, it clears up itself.
 fn detach_from_outside(mount_point: &Path) -> Result<Unmounted> {
     attach::detach(mount_point, Detach::Lazily)?;
     Ok(Unmounted::Gone)
 }
 
-/// Waits until the daemon of the mount at `mount_point` has freed its lock, at most `limit`;
-/// returns whether it has.
+/// Waits at most `limit` until the daemon of the mount at `mount_point` has freed its lock; returns
+/// whether it has.
 fn wait_for_exit(mount_point: &Path, limit: Duration) -> bool {
     match MountLock::wait_for(mount_point, Instant::now() + limit) {
         Ok(None) => true,
-        // It was killed before it has cleared up.
+        // It was killed before it cleared up.
         Ok(Some(lock)) => share::discard(mount_point, lock).is_ok(),
         Err(()) => false,
     }
 }
 
-/// Ends at `path` the lease that `mount --until-pid` took for the process `pid`, as if that had
-/// ended: the mount goes, lazily if it is in use, unless others hold it or it is kept. Returns when
-/// it is gone, if it goes.
+/// Ends the lease on the mount at `path` that `mount --until-pid` took for process `pid`, as if the
+/// process had ended. The mount is unmounted, lazily if it is in use, unless others hold it or it
+/// is kept. Returns when the mount is gone, or at once if it stays.
 ///
 /// # Errors
-/// `NotMounted` where that process does not hold what is mounted there; `NotFound` where there is
-/// no such process; `TimedOut`; `Io`.
+/// `NotMounted` if that process does not hold what is mounted there; `NotFound` if there is no such
+/// process; `TimedOut`; `Io`.
 pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     let mount_point = mount_point::locate(path)?;
     let process = ProcessId::of(pid)?;
@@ -159,7 +159,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         _ => return unmount(path, Detach::IfIdle),
     };
     let Some(mut client) = share::connect(&file) else {
-        // It was killed just now, or is exiting.
+        // The daemon was just killed, or is exiting.
         return match wait_for_exit(&mount_point, EXIT) {
             true => cleared(),
             false => not_ours("its daemon does not listen any more".into()),
@@ -167,7 +167,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     };
     let status = match client.status(ANSWER) {
         Err(error) if error.kind() == Kind::TimedOut => return Err(silent(error, &mount_point)),
-        // It was killed just now, and its mount is stale when it has exited.
+        // The daemon was just killed, and its mount is stale once it has exited.
         Err(error) => match client.leave()? {
             LeaseEnd::Lost => return cleared(),
             LeaseEnd::Gone(_) | LeaseEnd::Stays => return Err(error),
@@ -177,12 +177,12 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     let (held, others): (Vec<_>, Vec<_>) =
         status.holders.into_iter().partition(|holder| holder.pid == pid);
     let is_held = !held.is_empty();
-    // One that no process holds yet was begun for that process, perhaps, and is about to go.
+    // A mount without holders may have been made for this process, and be about to end.
     if !is_held && (status.kept || !others.is_empty()) {
         return not_held();
     }
-    // With a lease of its own this connection learns what becomes of the mount. Where none is given
-    // any more, it ends with the mount.
+    // With a lease of its own, this connection receives the outcome. If the daemon gives no more
+    // leases, the connection ends with the mount.
     client.hold()?;
     client.release(process)?;
     match client.leave()? {
@@ -194,12 +194,12 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     }
 }
 
-/// The script in which this is called, if that can be told, and this process, which a shell may
-/// have put in its own place for its last command.
+/// The script that runs this command, if it can be identified, and this process. A shell may have
+/// replaced itself by this process for its last command.
 fn callers() -> Vec<ProcessId> {
     let script = match holder::choose(HolderChoice::Default) {
         Ok(Holder::Process(process)) => Some(process),
-        Ok(Holder::Nobody(_)) | Err(_) => None,
+        Ok(Holder::UntilUnmount(_)) | Err(_) => None,
     };
     script.into_iter().chain(ProcessId::own()).collect()
 }

@@ -1,7 +1,7 @@
-//! Waiting until another process has mounted.
+//! The command `wait`: waits until another process has mounted.
 //!
-//! Owns noticing it: the kernel tells of each change of the mount table. Invariant: success means
-//! that the mount there is this user's archfs mount and answers.
+//! The kernel reports every change of the mount table. Invariant: success means that this user's
+//! archfs mount is there and answers.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,15 +15,15 @@ use crate::lifecycle::share::{self, MountState};
 use crate::lifecycle::system::probe;
 use crate::mountinfo;
 
-/// How often one looks at what the kernel does not tell of: folders on the way to the mount point,
-/// and the daemon's record, which is written just after it mounted; and how long a mount is
-/// listened to until then.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How often to check what the kernel does not report: directories on the way to the mount point,
+/// and the daemon's record, which is written just after mounting. Also how long each check waits
+/// for an answer of the mount.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Waits until files of a mount of archfs at `path` can be read, at most `limit`.
+/// Waits at most `limit` until files of an archfs mount at `path` can be read.
 ///
 /// # Errors
-/// `TimedOut`; `NotMounted` where something else is mounted there; `Io`.
+/// `TimedOut`; `NotMounted` if something else is mounted there; `Io`.
 pub fn wait(path: &Path, limit: Option<Duration>) -> Result<()> {
     let deadline = limit.map(|limit| Instant::now() + limit);
     let changes = mountinfo::changes()?;
@@ -43,21 +43,21 @@ pub fn wait(path: &Path, limit: Option<Duration>) -> Result<()> {
             };
             return Err(Error::new(Kind::TimedOut, context).with_hint(list::LIST));
         }
-        let left = deadline.map_or(LOOK_AGAIN, |deadline| LOOK_AGAIN.min(deadline - now));
+        let left = deadline.map_or(CHECK_INTERVAL, |deadline| CHECK_INTERVAL.min(deadline - now));
         let left = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
-        // Readable always; a change is an exceptional condition (proc_pid_mounts(5)).
+        // The file is always readable. A change is an exceptional condition (proc_pid_mounts(5)).
         let _ = poll(&mut [PollFd::new(&changes, PollFlags::PRI)], Some(&left));
     }
 }
 
-/// What is at a mount point for somebody who waits for a mount of archfs there.
+/// What is at the mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    /// None yet, or a dead one.
+    /// No archfs mount yet, or a stale one.
     Nothing,
-    /// One that does not answer: its daemon has just mounted, is stopped, or hangs.
+    /// A mount that does not answer: its daemon has just mounted, is stopped, or hangs.
     Silent,
-    /// One that answers.
+    /// A mount that answers.
     Answers,
 }
 
@@ -66,7 +66,7 @@ fn look(path: &Path) -> Result<Found> {
         Err(error) if error.kind() == Kind::NotFound => return Ok(Found::Nothing),
         mount_point => mount_point?,
     };
-    let entry = match share::look_within(&mount_point, LOOK_AGAIN)? {
+    let entry = match share::look_within(&mount_point, CHECK_INTERVAL)? {
         MountState::Alive(entry, ..) => entry,
         // A mount that another process made and handed over has no record.
         MountState::Other(entry) if entry.is_own() => entry,
@@ -83,9 +83,9 @@ fn look(path: &Path) -> Result<Found> {
             return Err(Error::new(Kind::NotMounted, context));
         }
     };
-    Ok(match probe::of(&mount_point, &entry, LOOK_AGAIN) {
+    Ok(match probe::of(&mount_point, &entry, CHECK_INTERVAL) {
         Some(Ok(())) => Found::Answers,
-        // It has just ended.
+        // It has just been unmounted.
         Some(Err(_)) => Found::Nothing,
         None => Found::Silent,
     })

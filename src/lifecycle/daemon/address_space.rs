@@ -1,4 +1,4 @@
-//! Address space for the threads of a mount where it is limited (ulimit -v or -d).
+//! Fits the threads of a mount into a limited address space (ulimit -v or -d).
 //!
 //! fuser allocates a request buffer of 16 MiB for each thread that answers, sized for the largest
 //! write a kernel may send. The size is a constant of fuser. The kernel never fills the buffer of a
@@ -23,14 +23,14 @@ const REST: u64 = 96 << 20;
 /// Threads below which a mount is refused, unless the user asked for fewer.
 const LEAST_THREADS: usize = 4;
 
-/// The limits on this process and what is left of them.
+/// A limit on this process.
 #[derive(Clone, Copy, Debug)]
 struct Limit {
-    /// How to raise it.
+    /// The command that sets it.
     option: &'static str,
-    /// Bytes.
+    /// Limit, bytes.
     total: u64,
-    /// Bytes.
+    /// Bytes that are not used yet.
     left: u64,
 }
 
@@ -39,10 +39,10 @@ pub(in crate::lifecycle) fn is_limited() -> bool {
     limit().is_some()
 }
 
-/// How many threads can answer where `wanted` are asked for, beside a cache of `cache_bytes`.
+/// How many threads can answer, at most `wanted`, next to a cache of `cache_bytes`.
 ///
 /// # Errors
-/// `Io` where too few can.
+/// `Io` if the address space is too small for the fewest threads that are accepted.
 pub(in crate::lifecycle) fn threads(wanted: usize, cache_bytes: u64) -> Result<usize> {
     match limit() {
         Some(limit) => within(limit, wanted, cache_bytes),
@@ -76,7 +76,7 @@ fn within(limit: Limit, wanted: usize, cache_bytes: u64) -> Result<usize> {
         .with_hint(format!("raise {option}, or make the cache smaller (--cache)")))
 }
 
-/// The limit that leaves least.
+/// The limit with the fewest bytes left.
 fn limit() -> Option<Limit> {
     let used = |name| kernel_file::own_memory(name).unwrap_or(0);
     let limits = [(Resource::As, "ulimit -v", "VmSize"), (Resource::Data, "ulimit -d", "VmData")];

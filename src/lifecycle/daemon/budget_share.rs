@@ -1,8 +1,8 @@
 //! The part of the job's cache budget that this daemon may use.
 //!
-//! All daemons of a job that use the default budget share it equally. When another one comes, each
-//! gives memory back at once. When one ends, the others wait for a moment before they take its
-//! part, because it frees its memory last of all.
+//! All daemons of a job that use the default budget share it equally. When another daemon starts,
+//! each frees memory at once. When one ends, the others wait a moment before they take its part,
+//! because it frees its memory last.
 //!
 //! The daemon's loop never waits for memory to be freed: a thread does that.
 
@@ -20,7 +20,8 @@ use crate::sync::Arc;
 /// How long the number of daemons must not change before a daemon takes more.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// What one of `daemons` may use of `total` bytes: no less than `floor`, unless all is less.
+/// The part of `total` bytes for each of `daemons`: at least `floor`, or all of `total` if that is
+/// less.
 fn share(total: u64, daemons: usize, floor: u64) -> u64 {
     let daemons = u64::try_from(daemons.max(1)).unwrap_or(u64::MAX);
     (total / daemons).max(floor.min(total))
@@ -28,29 +29,29 @@ fn share(total: u64, daemons: usize, floor: u64) -> u64 {
 
 /// The share of this daemon.
 pub(in crate::lifecycle) struct Share {
-    /// The budget of the job, or that of this mount alone, bytes.
+    /// Budget of the job, or of this mount if it is not shared, bytes.
     total: u64,
-    /// What this daemon uses now, bytes.
+    /// Current part of this daemon, bytes.
     now: u64,
     budget: Budget,
     stats: Arc<Stats>,
-    /// `None` for a budget that is not shared.
+    /// `None` if the budget is not shared.
     peers: Option<Peers>,
-    /// When to count again.
+    /// When to count the daemons again.
     settles: Option<Instant>,
-    /// What watched the peers, closed when the process ends.
+    /// Descriptor that watched the peers, closed only when the process ends.
     _closed_last: Option<OwnedFd>,
 }
 
 impl Share {
-    /// All of `total` bytes, which nobody shares.
+    /// All of `total` bytes: the budget is not shared.
     pub(in crate::lifecycle) fn whole(total: u64, budget: Budget, stats: Arc<Stats>) -> Self {
         stats.set_budget(total);
         Self { total, now: total, budget, stats, peers: None, settles: None, _closed_last: None }
     }
 
-    /// The share of `total` bytes, the default budget of the job, among `peers`. A daemon that
-    /// cannot be counted uses all.
+    /// The share of `total` bytes, the default budget of the job, among `peers`. If the daemons
+    /// cannot be counted, this one uses all of it.
     pub(in crate::lifecycle) fn join(
         total: u64,
         budget: Budget,
@@ -64,13 +65,14 @@ impl Share {
         share
     }
 
-    /// What to poll for.
+    /// The descriptor to poll.
     pub(in crate::lifecycle) fn watched(&self) -> Option<PollFd<'_>> {
         self.peers.as_ref().map(|peers| PollFd::new(peers.changes(), PollFlags::IN))
     }
 
-    /// Does what is due at `now`; returns when to call it again even if nothing changes.
-    pub(in crate::lifecycle) fn attend(&mut self, now: Instant) -> Option<Instant> {
+    /// Updates the share if that is due at `now`. Returns when to call this again if nothing
+    /// changes.
+    pub(in crate::lifecycle) fn update(&mut self, now: Instant) -> Option<Instant> {
         if self.peers.as_ref()?.take_changes() {
             self.settles = Some(now + SETTLE);
             self.count();
@@ -81,8 +83,8 @@ impl Share {
         self.settles
     }
 
-    /// Leaves what it has to the others: nothing is mounted any more. Files that are still open are
-    /// served on with little memory.
+    /// Leaves this share to the other daemons, because nothing is mounted any more. Files that are
+    /// still open are served with little memory.
     pub(in crate::lifecycle) fn leave(&mut self) {
         if let Some(peers) = self.peers.take() {
             self._closed_last = Some(peers.stop());

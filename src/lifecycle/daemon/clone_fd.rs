@@ -1,7 +1,6 @@
-//! Whether each event loop can have a FUSE descriptor of its own.
+//! Whether each event loop can have its own FUSE descriptor.
 //!
-//! Owns one probe: fuser fails as a whole where the kernel refuses to clone a descriptor, so it is
-//! asked before.
+//! fuser fails completely if the kernel refuses to clone a descriptor, so this is checked first.
 #![expect(unsafe_code, reason = "no crate offers FUSE_DEV_IOC_CLONE as a safe call")]
 
 use std::fs::File;
@@ -12,7 +11,7 @@ use rustix::ioctl::{Setter, ioctl, opcode};
 /// FUSE_DEV_IOC_CLONE of linux/fuse.h: `_IOR(229, 0, uint32_t)`.
 const CLONE: u32 = opcode::read::<u32>(229, 0) as u32;
 
-/// Whether the kernel makes another descriptor of the connection behind `connection`.
+/// Whether the kernel can clone the descriptor `connection`.
 pub(in crate::lifecycle) fn is_possible(connection: impl AsFd) -> bool {
     let Ok(device) = File::options().read(true).write(true).open("/dev/fuse") else {
         return false;

@@ -1,7 +1,7 @@
-//! How long this cluster leaves between SIGTERM and SIGKILL (Slurm's KillWait).
+//! The time between SIGTERM and SIGKILL on this cluster (Slurm's KillWait).
 //!
-//! It is read from slurm.conf, which costs nothing. A cluster that keeps that file from its nodes
-//! is asked by scontrol. Either may hang, so a thread does it while the mount is served.
+//! It is read from slurm.conf, which is cheap. If the nodes do not have that file, scontrol is
+//! asked. Either may hang, so a thread does it while the mount is served.
 
 use std::fs;
 use std::io::Read;
@@ -15,41 +15,41 @@ use rustix::event::{PollFd, PollFlags, poll};
 use crate::lifecycle::system::process::timespec;
 use crate::sync::{Arc, OnceLock};
 
-/// Where slurm.conf is, besides $SLURM_CONF: slurmd's copy of a cluster without such files, and
-/// the usual directories.
+/// Paths of slurm.conf other than $SLURM_CONF: slurmd's copy on a cluster without local
+/// configuration, and the usual directories.
 const FILES: [&str; 3] =
     ["/run/slurm/conf/slurm.conf", "/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf"];
 
-/// What Slurm takes where its configuration does not say (slurm.conf(5)).
+/// Slurm's value if the configuration sets none (slurm.conf(5)).
 const DEFAULT: Duration = Duration::from_secs(30);
 
 /// How long scontrol may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The answer, once there is one.
+/// KillWait, once it is known.
 #[derive(Clone, Debug, Default)]
 pub(in crate::lifecycle) struct KillWait(Arc<OnceLock<Duration>>);
 
 impl KillWait {
-    /// Asks in the background, in a job of Slurm; calls `answered` when the answer is there.
-    pub(in crate::lifecycle) fn ask(answered: impl FnOnce() + Send + 'static) -> Self {
-        let asked = Self::default();
+    /// In a Slurm job, looks up KillWait in the background and calls `answered` once it is known.
+    pub(in crate::lifecycle) fn look_up(answered: impl FnOnce() + Send + 'static) -> Self {
+        let kill_wait = Self::default();
         if std::env::var_os("SLURM_JOB_ID").is_none() {
-            return asked;
+            return kill_wait;
         }
-        let answer = Arc::clone(&asked.0);
+        let answer = Arc::clone(&kill_wait.0);
         let work = move || {
             if let Some(time) = from_files().or_else(from_scontrol) {
                 let _ = answer.set(time);
                 answered();
             }
         };
-        // Without a thread, as without an answer, the default grace stays as it is.
+        // Without a thread or an answer, the default grace period does not change.
         let _ = thread::Builder::new().name("kill-wait".into()).spawn(work);
-        asked
+        kill_wait
     }
 
-    /// `None` where it is not known, or not yet.
+    /// `None` if it is not known, or not yet.
     pub(in crate::lifecycle) fn get(&self) -> Option<Duration> {
         self.0.get().copied()
     }
@@ -78,7 +78,7 @@ fn from_scontrol() -> Option<Duration> {
     parse(&text?)
 }
 
-/// What `child` prints; `None` where it does not close its output within `limit`.
+/// The output of `child`; `None` if `child` does not close it within `limit`.
 fn output_within(child: &mut Child, limit: Duration) -> Option<String> {
     let mut stdout = child.stdout.take()?;
     let deadline = Instant::now() + limit;
@@ -99,7 +99,7 @@ fn output_within(child: &mut Child, limit: Duration) -> Option<String> {
     }
 }
 
-/// The value in slurm.conf (`KillWait=60`) or of `scontrol show config` (`KillWait = 60 sec`).
+/// The value in slurm.conf (`KillWait=60`) or in `scontrol show config` (`KillWait = 60 sec`).
 fn parse(text: &str) -> Option<Duration> {
     text.lines().find_map(|line| {
         let (key, value) = without_comment(line).split_once('=')?;
@@ -112,7 +112,7 @@ fn parse(text: &str) -> Option<Duration> {
 
 fn includes_others(text: &str) -> bool {
     let first = |line| without_comment(line).split_ascii_whitespace().next();
-    text.lines().filter_map(first).any(|word| word.eq_ignore_ascii_case("include"))
+    text.lines().filter_map(first).any(|key| key.eq_ignore_ascii_case("include"))
 }
 
 fn without_comment(line: &str) -> &str {
@@ -126,13 +126,13 @@ mod tests {
     const SECONDS: fn(u64) -> Duration = Duration::from_secs;
 
     #[test]
-    fn reads_what_scontrol_and_slurm_conf_say() {
-        let shown = "Configuration data as of 2026-11-23T00:00:00\n\
+    fn parses_scontrol_output_and_slurm_conf() {
+        let scontrol_output = "Configuration data as of 2026-11-23T00:00:00\n\
                      InactiveLimit           = 0 sec\n\
                      KillOnBadExit           = 0\n\
                      KillWait                = 10 sec\n\
                      LaunchParameters        = (null)\n";
-        assert_eq!(parse(shown), Some(SECONDS(10)));
+        assert_eq!(parse(scontrol_output), Some(SECONDS(10)));
         assert_eq!(parse("ClusterName=c\nkillwait=5 # short\nMinJobAge=300\n"), Some(SECONDS(5)));
         for text in ["", "#KillWait=5\n", "KillWait=\n", "KillWait=UNLIMITED\n", "KillWaiting=5\n"]
         {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn sees_that_the_value_may_be_in_another_file() {
+    fn detects_included_files() {
         assert!(includes_others("ClusterName=c\n  Include /etc/slurm/times.conf\n"));
         assert!(!includes_others("# include\nIncludes=no\n"));
     }

@@ -1,13 +1,13 @@
-//! Starting a daemon in the background, and what passes between the two until it serves.
+//! Starts a daemon in the background, and talks to it until it serves.
 //!
-//! Owns both sides: the launcher's, who starts and waits, and the daemon's, who says how far it is.
-//! A process with threads can not fork, so the program runs itself again.
-//! Invariants: the daemon ends if its launcher does before "ready"; from "ready" on the connection
+//! `Launched` is the launcher's side, `Launcher` the daemon's. A process with threads cannot fork,
+//! so the program executes itself again.
+//! Invariants: the daemon ends if its launcher ends before "ready". From "ready" on, the connection
 //! between them is the launcher's lease.
 //!
-//! The daemon's standard input is the lock of the mount point and its standard output a socket to
-//! the launcher. Over it go "opened" and a connection to the kernel, where somebody else mounts,
-//! and then "ready".
+//! The daemon's standard input is the lock of the mount point, and its standard output is a socket
+//! to the launcher. If another process mounts, the daemon sends "opened" over the socket and
+//! receives a FUSE connection. Then it sends "ready".
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -28,19 +28,18 @@ use crate::lifecycle::share::{Client, MountLock};
 use crate::lifecycle::system::process::ProcessId;
 use crate::lifecycle::system::scm_rights;
 
-/// A daemon that is on its way. Dropping it lets go of the daemon, which ends then.
+/// A daemon that is starting. Dropping this closes the connection, and the daemon ends.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Launched {
     process: Child,
     client: Client,
 }
 
-/// `Err` holds the exit status of a daemon that failed, and has said why on standard error.
+/// `Err` is the exit status of a daemon that failed and has printed why on standard error.
 pub(in crate::lifecycle) type Started<T> = std::result::Result<T, i32>;
 
 impl Launched {
-    /// Starts `archfs ARGUMENTS` in the background, with the lock of the mount point it shall
-    /// serve.
+    /// Starts `archfs ARGUMENTS` in the background, with the lock of its mount point.
     ///
     /// # Errors
     /// `Io`.
@@ -65,7 +64,7 @@ impl Launched {
         Ok(Self { process, client: Client::over(ours, daemon) })
     }
 
-    /// Waits until it has opened the archives and needs a connection to the kernel.
+    /// Waits until the daemon has opened the archives and needs a FUSE connection.
     ///
     /// # Errors
     /// `Io`.
@@ -73,7 +72,7 @@ impl Launched {
         self.wait_for(OPENED)
     }
 
-    /// Hands it the connection.
+    /// Hands the FUSE connection to the daemon.
     ///
     /// # Errors
     /// `Io`.
@@ -85,20 +84,21 @@ impl Launched {
     /// Waits until files can be read; returns the lease.
     ///
     /// # Errors
-    /// `Io`, also where a signal ended it.
+    /// `Io`, also if a signal ended the daemon.
     pub(in crate::lifecycle) fn wait_until_ready(mut self) -> Result<Started<Client>> {
         Ok(self.wait_for(READY)?.map(|()| self.client))
     }
 
-    /// The same, of a mount that this process sees at `mount_point`. Asks for its root, which takes
-    /// the whole way through the kernel and back. Where it does not answer, the lease is given back
-    /// and the daemon has ended, or has been given the time to.
+    /// Like `wait_until_ready`, for a mount that this process sees at `mount_point`. Also asks for
+    /// the attributes of its root, which takes the whole way through the kernel and back. If the
+    /// mount does not answer, this gives the lease back, and the daemon has ended or had the time
+    /// to.
     ///
-    /// The daemon does not ask itself: one that is killed while it waits for its own answer can not
-    /// end, since the kernel lets go of the question only when it has.
+    /// The daemon cannot ask itself. If it is killed while it waits for its own answer, it cannot
+    /// exit: the kernel drops the request only after the daemon has exited.
     ///
     /// # Errors
-    /// `Io`, also where the mount does not answer.
+    /// `Io`, also if the mount does not answer.
     pub(in crate::lifecycle) fn wait_until_answers(
         self,
         mount_point: &Path,
@@ -117,15 +117,16 @@ impl Launched {
         }
     }
 
-    /// Lets go of it and returns when it has ended, and removed what it made.
+    /// Closes the connection, and waits until the daemon has removed what it created and has
+    /// exited.
     pub(in crate::lifecycle) fn give_up(mut self) {
         drop(self.client);
         let _ = self.process.wait();
     }
 
-    fn wait_for(&mut self, word: &str) -> Result<Started<()>> {
-        // Ends with the line, or without one when the process does.
-        if self.client.line(None)? == word {
+    fn wait_for(&mut self, message: &str) -> Result<Started<()>> {
+        // Returns with the line, or with an empty one when the process ends.
+        if self.client.line(None)? == message {
             return Ok(Ok(()));
         }
         let failed = |error| Error::io("can not wait for archfs in the background", error);
@@ -143,7 +144,7 @@ impl Launched {
             });
         }
         let code = status.code().unwrap_or_default();
-        if TOLD.contains(&code) {
+        if REPORTED.contains(&code) {
             return Ok(Err(code));
         }
         let context =
@@ -153,32 +154,32 @@ impl Launched {
     }
 }
 
-/// The statuses of archfs, which come with an error on standard error, and that of a panic, which
-/// tells itself.
-const TOLD: [i32; 7] = [1, 2, 3, 4, 5, 6, 101];
+/// Exit statuses for which the daemon has printed an error: those of archfs, and that of a panic.
+const REPORTED: [i32; 7] = [1, 2, 3, 4, 5, 6, 101];
 
 const OPENED: &str = "opened\n";
 const READY: &str = "ready\n";
 
-/// Whoever started this daemon.
+/// The process that started this daemon.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Launcher {
     stream: UnixStream,
-    /// Standard input as it was handed over.
+    /// Standard input as it was inherited.
     input: OwnedFd,
 }
 
 impl Launcher {
-    /// Takes over what the launcher handed to this process, where descriptors in `kept` stay open.
-    /// Call it first of all.
+    /// Takes over the descriptors that the launcher handed to this process, and closes all others
+    /// except `kept`. Call this first.
     ///
     /// # Errors
-    /// `Io`, also where the launcher has ended.
+    /// `Io`, also if the launcher has ended.
     pub(in crate::lifecycle) fn adopt(kept: &[RawFd]) -> Result<Self> {
         inherited::close_all(kept);
-        // It was started as /proc/self/exe, which would be its name in ps and in the kernel's log.
+        // Otherwise ps and the kernel log would show `exe`: the process was started as
+        // /proc/self/exe.
         let _ = fs::write("/proc/self/comm", "archfs");
-        // Opening may take minutes; until then Ctrl-C and the end of whoever waits end this
+        // Opening may take minutes. During that time Ctrl-C and the end of the launcher end this
         // process.
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
         let failed = |error| Error::io("can not take over from whoever started this", error);
@@ -191,23 +192,21 @@ impl Launcher {
         Ok(Self { stream, input })
     }
 
-    /// The lock of `mount_point`, which standard input is.
+    /// The lock of `mount_point`, inherited as standard input.
     ///
     /// # Errors
-    /// `Usage` where it is not; `Io`.
+    /// `Usage` if standard input is not that lock; `Io`.
     pub(in crate::lifecycle) fn lock(&self, mount_point: &Path) -> Result<MountLock> {
         let input = self.input.try_clone().map_err(|error| Error::io("no lock", error))?;
         MountLock::adopt(input, mount_point)
     }
 
-    /// Starts a session of its own, so that Ctrl-C in the terminal reaches the job and not the
-    /// daemon.
+    /// Starts a new session, so that Ctrl-C in the terminal reaches the job and not the daemon.
     pub(in crate::lifecycle) fn leave_terminal(&self) {
         let _ = setsid();
     }
 
-    /// Asks for a connection to the kernel; `None` where the launcher could not mount, which it
-    /// says.
+    /// Asks for a FUSE connection; `None` if the launcher could not mount, and printed why.
     ///
     /// # Errors
     /// `Io`.
@@ -217,32 +216,33 @@ impl Launcher {
         scm_rights::receive(&self.stream).map_err(|error| failed(error.into()))
     }
 
-    /// Says that files can be read, and lets go of the terminal and of the lock; returns the
-    /// connection that is the launcher's lease.
+    /// Reports that files can be read, and closes the inherited terminal and lock. Returns the
+    /// connection, which is the launcher's lease.
     ///
     /// # Errors
-    /// `Io` where the launcher has ended.
+    /// `Io` if the launcher has ended.
     pub(in crate::lifecycle) fn ready(mut self) -> Result<UnixStream> {
         let failed = |error: io::Error| Error::io("nobody waits for this mount any more", error);
         let _ = set_parent_process_death_signal(None);
         self.stream.write_all(READY.as_bytes()).map_err(failed)?;
-        detach().map_err(failed)?;
+        close_standard_streams().map_err(failed)?;
         Ok(self.stream)
     }
 }
 
-/// Whether the other end is open: a launcher that ended before this process asked to be told of its
-/// end would never be missed.
+/// Whether the other end is open. If the launcher ended before this process asked for a signal at
+/// the launcher's end, that signal never comes.
 fn is_open(stream: &UnixStream) -> bool {
     let mut watched = [PollFd::new(stream, PollFlags::empty())];
-    let asked = poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    let polled = poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     let closed = PollFlags::ERR | PollFlags::HUP;
-    asked.is_err() || !watched.iter().any(|fd| fd.revents().intersects(closed))
+    polled.is_err() || !watched.iter().any(|fd| fd.revents().intersects(closed))
 }
 
-/// Whoever reads the output of the launcher must see its end, so the daemon can not keep it open.
-/// A file, such as the output of a batch job, is kept for what the daemon still has to say.
-fn detach() -> io::Result<()> {
+/// The reader of the launcher's output must see its end, so the daemon cannot keep it open.
+/// Standard error stays open if it is a file, such as the output of a batch job, for later
+/// messages.
+fn close_standard_streams() -> io::Result<()> {
     let null = File::options().read(true).write(true).open(Path::new("/dev/null"))?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;

@@ -1,12 +1,13 @@
-//! Opening the file that the daemon's log goes to.
+//! Opens the file that the daemon logs to.
 //!
 //! Invariant: nothing is written to a file that another user put there. The log names files of the
-//! dataset. In a folder such as /tmp, and for root in the folder of a user, another user may have
-//! made a link by which it would be appended to any file of this user, or a pipe or file to read it
-//! from. The kernel's own guard against that (fs.protected_symlinks and the like) may be off.
+//! dataset. Another user may have created a link in a directory such as /tmp, or for root in a
+//! directory of their own, so that the log is appended to any file of this user. They may also have
+//! created a pipe or a file there, in order to read the log. The kernel's protection
+//! (fs.protected_symlinks and the like) may be off.
 //!
-//! No mount waits for a reader of its log: a named pipe without one is an error, and a full one
-//! loses lines.
+//! A mount never waits for a reader of its log. Opening a named pipe without a reader is an error,
+//! and a full pipe loses lines.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,7 +15,7 @@ use std::path::Path;
 use crate::error::{Error, Kind, Result};
 use crate::storage::{Appended, Directory};
 
-/// Opens a log, or makes it for this user alone.
+/// Opens a log, or creates it with access for this user only.
 ///
 /// # Errors
 /// `Io` if the file cannot be opened for appending, or if another user could have put it there.
@@ -23,9 +24,9 @@ pub(super) fn open(path: &Path) -> Result<File> {
         Error::io(format!("{}: can not write the log", path.display()), error)
             .with_hint("without --log-file it goes to standard error, if that is a file")
     };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let directory = Directory::open(folder.unwrap_or(Path::new("."))).map_err(failed)?;
-    // A path that ends with `..` has no name: it is a folder.
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = Directory::open(parent.unwrap_or(Path::new("."))).map_err(failed)?;
+    // A path that ends with `..` has no file name: it is a directory.
     let name = path.file_name().unwrap_or(path.as_os_str());
     match directory.append(name).map_err(failed)? {
         Appended::Opened(file) => Ok(file),
@@ -55,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_for_the_user_alone_and_links_of_ones_own_are_followed() {
+    fn a_log_is_private_and_the_users_own_links_are_followed() {
         let work = tempfile::tempdir().unwrap();
         let (log, link) = (work.path().join("log"), work.path().join("link"));
         symlink("log", &link).unwrap();
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_who_reads_a_pipe() {
+    fn a_log_never_waits_for_the_reader_of_a_pipe() {
         let work = tempfile::tempdir().unwrap();
         let pipe = work.path().join("pipe");
         rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -79,13 +80,13 @@ mod tests {
         assert!(refused.contains("No such device or address"), "{refused}");
         let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
         let mut log = open(&pipe).unwrap();
-        let mut told = 0;
+        let mut written_len = 0;
         let full = std::iter::repeat_with(|| log.write_all(b"line\n")).find_map(|written| {
-            told += 5 * usize::from(written.is_ok());
+            written_len += 5 * usize::from(written.is_ok());
             written.err()
         });
         assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
-        let mut read = vec![0; told];
+        let mut read = vec![0; written_len];
         std::io::Read::read_exact(&mut reader, &mut read).unwrap();
         assert!(read.ends_with(b"line\n"));
     }
@@ -112,10 +113,11 @@ mod tests {
             assert!(is_refused(&name), "{}", name.display());
         }
         assert!(!name("none").exists());
-        // A second name of the user's own file.
+        // A hard link to the user's own file.
         fs::hard_link(name("dear"), name("second")).unwrap();
         assert!(is_refused(&name("second")));
-        // In a folder of somebody whom the user named on purpose it is that one's choice.
+        // If others cannot write to the directory, this user has chosen to log to another user's
+        // file.
         fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755)).unwrap();
         open(&name("file")).unwrap();
     }
@@ -127,10 +129,10 @@ mod tests {
             return;
         }
         let work = tempfile::tempdir().unwrap();
-        let folder = work.path().join("folder");
-        let name = |name: &str| folder.join(name);
-        fs::create_dir(&folder).unwrap();
-        chown(&folder, Some(5), None).unwrap();
+        let directory = work.path().join("folder");
+        let name = |name: &str| directory.join(name);
+        fs::create_dir(&directory).unwrap();
+        chown(&directory, Some(5), None).unwrap();
         fs::write(work.path().join("dear"), "").unwrap();
         symlink("../dear", name("link")).unwrap();
         symlink("../none", name("dangling")).unwrap();
@@ -139,7 +141,7 @@ mod tests {
             lchown(name, Some(5), None).unwrap();
         }
         fs::hard_link(work.path().join("dear"), name("second")).unwrap();
-        // Who owns the folder can put another link in the place of one of root's.
+        // The owner of the directory can replace root's link by another link.
         for name in ["link", "dangling", "of root", "second"].map(name) {
             assert!(is_refused(&name), "{}", name.display());
         }

@@ -1,9 +1,8 @@
-//! The daemon: mounts, serves until the mount has no more reason to be, unmounts.
+//! The daemon: mounts, serves until nothing needs the mount, unmounts.
 //!
-//! Owns the order of things at both ends. Leaves how long that is to `end_policy` and being started
-//! in the background to `launcher`. Invariants: "ready" is said only of a mount that answers; on
-//! any event unmounting is the first thing done, because a batch system may kill everything
-//! milliseconds later.
+//! `end_policy` decides how long it serves; `launcher` starts it in the background.
+//! Invariants: "ready" is reported only for a mount that answers. Whatever ends the mount, the
+//! daemon unmounts first, because a batch system may kill everything milliseconds later.
 
 use std::fs::File;
 use std::io;
@@ -48,44 +47,45 @@ mod stage;
 mod start;
 
 use budget_share::Share;
-use end_policy::{EndPolicy, Holders, Step, TRY_AGAIN};
+use end_policy::{EndPolicy, Holders, RETRY, Step};
 use kill_wait::KillWait;
 use mounted::{Mounted, unmount_on_panic};
 use release::Release;
 use report::Report;
-use signals::{SessionEnd, Wakes};
+use signals::{SessionEnd, WakeSources};
 use slurm_end::Script;
 use start::Opened;
 
 pub(super) use start::announce;
 pub use start::{check_ready, serve_in_background, serve_in_foreground};
 
-/// A daemon at work.
+/// A running daemon.
 struct Daemon {
     mount: Arc<Mounted>,
     leases: Leases,
-    hold: EndPolicy,
+    policy: EndPolicy,
     release: Release,
     share: Share,
-    wakes: Wakes,
-    /// The process that it was started for, in a step of Slurm the batch script.
+    wakes: WakeSources,
+    /// The process that it was started for. In a Slurm step this is the batch script.
     script: Option<ProcessId>,
     kill_wait: KillWait,
-    /// Readable when mounts have changed: somebody may have unmounted this one.
+    /// Polls as POLLPRI when the mount table changes: another process may have unmounted this
+    /// mount.
     mounts: File,
     session: JoinHandle<io::Result<()>>,
     stats: Arc<Stats>,
     report: Report,
-    /// Whether somebody who waited for the end was told what was served.
-    has_told: bool,
-    /// When the record has to be made to look new again.
+    /// Whether a process that waited for the end has received the summary.
+    has_reported: bool,
+    /// When to touch the record file again.
     refresh_at: Instant,
 }
 
-/// How often that is: cleaners of /tmp remove what is days old.
+/// How often to touch it: cleaners of /tmp remove files that are days old.
 const REFRESH: Duration = Duration::from_secs(3600);
 
-/// How many threads a mount takes where nobody says.
+/// Number of threads of a mount by default.
 pub(in crate::lifecycle) fn usual_threads() -> usize {
     shape(None).threads
 }
@@ -97,14 +97,14 @@ fn shape(threads: Option<usize>) -> SessionShape {
 }
 
 impl Daemon {
-    /// Starts to answer the kernel.
+    /// Starts the threads that answer the kernel.
     fn start(
         plan: &MountPlan,
         Opened { tree, stats, report, cache_bytes, budget }: Opened,
         mount: Arc<Mounted>,
         connection: OwnedFd,
         listener: Option<UnixListener>,
-        (wakes, session_end): (Wakes, SessionEnd),
+        (wakes, session_end): (WakeSources, SessionEnd),
     ) -> Result<Self> {
         unmount_on_panic(Arc::downgrade(&mount));
         let shape = shape(plan.threads);
@@ -116,18 +116,18 @@ impl Daemon {
         let wake = session_end.waker()?;
         let filesystem = ArchiveFilesystem::new(tree, Arc::clone(&stats), plan.lifetime.idle);
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
-        // The working directory may lie on a file system that somebody wants to unmount.
+        // The working directory may be on a file system that the user wants to unmount.
         let _ = std::env::set_current_dir("/");
-        let hold = EndPolicy::new(plan.lifetime, Instant::now());
+        let policy = EndPolicy::new(plan.lifetime, Instant::now());
         let (leases, mounts) = (Leases::new(listener)?, mountinfo::changes()?);
         let kill_wait = match plan.lifetime.grace {
             Some(_) => KillWait::default(),
-            None => KillWait::ask(wake),
+            None => KillWait::look_up(wake),
         };
         Ok(Self {
             mount,
             leases,
-            hold,
+            policy,
             release,
             share,
             wakes,
@@ -137,17 +137,18 @@ impl Daemon {
             session,
             stats,
             report,
-            has_told: false,
+            has_reported: false,
             refresh_at: Instant::now() + REFRESH,
         })
     }
 
-    /// Lives for `holder`, or until somebody unmounts.
+    /// Holds the mount as long as `holder` runs, or until it is unmounted.
     fn hold_for(&mut self, holder: Option<ProcessId>) -> Result<()> {
         self.script = holder;
         match holder {
             Some(process) => {
-                // One that has ended meanwhile leaves nobody, and the mount goes.
+                // If the process has ended in the meantime, nothing holds the mount, and the daemon
+                // ends.
                 self.leases.watch(process)?;
             }
             None => self.leases.keep(),
@@ -155,62 +156,64 @@ impl Daemon {
         Ok(())
     }
 
-    /// Serves until there is a reason to end, and unmounts then.
+    /// Serves until the mount ends, then unmounts.
     fn serve(mut self) -> Result<()> {
         loop {
-            if self.hold.is_over(Instant::now()) {
-                // Before anybody is answered, who else would get a lease on a mount that goes.
+            if self.policy.is_over(Instant::now()) {
+                // Before any client is answered, so that no client gets a lease on a mount that is
+                // ending.
                 self.leases.begin_to_end();
             }
-            self.leases.attend(self.hold.lingers(), &|| self.report.snapshot().json());
+            self.leases.attend(self.policy.lingers(), &|| self.report.snapshot().json());
             while let Some((client, request)) = self.leases.next_unmount() {
                 self.unmount_for(client, &request);
             }
-            let held = Holders { by_process: self.leases.is_held(), kept: self.leases.is_kept() };
+            let holders =
+                Holders { by_process: self.leases.is_held(), kept: self.leases.is_kept() };
             let now = Instant::now();
-            // Whatever is done next: what has changed would end each wait at once.
-            let share = self.share.attend(now);
-            // Who was given a lease may not have got to the first request.
+            // Done in every round: a change that is not read would end every wait at once.
+            let share = self.share.update(now);
+            // A new holder may not have sent its first request.
             let uses = self.stats.requests().saturating_add(self.leases.given());
-            match self.hold.next(now, held, uses) {
+            match self.policy.next(now, holders, uses) {
                 Step::Serve(until) => {
-                    let until = [until, share, self.release.attend(now), self.refresh(now)];
+                    let until = [until, share, self.release.update(now), self.refresh(now)];
                     let until = until.into_iter().flatten().min();
                     let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
                     if self.wait(limit)? {
                         return self.end();
                     }
-                    if self.mount.was_taken_away() {
+                    if self.mount.was_unmounted_by_others() {
                         self.unmount();
-                        self.hold.unmounted();
+                        self.policy.note_unmounted();
                     }
                 }
                 Step::UnmountIfIdle => match self.mount.unmount_if_idle() {
-                    Ok(()) => self.hold.unmounted(),
-                    Err(_) => self.hold.busy(now),
+                    Ok(()) => self.policy.note_unmounted(),
+                    Err(_) => self.policy.note_in_use(now),
                 },
-                // Taking away what somebody mounted over it is not ours to do.
+                // A mount that another process put over this one is not ours to unmount.
                 Step::Unmount if self.mount.is_covered() => {
-                    if self.wait(Some(TRY_AGAIN))? {
+                    if self.wait(Some(RETRY))? {
                         return self.end();
                     }
                 }
                 Step::Unmount => {
                     self.unmount();
-                    self.hold.unmounted();
+                    self.policy.note_unmounted();
                 }
-                // Files that are still open end with this process.
+                // Files that are still open cannot be read any more once this process exits.
                 Step::Exit => {
                     self.unmount();
                     self.mount.clear_up();
-                    self.report.finish(self.has_told);
+                    self.report.finish(self.has_reported);
                     return Ok(());
                 }
             }
         }
     }
 
-    /// Keeps the record from being removed for its age; returns when to do so again.
+    /// Touches the record file so that it is not removed for its age; returns when to do so again.
     fn refresh(&mut self, now: Instant) -> Option<Instant> {
         if now >= self.refresh_at {
             self.refresh_at = now + REFRESH;
@@ -223,8 +226,8 @@ impl Daemon {
         self.mount.is_attached().then_some(self.refresh_at)
     }
 
-    /// Unmounts because a process asks for it, unless others hold the mount or it is in use; says
-    /// what came of it.
+    /// Unmounts for another process, unless others hold the mount or it is in use, and sends the
+    /// result.
     fn unmount_for(&mut self, client: u64, request: &UnmountRequest) {
         let answer = match request.how {
             Detach::Lazily => {
@@ -233,7 +236,7 @@ impl Daemon {
                 UnmountAnswer::Done
             }
             Detach::IfIdle => match self.leases.leave_to_others(&request.callers) {
-                Some(held) => held,
+                Some(answer) => answer,
                 None => {
                     self.leases.answer_unmount(client, &UnmountAnswer::Begun);
                     match self.mount.unmount_if_idle() {
@@ -246,54 +249,54 @@ impl Daemon {
         self.leases.answer_unmount(client, &answer);
         if answer == UnmountAnswer::Done {
             self.unmount();
-            self.hold.unmounted();
+            self.policy.note_unmounted();
         }
     }
 
     fn unmount(&mut self) {
         self.leases.begin_to_end();
-        // First, since the kernel takes its time to do all of it.
+        // First, because the kernel takes some time to free the watch of the peers.
         self.share.leave();
-        // Of a private mount only the directory is left, once `run` has detached it and waits for
-        // that. Where `run` was killed, it goes with the last process of the namespace: until then
-        // it is what they find their files below.
+        // When `run` has detached a private mount and waits, only the directory is left to remove.
+        // If `run` was killed, the directory stays until the last process of the namespace ends:
+        // the paths of its files lead through it.
         if self.mount.is_attached() || self.leases.is_awaited() {
             self.mount.clear_up();
         }
-        self.has_told |= self.leases.close(&self.report.write().summary());
+        self.has_reported |= self.leases.close(&self.report.write().summary());
     }
 
-    /// The session has ended: nothing is mounted any more, or the kernel gave up.
+    /// Ends the daemon after its session: nothing is mounted any more, or the kernel gave up.
     fn end(mut self) -> Result<()> {
         self.mount.clear_up();
         self.unmount();
-        self.report.finish(self.has_told);
+        self.report.finish(self.has_reported);
         let outcome = self.session.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
         outcome.map_err(|error| {
             Error::io(format!("{}: connection lost", self.mount.mount_point().display()), error)
         })
     }
 
-    /// Waits until something happens, at most `limit`; tells whether the session has ended.
+    /// Waits until something happens, at most `limit`; returns whether the session has ended.
     fn wait(&mut self, limit: Option<Duration>) -> Result<bool> {
-        let ask_again = self.leases.has_to_ask().then_some(ASK_AGAIN);
+        let poll_interval = self.leases.has_to_ask().then_some(ASK_AGAIN);
         let mut watched = self.leases.watched();
         watched.extend(self.wakes.watched());
         watched.push(PollFd::new(&self.mounts, PollFlags::PRI));
         watched.extend(self.share.watched());
-        wait(&mut watched, [limit, ask_again].into_iter().flatten().min())?;
-        let woken = self.wakes.take(Script::of(self.script));
+        wait(&mut watched, [limit, poll_interval].into_iter().flatten().min())?;
+        let events = self.wakes.take(Script::of(self.script));
         if let Some(kill_wait) = self.kill_wait.get() {
-            self.hold.stay_below(kill_wait);
+            self.policy.limit_default_grace(kill_wait);
         }
-        for _ in 0..woken.asked {
-            self.hold.ask(Instant::now());
+        for _ in 0..events.end_requests {
+            self.policy.request_end(Instant::now());
             self.leases.close_to_newcomers();
         }
-        if woken.at_once {
-            self.hold.ask_at_once();
+        if events.end_now {
+            self.policy.request_end_now();
         }
-        Ok(woken.session_ended)
+        Ok(events.session_ended)
     }
 }
 

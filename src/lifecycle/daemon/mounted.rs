@@ -1,7 +1,7 @@
-//! A mount that is served, and everything that was made for it.
+//! A mount that is served, and everything created for it: directory, mount and record.
 //!
-//! Owns making and undoing it in order: directory, mount, record; and how a fault in archfs itself
-//! ends it. Leaves when that is to `daemon`. Invariant: each part is undone once, the mount first.
+//! Also unmounts if archfs itself panics. `daemon` decides when a mount ends.
+//! Invariant: each part is removed once, the mount first.
 
 use std::fs::File;
 use std::os::unix::net::UnixListener;
@@ -23,25 +23,26 @@ use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 /// The mount of this process.
 pub(in crate::lifecycle) struct Mounted {
     mount_point: PathBuf,
-    /// Guards what is left to undo, so that it is undone once. No other lock is taken within.
+    /// Guards the parts to remove, so that each is removed once. No other lock is taken while it is
+    /// held.
     parts: Mutex<Option<Parts>>,
 }
 
-/// Descriptors kept for the end of the mount: the mount table, or fusermount with its pipes.
+/// Descriptors kept for unmounting: the mount table, or fusermount with its pipes.
 const RESERVE: usize = 8;
 
-/// How long a panic waits for other threads to release the mount.
+/// How long a panic waits until other threads release the lock of the parts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Undone in this order.
+/// Removed in this order.
 struct Parts {
-    /// Closed first: undoing the rest opens files, also when holders or archives took all
+    /// Closed first. Removing the rest opens files, even if holders or archives have used up all
     /// descriptors that this process may have.
     reserve: Vec<File>,
-    /// `None` where another process mounted, which unmounts as well.
+    /// `None` if another process mounted. That process also unmounts.
     attached: Option<Attached>,
     mountpoint: Option<Mountpoint>,
-    /// `None` where no other process can use the mount.
+    /// `None` if no other process can use the mount.
     lock: Option<(MountLock, Record)>,
 }
 
@@ -63,7 +64,7 @@ impl Mounted {
         let source = source(&record.archives);
         let attached = Attached::new(mount_point, &source, plan.access, &lock);
         if attached.is_err() {
-            // A helper that was killed may have mounted before.
+            // A helper may have mounted before it was killed.
             share::clear_locked(mount_point)?;
         }
         let (attached, connection) = attached?;
@@ -76,9 +77,9 @@ impl Mounted {
         Ok((Arc::new(Self { mount_point, parts: Mutex::new(Some(parts)) }), connection))
     }
 
-    /// A mount that another process made, on `mountpoint` if that is ours to remove; `lock` holds
-    /// what is known of that.
-    pub(in crate::lifecycle) fn elsewhere(
+    /// A mount that another process made. `mountpoint` is the directory to remove, if this process
+    /// created it, and `lock` holds its record.
+    pub(in crate::lifecycle) fn by_another_process(
         plan: &MountPlan,
         mountpoint: Option<Mountpoint>,
         lock: Option<(MountLock, Record)>,
@@ -87,7 +88,7 @@ impl Mounted {
         Arc::new(Self { mount_point: plan.mountpoint.clone(), parts: Mutex::new(Some(parts)) })
     }
 
-    /// Where it is.
+    /// Mount point.
     pub(in crate::lifecycle) fn mount_point(&self) -> &Path {
         &self.mount_point
     }
@@ -103,8 +104,8 @@ impl Mounted {
         })
     }
 
-    /// Keeps the record from being removed for its age, and replaces one that was removed; returns
-    /// the socket where that has to be replaced as well.
+    /// Touches the record so that it is not removed for its age, and creates it again if it was
+    /// removed. Returns a new socket if the old one was removed as well.
     pub(in crate::lifecycle) fn keep_fresh(&self) -> Option<UnixListener> {
         match &mut *self.parts.lock() {
             Some(Parts { attached: Some(_), lock: Some((lock, record)), .. }) => {
@@ -114,8 +115,8 @@ impl Mounted {
         }
     }
 
-    /// Whether another process unmounted it; files may still be open.
-    pub(in crate::lifecycle) fn was_taken_away(&self) -> bool {
+    /// Whether another process unmounted it. Files may still be open.
+    pub(in crate::lifecycle) fn was_unmounted_by_others(&self) -> bool {
         match &*self.parts.lock() {
             Some(Parts { attached: Some(attached), .. }) => !attached.is_there().unwrap_or(true),
             _ => false,
@@ -150,12 +151,12 @@ impl Mounted {
         self.parts.lock().as_ref().is_some_and(|parts| parts.attached.is_some())
     }
 
-    /// Unmounts, lazily if the mount is in use, and undoes whatever else was done; does nothing the
-    /// second time. What another process mounted, that process unmounts.
+    /// Unmounts, lazily if the mount is in use, and removes everything else that was created. Does
+    /// nothing the second time. If another process mounted, that process unmounts.
     pub(in crate::lifecycle) fn clear_up(&self) {
         let parts = self.parts.lock().take();
         if let Some(parts) = parts {
-            parts.undo();
+            parts.remove_all();
         }
     }
 }
@@ -167,25 +168,26 @@ impl Drop for Mounted {
 }
 
 impl Parts {
-    /// Lets others know that the daemon may not answer for a while.
+    /// Notes in the record whether the mount is ending. Until it has ended, the daemon may not
+    /// answer.
     fn note_ending(&mut self, is_ending: bool) {
         if let Some((lock, record)) = &mut self.lock
             && self.attached.is_some()
         {
             record.is_ending = is_ending;
-            // It delays no more than a write to memory, and others wait less long without it.
+            // This takes no longer than a write to memory. If it fails, others only wait less long.
             let _ = lock.write(record);
         }
     }
 
-    fn undo(mut self) {
+    fn remove_all(mut self) {
         self.note_ending(true);
         let Self { reserve, attached, mountpoint, lock } = self;
         drop(reserve);
-        // First of all: the rest of this process may not get to run.
+        // First: this process may be killed before it can do the rest.
         drop(attached);
         drop(mountpoint);
-        // Last, since it shows others that the mount point is free.
+        // Last, because it shows other processes that the mount point is free.
         if let Some((lock, _)) = lock {
             lock.remove();
         }
@@ -196,7 +198,7 @@ fn reserve() -> Vec<File> {
     (0..RESERVE).map_while(|_| File::open("/dev/null").ok()).collect()
 }
 
-/// What mount(8) shows as mounted: the archive, or the first one and how many more.
+/// The source that mount(8) shows: the archive, or the first one and how many more.
 fn source(archives: &[PathBuf]) -> PathBuf {
     let Some((first, more)) = archives.split_first() else {
         return PathBuf::new();
@@ -208,29 +210,31 @@ fn source(archives: &[PathBuf]) -> PathBuf {
     source.into()
 }
 
-/// A panic in one event loop would leave a mount that answers less and less; end it loudly instead.
-/// The hook lives as long as the process, so it must not keep the mount from being dropped. It is
-/// used instead of the usual one, which takes a lock to show the calls: without memory for them it
-/// panics again, and waits for that lock for ever.
+/// Makes a panic unmount and exit. A panic in one event loop would otherwise leave a mount that
+/// answers fewer and fewer requests.
+///
+/// The hook lives as long as the process, so it must not keep the mount from being dropped. It
+/// replaces the default hook, which takes a lock to print the backtrace. Without memory for the
+/// backtrace that hook panics again, and waits for its lock for ever.
 pub(in crate::lifecycle) fn unmount_on_panic(mount: Weak<Mounted>) {
-    let has_begun = AtomicBool::new(false);
+    let is_unmounting = AtomicBool::new(false);
     std::panic::set_hook(Box::new(move |panic| {
-        // What one thread runs into, others often do as well. The first unmounts, and to end this
-        // process meanwhile would leave the mount dead.
-        if has_begun.swap(true, Ordering::Relaxed) {
+        // Other threads often panic for the same reason. The first one unmounts. If another thread
+        // exited in the meantime, the mount would become stale.
+        if is_unmounting.swap(true, Ordering::Relaxed) {
             loop {
                 thread::park();
             }
         }
         let mount_point = mount.upgrade().map(|mount| {
-            // Before anything is said, which takes memory. Whoever holds the lock looks at the
-            // mount table and lets go soon; but it may be the thread that panicked, so that to wait
-            // without end would hang.
+            // Unmount before logging, because logging needs memory. A thread that holds the lock
+            // only reads the mount table and releases it soon. But it may be the thread that
+            // panicked, so waiting without a limit could hang.
             let deadline = Instant::now() + LOCK_PATIENCE;
             while Instant::now() < deadline {
                 if let Some(mut parts) = mount.parts.try_lock() {
                     if let Some(parts) = parts.take() {
-                        parts.undo();
+                        parts.remove_all();
                     }
                     break;
                 }

@@ -1,8 +1,7 @@
-//! The account that a mount gives at its end: a file of JSON, and a line in the log.
+//! Reports the statistics of a mount when it ends: as a JSON file, and as a line in the log.
 //!
-//! Owns when and where it is told; leaves the numbers to `snapshot`.
-//! Invariants: nothing here ends or hinders a mount, what fails is a warning; the file is whole or
-//! not there; nothing but an older account is overwritten, for a name typed wrong must not cost a
+//! Invariants: nothing here ends or delays a mount, and every error is only a warning. The file is
+//! complete or does not exist. Only an older report is overwritten: a mistyped name must not cost a
 //! dataset.
 
 use std::fs::{self, File, Permissions};
@@ -20,7 +19,7 @@ use crate::log::tell;
 use crate::stats::Stats;
 use crate::sync::Arc;
 
-/// What is told of a mount at its end.
+/// What is reported of a mount when it ends.
 pub(in crate::lifecycle) struct Report {
     served: Served,
     stats: Arc<Stats>,
@@ -28,25 +27,25 @@ pub(in crate::lifecycle) struct Report {
 }
 
 impl Report {
-    /// The report of a mount that serves from now on. Whether its file can be written is tried at
-    /// once: at the end there may be no terminal left to say so.
+    /// The report of a mount that serves from now on. Checks at once whether the file can be
+    /// written: when the mount ends there may be no terminal to warn on.
     pub(in crate::lifecycle) fn begin(plan: &MountPlan, stats: Arc<Stats>) -> Self {
         let (archives, mountpoint) = (plan.archives.clone(), plan.mountpoint.clone());
         let served = Served { archives, mountpoint, since: Instant::now() };
         let file = plan.stats_json.clone();
-        if let Some(Err(error)) = file.as_deref().map(try_to_write) {
+        if let Some(Err(error)) = file.as_deref().map(check_writable) {
             log::warn!("{error}; mounting all the same");
         }
         Self { served, stats, file }
     }
 
-    /// The numbers so far.
+    /// The statistics so far.
     pub(in crate::lifecycle) fn snapshot(&self) -> Snapshot {
         Snapshot::take(&self.served, &self.stats)
     }
 
-    /// Writes the file, and returns the numbers so far. To be called when the mount is gone, before
-    /// those who wait for that are told.
+    /// Writes the file, and returns the statistics so far. Call this after unmounting, before
+    /// answering the processes that wait for that.
     pub(in crate::lifecycle) fn write(&self) -> Snapshot {
         let snapshot = self.snapshot();
         if let Some(Err(error)) = self.file.as_deref().map(|file| write(file, &snapshot)) {
@@ -55,67 +54,70 @@ impl Report {
         snapshot
     }
 
-    /// Tells. To be called when the mount is gone, for unmounting must not wait for this, and the
-    /// session has ended or nobody waits for it, for until then requests are answered. `is_told`
-    /// says that the line was given to whoever waited for the end.
-    pub(in crate::lifecycle) fn finish(&self, is_told: bool) {
+    /// Writes the file and logs the summary. Call this after unmounting, which must not wait for
+    /// it, and when no more requests are counted: after the session, or just before exiting. If
+    /// `is_reported`, a process that waited for the end has received the summary, and this does not
+    /// log it.
+    pub(in crate::lifecycle) fn finish(&self, is_reported: bool) {
         let snapshot = self.write();
-        if !is_told {
+        if !is_reported {
             tell(format_args!("{}", snapshot.summary()));
         }
     }
 }
 
-/// Whether `write` would do now. Leaves nothing behind.
-fn try_to_write(place: &Path) -> Result<()> {
-    check_what_is_there(place)?;
-    tempfile::tempfile_in(folder(place)).map(|_| ()).map_err(failed(place))
+/// Checks that `write` would succeed now. Leaves nothing behind.
+fn check_writable(path: &Path) -> Result<()> {
+    check_replaceable(path)?;
+    tempfile::tempfile_in(parent(path)).map(|_| ()).map_err(failed(path))
 }
 
-/// Writes `snapshot` beside `place` first, so that nobody ever sees half of it.
+/// Writes `snapshot` to a temporary file beside `path` first, so that no reader ever sees half of
+/// it.
 ///
-/// With the permissions to read that the user's umask leaves: unlike the log it names no file of
-/// the dataset, and who watches over jobs is often another user of the same group.
-fn write(place: &Path, snapshot: &Snapshot) -> Result<()> {
-    check_what_is_there(place)?;
+/// The user's umask decides who can read the file. Unlike the log it names no file of the dataset,
+/// and jobs are often monitored by another user of the same group.
+fn write(path: &Path, snapshot: &Snapshot) -> Result<()> {
+    check_replaceable(path)?;
     let mut file = tempfile::Builder::new()
         .prefix(".archfs-stats-")
         .permissions(Permissions::from_mode(0o644))
-        .tempfile_in(folder(place))
-        .map_err(failed(place))?;
-    writeln!(file, "{}", snapshot.json()).map_err(failed(place))?;
-    file.persist(place).map(|_| ()).map_err(|error| failed(place)(error.error))
+        .tempfile_in(parent(path))
+        .map_err(failed(path))?;
+    writeln!(file, "{}", snapshot.json()).map_err(failed(path))?;
+    file.persist(path).map(|_| ()).map_err(|error| failed(path)(error.error))
 }
 
-/// Refuses anything but nothing, an empty file, or a file that begins as JSON does. A link, too: it
-/// may be /dev/stderr, which leads to what must be appended to and not replaced.
-fn check_what_is_there(place: &Path) -> Result<()> {
-    let found = match fs::symlink_metadata(place) {
-        Ok(found) => found,
+/// Accepts a missing file, an empty file, and a file that starts like JSON. Refuses a link as well:
+/// it may be /dev/stderr, whose target must be appended to, not replaced.
+fn check_replaceable(path: &Path) -> Result<()> {
+    let metadata = match fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed(place)(error)),
+        Err(error) => return Err(failed(path)(error)),
     };
     let mut first = Vec::new();
-    if found.is_file() {
-        // Its owner may have put a link or a pipe there just now, which would wait for its writer.
+    if metadata.is_file() {
+        // Another process may just have put a link or a pipe there. A pipe would wait for its
+        // writer.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-        let opened = File::options().read(true).custom_flags(flags).open(place);
-        let opened = opened.map_err(failed(place))?;
-        opened.take(1).read_to_end(&mut first).map_err(failed(place))?;
+        let opened = File::options().read(true).custom_flags(flags).open(path);
+        let opened = opened.map_err(failed(path))?;
+        opened.take(1).read_to_end(&mut first).map_err(failed(path))?;
     }
-    if found.is_file() && matches!(first.as_slice(), b"" | b"{") {
+    if metadata.is_file() && matches!(first.as_slice(), b"" | b"{") {
         return Ok(());
     }
-    let context = format!("{}: holds something else: not overwritten", place.display());
+    let context = format!("{}: holds something else: not overwritten", path.display());
     Err(Error::new(Kind::InvalidInput, context))
 }
 
-fn folder(place: &Path) -> &Path {
-    place.parent().unwrap_or(Path::new("/"))
+fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
 }
 
-fn failed(place: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
-    |error| Error::io(format!("{}: can not be written", place.display()), error)
+fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
+    |error| Error::io(format!("{}: can not be written", path.display()), error)
 }
 
 #[cfg(test)]
@@ -131,13 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn replaces_an_older_account_and_leaves_nothing_beside_it() {
+    fn replaces_an_older_report_and_leaves_no_temporary_file() {
         let work = tempfile::tempdir().unwrap();
-        let place = work.path().join("stats.json");
+        let path = work.path().join("stats.json");
         for _ in 0..2 {
-            try_to_write(&place).unwrap();
-            write(&place, &snapshot()).unwrap();
-            assert!(fs::read_to_string(&place).unwrap().ends_with("}\n"));
+            check_writable(&path).unwrap();
+            write(&path, &snapshot()).unwrap();
+            assert!(fs::read_to_string(&path).unwrap().ends_with("}\n"));
         }
         assert_eq!(fs::read_dir(work.path()).unwrap().count(), 1);
     }
@@ -149,16 +151,16 @@ mod tests {
         fs::write(&dataset, "hsqs").unwrap();
         let link = work.path().join("link");
         symlink(work.path().join("log"), &link).unwrap();
-        for place in [&dataset, &link, work.path(), Path::new("/dev/null")] {
-            assert!(try_to_write(place).is_err() && write(place, &snapshot()).is_err());
+        for path in [&dataset, &link, work.path(), Path::new("/dev/null")] {
+            assert!(check_writable(path).is_err() && write(path, &snapshot()).is_err());
         }
         assert_eq!(fs::read(&dataset).unwrap(), b"hsqs");
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_told_at_the_beginning() {
+    fn a_missing_directory_is_reported_at_the_start() {
         let work = tempfile::tempdir().unwrap();
-        let error = try_to_write(&work.path().join("none/stats.json")).unwrap_err();
+        let error = check_writable(&work.path().join("none/stats.json")).unwrap_err();
         assert!(error.to_string().contains("none/stats.json: can not be written"), "{error}");
     }
 }

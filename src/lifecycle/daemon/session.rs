@@ -1,6 +1,6 @@
-//! The threads that answer the kernel.
+//! Starts the threads that answer the kernel.
 //!
-//! Owns the fuser session over a connection that `attach` made; leaves the answers to `fuse`.
+//! This is a fuser session over a connection that `attach` made. The answers come from `fuse`.
 //! Invariant: fuser neither mounts nor unmounts here; its own code for that is never reached.
 
 use std::fs;
@@ -17,14 +17,14 @@ use crate::lifecycle::daemon::signals::SessionEnd;
 use crate::lifecycle::daemon::{address_space, clone_fd};
 use crate::sync::Mutex;
 
-/// Descriptors that are left to holders of the mount, archives and the end of the mount.
+/// Descriptors left for holders of the mount, archives and unmounting.
 const SPARE: usize = 32;
 
-/// Starts to serve `filesystem` over `connection`; when the last use of the mount has ended, tells
-/// `end`, and the thread returns how it ended. The cache may grow to `cache_bytes` meanwhile.
+/// Starts to serve `filesystem` over `connection`. When the mount is no longer used, notifies
+/// `end`, and the thread returns the result. The cache may grow to `cache_bytes`.
 ///
 /// # Errors
-/// `Io` where the kernel and fuser do not come to lifetime, or too few threads can be had.
+/// `Io` if the kernel and fuser do not agree on the protocol, or too few threads can be started.
 pub(in crate::lifecycle) fn start(
     filesystem: ArchiveFilesystem,
     connection: OwnedFd,
@@ -37,42 +37,42 @@ pub(in crate::lifecycle) fn start(
     let mut config = Config::default();
     config.n_threads = Some(threads);
     config.clone_fd = has_descriptors_for(threads) && clone_fd::is_possible(&connection);
-    // The kernel itself keeps others out unless allow_other is given; asking again would refuse
-    // requests that it makes on behalf of nobody.
+    // The kernel keeps other users out unless allow_other is set. A second check would refuse
+    // requests that the kernel makes on behalf of no process.
     let session =
         Session::from_fd(filesystem, connection, SessionACL::All, config).map_err(failed)?;
     thread::Builder::new()
         .name("session".into())
         .spawn(move || {
             let outcome = session.run();
-            end.tell();
+            end.notify();
             outcome
         })
         .map_err(failed)
 }
 
-/// How many threads shall answer, where `wanted` are.
+/// How many threads answer, at most `wanted`.
 ///
-/// fuser fails as a whole where one of its threads can not be started, after the kernel was told
-/// that the mount is served. So it is tried before, and where there are too few the mount takes
-/// half of what there is: the job has to start something, too.
+/// fuser fails completely if one of its threads cannot be started. At that point the kernel already
+/// regards the mount as served. So this starts them once as a trial. If there are too few, the
+/// mount takes half of them, because the job must start processes as well.
 ///
 /// # Errors
-/// `Io` where there is none.
+/// `Io` if fewer than four threads can be started.
 fn threads(wanted: usize) -> Result<usize> {
     let gate = Mutex::new(());
-    // One more, since the session has a thread besides those that answer.
-    let most = wanted.saturating_add(1);
+    // One more for the thread of the session itself.
+    let needed = wanted.saturating_add(1);
     let found = thread::scope(|scope| {
         let closed = gate.lock();
         let start =
             |_: &usize| thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).is_ok();
-        let found = (0..most).take_while(start).count();
+        let found = (0..needed).take_while(start).count();
         drop(closed);
         found
     });
     match found {
-        found if found == most => Ok(wanted),
+        found if found == needed => Ok(wanted),
         0..4 => {
             let context = format!("only {found} more threads can be started here");
             Err(Error::new(Kind::Io, context).with_hint(
@@ -89,13 +89,13 @@ fn threads(wanted: usize) -> Result<usize> {
     }
 }
 
-/// How many descriptors a mount takes whose `threads` each have one of their own.
+/// How many descriptors a mount needs if each of `threads` has its own.
 pub(in crate::lifecycle) fn descriptors(threads: usize) -> usize {
     threads.saturating_add(SPARE)
 }
 
-/// Whether each of `threads` may have a descriptor of its own with enough left for all else. If
-/// they share one instead they meet in the kernel, which only costs time.
+/// Whether each of `threads` can have its own descriptor, with enough left for everything else. If
+/// they share one, they contend for it in the kernel, which only costs time.
 fn has_descriptors_for(threads: usize) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let open = fs::read_dir("/proc/self/fd").map_or(usize::MAX, Iterator::count);

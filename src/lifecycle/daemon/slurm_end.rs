@@ -1,10 +1,10 @@
 //! Whether a signal of Slurm means the end of the job.
 //!
-//! `scancel --signal=TERM JOB` sends SIGTERM to every step while the job works on: the programs of
-//! the job save their work, and still need the mount. So do `--signal=INT` and `--signal=HUP`. At
-//! the end of a job Slurm sends SIGCONT to every step, SIGTERM right behind it, and SIGKILL after
-//! KillWait. The signals themselves are the same, so a signal of Slurm means the end only shortly
-//! after a SIGCONT, or if the batch script has ended. A signal of any other process does always.
+//! `scancel --signal=TERM JOB` sends SIGTERM to every step while the job continues: its programs
+//! save their work, and still need the mount. So do `--signal=INT` and `--signal=HUP`. At the end
+//! of a job Slurm sends SIGCONT to every step, SIGTERM right after it, and SIGKILL after KillWait.
+//! The signals themselves are the same. So a signal of Slurm means the end only shortly after a
+//! SIGCONT, or if the batch script has ended. A signal of any other process always means the end.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use crate::lifecycle::system::process::ProcessId;
 /// that is short of memory or CPU delivers them later.
 const RECENT: Duration = Duration::from_secs(5);
 
-/// What Slurm calls the process on a node that starts and signals the tasks of a step.
+/// Name of the Slurm process on a node that starts and signals the tasks of a step.
 const SENDER: &[u8] = b"slurmstepd";
 
-/// Who sent a signal.
+/// The sender of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sender {
     Slurm,
@@ -30,12 +30,12 @@ enum Sender {
     Other,
 }
 
-/// The batch script, as far as this node knows it.
+/// State of the batch script, as far as this node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) enum Script {
     Runs,
     Ended,
-    /// It runs on another node, or this process was not told of it.
+    /// It runs on another node, or this process does not know which process it is.
     Unknown,
 }
 
@@ -46,28 +46,28 @@ pub(in crate::lifecycle) struct SlurmEnd {
 }
 
 impl SlurmEnd {
-    /// `None` outside of Slurm's jobs.
+    /// `None` outside of a Slurm job.
     pub(in crate::lifecycle) fn watch() -> Option<Self> {
         std::env::var_os("SLURM_JOB_ID").map(|_| Self::default())
     }
 
-    /// Whether the signal that came means that the job ends. SIGCONT alone does not, whoever sent
-    /// it: Slurm sends it to resume a job, too.
-    pub(in crate::lifecycle) fn is_the_end(&mut self, came: Arrival, script: Script) -> bool {
+    /// Whether this signal means that the job ends. SIGCONT alone does not, because Slurm also
+    /// sends it to resume a job.
+    pub(in crate::lifecycle) fn means_end(&mut self, arrival: Arrival, script: Script) -> bool {
         let now = Instant::now();
-        if came.signal == SIGCONT {
+        if arrival.signal == SIGCONT {
             self.continued = Some(now);
             return false;
         }
-        let is_meant = self.is_meant(now, Sender::of(came.sender), script);
-        if !is_meant {
-            log::info!("signal {} of Slurm while the job works on", came.signal);
+        let means_end_at = self.means_end_at(now, Sender::of(arrival.sender), script);
+        if !means_end_at {
+            log::info!("signal {} of Slurm while the job works on", arrival.signal);
         }
-        is_meant
+        means_end_at
     }
 
     /// Whether SIGTERM, SIGHUP or SIGINT from `sender` means that the job ends.
-    fn is_meant(&self, now: Instant, sender: Sender, script: Script) -> bool {
+    fn means_end_at(&self, now: Instant, sender: Sender, script: Script) -> bool {
         match (sender, script) {
             (Sender::Other, _) | (Sender::Slurm, Script::Ended) => true,
             (Sender::Slurm, Script::Runs | Script::Unknown) => self
@@ -78,7 +78,7 @@ impl SlurmEnd {
 }
 
 impl Script {
-    /// The state of `process`, if this process was told of the script.
+    /// The state of the script `process`, if this process knows it.
     pub(in crate::lifecycle) fn of(process: Option<ProcessId>) -> Self {
         match process {
             Some(process) if process.is_alive() => Self::Runs,
@@ -89,15 +89,15 @@ impl Script {
 }
 
 impl Sender {
-    /// The sender of a signal that `process` sent; `None` for the kernel.
+    /// The kind of sender; `None` stands for the kernel.
     fn of(process: Option<SenderId>) -> Self {
         let Some(process) = process else {
             return Self::Other;
         };
         let is_slurm = match fs::read(format!("/proc/{}/comm", process.pid)) {
             Ok(name) => name.trim_ascii() == SENDER,
-            // The mount option hidepid=2 hides it, or it is outside of this pid namespace, where
-            // it has number 0. It has started this task, as another user.
+            // The mount option hidepid=2 hides it, or it is outside of this pid namespace, where it
+            // has number 0. It started this task, as another user.
             Err(_) => {
                 let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
                 process.pid == parent && process.uid != getuid().as_raw()
@@ -112,29 +112,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_of_slurm_is_the_end_after_sigcont_or_without_the_script() {
+    fn a_slurm_signal_ends_the_job_after_sigcont_or_without_the_script() {
         let now = Instant::now();
         let mut end = SlurmEnd::default();
         for script in [Script::Runs, Script::Unknown] {
-            assert!(!end.is_meant(now, Sender::Slurm, script), "scancel --signal, {script:?}");
+            assert!(!end.means_end_at(now, Sender::Slurm, script), "scancel --signal, {script:?}");
         }
-        assert!(end.is_meant(now, Sender::Slurm, Script::Ended));
+        assert!(end.means_end_at(now, Sender::Slurm, Script::Ended));
         end.continued = Some(now);
         for script in [Script::Runs, Script::Ended, Script::Unknown] {
-            assert!(end.is_meant(now, Sender::Slurm, script), "{script:?}");
-            assert!(end.is_meant(now + RECENT, Sender::Slurm, script), "{script:?}");
+            assert!(end.means_end_at(now, Sender::Slurm, script), "{script:?}");
+            assert!(end.means_end_at(now + RECENT, Sender::Slurm, script), "{script:?}");
         }
-        // A job that was resumed a while ago works on.
+        // A job that was resumed a while ago continues.
         let later = now + RECENT + Duration::from_millis(1);
-        assert!(!end.is_meant(later, Sender::Slurm, Script::Runs));
-        assert!(!end.is_meant(later, Sender::Slurm, Script::Unknown));
+        assert!(!end.means_end_at(later, Sender::Slurm, Script::Runs));
+        assert!(!end.means_end_at(later, Sender::Slurm, Script::Unknown));
     }
 
     #[test]
-    fn a_signal_of_any_other_process_is_always_the_end() {
+    fn a_signal_of_any_other_process_ends_the_job() {
         let now = Instant::now();
         for script in [Script::Runs, Script::Ended, Script::Unknown] {
-            assert!(SlurmEnd::default().is_meant(now, Sender::Other, script), "{script:?}");
+            assert!(SlurmEnd::default().means_end_at(now, Sender::Other, script), "{script:?}");
         }
     }
 
@@ -144,8 +144,8 @@ mod tests {
         let own = SenderId { pid, uid: getuid().as_raw() };
         assert_eq!(Sender::of(Some(own)), Sender::Other);
         assert_eq!(Sender::of(None), Sender::Other);
-        // No process has this number, nor is it the parent's.
-        let gone = SenderId { pid: i32::MAX, uid: getuid().as_raw() + 1 };
-        assert_eq!(Sender::of(Some(gone)), Sender::Other);
+        // No process has this number, and it is not the parent's.
+        let ended = SenderId { pid: i32::MAX, uid: getuid().as_raw() + 1 };
+        assert_eq!(Sender::of(Some(ended)), Sender::Other);
     }
 }

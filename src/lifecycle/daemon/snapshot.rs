@@ -1,8 +1,8 @@
-//! The numbers of a mount at one moment, as they are told: as JSON, and in one line.
+//! The statistics of a mount at one moment, as JSON and as one line.
 //!
-//! Owns the keys of the JSON, which docs/STATS.md promises, and the words of the line; leaves
-//! counting to `stats`, and when and where to tell to `report`.
-//! Invariant: what is not known is null in the one and left out of the other.
+//! docs/STATS.md promises the keys of the JSON. `stats` counts, and `report` decides when and where
+//! to print.
+//! Invariant: a value that is not known is null in the JSON and absent from the line.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::kernel_file;
 use crate::stats::{CacheCounts, Latencies, Operation, Stats};
 use crate::units::{show_duration, show_size};
 
-/// Which mount it is, and since when it serves.
+/// A mount, and since when it is served.
 #[derive(Clone, Debug)]
 pub(in crate::lifecycle) struct Served {
     pub(in crate::lifecycle) archives: Vec<PathBuf>,
@@ -23,34 +23,34 @@ pub(in crate::lifecycle) struct Served {
     pub(in crate::lifecycle) since: Instant,
 }
 
-/// The numbers of a mount. A field is a key of the JSON; its unit is in its name.
+/// The statistics of a mount. Each field is a key of the JSON and has its unit in its name.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Snapshot {
     mountpoint: String,
     archives: Vec<String>,
-    /// Since 1970.
+    /// Time since 1970.
     started_seconds: f64,
     uptime_seconds: f64,
     /// User and system time of the whole process, opening included.
     cpu_seconds: f64,
-    /// Resident, of the whole process; `None` where the kernel does not tell.
+    /// Peak resident memory of the whole process; `None` if the kernel does not report it.
     peak_memory_bytes: Option<u64>,
     /// By operation, and `total`.
     requests: BTreeMap<&'static str, u64>,
-    /// Of the archive or of reading it, each of which the log tells.
+    /// Faults of the archive or of reading it. The log has each of them.
     faults: u64,
-    /// Contents of files that were handed out.
+    /// File contents that readers received.
     served_bytes: u64,
-    /// Reads from the archives, those of opening included.
+    /// Reads from the archives, including those of opening.
     archive_reads: u64,
     archive_bytes: u64,
     lookup_latency: Percentiles,
     read_latency: Percentiles,
     metadata_cache: CacheCounts,
     data_cache: CacheCounts,
-    /// What both may take now.
+    /// Current budget of both caches.
     cache_budget_bytes: u64,
-    /// Times that both gave their memory back since nobody read.
+    /// How often both caches were emptied because the mount was idle.
     cache_releases: u64,
 }
 
@@ -63,7 +63,7 @@ struct Percentiles {
 }
 
 impl Snapshot {
-    /// The numbers in `stats`, and those of this process, now.
+    /// The values in `stats` and those of this process, now.
     pub(in crate::lifecycle) fn take(served: &Served, stats: &Stats) -> Self {
         let totals = stats.totals();
         let uptime = served.since.elapsed();
@@ -93,7 +93,7 @@ impl Snapshot {
 
     /// One JSON object on one line.
     pub fn json(&self) -> String {
-        // Fails only for keys that are no text and for types that fail by themselves.
+        // Fails only for keys that are not text and for types that fail by themselves.
         serde_json::to_string(self).unwrap_or_default()
     }
 
@@ -148,12 +148,12 @@ fn rounded(time: Duration) -> f64 {
     (time.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
-/// What all threads of this process have used of the processors.
+/// CPU time of all threads of this process.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
-/// Bytes.
+/// Peak resident memory, bytes.
 fn peak_memory() -> Option<u64> {
     kernel_file::own_memory("VmHWM")
 }
@@ -169,7 +169,7 @@ mod tests {
         Served { archives, mountpoint: "/dev/shm/data".into(), since: Instant::now() }
     }
 
-    /// The keys of an object and of those in it, joined by points.
+    /// The keys of an object and of the objects in it, joined by dots.
     fn keys(value: &Value, before: &str, found: &mut Vec<String>) {
         for (key, value) in value.as_object().unwrap() {
             let path = format!("{before}{key}");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_are_those_of_the_document() {
+    fn the_json_keys_match_the_document() {
         let json = Snapshot::take(&served(&["/a.sqfs"]), &Stats::default()).json();
         let mut found = Vec::new();
         keys(&serde_json::from_str(&json).unwrap(), "", &mut found);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_happen_is_null_and_not_told() {
+    fn unknown_values_are_null_and_left_out() {
         let snapshot = Snapshot::take(&served(&["/x/a.sqfs"]), &Stats::default());
         let json: Value = serde_json::from_str(&snapshot.json()).unwrap();
         assert_eq!(json["read_latency"]["p99_ns"], Value::Null);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_tells_what_was_counted() {
+    fn the_summary_shows_the_counts() {
         let stats = Stats::default();
         for _ in 0..3 {
             let read = stats.begin(Operation::Read);

@@ -1,11 +1,9 @@
-//! Archives brought near before they are opened: copied (--stage), or read into memory (--preload).
+//! Copies archives (--stage) or reads them into memory (--preload) before they are opened.
 //!
-//! Owns whether they fit, and what is said if not; leaves copying and reading to `storage`.
-//! Invariants: what can not fit is refused before a byte is moved; the copy is a file without a
-//! name, so it is gone when the daemon is, however that ends, and no other user can open it.
+//! Invariants: what cannot fit is refused before a byte is copied. The copy is an unlinked file, so
+//! it disappears with the daemon, however the daemon ends, and no other user can open it.
 //!
-//! The daemon does it, which is one for all tasks of a node that share a mount, so there is one
-//! copy.
+//! The tasks of a node that share a mount have one daemon, so there is one copy.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -23,18 +21,18 @@ const DISK: &str = "stage to a disk of the node, such as $TMPDIR, or leave --sta
                     what is read stays in memory while there is room";
 const NO_PRELOAD: &str = "leave --preload out: what is read stays in memory while there is room";
 
-/// The archives of `plan`, open, as near as it wants them. A cache of `cache_bytes` must find room
-/// beside what is brought into memory.
+/// The archives of `plan`, opened, and copied or read into memory as it asks. A cache of
+/// `cache_bytes` must fit next to what is brought into memory.
 ///
 /// # Errors
-/// `Io` where they can not be read or copied or do not fit; else as `storage::open_files`.
+/// `Io` if they cannot be read or copied, or do not fit; else as `storage::open_files`.
 pub(in crate::lifecycle) fn archives(
     plan: &MountPlan,
     cache_bytes: u64,
     progress: &Progress,
 ) -> Result<Vec<Arc<FileStorage>>> {
     let changes = match (&plan.stage, plan.allow_changes) {
-        // A copy is of one version, or there is none.
+        // A copy must be of one version, so a change is an error.
         (Some(_), _) => Changes::Refused,
         (None, true) => Changes::Allowed,
         (None, false) => Changes::Reported,
@@ -45,7 +43,7 @@ pub(in crate::lifecycle) fn archives(
             .map_err(|error| error.within(format_args!("--stage {}", directory.display())))?;
     }
     if plan.preload {
-        // Files in memory are where they shall be, such as a copy in /dev/shm.
+        // Files that are already in memory, such as a copy in /dev/shm, stay as they are.
         files_in_page_cache(&files, cache_bytes, progress)
             .map_err(|error| error.within("--preload"))?;
     }
@@ -74,12 +72,12 @@ fn copied(
             .map_err(|error| error.with_hint(DISK))?;
     }
     progress.begin(format!("copying to {}", directory.display()));
-    take_room(&target, len)?;
+    reserve_space(&target, len)?;
     storage::copy(files, target, progress)
 }
 
-/// What is free may be gone by now, or belong to others (a quota).
-fn take_room(target: &File, len: u64) -> Result<()> {
+/// Reserves space for the copy. Free space may be used up by now, or exceed a quota.
+fn reserve_space(target: &File, len: u64) -> Result<()> {
     storage::reserve(target, len).map_err(|error| match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             let free = storage::free_bytes(target).ok().flatten().unwrap_or(0);
@@ -107,7 +105,7 @@ fn files_in_page_cache(
     storage::read_all(&files, progress)
 }
 
-/// Whether so many bytes fit in what memory is left, with a cache beside them.
+/// Checks that `len` bytes fit in the memory that is left, next to a cache.
 fn check_memory(len: u64, cache_bytes: u64, left: Option<Headroom>) -> Result<()> {
     let Some(Headroom { bytes, bound }) = left else {
         return Ok(());
@@ -131,14 +129,14 @@ mod tests {
     use crate::memory::Bound;
 
     #[test]
-    fn what_is_left_must_hold_the_archives_and_the_cache() {
+    fn memory_must_hold_the_archives_and_the_cache() {
         let left = |bytes, bound| Some(Headroom { bytes, bound });
         for bound in [Bound::Node, Bound::ControlGroup] {
             check_memory(100, 28, left(128, bound)).unwrap();
             let error = check_memory(100, 28, left(127, bound)).unwrap_err();
             assert_eq!(error.kind(), Kind::Io);
-            for said in ["100 bytes of memory", "28 bytes (--cache)", " 127 bytes"] {
-                assert!(error.to_string().contains(said), "{error}");
+            for expected in ["100 bytes of memory", "28 bytes (--cache)", " 127 bytes"] {
+                assert!(error.to_string().contains(expected), "{error}");
             }
         }
         check_memory(u64::MAX, u64::MAX, None).unwrap();

@@ -1,7 +1,7 @@
 //! How a daemon starts: in the background of its launcher, or in the foreground.
 //!
 //! "ready" is reported only for a mount that answers. The daemon listens before it opens the
-//! archives, so that others who ask for them wait on the connection.
+//! archives, so that other processes that ask for them wait on the connection.
 
 use std::fs::File;
 use std::io::Write;
@@ -31,32 +31,33 @@ use super::launcher::Launcher;
 use super::log_file;
 use super::mounted::Mounted;
 use super::report::Report;
-use super::signals::{self, Ignored, Wakes};
+use super::signals::{self, Ignored, WakeSources};
 use super::slurm_end::Script;
 use super::stage;
 use super::{Daemon, wait};
 
-/// Serves in the background, started by `launcher` with the arguments for `way`. Opening counts in
-/// `progress`; `opened` is called when it is done.
+/// Serves in the background of a launcher, with a FUSE connection from `source`. `progress` shows
+/// how far opening is; `opened` is called when it is done.
 ///
 /// # Errors
-/// What opening and mounting report; `Io` where the connection to the kernel broke.
+/// Errors of opening and mounting; `Io` if the connection to the kernel broke.
 pub fn serve_in_background(
     plan: &MountPlan,
-    way: ConnectionSource,
+    source: ConnectionSource,
     progress: &Progress,
     opened: impl FnOnce(),
 ) -> Result<()> {
     let mut launcher = Launcher::adopt(&descriptor_path::kept(plan))?;
     start_log(plan)?;
-    // Before the archives are opened, so that others who ask for them wait on the connection.
-    let mount_point = match way {
+    // Before the archives are opened, so that other processes that ask for them wait on the
+    // connection.
+    let mount_point = match source {
         ConnectionSource::Mount | ConnectionSource::Private => {
             Some(mount_point::locate(&plan.mountpoint)?)
         }
         ConnectionSource::Handed => None,
     };
-    let reserved = match (way, &mount_point) {
+    let reserved = match (source, &mount_point) {
         (ConnectionSource::Mount, Some(mount_point)) => {
             Some(Reserved::new(launcher.lock(mount_point)?, mount_point, plan)?)
         }
@@ -73,8 +74,8 @@ pub fn serve_in_background(
     };
     opened();
     launcher.leave_terminal();
-    // From here on there is something to undo, so a signal may not end the process by itself.
-    let wakes = signals::watch(Ignored::AreHeeded)?;
+    // From here on there is something to clear up, so a signal must not end the process by itself.
+    let wakes = signals::watch(Ignored::AreHandled)?;
     let (mount, connection, listener) = match (reserved, mount_point) {
         (Some(reserved), Some(mount_point)) => {
             let Reserved { lock, record, listener } = reserved;
@@ -86,7 +87,7 @@ pub fn serve_in_background(
                 Some(mount_point) => private_mountpoint(&mount_point, plan)?,
                 None => (None, None),
             };
-            let mount = Mounted::elsewhere(plan, mountpoint, lock);
+            let mount = Mounted::by_another_process(plan, mountpoint, lock);
             match launcher.connection() {
                 Ok(Some(connection)) => (mount, connection, None),
                 not_mounted => {
@@ -101,7 +102,7 @@ pub fn serve_in_background(
     daemon.serve()
 }
 
-/// A mount point that is locked, with a socket at which others wait until it is mounted.
+/// A locked mount point, with a socket at which other processes wait until it is mounted.
 struct Reserved {
     lock: MountLock,
     record: Record,
@@ -110,7 +111,7 @@ struct Reserved {
 
 impl Reserved {
     fn new(lock: MountLock, mount_point: &Path, plan: &MountPlan) -> Result<Self> {
-        // Whoever took the lock has written down what is to be mounted.
+        // The process that took the lock has written down what is to be mounted.
         let record = match lock.record() {
             Some(record) => Record { process: ProcessId::own()?, ..record },
             None => share::first_record(mount_point, plan)?,
@@ -121,11 +122,11 @@ impl Reserved {
     }
 }
 
-/// A directory that is ready, and the record of it.
+/// A prepared directory, and its record.
 type PrivateMountpoint = (Option<Mountpoint>, Option<(MountLock, Record)>);
 
-/// The mount point of a private mount, and a record of it, by which `gc` finds a directory whose
-/// daemon was killed. It mounts without a record where none can be kept.
+/// The mount point of a private mount, and its record. If the daemon is killed, `gc` finds the
+/// directory by the record. If no record can be written, archfs mounts without one.
 fn private_mountpoint(mount_point: &Path, plan: &MountPlan) -> Result<PrivateMountpoint> {
     let mut record = share::first_record(mount_point, plan)?;
     let lock = MountLock::private(&record)
@@ -138,7 +139,7 @@ fn private_mountpoint(mount_point: &Path, plan: &MountPlan) -> Result<PrivateMou
     match (mountpoint, lock) {
         (Ok(mountpoint), lock) => Ok((Some(mountpoint), lock.map(|lock| (lock, record)))),
         (Err(error), lock) => {
-            // No other process knows of the record, to remove it.
+            // No other process knows of the record and would remove it.
             if let Some(lock) = lock {
                 lock.remove();
             }
@@ -147,12 +148,12 @@ fn private_mountpoint(mount_point: &Path, plan: &MountPlan) -> Result<PrivateMou
     }
 }
 
-/// Serves in this process, until a signal, an unmount, or the end of `holder`, if there is one. If
-/// the same is mounted there already, holds that instead. Opening counts in `progress`; `opened` is
-/// called when it is done.
+/// Serves in this process until a signal, an unmount, or the end of `holder`, if there is one. If
+/// the same archives are already mounted there, holds that mount instead. `progress` shows how far
+/// opening is; `opened` is called when it is done.
 ///
 /// # Errors
-/// As `serve_in_background`; `Busy` where something else is mounted there.
+/// As `serve_in_background`; `Busy` if something else is mounted there.
 pub fn serve_in_foreground(
     plan: &MountPlan,
     holder: Option<ProcessId>,
@@ -166,7 +167,7 @@ pub fn serve_in_foreground(
         let archive = open(plan, progress)?;
         opened();
         let wakes = signals::watch(Ignored::Stay)?;
-        let mount = Mounted::elsewhere(plan, None, None);
+        let mount = Mounted::by_another_process(plan, None, None);
         let mut daemon = Daemon::start(plan, archive, mount, connection, None, wakes)?;
         daemon.hold_for(holder)?;
         announce(ready)?;
@@ -179,7 +180,7 @@ pub fn serve_in_foreground(
             opened();
             let (wakes, _session_end) = signals::watch(Ignored::Stay)?;
             announce(ready)?;
-            return hold_what_is_shared(client, wakes, holder);
+            return hold_shared_mount(client, wakes, holder);
         }
     };
     let served =
@@ -203,10 +204,10 @@ pub fn serve_in_foreground(
     }
 }
 
-/// Checks that descriptor `ready` was inherited, before anything is done.
+/// Checks that descriptor `ready` was inherited, before anything else is done.
 ///
 /// # Errors
-/// `NotFound` where it was not; `Io`.
+/// `NotFound` if it was not; `Io`.
 pub fn check_ready(ready: Option<u32>) -> Result<()> {
     ready.map(ready_file).transpose().map(|_| ())
 }
@@ -216,10 +217,10 @@ fn ready_file(number: u32) -> Result<File> {
     duplicate.map(File::from).map_err(|error| error.within(format!("--ready-fd {number}")))
 }
 
-/// Says that files can be read to descriptor `ready`, which was inherited.
+/// Reports to the inherited descriptor `ready` that files can be read.
 ///
 /// # Errors
-/// `Io` where nobody reads it.
+/// `Io` if the descriptor has no reader.
 pub(in crate::lifecycle) fn announce(ready: Option<u32>) -> Result<()> {
     let Some(number) = ready else {
         return Ok(());
@@ -229,9 +230,14 @@ pub(in crate::lifecycle) fn announce(ready: Option<u32>) -> Result<()> {
         .map_err(|error| Error::io("nobody waits for this mount any more", error))
 }
 
-/// Holds a lease on the mount of another daemon until a signal, its end, or that of `holder`.
-fn hold_what_is_shared(client: Client, mut wakes: Wakes, holder: Option<ProcessId>) -> Result<()> {
-    // A set of leases to wait on: the process, and the connection in place of the listener.
+/// Holds a lease on the mount of another daemon until a signal, the end of that daemon, or of
+/// `holder`.
+fn hold_shared_mount(
+    client: Client,
+    mut wakes: WakeSources,
+    holder: Option<ProcessId>,
+) -> Result<()> {
+    // Leases without a listener: only to wait for the end of `holder`.
     let mut leases = Leases::new(None)?;
     if let Some(holder) = holder {
         leases.watch(holder)?;
@@ -242,29 +248,29 @@ fn hold_what_is_shared(client: Client, mut wakes: Wakes, holder: Option<ProcessI
         watched.push(PollFd::new(&client, PollFlags::IN));
         let limit = leases.has_to_ask().then_some(ASK_AGAIN);
         wait(&mut watched, limit)?;
-        let is_gone = watched.last().is_some_and(|daemon| !daemon.revents().is_empty());
+        let has_ended = watched.last().is_some_and(|daemon| !daemon.revents().is_empty());
         leases.attend(false, &String::new);
-        let woken = wakes.take(Script::of(holder));
-        if is_gone {
+        let events = wakes.take(Script::of(holder));
+        if has_ended {
             return Ok(());
         }
-        if woken.asked > 0 || woken.at_once || (holder.is_some() && !leases.is_held()) {
+        if events.end_requests > 0 || events.end_now || (holder.is_some() && !leases.is_held()) {
             return client.leave().map(|_| ());
         }
     }
 }
 
-/// What is served, and where it is counted.
+/// An opened archive and its statistics.
 pub(super) struct Opened {
     pub(super) tree: Arc<dyn Tree>,
     pub(super) stats: Arc<Stats>,
     pub(super) report: Report,
-    /// What its caches may use by default, and by what that changes.
+    /// Budget of its caches at the start, bytes, and the handle that changes it.
     pub(super) cache_bytes: u64,
     pub(super) budget: Budget,
 }
 
-/// The budget: what was asked for, unless the job cannot hold it.
+/// The cache budget, bytes: as asked for, unless the job's memory limit is too low.
 fn cache_bytes(wanted: Option<u64>) -> u64 {
     let Some(wanted) = wanted else {
         return cache::default_bytes();
@@ -312,7 +318,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     Ok(Opened { tree, stats, report, cache_bytes, budget })
 }
 
-/// Starts the log where the user wants it.
+/// Starts the log in the file that the user named, or on standard error.
 fn start_log(plan: &MountPlan) -> Result<()> {
     let file = plan.log_file.as_deref().map(log_file::open).transpose()?;
     crate::log::start(plan.verbosity, file);

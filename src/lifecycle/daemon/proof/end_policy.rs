@@ -1,41 +1,41 @@
-//! The rules of how long a mount is served, against everything that can happen in a while.
+//! Checks `EndPolicy` against every sequence of events in a short time.
 //!
-//! Owns a daemon without a mount, which does what `end_policy` says as `daemon` does, and a world
-//! that does to it what it likes: leases, signals, requests, open files, an unmount, time.
-//! Invariant: `EndPolicy` is the real one.
+//! `World` is a daemon without a mount, which obeys `EndPolicy` as `Daemon::serve` does. Leases,
+//! signals, requests, open files, unmounts and time change in every possible order. `EndPolicy` is
+//! the real one.
 //!
-//! Time goes in steps of `TRY_AGAIN`, and the daemon looks only when something happens or when
-//! `end_policy` told it to: a time that is not told is missed here, too.
+//! Time passes in steps of `RETRY`. The daemon runs only when something happens or at the time that
+//! `EndPolicy` returned. So the check also finds a time that `EndPolicy` fails to return.
 
 use std::env;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::lifecycle::daemon::end_policy::{EndPolicy, Holders, Lifetime, Step, TRY_AGAIN};
+use crate::lifecycle::daemon::end_policy::{EndPolicy, Holders, Lifetime, RETRY, Step};
 use crate::lifecycle::daemon::proof::search::{Model, explore};
 
 /// How long each world lasts, steps of time. `ARCHFS_MODEL_TIME` makes it longer.
 const END: u32 = 5;
 
-/// Signals, requests and newcomers there are at most in each.
+/// Most signals, requests and leases in each world.
 const SIGNALS: u8 = 2;
 const REQUESTS: u8 = 2;
 const LEASES: u8 = 3;
 
-/// Steps that the daemon may take at one moment.
-const AT_ONCE: usize = 4;
+/// Steps of the daemon before time must pass.
+const STEPS_AT_ONCE: usize = 4;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
-    hold: EndPolicy,
-    /// Of the lifetime, steps of time.
+    policy: EndPolicy,
+    /// The lifetime, steps of time.
     grace: u32,
     linger: u32,
     idle: Option<u32>,
     now: u32,
     /// When the world ends.
     end: u32,
-    /// Until when the daemon sleeps, if not for ever.
+    /// When the daemon wakes up; `None` if only an event wakes it.
     until: Option<u32>,
     is_held: bool,
     is_kept: bool,
@@ -47,17 +47,17 @@ struct World {
     /// Leases given.
     given: u8,
     signals: u8,
-    /// When it was asked to end, and whether so that it has to at once.
-    asked: Option<u32>,
-    at_once: bool,
-    /// Since when nobody holds it; since when no request came; since when no file was open either.
+    /// When the daemon was asked to end, and whether it must end at once.
+    end_requested: Option<u32>,
+    end_now: bool,
+    /// Since when nothing holds the mount; the last request; since when it is not in use.
     free_since: Option<u32>,
     last_request: u32,
     idle_since: u32,
     /// When the last lease was given.
-    joined: u32,
-    /// Whether somebody else unmounted it.
-    taken: bool,
+    last_lease: u32,
+    /// Whether another process unmounted it.
+    unmounted_by_others: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,18 +74,18 @@ enum Event {
     UnmountByOthers,
 }
 
-fn at(step: u32) -> Instant {
+fn instant_of(step: u32) -> Instant {
     static START: OnceLock<Instant> = OnceLock::new();
-    *START.get_or_init(Instant::now) + TRY_AGAIN * step
+    *START.get_or_init(Instant::now) + RETRY * step
 }
 
 impl World {
     fn new(grace: u32, linger: u32, idle: Option<u32>, end: u32) -> Self {
-        let time = |steps: u32| TRY_AGAIN * steps;
+        let time = |steps: u32| RETRY * steps;
         let lifetime =
             Lifetime { grace: Some(time(grace)), linger: time(linger), idle: idle.map(time) };
         let mut world = Self {
-            hold: EndPolicy::new(lifetime, at(0)),
+            policy: EndPolicy::new(lifetime, instant_of(0)),
             grace,
             linger,
             idle,
@@ -100,34 +100,36 @@ impl World {
             requests: 0,
             given: 0,
             signals: 0,
-            asked: None,
-            at_once: false,
+            end_requested: None,
+            end_now: false,
             free_since: None,
             last_request: 0,
             idle_since: 0,
-            joined: 0,
-            taken: false,
+            last_lease: 0,
+            unmounted_by_others: false,
         };
         world.serve().expect("a mount that was just made");
         world
     }
 
-    /// As `Daemon::serve`, until it waits.
+    /// Like `Daemon::serve`, until it waits.
     fn serve(&mut self) -> Result<(), String> {
-        for _ in 0..AT_ONCE {
-            let held = Holders { by_process: self.is_held, kept: self.is_kept };
+        for _ in 0..STEPS_AT_ONCE {
+            let holders = Holders { by_process: self.is_held, kept: self.is_kept };
             let uses = u64::from(self.requests) + u64::from(self.given);
-            match self.hold.next(at(self.now), held, uses) {
+            match self.policy.next(instant_of(self.now), holders, uses) {
                 Step::Serve(until) => {
                     self.until = until.map(steps_until);
-                    // Without mount and open files the session ends, and the daemon with it.
+                    // Without a mount and open files the session ends, and the daemon with it.
                     self.has_ended |= !self.is_mounted && !self.is_busy;
                     return Ok(());
                 }
-                Step::UnmountIfIdle if self.is_busy => self.hold.busy(at(self.now)),
+                Step::UnmountIfIdle if self.is_busy => {
+                    self.policy.note_in_use(instant_of(self.now));
+                }
                 Step::UnmountIfIdle | Step::Unmount => {
                     self.unmount()?;
-                    self.hold.unmounted();
+                    self.policy.note_unmounted();
                 }
                 Step::Exit => {
                     self.unmount()?;
@@ -139,52 +141,60 @@ impl World {
         Err("the daemon does not come to rest".into())
     }
 
-    /// Whether a request may come, which means nothing where no idle time is set.
-    fn asks_for_more(&self) -> bool {
+    /// Whether a request may come. Without an idle time requests make no difference.
+    fn may_request(&self) -> bool {
         self.idle.is_some() && self.requests < REQUESTS && (self.is_mounted || self.is_busy)
     }
 
-    /// Somebody uses it, or could.
-    fn was_used(&mut self) {
+    /// Notes that the mount is or may be in use.
+    fn note_use(&mut self) {
         if self.idle.is_some() {
             self.idle_since = self.now;
         }
     }
 
-    /// A lease was given.
-    fn was_joined(&mut self) {
+    /// Notes that a lease was given.
+    fn note_lease(&mut self) {
         self.free_since = None;
         if self.idle.is_some() {
-            (self.given, self.joined) = (self.given + 1, self.now);
-            self.was_used();
+            (self.given, self.last_lease) = (self.given + 1, self.now);
+            self.note_use();
         }
     }
 
-    /// Checks that there is a reason to.
+    /// Unmounts, and checks that there is a reason to.
     fn unmount(&mut self) -> Result<(), String> {
         if !std::mem::replace(&mut self.is_mounted, false) {
             return Ok(());
         }
-        let is_due = self.asked.is_some_and(|asked| self.now >= asked + self.grace);
-        let was_quiet = self.idle.is_some_and(|idle| self.now >= self.last_request + idle);
-        let is_idle = was_quiet && !self.is_busy && self.asked.is_none();
-        // Who has just been given a lease has not had the time to ask for anything.
-        let is_idle = is_idle && self.idle.is_some_and(|idle| self.now >= self.joined + idle);
+        let is_due =
+            self.end_requested.is_some_and(|end_requested| self.now >= end_requested + self.grace);
+        let has_no_requests = self.idle.is_some_and(|idle| self.now >= self.last_request + idle);
+        let is_idle = has_no_requests && !self.is_busy && self.end_requested.is_none();
+        // A new holder may not have sent its first request.
+        let is_idle = is_idle && self.idle.is_some_and(|idle| self.now >= self.last_lease + idle);
         let has_lingered = self.free_since.is_some_and(|since| self.now >= since + self.linger);
-        let is_free = !self.is_held && !self.is_kept && (has_lingered || self.asked.is_some());
-        let is_kept_and_asked =
-            !self.is_held && self.is_kept && self.asked.is_some() && !self.is_busy;
-        if is_due || is_idle || is_free || is_kept_and_asked || self.at_once || self.taken {
+        let is_free =
+            !self.is_held && !self.is_kept && (has_lingered || self.end_requested.is_some());
+        let is_kept_and_ending =
+            !self.is_held && self.is_kept && self.end_requested.is_some() && !self.is_busy;
+        if is_due
+            || is_idle
+            || is_free
+            || is_kept_and_ending
+            || self.end_now
+            || self.unmounted_by_others
+        {
             return Ok(());
         }
         Err("unmounted without a reason".into())
     }
 }
 
-/// The step of time at which `instant` is over.
+/// The first step of time at or after `instant`.
 fn steps_until(instant: Instant) -> u32 {
-    let time: Duration = instant.saturating_duration_since(at(0));
-    u32::try_from(time.as_nanos().div_ceil(TRY_AGAIN.as_nanos())).expect("few")
+    let time: Duration = instant.saturating_duration_since(instant_of(0));
+    u32::try_from(time.as_nanos().div_ceil(RETRY.as_nanos())).expect("few")
 }
 
 impl Model for World {
@@ -194,21 +204,21 @@ impl Model for World {
         if self.has_ended || self.now == self.end {
             return Vec::new();
         }
-        // As `Leases` does, which gives none when the daemon is asked to end or is about to.
-        let takes_newcomers = self.is_mounted && self.asked.is_none() && !self.at_once;
-        let may = [
+        // Like `Leases`, which gives no lease once the daemon was asked to end or is about to end.
+        let takes_newcomers = self.is_mounted && self.end_requested.is_none() && !self.end_now;
+        let possible = [
             (Event::TimePasses, true),
             (Event::LeaseBegins, takes_newcomers && !self.is_held && self.given < LEASES),
             (Event::LeaseEnds, self.is_held),
             (Event::KeptFromNowOn, takes_newcomers && !self.is_kept),
-            (Event::Request, self.asks_for_more()),
+            (Event::Request, self.may_request()),
             (Event::FilesOpened, self.is_mounted && !self.is_busy),
             (Event::FilesClosed, self.is_busy),
             (Event::Term, self.signals < SIGNALS),
             (Event::Int, self.signals < SIGNALS),
             (Event::UnmountByOthers, self.is_mounted),
         ];
-        may.into_iter().filter(|(_, may)| *may).map(|(event, _)| event).collect()
+        possible.into_iter().filter(|(_, possible)| *possible).map(|(event, _)| event).collect()
     }
 
     fn after(&self, event: Event) -> Result<Self, String> {
@@ -218,45 +228,45 @@ impl Model for World {
             Event::TimePasses => {
                 next.now += 1;
                 if next.is_busy {
-                    next.was_used();
+                    next.note_use();
                 }
                 wakes = next.until.is_some_and(|until| next.now >= until);
             }
             Event::LeaseBegins => {
                 next.is_held = true;
-                next.was_joined();
+                next.note_lease();
             }
             Event::LeaseEnds => next.is_held = false,
             Event::KeptFromNowOn => {
                 next.is_kept = true;
-                next.was_joined();
+                next.note_lease();
             }
-            // The kernel is answered by other threads; this one is not woken.
+            // Other threads answer the kernel. This one is not woken.
             Event::Request => {
                 next.requests += 1;
                 (next.last_request, wakes) = (next.now, false);
-                next.was_used();
+                next.note_use();
             }
             Event::FilesOpened => (next.is_busy, wakes) = (true, false),
             Event::FilesClosed => {
                 next.is_busy = false;
-                next.was_used();
+                next.note_use();
                 wakes = !next.is_mounted;
             }
             Event::Term => {
                 next.signals += 1;
-                next.at_once |= next.asked.is_some();
-                next.asked.get_or_insert(next.now);
-                next.hold.ask(at(next.now));
+                next.end_now |= next.end_requested.is_some();
+                next.end_requested.get_or_insert(next.now);
+                next.policy.request_end(instant_of(next.now));
             }
             Event::Int => {
                 next.signals += 1;
-                next.at_once = true;
-                next.hold.ask_at_once();
+                next.end_now = true;
+                next.policy.request_end_now();
             }
             Event::UnmountByOthers => {
-                (next.is_mounted, next.taken) = (false, true);
-                next.hold.unmounted();
+                (next.is_mounted, next.unmounted_by_others) = (false, true);
+                next.policy.note_unmounted();
             }
         }
         if !next.is_held && !next.is_kept {
@@ -266,7 +276,7 @@ impl Model for World {
             next.serve()?;
         }
         if next.has_ended {
-            // How it came to that makes no difference any more.
+            // All worlds that have ended count as one state.
             next = Self::new(self.grace, self.linger, self.idle, self.end);
             next.has_ended = true;
         }
@@ -285,25 +295,25 @@ impl Model for World {
         if self.has_ended {
             return Ok(());
         }
-        if self.at_once {
+        if self.end_now {
             return Err("a second signal, or an urgent one, does not end it".into());
         }
-        if self.asked.is_some_and(|asked| self.now >= asked + self.grace) {
+        if self.end_requested.is_some_and(|end_requested| self.now >= end_requested + self.grace) {
             return Err("serves on after the grace".into());
         }
         let is_over = |since: u32| self.now >= since + self.linger;
         if self.is_mounted && self.free_since.is_some_and(is_over) {
             return Err("stays mounted although nobody holds it".into());
         }
-        if self.is_mounted && self.free_since.is_some() && self.asked.is_some() {
+        if self.is_mounted && self.free_since.is_some() && self.end_requested.is_some() {
             return Err("lingers although it was asked to end".into());
         }
-        // A look at the requests may come as late as just before it would go.
+        // The daemon may notice a request up to one idle time later.
         let is_late = |idle: u32| self.now >= self.idle_since + 2 * idle && !self.is_busy;
         let is_meant_to_stay = self.is_held || self.is_kept;
         if self.is_mounted
             && is_meant_to_stay
-            && self.asked.is_none()
+            && self.end_requested.is_none()
             && self.idle.is_some_and(is_late)
         {
             return Err("stays mounted although nobody reads".into());
@@ -316,7 +326,7 @@ impl Model for World {
 }
 
 #[test]
-fn every_mount_ends_when_it_shall_and_not_before_whatever_happens() {
+fn every_mount_ends_on_time_and_not_before() {
     let end = env::var("ARCHFS_MODEL_TIME").map_or(END, |steps| steps.parse().expect("a number"));
     let mut states = 0;
     for (grace, linger, idle) in

@@ -1,8 +1,7 @@
-//! All that can happen to a mount, tried.
+//! Checks everything that can happen to a mount.
 //!
-//! `search` goes through every state that can be reached; `end_policy` is the rules of how long a
-//! mount is served, as they are.
-//! Invariant: nothing here mounts or waits, so all of it runs with the unit tests.
+//! `search` visits every reachable state. `end_policy` runs the real rules of how long a mount is
+//! served. Nothing here mounts or waits, so it runs with the unit tests.
 
 mod end_policy;
 mod search;

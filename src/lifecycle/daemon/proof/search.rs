@@ -1,102 +1,101 @@
-//! Every state that can be reached from a first one.
+//! Breadth-first search of every state that can be reached from a first one.
 //!
-//! Owns the search, breadth first, and the story that is told of a fault: the shortest there is.
-//! Leaves to each model what a state is, what can happen, and what must not.
+//! It reports a fault with the shortest sequence of steps that leads to it. Each model defines its
+//! states, its steps and its faults.
 //!
-//! Written here rather than taken from the crate stateright, which brings a web server and a
-//! hundred crates for what are eighty lines.
+//! This takes eighty lines. The crate stateright would bring a web server and a hundred crates.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// Something that changes.
+/// A system whose states are searched.
 pub(super) trait Model: Clone + Eq + Hash + Debug {
     /// Something that can happen.
     type Step: Copy + Debug;
 
-    /// What can happen now.
+    /// Steps that are possible now.
     fn steps(&self) -> Vec<Self::Step>;
 
-    /// What comes of it.
+    /// The state after `step`.
     ///
     /// # Errors
-    /// What must never be.
+    /// A fault found during the step.
     fn after(&self, step: Self::Step) -> Result<Self, String>;
 
-    /// Whether all is over, as it shall be at last.
+    /// Whether this is a valid final state.
     fn is_over(&self) -> bool;
 
-    /// Whether `step` is one that may happen, but that nothing may wait for.
+    /// Whether `step` may happen, but the end must be reachable without it.
     fn is_accident(step: Self::Step) -> bool;
 
-    /// What is wrong with a state, if anything.
+    /// Checks this state.
     ///
     /// # Errors
-    /// That.
+    /// What is wrong with it.
     fn check(&self) -> Result<(), String>;
 }
 
-/// Goes through all states that can be reached from `first`; returns how many there are.
+/// Visits all states that can be reached from `first`; returns their number.
 ///
 /// # Errors
-/// The story of a fault, or of a state from which no way leads to the end without an accident: a
-/// deadlock, or a wait for what never comes.
+/// The steps to a fault, or to a state from which the end can only be reached by an accident: a
+/// deadlock, or a wait for something that never comes.
 pub(super) fn explore<M: Model>(first: M) -> Result<usize, String> {
     let mut numbers = HashMap::from([(first.clone(), 0_usize)]);
-    // By number: from which state it was reached, and by which step.
+    // For each state: the state it was reached from, and the step.
     let mut origins: Vec<Option<(usize, M::Step)>> = vec![None];
-    // By number: from which states a step leads there that is no accident.
-    let mut before: Vec<Vec<usize>> = vec![Vec::new()];
-    let mut over = Vec::new();
-    let mut waiting = VecDeque::from([(0, first.clone())]);
-    while let Some((number, state)) = waiting.pop_front() {
-        let tell = |fault: String| story(&first, &origins, number, &fault);
-        state.check().map_err(tell)?;
+    // For each state: the states that lead to it by a step that is no accident.
+    let mut predecessors: Vec<Vec<usize>> = vec![Vec::new()];
+    let mut ending = Vec::new();
+    let mut queue = VecDeque::from([(0, first.clone())]);
+    while let Some((number, state)) = queue.pop_front() {
+        let report = |fault: String| trace(&first, &origins, number, &fault);
+        state.check().map_err(report)?;
         if state.is_over() {
-            over.push(number);
+            ending.push(number);
         }
         for step in state.steps() {
             let next = state.after(step).map_err(|fault| {
-                story(&first, &origins, number, &format!("then {step:?}: {fault}"))
+                trace(&first, &origins, number, &format!("then {step:?}: {fault}"))
             })?;
             let found = numbers.get(&next).copied().unwrap_or_else(|| {
                 let new = origins.len();
                 numbers.insert(next.clone(), new);
                 origins.push(Some((number, step)));
-                before.push(Vec::new());
-                waiting.push_back((new, next));
+                predecessors.push(Vec::new());
+                queue.push_back((new, next));
                 new
             });
             if !M::is_accident(step) {
-                before[found].push(number);
+                predecessors[found].push(number);
             }
         }
     }
     let mut may_end = vec![false; origins.len()];
-    while let Some(number) = over.pop() {
+    while let Some(number) = ending.pop() {
         if !std::mem::replace(&mut may_end[number], true) {
-            over.extend(&before[number]);
+            ending.extend(&predecessors[number]);
         }
     }
     match may_end.iter().position(|may_end| !may_end) {
         None => Ok(origins.len()),
-        Some(stuck) => Err(story(&first, &origins, stuck, "from here nobody comes to the end")),
+        Some(stuck) => Err(trace(&first, &origins, stuck, "from here nobody comes to the end")),
     }
 }
 
-/// How state `number` is reached, and what is wrong with it.
-fn story<M: Model>(
+/// The steps to state `number`, and what is wrong with it.
+fn trace<M: Model>(
     first: &M,
     origins: &[Option<(usize, M::Step)>],
     number: usize,
     fault: &str,
 ) -> String {
     let mut steps = Vec::new();
-    let mut at = number;
-    while let Some((from, step)) = origins[at] {
+    let mut current = number;
+    while let Some((from, step)) = origins[current] {
         steps.push(step);
-        at = from;
+        current = from;
     }
     steps.reverse();
     let last = steps.iter().try_fold(first.clone(), |state, step| state.after(*step));
