@@ -1,8 +1,8 @@
-//! The corpus of hostile archives: each is answered as its manifest says, at the command line and
-//! mounted, in bounded time and memory; what is whole beside the damage is read as ever.
+//! Checks every hostile archive in tests/data/bad (made by scripts/make-bad) on the command line
+//! and on a mount.
 //!
-//! Owns the tests of tests/data/bad, which scripts/make-bad makes. A fault must be told with what
-//! and where: the words that the manifest lists.
+//! Each is reported as its manifest says, within limits of time and memory, and undamaged files
+//! beside the damage are read correctly.
 
 use std::collections::BTreeMap;
 use std::fs::{self, FileTimes};

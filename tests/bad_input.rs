@@ -1,7 +1,8 @@
-//! What is no archive, or a damaged one, at the command line: one line that says what and why, the
-//! right exit status, nothing mounted. Also `ls` and `cat`, which need no mount.
+//! Commands reject files that are not archives, or are damaged: one line on stderr, the right exit
+//! status, nothing mounted.
 //!
-//! Owns the messages and numbers of docs/CLI.md; lies inside an image are tested beside the reader.
+//! Also covers `ls` and `cat`, which need no mount. Messages and exit statuses are those of
+//! docs/CLI.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,5 @@
-//! The command of `run`: its signals, what it leaves running, and its end however it comes.
-//!
-//! Owns what becomes of processes; what shares and what is private is tested beside this.
+//! `archfs run`: how it passes signals to its command, and what happens to processes that outlive
+//! the command.
 
 use std::fs;
 use std::path::Path;

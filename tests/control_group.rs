@@ -1,4 +1,4 @@
-//! The memory limit of a control group is found wherever its hierarchy is mounted.
+//! archfs finds the memory limit of its control group wherever the hierarchy is mounted.
 
 use std::process::Command;
 

@@ -1,6 +1,7 @@
-//! What killed daemons leave, and daemons that do not answer: `list`, `gc`, and who comes next.
+//! Stale mounts of killed daemons, and daemons that do not answer: `list`, `gc` and later mounts
+//! handle both.
 //!
-//! Owns that each user's mounts are touched by that user alone, and live ones by nobody.
+//! A user's commands never touch live mounts or those of other users.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, chown};

@@ -1,4 +1,4 @@
-//! Archives named by a descriptor: /dev/stdin, /dev/fd/N, /proc/self/fd/N and `<(...)`.
+//! Archives can be named by a descriptor: /dev/stdin, /dev/fd/N, /proc/self/fd/N and `<(...)`.
 
 mod support;
 

@@ -1,8 +1,8 @@
-//! Mounted images against the source tree they were made of, and against the kernel's own SquashFS.
+//! Compares mounted images with their source tree and with the kernel's SquashFS.
 //!
-//! Owns the matrix: six compressors, three block sizes, fragments off, usual and always, extended
-//! attributes or not, export table or not; a folder of 100,000 names and a sparse file of 5 GiB;
-//! and what mksquashfs can write besides. libsquashfs is asked in `oracle.rs`.
+//! The matrix has six compressors, three block sizes, three ways to use fragments, and images with
+//! and without extended attributes and an export table. Other tests have a directory of 100,000
+//! names and a sparse file of 5 GiB. `oracle.rs` compares with libsquashfs.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,7 +1,6 @@
-//! `archfs doctor`: what it says of nodes that lack something.
+//! `archfs doctor` names what a node lacks and how to fix it, and leaves nothing behind.
 //!
-//! Owns making such nodes, in mount namespaces of a test's own, so that nobody else lacks anything;
-//! and the rule that nothing is left of a trial. What a mount itself then does is tested beside this.
+//! Each test makes such a node in its own mount namespace.
 
 use std::fs;
 use std::path::Path;

@@ -1,9 +1,8 @@
-//! An archive that can not be read as before while it is mounted: its file system fails, hangs or
-//! goes, and it is truncated, replaced, rewritten or deleted.
+//! An archive fails while it is mounted: its file system returns errors, hangs or goes away, or the
+//! archive is truncated, replaced, rewritten or deleted.
 //!
-//! Owns what a reader of the mount sees then: the bytes that were packed, or EIO; nothing else, and
-//! nothing that outlasts the fault. Faults in the order of single reads are beside the code
-//! (`formats/opening/faults.rs`).
+//! A reader gets the packed bytes or EIO, and no error outlasts its fault.
+//! src/formats/opening/faults.rs has the faults of single reads.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

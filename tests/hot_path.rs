@@ -1,6 +1,6 @@
-//! What a request costs once its blocks are cached, counting it included: no memory is allocated.
+//! A request whose blocks are cached allocates no memory, including its statistics.
 //!
-//! Owns an allocator that counts for each thread, which is why this is a program of its own.
+//! This is a program of its own because it replaces the global allocator with one that counts.
 #![expect(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};

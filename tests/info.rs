@@ -1,8 +1,7 @@
-//! `archfs info`: its counts are those of `find`, its costs are what decoding really gives, and no
-//! archive is too odd for it.
+//! `archfs info`: its counts match `find`, and its read costs match what decoding takes.
 //!
-//! Owns the comparison with programs that know nothing of archfs: mksquashfs, unsquashfs, and a
-//! script that decodes every block with zlib.
+//! mksquashfs, unsquashfs and a zlib script serve as oracles. Odd and hostile archives are
+//! included.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,7 @@
-//! `archfs mount --job-step` with a stand-in for srun, which starts tasks that are not its children,
-//! as Slurm does. scripts/slurm/test-jobs and test-all-nodes have the real one.
+//! `archfs mount --job-step` with a fake srun that, like Slurm, starts tasks that are not its
+//! children.
+//!
+//! scripts/slurm/test-jobs and test-all-nodes use the real srun.
 
 mod support;
 

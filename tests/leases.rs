@@ -1,7 +1,7 @@
-//! Who holds a mount, for how long, and how that is asked for.
+//! Leases: which processes keep a mount alive, and for how long.
 //!
-//! Owns the ends of scripts with children that read on, terminals, the grace, the idle time, and
-//! the socket: who may speak there and what bad manners do.
+//! Covers scripts with children that outlive them, terminals, the grace period, the idle timeout,
+//! and access to the socket.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,7 +1,7 @@
-//! The life of a mount, as job scripts see it.
+//! When a mount starts and ends: with a script, a command, a signal, an unmount or the death of its
+//! daemon.
 //!
-//! Owns when a mount comes and goes: with a script, a command, a signal, an unmount, a dead daemon;
-//! exit status; ordinary users. Whatever fails, nothing stays mounted.
+//! Also exit statuses and ordinary users. No failure leaves a mount behind.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};

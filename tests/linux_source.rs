@@ -1,8 +1,8 @@
-//! The Linux source as Debian ships it: 1.3 GB in 80,000 files, packed by xz in blocks of 24 MiB.
+//! Reads the Linux source as Debian ships it (1.3 GB in 80,000 files, xz blocks of 24 MiB) and
+//! compares every file with Python's tarfile.
 //!
-//! Owns the comparison of every file with what Python's tarfile reads, in the archive as shipped
-//! and in others made of it, which are kept from run to run. Those that take longest, most of
-//! them since they are read from a temporary file, are tested only where ARCHFS_LONG_TESTS is set.
+//! Other archives made of it are kept between runs. The slowest ones run only if ARCHFS_LONG_TESTS
+//! is set.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
-//! Archives in archives, and many archives as one tree.
+//! Nested archives, and many archives merged into one tree.
 //!
-//! Owns the layouts that data sets are handed out in (ImageNet's tar of tars, WebDataset's shards),
-//! and what their parts may do to each other. Unit tests of the union are beside it.
+//! Covers the layouts of common data sets (ImageNet's tar of tars, WebDataset's shards) and what
+//! one archive can do to the files of another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

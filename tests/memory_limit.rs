@@ -1,7 +1,6 @@
-//! A daemon in a control group with little memory, under load.
+//! Under load, a daemon in a small control group stays within its memory limit.
 //!
-//! It takes its budget from the group, and a little on top, and is not killed. What the readers'
-//! own pages take is counted in the readers' group, which has no limit.
+//! The readers run in a group without a limit, so their pages are not charged to the daemon.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, BufWriter, Write};

@@ -1,7 +1,6 @@
-//! mount(8), umount(8) and fstab: archfs as the helper of the type fuse.archfs.
+//! mount(8), umount(8) and fstab use archfs as the helper for type fuse.archfs.
 //!
-//! Owns the calls as they come from util-linux and from mount.fuse of libfuse; leaves their
-//! translation to `cli/mount_helper.rs`.
+//! Unit tests in src/cli/mount_helper.rs check how the arguments are translated.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Mounts whose path changes, and processes that /proc does not show or shows under other numbers.
+//! Mounts whose path changes, and processes that /proc hides or shows with other PIDs.
 
 use std::fs;
 use std::path::Path;

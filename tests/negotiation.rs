@@ -1,4 +1,4 @@
-//! What archfs answers to kernels that offer less in INIT than the one the tests run on.
+//! How archfs works with kernels that offer fewer features in INIT than the running one.
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,7 @@
-//! The wait while an archive is opened: a bar on a terminal, and an end at once when asked.
+//! While an archive is opened, a terminal shows a progress bar, and a signal ends the command at
+//! once.
 //!
-//! Owns signals before anything is mounted; those to a mount are in `lifecycle.rs`.
+//! `lifecycle.rs` has signals to a mount.
 
 use std::fs;
 use std::io::Read;

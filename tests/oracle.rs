@@ -1,8 +1,6 @@
-//! The reader against libsquashfs, an independent implementation, through the crate squashfs-ng.
+//! Compares archfs with libsquashfs (crate squashfs-ng) over the whole matrix of images.
 //!
-//! Owns the comparison over the whole matrix of images. The crate takes names and link targets as
-//! UTF-8, so those that are not are compared with the source and the kernel only, in
-//! `differential`.
+//! The crate requires names and link targets in UTF-8; `differential.rs` covers the others.
 #![cfg(feature = "oracle")]
 
 use std::collections::BTreeMap;

@@ -1,8 +1,7 @@
-//! Compressed tars of every program that writes them, against the stored tar.
+//! A compressed tar from any compressor shows the same tree as the uncompressed tar.
 //!
-//! Owns one tar of all kinds of files, packed in every way: the same tree, the same again from the
-//! saved index, the same bytes for many readers of a mount. Large ones are in `packed_cost.rs` and
-//! `packed_spool.rs`, damaged ones in `packed_damage.rs`.
+//! Also from a saved index, and to many readers of a mount. Large archives are in `packed_cost.rs`
+//! and `packed_spool.rs`, damaged ones in `packed_damage.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,7 +1,5 @@
-//! What mounts of compressed tars cost: memory, and bytes read from the archive.
-//!
-//! Owns the two promises: the daemon's memory is the cache and a little, however large the archive
-//! is and in whatever order it is read; and no part of the archive is read again and again.
+//! Mounts of compressed tars: memory is bounded by the cache, and no part of the archive is read
+//! repeatedly.
 
 use std::fs;
 use std::io::Read;

@@ -1,7 +1,7 @@
-//! Compressed tars that are damaged, cut short, or something else than their names say.
+//! Compressed tars that are damaged, truncated, or not what their names say.
 //!
-//! Owns the promise that a damaged archive gives what is whole, or status 3; and that a file which
-//! is listed never has other bytes than were packed, though reading it may fail.
+//! A damaged archive shows what is intact, or fails with status 3. A listed file never has wrong
+//! bytes, but reading it may fail.
 
 use std::collections::BTreeMap;
 use std::fs;

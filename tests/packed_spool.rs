@@ -1,7 +1,7 @@
 //! Compressed tars of one giant frame or block, which are decoded once into a temporary file.
 //!
-//! Owns that file as the system shows it: unlinked, private, limited, gone with the mount; and
-//! mounts that are used, and ended, while it still grows.
+//! The file is unlinked, private, limited and gone after the unmount. Mounts can be used and
+//! unmounted while it still grows.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

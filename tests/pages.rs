@@ -1,7 +1,7 @@
-//! What explains archfs: manual pages, completions, --help and docs/CLI.md.
+//! Manual pages, shell completions, --help and docs/CLI.md agree, and man and the shells accept
+//! them.
 //!
-//! Owns that they agree with each other and that the programs that read them accept them. A program
-//! that is not installed is said to be missing, and fails where CI is set.
+//! If such a program is missing, the test says so, and fails in CI.
 
 use std::collections::BTreeSet;
 use std::fs;

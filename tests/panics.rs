@@ -1,7 +1,7 @@
-//! A fault of archfs itself: a panic in each thread of a daemon that works for others.
+//! A panic in any thread of a daemon ends the mount; readers and holders get an error, and none
+//! hangs.
 //!
-//! Owns what every reader, holder and later mount sees of it. The panic is injected by a variable
-//! that only builds with debug assertions know.
+//! An environment variable injects the panic, in builds with debug assertions only.
 
 use std::fs;
 use std::io::Read;

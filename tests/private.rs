@@ -1,6 +1,5 @@
-//! Mounts that only one command sees, and mounts that somebody else made.
-//!
-//! Owns `run --private`, as root and as ordinary users, and mount points such as /dev/fd/3.
+//! `run --private`, as root and as ordinary users, and mount points that are open connections, such
+//! as /dev/fd/3.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;

@@ -1,7 +1,5 @@
-//! Unchanged programs on a mount: diff, tar, find, rsync, cp, a per-file loader in Python, and many
-//! readers at once.
-//!
-//! Owns the comparison by tools that know nothing of archfs.
+//! Ordinary programs read a mount correctly: diff, tar, find, rsync, cp, a Python data loader, and
+//! many readers at once.
 
 use std::collections::BTreeMap;
 use std::fs;

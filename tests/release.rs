@@ -1,6 +1,5 @@
-//! Memory that is given back: what is read afterwards is the same, and the system has it.
-//!
-//! Owns `Tree::release` on every kind of archive, and `--cache-idle` on a mount.
+//! Releasing memory (`Tree::release`, `--cache-idle`) returns it to the system and changes no byte
+//! that is read later.
 
 use std::fs::{self, File};
 use std::ops::ControlFlow;

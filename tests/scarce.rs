@@ -1,7 +1,7 @@
-//! What a node may have too little of: descriptors, threads, address space, stack.
+//! A mount works within small limits of descriptors, threads, address space and stack, or fails
+//! with an error that names the limit.
 //!
-//! Owns the small limits, and the rule on them: a mount works within one, or is refused with a
-//! sentence that names it, and nothing is left then. Memory is in `memory_limit`.
+//! `memory_limit.rs` covers memory.
 
 use std::fs;
 use std::os::unix::net::UnixStream;

@@ -1,7 +1,6 @@
-//! One mount for all who ask for the same archives at one place.
+//! Processes that mount the same archives at the same mount point share one mount.
 //!
-//! Owns who shares, who is refused and with what words, who is the last one out, `unmount` among
-//! several holders, and `wait`.
+//! Covers refusals, the last holder, `unmount` with several holders, and `wait`.
 
 use std::fs;
 use std::io::{Read, Write, pipe};

@@ -1,7 +1,7 @@
-//! Signals that do not end a mount, the grace period, and what Slurm's signals mean.
+//! Signals that do not end a mount, the grace period, and Slurm's signals.
 //!
-//! How signals end a mount is tested in `lifecycle` and `leases`, what else `run` does with its
-//! command in `commands`.
+//! `lifecycle.rs` and `leases.rs` cover signals that end a mount, `commands.rs` those that `run`
+//! passes on.
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -1,8 +1,7 @@
-//! `--stage` and `--preload`: archives brought near before they are mounted.
+//! `--stage` and `--preload` copy or load archives before they are mounted.
 //!
-//! Owns the copy as the system shows it (private, nameless, gone however its daemon ends), what
-//! is refused, and both sides of each limit. Limits of control groups are made up: a folder in the
-//! place of /sys/fs/cgroup, in a mount namespace of the process under test.
+//! The copy is private, has no name, and is freed however the daemon ends. Limits of control groups
+//! are faked: a mount namespace has a directory in place of /sys/fs/cgroup.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;

@@ -1,6 +1,6 @@
-//! The numbers that a mount tells at its end, against what was done with it.
+//! The statistics of a mount (`--stats-json`, the line in the log) match what was done with it.
 //!
-//! Owns `--stats-json` and the line in the log. What the keys mean is in docs/STATS.md.
+//! docs/STATS.md explains the keys.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

@@ -1,8 +1,8 @@
-//! Tars of every writer and format against what GNU tar extracts and what Python's tarfile reads.
+//! Compares tars with what GNU tar extracts and Python's tarfile reads.
 //!
-//! Owns the corpora: GNU tar in each of its formats, sparse files in each of its versions, bsdtar,
-//! Python, Python's own test archive, odd paths, appended and concatenated archives, damage. Saved
-//! indexes are tested in `tar_index.rs`, archives in archives and beside each other in `many.rs`.
+//! Covers every GNU tar format and sparse version, bsdtar, Python and its own test archive, odd
+//! paths, appended and concatenated archives, and damage. `tar_index.rs` covers saved indexes,
+//! `many.rs` nested and merged archives.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

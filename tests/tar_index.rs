@@ -1,9 +1,8 @@
-//! Saved indexes, as a user meets them: made once, used from then on, and never believed wrongly.
+//! Saved indexes: made once, used by later commands, and never used for another archive.
 //!
-//! Owns where they are kept, when they are made anew, and many processes at once. That an index is
-//! used is proven by an archive in which a name was changed where no sample is taken, with its
-//! length and time as before: the index has the old name, a scan finds the new one. Where the time
-//! of the last change counts as well, a name is changed in the index instead.
+//! To prove that an index is used, a test changes a name in the archive at an offset that is not
+//! sampled and keeps length and mtime. The index has the old name, a scan finds the new one. If the
+//! ctime counts too, the test changes a name in the index instead.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};

@@ -1,8 +1,7 @@
-//! `archfs verify`: sound archives are found sound, and of damaged ones just the files that can not
-//! be read.
+//! `archfs verify` reports exactly the files that cannot be read.
 //!
-//! Owns the comparison of its report with what a reader meets, path by path; the reader here goes
-//! along known paths, and so finds what no listing shows any more.
+//! Compares its report, path by path, with reading known paths, because a damaged listing no longer
+//! shows them.
 
 use std::collections::BTreeSet;
 use std::fs;

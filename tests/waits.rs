@@ -1,7 +1,7 @@
-//! Waits without a known end: what they show on a terminal, and that a pipe sees none of it.
+//! Waits of unknown length are shown on a terminal and not in a pipe.
 //!
-//! Owns `script` as the terminal, and daemons that are stopped, so that one waits for them. Bars for
-//! opening, copying and packing have an end and are not tested here.
+//! `script` is the terminal, and stopped daemons make a command wait. Progress bars with a known
+//! end are tested elsewhere.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};

@@ -1,7 +1,6 @@
-//! Whether threads that find their blocks in the cache are in each other's way.
+//! Measures whether threads that hit the cache slow each other down.
 //!
-//! Owns a fixed number of hits, shared out among threads: the time of a round tells the rate of all
-//! together. docs/bench has what it printed, and what perf says of the same.
+//! Each round is a fixed number of hits, divided among the threads; results are in docs/bench.
 //!
 //! Usage: cargo bench --bench contention [-- NAME]
 

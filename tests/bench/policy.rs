@@ -1,7 +1,7 @@
-//! Which blocks should stay: the cache's policy and that of `quick_cache` on the loads that matter.
+//! Compares the hit rates of the cache's eviction policy with those of `quick_cache`.
 //!
-//! Owns the loads, made from a seed, and their replay; docs/CACHE.md has what it prints. Each cache
-//! has one shard, so that every run gives the same hit rates; the times are of this machine.
+//! The loads are made from a seed. Each cache has one shard, so hit rates are the same in every
+//! run; times depend on the machine. docs/CACHE.md quotes the output.
 //!
 //! Usage: cargo bench --bench policy
 

@@ -1,7 +1,7 @@
-//! System calls on a mount of archfs and on the kernel's SquashFS, of the same image: each call
-//! gives the same, or the difference is in a list with its reason.
+//! Compares system calls on a mount of archfs with those on the kernel's SquashFS, as root and as
+//! an ordinary user.
 //!
-//! Owns that list; the calls are those of `calls.py`, made by root and by an ordinary user.
+//! `calls.py` makes the calls. Every difference is listed here with its reason.
 
 #[path = "../support/mod.rs"]
 mod support;

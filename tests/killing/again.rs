@@ -1,5 +1,4 @@
-//! What is done at the place of a round afterwards, which has to work whatever was killed.
-//!
+//! After a round: `mount`, `run`, `unmount` and `gc` work at its mount point, whatever was killed.
 //! Owns the next `mount`, `run`, `unmount` and `gc` there, at once and later; leaves what has to be
 //! gone to `round`.
 

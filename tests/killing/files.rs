@@ -1,8 +1,8 @@
-//! The files that archfs keeps about the places of the test, in the folder of each user.
+//! Finds the files that archfs keeps for this test's mount points.
 //!
-//! Owns telling them from those of other tests, which mount as root at the same time: a file is
-//! named by a digest of its place, and only some name the place within. So the digest is learned
-//! from a record, which does, while something is mounted there.
+//! Other tests mount as root at the same time. A file is named by a digest of its mount point, and
+//! only a record contains the path, so the digest is learned from the record while the mount
+//! exists.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;

@@ -1,11 +1,10 @@
-//! Kills whatever takes part in a mount, at random moments, and looks at what is left.
+//! Kills the processes of a mount at random moments and checks that nothing is left: no mount,
+//! socket, record, directory or process.
 //!
-//! Owns the number of rounds and of places in parallel, and the look at the whole at the end: no
-//! mount, socket, record, directory or process of the test's is left. What one round is stands in
-//! `plan`, how it is played in `round`.
+//! `plan` draws what a round does, `round` runs it.
 //!
-//! ARCHFS_KILL_ROUNDS sets how many rounds in all (300), ARCHFS_SEED repeats the choices of an
-//! earlier run; what the processes then do in which order is up to the machine.
+//! ARCHFS_KILL_ROUNDS sets the number of rounds (300). ARCHFS_SEED repeats the choices of an
+//! earlier run, but not the scheduling of its processes.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,6 +1,4 @@
-//! What is tried in a round: drawn from the seed and the round's number alone.
-//!
-//! Owns the choices and which of them go together.
+//! The choices of a round, drawn from the seed and the number of the round.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! The processes of a round, and the mounts of the test, as /proc tells.
+//! Finds the processes and mounts of a round in /proc.
 //!
-//! Owns telling them from all others: each has a variable of the test in its environment, which
-//! every process hands down. A signal is sent only to a process that has it.
+//! Every process of the test has a variable of the test in its environment, which its children
+//! inherit. Only such processes are sent a signal.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

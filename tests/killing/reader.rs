@@ -1,10 +1,10 @@
-//! The readers: processes that compare what they read with what was packed.
+//! Processes that read the mount and compare the bytes with the source.
 //!
-//! Owns the source of the image and the words in which a reader tells. Errors are counted, since
-//! killing what serves a mount leads to them; a wrong byte is told by itself, and never right.
+//! Killing a daemon causes read errors, so errors are only counted. A wrong byte always fails the
+//! test.
 //!
-//! A reader makes `begun.PART.PID` when it has read something right, and writes what it met to
-//! `ended.PART.PID`; the first wrong bytes stand in `wrong.PART.PID`.
+//! A reader creates `begun.PART.PID` after its first correct read and writes its result to
+//! `ended.PART.PID`. The first wrong bytes are in `wrong.PART.PID`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

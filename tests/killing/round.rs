@@ -1,13 +1,12 @@
-//! One round: mount, read, kill, and look at what came of it.
+//! One round: mount, read, kill, check.
 //!
-//! Owns what has to hold afterwards. Whatever a round that failed leaves is cleared by force, so
-//! that the next one at the place says something of its own.
+//! After a round: all processes end within LIMIT, and no reader got a wrong byte. Unless SIGKILL
+//! ended the daemon, the mount and its directory are gone within AFTER_HOLDERS of the end of the
+//! last holder. The same holds if SIGKILL ended only the daemon, and `run` or `mount` was there to
+//! notice. The next `run` or `mount` there works, `unmount` and `gc` clear a stale mount, and
+//! nothing is left.
 //!
-//! What has to hold: all processes end within LIMIT. No reader met a wrong byte. Unless SIGKILL
-//! ended the daemon, the mount goes within AFTER_HOLDERS of the last process that held it, and its
-//! directory with it; so it does where SIGKILL ended only the daemon while `run` or `mount` was
-//! there to see it. The next `run` or `mount` at the place works and reads right, `unmount` and
-//! `gc` clear a dead mount, and nothing is there at the end.
+//! A failed round is cleaned up by force, so that it does not fail the next one.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;

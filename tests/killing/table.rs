@@ -1,4 +1,4 @@
-//! What a run of the test has tried, for people.
+//! Counts what the rounds of a run tried, and prints the table.
 
 use std::collections::BTreeMap;
 use std::fmt;

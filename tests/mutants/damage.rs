@@ -1,6 +1,4 @@
-//! Damage that knows nothing of a format: flipped bits, runs of one byte, splices, cuts.
-//!
-//! Owns what a bad disk, a broken copy and an interrupted download do to a file.
+//! Damage that does not depend on the format: flipped bits, runs of one byte, splices, truncation.
 
 use crate::random::Random;
 

@@ -1,14 +1,14 @@
-//! All that a reader tells of an archive, as facts: a key and a value each.
+//! What a reader returns for an archive, as facts: pairs of a key and a value. The oracles print
+//! the same keys.
 //!
-//! Owns the keys, and how a tree of archfs becomes facts. The oracles print the same keys.
-//! Invariant: a fact stands alone. So of an archive that is damaged in part, what is handed out can
-//! be compared, and what was refused is no fact.
+//! Invariant: each fact stands alone. If an archive is damaged in part, its remaining facts can
+//! still be compared; what was refused is not a fact.
 //!
-//! A key is an object and what is told of it: `kind` (a number as in SquashFS), `mode`, `uid`,
-//! `gid`, `mtime`, `nlink`, `device`, `size`, `target`, `nNAME:OBJECT:KIND` for an entry, `end` for
-//! how many entries there were, `xNAME` and `xend` likewise for attributes, and `cN`, the CRC of a
-//! piece of 4 KiB of its contents. An object of an image is its inode reference, so that loops of
-//! folders end; an object of a tar is its path.
+//! A key is an object and a property: `kind` (a number as in SquashFS), `mode`, `uid`, `gid`,
+//! `mtime`, `nlink`, `device`, `size`, `target`, `nNAME:OBJECT:KIND` for an entry, `end` for the
+//! number of entries, `xNAME` and `xend` for attributes in the same way, and `cN`, the CRC of a 4
+//! KiB piece of the contents. In an image an object is an inode reference, so that directory loops
+//! end; in a tar it is a path.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::ControlFlow;

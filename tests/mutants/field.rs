@@ -1,7 +1,5 @@
-//! Numbers in a format's structures, and what to put there.
-//!
-//! Owns the interesting values: the ends of the range, the neighbours of what was there, steps of
-//! whole blocks, a bit, the value of another field. Leaves where fields are to each format.
+//! Interesting values for a number in a structure: range limits, neighbours of the old value, steps
+//! of whole blocks, one bit, the value of another field.
 
 use crate::random::Random;
 

@@ -1,7 +1,5 @@
-//! Tars, and what may stand in their headers.
-//!
-//! Owns the layout of a header (POSIX ustar, GNU), where the headers of a sound tar are, and edits
-//! of their fields with the checksum made good, mostly. Leaves what is around the tar to `outside`.
+//! Finds the headers of a sound tar (POSIX ustar, GNU) and edits their fields, usually with a
+//! corrected checksum.
 
 use crate::damage;
 use crate::field::interesting;

@@ -1,6 +1,4 @@
-//! The mutants of a format, by number.
-//!
-//! Owns which sound archive a number is of; leaves the mutation to the formats.
+//! All mutants of a format, by number.
 
 use std::fs;
 use std::path::Path;

@@ -1,9 +1,8 @@
-//! SquashFS images, taken apart so that fields behind compression can be edited.
+//! Takes a SquashFS image apart, so that fields in compressed tables can be edited.
 //!
-//! Owns the layout of an image's tables, its own reading of it, and the way back: tables that were
-//! edited are stored plain. References name the place of a block among the stored ones, so a table
-//! is taken apart only if it is one block, or if all its blocks are plain and stay what they were.
-//! Trusts its input, which is a sound image that mksquashfs made.
+//! Edited tables are written back uncompressed. A reference contains the position of a block in the
+//! file, so a table is taken apart only if it has one block, or if all its blocks are uncompressed
+//! and keep their size. The input is trusted: a sound image from mksquashfs.
 
 use archfs::codecs::Codec;
 

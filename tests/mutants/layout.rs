@@ -1,7 +1,7 @@
-//! Where the fields of inodes, listings and attributes are in their decoded tables.
+//! Offsets of the fields of inodes, listings and attributes in their decoded tables.
 //!
-//! Owns the layouts (squashfs_fs.h), written down a second time: a reader that tests itself would
-//! miss what it takes for something else. Trusts its input, as `image` does.
+//! Written from squashfs_fs.h, independently of src, so that a mistake in the reader is not
+//! repeated here. The input is trusted, as in `image`.
 
 use crate::field::{Field, field};
 

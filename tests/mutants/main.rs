@@ -1,16 +1,14 @@
-//! Mutants: archives damaged on purpose, of which every byte that is handed out must be right.
+//! Mutants: for an archive damaged on purpose, archfs returns correct bytes or an error.
 //!
-//! Owns the tests; what they are made of stands in the other files. A mutant is made of a sound
-//! archive (`seeds`) by its number (`herd`): damaged as disks and copies do (`damage`), or edited
-//! in a field of a table or a header that is stored again so that only that field is wrong
-//! (`image`, `header`). A `worker` opens it, walks through it and reads it whole, under a limit of
-//! its address space; what it was told (`facts`) must be what another reader says (`oracle`:
-//! libsquashfs, Python's tarfile), or an error. Where the two may differ stands in `rules`, and the
-//! table at the end counts it. What the other reader finds in a tar and archfs does not show, it
-//! must tell of.
+//! A mutant is made of a sound archive (`seeds`) by its number (`herd`). It is either damaged as by
+//! a disk or a copy (`damage`), or one field of a table or header is edited and the rest kept valid
+//! (`image`, `header`). A `worker` opens and reads it under a limit of address space. Its `facts`
+//! must match another reader (`oracle`: libsquashfs, Python's tarfile) or be errors; `rules` lists
+//! the allowed differences. If tarfile finds a member that archfs does not show, archfs must report
+//! it.
 //!
-//! ARCHFS_MUTANTS sets how many of each format (20,000), ARCHFS_SEED chooses others, and
-//! ARCHFS_MUTANT=squashfs:4711 reads one again, tells what was refused, and keeps it in target/tmp.
+//! ARCHFS_MUTANTS sets the number for each format (20,000), ARCHFS_SEED chooses others.
+//! ARCHFS_MUTANT=squashfs:4711 runs one again, prints what was refused, and keeps it in target/tmp.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,9 +1,8 @@
-//! Which inode of an image the number that archfs shows for it stands for.
+//! Maps an inode number shown by archfs back to an inode reference.
 //!
-//! Owns the way back from a number to an inode reference, written down a second time: by the
-//! export table of the mutant, or out of the number itself where the table does not know the inode
-//! (src/formats/squashfs/numbers.rs says when). A wrong reference names another object, so facts
-//! about it would be compared with another inode's and fail.
+//! Written independently of src/formats/squashfs/numbers.rs: by the mutant's export table, or from
+//! the number itself if the table does not have the inode. A wrong reference names another object,
+//! so its facts would differ and fail the test.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

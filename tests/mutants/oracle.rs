@@ -1,6 +1,5 @@
-//! The other reader, in a process of its own: it may crash or hang on a mutant, and archfs may not.
-//!
-//! Owns asking it for the facts of an archive, and starting another one where it ended.
+//! Runs the other reader in its own process, because it may crash or hang on a mutant, and restarts
+//! it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

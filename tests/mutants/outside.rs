@@ -1,7 +1,4 @@
-//! What a tar is wrapped in.
-//!
-//! Owns packing a mutant again, so that its headers lie behind a compressor that finds nothing
-//! wrong.
+//! Compresses a mutant tar again, so that its damage is below a valid compressed stream.
 
 use std::io::Read;
 

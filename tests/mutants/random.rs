@@ -1,6 +1,4 @@
-//! Numbers that look random and are the same for the same seed (SplitMix64).
-//!
-//! Owns the generator and the choices that are made with it; what is chosen is up to the mutators.
+//! A random number generator with a seed (SplitMix64).
 
 /// The state of the generator.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
-//! Where archfs and another reader may differ, and why.
+//! Allowed differences between archfs and the other reader, each with its reason.
 //!
-//! Owns the rules, each as narrow as what it is about. Invariant: for images no rule allows that
-//! both say something and not the same; rules are about what only archfs reads.
+//! Invariant: for an image, no rule allows two different values; rules only allow facts that archfs
+//! alone returns.
 
 use std::fmt;
 

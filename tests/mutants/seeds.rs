@@ -1,8 +1,7 @@
-//! The sound archives that mutants are made of: small, with one of everything.
+//! Makes the sound archives that mutants are made of: small, with one file of every kind.
 //!
-//! Owns the tree that is packed and the options of the packers. They are made anew by each run, and
-//! come out the same: all times and owners are fixed, so a mutant has a number for good, as long as
-//! the packers stay the same.
+//! All times and owners are fixed, so each run makes the same bytes and a mutant keeps its number
+//! while mksquashfs and tar stay the same.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -1,7 +1,7 @@
-//! Runs the workers, and takes note of those that crash or hang.
+//! Runs the workers and restarts those that crash or hang.
 //!
-//! Owns who does which mutants, the time that one may take, and what fails the test: a crash, a
-//! hang, too much memory, a wrong answer, and that too few were healthy to tell anything.
+//! The test fails on a crash, a hang, too much memory, a wrong answer, or too few mutants that
+//! could be read.
 
 use std::io::{BufRead, BufReader, Write, stderr};
 use std::path::Path;

@@ -1,6 +1,4 @@
-//! What is shown at the end: how many mutants of each sound archive became what.
-//!
-//! Owns the counts, and nothing of what they mean.
+//! The table at the end: outcomes of the mutants of each sound archive.
 
 use std::collections::BTreeMap;
 use std::fmt;

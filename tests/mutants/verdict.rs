@@ -1,8 +1,7 @@
-//! What archfs handed out, judged by what the other reader says.
+//! Compares the facts from archfs with those from the other reader.
 //!
-//! Owns the comparison of facts. Where the two may differ is for `rules` to say.
-//! Invariant: what archfs refuses is never wrong, and nothing else is right but what the other
-//! says. What the other finds in a tar is shown, or told to be missing.
+//! Invariant: a refusal is never wrong. Any other fact is right only if the other reader or a rule
+//! confirms it. An entry that only the other reader finds in a tar must be reported as missing.
 
 use std::collections::BTreeMap;
 

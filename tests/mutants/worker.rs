@@ -1,8 +1,7 @@
-//! A process that opens mutants, walks through them, reads them whole, and asks the other reader.
+//! A process that opens and reads mutants, and asks the other reader about each.
 //!
-//! Owns what is done with one mutant, and the limits of this process: address space, and the memory
-//! that a mutant touched at most. Each step is told on stdout, so that whoever watches knows at
-//! which mutant a crash or a hang came. A panic ends the process, as it would end a mount.
+//! It limits its address space and measures peak memory. It prints each step, so the supervisor
+//! knows which mutant crashed or hung. A panic ends the process, as it would end a mount.
 
 use std::fs;
 use std::io::{Write, stdout};

@@ -1,4 +1,4 @@
-//! Files that can not be packed, places that can not be written to, and ends before the end.
+//! `archfs pack` with unreadable files, unwritable output, and signals before it is done.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! Images, read by the kernel, unsquashfs, squashfuse, 7-Zip and archfs.
+//! Packed images, read by the kernel, unsquashfs, squashfuse, 7-Zip and archfs.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,8 +1,7 @@
-//! `archfs pack`: what it makes, read by everybody else who reads such archives.
+//! `archfs pack` writes archives that other programs read; each is compared with its source tree.
 //!
-//! Owns what docs/PACK.md promises: `images` and `tars` for what is written, `sources` for what they
-//! are made of, `shards` for WebDataset, `failures` for what can not be packed. Each archive is
-//! compared with the tree that it was made of, by programs that are not archfs.
+//! Tests what docs/PACK.md promises: `images` and `tars` the formats, `sources` the input, `shards`
+//! WebDataset, `failures` the errors.
 
 #[path = "../support/mod.rs"]
 mod support;

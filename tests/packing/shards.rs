@@ -1,4 +1,5 @@
-//! Shards for WebDataset: whole samples, one order for one seed, read by tar and by archfs.
+//! Shards for WebDataset: samples are not split, the order depends only on the seed, and tar and
+//! archfs read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,5 @@
-//! What archives can be made of: folders, lists, maps, tars of all kinds, images, and several.
+//! What `archfs pack` accepts as input: directories, lists, maps, tars, images, and several of
+//! them.
 
 use std::fs;
 use std::process::Command;

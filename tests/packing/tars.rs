@@ -1,4 +1,4 @@
-//! Tars, read by GNU tar, bsdtar, Python's tarfile and archfs.
+//! Packed tars, read by GNU tar, bsdtar, Python's tarfile and archfs.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};

@@ -1,4 +1,5 @@
-//! POSIX ACLs in a tar, where everybody may enter: no user gets more than they gave in the source.
+//! POSIX ACLs in a tar, on a mount that every user may enter: no user gets more access than in the
+//! source.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};

@@ -1,4 +1,4 @@
-//! Which fusermount is run.
+//! Which fusermount archfs runs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

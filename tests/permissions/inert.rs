@@ -1,4 +1,5 @@
-//! What an archive holds and what has no effect: rights of programs, devices, links that lead out.
+//! What has no effect on a mount: set-uid bits, file capabilities, devices, and links that lead out
+//! of the archive.
 
 use std::fs;
 use std::io::ErrorKind;

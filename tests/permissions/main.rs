@@ -1,11 +1,10 @@
-//! Other users of the node, and archives and folders made by somebody with bad intentions.
+//! Access by other users of the node, and archives and directories made by an attacker.
 //!
-//! Owns what docs/SEMANTICS.md says under "Permissions" and "Who can do what": `others` who may
-//! read what, `modes` on whom modes are enforced, `inert` what in an archive has no effect,
-//! `planted` what somebody put in the way beforehand, `points` whose directories are mounted on,
-//! `races` what somebody swaps meanwhile, `served` what another user's FUSE file system claims,
-//! `helper` which fusermount is run, `terminal` names that a terminal would obey. Each test has
-//! /dev/fuse and a node with its users to itself.
+//! Tests "Permissions" and "Who can do what" of docs/SEMANTICS.md: `others` read access, `modes`
+//! enforced modes, `inert` what has no effect, `planted` files planted in advance, `points` owners
+//! of mount points, `races` swapped paths, `served` another user's FUSE file system, `helper` the
+//! choice of fusermount, `terminal` names with escape sequences. Each test has /dev/fuse and a node
+//! with its users to itself.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! Modes and owners in an archive: on whom they are enforced, and who says so.
+//! Modes and owners in an archive: for which users they are enforced.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};

@@ -1,4 +1,4 @@
-//! Who may read what: the mount, the copy, the index, the records, the socket, the log.
+//! Which users can read the mount, the copy, the index, the records, the socket and the log.
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Write};

@@ -1,4 +1,4 @@
-//! What somebody put in the way beforehand, and what is written in records.
+//! Links, files and records that an attacker planted in advance.
 
 use std::fs::{self, Permissions};
 use std::os::fd::AsRawFd;

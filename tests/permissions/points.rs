@@ -1,4 +1,4 @@
-//! Whose directories may be mounted on, and who unmounts there.
+//! Which directories can be mount points, and which users can unmount there.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};

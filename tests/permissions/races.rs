@@ -1,4 +1,4 @@
-//! What somebody swaps while archfs is at work.
+//! Paths that an attacker swaps while archfs mounts or unmounts.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,5 +1,4 @@
-//! FUSE file systems that another user serves, who can claim any owner and mode for what is in
-//! them.
+//! FUSE file systems of another user, whose daemon can claim any owner and mode for a file.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};

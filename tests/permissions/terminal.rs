@@ -1,4 +1,4 @@
-//! Names that a terminal would obey.
+//! Names with escape sequences are made harmless on a terminal.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -1,7 +1,7 @@
-//! Control groups of a test's own, of both versions.
+//! Control groups for a test, of both versions.
 //!
-//! Owns making and removing them. Processes are put into one by a shell that then becomes the
-//! program under test. Where none can be made that is loud, or fatal in CI.
+//! A shell enters the group and executes the program under test. If no group can be made, the test
+//! says so, and fails in CI.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
-//! A file system with one file that fails on demand: the archive's, in tests of what follows.
+//! A FUSE file system with one file, whose reads fail on demand.
 //!
-//! Owns the ways to fail. It is served by the test itself, nothing is cached above it, so that every
-//! read comes here. Dropping it unmounts it, lazily.
+//! The test itself serves it, without caching, so every read arrives here. Dropping it unmounts it
+//! lazily.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};

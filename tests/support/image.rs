@@ -1,6 +1,4 @@
-//! Images, made by mksquashfs.
-//!
-//! Owns calling it; the options are the tests' own.
+//! Makes images with mksquashfs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,6 +1,6 @@
-//! The kernel's side of a FUSE connection, played by a test: any kernel's INIT, without that kernel.
+//! Plays the kernel's side of a FUSE connection, to test the INIT of any kernel.
 //!
-//! A pair of sockets stands for /dev/fuse: like it, SOCK_SEQPACKET passes one message per call.
+//! A pair of sockets replaces /dev/fuse; like it, SOCK_SEQPACKET passes one message per call.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
-//! Mounts that go when the test ends, however it ends.
-//!
-//! Owns archfs mounts, the kernel's own, and the look at mountinfo, that of the thread: see `node`.
+//! Mounts of archfs and of the kernel's SquashFS that are unmounted when a test ends, however it
+//! ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
-//! A node of a test's own: its /tmp and /dev/shm, and two ordinary users who exist nowhere else.
+//! A private node for a test: its own /tmp and /dev/shm, and two ordinary users who exist nowhere
+//! else.
 //!
-//! Owns the mount namespace of the calling thread, so programs that the test starts are on the node
-//! as well, and tests beside it are not. What is mounted there goes with the last of them.
-//! A file of this process that names mounts is that of the thread: /proc/thread-self/mountinfo.
+//! The calling thread has its own mount namespace, which the programs it starts inherit. Read
+//! mounts from /proc/thread-self/mountinfo, because other threads have another namespace.
 
 use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;

@@ -1,7 +1,6 @@
-//! The programs that compress a tar, and calling them.
+//! Runs the programs that compress a tar.
 //!
-//! Owns the list of them and the rule on those that are missing: a test says which it did without,
-//! and fails where CI is set.
+//! If a program is missing, the test says so, and fails in CI.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

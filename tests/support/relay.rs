@@ -1,6 +1,6 @@
-//! The running kernel's FUSE connection with another INIT: a relay that clears what it offers.
+//! A relay between /dev/fuse and archfs that clears the features the kernel offers in INIT.
 //!
-//! Requests pass from /dev/fuse to archfs through a pair of sockets and are counted on the way.
+//! It passes requests on through a pair of sockets and counts them.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;

@@ -1,6 +1,5 @@
-//! Everything a user can see of a tree, to be compared with another.
-//!
-//! Owns the walk and what is left out of a comparison; uses nothing of archfs.
+//! A snapshot of everything a user can see in a tree, to compare it with another. Uses no code of
+//! archfs.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,7 @@
-//! Source trees: folders with everything that a file system can hold.
+//! Source trees with every kind of file, the same in each run.
 //!
-//! Owns their contents, which are the same at each run. Trees are made once and kept; a lock lets
-//! several test programs ask at once, and a change here changes the folder's name.
+//! Trees are made once and kept, under a lock because several test programs use them. VERSION is
+//! part of their path.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};

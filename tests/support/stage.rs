@@ -1,7 +1,7 @@
-//! A small image and a place for its mount, and the scripts that ask for it.
+//! A small image, its mount point, and the scripts that mount it.
 //!
-//! Owns starting programs as a job does: shells that go on, as root or as an ordinary user, and
-//! what they say. Whatever a test mounts there is unmounted when it fails, too.
+//! Starts programs as a job does: shells that run on, as root or as an ordinary user. Mounts are
+//! unmounted even if the test fails.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

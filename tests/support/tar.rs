@@ -1,6 +1,4 @@
-//! Tar archives, made by GNU tar or by hand.
-//!
-//! Owns the bytes of what no tar writes.
+//! Makes tar archives, with GNU tar or byte by byte.
 
 use std::fs::{self, File};
 use std::io::Write;

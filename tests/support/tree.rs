@@ -1,6 +1,6 @@
-//! An archive as the library shows it, without a mount: for what needs hundreds of archives.
+//! Opens archives with the library, without a mount, for tests with hundreds of archives.
 //!
-//! Owns opening, and the same lines that tests/python/tar_tree.py prints.
+//! Prints the same lines as tests/python/tar_tree.py.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

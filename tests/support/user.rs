@@ -1,7 +1,7 @@
-//! Ordinary users: system accounts of the machine that nobody works as.
+//! Acts as an ordinary user, with a system account that is otherwise unused.
 //!
-//! Owns acting as one, and /dev/fuse, which gets the mode that every distribution gives it and its
-//! old one back. One test at a time has users, since they share that device.
+//! Opens /dev/fuse to all users and restores its mode. Tests share that device, so one test at a
+//! time has users.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, chown};

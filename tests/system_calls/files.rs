@@ -1,4 +1,4 @@
-//! Opening, reading, seeking, locking.
+//! open, read, seek and locks.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, IsTerminal, Read};

@@ -1,4 +1,4 @@
-//! Listings, and names that are looked up.
+//! Directory listings and lookups.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;

@@ -1,4 +1,4 @@
-//! Handles of files (name_to_handle_at(2)), as overlayfs and NFS servers keep them.
+//! File handles (name_to_handle_at(2)), which overlayfs and NFS servers store.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,8 +1,7 @@
-//! What docs/SEMANTICS.md says of each system call on files, folders and what they are, shown on a
-//! mount.
+//! System calls on a mount do what docs/SEMANTICS.md says.
 //!
-//! Owns the promises that a comparison of trees does not see: `files` reading, seeking and locks,
-//! `folders` listings and names, `inodes` what stat and attributes show.
+//! `files` covers reading, seeking and locks, `folders` listings and names, `inodes` stat and
+//! attributes.
 
 #[path = "../support/mod.rs"]
 mod support;
