@@ -263,7 +263,7 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn the_script_makes_the_same_files_again() {
+fn make_bad_reproduces_the_corpus() {
     let work = work_folder();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/make-bad");
     run(Command::new("python3").arg(script).arg(work.path()));
@@ -275,14 +275,14 @@ fn the_script_makes_the_same_files_again() {
 }
 
 #[test]
-fn commands_tell_what_is_wrong_and_where_within_time_and_memory() {
+fn commands_report_the_damage_and_its_path_within_limits() {
     let work = work_folder();
     let count = each(Case::all(work.path()), Case::check_commands);
     assert!(count > 100, "{count} cases");
 }
 
 #[test]
-fn mounts_answer_damage_with_eio_and_the_rest_with_right_bytes() {
+fn mounts_return_eio_for_damage_and_correct_bytes_elsewhere() {
     if !can_mount() {
         return;
     }
@@ -306,7 +306,7 @@ fn mounts_answer_damage_with_eio_and_the_rest_with_right_bytes() {
 }
 
 #[test]
-fn the_undamaged_siblings_are_sound_for_others_too() {
+fn other_programs_accept_the_undamaged_archives() {
     let work = work_folder();
     let mut checked = 0;
     for case in Case::all(work.path()) {

@@ -41,7 +41,7 @@ fn refuses(image: &Path, mount_point: &Path, status: i32, text: &str) {
 }
 
 #[test]
-fn what_is_no_archive_is_refused_with_status_3() {
+fn files_that_are_not_archives_exit_with_status_3() {
     let Some((_clean_up, work, mount_point)) = stage() else { return };
     let file = |name: &str, bytes: &[u8]| -> PathBuf {
         let path = work.path().join(name);
@@ -72,7 +72,7 @@ fn what_is_no_archive_is_refused_with_status_3() {
 }
 
 #[test]
-fn a_damaged_superblock_is_refused_with_status_3() {
+fn a_damaged_superblock_exits_with_status_3() {
     let Some((_clean_up, work, mount_point)) = stage() else { return };
     let sound = fs::read(image::small(work.path())).unwrap();
     let with = |at: usize, bytes: &[u8]| -> PathBuf {
@@ -91,7 +91,7 @@ fn a_damaged_superblock_is_refused_with_status_3() {
 }
 
 #[test]
-fn a_truncated_image_is_refused_with_status_3() {
+fn a_truncated_image_exits_with_status_3() {
     let Some((_clean_up, work, mount_point)) = stage() else { return };
     let sound = fs::read(image::small(work.path())).unwrap();
     let used = u64::from_le_bytes(sound[40..48].try_into().unwrap()) as usize;
@@ -107,7 +107,7 @@ fn a_truncated_image_is_refused_with_status_3() {
 }
 
 #[test]
-fn a_bad_mount_point_is_refused_with_status_1() {
+fn a_bad_mount_point_exits_with_status_1() {
     if !can_mount() {
         return;
     }
@@ -131,7 +131,7 @@ fn a_bad_mount_point_is_refused_with_status_1() {
 }
 
 #[test]
-fn wrong_use_has_status_2() {
+fn usage_errors_exit_with_status_2() {
     let status = |arguments: &[&str]| archfs().args(arguments).output().unwrap().status.code();
     assert_eq!(status(&[]), Some(2));
     assert_eq!(status(&["fly"]), Some(2));
@@ -157,7 +157,7 @@ fn wrong_use_has_status_2() {
 }
 
 #[test]
-fn ls_and_cat_look_inside_without_mounting() {
+fn ls_and_cat_read_an_archive_without_mounting() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir_all(source.join("folder/inner")).unwrap();

@@ -55,7 +55,7 @@ fn mount(group: &Group, image: &Path, mount_point: &Path, options: &[&str]) -> M
 /// > **Budget**: all mounts of a job on a node share one budget for their caches, unless `--cache`
 /// > gives a mount its own.
 #[test]
-fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_has_it_all() {
+fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_gets_all() {
     let Some(group) = job() else {
         return;
     };
@@ -106,7 +106,7 @@ fn a_private_mount_shares_the_budget() {
 }
 
 #[test]
-fn a_budget_that_was_asked_for_is_not_shared() {
+fn an_explicit_budget_is_not_shared() {
     let Some(group) = job() else {
         return;
     };

@@ -26,7 +26,7 @@ fn written(path: &Path) -> String {
 }
 
 #[test]
-fn signals_are_passed_on() {
+fn run_forwards_signals() {
     let Some(stage) = stage() else { return };
     for (name, signal) in [
         ("TERM", Signal::TERM),
@@ -133,7 +133,7 @@ open(\"go\").read()
 
 /// > `run` keeps its mount as long as processes in the process group of COMMAND use it.
 #[test]
-fn what_the_command_leaves_keeps_the_mount_as_long_as_it_uses_it() {
+fn background_processes_of_the_command_keep_the_mount_while_they_use_it() {
     let Some(stage) = stage_with(with_program) else { return };
     let go = stage.fifo("go");
     for (what, script) in USES {
@@ -149,7 +149,7 @@ fn what_the_command_leaves_keeps_the_mount_as_long_as_it_uses_it() {
 }
 
 #[test]
-fn a_signal_takes_the_mount_from_what_the_command_left() {
+fn a_signal_ends_the_mount_despite_background_processes() {
     let Some(stage) = stage() else { return };
     let go = stage.fifo("go");
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
@@ -171,7 +171,7 @@ fn a_signal_takes_the_mount_from_what_the_command_left() {
 }
 
 #[test]
-fn what_does_not_use_the_mount_does_not_keep_it() {
+fn processes_that_do_not_use_the_mount_do_not_keep_it() {
     let Some(stage) = stage() else { return };
     let go = stage.fifo("go");
     let output = run(&mut command(&stage, "(read x <go; echo >done) >/dev/null 2>&1 & exit 0"));
@@ -184,7 +184,7 @@ fn what_does_not_use_the_mount_does_not_keep_it() {
 
 /// > `run` keeps its mount as long as processes in the process group of COMMAND use it.
 #[test]
-fn what_left_the_session_does_not_keep_the_mount_and_can_read_on() {
+fn a_process_in_another_session_does_not_keep_the_mount_but_reads_open_files() {
     let Some(stage) = stage() else { return };
     let go = stage.fifo("go");
     let script = "exec 9<mount/folder/data; \
@@ -198,7 +198,7 @@ fn what_left_the_session_does_not_keep_the_mount_and_can_read_on() {
 }
 
 #[test]
-fn a_command_keeps_its_files_when_run_is_killed() {
+fn open_files_stay_readable_when_run_is_killed() {
     let Some(stage) = stage() else { return };
     let script = "exec 9<mount/folder/data; echo started; read x; cat mount/hello; wc -c <&9; \
                   read x; echo last";
@@ -222,7 +222,7 @@ fn a_command_keeps_its_files_when_run_is_killed() {
 }
 
 #[test]
-fn a_killed_daemon_leaves_a_dead_mount_that_run_clears() {
+fn run_clears_the_stale_mount_of_a_killed_daemon() {
     let Some(stage) = stage() else { return };
     let script = "echo started; read x; cat mount/hello || exit 5";
     let mut run = Talker::start(&mut command(&stage, script));
@@ -234,7 +234,7 @@ fn a_killed_daemon_leaves_a_dead_mount_that_run_clears() {
 }
 
 #[test]
-fn run_clears_up_behind_a_daemon_that_was_killed_when_it_had_unmounted() {
+fn run_cleans_up_after_a_daemon_killed_after_unmounting() {
     let Some(stage) = stage() else { return };
     let mut run = Talker::start(&mut command(&stage, "echo started; read x"));
     assert_eq!(run.line(), "started");
@@ -262,7 +262,7 @@ fn zombies_of(parent: i32) -> usize {
 }
 
 #[test]
-fn orphans_are_buried() {
+fn run_reaps_orphans() {
     let Some(stage) = stage() else { return };
     let script = "for i in $(seq 100); do (true & ) ; done; echo made; read x";
     let mut run = Talker::start(&mut command(&stage, script));
@@ -275,7 +275,7 @@ fn orphans_are_buried() {
 
 /// As the workers of a data loader do: they read, and look now and then whether their parent lives.
 #[test]
-fn workers_of_a_killed_command_do_not_hold_up_its_end() {
+fn workers_of_a_killed_command_do_not_delay_the_unmount() {
     let Some(stage) = stage() else { return };
     let loader = "\
 import multiprocessing, os, signal
@@ -308,7 +308,7 @@ if __name__ == '__main__':
 
 /// The kernel forgets the children of a process that ignores SIGCHLD as they end.
 #[test]
-fn a_run_that_was_started_to_ignore_its_children_ends_all_the_same() {
+fn run_ends_even_if_started_with_sigchld_ignored() {
     let Some(stage) = stage() else { return };
     let script = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
                   os.execv(sys.argv[1], sys.argv[1:])";
@@ -321,7 +321,7 @@ fn a_run_that_was_started_to_ignore_its_children_ends_all_the_same() {
 }
 
 #[test]
-fn signals_that_are_ignored_stay_so() {
+fn ignored_signals_stay_ignored() {
     let Some(stage) = stage() else { return };
     let mut nohup = Command::new("nohup");
     nohup

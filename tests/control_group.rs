@@ -36,7 +36,7 @@ fn limited() -> Option<Group> {
 }
 
 #[test]
-fn the_limit_is_found_where_the_hierarchy_usually_is() {
+fn finds_the_limit_at_the_usual_mount_point() {
     let Some(group) = limited() else {
         return;
     };
@@ -44,7 +44,7 @@ fn the_limit_is_found_where_the_hierarchy_usually_is() {
 }
 
 #[test]
-fn the_limit_is_found_in_a_namespace_that_was_not_remounted() {
+fn finds_the_limit_in_a_cgroup_namespace_without_a_new_mount() {
     let Some(group) = limited() else {
         return;
     };
@@ -52,7 +52,7 @@ fn the_limit_is_found_in_a_namespace_that_was_not_remounted() {
 }
 
 #[test]
-fn the_limit_is_found_below_a_bind_mount_of_a_subtree() {
+fn finds_the_limit_below_a_bind_mount_of_a_subtree() {
     let Some(group) = limited() else {
         return;
     };
@@ -66,7 +66,7 @@ fn the_limit_is_found_below_a_bind_mount_of_a_subtree() {
 }
 
 #[test]
-fn the_limit_is_found_where_the_controller_is_mounted_elsewhere() {
+fn finds_the_limit_if_the_controller_is_mounted_elsewhere() {
     let Some(group) = limited() else {
         return;
     };
@@ -80,7 +80,7 @@ fn the_limit_is_found_where_the_controller_is_mounted_elsewhere() {
 }
 
 #[test]
-fn without_a_mount_of_the_hierarchy_the_node_is_the_limit() {
+fn uses_the_memory_of_the_node_if_the_hierarchy_is_not_mounted() {
     let Some(group) = limited() else {
         return;
     };

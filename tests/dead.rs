@@ -59,7 +59,7 @@ fn daemon_of(user: &User) -> Pid {
 }
 
 #[test]
-fn list_tells_a_dead_mount_and_gc_clears_it_with_its_directory() {
+fn list_shows_a_stale_mount_and_gc_removes_it_with_its_directory() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     for is_there in [false, true] {
@@ -80,7 +80,7 @@ fn list_tells_a_dead_mount_and_gc_clears_it_with_its_directory() {
 }
 
 #[test]
-fn several_dead_mounts_on_each_other_are_cleared_together() {
+fn gc_clears_stacked_stale_mounts_together() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     leave_dead(&stage);
@@ -95,7 +95,7 @@ fn several_dead_mounts_on_each_other_are_cleared_together() {
 /// > A stale mount, whose daemon was killed, gives ENOTCONN, also for open files, until the next
 /// > `mount`, `run`, `unmount` or `gc` of its user clears it.
 #[test]
-fn a_dead_mount_gives_enotconn_also_to_open_files_until_anything_of_its_user_clears_it() {
+fn a_stale_mount_returns_enotconn_until_a_command_of_its_user_clears_it() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     for command in ["mount", "run", "unmount", "gc"] {
@@ -185,7 +185,7 @@ impl<'a> Hanging<'a> {
 }
 
 #[test]
-fn what_a_killed_daemon_leaves_is_cleared_also_while_one_of_its_threads_still_ends() {
+fn a_stale_mount_is_cleared_while_a_thread_of_its_daemon_still_exits() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let storage = Hanging::new(&stage);
@@ -213,7 +213,7 @@ fn what_a_killed_daemon_leaves_is_cleared_also_while_one_of_its_threads_still_en
 }
 
 #[test]
-fn who_talks_to_a_daemon_that_is_killed_clears_up_while_one_of_its_threads_still_ends() {
+fn a_client_clears_the_mount_of_a_daemon_killed_during_its_request() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let storage = Hanging::new(&stage);
@@ -253,7 +253,7 @@ fn who_talks_to_a_daemon_that_is_killed_clears_up_while_one_of_its_threads_still
 }
 
 #[test]
-fn gc_detaches_all_that_is_dead_before_it_waits_for_any() {
+fn gc_detaches_all_stale_mounts_before_it_waits() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let storage = Hanging::new(&stage);
@@ -289,7 +289,7 @@ fn gc_detaches_all_that_is_dead_before_it_waits_for_any() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_before_it_has_cleared_up_is_cleared_up_behind() {
+fn the_next_command_cleans_up_after_a_daemon_killed_during_cleanup() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -306,7 +306,7 @@ fn a_daemon_that_is_killed_before_it_has_cleared_up_is_cleared_up_behind() {
 }
 
 #[test]
-fn mount_and_run_clear_a_dead_mount_with_a_note() {
+fn mount_and_run_clear_a_stale_mount_with_a_note() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let note = format!("{}: clearing a stale mount of ", stage.mount_point.display());
@@ -328,7 +328,7 @@ fn mount_and_run_clear_a_dead_mount_with_a_note() {
 /// > **`gc`, `unmount`, `list`** act only on mounts of type fuse.archfs of this user, whatever the
 /// > records say. Root can also unmount those of other users.
 #[test]
-fn each_user_clears_only_what_is_dead_and_its_own() {
+fn each_user_clears_only_their_own_stale_mounts() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
@@ -367,7 +367,7 @@ fn each_user_clears_only_what_is_dead_and_its_own() {
 }
 
 #[test]
-fn gc_clears_records_of_mounts_that_others_took_away() {
+fn gc_removes_records_of_mounts_unmounted_by_others() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
@@ -385,7 +385,7 @@ fn gc_clears_records_of_mounts_that_others_took_away() {
 }
 
 #[test]
-fn gc_leaves_directories_and_files_of_others_alone() {
+fn gc_leaves_other_directories_and_files_alone() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
@@ -407,7 +407,7 @@ fn gc_leaves_directories_and_files_of_others_alone() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_is_silent_and_holds_nobody_up() {
+fn a_stopped_daemon_blocks_no_other_command() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -433,7 +433,7 @@ fn a_daemon_that_is_stopped_is_silent_and_holds_nobody_up() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_holds_nobody_up_where_the_kernel_has_forgotten_the_mount() {
+fn a_stopped_daemon_blocks_no_command_once_kernel_caches_expired() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     std::os::unix::fs::symlink("mount/", stage.work.path().join("link")).unwrap();
@@ -458,7 +458,7 @@ fn a_daemon_that_is_stopped_holds_nobody_up_where_the_kernel_has_forgotten_the_m
 
 /// 30 seconds were too long, and nobody else could do anything at the mount point until then.
 #[test]
-fn a_daemon_that_is_stopped_has_five_seconds_and_blocks_no_other_command() {
+fn a_stopped_daemon_is_given_up_after_five_seconds() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -480,7 +480,7 @@ fn a_daemon_that_is_stopped_has_five_seconds_and_blocks_no_other_command() {
 }
 
 #[test]
-fn a_user_unmounts_a_daemon_that_is_stopped() {
+fn an_ordinary_user_unmounts_the_mount_of_a_stopped_daemon() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();

@@ -77,7 +77,7 @@ fn every_zstd_image_shows_its_source() {
 }
 
 #[test]
-fn other_options_of_mksquashfs_change_nothing_that_is_seen() {
+fn other_mksquashfs_options_show_the_same_tree() {
     if !can_mount() {
         return;
     }
@@ -107,7 +107,7 @@ fn other_options_of_mksquashfs_change_nothing_that_is_seen() {
 }
 
 #[test]
-fn the_kernel_shows_the_same_of_the_same_image() {
+fn the_kernel_shows_the_same_tree() {
     if !can_mount() {
         return;
     }
@@ -142,7 +142,7 @@ fn the_kernel_shows_the_same_of_the_same_image() {
 }
 
 #[test]
-fn a_folder_of_a_hundred_thousand_names_is_listed_whole_and_searched() {
+fn lists_and_looks_up_a_hundred_thousand_names() {
     if !can_mount() {
         return;
     }
@@ -178,7 +178,7 @@ fn a_folder_of_a_hundred_thousand_names_is_listed_whole_and_searched() {
 
 /// > `st_blocks` does not count holes.
 #[test]
-fn a_sparse_file_of_5_gib_has_its_bytes_and_its_holes() {
+fn a_sparse_file_of_5_gib_keeps_its_data_and_holes() {
     if !can_mount() {
         return;
     }
@@ -215,7 +215,7 @@ fn a_sparse_file_of_5_gib_has_its_bytes_and_its_holes() {
 }
 
 #[test]
-fn an_image_inside_another_file_is_found_at_its_offset() {
+fn mounts_an_image_at_an_offset() {
     if !can_mount() {
         return;
     }
@@ -232,7 +232,7 @@ fn an_image_inside_another_file_is_found_at_its_offset() {
 
 /// > `uid=` and `gid=` show all files as owned by that user or group.
 #[test]
-fn a_folder_of_the_image_can_be_the_root_and_owners_be_replaced() {
+fn subdir_and_uid_gid_options_change_root_and_owners() {
     if !can_mount() {
         return;
     }

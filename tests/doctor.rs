@@ -126,7 +126,7 @@ fn assert_nothing_left() {
 }
 
 #[test]
-fn root_mounts_in_all_ways_and_the_keys_are_those_of_the_documents() {
+fn root_can_mount_in_all_ways_and_json_keys_match_the_docs() {
     let Some(_stage) = stage() else { return };
     let _device = OpenDevice::new();
     let found = Found::of(&archfs().args(["doctor", "--json"]).output().unwrap(), "root");
@@ -163,7 +163,7 @@ fn root_mounts_in_all_ways_and_the_keys_are_those_of_the_documents() {
 }
 
 #[test]
-fn the_text_has_a_state_a_remedy_where_there_is_one_and_a_verdict_last() {
+fn the_text_shows_states_remedies_and_a_verdict_last() {
     let Some(patient) = patient() else { return };
     for (change, status, last) in [
         ("", 0, "works here: archfs mount, archfs run, archfs run --private"),
@@ -209,7 +209,7 @@ const HIDE_DEVICE: &str = "mkdir $WORK/dev; mount -t tmpfs none $WORK/dev; mkdir
      cp -a /dev/null /dev/zero /dev/urandom /dev/fd $WORK/dev; mount --move $WORK/dev /dev; rmdir $WORK/dev";
 
 #[test]
-fn an_ordinary_user_mounts_where_nothing_is_missing() {
+fn an_ordinary_user_can_mount_if_nothing_is_missing() {
     let Some(patient) = patient() else { return };
     let found = patient.examined("", "");
     found.assert_ways([true, true, true]);
@@ -224,7 +224,7 @@ fn an_ordinary_user_mounts_where_nothing_is_missing() {
 }
 
 #[test]
-fn a_device_that_is_not_there_or_not_open_to_the_user_is_told_with_whom_to_ask_for_what() {
+fn reports_a_missing_or_closed_device_and_what_to_ask_the_administrator() {
     let Some(patient) = patient() else { return };
     let node = |mode: &str| {
         format!("{HIDE_DEVICE}; mknod -m {mode} /dev/fuse c 10 229; mount -o remount,dev /dev")
@@ -254,7 +254,7 @@ fn a_device_that_is_not_there_or_not_open_to_the_user_is_told_with_whom_to_ask_f
 }
 
 #[test]
-fn in_a_container_the_remedy_is_that_of_the_container() {
+fn in_a_container_the_remedy_is_about_the_container() {
     let Some(patient) = patient() else { return };
     for (sign, runtime, remedy) in [
         ("APPTAINER_CONTAINER=/a.sif", "apptainer", "--fusemount"),
@@ -270,7 +270,7 @@ fn in_a_container_the_remedy_is_that_of_the_container() {
 }
 
 #[test]
-fn without_a_helper_that_can_mount_run_does() {
+fn run_mounts_without_a_usable_fusermount() {
     let Some(patient) = patient() else { return };
     let bin = "cp -a /usr/bin $WORK/bin; chmod u+s $WORK/bin/fusermount3";
     for (change, before, words, remedy) in [
@@ -315,7 +315,7 @@ fn without_a_helper_that_can_mount_run_does() {
 }
 
 #[test]
-fn what_only_this_process_lacks_is_not_asked_of_the_administrator() {
+fn limits_of_this_process_are_no_request_to_the_administrator() {
     let Some(patient) = patient() else { return };
     for before in ["ulimit -u 3;", "ulimit -u 5;", "ulimit -n 20;", "ulimit -v 400000;"] {
         let found = patient.examined("", before);
@@ -330,7 +330,7 @@ fn what_only_this_process_lacks_is_not_asked_of_the_administrator() {
 /// The file system of this test reads files and has no listings: what a kernel before 5.1 makes of
 /// ENOSYS to OPENDIR.
 #[test]
-fn a_mount_whose_directory_cannot_be_listed_fails_the_trial() {
+fn a_trial_mount_that_cannot_be_listed_fails() {
     let Some(stage) = stage() else { return };
     let file = stage.work.path().join("hello");
     fs::write(&file, "archfs can read this\n").unwrap();
@@ -350,7 +350,7 @@ fn a_mount_whose_directory_cannot_be_listed_fails_the_trial() {
 
 /// Root of a user namespace alone may not mount where others see it.
 #[test]
-fn root_that_may_not_mount_is_told_so() {
+fn reports_root_without_permission_to_mount() {
     let Some(_stage) = stage() else { return };
     let _device = OpenDevice::new();
     let mut command = Command::new("unshare");
@@ -363,7 +363,7 @@ fn root_that_may_not_mount_is_told_so() {
 }
 
 #[test]
-fn an_empty_path_is_enough() {
+fn works_with_an_empty_path_variable() {
     let Some(patient) = patient() else { return };
     patient.examined("", "PATH=").assert_ways([true; 3]);
 }
@@ -371,7 +371,7 @@ fn an_empty_path_is_enough() {
 /// A user namespace of its own has its own limit on user namespaces; nobody in it is root outside,
 /// so fusermount can not help either.
 #[test]
-fn where_namespaces_are_forbidden_the_setting_is_named() {
+fn names_the_setting_that_forbids_namespaces() {
     let Some(patient) = patient() else { return };
     let limit = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"";
     let map = "echo started >&2; read x; exec sh -c \"$LIMIT\" sh \"$@\"";
@@ -402,7 +402,7 @@ fn where_namespaces_are_forbidden_the_setting_is_named() {
 }
 
 #[test]
-fn small_limits_are_told_against_what_a_mount_takes() {
+fn reports_limits_below_what_a_mount_needs() {
     let Some(patient) = patient() else { return };
     let found = patient.examined("", "ulimit -n 40;");
     assert_eq!(found.state("open-files"), "note", "{:#}", found.json);
@@ -420,7 +420,7 @@ fn small_limits_are_told_against_what_a_mount_takes() {
 }
 
 #[test]
-fn a_dead_mount_is_told_with_what_clears_it() {
+fn reports_a_stale_mount_and_the_command_that_clears_it() {
     let Some(patient) = patient() else { return };
     let script = "$ARCHFS mount --keep -q $IMAGE mount && kill -KILL $($ARCHFS list --json | sed 's/.*daemon\":\\([0-9]*\\).*/\\1/')";
     run(&mut patient.user.bash(script));
@@ -433,7 +433,7 @@ fn a_dead_mount_is_told_with_what_clears_it() {
 }
 
 #[test]
-fn a_folder_without_room_for_names_is_passed_over() {
+fn skips_a_directory_without_free_inodes() {
     let Some(patient) = patient() else { return };
     let found = patient.examined("mount -t tmpfs -o ro none /dev/shm", "");
     assert_eq!(found.state("places"), "note", "{:#}", found.json);
@@ -456,7 +456,7 @@ fn a_folder_without_room_for_names_is_passed_over() {
 }
 
 #[test]
-fn a_batch_job_is_told() {
+fn reports_a_batch_job() {
     let Some(patient) = patient() else { return };
     let found = patient.examined("", "SLURM_JOB_ID=12 SLURM_STEP_ID=3 SLURM_TASK_PID=$$");
     assert!(found.text("batch").starts_with("Slurm job 12, step 3; a mount holds until process "));
@@ -465,7 +465,7 @@ fn a_batch_job_is_told() {
 }
 
 #[test]
-fn a_mount_that_is_impossible_here_names_the_doctor() {
+fn a_failed_mount_suggests_archfs_doctor() {
     let Some(patient) = patient() else { return };
     let script = "$ARCHFS mount --keep $IMAGE mount; echo $?";
     let output = patient.command(HIDE_DEVICE, script).output().unwrap();
@@ -482,7 +482,7 @@ fn a_mount_that_is_impossible_here_names_the_doctor() {
 /// > **Records**: `archfs doctor` names the directory for the records of mounts, and checks that it
 /// > can be written.
 #[test]
-fn a_full_file_system_for_the_records_is_named() {
+fn names_the_full_file_system_of_the_records() {
     let Some(patient) = patient() else { return };
     // The program and the user's directory lie below /tmp, so they are bound into the new one.
     let change = "mount -t tmpfs -o size=64k,mode=1777 none /mnt
@@ -503,7 +503,7 @@ fn a_full_file_system_for_the_records_is_named() {
 
 /// > If /tmp is full, the directory is in /dev/shm, /var/tmp, /run/user/UID, $TMPDIR or ~/.cache.
 #[test]
-fn a_full_tmp_is_noted_and_mounting_works() {
+fn reports_a_full_tmp_although_mounting_works() {
     let Some(patient) = patient() else { return };
     let fill = "mount -t tmpfs -o size=64k,mode=1777 none /mnt
                 mkdir /mnt/${WORK##*/}; mount --bind $WORK /mnt/${WORK##*/}

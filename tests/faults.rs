@@ -125,7 +125,7 @@ fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
 /// > An error is returned to the reader and not cached: the next read tries again, also for data
 /// > that is decompressed into a temporary file.
 #[test]
-fn while_reads_fail_each_file_is_right_or_eio_and_afterwards_right() {
+fn failing_reads_return_eio_and_later_reads_succeed() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         for one_in in [1, 2, 5] {
             faulty.set(Fault::Failing(one_in));
@@ -142,7 +142,7 @@ fn while_reads_fail_each_file_is_right_or_eio_and_afterwards_right() {
 
 /// > **Short and interrupted reads** are continued.
 #[test]
-fn reads_that_are_short_or_interrupted_are_gone_on_with() {
+fn short_and_interrupted_reads_are_continued() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         for fault in [Fault::Halves, Fault::Interrupted] {
             faulty.set(fault);
@@ -158,7 +158,7 @@ fn reads_that_are_short_or_interrupted_are_gone_on_with() {
 
 /// > A read that hangs blocks only the readers that need its data.
 #[test]
-fn a_file_system_that_hangs_holds_up_readers_until_it_goes_on() {
+fn a_hanging_file_system_blocks_only_readers_that_need_it() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         let (name, expected) = files.iter().next().unwrap();
         let last = files.keys().next_back().unwrap();
@@ -180,7 +180,7 @@ fn a_file_system_that_hangs_holds_up_readers_until_it_goes_on() {
 
 /// > **Errors of its file system** all become EIO, also if its daemon has died (ENOTCONN).
 #[test]
-fn whatever_a_file_system_says_becomes_eio() {
+fn every_error_of_the_file_system_becomes_eio() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         for number in [libc::EACCES, libc::ENOENT, libc::ENXIO, libc::ESTALE, libc::ETIMEDOUT] {
             faulty.set(Fault::Refused(number));
@@ -193,7 +193,7 @@ fn whatever_a_file_system_says_becomes_eio() {
 
 /// > **Errors of its file system** all become EIO, also if its daemon has died (ENOTCONN).
 #[test]
-fn a_file_system_whose_server_has_died_gives_eio() {
+fn a_file_system_whose_daemon_died_gives_eio() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         faulty.abort();
         let reads = READERS * files.len();
@@ -204,7 +204,7 @@ fn a_file_system_whose_server_has_died_gives_eio() {
 /// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
 /// > index there. If that fails, archfs prints a note.
 #[test]
-fn a_file_system_that_is_unmounted_lazily_is_read_on() {
+fn reading_continues_after_a_lazy_unmount_of_the_file_system() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         faulty.unmount_lazily();
         assert!(!faulty.file().exists());
@@ -214,7 +214,7 @@ fn a_file_system_that_is_unmounted_lazily_is_read_on() {
 
 /// > **Truncated**: the missing part gives EIO, and nothing is filled with zeros.
 #[test]
-fn what_is_cut_off_gives_eio_and_the_rest_is_right() {
+fn a_truncated_part_gives_eio_and_the_rest_is_correct() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         let first = files.keys().next().unwrap();
         let len = fs::metadata(faulty.file()).unwrap().len();
@@ -266,7 +266,7 @@ fn plain_with(kind: &str, options: &[&str]) -> Plain {
 ///
 /// > With `--allow-changes` only the line in the log remains.
 #[test]
-fn a_truncated_file_gives_what_is_there_and_what_is_cached_and_eio() {
+fn a_truncated_archive_still_serves_remaining_and_cached_data() {
     if !can_mount() {
         return;
     }
@@ -293,7 +293,7 @@ fn a_truncated_file_gives_what_is_there_and_what_is_cached_and_eio() {
 
 /// > Data that the kernel or archfs has cached can still be read.
 #[test]
-fn what_archfs_has_decoded_is_read_on_when_the_archive_is_cut_or_rewritten() {
+fn decoded_data_stays_readable_after_truncation_or_rewriting() {
     if !can_mount() {
         return;
     }
@@ -340,7 +340,7 @@ fn other(work: &Path, kind: &str) -> (PathBuf, Files) {
 /// > that path at the same mount point is refused, because the archive is another file. At another
 /// > mount point the new archive is mounted.
 #[test]
-fn a_replaced_archive_is_served_as_it_was_and_the_new_one_is_mounted_anew() {
+fn a_replaced_archive_is_still_served_and_the_new_one_needs_a_new_mount() {
     if !can_mount() {
         return;
     }
@@ -362,7 +362,7 @@ fn a_replaced_archive_is_served_as_it_was_and_the_new_one_is_mounted_anew() {
 
 /// > **Replaced or deleted**: the mount keeps reading the file that was opened.
 #[test]
-fn a_deleted_archive_is_read_on_and_can_not_be_mounted_again() {
+fn a_deleted_archive_stays_readable_and_cannot_be_mounted_again() {
     if !can_mount() {
         return;
     }
@@ -392,7 +392,7 @@ fn rewrite(archive: &Path) -> Vec<u8> {
 /// > modification time logs it, in one line. That read and all later ones that need the archive
 /// > give EIO, even if the old bytes and time return.
 #[test]
-fn no_file_of_an_archive_rewritten_in_place_comes_wrong() {
+fn an_archive_rewritten_in_place_never_gives_wrong_bytes() {
     if !can_mount() {
         return;
     }
@@ -428,7 +428,7 @@ fn no_file_of_an_archive_rewritten_in_place_comes_wrong() {
 /// > detects the change, else the new bytes (uncompressed tars, blocks without a checksum), and a
 /// > name may disappear (ENOENT).
 #[test]
-fn changes_that_are_allowed_give_bytes_or_errors_and_end_nothing() {
+fn allow_changes_gives_bytes_or_errors_and_keeps_the_mount() {
     if !can_mount() {
         return;
     }
@@ -473,7 +473,7 @@ fn changes_that_are_allowed_give_bytes_or_errors_and_end_nothing() {
 /// > closed archive that was replaced, changed or deleted gives EIO until the original file is
 /// > back.
 #[test]
-fn of_more_archives_than_may_be_open_a_replaced_one_is_noticed() {
+fn a_replaced_archive_is_noticed_when_it_is_reopened() {
     if !can_mount() {
         return;
     }
@@ -557,7 +557,7 @@ impl Disk {
 /// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
 /// > index there. If that fails, archfs prints a note.
 #[test]
-fn a_file_system_that_becomes_read_only_full_or_is_taken_away_changes_nothing() {
+fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
     if !can_mount() {
         return;
     }
@@ -597,7 +597,7 @@ fn a_file_system_that_becomes_read_only_full_or_is_taken_away_changes_nothing() 
 /// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
 /// > index there. If that fails, archfs prints a note.
 #[test]
-fn an_index_that_finds_no_room_costs_a_note_and_not_the_mount() {
+fn no_room_for_an_index_is_a_note_and_the_mount_works() {
     if !can_mount() {
         return;
     }
@@ -623,7 +623,7 @@ fn an_index_that_finds_no_room_costs_a_note_and_not_the_mount() {
 
 /// > **Truncated**: the missing part gives EIO, and nothing is filled with zeros.
 #[test]
-fn a_loop_device_whose_file_is_cut_gives_eio() {
+fn a_loop_device_of_a_truncated_file_gives_eio() {
     if !can_mount() {
         return;
     }

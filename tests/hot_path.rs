@@ -70,7 +70,7 @@ fn requests(tree: &dyn Tree, stats: &Stats, scratch: &mut Scratch) -> (usize, us
 }
 
 #[test]
-fn a_request_whose_blocks_are_cached_allocates_nothing() {
+fn a_cached_request_allocates_nothing() {
     let work = support::work_folder();
     let source = work.path().join("source");
     std::fs::create_dir(&source).unwrap();
@@ -154,7 +154,7 @@ fn look_up(tree: &dyn Tree, paths: &[(String, String)]) -> (usize, u64) {
 }
 
 #[test]
-fn a_request_whose_blocks_of_a_saved_index_are_held_allocates_and_reads_nothing() {
+fn a_request_with_cached_index_blocks_allocates_and_reads_nothing() {
     let work = support::work_folder();
     let tar = work.path().join("many.tar");
     let index = work.path().join("many.tar.archfs-index");

@@ -114,7 +114,7 @@ fn check_sums(told: &Value) {
 }
 
 #[test]
-fn names_and_bytes_of_images_are_those_of_the_source() {
+fn counts_of_images_match_the_source() {
     let work = work_folder();
     let source = source::varied();
     let expected = counts(&source);
@@ -147,7 +147,7 @@ fn names_and_bytes_of_images_are_those_of_the_source() {
 }
 
 #[test]
-fn the_cost_of_a_read_is_what_decoding_all_blocks_really_gives() {
+fn the_read_cost_matches_decoding_every_block() {
     let work = work_folder();
     for source in [source::varied(), Path::new(env!("CARGO_MANIFEST_DIR")).join("src")] {
         for options in [
@@ -169,7 +169,7 @@ fn the_cost_of_a_read_is_what_decoding_all_blocks_really_gives() {
 }
 
 #[test]
-fn what_is_stored_plain_as_holes_or_once_for_two_is_told() {
+fn reports_uncompressed_blocks_holes_and_duplicates() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -213,7 +213,7 @@ fn told_of_ends(image: &Path) -> Value {
 }
 
 #[test]
-fn names_and_bytes_of_tars_are_those_of_the_source_and_nothing_is_decoded() {
+fn counts_of_tars_match_the_source_without_decoding() {
     let work = work_folder();
     let source = source::varied();
     let archive = work.path().join("info.tar");
@@ -239,7 +239,7 @@ fn names_and_bytes_of_tars_are_those_of_the_source_and_nothing_is_decoded() {
 }
 
 #[test]
-fn a_file_in_a_compressed_tar_costs_the_chunks_that_it_lies_in() {
+fn a_file_in_a_compressed_tar_costs_its_chunks() {
     let work = work_folder();
     const FRAME: usize = 1_500_000;
     let sizes = [0_usize, 10, 400_000, 2_000_000, 3_000_000, 1, 1_499_000];
@@ -283,7 +283,7 @@ fn a_file_in_a_compressed_tar_costs_the_chunks_that_it_lies_in() {
 }
 
 #[test]
-fn a_tar_that_is_one_giant_frame_is_said_to_be_decoded_at_each_mount() {
+fn reports_that_a_giant_frame_is_decoded_at_each_mount() {
     let work = work_folder();
     let archive = work.path().join("giant.tar.zst");
     let script = "cd \"$1\"; truncate -s 100M zeros; tar -cf - zeros | zstd -q -1 > \"$2\"";
@@ -295,7 +295,7 @@ fn a_tar_that_is_one_giant_frame_is_said_to_be_decoded_at_each_mount() {
 }
 
 #[test]
-fn advice_names_the_command_only_where_it_would_gain() {
+fn advice_appears_only_if_it_would_help() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -320,7 +320,7 @@ fn advice_names_the_command_only_where_it_would_gain() {
 }
 
 #[test]
-fn what_a_person_sees_fits_a_screen() {
+fn the_text_fits_a_screen() {
     let work = work_folder();
     let source = source::varied();
     let odd = image::make(work.path(), "odd.sqfs", &source, &["-comp", "xz", "-Xbcj", "x86,arm"]);
@@ -342,7 +342,7 @@ fn what_a_person_sees_fits_a_screen() {
 }
 
 #[test]
-fn archives_within_are_told_of_under_their_paths() {
+fn nested_archives_are_reported_under_their_paths() {
     let work = work_folder();
     let inner = tar::of(&[("one", b"1"), ("two", b"22")]);
     let source = work.path().join("source");
@@ -365,7 +365,7 @@ fn archives_within_are_told_of_under_their_paths() {
 }
 
 #[test]
-fn an_image_within_a_file_is_told_of_at_its_offset() {
+fn reports_an_image_at_an_offset() {
     let work = work_folder();
     let image = image::small(work.path());
     let mut bytes = vec![7; 4096];
@@ -382,7 +382,7 @@ fn an_image_within_a_file_is_told_of_at_its_offset() {
 }
 
 #[test]
-fn what_can_not_be_told_of_has_the_status_of_its_reason_and_one_line() {
+fn failures_have_one_line_and_the_status_of_their_cause() {
     let work = work_folder();
     let image = image::small(work.path());
     let mut bytes = fs::read(&image).unwrap();
@@ -405,7 +405,7 @@ fn what_can_not_be_told_of_has_the_status_of_its_reason_and_one_line() {
 }
 
 #[test]
-fn hostile_archives_are_told_of_or_refused_within_time_and_memory() {
+fn hostile_archives_are_reported_or_refused_within_limits() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
     let work = work_folder();
     let text = fs::read(folder.join("MANIFEST.json")).unwrap();

@@ -33,7 +33,7 @@ fn holder(stage: &Stage, options: &str) -> std::process::Child {
 /// > When the last holder of a mount ends, the name is gone at once, and open files stay readable
 /// > until they are closed.
 #[test]
-fn children_that_a_script_leaves_keep_their_files_and_not_the_mount() {
+fn background_children_of_a_script_keep_open_files_but_not_the_mount() {
     let Some(stage) = stage() else { return };
     let go = stage.fifo("go");
     let mut script = holder(&stage, "");
@@ -93,7 +93,7 @@ fn said_in_step(stage: &Stage, step: &str, mount: &str) -> String {
 }
 
 #[test]
-fn in_a_step_of_srun_one_is_told_that_the_daemon_ends_with_it() {
+fn a_note_in_an_srun_step_says_that_the_daemon_ends_with_it() {
     let Some(stage) = stage() else { return };
     let warning = "archfs: started inside an srun step: Slurm ends the daemon with this step, and may \
                    leave a dead mount; `srun archfs run` or a step of its own with --foreground does \
@@ -129,7 +129,7 @@ fn in_a_step_of_srun_one_is_told_that_the_daemon_ends_with_it() {
 /// bash puts the last command of a line in its own place, so that the process which holds the mount
 /// is the one that unmounts.
 #[test]
-fn a_script_may_become_the_program_that_unmounts_what_it_holds() {
+fn a_script_can_exec_the_unmount_of_its_own_mount() {
     let Some(stage) = stage() else { return };
     let unmounted =
         stage.bash("$ARCHFS mount -q $IMAGE mount; exec $ARCHFS unmount mount").output();
@@ -147,7 +147,7 @@ fn a_script_may_become_the_program_that_unmounts_what_it_holds() {
 }
 
 #[test]
-fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
+fn a_daemon_asked_to_exit_serves_until_its_holder_ends() {
     let Some(stage) = stage() else { return };
     let script = holder(&stage, "");
     let daemon = stage.daemon();
@@ -174,7 +174,7 @@ fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
 }
 
 #[test]
-fn who_waits_for_a_mount_to_go_does_not_keep_its_holder_from_unmounting() {
+fn a_waiting_mount_does_not_stop_the_holder_from_unmounting() {
     let Some(stage) = stage() else { return };
     let mut script = holder(&stage, "--grace 1h");
     let daemon = stage.daemon();
@@ -194,7 +194,7 @@ fn who_waits_for_a_mount_to_go_does_not_keep_its_holder_from_unmounting() {
 }
 
 #[test]
-fn a_kept_mount_that_is_unmounted_goes_with_the_last_who_hold_it() {
+fn an_unmounted_kept_mount_ends_with_its_last_holder() {
     let Some(stage) = stage() else { return };
     // Kept by somebody who does not hold it, and by one who does.
     for own in ["", "$ARCHFS mount -q $IMAGE mount;"] {
@@ -216,7 +216,7 @@ fn give_back(stage: &Stage, holder: &std::process::Child) -> std::process::Outpu
 }
 
 #[test]
-fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
+fn unmount_releases_the_lease_of_a_running_process() {
     let Some(stage) = stage() else { return };
     let (one, other) = (shell(stage.work.path()), shell(stage.work.path()));
     for holder in [&one, &other] {
@@ -250,7 +250,7 @@ fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_is_named_by_its_place_with_what_unmounts_it() {
+fn the_error_names_the_mount_point_of_a_stopped_daemon_and_the_remedy() {
     let Some(stage) = stage() else { return };
     let script = shell(stage.work.path());
     let mounted = stage.mount(&["-q", "--until-pid", &script.id().to_string()]);
@@ -268,7 +268,7 @@ fn a_daemon_that_is_stopped_is_named_by_its_place_with_what_unmounts_it() {
 }
 
 #[test]
-fn the_grace_ends_a_mount_that_a_script_holds() {
+fn the_grace_period_ends_a_mount_held_by_a_script() {
     let Some(stage) = stage() else { return };
     let script = holder(&stage, "--grace 1s");
     let (daemon, before) = (stage.daemon(), Instant::now());
@@ -297,7 +297,7 @@ fn continuing_a_job_changes_nothing() {
 }
 
 #[test]
-fn an_idle_mount_goes_whoever_holds_it() {
+fn an_idle_mount_is_unmounted_despite_holders() {
     let Some(stage) = stage() else { return };
     let script = holder(&stage, "--idle-timeout 1s");
     wait_until("the mount of a script is gone", || stage.is_gone());
@@ -338,7 +338,7 @@ fn a_mount_in_use_is_not_idle() {
 /// > With `--idle-timeout` the kernel caches names and attributes for only half of that time, so
 /// > that reading files from the page cache counts as use.
 #[test]
-fn a_reader_whom_the_kernel_answers_is_heard_of() {
+fn reads_from_the_page_cache_count_as_use() {
     let Some(stage) = stage() else { return };
     let account = stage.work.path().join("stats.json");
     let account_option = format!("--stats-json={}", account.display());
@@ -393,7 +393,7 @@ const STATUS: &str = "{\"holders\":[],\"kept\":true}\n";
 /// > The daemon answers only the same uid and root at its socket, even if the directory of the
 /// > socket was opened to others.
 #[test]
-fn only_the_user_and_root_are_listened_to() {
+fn the_daemon_answers_only_its_user_and_root() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let (user, other) = (User::new(&stage, 4), User::new(&stage, 3));
@@ -437,7 +437,7 @@ fn only_the_user_and_root_are_listened_to() {
 }
 
 #[test]
-fn bad_manners_at_the_socket_disturb_nobody() {
+fn misbehaving_clients_do_not_disturb_the_mount() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 1);
@@ -475,7 +475,7 @@ fn bad_manners_at_the_socket_disturb_nobody() {
 }
 
 #[test]
-fn who_comes_after_an_interrupt_is_not_given_what_ends() {
+fn a_mount_after_an_interrupt_does_not_join_the_ending_daemon() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 8);
@@ -510,7 +510,7 @@ fn used_time(process: Pid) -> u64 {
 }
 
 #[test]
-fn connections_beyond_the_limit_of_descriptors_wait_and_cost_no_time() {
+fn connections_beyond_the_descriptor_limit_wait_without_using_cpu() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 6);

@@ -21,7 +21,7 @@ use support::user::OpenDevice;
 use support::{archfs, image, run, tar, wait_until};
 
 #[test]
-fn a_mount_in_a_script_goes_when_the_script_ends() {
+fn a_mount_ends_with_its_script() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -32,7 +32,7 @@ fn a_mount_in_a_script_goes_when_the_script_ends() {
 }
 
 #[test]
-fn a_mount_in_a_script_goes_when_the_script_is_killed() {
+fn a_mount_ends_when_its_script_is_killed() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -42,7 +42,7 @@ fn a_mount_in_a_script_goes_when_the_script_is_killed() {
 }
 
 #[test]
-fn nothing_is_mounted_for_a_caller_that_has_ended() {
+fn an_ended_caller_gets_no_mount() {
     let Some(stage) = stage() else { return };
     // The process that becomes `archfs mount` is in the background, and waits until the script has
     // ended; init, or whoever takes orphans over here, is its parent then.
@@ -63,7 +63,7 @@ fn nothing_is_mounted_for_a_caller_that_has_ended() {
 }
 
 #[test]
-fn the_task_of_a_batch_job_holds_a_mount_when_the_caller_has_ended() {
+fn the_job_task_holds_the_mount_of_an_ended_caller() {
     let Some(stage) = stage() else { return };
     let mut task = shell(stage.work.path());
     let line = "SLURM_TASK_PID=$$ bash -c '$ARCHFS mount small.sqfs mount; true' 2> said";
@@ -79,7 +79,7 @@ fn the_task_of_a_batch_job_holds_a_mount_when_the_caller_has_ended() {
 
 /// The variable comes along with ssh to another node, and with `sbatch --export` to another job.
 #[test]
-fn a_process_that_is_no_task_of_this_job_holds_no_mount() {
+fn a_process_outside_this_job_holds_no_mount() {
     let Some(stage) = stage() else { return };
     let mut foreign = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let mut script = shell(stage.work.path());
@@ -95,7 +95,7 @@ fn a_process_that_is_no_task_of_this_job_holds_no_mount() {
 }
 
 #[test]
-fn until_pid_and_keep_say_how_long_a_mount_holds() {
+fn until_pid_and_keep_set_the_lifetime() {
     let Some(stage) = stage() else { return };
     let mut other = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let pid = other.id().to_string();
@@ -118,7 +118,7 @@ fn until_pid_and_keep_say_how_long_a_mount_holds() {
 }
 
 #[test]
-fn the_environment_stands_for_options() {
+fn environment_variables_replace_options() {
     let Some(stage) = stage() else { return };
     let mut mount = archfs();
     mount.args(["mount", "--keep", "-q"]).arg(&stage.image).arg(&stage.mount_point);
@@ -139,7 +139,7 @@ fn the_environment_stands_for_options() {
 }
 
 #[test]
-fn a_folder_that_was_there_stays_and_its_contents_come_back() {
+fn an_existing_mount_point_stays_with_its_contents() {
     let Some(stage) = stage() else { return };
     fs::create_dir(&stage.mount_point).unwrap();
     assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -149,7 +149,7 @@ fn a_folder_that_was_there_stays_and_its_contents_come_back() {
 }
 
 #[test]
-fn run_gives_the_status_of_its_command_and_leaves_nothing() {
+fn run_returns_the_status_of_its_command_and_leaves_nothing() {
     let Some(stage) = stage() else { return };
     for (command, status) in [
         (&["true"][..], 0),
@@ -168,7 +168,7 @@ fn run_gives_the_status_of_its_command_and_leaves_nothing() {
 }
 
 #[test]
-fn run_tells_its_own_failures_from_those_of_the_command() {
+fn run_distinguishes_its_own_failures_from_those_of_the_command() {
     let Some(stage) = stage() else { return };
     let status = |arguments: &[&str]| {
         let output = archfs().arg("run").args(arguments).output().unwrap();
@@ -185,7 +185,7 @@ fn run_tells_its_own_failures_from_those_of_the_command() {
 }
 
 #[test]
-fn run_passes_signals_on_and_unmounts() {
+fn run_forwards_signals_and_unmounts() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
     // The command answers SIGTERM in its own way, which must be what comes back.
@@ -202,7 +202,7 @@ fn run_passes_signals_on_and_unmounts() {
 }
 
 #[test]
-fn run_killed_leaves_no_mount() {
+fn a_killed_run_leaves_no_mount() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
     archfs.arg("run").arg(&stage.image).arg(&stage.mount_point).args([
@@ -231,7 +231,7 @@ fn each_signal_to_the_daemon_unmounts() {
 }
 
 #[test]
-fn a_busy_mount_goes_lazily_and_its_open_files_stay_readable() {
+fn a_mount_in_use_is_detached_and_open_files_stay_readable() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
@@ -249,7 +249,7 @@ fn a_busy_mount_goes_lazily_and_its_open_files_stay_readable() {
 }
 
 #[test]
-fn a_daemon_asked_to_end_serves_on_while_files_are_open() {
+fn a_daemon_asked_to_exit_serves_open_files() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let file = File::open(stage.mount_point.join("folder/data")).unwrap();
@@ -267,7 +267,7 @@ fn a_daemon_asked_to_end_serves_on_while_files_are_open() {
 }
 
 #[test]
-fn the_grace_ends_a_daemon_whose_files_are_open() {
+fn the_grace_period_ends_a_daemon_with_open_files() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q", "--grace", "1s"]).status.success());
     let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
@@ -279,7 +279,7 @@ fn the_grace_ends_a_daemon_whose_files_are_open() {
 }
 
 #[test]
-fn an_interrupt_or_a_second_signal_ends_a_daemon_whose_files_are_open() {
+fn an_interrupt_or_a_second_signal_ends_a_daemon_with_open_files() {
     let Some(stage) = stage() else { return };
     for signals in [&[Signal::INT][..], &[Signal::TERM, Signal::TERM], &[Signal::TERM, Signal::HUP]]
     {
@@ -300,7 +300,7 @@ fn an_interrupt_or_a_second_signal_ends_a_daemon_whose_files_are_open() {
 }
 
 #[test]
-fn a_dead_mount_is_cleared_by_unmount_and_by_the_next_mount() {
+fn unmount_and_the_next_mount_clear_a_stale_mount() {
     let Some(stage) = stage() else { return };
     for clear in ["unmount", "mount", "run"] {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -327,7 +327,7 @@ fn a_dead_mount_is_cleared_by_unmount_and_by_the_next_mount() {
 }
 
 #[test]
-fn an_old_daemon_leaves_a_new_mount_at_its_place_alone() {
+fn an_old_daemon_leaves_a_new_mount_at_its_mount_point_alone() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let file = File::open(stage.mount_point.join("folder/data")).unwrap();
@@ -361,7 +361,7 @@ fn unmount_touches_only_mounts_of_archfs() {
 }
 
 #[test]
-fn an_unmount_by_others_ends_the_daemon_and_removes_the_folder() {
+fn umount_ends_the_daemon_and_removes_the_directory() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     run(Command::new("umount").arg(&stage.mount_point));
@@ -369,7 +369,7 @@ fn an_unmount_by_others_ends_the_daemon_and_removes_the_folder() {
 }
 
 #[test]
-fn a_mount_that_is_covered_goes_once_it_is_not() {
+fn a_covered_mount_is_unmounted_once_uncovered() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -388,7 +388,7 @@ fn a_mount_that_is_covered_goes_once_it_is_not() {
 }
 
 #[test]
-fn who_has_lost_its_parent_may_unmount() {
+fn an_orphan_can_unmount() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let orphan =
@@ -400,7 +400,7 @@ fn who_has_lost_its_parent_may_unmount() {
 }
 
 #[test]
-fn a_descriptor_that_is_not_there_is_told_before_anything_is_mounted() {
+fn a_missing_descriptor_is_reported_before_mounting() {
     let Some(stage) = stage() else { return };
     let output = stage.mount(&["--keep", "--ready-fd", "99"]);
     assert_eq!(output.status.code(), Some(1));
@@ -409,7 +409,7 @@ fn a_descriptor_that_is_not_there_is_told_before_anything_is_mounted() {
 }
 
 #[test]
-fn any_path_can_be_a_place() {
+fn any_path_can_be_a_mount_point() {
     use std::os::unix::ffi::OsStrExt;
     let Some(stage) = stage() else { return };
     for name in [&b"a b"[..], b"a,b\\c", b"new\nline", b"\xff\xfe", b"-x", b"tab\there#1"] {
@@ -426,7 +426,7 @@ fn any_path_can_be_a_place() {
 }
 
 #[test]
-fn the_foreground_says_when_it_is_ready_and_ends_on_a_signal() {
+fn foreground_reports_ready_and_exits_on_a_signal() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
     archfs
@@ -444,7 +444,7 @@ fn the_foreground_says_when_it_is_ready_and_ends_on_a_signal() {
 }
 
 #[test]
-fn a_quiet_mount_says_that_files_are_missing() {
+fn a_quiet_mount_still_reports_missing_files() {
     let Some(stage) = stage() else { return };
     let archive = stage.work.path().join("cut.tar");
     let whole = tar::of(&[("a", &[b'a'; 700]), ("b", &[b'b'; 700])]);
@@ -461,7 +461,7 @@ fn a_quiet_mount_says_that_files_are_missing() {
 
 /// Nobody would know of the mount.
 #[test]
-fn a_mount_that_nobody_can_be_told_of_is_taken_back() {
+fn a_mount_is_undone_if_it_cannot_be_reported() {
     let Some(stage) = stage() else { return };
     for (options, others) in [("--keep", false), ("", false), ("--keep", true)] {
         let mut other = others.then(|| shell(stage.work.path()));
@@ -484,7 +484,7 @@ fn a_mount_that_nobody_can_be_told_of_is_taken_back() {
 }
 
 #[test]
-fn a_start_that_fails_after_mounting_leaves_nothing() {
+fn a_failure_after_mounting_leaves_nothing() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
     archfs
@@ -498,7 +498,7 @@ fn a_start_that_fails_after_mounting_leaves_nothing() {
 }
 
 #[test]
-fn the_output_of_mount_ends_although_the_daemon_goes_on() {
+fn mount_closes_its_output_while_the_daemon_runs() {
     let Some(stage) = stage() else { return };
     // `output` waits for the end of both pipes, which a daemon that kept them would never give.
     let output = stage.mount(&["--keep"]);
@@ -507,7 +507,7 @@ fn the_output_of_mount_ends_although_the_daemon_goes_on() {
 }
 
 #[test]
-fn the_daemon_keeps_no_descriptor_of_its_caller() {
+fn the_daemon_inherits_no_descriptor() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     tell(&mut script, "exec 9>kept 8<small.sqfs");
@@ -527,7 +527,7 @@ fn the_daemon_keeps_no_descriptor_of_its_caller() {
 }
 
 #[test]
-fn what_goes_wrong_later_is_written_to_the_log() {
+fn later_errors_are_written_to_the_log() {
     let Some(stage) = stage() else { return };
     let source = stage.work.path().join("text");
     fs::create_dir(&source).unwrap();
@@ -552,7 +552,7 @@ fn what_goes_wrong_later_is_written_to_the_log() {
 
 /// An ordinary user mounts through fusermount.
 #[test]
-fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
+fn an_ordinary_user_mounts_and_other_users_have_no_access() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let home = stage.work.path().join("home");
@@ -602,7 +602,7 @@ fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
 }
 
 #[test]
-fn without_the_device_it_says_what_to_do() {
+fn a_missing_device_is_reported_with_a_remedy() {
     let Some(stage) = stage() else { return };
     for (hide, code) in [
         ("mount --bind /dev/null /dev/fuse", 4),
@@ -621,7 +621,7 @@ fn without_the_device_it_says_what_to_do() {
 
 /// As under an emulator: the daemon is started by /proc/self/exe, which is the loader then.
 #[test]
-fn a_daemon_that_is_another_program_is_told_of() {
+fn a_daemon_started_as_another_program_is_reported() {
     let Some(stage) = stage() else { return };
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mut mapped = maps.lines().filter_map(|line| line.split_whitespace().nth(5));

@@ -102,7 +102,7 @@ fn assert_same_tree(archive: &Path, expected: &BTreeMap<Vec<u8>, String>) {
 }
 
 #[test]
-fn every_file_of_the_linux_source_is_as_python_reads_it() {
+fn every_file_of_the_linux_source_matches_tarfile() {
     let Some(shipped) = shipped() else { return };
     let expected = expected(&shipped);
     assert!(expected.len() > 50_000, "{} files", expected.len());
@@ -134,7 +134,7 @@ fn every_file_of_the_linux_source_is_as_python_reads_it() {
 }
 
 #[test]
-fn gnu_tar_extracts_from_the_linux_source_what_a_mount_shows() {
+fn a_mount_of_the_linux_source_matches_gnu_tar() {
     let Some(shipped) = shipped().filter(|_| can_mount()) else { return };
     let work = work_folder();
     // GNU tar goes through the whole archive for it, so a part of the tree is enough.

@@ -67,7 +67,7 @@ fn files_of(mut snapshot: Snapshot) -> Snapshot {
 }
 
 #[test]
-fn a_tar_of_class_tars_is_an_image_folder() {
+fn a_tar_of_class_tars_becomes_an_image_folder() {
     if !can_mount() {
         return;
     }
@@ -112,7 +112,7 @@ fn a_tar_of_class_tars_is_an_image_folder() {
 }
 
 #[test]
-fn archives_are_shown_to_the_limit_of_depth_and_are_files_below() {
+fn archives_nested_deeper_than_the_limit_are_files() {
     let work = work_folder();
     for depth in [NESTING_MAX, NESTING_MAX + 1] {
         let mut bytes = tar::of(&[("file", b"innermost")]);
@@ -152,7 +152,7 @@ fn without_recursive_an_inner_archive_is_a_file() {
 }
 
 #[test]
-fn an_image_in_a_tar_shows_all_that_it_holds() {
+fn an_image_in_a_tar_shows_its_whole_tree() {
     if !can_mount() {
         return;
     }
@@ -175,7 +175,7 @@ fn an_image_in_a_tar_shows_all_that_it_holds() {
 }
 
 #[test]
-fn blocks_of_an_image_are_decoded_from_blocks_of_the_image_it_lies_in() {
+fn an_image_in_an_image_is_decoded_through_both() {
     let work = work_folder();
     let (inner, outer) = (work.path().join("inner"), work.path().join("outer"));
     fs::create_dir(&inner).unwrap();
@@ -192,7 +192,7 @@ fn blocks_of_an_image_are_decoded_from_blocks_of_the_image_it_lies_in() {
 }
 
 #[test]
-fn only_what_is_an_archive_becomes_a_folder() {
+fn only_archives_become_directories() {
     let work = work_folder();
     let inner = tar::of(&[("file", b"inside")]);
     let archive = work.path().join("outer.tar");
@@ -218,7 +218,7 @@ fn only_what_is_an_archive_becomes_a_folder() {
 }
 
 #[test]
-fn members_of_an_inner_archive_stay_in_its_folder() {
+fn members_of_a_nested_archive_stay_in_its_directory() {
     let work = work_folder();
     let odd = tar::of(&[
         ("../up", b"1"),
@@ -255,7 +255,7 @@ fn members_of_an_inner_archive_stay_in_its_folder() {
 }
 
 #[test]
-fn hard_links_in_an_inner_archive_name_what_is_in_it() {
+fn hard_links_in_a_nested_archive_stay_within_it() {
     let work = work_folder();
     let inner = [
         tar::member("first", b'0', "", b"inner"),
@@ -279,7 +279,7 @@ fn hard_links_in_an_inner_archive_name_what_is_in_it() {
 }
 
 #[test]
-fn what_is_whole_of_a_cut_inner_archive_is_shown_and_a_note_names_it() {
+fn a_truncated_nested_archive_shows_its_intact_files_with_a_note() {
     let work = work_folder();
     let inner = tar::of(&[("a", &[b'a'; 700]), ("b", &[b'b'; 700]), ("c", b"c")]);
     let whole = tar::of(&[("d", b"d")]);
@@ -300,7 +300,7 @@ fn what_is_whole_of_a_cut_inner_archive_is_shown_and_a_note_names_it() {
 }
 
 #[test]
-fn an_inner_archive_merges_with_a_folder_of_its_name_and_hides_a_file() {
+fn a_nested_archive_merges_with_a_directory_of_its_name() {
     let work = work_folder();
     let inner = tar::of(&[("both", b"inner"), ("inner", b"inner")]);
     let archive = work.path().join("outer.tar");
@@ -356,7 +356,7 @@ fn shards(folder: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_thousand_shards_are_read_by_several_processes_with_few_files_open() {
+fn many_processes_read_a_thousand_shards_with_few_open_files() {
     if !can_mount() {
         return;
     }
@@ -410,7 +410,7 @@ fn a_thousand_shards_are_read_by_several_processes_with_few_files_open() {
 }
 
 #[test]
-fn compressed_shards_are_read_with_few_files_open_scanned_or_from_saved_indexes() {
+fn compressed_shards_are_read_with_few_open_files() {
     if !can_mount() {
         return;
     }
@@ -481,7 +481,7 @@ fn mixed(work: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn archives_of_both_formats_are_one_tree() {
+fn archives_of_both_formats_merge_into_one_tree() {
     if !can_mount() {
         return;
     }
@@ -557,7 +557,7 @@ fn archives_of_both_formats_are_one_tree() {
 }
 
 #[test]
-fn a_place_in_a_merged_folder_is_found_again() {
+fn a_position_in_a_merged_directory_stays_valid() {
     if !can_mount() {
         return;
     }
@@ -591,7 +591,7 @@ fn a_place_in_a_merged_folder_is_found_again() {
 }
 
 #[test]
-fn a_view_of_several_archives_shows_a_folder_of_them_with_other_owners() {
+fn subdir_and_owner_options_apply_to_several_archives() {
     if !can_mount() {
         return;
     }
@@ -625,7 +625,7 @@ fn the_same_archive_twice_shows_its_files_once() {
 }
 
 #[test]
-fn archives_in_an_image_are_folders_and_no_files() {
+fn archives_in_an_image_become_directories() {
     let work = work_folder();
     let [parts, outer] = ["parts", "outer"].map(|name| work.path().join(name));
     fs::create_dir_all(outer.join("deep")).unwrap();
@@ -739,7 +739,7 @@ fn run_takes_several_archives_and_offset_takes_one() {
 }
 
 #[test]
-fn one_archive_that_can_not_be_opened_is_named_and_nothing_is_mounted() {
+fn an_unreadable_archive_is_named_and_nothing_is_mounted() {
     let work = work_folder();
     let mut archives = shards(work.path(), 30, 1);
     let mount_point = work.path().join("mount");

@@ -193,7 +193,7 @@ fn peak(process: i32) -> u64 {
 /// > MiB and 1 MiB for each of its threads on top, whatever the archive and the number of readers.
 /// > A job that already uses half of its memory is not killed.
 #[test]
-fn a_daemon_takes_its_budget_and_a_little_where_half_of_the_job_is_taken() {
+fn a_daemon_stays_within_its_budget_if_half_of_the_job_is_used() {
     if !can_mount() {
         return;
     }
@@ -251,7 +251,7 @@ fn a_daemon_takes_its_budget_and_a_little_where_half_of_the_job_is_taken() {
 
 /// > A budget that does not fit into the job is reduced, with a warning.
 #[test]
-fn a_budget_above_the_limit_of_the_job_is_clamped_with_a_warning() {
+fn a_budget_above_the_job_limit_is_clamped_with_a_warning() {
     if !can_mount() {
         return;
     }
@@ -285,7 +285,7 @@ fn a_budget_above_the_limit_of_the_job_is_clamped_with_a_warning() {
 
 /// > A compressed tar with parts that do not fit into the memory of the job is refused.
 #[test]
-fn parts_that_do_not_fit_in_the_memory_of_the_job_are_refused() {
+fn an_archive_with_parts_larger_than_the_job_is_refused() {
     if !can_mount() {
         return;
     }
@@ -322,7 +322,7 @@ fn parts_that_do_not_fit_in_the_memory_of_the_job_are_refused() {
 /// > If temporary files are on another file system, it is made in memory, and a tar whose index
 /// > does not fit into the memory of the job is refused.
 #[test]
-fn an_index_that_does_not_fit_in_the_memory_of_the_job_is_refused() {
+fn an_index_larger_than_the_job_is_refused() {
     if !can_mount() {
         return;
     }

@@ -114,9 +114,9 @@ fn mount_and_umount_work_for_the_type_fuse_archfs() {
 }
 
 #[test]
-fn an_fstab_line_is_mounted_by_all_and_by_its_directory() {
+fn mount_all_and_mount_directory_use_the_fstab_line() {
     if !has_mount_fuse()
-        || ran_where_archfs_is_installed("an_fstab_line_is_mounted_by_all_and_by_its_directory")
+        || ran_where_archfs_is_installed("mount_all_and_mount_directory_use_the_fstab_line")
     {
         return;
     }

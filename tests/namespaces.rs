@@ -50,13 +50,13 @@ fn renames_the_parent(bash: &dyn Fn(&str) -> Command, home: &Path) {
 }
 
 #[test]
-fn a_mount_below_a_renamed_directory_is_unmounted_for_root() {
+fn root_unmounts_below_a_renamed_directory() {
     let Some(stage) = stage() else { return };
     renames_the_parent(&|script| stage.bash(script), stage.work.path());
 }
 
 #[test]
-fn a_mount_below_a_renamed_directory_is_unmounted_for_an_ordinary_user() {
+fn an_ordinary_user_unmounts_below_a_renamed_directory() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 13);
@@ -66,7 +66,7 @@ fn a_mount_below_a_renamed_directory_is_unmounted_for_an_ordinary_user() {
 /// Where the parent goes to a directory that its owner may not enter, nothing can detach the mount;
 /// its connection ends, and with it the daemon.
 #[test]
-fn a_daemon_whose_mount_can_not_be_detached_ends() {
+fn a_daemon_exits_if_its_mount_cannot_be_detached() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 33);
@@ -85,7 +85,7 @@ fn a_daemon_whose_mount_can_not_be_detached_ends() {
 
 /// `unshare --pid --fork`: numbers of processes name others in /proc.
 #[test]
-fn in_a_pid_namespace_with_the_proc_of_the_outer_one_a_mount_lives_for_its_caller() {
+fn a_pid_namespace_with_the_outer_proc_keeps_the_mount_for_its_caller() {
     let Some(stage) = stage() else { return };
     let script = "bash -c '$ARCHFS mount $IMAGE mount; echo $?; cat mount/hello' 2> said; \
                   while [ -e mount ]; do sleep 0.01; done; echo gone; \
@@ -104,7 +104,7 @@ fn in_a_pid_namespace_with_the_proc_of_the_outer_one_a_mount_lives_for_its_calle
 
 /// With `hidepid=2` nobody sees /proc/PID of processes of other users.
 #[test]
-fn a_caller_of_roots_that_proc_hides_holds_a_mount() {
+fn a_caller_hidden_by_hidepid_holds_its_mount() {
     if !can_mount() {
         return;
     }
@@ -133,7 +133,7 @@ fn a_caller_of_roots_that_proc_hides_holds_a_mount() {
 /// Where /tmp is private to a job and /dev/shm is not, each job has records of its own, and sees no
 /// mount of the other. Removing a directory takes away what is mounted on it elsewhere.
 #[test]
-fn the_end_of_one_job_leaves_the_mount_point_of_another_with_its_own_tmp() {
+fn one_job_leaves_mount_points_of_another_with_its_own_tmp_alone() {
     let Some(stage) = stage() else { return };
     let shared = tempfile::Builder::new().prefix("archfs-test-").tempdir_in("/dev/shm").unwrap();
     let mount_point = shared.path().join("mount");
@@ -185,7 +185,7 @@ fn a_daemon_killed_in_a_pid_namespace_blocks_no_mount_point() {
 
 /// A user could serve the directory of root's records, and claim that all in it is root's.
 #[test]
-fn a_directory_of_records_that_somebody_serves_is_passed_over() {
+fn a_record_directory_on_a_users_fuse_mount_is_skipped() {
     let Some(stage) = stage() else { return };
     // Nobody answers at the descriptor, so a process that asks hangs.
     let script = "mount -t tmpfs -o mode=1777 none /tmp && mkdir -m 700 /tmp/archfs-0 && \

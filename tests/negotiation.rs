@@ -46,7 +46,7 @@ fn assert_serves(kernel: &mut Kernel, directory: Option<u64>, file: Option<u64>)
 }
 
 #[test]
-fn a_kernel_that_offers_nothing_opens_by_request_and_keeps_its_caches() {
+fn an_old_kernel_opens_by_request_and_keeps_its_caches() {
     let work = support::work_folder();
     let tree = tree(work.path());
     // 7.22 is Linux 3.10, 7.27 is 4.18, 7.31 is 5.4.

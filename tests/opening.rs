@@ -22,7 +22,7 @@ fn pid(child: &Child) -> Pid {
 }
 
 #[test]
-fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
+fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
     if !can_mount() {
         return;
     }
@@ -76,7 +76,7 @@ fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
 }
 
 #[test]
-fn a_bar_is_shown_on_a_terminal_only() {
+fn the_progress_bar_appears_only_on_a_terminal() {
     let work = work_folder();
     let archive = slow_archive(work.path(), 40);
     let output = run(archfs().arg("index").arg(&archive));

@@ -33,7 +33,7 @@ struct Seen {
 type Listing = BTreeMap<Vec<u8>, Seen>;
 
 #[test]
-fn libsquashfs_reads_the_same_of_every_image() {
+fn libsquashfs_reads_every_image_alike() {
     let tree = source::varied();
     let work = work_folder();
     let mut compared = 0;

@@ -122,32 +122,32 @@ fn assert_packed_well(packers: &[Packer]) {
 }
 
 #[test]
-fn gzip_of_every_program_shows_the_stored_tar() {
+fn gzip_of_every_program_shows_the_same_tree() {
     assert_packed_well(pack::GZIP);
 }
 
 #[test]
-fn bzip2_of_every_program_shows_the_stored_tar() {
+fn bzip2_of_every_program_shows_the_same_tree() {
     assert_packed_well(pack::BZIP2);
 }
 
 #[test]
-fn xz_of_every_program_shows_the_stored_tar() {
+fn xz_of_every_program_shows_the_same_tree() {
     assert_packed_well(pack::XZ);
 }
 
 #[test]
-fn zstd_of_every_program_shows_the_stored_tar() {
+fn zstd_of_every_program_shows_the_same_tree() {
     assert_packed_well(pack::ZSTD);
 }
 
 #[test]
-fn lz4_of_every_program_shows_the_stored_tar() {
+fn lz4_of_every_program_shows_the_same_tree() {
     assert_packed_well(pack::LZ4);
 }
 
 #[test]
-fn seekable_zstd_shows_the_stored_tar() {
+fn seekable_zstd_shows_the_same_tree() {
     let (bytes, expected) = Stored::gnu();
     let work = work_folder();
     let archive = work.path().join("seekable.tar.zst");
@@ -161,7 +161,7 @@ fn seekable_zstd_shows_the_stored_tar() {
 }
 
 #[test]
-fn attributes_and_sparse_files_come_through_every_container() {
+fn every_container_keeps_attributes_and_sparse_files() {
     if !can_mount() {
         return;
     }

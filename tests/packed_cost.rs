@@ -91,7 +91,7 @@ impl Served {
 }
 
 #[test]
-fn the_memory_of_a_mount_is_its_cache_and_a_little() {
+fn mount_memory_is_bounded_by_its_cache() {
     for (program, line) in [("gzip", "gzip -1 -c"), ("xz", "xz -0 -T0 --block-size=8MiB -c")] {
         let Some((archive, list)) = packed(program, line) else { return };
         let served = Served::new(&archive);
@@ -105,7 +105,7 @@ fn the_memory_of_a_mount_is_its_cache_and_a_little() {
 }
 
 #[test]
-fn reading_in_the_order_of_the_archive_reads_it_once() {
+fn reading_in_archive_order_reads_the_archive_once() {
     for (program, line) in [("gzip", "gzip -1 -c"), ("xz", "xz -0 -T0 --block-size=8MiB -c")] {
         let Some((archive, _)) = packed(program, line) else { return };
         let len = fs::metadata(&archive).unwrap().len();

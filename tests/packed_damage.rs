@@ -123,7 +123,7 @@ fn assert_told(what: &str, archive: &Path) {
 }
 
 #[test]
-fn a_cut_archive_gives_what_came_before_the_cut() {
+fn a_truncated_archive_shows_what_precedes_the_cut() {
     let work = work_folder();
     let tar = stored(work.path());
     let cut = work.path().join("cut");
@@ -150,7 +150,7 @@ fn a_cut_archive_gives_what_came_before_the_cut() {
 }
 
 #[test]
-fn a_flipped_bit_gives_no_other_bytes() {
+fn a_flipped_bit_never_gives_wrong_bytes() {
     let work = work_folder();
     let tar = stored(work.path());
     let bad = work.path().join("bad");
@@ -173,7 +173,7 @@ fn a_flipped_bit_gives_no_other_bytes() {
 }
 
 #[test]
-fn damage_in_one_of_several_members_costs_what_is_behind_it_and_nothing_before() {
+fn damage_in_a_member_loses_nothing_before_it() {
     let work = work_folder();
     let tar = stored(work.path());
     for (program, packing) in [("gzip", "gzip -c"), ("lz4", "lz4 -c"), ("bzip2", "bzip2 -c")] {
@@ -197,7 +197,7 @@ fn list(archive: &Path) -> (Option<i32>, String) {
 }
 
 #[test]
-fn what_is_no_compressed_tar_is_refused_and_told_apart() {
+fn other_compressed_files_are_refused_with_the_cause() {
     let work = work_folder();
     let at = |name: &str| work.path().join(name);
     let tar = stored(work.path());
@@ -232,7 +232,7 @@ fn what_is_no_compressed_tar_is_refused_and_told_apart() {
 }
 
 #[test]
-fn names_do_not_matter_and_trailing_bytes_do_no_harm() {
+fn file_names_and_trailing_bytes_are_ignored() {
     let work = work_folder();
     let at = |name: &str| work.path().join(name);
     let tar = stored(work.path());

@@ -140,7 +140,7 @@ fn deleted_files(daemon: &Daemon, folder: &Path) -> Vec<(u32, u64)> {
 }
 
 #[test]
-fn a_giant_frame_is_told_of_once_and_lies_in_a_private_unlinked_file() {
+fn a_giant_frame_is_reported_once_and_kept_in_a_private_unlinked_file() {
     for program in ["zstd", "xz"] {
         let Some(stage) = stage(program) else { continue };
         let tmpfs = Tmpfs::new(&stage.temporary, "600m");
@@ -177,7 +177,7 @@ fn the_temporary_file_is_gone_when_the_daemon_is_killed() {
 }
 
 #[test]
-fn too_little_room_is_told_with_its_limit_and_nothing_is_mounted() {
+fn too_little_room_is_reported_with_the_limit_and_nothing_is_mounted() {
     let Some(stage) = stage("zstd") else { return };
     let _tmpfs = Tmpfs::new(&stage.temporary, "64m");
     let assert_refused = |when: &str| {
@@ -222,7 +222,7 @@ impl Drop for Tmpfs {
 
 /// > All temporary files of a mount share one limit.
 #[test]
-fn two_giant_frames_that_fit_one_by_one_do_not_fit_together() {
+fn giant_frames_share_one_size_limit() {
     let Some(stage) = stage("zstd") else { return };
     // Half of it holds one of 200 MiB.
     let _tmpfs = Tmpfs::new(&stage.temporary, "600m");
@@ -247,7 +247,7 @@ fn two_giant_frames_that_fit_one_by_one_do_not_fit_together() {
 
 /// > A temporary file in a tmpfs counts as memory of the job, as a staged copy does.
 #[test]
-fn a_temporary_file_in_memory_is_refused_where_the_job_has_no_room_for_it() {
+fn a_temporary_file_in_memory_is_refused_if_the_job_has_no_room() {
     let Some(stage) = stage("zstd") else { return };
     let Some(group) = Group::new(Bound::Memory) else { return };
     group.set(192 << 20);
@@ -273,7 +273,7 @@ fn a_temporary_file_in_memory_is_refused_where_the_job_has_no_room_for_it() {
 }
 
 #[test]
-fn with_a_saved_index_a_mount_is_there_before_all_is_decoded() {
+fn a_saved_index_mounts_before_decoding_is_done() {
     let Some(stage) = stage("xz") else { return };
     run(stage.archfs().args(["index", "--quiet"]).arg(&stage.archive));
     assert!(stage.index().exists());
@@ -290,7 +290,7 @@ fn with_a_saved_index_a_mount_is_there_before_all_is_decoded() {
 }
 
 #[test]
-fn unmounting_does_not_wait_for_what_is_not_decoded_yet() {
+fn unmounting_does_not_wait_for_decoding() {
     let Some(stage) = stage("xz") else { return };
     run(stage.archfs().args(["index", "--quiet"]).arg(&stage.archive));
     let mut daemon = stage.mount();
@@ -311,7 +311,7 @@ fn unmounting_does_not_wait_for_what_is_not_decoded_yet() {
 }
 
 #[test]
-fn the_folder_for_the_temporary_file_must_be_there() {
+fn the_temporary_directory_must_exist() {
     let Some(stage) = stage("zstd") else { return };
     fs::remove_dir(&stage.temporary).unwrap();
     let output = stage.failed();

@@ -100,7 +100,7 @@ fn each_command_has_a_section_with_every_option_and_no_other() {
 }
 
 #[test]
-fn every_command_says_in_a_line_what_it_does_and_shows_how() {
+fn every_command_has_a_one_line_summary_and_an_example() {
     for command in commands() {
         let text = help(&[&command]);
         let first = text.lines().next().unwrap();
@@ -119,7 +119,7 @@ fn every_command_says_in_a_line_what_it_does_and_shows_how() {
 
 /// Options of the examples in --help are options of that command.
 #[test]
-fn examples_use_options_that_there_are() {
+fn examples_use_existing_options() {
     for command in commands() {
         let text = help(&[&command]);
         let examples = text.split("\nExamples:\n").nth(1).unwrap();
@@ -135,7 +135,7 @@ fn examples_use_options_that_there_are() {
 }
 
 #[test]
-fn there_is_a_page_for_every_command_with_the_sections_that_people_look_for() {
+fn every_command_has_a_manual_page_with_the_usual_sections() {
     let work = work_folder();
     let folder = work.path().join("man/man1");
     run(archfs().args(["man", "--quiet", "--dir"]).arg(&folder));
@@ -173,7 +173,7 @@ fn there_is_a_page_for_every_command_with_the_sections_that_people_look_for() {
 }
 
 #[test]
-fn the_readers_of_pages_have_nothing_to_complain_of() {
+fn groff_and_man_accept_the_pages() {
     let work = work_folder();
     run(archfs().args(["man", "--quiet", "--dir"]).arg(work.path()));
     let pages: Vec<_> =
@@ -201,7 +201,7 @@ fn the_readers_of_pages_have_nothing_to_complain_of() {
 }
 
 #[test]
-fn a_command_that_there_is_not_has_no_page() {
+fn an_unknown_command_has_no_page() {
     let output = archfs().args(["man", "none"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -228,7 +228,7 @@ fn offered(line: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn bash_completes_commands_and_options_and_nothing_that_is_hidden() {
+fn bash_completes_commands_and_options_but_not_hidden_ones() {
     assert_eq!(offered("archfs mou"), BTreeSet::from(["mount".to_owned()]));
     let all = offered("archfs ");
     for command in commands() {
@@ -247,7 +247,7 @@ fn bash_completes_commands_and_options_and_nothing_that_is_hidden() {
 }
 
 #[test]
-fn zsh_and_fish_can_read_theirs() {
+fn zsh_and_fish_accept_their_completions() {
     let work = work_folder();
     for (shell, check) in [("zsh", "-n"), ("fish", "--no-execute"), ("bash", "-n")] {
         let script = run(archfs().args(["completions", shell])).stdout;

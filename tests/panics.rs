@@ -35,7 +35,7 @@ fn mount_to_panic(stage: &Stage, thread: &str, options: &[&str]) {
 /// Who first asks for something of a mount must not be the daemon: the kernel would let it end only
 /// once it has the answer that nobody gives any more.
 #[test]
-fn a_daemon_that_panics_at_the_very_first_request_ends_and_mount_says_so() {
+fn mount_reports_a_daemon_that_panics_at_the_first_request() {
     let Some(stage) = stage() else {
         return;
     };
@@ -90,7 +90,7 @@ fn read_at_once(path: &Path, readers: usize) -> Vec<std::io::Result<usize>> {
 ///
 /// > Readers get an error and none hangs; the mount point is free again.
 #[test]
-fn a_panic_under_many_readers_ends_the_mount_and_lets_nobody_hang() {
+fn a_panic_under_many_readers_ends_the_mount_and_none_hangs() {
     // All event loops at once, and one that is alone.
     for options in [&[][..], &["--threads", "1"]] {
         let Some(stage) = stage() else {
@@ -110,7 +110,7 @@ fn a_panic_under_many_readers_ends_the_mount_and_lets_nobody_hang() {
 ///
 /// > Readers get an error and none hangs; the mount point is free again.
 #[test]
-fn a_file_that_was_open_gives_an_error_after_a_panic() {
+fn an_open_file_gives_an_error_after_a_panic() {
     let Some(stage) = stage() else {
         return;
     };
@@ -162,7 +162,7 @@ fn a_panic_while_decoding_ahead_ends_the_mount() {
 /// > A panic in any thread of the daemon ends the mount at once. The daemon reports it, with the
 /// > line of the source, on standard error or in the log file, and exits with status 101.
 #[test]
-fn a_panic_while_memory_is_given_back_ends_the_mount() {
+fn a_panic_while_releasing_memory_ends_the_mount() {
     let Some(stage) = stage() else {
         return;
     };
@@ -175,7 +175,7 @@ fn a_panic_while_memory_is_given_back_ends_the_mount() {
 /// > A panic in any thread of the daemon ends the mount at once. The daemon reports it, with the
 /// > line of the source, on standard error or in the log file, and exits with status 101.
 #[test]
-fn in_the_foreground_a_panic_is_told_on_standard_error_with_status_101() {
+fn a_panic_in_the_foreground_is_reported_on_stderr_with_status_101() {
     let Some(stage) = stage() else {
         return;
     };
@@ -192,7 +192,7 @@ fn in_the_foreground_a_panic_is_told_on_standard_error_with_status_101() {
 
 /// > `run` lets COMMAND finish, returns its exit status, and reports that the mount ended first.
 #[test]
-fn run_gives_its_commands_status_and_says_that_the_mount_had_ended() {
+fn run_returns_its_commands_status_and_reports_that_the_mount_ended() {
     let Some(stage) = stage() else {
         return;
     };
@@ -213,7 +213,7 @@ fn run_gives_its_commands_status_and_says_that_the_mount_had_ended() {
 /// > A daemon that cannot allocate memory exits at once, and its mount is stale until it is
 /// > cleared.
 #[test]
-fn a_daemon_that_runs_out_of_memory_leaves_a_dead_mount_that_gc_clears() {
+fn gc_clears_the_stale_mount_of_a_daemon_out_of_memory() {
     let Some(stage) = stage_with(|work| of_text(work, 3_000_000, "1M")) else {
         return;
     };

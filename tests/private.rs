@@ -54,7 +54,7 @@ fn only_the_command_sees_a_private_mount() {
 }
 
 #[test]
-fn a_private_command_gives_its_status_and_failures_are_told_apart() {
+fn a_private_run_returns_the_status_of_its_command() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 1, |bash, mount_point, who| {
         for (script, status) in [
@@ -76,7 +76,7 @@ fn a_private_command_gives_its_status_and_failures_are_told_apart() {
 }
 
 #[test]
-fn a_private_command_keeps_its_user_group_and_rights() {
+fn a_private_command_keeps_its_user_group_and_capabilities() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 6);
@@ -101,7 +101,7 @@ fn a_private_command_keeps_its_user_group_and_rights() {
 }
 
 #[test]
-fn root_without_the_right_to_mount_gets_a_namespace_where_it_has() {
+fn root_without_cap_sys_admin_gets_a_user_namespace() {
     let Some(stage) = stage() else { return };
     let script = format!("setpriv --bounding-set=-sys_admin bash -c '{PRIVATE}cat mount/hello'");
     let output = stage.bash(&script).output().unwrap();
@@ -111,7 +111,7 @@ fn root_without_the_right_to_mount_gets_a_namespace_where_it_has() {
 
 /// As in a container that was started by an ordinary user.
 #[test]
-fn root_without_the_right_to_mount_runs_where_only_the_command_sees_it() {
+fn root_without_cap_sys_admin_mounts_privately() {
     let Some(stage) = stage() else { return };
     let run = "$ARCHFS run $IMAGE mount -- cat mount/hello";
     for script in [
@@ -126,7 +126,7 @@ fn root_without_the_right_to_mount_runs_where_only_the_command_sees_it() {
 }
 
 #[test]
-fn a_private_mount_covers_a_directory_that_is_there() {
+fn a_private_mount_covers_an_existing_directory() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 7);
@@ -143,7 +143,7 @@ fn a_private_mount_covers_a_directory_that_is_there() {
 }
 
 #[test]
-fn a_private_command_ends_also_over_a_mount_whose_daemon_is_stopped() {
+fn a_private_run_ends_above_a_mount_of_a_stopped_daemon() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q", "--idle-timeout", "2s"]).status.success());
     let stopped = Stopped::and_forgotten(&stage);
@@ -160,7 +160,7 @@ fn a_private_command_ends_also_over_a_mount_whose_daemon_is_stopped() {
 }
 
 #[test]
-fn two_private_mounts_at_one_place_do_not_disturb_each_other() {
+fn two_private_mounts_can_use_one_mount_point() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 8, |bash, mount_point, who| {
         let start = || {
@@ -185,7 +185,7 @@ fn two_private_mounts_at_one_place_do_not_disturb_each_other() {
 }
 
 #[test]
-fn killed_all_at_once_a_private_mount_leaves_an_empty_directory_at_most() {
+fn a_private_mount_killed_at_once_leaves_at_most_an_empty_directory() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 9, |bash, mount_point, who| {
         for is_there in [false, true] {
@@ -223,7 +223,7 @@ fn killed_all_at_once_a_private_mount_leaves_an_empty_directory_at_most() {
 }
 
 #[test]
-fn a_private_mount_that_went_well_is_summed_up_and_never_said_to_have_ended_before() {
+fn a_successful_private_mount_logs_a_summary_and_no_early_end() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 10, |bash, _, who| {
         for _ in 0..25 {
@@ -236,7 +236,7 @@ fn a_private_mount_that_went_well_is_summed_up_and_never_said_to_have_ended_befo
 }
 
 #[test]
-fn run_killed_alone_leaves_nothing_of_a_private_mount() {
+fn killing_only_run_leaves_nothing_of_a_private_mount() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 10, |bash, mount_point, who| {
         let script = "sh -c 'echo started; read x; cat mount/hello'";
@@ -251,7 +251,7 @@ fn run_killed_alone_leaves_nothing_of_a_private_mount() {
 }
 
 #[test]
-fn without_fusermount_run_mounts_privately() {
+fn run_mounts_privately_without_fusermount() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 13);
@@ -271,7 +271,7 @@ fn without_fusermount_run_mounts_privately() {
 
 /// fusermount serves only users whom /etc/passwd knows, which a container may not have.
 #[test]
-fn where_fusermount_refuses_run_mounts_privately() {
+fn run_mounts_privately_if_fusermount_refuses() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 54_321);
@@ -283,7 +283,7 @@ fn where_fusermount_refuses_run_mounts_privately() {
 
 /// A user namespace of its own has its own limit on user namespaces.
 #[test]
-fn where_namespaces_are_forbidden_it_says_what_to_ask_for() {
+fn forbidden_namespaces_are_reported_with_a_remedy() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 33);
@@ -326,7 +326,7 @@ fn with_connection(stage: &Stage, connection: OwnedFd, script: &str) -> Command 
 }
 
 #[test]
-fn the_foreground_serves_a_connection_that_is_handed_over() {
+fn a_foreground_daemon_serves_an_inherited_connection() {
     let Some(stage) = stage() else { return };
     // The first is how Apptainer and Singularity call the program of --fusemount.
     for line in ["mount $IMAGE /dev/fd/3 -f", "mount --foreground $IMAGE /dev/fd/7 7<&3"] {
@@ -352,7 +352,7 @@ fn the_foreground_serves_a_connection_that_is_handed_over() {
 }
 
 #[test]
-fn the_background_serves_a_connection_that_is_handed_over() {
+fn a_background_daemon_serves_an_inherited_connection() {
     let Some(stage) = stage() else { return };
     let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
     let line = "$ARCHFS mount -q $IMAGE /dev/fd/3 && exec 3<&- && cat mount/hello; exit $?";
@@ -372,7 +372,7 @@ fn the_background_serves_a_connection_that_is_handed_over() {
 
 /// As archfs itself does, but without a record that tells which daemon to ask.
 #[test]
-fn what_is_handed_over_is_waited_for_and_unmounted_also_where_its_daemon_is_stopped() {
+fn wait_and_unmount_handle_an_inherited_connection_of_a_stopped_daemon() {
     let Some(stage) = stage() else { return };
     let connection = mounted_by_somebody_else(&stage.mount_point, "fuse.archfs");
     let line = "$ARCHFS mount -q --keep $IMAGE /dev/fd/3";
@@ -394,7 +394,7 @@ fn what_is_handed_over_is_waited_for_and_unmounted_also_where_its_daemon_is_stop
 }
 
 #[test]
-fn what_is_no_connection_is_refused() {
+fn a_descriptor_that_is_not_a_fuse_connection_is_refused() {
     let Some(stage) = stage() else { return };
     for (line, what) in [
         ("/dev/fd/99", "no such descriptor"),

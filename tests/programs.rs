@@ -49,7 +49,7 @@ fn rsync_has_nothing_to_transfer() {
 }
 
 #[test]
-fn find_prints_the_same_of_both() {
+fn find_prints_the_same_for_both_trees() {
     with_mount(|mount, tree, _| {
         let find = |root: &Path| {
             let format = "%P|%y|%m|%U|%G|%s|%TY-%Tm-%Td %TH:%TM|%n|%l\\0";
@@ -67,7 +67,7 @@ fn find_prints_the_same_of_both() {
 }
 
 #[test]
-fn tar_and_cp_copy_what_was_packed() {
+fn tar_and_cp_copy_the_source() {
     with_mount(|mount, tree, work| {
         let snapshot =
             |root: &Path| support::snapshot::take(root, support::snapshot::Depth::Everything);
@@ -101,7 +101,7 @@ fn tar_and_cp_copy_what_was_packed() {
 }
 
 #[test]
-fn sixteen_processes_in_shuffled_order_read_what_was_packed() {
+fn sixteen_processes_in_shuffled_order_read_the_source() {
     with_mount(|mount, tree, work| {
         let mut files = Vec::new();
         list_files(tree, tree, &mut files);

@@ -113,7 +113,7 @@ fn nibble(tree: &dyn Tree, folder: Ino, scratch: &mut Scratch) {
 }
 
 #[test]
-fn what_is_read_after_a_release_is_what_was_read_before() {
+fn reads_return_the_same_bytes_after_a_release() {
     let work = work_folder();
     for (what, archives, recursive) in archives(work.path()) {
         let (fresh, _) = open(&archives, recursive);
@@ -135,7 +135,7 @@ fn what_is_read_after_a_release_is_what_was_read_before() {
 }
 
 #[test]
-fn a_folder_of_an_archive_is_released_with_it() {
+fn a_subdirectory_view_is_released_with_its_archive() {
     let work = work_folder();
     let folder = source_folder(work.path());
     let archive = image::make(work.path(), "data.sqfs", &folder, &["-comp", "zstd"]);
@@ -149,7 +149,7 @@ fn a_folder_of_an_archive_is_released_with_it() {
 }
 
 #[test]
-fn readers_notice_nothing_of_a_release() {
+fn a_release_does_not_disturb_readers() {
     let work = work_folder();
     for (what, archives, recursive) in archives(work.path()) {
         let (tree, _) = open(&archives, recursive);
@@ -227,7 +227,7 @@ impl Stage {
 }
 
 #[test]
-fn an_idle_mount_gives_its_memory_back_and_reads_on() {
+fn an_idle_mount_returns_its_memory_and_stays_readable() {
     let Some(stage) = Stage::new() else { return };
     let decoded = BLOCK * BLOCKS;
     let start = stage.resident();

@@ -65,7 +65,7 @@ fn small_tar(path: &Path, number: usize) {
 /// > **Descriptors**: 40 are enough for one archive, for a hundred and for nested ones. With too
 /// > few, the mount fails with "Too many open files".
 #[test]
-fn few_descriptors_do_for_one_archive_and_for_many() {
+fn forty_descriptors_suffice_for_one_archive_and_for_many() {
     let Some(stage) = stage() else {
         return;
     };
@@ -85,7 +85,7 @@ fn few_descriptors_do_for_one_archive_and_for_many() {
 /// > **Descriptors**: 40 are enough for one archive, for a hundred and for nested ones. With too
 /// > few, the mount fails with "Too many open files".
 #[test]
-fn few_descriptors_do_for_archives_within_archives() {
+fn forty_descriptors_suffice_for_nested_archives() {
     let Some(stage) = stage() else {
         return;
     };
@@ -127,7 +127,7 @@ fn socket_of(stage: &Stage) -> PathBuf {
 /// > A daemon that has run out of descriptors keeps serving, sleeps when idle, and unmounts when
 /// > its last holder ends.
 #[test]
-fn a_daemon_out_of_descriptors_sleeps_serves_recovers_and_unmounts() {
+fn a_daemon_out_of_descriptors_idles_serves_recovers_and_unmounts() {
     let Some(stage) = stage() else {
         return;
     };
@@ -193,7 +193,7 @@ fn the_holder_of_a_daemon_out_of_descriptors_still_ends_it() {
 /// > **Threads**: if only a few can be started, a mount takes half of them and reports it, or
 /// > fails.
 #[test]
-fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() {
+fn a_mount_works_with_few_threads_or_reports_the_limit() {
     let Some(stage) = stage() else {
         return;
     };
@@ -238,7 +238,7 @@ fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() 
 }
 
 #[test]
-fn many_archives_are_opened_also_where_no_thread_can_be_started_for_it() {
+fn many_archives_are_opened_without_extra_threads() {
     let Some(pids) = Group::new(Bound::Threads) else {
         return;
     };
@@ -273,7 +273,7 @@ fn many_files(work: &Path) -> PathBuf {
 /// > error that names the limit. A mount that was reported never ends later for lack of address
 /// > space.
 #[test]
-fn a_small_address_space_means_fewer_threads_or_a_refusal_but_never_a_daemon_that_dies() {
+fn a_small_address_space_gives_fewer_threads_or_an_error_at_start() {
     let Some(stage) = stage_with(many_files) else {
         return;
     };
@@ -310,7 +310,7 @@ fn a_small_address_space_means_fewer_threads_or_a_refusal_but_never_a_daemon_tha
 /// > **Stack**: a small stack limit is enough for everything except a namespace, which fails with
 /// > an error that says so.
 #[test]
-fn a_small_stack_is_enough() {
+fn a_small_stack_limit_is_enough() {
     let Some(stage) = stage() else {
         return;
     };

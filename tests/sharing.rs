@@ -61,7 +61,7 @@ const MOUNT: &str = "$ARCHFS mount -q $IMAGE mount && cat mount/hello && read x;
 const RUN: &str = "$ARCHFS run -q $IMAGE mount -- sh -c 'cat mount/hello; read x; exit 0'";
 
 #[test]
-fn sixty_four_at_once_share_one_mount() {
+fn sixty_four_concurrent_mounts_share_one() {
     let Some(stage) = stage() else { return };
     for script in [MOUNT, RUN] {
         crowd(&stage.image, &stage.mount_point, script, || stage.bash(script));
@@ -69,7 +69,7 @@ fn sixty_four_at_once_share_one_mount() {
 }
 
 #[test]
-fn sixty_four_of_an_ordinary_user_share_one_mount() {
+fn sixty_four_concurrent_mounts_of_an_ordinary_user_share_one() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 4);
@@ -80,7 +80,7 @@ fn sixty_four_of_an_ordinary_user_share_one_mount() {
 }
 
 #[test]
-fn what_shows_something_else_is_refused_and_told() {
+fn another_archive_or_view_at_the_mount_point_is_refused() {
     let Some(stage) = stage() else { return };
     let other = stage.work.path().join("other.sqfs");
     fs::copy(&stage.image, &other).unwrap();
@@ -111,7 +111,7 @@ fn what_shows_something_else_is_refused_and_told() {
 }
 
 #[test]
-fn other_ways_to_say_the_same_share() {
+fn equivalent_command_lines_share_a_mount() {
     let Some(stage) = stage() else { return };
     let work = stage.work.path();
     symlink("small.sqfs", work.join("link.sqfs")).unwrap();
@@ -138,7 +138,7 @@ fn other_ways_to_say_the_same_share() {
 }
 
 #[test]
-fn the_last_script_takes_the_mount_away() {
+fn the_mount_ends_with_the_last_script() {
     for first in [0, 1] {
         let Some(stage) = stage() else { return };
         let mut scripts = [(); 2].map(|()| shell(stage.work.path()));
@@ -176,7 +176,7 @@ fn finish(mut run: Talker) {
 }
 
 #[test]
-fn the_last_run_takes_the_mount_away() {
+fn the_mount_ends_with_the_last_run() {
     for first in [0, 1] {
         let Some(stage) = stage() else { return };
         let (left, right) = (long_run(&stage), long_run(&stage));
@@ -189,7 +189,7 @@ fn the_last_run_takes_the_mount_away() {
 }
 
 #[test]
-fn scripts_and_runs_share_whoever_ends_first() {
+fn scripts_and_runs_share_a_mount_in_any_order() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -213,7 +213,7 @@ fn scripts_and_runs_share_whoever_ends_first() {
 }
 
 #[test]
-fn a_lingering_mount_is_there_for_who_comes_next() {
+fn the_next_mount_joins_a_lingering_daemon() {
     let Some(stage) = stage() else { return };
     let linger = "$ARCHFS mount -q --linger 1h small.sqfs mount; exit $?";
     run(&mut stage.bash(linger));
@@ -234,7 +234,7 @@ fn a_lingering_mount_is_there_for_who_comes_next() {
 }
 
 #[test]
-fn who_joins_can_keep() {
+fn keep_applies_when_joining_a_mount() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -247,7 +247,7 @@ fn who_joins_can_keep() {
 }
 
 #[test]
-fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
+fn joining_a_mount_that_just_ended_mounts_again() {
     let Some(stage) = stage() else { return };
     for keep in ["--keep", ""] {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -284,7 +284,7 @@ fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
 }
 
 #[test]
-fn the_foreground_joins_and_leaves_without_taking_the_mount_away() {
+fn a_foreground_mount_joins_and_leaves_a_shared_mount() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -316,7 +316,7 @@ fn pid_of(talker: &Talker) -> u64 {
 }
 
 #[test]
-fn the_next_in_line_mounts_when_the_first_is_killed() {
+fn the_next_waiting_process_mounts_when_the_first_is_killed() {
     let Some(stage) = stage_with(|work| support::tar::slow_archive(work, 100)) else { return };
     let name = stage.image.to_str().unwrap();
     let mut first = stage.bash("exec $ARCHFS mount -q $IMAGE mount").spawn().unwrap();
@@ -335,7 +335,7 @@ fn the_next_in_line_mounts_when_the_first_is_killed() {
 }
 
 #[test]
-fn unmount_gives_back_the_caller_s_lease_and_names_the_others() {
+fn unmount_releases_the_callers_lease_and_names_other_holders() {
     let Some(stage) = stage() else { return };
     let mut scripts = [(); 3].map(|()| shell(stage.work.path()));
     for script in &mut scripts {
@@ -377,7 +377,7 @@ fn unmount_gives_back_the_caller_s_lease_and_names_the_others() {
 }
 
 #[test]
-fn unmount_and_mount_at_once_end_with_a_mount_that_can_be_read_or_none() {
+fn concurrent_unmount_and_mount_end_with_a_readable_mount_or_none() {
     let Some(stage) = stage() else { return };
     for _ in 0..10 {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -448,7 +448,7 @@ fn wait_returns_when_files_can_be_read() {
 }
 
 #[test]
-fn the_end_of_a_holder_is_seen_also_when_its_number_lives_on_as_a_zombie() {
+fn a_zombie_holder_counts_as_ended() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");

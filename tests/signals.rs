@@ -134,7 +134,7 @@ while True:
 ";
 
 #[test]
-fn run_passes_every_other_signal_on() {
+fn run_forwards_every_other_signal() {
     for private in [&[][..], &["--private"]] {
         let Some(stage) = stage() else { return };
         let mut command = archfs();
@@ -161,7 +161,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 ";
 
 #[test]
-fn a_signal_that_comes_before_the_command_of_run_is_passed_on_to_it() {
+fn run_forwards_a_signal_received_before_its_command_starts() {
     let Some(stage) = stage() else { return };
     let command = "import signal; print('got', int(signal.sigwait({signal.SIGUSR1})), flush=True)";
     let mut python = Command::new("python3");
@@ -176,7 +176,7 @@ fn a_signal_that_comes_before_the_command_of_run_is_passed_on_to_it() {
 }
 
 #[test]
-fn signals_reach_a_daemon_whose_caller_blocked_all() {
+fn signals_reach_a_daemon_even_if_its_caller_blocked_all() {
     let Some(stage) = stage() else { return };
     let daemon = foreground(&mut blocking(&FOREGROUND, &stage));
     assert!(signals_in("SigBlk", daemon.pid()).is_empty());
@@ -199,7 +199,7 @@ sys.exit(4)
 ";
 
 #[test]
-fn run_receives_what_its_caller_blocked_and_its_command_has_the_mask_of_the_caller() {
+fn run_unblocks_signals_and_its_command_inherits_the_callers_mask() {
     let Some(stage) = stage() else { return };
     let mut command = blocking(&["run", "-q", "--grace", "0"], &stage);
     let mut run = Talker::start(command.args(["--", "python3", "-c", NAMES_BLOCKED]));
@@ -230,7 +230,7 @@ fn stubborn(stage: &Stage, options: &[&str]) -> Talker {
 }
 
 #[test]
-fn the_grace_period_of_run_ends_the_mount_whatever_the_command_does() {
+fn the_grace_period_of_run_ends_the_mount_of_a_running_command() {
     for signal in [Signal::TERM, Signal::HUP] {
         let Some(stage) = stage() else { return };
         let mut run = stubborn(&stage, &["--grace", "1s"]);
@@ -248,7 +248,7 @@ fn the_grace_period_of_run_ends_the_mount_whatever_the_command_does() {
 }
 
 #[test]
-fn the_grace_period_ends_a_private_mount_whatever_the_command_does() {
+fn the_grace_period_ends_a_private_mount_of_a_running_command() {
     let Some(stage) = stage() else { return };
     let mut run = stubborn(&stage, &["--private", "--grace", "1s"]);
     let mounts = format!("/proc/{}/mountinfo", run.pid());
@@ -293,7 +293,7 @@ fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
 }
 
 #[test]
-fn a_mount_that_others_hold_stays_when_the_grace_period_of_run_ends() {
+fn a_mount_with_other_holders_survives_the_grace_period_of_run() {
     let Some(stage) = stage() else { return };
     let other = Talker::start(
         archfs().args(["run", "-q"]).arg(&stage.image).arg(&stage.mount_point).args(["--", "cat"]),
@@ -375,7 +375,7 @@ fn a_mount_step_survives_scancel_signal_and_ends_with_the_job() {
 }
 
 #[test]
-fn a_signal_of_the_user_ends_a_mount_step() {
+fn a_user_signal_ends_a_mount_step() {
     let Some(stage) = stage() else { return };
     let mut step = step(&stage, "$ARCHFS mount --foreground -q --ready-fd 1 $IMAGE mount");
     assert_eq!(step.line(), "ready");

@@ -93,7 +93,7 @@ fn held(id: u32, folder: &Path) -> Vec<(u32, u64, u64)> {
 
 /// > A copy made by `--stage` is not affected.
 #[test]
-fn a_staged_archive_is_read_from_a_private_copy_whatever_becomes_of_the_original() {
+fn a_staged_archive_does_not_depend_on_the_original() {
     if !can_mount() {
         return;
     }
@@ -138,7 +138,7 @@ fn a_staged_archive_is_read_from_a_private_copy_whatever_becomes_of_the_original
 }
 
 #[test]
-fn tasks_that_share_a_mount_share_one_copy_until_the_last_of_them_ends() {
+fn tasks_of_a_shared_mount_share_one_copy_until_the_last_ends() {
     if !can_mount() {
         return;
     }
@@ -169,7 +169,7 @@ fn tasks_that_share_a_mount_share_one_copy_until_the_last_of_them_ends() {
 }
 
 #[test]
-fn a_copy_that_takes_long_is_shown_at_a_terminal() {
+fn a_slow_copy_shows_a_progress_bar() {
     if !can_mount() {
         return;
     }
@@ -209,7 +209,7 @@ fn a_copy_that_takes_long_is_shown_at_a_terminal() {
 }
 
 #[test]
-fn the_copy_is_gone_when_the_daemon_was_killed() {
+fn the_copy_is_freed_when_the_daemon_is_killed() {
     if !can_mount() {
         return;
     }
@@ -225,7 +225,7 @@ fn the_copy_is_gone_when_the_daemon_was_killed() {
 }
 
 #[test]
-fn a_copy_that_fits_to_the_page_is_made_and_one_page_more_is_refused() {
+fn a_copy_one_page_over_the_limit_is_refused() {
     if !can_mount() {
         return;
     }
@@ -296,7 +296,7 @@ fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) 
 }
 
 #[test]
-fn what_the_memory_limit_of_the_job_leaves_is_enough_or_refused_to_the_byte() {
+fn a_copy_one_byte_over_the_job_memory_is_refused() {
     if !can_mount() {
         return;
     }
@@ -340,7 +340,7 @@ fn what_the_memory_limit_of_the_job_leaves_is_enough_or_refused_to_the_byte() {
 }
 
 #[test]
-fn a_thousand_shards_are_one_copy_and_few_open_files() {
+fn a_thousand_shards_become_one_copy_with_few_open_files() {
     if !can_mount() {
         return;
     }
@@ -401,7 +401,7 @@ fn has_cachestat() -> bool {
 }
 
 #[test]
-fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() {
+fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
     if !can_mount() {
         return;
     }
@@ -444,7 +444,7 @@ fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() 
 }
 
 #[test]
-fn the_index_of_a_staged_tar_is_beside_the_original_and_used_from_there() {
+fn a_staged_tar_uses_the_index_beside_the_original() {
     if !can_mount() {
         return;
     }
@@ -508,7 +508,7 @@ fn an_archive_that_grows_while_it_is_copied_is_refused() {
 }
 
 #[test]
-fn a_place_for_the_copy_that_is_none_is_told() {
+fn a_bad_stage_directory_is_reported() {
     if !can_mount() {
         return;
     }
@@ -530,7 +530,7 @@ fn a_place_for_the_copy_that_is_none_is_told() {
 }
 
 #[test]
-fn a_signal_while_an_archive_is_copied_ends_everything_at_once() {
+fn a_signal_while_copying_an_archive_ends_the_command_at_once() {
     if !can_mount() {
         return;
     }

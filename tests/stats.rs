@@ -75,7 +75,7 @@ fn number(value: &Value, path: &[&str]) -> u64 {
 }
 
 #[test]
-fn a_live_mount_tells_the_same_numbers() {
+fn a_live_mount_reports_the_same_numbers() {
     let Some(stage) = stage() else { return };
     stage.mount(&["-q"], &stage.stats);
     stage.read_all();
@@ -95,7 +95,7 @@ fn a_live_mount_tells_the_same_numbers() {
 }
 
 #[test]
-fn the_numbers_are_those_of_what_was_done() {
+fn the_numbers_match_the_requests() {
     let Some(stage) = stage() else { return };
     let mut reads = Vec::new();
     for passes in [1, 3] {
@@ -132,7 +132,7 @@ fn the_numbers_are_those_of_what_was_done() {
 }
 
 #[test]
-fn damage_is_counted_and_the_line_tells_of_it() {
+fn damage_is_counted_and_logged() {
     let Some(stage) = stage() else { return };
     // In the middle of the largest file, whose blocks take most of the image.
     let mut bytes = fs::read(&stage.archive).unwrap();
@@ -152,7 +152,7 @@ fn damage_is_counted_and_the_line_tells_of_it() {
 /// > **Names in sticky directories**: a log that another user made or linked there is refused
 /// > (status 1). `--stats-json` replaces no link, and no file except an earlier one of its own.
 #[test]
-fn a_file_that_can_not_be_written_is_a_warning_and_the_mount_goes_on() {
+fn an_unwritable_statistics_file_is_only_a_warning() {
     let Some(stage) = stage() else { return };
     let dataset = fs::read(&stage.archive).unwrap();
     let no_folder = stage.work.path().join("none/stats.json");
@@ -170,7 +170,7 @@ fn a_file_that_can_not_be_written_is_a_warning_and_the_mount_goes_on() {
 }
 
 #[test]
-fn run_writes_it_too_and_others_may_read_it_as_the_umask_says() {
+fn run_writes_statistics_with_the_mode_of_the_umask() {
     let Some(stage) = stage() else { return };
     for (umask, mode) in [("022", 0o644), ("077", 0o600)] {
         let script = format!("umask {umask}; exec \"$0\" run \"$1\" \"$2\" -- cat \"$2/1\"");
@@ -185,7 +185,7 @@ fn run_writes_it_too_and_others_may_read_it_as_the_umask_says() {
 }
 
 #[test]
-fn the_foreground_tells_on_standard_error_unless_quiet() {
+fn the_foreground_prints_statistics_unless_quiet() {
     let Some(stage) = stage() else { return };
     for quiet in [false, true] {
         let said = stage.work.path().join("said");

@@ -90,7 +90,7 @@ fn assert_as_extracted(what: &str, archive: &Path, work: &Path) {
 }
 
 #[test]
-fn every_format_of_gnu_tar_shows_what_it_extracts() {
+fn every_gnu_tar_format_shows_what_gnu_tar_extracts() {
     if !can_mount() {
         return;
     }
@@ -179,7 +179,7 @@ fn archives_of_python_show_what_python_reads_and_gnu_tar_extracts() {
 }
 
 #[test]
-fn the_test_archive_of_python_is_read_as_python_reads_it() {
+fn pythons_test_archive_matches_tarfile() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/tar_tree.py");
     let output = run(Command::new("python3").arg(script).arg("--find"));
     let path = String::from_utf8(output.stdout).unwrap();
@@ -193,7 +193,7 @@ fn the_test_archive_of_python_is_read_as_python_reads_it() {
 }
 
 #[test]
-fn a_sparse_file_of_5_gib_has_its_size_its_bytes_and_its_holes() {
+fn a_sparse_file_of_5_gib_keeps_its_size_data_and_holes() {
     if !can_mount() {
         return;
     }
@@ -249,7 +249,7 @@ fn pieces(file: &File) -> Vec<(u64, u64)> {
 /// > **lseek** with SEEK_DATA and SEEK_HOLE finds the holes that the archive records: in an image
 /// > in units of its block size, in a tar as they were packed.
 #[test]
-fn a_sparse_file_of_20_gib_has_its_pieces_behind_base_256_numbers() {
+fn a_sparse_file_of_20_gib_uses_base_256_offsets() {
     if !can_mount() {
         return;
     }
@@ -304,7 +304,7 @@ fn a_sparse_file_of_20_gib_has_its_pieces_behind_base_256_numbers() {
 }
 
 #[test]
-fn a_file_over_8_gib_is_found_behind_a_base_256_size() {
+fn a_file_over_8_gib_uses_a_base_256_size() {
     // Octal sizes end at 8 GiB. The archive itself is sparse: nobody writes the zeros.
     let work = work_folder();
     let big = work.path().join("big");
@@ -406,7 +406,7 @@ fn paths(archive: &Path) -> Vec<String> {
 }
 
 #[test]
-fn no_member_leaves_the_mount_and_odd_paths_are_cleaned() {
+fn no_member_escapes_the_mount_and_odd_paths_are_normalized() {
     let work = work_folder();
     let archive = work.path().join("odd.tar");
     by_hand(
@@ -451,7 +451,7 @@ fn no_member_leaves_the_mount_and_odd_paths_are_cleaned() {
 }
 
 #[test]
-fn a_truncated_archive_serves_what_is_whole_and_says_what_is_missing() {
+fn a_truncated_archive_serves_its_intact_files_and_reports_the_rest() {
     let work = work_folder();
     let archive = work.path().join("whole.tar");
     let folder = work.path().join("folder");
@@ -482,7 +482,7 @@ fn a_truncated_archive_serves_what_is_whole_and_says_what_is_missing() {
 }
 
 #[test]
-fn a_damaged_header_costs_its_member_and_no_other() {
+fn a_damaged_header_loses_only_its_member() {
     let work = work_folder();
     let archive = work.path().join("archive.tar");
     let folder = work.path().join("folder");
@@ -512,7 +512,7 @@ fn a_damaged_header_costs_its_member_and_no_other() {
 }
 
 #[test]
-fn an_empty_archive_is_an_empty_folder() {
+fn an_empty_archive_is_an_empty_directory() {
     let work = work_folder();
     let archive = work.path().join("empty.tar");
     run(Command::new("tar").arg("-cf").arg(&archive).args(["-T", "/dev/null"]));
@@ -533,7 +533,7 @@ fn a_tar_at_an_offset_is_found_there() {
 }
 
 #[test]
-fn a_folder_of_a_hundred_thousand_members_is_scanned_in_several_places_at_once() {
+fn a_hundred_thousand_members_are_scanned_in_parallel() {
     let work = work_folder();
     let archive = work.path().join("archive.tar");
     // Members whose data looks like headers: what a scan from the middle would fall for.
@@ -554,7 +554,7 @@ fn a_folder_of_a_hundred_thousand_members_is_scanned_in_several_places_at_once()
 }
 
 #[test]
-fn a_path_that_ends_with_a_slash_is_still_what_it_is() {
+fn a_trailing_slash_does_not_change_the_kind_of_a_member() {
     let work = work_folder();
     let archive = work.path().join("slashes.tar");
     by_hand(
@@ -582,7 +582,7 @@ fn a_sparse_file_without_pieces_is_one_hole() {
 }
 
 #[test]
-fn records_for_all_members_give_owners_and_times_and_nothing_else() {
+fn global_pax_records_set_only_owners_and_times() {
     let work = work_folder();
     let archive = work.path().join("global.tar");
     let value = "v".repeat(60_000);
@@ -603,7 +603,7 @@ fn records_for_all_members_give_owners_and_times_and_nothing_else() {
 }
 
 #[test]
-fn a_path_of_pax_wins_over_a_long_name_whatever_their_order() {
+fn a_pax_path_wins_over_a_gnu_long_name_in_any_order() {
     let work = work_folder();
     let archive = work.path().join("names.tar");
     let said = |keyword, value| pax(b'x', &[(keyword, value)]);
@@ -649,7 +649,7 @@ fn a_path_of_pax_wins_over_a_long_name_whatever_their_order() {
 }
 
 #[test]
-fn as_many_extensions_as_the_limit_are_read_and_not_one_more() {
+fn extension_headers_are_read_up_to_the_limit() {
     let work = work_folder();
     let archive = work.path().join("extensions.tar");
     for (count, shown) in [(64, true), (65, false)] {
@@ -662,7 +662,7 @@ fn as_many_extensions_as_the_limit_are_read_and_not_one_more() {
 }
 
 #[test]
-fn as_many_folders_deep_as_the_limit_is_shown_and_not_one_more() {
+fn directories_are_shown_down_to_the_depth_limit() {
     let work = work_folder();
     let archive = work.path().join("deep.tar");
     for (depth, count) in [(1024, 1026), (1025, 1)] {
@@ -673,7 +673,7 @@ fn as_many_folders_deep_as_the_limit_is_shown_and_not_one_more() {
 }
 
 #[test]
-fn damage_in_a_sparse_map_shows_the_same_stored_and_compressed() {
+fn a_damaged_sparse_map_reads_alike_with_and_without_compression() {
     let work = work_folder();
     let archive = work.path().join("map.tar");
     // Blocks of an old sparse map, each saying that another one follows, up to where a stream is
@@ -711,7 +711,7 @@ fn damage_in_a_sparse_map_shows_the_same_stored_and_compressed() {
 }
 
 #[test]
-fn ten_thousand_folders_in_a_row_are_the_same_stored_and_compressed() {
+fn ten_thousand_directories_read_alike_with_and_without_compression() {
     let work = work_folder();
     let archive = work.path().join("folders.tar");
     let folders = (0..10_000).map(|number| member(&format!("{number:05}/"), b'5', "", b""));

@@ -253,7 +253,7 @@ fn sealed(index: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn an_index_is_made_beside_the_archive_and_used_from_then_on() {
+fn an_index_is_written_beside_the_archive_and_used_afterwards() {
     let stage = Stage::new(MEMBERS);
     fs::set_permissions(&stage.archive, Permissions::from_mode(0o664)).unwrap();
     let (first, said) = stage.ls();
@@ -275,7 +275,7 @@ fn an_index_is_made_beside_the_archive_and_used_from_then_on() {
 /// > Beside the archive, in a directory that only the user, root and the owner of the archive can
 /// > write to, length, time and samples are enough.
 #[test]
-fn a_mount_uses_the_index_and_serves_what_the_archive_holds() {
+fn a_mount_uses_the_index_and_serves_the_archive() {
     if !can_mount() {
         return;
     }
@@ -339,7 +339,7 @@ fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
 /// > An index that is truncated or overwritten while it is in use gives EIO for the parts that were
 /// > not read yet, and never another file.
 #[test]
-fn an_index_cut_short_while_mounted_is_an_error_and_no_end() {
+fn an_index_truncated_while_mounted_gives_eio() {
     if can_mount() {
         assert_survives("cut short", &|file, len| file.set_len(len / 2).unwrap());
         assert_survives("empty", &|file, _| file.set_len(0).unwrap());
@@ -347,7 +347,7 @@ fn an_index_cut_short_while_mounted_is_an_error_and_no_end() {
 }
 
 #[test]
-fn an_index_overwritten_while_mounted_is_an_error_and_no_end() {
+fn an_index_overwritten_while_mounted_gives_eio() {
     if can_mount() {
         assert_survives("overwritten", &|file, len| {
             file.write_all_at(&support::source::noise(3, len as usize), 0).unwrap();
@@ -369,7 +369,7 @@ fn renamed(count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn damage_to_a_large_index_is_met_where_it_is_and_nowhere_else() {
+fn damage_to_a_large_index_affects_only_its_block() {
     let stage = Stage::new(MANY);
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
@@ -393,7 +393,7 @@ fn damage_to_a_large_index_is_met_where_it_is_and_nowhere_else() {
 }
 
 #[test]
-fn an_archive_of_fewer_than_a_thousand_members_gets_no_index_unasked() {
+fn a_small_archive_gets_no_automatic_index() {
     // The root counts as one.
     for (count, made) in [(10, false), (998, false), (999, true)] {
         let stage = Stage::new(count);
@@ -409,7 +409,7 @@ fn an_archive_of_fewer_than_a_thousand_members_gets_no_index_unasked() {
 }
 
 #[test]
-fn an_index_is_made_anew_when_the_archive_changed() {
+fn an_index_is_rebuilt_when_the_archive_changed() {
     let stage = Stage::new(MEMBERS);
     let mut before = stage.make_index();
     let mut expect = |what: &str, shows: &str| {
@@ -445,7 +445,7 @@ fn an_index_is_made_anew_when_the_archive_changed() {
 }
 
 #[test]
-fn another_archive_in_the_place_of_the_old_one_is_shown() {
+fn a_replaced_archive_does_not_use_the_old_index() {
     let stage = Stage::new(MEMBERS);
     stage.make_index();
     let time = fs::metadata(&stage.archive).unwrap().modified().unwrap();
@@ -463,7 +463,7 @@ fn another_archive_in_the_place_of_the_old_one_is_shown() {
 }
 
 #[test]
-fn a_damaged_index_is_made_anew_with_a_note() {
+fn a_damaged_index_is_rebuilt_with_a_note() {
     let stage = Stage::new(MEMBERS);
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
@@ -491,7 +491,7 @@ fn a_damaged_index_is_made_anew_with_a_note() {
 }
 
 #[test]
-fn an_index_of_another_version_or_choice_is_made_anew() {
+fn an_index_of_another_version_or_with_other_options_is_rebuilt() {
     let stage = Stage::new(MEMBERS);
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
@@ -521,7 +521,7 @@ fn an_index_of_another_version_or_choice_is_made_anew() {
 }
 
 #[test]
-fn whatever_else_has_the_name_of_the_index_is_replaced() {
+fn other_files_with_the_name_of_the_index_are_replaced() {
     let stage = Stage::new(MEMBERS);
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
@@ -558,7 +558,7 @@ fn whatever_else_has_the_name_of_the_index_is_replaced() {
 }
 
 #[test]
-fn a_folder_with_the_name_of_the_index_sends_it_to_the_cache_folder() {
+fn a_directory_with_the_name_of_the_index_moves_it_to_the_cache() {
     let stage = Stage::new(MEMBERS);
     fs::create_dir(&stage.index).unwrap();
     let (expected, said) = stage.ls();
@@ -572,7 +572,7 @@ fn a_folder_with_the_name_of_the_index_sends_it_to_the_cache_folder() {
 
 /// > An index is used only if root, the user or the owner of the archive wrote it.
 #[test]
-fn an_archive_in_a_read_only_folder_has_its_index_in_the_users_cache() {
+fn a_read_only_directory_moves_the_index_to_the_users_cache() {
     let Some(()) = node::enter() else { return };
     for with_xdg in [true, false] {
         let stage = Stage::new(MEMBERS);
@@ -597,7 +597,7 @@ fn an_archive_in_a_read_only_folder_has_its_index_in_the_users_cache() {
 }
 
 #[test]
-fn a_full_disk_sends_the_index_to_the_cache_and_keeps_no_part_of_it() {
+fn a_full_disk_moves_the_index_to_the_cache_and_leaves_nothing() {
     if !can_mount() {
         return;
     }
@@ -620,7 +620,7 @@ fn a_full_disk_sends_the_index_to_the_cache_and_keeps_no_part_of_it() {
 }
 
 #[test]
-fn archives_of_one_name_have_indexes_of_their_own_in_the_cache() {
+fn archives_with_the_same_name_have_separate_indexes_in_the_cache() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     let second = Stage { home: stage.home.clone(), ..Stage::new(MEMBERS + 1) };
@@ -634,7 +634,7 @@ fn archives_of_one_name_have_indexes_of_their_own_in_the_cache() {
 }
 
 #[test]
-fn an_archive_named_from_its_folder_or_through_a_link_has_its_index_beside_itself() {
+fn a_relative_or_linked_path_uses_the_index_beside_the_archive() {
     let stage = Stage::new(MEMBERS);
     let listed_in = |folder: &Path, name: &str| {
         let mut command = stage.command(archfs());
@@ -654,7 +654,7 @@ fn an_archive_named_from_its_folder_or_through_a_link_has_its_index_beside_itsel
 }
 
 #[test]
-fn without_a_place_for_the_index_it_works_with_a_note() {
+fn without_a_writable_directory_for_the_index_it_works_with_a_note() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     for home in [None, Some("relative"), Some("/dev/null")] {
@@ -670,7 +670,7 @@ fn without_a_place_for_the_index_it_works_with_a_note() {
 }
 
 #[test]
-fn a_named_index_is_kept_there_and_nowhere_else() {
+fn a_named_index_is_kept_only_there() {
     let stage = Stage::new(MEMBERS);
     let place = stage.work.path().join("named");
     let ls = || listed(stage.archfs(&["ls", "-lR"]).arg("--index").arg(&place));
@@ -693,7 +693,7 @@ fn a_named_index_is_kept_there_and_nowhere_else() {
 }
 
 #[test]
-fn a_named_index_that_can_not_be_written_is_a_note_for_ls_and_a_failure_for_index() {
+fn an_unwritable_named_index_is_a_note_for_ls_and_an_error_for_index() {
     let stage = Stage::new(MEMBERS);
     let nowhere = stage.work.path().join("missing/index");
     for (arguments, status) in [(["ls", "--index"], 0), (["index", "--index"], 1)] {
@@ -708,7 +708,7 @@ fn a_named_index_that_can_not_be_written_is_a_note_for_ls_and_a_failure_for_inde
 
 /// > An index is used only if root, the user or the owner of the archive wrote it.
 #[test]
-fn an_index_of_somebody_else_is_not_believed() {
+fn an_index_written_by_another_user_is_not_used() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     let theirs = stage.make_index();
@@ -768,7 +768,7 @@ fn cat_as(
 /// > **Saved indexes**: an index of another file is not used, even of a copy with the same length
 /// > and time, because it names the inode, owner and ctime of its archive.
 #[test]
-fn an_index_of_a_forged_copy_is_not_believed_for_the_original() {
+fn an_index_of_a_forged_copy_is_not_used_for_the_original() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     chown(&stage.home, Some(OWNER), Some(OWNER)).unwrap();
@@ -798,7 +798,7 @@ fn an_index_of_a_forged_copy_is_not_believed_for_the_original() {
 /// > An index is written only beside the archive that was read, even if the path of its directory
 /// > has changed since.
 #[test]
-fn a_directory_that_is_exchanged_for_a_link_gets_no_index_elsewhere() {
+fn a_directory_swapped_for_a_link_redirects_no_index() {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     let stage = Stage::of("data.tar", &empty_files(20_000));
     let precious = stage.work.path().join("precious");
@@ -831,7 +831,7 @@ fn a_directory_that_is_exchanged_for_a_link_gets_no_index_elsewhere() {
 
 /// > An index has the group of its archive, and no wider permissions.
 #[test]
-fn an_index_is_for_those_who_may_read_the_archive() {
+fn an_index_has_the_permissions_of_its_archive() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     for (mode, expected) in [(0o640, 0o640), (0o600, 0o600), (0o644, 0o644), (0o664, 0o644)] {
@@ -850,7 +850,7 @@ fn an_index_is_for_those_who_may_read_the_archive() {
 
 /// > Root writes no index into a directory of another user.
 #[test]
-fn root_leaves_no_index_in_a_directory_of_a_user() {
+fn root_writes_no_index_into_a_users_directory() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     chown(&stage.folder, Some(OWNER), Some(OWNER)).unwrap();
@@ -889,7 +889,7 @@ fn a_fuse_file_system_has_no_index_beside_the_archive() {
 /// A directory that a group may write to is no place for an index, unless the owner of the archive
 /// asks for one.
 #[test]
-fn a_directory_of_a_group_has_an_index_where_its_owner_asks_for_it() {
+fn a_group_writable_directory_gets_an_index_only_on_request_of_the_owner() {
     let stage = Stage::new(MEMBERS);
     fs::set_permissions(&stage.folder, Permissions::from_mode(0o775)).unwrap();
     stage.ls();
@@ -904,7 +904,7 @@ fn a_directory_of_a_group_has_an_index_where_its_owner_asks_for_it() {
 }
 
 #[test]
-fn an_archive_that_is_exchanged_for_a_pipe_makes_nobody_wait() {
+fn an_archive_swapped_for_a_pipe_blocks_no_command() {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     let stage = Stage::new(10);
     let pipe = stage.work.path().join("pipe");
@@ -928,7 +928,7 @@ fn an_archive_that_is_exchanged_for_a_pipe_makes_nobody_wait() {
 }
 
 #[test]
-fn twelve_processes_at_once_are_right_while_another_deletes_the_index() {
+fn twelve_processes_read_correctly_while_the_index_is_deleted() {
     let stage = Stage::new(MEMBERS);
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
@@ -964,7 +964,7 @@ fn twelve_processes_at_once_are_right_while_another_deletes_the_index() {
 }
 
 #[test]
-fn twelve_processes_at_once_without_an_index_leave_one_whole_index() {
+fn twelve_processes_without_an_index_leave_one_complete_index() {
     let stage = Stage::new(MEMBERS);
     std::thread::scope(|scope| {
         let users: Vec<_> = (0..12).map(|_| scope.spawn(|| stage.ls())).collect();
@@ -987,7 +987,7 @@ fn empty_files(count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_process_killed_while_it_writes_leaves_no_half_index() {
+fn a_process_killed_while_writing_leaves_no_partial_index() {
     let stage = Stage::of("data.tar", &empty_files(60_000));
     let good = stage.make_index();
     assert!(good.len() > 2 << 20, "written in several steps");
@@ -1051,7 +1051,7 @@ fn a_process_killed_while_it_writes_leaves_no_half_index() {
 }
 
 #[test]
-fn archfs_index_makes_indexes_ahead_of_time_and_makes_them_anew() {
+fn archfs_index_builds_and_rebuilds_indexes() {
     let stage = Stage::new(MEMBERS);
     let (out, said) = text(&run(&mut stage.archfs(&["index"])));
     assert_eq!(out, "");
@@ -1069,7 +1069,7 @@ fn archfs_index_makes_indexes_ahead_of_time_and_makes_them_anew() {
 }
 
 #[test]
-fn the_index_for_recursive_mounts_is_another_one() {
+fn recursive_mounts_have_a_separate_index() {
     let stage = Stage::new(MEMBERS);
     let mut bytes = tar(MEMBERS);
     bytes.truncate(MEMBERS * 1024);
@@ -1096,7 +1096,7 @@ fn the_index_for_recursive_mounts_is_another_one() {
 }
 
 #[test]
-fn one_place_for_the_indexes_of_several_archives_is_wrong_use() {
+fn one_index_path_for_several_archives_is_a_usage_error() {
     let stage = Stage::new(3);
     let place = stage.work.path().join("index");
     let mut command = stage.archfs(&["index"]);
@@ -1115,7 +1115,7 @@ fn compressed(program: &str, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_compressed_archive_is_decoded_once_and_then_opened_by_its_index() {
+fn a_compressed_archive_is_decoded_once_then_opened_by_its_index() {
     for (program, suffix) in [("gzip", "gz"), ("zstd", "zst"), ("xz", "xz"), ("bzip2", "bz2")] {
         // Bytes that do not compress, so that most of the file is no sample.
         let mut bytes = tar(20);
@@ -1146,7 +1146,7 @@ fn a_compressed_archive_is_decoded_once_and_then_opened_by_its_index() {
 }
 
 #[test]
-fn damaged_seek_points_are_made_anew() {
+fn damaged_seek_points_are_rebuilt() {
     let stage = Stage::of("data.tar.gz", &compressed("gzip", &tar(5000)));
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
@@ -1193,7 +1193,7 @@ fn damaged_seek_points_are_made_anew() {
 }
 
 #[test]
-fn a_named_place_that_holds_something_else_is_not_overwritten() {
+fn a_named_index_path_with_another_file_is_not_overwritten() {
     let stage = Stage::new(MEMBERS);
     let archive = fs::read(&stage.archive).unwrap();
     let precious = stage.work.path().join("precious");
@@ -1218,7 +1218,7 @@ fn a_named_place_that_holds_something_else_is_not_overwritten() {
 }
 
 #[test]
-fn an_index_that_everybody_may_write_to_is_not_believed() {
+fn a_world_writable_index_is_not_used() {
     let stage = Stage::new(MEMBERS);
     stage.make_index();
     fs::set_permissions(&stage.index, PermissionsExt::from_mode(0o666)).unwrap();

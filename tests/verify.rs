@@ -159,7 +159,7 @@ fn small_tree(root: &Path) {
 }
 
 #[test]
-fn sound_images_are_found_sound_and_what_is_in_them_is_counted() {
+fn sound_images_pass_and_their_contents_are_counted() {
     let work = work_folder();
     let source = source::varied();
     let expected = counts(&source);
@@ -191,7 +191,7 @@ fn sound_images_are_found_sound_and_what_is_in_them_is_counted() {
 }
 
 #[test]
-fn sound_tars_are_found_sound_and_what_is_in_them_is_counted() {
+fn sound_tars_pass_and_their_contents_are_counted() {
     let work = work_folder();
     let source = source::varied();
     let plain = work.path().join("sound.tar");
@@ -224,7 +224,7 @@ fn sound_tars_are_found_sound_and_what_is_in_them_is_counted() {
 }
 
 #[test]
-fn of_a_damaged_image_just_the_paths_are_told_that_can_not_be_read() {
+fn a_damaged_image_reports_exactly_its_unreadable_paths() {
     let work = work_folder();
     let source = work.path().join("source");
     small_tree(&source);
@@ -271,7 +271,7 @@ fn of_a_damaged_image_just_the_paths_are_told_that_can_not_be_read() {
 }
 
 #[test]
-fn all_files_of_a_damaged_block_are_told_and_each_name_of_them() {
+fn every_name_of_every_file_in_a_damaged_block_is_reported() {
     let work = work_folder();
     let source = work.path().join("source");
     small_tree(&source);
@@ -310,7 +310,7 @@ fn all_files_of_a_damaged_block_are_told_and_each_name_of_them() {
 }
 
 #[test]
-fn tables_that_contradict_each_other_are_told() {
+fn contradicting_tables_are_reported() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir_all(source.join("folder")).unwrap();
@@ -362,7 +362,7 @@ fn tables_that_contradict_each_other_are_told() {
 }
 
 #[test]
-fn names_that_are_not_utf_8_are_told_in_json_as_they_are() {
+fn names_that_are_not_utf_8_are_exact_in_json() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -393,7 +393,7 @@ fn tells(name: &str, bytes: &[u8], text: &str, paths: &[&str]) {
 }
 
 #[test]
-fn damage_of_tars_is_told_with_the_member_where_that_is_known() {
+fn damage_of_a_tar_is_reported_with_its_member_if_known() {
     let file = |name: &str| tar::member(name, b'0', "", &[b'x'; 2000]);
     let end = vec![0; 1024];
     let link = tar::member("folder/link", b'1', "nowhere", b"");
@@ -419,7 +419,7 @@ fn damage_of_tars_is_told_with_the_member_where_that_is_known() {
 }
 
 #[test]
-fn damage_anywhere_in_a_compressed_tar_is_told() {
+fn damage_anywhere_in_a_compressed_tar_is_reported() {
     let work = work_folder();
     let source = work.path().join("source");
     small_tree(&source);
@@ -474,7 +474,7 @@ fn unpacks(program: &str, bytes: &[u8], plain: &Path) -> bool {
 }
 
 #[test]
-fn a_saved_index_is_compared_with_the_archive_and_none_is_made() {
+fn verify_compares_a_saved_index_and_writes_none() {
     let work = work_folder();
     let with = |fiftieth: &str| {
         let names: Vec<_> = (0..100).map(|n| format!("f{n:03}")).collect();
@@ -512,7 +512,7 @@ fn a_saved_index_is_compared_with_the_archive_and_none_is_made() {
 }
 
 #[test]
-fn archives_within_are_verified_under_their_folders() {
+fn nested_archives_are_verified_under_their_directories() {
     let work = work_folder();
     let source = work.path().join("source");
     small_tree(&source);
@@ -544,7 +544,7 @@ fn archives_within_are_verified_under_their_folders() {
 }
 
 #[test]
-fn each_outcome_has_its_status() {
+fn every_outcome_has_its_exit_status() {
     let work = work_folder();
     let image = image::small(work.path());
     let status = |arguments: &[&str]| {
@@ -577,7 +577,7 @@ fn each_outcome_has_its_status() {
 }
 
 #[test]
-fn a_bar_is_shown_on_a_terminal_and_a_signal_ends_it_at_once() {
+fn verify_shows_a_progress_bar_and_ends_at_once_on_a_signal() {
     let work = work_folder();
     // Without the mark of an end.
     let archive = tar::slow_archive(work.path(), 20);
@@ -607,7 +607,7 @@ fn a_bar_is_shown_on_a_terminal_and_a_signal_ends_it_at_once() {
 }
 
 #[test]
-fn memory_does_not_grow_with_the_bytes_of_an_archive() {
+fn memory_does_not_grow_with_the_archive() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();

@@ -40,7 +40,7 @@ fn shown(stage: &Stage) -> String {
 }
 
 #[test]
-fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
+fn a_wait_shows_its_reason_and_time_and_is_erased_afterwards() {
     let Some(stage) = stage() else { return };
     let mut waiting = at_a_terminal(&stage, "$ARCHFS wait mount");
     wait_until("it is shown", || shown(&stage).contains("waiting for a mount at mount (2s)"));
@@ -53,7 +53,7 @@ fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
 }
 
 #[test]
-fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
+fn waiting_for_an_unresponsive_daemon_is_shown() {
     let Some(stage) = stage() else { return };
     let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     for (line, text) in [
@@ -75,7 +75,7 @@ fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
 }
 
 #[test]
-fn a_mount_that_does_not_answer_can_not_be_read_yet() {
+fn wait_reports_a_mount_that_cannot_be_read_yet() {
     let Some(stage) = stage() else { return };
     let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     let stopped = Stopped::new(stage.daemon());
@@ -93,7 +93,7 @@ fn a_mount_that_does_not_answer_can_not_be_read_yet() {
 }
 
 #[test]
-fn a_pipe_sees_nothing_of_it() {
+fn a_pipe_gets_no_wait_messages() {
     let Some(stage) = stage() else { return };
     let output =
         archfs().args(["wait", "--timeout", "2s"]).arg(&stage.mount_point).output().unwrap();

@@ -149,7 +149,7 @@ fn is_like(text: &str, pattern: &str) -> bool {
 }
 
 #[test]
-fn each_call_gives_what_the_kernels_squashfs_gives_or_a_difference_that_is_meant() {
+fn every_call_matches_the_kernels_squashfs_or_a_listed_difference() {
     if !can_mount() {
         return;
     }

@@ -50,7 +50,7 @@ struct Stage {
 }
 
 #[test]
-fn whatever_is_killed_nothing_is_left_and_the_place_can_be_used_again() {
+fn kills_leave_nothing_and_the_mount_point_works_again() {
     if !support::can_mount() {
         return;
     }

@@ -48,7 +48,7 @@ fn worker() {
 }
 
 #[test]
-fn every_byte_of_a_squashfs_mutant_is_right_or_an_error() {
+fn squashfs_mutants_give_correct_bytes_or_errors() {
     if !can_compare("/usr/include/sqfs/super.h") {
         return;
     }
@@ -66,7 +66,7 @@ fn every_byte_of_a_squashfs_mutant_is_right_or_an_error() {
 }
 
 #[test]
-fn every_byte_of_a_tar_mutant_is_right_or_an_error() {
+fn tar_mutants_give_correct_bytes_or_errors() {
     if !can_compare("/usr/bin/lz4") {
         return;
     }

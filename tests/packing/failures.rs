@@ -18,7 +18,7 @@ use crate::support::{archfs, can_mount, image, run, source, tar, work_folder};
 const NOBODY: u32 = 65_534;
 
 #[test]
-fn each_unreadable_file_is_named_and_nothing_is_made_but_when_told_to_go_on() {
+fn unreadable_files_are_named_and_nothing_is_written_unless_errors_are_skipped() {
     if !can_mount() {
         return;
     }
@@ -74,7 +74,7 @@ fn each_unreadable_file_is_named_and_nothing_is_made_but_when_told_to_go_on() {
 }
 
 #[test]
-fn a_file_that_changes_meanwhile_is_named() {
+fn a_file_that_changes_while_it_is_packed_is_named() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("steady", b"steady"), ("growing", &source::noise(1, 40 << 20))]);
@@ -121,7 +121,7 @@ fn a_full_disk_leaves_nothing() {
 
 /// The system ends a program that writes on past such a limit, unless that listens.
 #[test]
-fn a_limit_to_the_size_of_files_leaves_nothing() {
+fn a_file_size_limit_leaves_nothing() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("noise", &source::noise(1, 6 << 20))]);
@@ -137,7 +137,7 @@ fn a_limit_to_the_size_of_files_leaves_nothing() {
 }
 
 #[test]
-fn what_is_there_is_replaced_only_by_force_and_only_when_the_new_one_is_whole() {
+fn an_existing_file_is_replaced_only_by_force_and_a_complete_archive() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("a", b"a")]);
@@ -157,7 +157,7 @@ fn what_is_there_is_replaced_only_by_force_and_only_when_the_new_one_is_whole() 
 }
 
 #[test]
-fn a_signal_leaves_nothing_and_the_next_run_begins_anew() {
+fn a_signal_leaves_nothing_and_the_next_run_starts_over() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     // Seconds of work for the slowest compressor.
@@ -243,7 +243,7 @@ fn said_of(image: &Path, file: &str) -> String {
 }
 
 #[test]
-fn what_is_missing_in_an_archive_is_a_problem_and_not_a_smaller_archive() {
+fn missing_parts_of_a_source_archive_are_an_error() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     for number in 0..30 {
@@ -276,7 +276,7 @@ fn what_is_missing_in_an_archive_is_a_problem_and_not_a_smaller_archive() {
 }
 
 #[test]
-fn an_archive_within_that_can_not_be_opened_costs_what_is_in_it_alone() {
+fn an_unreadable_nested_archive_loses_only_its_own_files() {
     let work = work_folder();
     let inner = folder(work.path(), "inner");
     for number in 0..4 {
@@ -328,7 +328,7 @@ fn long_member(path: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_list_of_nothing_is_refused() {
+fn an_empty_list_is_refused() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("a", b"a")]);
@@ -340,7 +340,7 @@ fn a_list_of_nothing_is_refused() {
 }
 
 #[test]
-fn a_sparse_file_of_more_blocks_than_can_be_kept_is_named_and_takes_no_memory() {
+fn a_sparse_file_with_too_many_blocks_is_refused_without_using_memory() {
     let work = work_folder();
     let tar = work.path().join("data.tar");
     // A map of no data, as GNU tar writes it (pax, version 1.0).

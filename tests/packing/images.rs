@@ -22,7 +22,7 @@ const KINDS: [&[&str]; 10] = [
 ];
 
 #[test]
-fn every_kind_shows_the_source_in_the_kernel_and_in_archfs() {
+fn the_kernel_and_archfs_show_the_source_of_every_kind_of_image() {
     if !can_mount() {
         return;
     }
@@ -36,7 +36,7 @@ fn every_kind_shows_the_source_in_the_kernel_and_in_archfs() {
 }
 
 #[test]
-fn unsquashfs_squashfuse_and_7_zip_read_it_too() {
+fn unsquashfs_squashfuse_and_7_zip_read_the_images() {
     if !can_mount() {
         return;
     }
@@ -126,7 +126,7 @@ fn by_contents(image: &Path) -> Vec<String> {
 }
 
 #[test]
-fn the_time_of_the_archive_is_the_latest_that_it_shows() {
+fn the_archive_time_is_its_latest_file_time() {
     if !can_mount() {
         return;
     }
@@ -151,7 +151,7 @@ fn the_time_of_the_archive_is_the_latest_that_it_shows() {
 }
 
 #[test]
-fn what_is_there_twice_is_stored_once() {
+fn duplicates_are_stored_once() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     let (small, large) = (source::noise(1, 30_000), source::noise(2, 3_000_000));
@@ -185,7 +185,7 @@ fn words(seed: u64) -> String {
 }
 
 #[test]
-fn what_does_not_compress_is_stored_plain_and_small_files_share_no_more_than_the_read_cost() {
+fn incompressible_data_stays_uncompressed_and_fragments_respect_the_read_cost() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     for number in 0..200_u64 {

@@ -59,7 +59,7 @@ fn made(work: &Path, name: &str, tree: &Path, options: &[&str]) -> (PathBuf, Vec
 }
 
 #[test]
-fn samples_stay_whole_and_shards_within_their_size() {
+fn samples_are_not_split_and_shards_respect_their_size() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     samples(&tree);
@@ -91,7 +91,7 @@ fn names_of(path: &Path) -> String {
 }
 
 #[test]
-fn a_seed_gives_one_order_and_another_seed_another() {
+fn the_seed_determines_the_order() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     samples(&tree);
@@ -113,7 +113,7 @@ fn a_seed_gives_one_order_and_another_seed_another() {
 }
 
 #[test]
-fn labels_are_the_numbers_of_the_folders() {
+fn labels_are_directory_numbers() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     samples(&tree);
@@ -132,7 +132,7 @@ fn labels_are_the_numbers_of_the_folders() {
 }
 
 #[test]
-fn mounted_together_they_are_the_source_again() {
+fn shards_mounted_together_show_the_source() {
     if !can_mount() {
         return;
     }

@@ -53,7 +53,7 @@ fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
 }
 
 #[test]
-fn a_tar_of_tars_becomes_a_folder_for_each() {
+fn a_tar_of_tars_becomes_a_directory_for_each() {
     if !can_mount() {
         return;
     }
@@ -91,7 +91,7 @@ fn a_tar_of_tars_becomes_a_folder_for_each() {
 }
 
 #[test]
-fn a_map_puts_files_into_other_folders() {
+fn a_map_moves_files_to_other_directories() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("val_1.JPEG", b"one"), ("val_2.JPEG", b"two"), ("val 3.JPEG", b"three")]);
@@ -127,7 +127,7 @@ fn a_map_puts_files_into_other_folders() {
 }
 
 #[test]
-fn a_list_chooses_files_and_missing_ones_are_all_named() {
+fn a_list_selects_files_and_every_missing_one_is_named() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(
@@ -157,7 +157,7 @@ fn a_list_chooses_files_and_missing_ones_are_all_named() {
 }
 
 #[test]
-fn several_folders_keep_their_names_and_archives_come_together() {
+fn several_directories_keep_their_names_and_archives_merge() {
     let work = work_folder();
     let (one, two) = (folder(work.path(), "one"), folder(work.path(), "two"));
     write_all(&one, &[("x/1", b"first"), ("x/2", b"second")]);
@@ -186,7 +186,7 @@ fn several_folders_keep_their_names_and_archives_come_together() {
 }
 
 #[test]
-fn all_files_belong_to_whom_they_shall() {
+fn owner_options_apply_to_all_files() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("a/1", b"1")]);

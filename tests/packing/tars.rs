@@ -52,7 +52,7 @@ fn gnu_tar_bsdtar_and_archfs_show_the_source() {
 }
 
 #[test]
-fn the_root_is_no_member_and_looks_like_the_first() {
+fn the_root_is_not_a_member_and_copies_the_first_source() {
     if !can_mount() {
         return;
     }
@@ -102,7 +102,7 @@ fn the_same_source_gives_the_same_bytes() {
 }
 
 #[test]
-fn a_sparse_file_of_5_gib_takes_what_it_holds() {
+fn a_sparse_file_of_5_gib_takes_only_its_data() {
     let work = work_folder();
     let archive = packed(work.path(), "a.tar", &source::large(), &[]);
     let size = fs::metadata(&archive).unwrap().len();

@@ -91,7 +91,7 @@ fn allowed(user: &User, root: &Path) -> Vec<String> {
 /// > POSIX ACLs of a tar are then hidden, and the modes are reduced so that no user gets more than
 /// > the ACL gives. Users and groups that an ACL names get the permissions of all others.
 #[test]
-fn no_user_gets_more_from_a_tar_with_acls_than_from_its_source() {
+fn acls_in_a_tar_grant_no_more_than_the_source() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     let work = stage.work.path();

@@ -82,7 +82,7 @@ fn a_helper_that_others_planted_is_never_run() {
 ///
 /// > For other users fusermount3 does this, with the user's rights.
 #[test]
-fn one_of_the_users_own_is_run_where_there_is_no_other() {
+fn the_users_own_helper_is_run_if_there_is_no_other() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     plant(&scene, OWNER, "own", 0o755);
@@ -136,7 +136,7 @@ fn variables_of_the_helper_and_the_loader_change_nothing() {
 
 /// A batch system that finds the processes of a job by their parents sends SIGTERM to it, too.
 #[test]
-fn a_helper_that_a_signal_ends_before_it_has_unmounted_is_run_again() {
+fn a_helper_killed_before_unmounting_is_run_again() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     let mut command = Command::new("unshare");

@@ -51,7 +51,7 @@ fn rights(user: &User, folder: &Path) -> String {
 ///
 /// > Therefore set-uid bits and `security.capability` give no rights, and devices cannot be opened.
 #[test]
-fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
+fn programs_gain_no_rights_and_devices_cannot_be_opened() {
     let Some(stage) = node::enter().and_then(|()| stage_with(image::small)) else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, OWNER);
@@ -101,7 +101,7 @@ fn assert_inert(mountinfo: &str, mount_point: &Path) {
 /// > **Flags**: every mount that archfs makes is `ro,nosuid,nodev`, as root, through fusermount3
 /// > and in a namespace.
 #[test]
-fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
+fn every_mount_is_read_only_nosuid_and_nodev() {
     let Some(Scene { _device, owner, stage, .. }) = scene() else { return };
     let own = "/proc/thread-self/mountinfo";
     for options in ["", "-o allow_other", "-o exec,default_permissions"] {
@@ -130,7 +130,7 @@ fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
 /// > A mount that was passed as `/dev/fd/N` has the flags of the program that made it, which must
 /// > set `nosuid,nodev`.
 #[test]
-fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
+fn a_connection_passed_in_keeps_the_flags_of_its_mount() {
     let Some(stage) = stage_with(image::small) else { return };
     fs::create_dir(&stage.mount_point).unwrap();
     for (given, inert) in
@@ -162,7 +162,7 @@ fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
 /// > **Links in an archive** are shown as packed. The kernel follows them; `archfs cat`, `ls` and
 /// > `--subdir` follow none out of the archive.
 #[test]
-fn links_that_lead_out_of_an_archive_are_shown_and_followed_by_the_kernel_alone() {
+fn links_out_of_an_archive_are_followed_only_by_the_kernel() {
     let Some(stage) = stage_with(image::small) else { return };
     let work = stage.work.path();
     let secret = work.join("secret");

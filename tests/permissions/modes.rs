@@ -36,7 +36,7 @@ fn archive(work: &Path) -> PathBuf {
 /// > Modes and owners are shown as packed but not enforced on that user, who can also read files of
 /// > other owners with mode 0600. A file without any execute bit cannot be executed.
 #[test]
-fn who_mounts_reads_files_of_others_and_executes_only_programs() {
+fn the_mounting_user_reads_all_files_and_executes_only_programs() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     archive(stage.work.path());
@@ -55,7 +55,7 @@ fn who_mounts_reads_files_of_others_and_executes_only_programs() {
 ///
 /// > **`-o allow_other`** lets every user in, under the modes and owners in the archive.
 #[test]
-fn modes_and_owners_are_enforced_where_everybody_may_enter() {
+fn modes_and_owners_are_enforced_with_allow_other() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     let image = archive(stage.work.path());
@@ -90,7 +90,7 @@ fn with_configuration(scene: &Scene, text: &str, of_owner: &str, of_other: &str)
 
 /// > An ordinary user needs `user_allow_other` in /etc/fuse.conf for `allow_other`.
 #[test]
-fn an_ordinary_user_lets_everybody_in_only_where_the_node_allows_it() {
+fn an_ordinary_user_needs_user_allow_other_for_allow_other() {
     let Some(scene) = scene() else { return };
     let mount = "$ARCHFS mount -q --keep -o allow_other $IMAGE mount";
     let read = format!("cat {}/hello", scene.owner.mount_point.display());

@@ -36,7 +36,7 @@ fn assert_root_is_kept_out(mount_point: &Path) {
 
 /// A umask that keeps rights from the owner would make a registry and a point that it can not enter.
 #[test]
-fn a_umask_that_keeps_the_owner_out_keeps_nobody_from_mounting() {
+fn a_umask_that_excludes_the_owner_does_not_prevent_mounting() {
     let Some(Scene { _device, owner, stage: _stage, .. }) = scene() else { return };
     // Whoever leaves it last removes it, which may be the daemon a moment later.
     let removed = || wait_until("the registry is removed", || !owner.registry().exists());
@@ -62,7 +62,7 @@ fn a_umask_that_keeps_the_owner_out_keeps_nobody_from_mounting() {
 /// > **Other users** cannot list or read a mount (EACCES, also for root on another user's mount),
 /// > whatever the umask and the mode of the mount point.
 #[test]
-fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_its_point() {
+fn a_users_mount_is_closed_to_others_and_root_with_any_umask_and_mode() {
     let Some(Scene { _device, owner, other, stage: _stage, .. }) = scene() else { return };
     for umask in UMASKS {
         // The point made by archfs, and one that everybody might enter.
@@ -83,7 +83,7 @@ fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_
 ///
 /// > **`-o allow_other`** lets every user in, under the modes and owners in the archive.
 #[test]
-fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
+fn roots_mount_is_closed_to_others_without_allow_other() {
     let Some(Scene { _device, owner, stage, .. }) = scene() else { return };
     for umask in UMASKS {
         for (point, option) in [("", ""), ("mkdir -m 777 mount;", ""), ("", "-o allow_other")] {
@@ -103,7 +103,7 @@ fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
 
 /// > They do not see a private mount.
 #[test]
-fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
+fn a_private_mount_is_hidden_also_through_proc() {
     let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };
     let line = "umask 000; exec $ARCHFS run --private -q $IMAGE mount -- \
                 sh -c 'cat mount/hello; echo $$; read x'";
@@ -131,7 +131,7 @@ fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
 
 /// > They cannot open a copy made by `--stage`, by name or through /proc.
 #[test]
-fn a_copy_has_no_name_and_is_not_to_be_had_through_proc() {
+fn a_staged_copy_has_no_name_and_is_not_readable_through_proc() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     let folder = scene.sticky();
@@ -158,7 +158,7 @@ fn a_copy_has_no_name_and_is_not_to_be_had_through_proc() {
 /// > They cannot open the index in the cache directory (0600, in a directory 0700), the records and
 /// > the socket (in a directory 0700), or the log (0600).
 #[test]
-fn the_index_the_log_and_the_records_are_the_users_alone_with_any_umask() {
+fn index_log_and_records_are_private_with_any_umask() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     // In a folder of root, so that the index is in the cache folder.
@@ -197,7 +197,7 @@ fn the_index_the_log_and_the_records_are_the_users_alone_with_any_umask() {
 /// > is closed to others if it was open. It is not used if it, a link at its name, or its parent
 /// > belongs to another user, as under sudo with the HOME of a user.
 #[test]
-fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_elses() {
+fn the_cache_directory_is_made_private_or_not_used() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     fs::write(stage.work.path().join("data.tar"), tar::of(&[("hello", b"hello, world\n")]))
@@ -259,7 +259,7 @@ fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_else
 /// > The daemon answers only the same uid and root at its socket, even if the directory of the
 /// > socket was opened to others.
 #[test]
-fn who_is_refused_at_the_socket_does_not_count_as_a_holder() {
+fn a_client_refused_at_the_socket_is_no_holder() {
     let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };
     done(&owner, "umask 000; $ARCHFS mount -q --keep $IMAGE mount");
     let folder = owner.registry();

@@ -28,7 +28,7 @@ impl Drop for Planted {
 /// > Records are kept only in a directory of the user that is closed to others: `/tmp/archfs-UID`,
 /// > or `/tmp/archfs-UID-NAME` if another user has taken that name.
 #[test]
-fn records_are_kept_only_in_a_directory_of_the_user_alone() {
+fn records_are_kept_only_in_a_private_directory_of_the_user() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, .. } = &scene;
     let elsewhere = scene.folder_of(OTHER, "elsewhere", 0o777);
@@ -89,7 +89,7 @@ fn records_are_kept_only_in_a_directory_of_the_user_alone() {
 /// > create names, such as in /tmp. A symbolic link of another user in such a directory is never
 /// > followed.
 #[test]
-fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
+fn another_users_mount_point_in_a_shared_directory_is_refused() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     let sticky = scene.sticky();
@@ -146,7 +146,7 @@ fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
 
 /// > Root follows no symbolic link of another user anywhere on the path of a mount point.
 #[test]
-fn root_follows_no_link_of_a_user_to_a_mount_point() {
+fn root_follows_no_symlink_of_a_user_to_a_mount_point() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     done(other, "$ARCHFS mount -q --keep $IMAGE mount");
@@ -181,7 +181,7 @@ fn root_follows_no_link_of_a_user_to_a_mount_point() {
 
 /// > Root enters no FUSE file system of another user on the way to a mount point.
 #[test]
-fn root_asks_no_file_system_that_a_user_serves() {
+fn root_enters_no_fuse_file_system_of_a_user() {
     let Some(scene) = scene() else { return };
     let Scene { stage, .. } = &scene;
     let served = scene.folder_of(OWNER, "served", 0o755);
@@ -214,7 +214,7 @@ fn root_asks_no_file_system_that_a_user_serves() {
 ///
 /// > The user's own links, /dev/null and the like may be logs.
 #[test]
-fn the_log_and_the_account_are_never_written_through_what_others_planted() {
+fn log_and_statistics_are_never_written_through_planted_files() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, .. } = &scene;
     let sticky = scene.sticky();
@@ -260,7 +260,7 @@ fn the_log_and_the_account_are_never_written_through_what_others_planted() {
 
 /// > An index replaces a link, not the target of the link.
 #[test]
-fn an_index_replaces_a_link_and_not_what_it_leads_to() {
+fn an_index_replaces_a_link_and_not_its_target() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     let sticky = scene.sticky();
@@ -315,7 +315,7 @@ fn record_of(node: &str, process: &str, mount_point: &Path) -> String {
 /// > **`gc`, `unmount`, `list`** act only on mounts of type fuse.archfs of this user, whatever the
 /// > records say. Root can also unmount those of other users.
 #[test]
-fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
+fn forged_records_never_affect_files_of_others() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     let work = stage.work.path();
@@ -389,7 +389,7 @@ fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
 
 /// As under `sudo -E`.
 #[test]
-fn root_writes_no_file_that_a_variable_of_another_user_names() {
+fn root_ignores_file_paths_in_another_users_variables() {
     if !can_mount() || !rustix::process::geteuid().is_root() {
         return;
     }

@@ -15,7 +15,7 @@ const PROJECT: u32 = 60;
 /// > is accepted unless every user may write to it or to its parent. Otherwise `mount` exits with
 /// > status 4.
 #[test]
-fn a_directory_that_somebody_of_the_group_made_is_a_mount_point_unless_everybody_may_write() {
+fn a_group_members_directory_is_a_mount_point_unless_world_writable() {
     let Some(scene) = scene() else { return };
     let Scene { owner, .. } = &scene;
     let project = scene.folder_of(OTHER, "project", 0o775);
@@ -50,7 +50,7 @@ fn a_directory_that_somebody_of_the_group_made_is_a_mount_point_unless_everybody
 /// > Root, and a private mount, may use directories of other users, but not where every user may
 /// > create names, such as in /tmp.
 #[test]
-fn root_and_private_mounts_use_directories_of_others_unless_they_lie_where_everybody_makes_names() {
+fn root_and_private_mounts_use_others_directories_unless_in_a_shared_parent() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     let theirs = scene.folder_of(OTHER, "theirs", 0o755);
@@ -82,7 +82,7 @@ fn root_and_private_mounts_use_directories_of_others_unless_they_lie_where_every
 /// > **`gc`, `unmount`, `list`** act only on mounts of type fuse.archfs of this user, whatever the
 /// > records say. Root can also unmount those of other users.
 #[test]
-fn root_unmounts_what_others_have_mounted_and_others_do_not() {
+fn only_root_unmounts_mounts_of_others() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, .. } = &scene;
     done(owner, "$ARCHFS mount -q --keep $IMAGE mount");

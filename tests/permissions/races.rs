@@ -83,7 +83,7 @@ fn clear(stage: &Stage) {
 /// > Root opens the parent directory once, without following links, and mounts, unmounts and
 /// > removes from there. A swapped directory or link can make that fail, but cannot redirect it.
 #[test]
-fn root_mounts_over_and_removes_nothing_where_the_mount_point_is_swapped_for_a_link() {
+fn swapping_the_mount_point_for_a_link_never_redirects_root() {
     let Some(scene) = scene() else { return };
     let folder = scene.folder_of(OTHER, "theirs", 0o755);
     let (mount_point, trap) = (folder.join("point"), scene.stage.work.path().join("trap"));

@@ -32,7 +32,7 @@ fn beside_served(scene: &Scene, before: &str, source: &Path, script: &str) -> St
 /// > **FUSE file systems of others**: their daemon can claim any owner for a file, so no file there
 /// > counts as the user's own or as root's.
 #[test]
-fn a_helper_that_another_users_file_system_calls_roots_is_not_run() {
+fn a_helper_with_a_forged_owner_on_a_fuse_mount_is_not_run() {
     let Some(scene) = scene() else { return };
     let source = scene.stage.work.path().join("source");
     let marks = scene.folder_of(OTHER, "marks", 0o777);
@@ -49,7 +49,7 @@ fn a_helper_that_another_users_file_system_calls_roots_is_not_run() {
 
 /// Made-up records could name any mount and any daemon.
 #[test]
-fn a_directory_of_records_that_another_users_file_system_calls_ours_is_not_used() {
+fn a_record_directory_with_a_forged_owner_on_a_fuse_mount_is_not_used() {
     let Some(scene) = scene() else { return };
     let source = scene.stage.work.path().join("source");
     let made_up = source.join(format!("archfs-{OTHER}"));
@@ -73,7 +73,7 @@ fn a_directory_of_records_that_another_users_file_system_calls_ours_is_not_used(
 
 /// Its server can put another one in its place at any time.
 #[test]
-fn an_index_that_another_users_file_system_calls_ours_is_not_believed() {
+fn an_index_with_a_forged_owner_on_a_fuse_mount_is_not_used() {
     let Some(scene) = scene() else { return };
     let source = scene.stage.work.path().join("source");
     fs::create_dir(&source).unwrap();

@@ -69,7 +69,7 @@ fn odd_image(folder: &Path) -> PathBuf {
 ///
 /// > `archfs ls` into a pipe and `archfs cat` write the bytes unchanged.
 #[test]
-fn names_are_disarmed_on_a_terminal_and_left_as_they_are_in_a_pipe() {
+fn names_are_escaped_on_a_terminal_and_unchanged_in_a_pipe() {
     let Some(stage) = stage() else { return };
     let odd = odd_image(stage.work.path());
     let none = OsStr::new("");
@@ -107,7 +107,7 @@ fn names_are_disarmed_on_a_terminal_and_left_as_they_are_in_a_pipe() {
 /// > not UTF-8 in a name never reach a terminal or the log. They are shown as `\u{1b}` or U+FFFD.
 /// > In JSON they are written as `\u001b`, with the same value.
 #[test]
-fn places_archives_and_what_the_daemon_says_are_disarmed() {
+fn mount_points_archives_and_daemon_messages_are_escaped() {
     let Some(stage) = stage() else { return };
     for name in NAMES.map(OsStr::from_bytes) {
         let archive = stage.work.path().join("archive").join(name);

@@ -17,7 +17,7 @@ use super::{BLOCK, requests, with_mount};
 
 /// > **open** reaches archfs only once: the kernel remembers that later opens need no request.
 #[test]
-fn only_the_first_open_is_asked_for() {
+fn only_the_first_open_sends_a_request() {
     with_mount(|mount, tree| {
         // Opening is counted among the rest of the requests.
         let other = || requests(mount, "other");
@@ -39,7 +39,7 @@ fn only_the_first_open_is_asked_for() {
 
 /// > **read, pread, mmap, sendfile, O_DIRECT** return the bytes that were packed.
 #[test]
-fn any_range_read_is_the_range_of_the_source() {
+fn every_range_read_matches_the_source() {
     with_mount(|mount, tree| {
         for name in ["text-2560000", "noise-2560000", "sparse", "twin", "text-8192"] {
             let [ours, theirs] = [mount, tree].map(|root| File::open(root.join(name)).unwrap());
@@ -60,7 +60,7 @@ fn any_range_read_is_the_range_of_the_source() {
 
 /// > **read, pread, mmap, sendfile, O_DIRECT** return the bytes that were packed.
 #[test]
-fn each_way_to_read_gives_the_same_bytes() {
+fn every_way_to_read_gives_the_same_bytes() {
     with_mount(|mount, tree| {
         let name = "text-2560000";
         let expected = fs::read(tree.join(name)).unwrap();
@@ -91,7 +91,7 @@ fn each_way_to_read_gives_the_same_bytes() {
 /// > A damaged block gives EIO, and the log names the block and its archive. The bytes around it
 /// > can still be read.
 #[test]
-fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_right() {
+fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_correct() {
     const BLOCK: usize = 128 << 10;
     if !can_mount() {
         return;
@@ -160,7 +160,7 @@ fn every_change_is_refused_as_on_a_read_only_file_system() {
 /// > **lseek** with SEEK_DATA and SEEK_HOLE finds the holes that the archive records: in an image
 /// > in units of its block size, in a tar as they were packed.
 #[test]
-fn holes_are_found_and_the_end_is_one() {
+fn lseek_finds_holes_and_the_end_of_file() {
     with_mount(|mount, _| {
         let file = File::open(mount.join("sparse")).unwrap();
         let end = file.metadata().unwrap().len();
@@ -202,7 +202,7 @@ fn zeros_in_the_tail_of_a_file_are_data() {
 
 /// > **ioctl** fails with ENOTTY (`isatty` is false). **fsync** succeeds.
 #[test]
-fn a_file_is_no_terminal_and_fsync_has_nothing_to_do() {
+fn ioctl_fails_with_enotty_and_fsync_succeeds() {
     with_mount(|mount, _| {
         let file = File::open(mount.join("text-10")).unwrap();
         // TCGETS.
@@ -219,7 +219,7 @@ fn a_file_is_no_terminal_and_fsync_has_nothing_to_do() {
 /// > **flock** works among the processes of one node, and so do **fcntl locks** for reading. A
 /// > write lock needs a file that is open for writing, so it fails with EBADF.
 #[test]
-fn locks_hold_among_processes() {
+fn locks_work_between_processes() {
     with_mount(|mount, _| {
         let path = mount.join("text-10");
         let file = File::open(&path).unwrap();

@@ -52,7 +52,7 @@ fn names_are_listed_once_with_their_types_sorted_by_bytes() {
 
 /// > `telldir` positions stay valid, also after `rewinddir` and in another descriptor.
 #[test]
-fn a_listing_goes_on_from_any_place_told_before() {
+fn telldir_positions_stay_valid() {
     with_mount(|mount, _| {
         let open = || Dir::read_from(File::open(mount.join("many")).unwrap()).unwrap();
         let mut folder = open();
@@ -82,7 +82,7 @@ fn a_listing_goes_on_from_any_place_told_before() {
 
 /// > The inode number listed for `..` is 0xffffffff except in the root; stat returns the right one.
 #[test]
-fn the_parent_has_its_number_by_stat_and_not_in_a_listing() {
+fn the_parent_inode_number_is_right_in_stat_and_fixed_in_listings() {
     with_mount(|mount, _| {
         let number = |folder: &str, name: &CStr| {
             let entries = listed(&mount.join(folder));
@@ -101,7 +101,7 @@ fn the_parent_has_its_number_by_stat_and_not_in_a_listing() {
 
 /// > The kernel also caches that a name does not exist.
 #[test]
-fn a_name_that_is_not_there_is_asked_for_once() {
+fn a_missing_name_is_looked_up_once() {
     with_mount(|mount, _| {
         let missing = |name: &str| {
             assert_eq!(fs::metadata(mount.join(name)).unwrap_err().kind(), ErrorKind::NotFound);
@@ -117,7 +117,7 @@ fn a_name_that_is_not_there_is_asked_for_once() {
 }
 
 #[test]
-fn names_that_can_not_be_there_are_told_apart() {
+fn impossible_names_give_their_own_errors() {
     with_mount(|mount, _| {
         let long = "n".repeat(256);
         let error = fs::metadata(mount.join(long)).unwrap_err();

@@ -56,7 +56,7 @@ fn opened_by_handle(first: &Path, second: &Path) -> Output {
 /// > A handle (`name_to_handle_at`) stays valid as long as the archive is the same: after the
 /// > kernel has forgotten the inode, and at another mount.
 #[test]
-fn handles_are_opened_after_the_kernel_forgot_and_at_the_next_mount() {
+fn handles_stay_valid_after_eviction_and_at_the_next_mount() {
     if !can_mount() {
         return;
     }

@@ -20,7 +20,7 @@ use super::{Format, archives, small_tree, with_each_format, with_mount};
 ///
 /// > A directory of a tar has a link count of 1.
 #[test]
-fn stat_shows_what_was_packed_and_one_time_for_all() {
+fn stat_shows_the_packed_metadata_and_one_timestamp() {
     let check = |mount: &Path, tree: &Path, name: &str, has_fraction: bool| {
         let [found, packed] =
             [mount, tree].map(|root| fs::symlink_metadata(root.join(name)).unwrap());
@@ -57,7 +57,7 @@ fn stat_shows_what_was_packed_and_one_time_for_all() {
 
 /// > `st_blocks` does not count holes.
 #[test]
-fn stat_shows_what_readers_want() {
+fn stat_and_statvfs_count_blocks_and_inodes() {
     with_mount(|mount, tree| {
         assert_eq!(fs::metadata(mount).unwrap().ino(), 1);
         let sparse = fs::metadata(mount.join("sparse")).unwrap();
@@ -74,7 +74,7 @@ fn stat_shows_what_readers_want() {
 /// > `st_blksize` is the block size of an image, at least 128 KiB, or 256 KiB for a tar, so that
 /// > Python reads a whole JPEG at once.
 #[test]
-fn the_unit_of_reading_is_a_picture_at_least() {
+fn the_block_size_lets_python_read_a_jpeg_at_once() {
     if !can_mount() {
         return;
     }
@@ -151,7 +151,7 @@ fn hard_links_have_one_inode_number_at_every_mount() {
 /// > **Symbolic links** hold the bytes they were packed with, and the kernel resolves them. An
 /// > absolute link leads out of the mount, as on any file system.
 #[test]
-fn links_hold_their_bytes_and_an_absolute_one_leads_out() {
+fn symlinks_keep_their_bytes_and_absolute_ones_leave_the_mount() {
     with_mount(|mount, tree| {
         for name in ["link-long", "link-bytes", "link-absolute", "link-folder"] {
             let [found, packed] = [mount, tree].map(|root| fs::read_link(root.join(name)).unwrap());
@@ -188,7 +188,7 @@ fn device_nodes_and_set_uid_bits_are_inert() {
 /// > **Extended attributes** `user.*`, `trusted.*` and `security.*` are shown as packed; setting
 /// > one fails with EROFS.
 #[test]
-fn attributes_are_shown_as_packed_and_can_not_be_set() {
+fn attributes_are_shown_as_packed_and_cannot_be_set() {
     with_mount(|mount, tree| {
         for (file, name) in [
             ("text-10", "user.small"),
@@ -232,7 +232,7 @@ fn an_archive_without_attributes_supports_none() {
 }
 
 #[test]
-fn an_attribute_too_large_for_its_buffer_or_not_there_is_told() {
+fn a_large_or_missing_attribute_gives_its_error() {
     with_mount(|mount, _| {
         let mut small = [0; 10];
         let large = getxattr(mount.join("text-10"), "user.large", &mut small[..]);
@@ -262,7 +262,7 @@ fn with_files(options: &[&str], prepare: impl Fn(&Path), test: impl Fn(&Path)) {
 /// > **access** with X_OK fails with EACCES for a file without any execute bit, also for the user
 /// > who mounted it.
 #[test]
-fn only_what_somebody_may_execute_is_a_program() {
+fn x_ok_needs_an_execute_bit() {
     for options in [&[][..], &["-oallow_other"]] {
         let prepare = |tree: &Path| {
             fs::create_dir(tree.join("folder")).unwrap();
@@ -290,7 +290,7 @@ fn only_what_somebody_may_execute_is_a_program() {
 /// > The names of `trusted.*` are listed only to processes that can read them, which requires
 /// > CAP_SYS_ADMIN.
 #[test]
-fn trusted_attributes_are_listed_to_those_who_can_read_them() {
+fn trusted_attributes_are_listed_only_to_processes_that_can_read_them() {
     let prepare = |tree: &Path| {
         let file = tree.join("file");
         fs::write(&file, "data").unwrap();
@@ -321,7 +321,7 @@ fn trusted_attributes_are_listed_to_those_who_can_read_them() {
 /// > It fits in 32 bits if the archives have fewer than 2^32 inodes. In an image it is the number
 /// > that the image stores, with 1 for the root.
 #[test]
-fn inode_numbers_fit_32_bits_and_are_those_of_the_kernel() {
+fn inode_numbers_fit_32_bits_and_match_the_kernel() {
     if !can_mount() {
         return;
     }

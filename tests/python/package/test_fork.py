@@ -30,7 +30,7 @@ class ForkTest(Stage):
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         """)
 
-    def test_a_child_that_ends_without_a_word_and_one_that_fails(self):
+    def test_a_child_that_exits_silently_and_one_that_fails(self):
         self.in_a_block("""
             for end in (lambda: os._exit(3), lambda: [][0], lambda: os.kill(os.getpid(), 9)):
                 child = os.fork()
@@ -76,7 +76,7 @@ class ForkTest(Stage):
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
         """)
 
-    def test_a_child_that_asks_keeps_the_mount_when_its_parent_ends(self):
+    def test_a_child_that_mounts_keeps_the_mount_when_its_parent_ends(self):
         process = self.script("""
             root = archfs.mount_until_exit(IMAGE)
             ours, theirs = os.pipe()

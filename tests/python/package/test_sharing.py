@@ -14,7 +14,7 @@ RANK = """
 
 
 class SharingTest(Stage):
-    def test_ranks_share_one_mount_and_the_last_one_out_unmounts(self):
+    def test_ranks_share_one_mount_and_the_last_one_unmounts(self):
         ranks = [self.script(RANK) for _ in range(4)]
         for rank in ranks:
             self.assertEqual(self.line(rank), "hello")
@@ -32,7 +32,7 @@ class SharingTest(Stage):
         self.assertNotIn(self.place, mounted())
         self.assertFalse(os.path.exists(self.place))
 
-    def test_ranks_that_give_no_place_share_one_mount(self):
+    def test_ranks_without_a_mount_point_share_one_mount(self):
         rank = """
             root = archfs.mount_until_exit('data.sqfs')
             assert open(root / 'hello').read() == 'hello\\n'
@@ -69,7 +69,7 @@ class SharingTest(Stage):
             self.tell(rank)
             self.finished(rank)
 
-    def test_a_name_that_another_user_took_stops_nobody(self):
+    def test_a_name_taken_by_another_user_blocks_no_mount(self):
         if os.geteuid() != 0:
             self.skipTest("needs root")
         with archfs.mount(self.image) as root:
@@ -84,7 +84,7 @@ class SharingTest(Stage):
         finally:
             os.rmdir(place)
 
-    def test_a_block_ends_only_its_own_hold(self):
+    def test_a_block_releases_only_its_own_lease(self):
         rank = self.script(RANK)
         self.line(rank)
         with archfs.mount(self.image, at=self.place):
@@ -96,7 +96,7 @@ class SharingTest(Stage):
             self.assert_readable(root)
         self.assertNotIn(self.place, mounted())
 
-    def test_ranks_that_come_and_go_always_have_their_files(self):
+    def test_ranks_that_start_and_end_always_have_their_files(self):
         """No rank that leaves takes the mount from one that has just come."""
         code = """
             for _ in range(15):
@@ -123,7 +123,7 @@ class SharingTest(Stage):
         self.finished(other)
         self.assertNotIn(self.place, mounted())
 
-    def test_a_daemon_that_is_asked_to_end_serves_on(self):
+    def test_a_daemon_asked_to_exit_keeps_serving(self):
         """As it is at scancel, while a script still writes its checkpoint."""
         rank = self.script(RANK)
         self.line(rank)
