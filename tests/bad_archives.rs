@@ -22,15 +22,15 @@ mod support;
 use support::mount::{CleanUp, Mounted, is_mounted};
 use support::{can_mount, run, work_folder};
 
-/// What a command may take, seconds of processors; far more than any needs. Seconds of the clock
-/// depend on what else the machine does, so those only end a command that hangs.
+/// CPU time that a command may use, in seconds; far more than any needs. Wall-clock time depends on
+/// the load of the machine, so SECONDS only ends a command that hangs.
 const CPU_SECONDS: u32 = 60;
 const SECONDS: u32 = 300;
 
-/// The same for a mount and all that is asked of it.
+/// The limit for a mount and all requests to it.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What archfs says in answer to damage: EIO, and status 3.
+/// What archfs returns for damage: EIO, and exit status 3.
 const EIO: i32 = 5;
 const STATUS: i32 = 3;
 
@@ -38,13 +38,13 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad")
 }
 
-/// One archive of the corpus.
+/// An archive of the corpus.
 struct Case {
     manifest: Value,
     archive: PathBuf,
 }
 
-/// Something that is wrong with it.
+/// A fault that the manifest expects.
 struct Fault<'c> {
     does: &'c str,
     path: &'c str,
@@ -52,7 +52,7 @@ struct Fault<'c> {
 }
 
 impl Case {
-    /// All cases, their files copied to `work`, where they have the times that the manifest says.
+    /// All cases, with their files copied to `work` and given the times of the manifest.
     fn all(work: &Path) -> Vec<Self> {
         let text = fs::read(folder().join("MANIFEST.json")).unwrap();
         let Value::Array(list) = serde_json::from_slice(&text).unwrap() else { panic!("no list") };
@@ -96,7 +96,7 @@ impl Case {
         self.faults().iter().any(|fault| fault.does == "open")
     }
 
-    /// Files that are whole: path, length and checksum.
+    /// Undamaged files: path, length and checksum.
     fn healthy(&self) -> Vec<(&str, u64, u32)> {
         let Some(files) = self.manifest["healthy"].as_object() else { return Vec::new() };
         let mut list = Vec::new();
@@ -110,7 +110,7 @@ impl Case {
 
     /// `archfs COMMAND [OPTIONS] ARCHIVE REST` within the limits of time and memory.
     fn call(&self, command: &str, rest: &[&str]) -> Output {
-        // The buffers of its event loops alone take some 300 MiB of addresses.
+        // The buffers of the mount's event loops alone take about 300 MiB of address space.
         let loops = if command == "mount" { 768 } else { 0 };
         let memory = (self.manifest["memory"].as_u64().unwrap() + loops) * 1024;
         let script = format!(
@@ -122,7 +122,7 @@ impl Case {
         shell.output().unwrap()
     }
 
-    /// The command line's answer to what is wrong.
+    /// Checks how the command line reports the fault.
     fn check_command(&self, fault: &Fault<'_>) {
         let (output, status) = match fault.does {
             "open" => (self.call("ls", &["-R"]), STATUS),
@@ -130,7 +130,7 @@ impl Case {
             "read" => (self.call("cat", &[fault.path]), STATUS),
             "list" => (self.call("ls", &[fault.path]), STATUS),
             "stat" | "readlink" => (self.call("ls", &["-l", fault.path]), STATUS),
-            // No command shows attributes.
+            // No command prints extended attributes.
             _ => return,
         };
         let said = String::from_utf8(output.stderr).unwrap();
@@ -162,7 +162,7 @@ impl Case {
         }
     }
 
-    /// The answers of a mount to what is wrong, with the words in its log.
+    /// Checks how a mount reports the faults, and its log.
     fn check_mounted(&self, mount_point: &Path) {
         let name = self.name();
         let log = mount_point.with_extension("log");
@@ -193,7 +193,7 @@ impl Case {
             let found = (bytes.len() as u64, crc32fast::hash(&bytes));
             assert_eq!(found, (length, sum), "{name}: {path} has other bytes");
         }
-        // Walks all of it, as `find` does: whatever fails fails with EIO.
+        // Walks the whole tree, as `find` does. Every error must be EIO.
         let mut folders = vec![mount_point.to_owned()];
         while let Some(folder) = folders.pop() {
             let entries = match fs::read_dir(&folder) {
@@ -219,12 +219,12 @@ impl Fault<'_> {
         self.says.iter().all(|words| text.contains(words))
     }
 
-    /// Asks the mount at `place` for what is damaged; `None` for what only opening tells.
+    /// Accesses what is damaged on the mount; `None` if only opening the archive fails.
     fn ask(&self, mount_point: &Path) -> Option<io::Result<()>> {
         let path = mount_point.join(self.path);
         Some(match self.does {
             "open" | "note" => return None,
-            // Not as a whole: some claim to be larger than any memory.
+            // Not read into memory: some files claim to be larger than any memory.
             "read" => fs::File::open(path)
                 .and_then(|file| io::copy(&mut BufReader::new(file), &mut io::sink()))
                 .map(|_| ()),
@@ -242,7 +242,7 @@ impl Fault<'_> {
     }
 }
 
-/// Has `check` look at all cases, a few at once; tells how many.
+/// Runs `check` on all cases, several at once, and returns how many there were.
 fn each(cases: Vec<Case>, check: impl Fn(&Case) + Sync) -> usize {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {

@@ -17,7 +17,7 @@ fn mount(image: &Path, mount_point: &Path) -> Output {
     archfs().args(["mount", "--keep"]).arg(image).arg(mount_point).output().unwrap()
 }
 
-/// A folder of the test, a place for a mount in it, and what unmounts that before the folder goes.
+/// A work directory, a mount point in it, and a guard that unmounts it first.
 fn stage() -> Option<(CleanUp, tempfile::TempDir, PathBuf)> {
     if !can_mount() {
         return None;
@@ -54,7 +54,7 @@ fn files_that_are_not_archives_exit_with_status_3() {
     refuses(&file("zip", b"PK\x03\x04rest of it"), &mount_point, 3, "a zip archive");
     refuses(&file("h5", b"\x89HDF\r\n\x1a\nrest"), &mount_point, 3, "h5: an HDF5 file");
     refuses(&file("gz", b"\x1f\x8b\x08rest of it"), &mount_point, 3, "gz: ");
-    // As ext4 and ISO 9660 images do; a tar of nothing but zeros is an empty one.
+    // ext4 and ISO 9660 images begin with zeros too; a tar of only zeros is empty.
     let disk = [vec![0; 32 << 10], b"\x01CD001".to_vec(), vec![7; 4096]].concat();
     refuses(&file("disk", &disk), &mount_point, 3, "begins with zeros, but is no empty tar");
     refuses(&file("zeros", &vec![0; 2 << 20]), &mount_point, 3, "begins with zeros");
@@ -100,7 +100,7 @@ fn a_truncated_image_exits_with_status_3() {
         fs::write(&path, &sound[..len]).unwrap();
         refuses(&path, &mount_point, 3, "truncated.sqfs: truncated: ");
     }
-    // The padding behind it may be missing.
+    // The padding after the image may be missing.
     fs::write(&path, &sound[..used]).unwrap();
     assert!(mount(&path, &mount_point).status.success());
     unmount(&mount_point);
@@ -119,7 +119,7 @@ fn a_bad_mount_point_exits_with_status_1() {
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
     assert!(mount(&image, &mount_point).status.success());
-    // The same image would be shared.
+    // The same image would join the mount.
     let other = work.path().join("other.sqfs");
     fs::copy(&image, &other).unwrap();
     let output = mount(&other, &mount_point);
@@ -191,7 +191,7 @@ fn ls_and_cat_read_an_archive_without_mounting() {
     let not_one = archfs().args(["ls", "/etc/passwd"]).output().unwrap();
     assert_eq!(not_one.status.code(), Some(3));
 
-    // A reader that has seen enough is no error.
+    // `cat` succeeds if its reader closes the pipe early.
     let big = source.join("big");
     fs::write(&big, vec![b'x'; 4 << 20]).unwrap();
     let image = image::make(work.path(), "big.sqfs", &source, &["-comp", "zstd"]);
@@ -201,7 +201,7 @@ fn ls_and_cat_read_an_archive_without_mounting() {
     let mut head = Command::new("head");
     head.args(["-c", "10"]).stdin(cat.stdout.take().unwrap());
     assert_eq!(support::run(&mut head).stdout, b"xxxxxxxxxx");
-    // It holds the reading end, too.
+    // `head` has the read end open too.
     drop(head);
     let output = cat.wait_with_output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty());

@@ -14,7 +14,7 @@ use support::mount::{is_mounted, listed};
 use support::stage::{Stage, Talker, has_ended, said, stage, stage_with};
 use support::{image, run, wait_until};
 
-/// `archfs run` with a script of bash, which finds the folder above the place as $HERE.
+/// `archfs run` with a bash script. $HERE is the parent of the mount point.
 fn command(stage: &Stage, script: &str) -> Command {
     let mut command = stage.bash("exec $ARCHFS run $IMAGE mount -- bash -c \"$SCRIPT\"");
     command.env("SCRIPT", script).env("HERE", stage.work.path());
@@ -47,7 +47,7 @@ fn run_forwards_signals() {
         assert_eq!(run.end(), Some(9), "{name}");
         assert!(stage.is_gone(), "{name}");
     }
-    // A command that knows none of them ends by it.
+    // A command without a handler is ended by the signal.
     let mut run = Talker::start(&mut command(&stage, "echo started; read x"));
     assert_eq!(run.line(), "started");
     run.signal(Signal::USR1);
@@ -56,9 +56,8 @@ fn run_forwards_signals() {
     assert!(stage.is_gone());
 }
 
-/// Counts the interrupts that it takes until SIGUSR1. It waits for signals and handles none: a handler
-/// that comes between two steps of Python's is heeded only after the next read, or writes into the
-/// middle of what is being written.
+/// Counts interrupts until SIGUSR1. It uses sigwait and no handlers: Python delays a handler until
+/// the next read, or interrupts a write halfway.
 const COUNTER: &str = "\
 import os, signal
 expected = {signal.SIGINT, signal.SIGUSR1}
@@ -71,8 +70,8 @@ while signal.sigwait(expected) == signal.SIGINT:
 print('counted', count, flush=True)
 ";
 
-/// Types Ctrl-C at a terminal 20 times. The signal that ends the counting comes by way of `run`, as
-/// an interrupt would that `run` passed on, and behind it.
+/// Types Ctrl-C at a terminal 20 times. SIGUSR1 arrives through `run`, so it arrives after any
+/// interrupt that `run` forwarded.
 #[test]
 fn an_interrupt_at_a_terminal_reaches_the_command_once() {
     let Some(stage) = stage() else { return };
@@ -100,7 +99,7 @@ fn an_interrupt_at_a_terminal_reaches_the_command_once() {
     assert!(stage.is_gone());
 }
 
-/// An image with a program in it.
+/// An image that contains a program.
 fn with_program(work: &Path) -> std::path::PathBuf {
     let source = work.join("program-source");
     fs::create_dir_all(source.join("folder")).unwrap();
@@ -110,7 +109,7 @@ fn with_program(work: &Path) -> std::path::PathBuf {
     image::make(work, "program.sqfs", &source, &["-comp", "zstd"])
 }
 
-/// Ways to leave something running that uses the mount until `go` is written to.
+/// Ways to leave a process that uses the mount until the fifo `go` is written to.
 const USES: [(&str, &str); 4] = [
     ("an open file", "exec 9<mount/folder/data; (read x <go) & exit 3"),
     ("a working directory", "cd mount/folder; (read x <\"$HERE\"/go) & exit 3"),
@@ -160,7 +159,7 @@ fn a_signal_ends_the_mount_despite_background_processes() {
         run.signal(signal);
         assert_eq!(run.end(), Some(3));
         assert!(stage.is_gone(), "at once, under its name");
-        // What is open stays readable.
+        // Open files stay readable.
         fs::write(&go, "x\n").unwrap();
         let done = stage.work.path().join("done");
         wait_until("it has read on", || done.exists());
@@ -205,7 +204,7 @@ fn open_files_stay_readable_when_run_is_killed() {
     let mut run = Talker::start(&mut command(&stage, script));
     assert_eq!(run.line(), "started");
     let daemon = stage.daemon();
-    // The command is told to the daemon just after its start.
+    // The daemon learns the command's PID just after the start.
     wait_until("both hold the mount", || {
         listed(&stage.mount_point).unwrap()["holders"].as_array().unwrap().len() == 2
     });
@@ -240,8 +239,8 @@ fn run_cleans_up_after_a_daemon_killed_after_unmounting() {
     assert_eq!(run.line(), "started");
     let daemon = stage.daemon();
     kill_process(daemon, Signal::STOP).unwrap();
-    // In the place of the daemon, which can not go on to remove the directory. umount(8) would ask
-    // it for the root.
+    // Unmount for the daemon, which can then not remove the directory. umount(8) would send a
+    // request for the root.
     rustix::mount::unmount(&stage.mount_point, UnmountFlags::NOFOLLOW).unwrap();
     kill_process(daemon, Signal::KILL).unwrap();
     assert!(stage.mount_point.exists());
@@ -250,7 +249,7 @@ fn run_cleans_up_after_a_daemon_killed_after_unmounting() {
     assert!(stage.is_gone());
 }
 
-/// The children of `parent` that have ended and were not buried.
+/// Children of `parent` that have exited and were not reaped.
 fn zombies_of(parent: i32) -> usize {
     let stats = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let stat = fs::read_to_string(entry.unwrap().path().join("stat")).ok()?;
@@ -273,7 +272,7 @@ fn run_reaps_orphans() {
     assert_eq!(run.end(), Some(0));
 }
 
-/// As the workers of a data loader do: they read, and look now and then whether their parent lives.
+/// Like workers of a data loader: they read and poll whether their parent is alive.
 #[test]
 fn workers_of_a_killed_command_do_not_delay_the_unmount() {
     let Some(stage) = stage() else { return };
@@ -306,7 +305,7 @@ if __name__ == '__main__':
     assert!(stage.is_gone() && !is_mounted(&stage.mount_point));
 }
 
-/// The kernel forgets the children of a process that ignores SIGCHLD as they end.
+/// The kernel reaps the children of a process that ignores SIGCHLD.
 #[test]
 fn run_ends_even_if_started_with_sigchld_ignored() {
     let Some(stage) = stage() else { return };

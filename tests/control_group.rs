@@ -11,8 +11,8 @@ use support::{can_mount, work_folder};
 
 const LIMIT: u64 = 512 << 20;
 
-/// The cache that a mount would have, bytes, for a process of the group that is started by
-/// `starter`. Seen by that process alone, `change` was done to the mounts before.
+/// The cache size in bytes that a mount would have in the group. `change` is a script that first
+/// changes the mounts of that process alone; `starter` starts it.
 fn cache(group: &Group, change: &str, starter: &str) -> u64 {
     let script = format!("set -e; {change} exec {starter} \"$1\" doctor --json");
     let mut command = Command::new("sh");
@@ -25,7 +25,7 @@ fn cache(group: &Group, change: &str, starter: &str) -> u64 {
     json["numbers"]["cache"].as_u64().unwrap()
 }
 
-/// A group with the limit; `None` where none can be made.
+/// A group with the limit; `None` if none can be made.
 fn limited() -> Option<Group> {
     if !can_mount() {
         return None;
@@ -61,7 +61,7 @@ fn finds_the_limit_below_a_bind_mount_of_a_subtree() {
     let change =
         format!("mount --bind {folder} {mount_point}; mount -t tmpfs none /sys/fs/cgroup;");
     assert_eq!(cache(&group, &change, ""), LIMIT / 4);
-    // The group of the namespace is the root of the mount.
+    // The mount's root is the group of the namespace.
     assert_eq!(cache(&group, &change, "unshare -C"), LIMIT / 4);
 }
 
@@ -84,7 +84,7 @@ fn uses_the_memory_of_the_node_if_the_hierarchy_is_not_mounted() {
     let Some(group) = limited() else {
         return;
     };
-    // What makes the tests above fail without a look at the mounts.
+    // This is the result if archfs ignores the mount table, so the tests above would fail.
     let hide = "mount -t tmpfs none /sys/fs/cgroup;";
     assert_ne!(cache(&group, hide, ""), LIMIT / 4);
 }

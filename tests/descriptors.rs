@@ -55,7 +55,7 @@ fn mounts_a_deleted_tar_with_a_deleted_index() {
     assert_eq!(output.stdout, b"text\n", "{}", said(&output));
 }
 
-/// The other descriptors of the caller stay closed in the daemon.
+/// The daemon does not inherit the caller's other descriptors.
 #[test]
 fn the_daemon_keeps_only_the_descriptors_of_its_archives() {
     let Some(stage) = stage() else { return };
@@ -98,7 +98,7 @@ fn the_error_names_a_descriptor_that_is_not_open() {
     assert!(said(&output).contains("/dev/fd/99: descriptor 99 is not open"), "{}", said(&output));
 }
 
-/// The kernel's message about a process that it killed for memory has this name.
+/// The kernel's out-of-memory message shows this name.
 #[test]
 fn the_process_name_of_the_daemon_is_archfs() {
     let Some(stage) = stage() else { return };

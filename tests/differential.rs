@@ -126,7 +126,8 @@ fn the_kernel_shows_the_same_tree() {
         let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
         let expected = take(kernel.path(), Depth::Everything);
         assert_same(compressor, &expected, &take(mounted.path(), Depth::Everything));
-        // Sizes and links of folders are the image's own, so they can only be compared here.
+        // Each file system has its own sizes and link counts of directories, so these are compared
+        // only here.
         for (path, node) in &expected {
             if node.mode & 0o170_000 == 0o040_000 {
                 let path = Path::new(std::str::from_utf8(path).unwrap());
@@ -162,7 +163,7 @@ fn lists_and_looks_up_a_hundred_thousand_names() {
             fs::read_dir(mounted.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(listed.len(), 100_000, "{compressor}: each name once");
         assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), expected, "{compressor}");
-        // On a fresh mount every name is looked up by itself, through the directory index.
+        // A new mount looks up every name separately, through the directory index.
         drop(mounted);
         let mounted = Mounted::archfs(&image, &place, &[]);
         for name in expected.iter().step_by(97) {
@@ -244,7 +245,7 @@ fn subdir_and_uid_gid_options_change_root_and_owners() {
         let mounted = Mounted::archfs(&image, &place, &[option]);
         let mut expected = take(&tree.join("many"), Depth::Everything);
         let mut found = take(mounted.path(), Depth::Everything);
-        // Seen from here one link of three is inside.
+        // Only one of the three hard links is inside this directory.
         for snapshot in [&mut expected, &mut found] {
             snapshot.values_mut().for_each(|node| node.links.clear());
         }

@@ -15,18 +15,18 @@ use support::stage::{Stage, Talker, said, stage};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
 
-/// A user as whom no other test mounts, and the device for it.
+/// A UID that no other test uses, with access to the device.
 const USER: u32 = 39;
 
-/// An ordinary user on a node that a script, run as root, has made another.
+/// An ordinary user on a node that root has changed by a script.
 struct Patient {
     user: User,
     stage: Stage,
-    // Given back last.
+    // Dropped last.
     _device: OpenDevice,
 }
 
-/// `None` where this machine lets nobody mount.
+/// `None` if this machine cannot mount.
 fn patient() -> Option<Patient> {
     let stage = stage()?;
     let _device = OpenDevice::new();
@@ -34,8 +34,8 @@ fn patient() -> Option<Patient> {
 }
 
 impl Patient {
-    /// A script of the user, where `change` was done before by root, seen by nobody else. It finds
-    /// a folder in $WORK.
+    /// A script of the user, after root ran `change` in a private mount namespace. $WORK is a
+    /// directory for it.
     fn command(&self, change: &str, script: &str) -> Command {
         let inner = self.user.bash(script);
         let mut command = Command::new("unshare");
@@ -51,14 +51,14 @@ impl Patient {
         command
     }
 
-    /// What doctor finds.
+    /// The findings of `doctor`.
     fn examined(&self, change: &str, before: &str) -> Found {
         let script = format!("{before} exec $ARCHFS doctor --json");
         Found::of(&self.command(change, &script).output().unwrap(), change)
     }
 }
 
-/// What `archfs doctor --json` tells.
+/// The output of `archfs doctor --json`.
 struct Found {
     status: Option<i32>,
     json: Value,
@@ -73,7 +73,7 @@ impl Found {
         Self { status: output.status.code(), json }
     }
 
-    /// Which of the three ways work: mount, run, run --private.
+    /// Which of mount, run and run --private work.
     fn ways(&self) -> [bool; 3] {
         ["mount", "run", "run_private"].map(|way| {
             let (works, said) =
@@ -98,7 +98,7 @@ impl Found {
         assert_eq!(self.json["can_mount"], can_mount);
     }
 
-    /// A problem of that check, in these words, whose remedy has those.
+    /// Checks that `check` has a problem with this text and remedy.
     fn assert_problem(&self, check: &str, words: &str, remedy: &str) {
         let found = &self.json["checks"][check];
         assert_eq!(found["state"], "problem", "{check}: {:#}", self.json);
@@ -112,7 +112,7 @@ impl Found {
     }
 }
 
-/// Nothing that a trial has made is left: neither mounts nor folders.
+/// Checks that no mount or directory of a trial is left.
 fn assert_nothing_left() {
     wait_until("nothing is left of a trial", || {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -194,17 +194,17 @@ fn the_text_shows_states_remedies_and_a_verdict_last() {
     }
 }
 
-/// Whether the tests themselves run in a container, where other people have to be asked.
+/// Whether the tests run in a container, where the remedy names other people.
 fn is_container() -> bool {
     ["/.dockerenv", "/run/.containerenv"].iter().any(|sign| Path::new(sign).exists())
 }
 
-/// The remedy for the device here.
+/// The remedy for the device on this machine.
 fn device_remedy(on_a_node: &str) -> &str {
     if is_container() { "--device /dev/fuse" } else { on_a_node }
 }
 
-/// A /dev of the test's own, with less in it.
+/// A private /dev with fewer devices.
 const HIDE_DEVICE: &str = "mkdir $WORK/dev; mount -t tmpfs none $WORK/dev; mkdir $WORK/dev/shm; chmod 1777 $WORK/dev/shm; \
      cp -a /dev/null /dev/zero /dev/urandom /dev/fd $WORK/dev; mount --move $WORK/dev /dev; rmdir $WORK/dev";
 
@@ -218,7 +218,7 @@ fn an_ordinary_user_can_mount_if_nothing_is_missing() {
         found.text("fusermount").contains("version 3")
             || found.text("fusermount").contains("version 2")
     );
-    // Options that a person has set for mounts are not those of the trial.
+    // A user's default options do not affect the trial.
     let found = patient.examined("", "ARCHFS_SUBDIR=none ARCHFS_STAGE=/none ARCHFS_THREADS=x");
     found.assert_ways([true, true, true]);
 }
@@ -244,7 +244,7 @@ fn reports_a_missing_or_closed_device_and_what_to_ask_the_administrator() {
         found.asks_for("0666");
     }
 
-    // The same way to make one, and nothing missing: it is the mode that counts.
+    // The same setup with nothing missing: only the mode makes the difference.
     patient.examined(&node("666"), "").assert_ways([true; 3]);
 
     let other = format!("{HIDE_DEVICE}; cp -a /dev/null /dev/fuse");
@@ -305,7 +305,7 @@ fn run_mounts_without_a_usable_fusermount() {
         }
         let _ = fs::remove_dir_all(patient.stage.work.path().join("bin"));
     }
-    // On a file system that takes rights away; the copy of /usr/bin lies on one.
+    // /usr/bin is copied to a file system mounted nosuid.
     let change = "mkdir $WORK/bin; mount -t tmpfs -o nosuid none $WORK/bin; cp -a /usr/bin/. $WORK/bin; \
                   mount --bind $WORK/bin /usr/bin";
     let found = patient.examined(change, "");
@@ -341,14 +341,14 @@ fn a_trial_mount_that_cannot_be_listed_fails() {
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let expected = "unlisted: mounted, but cannot be listed: Function not implemented";
     assert!(said(&output).contains(expected), "{}", said(&output));
-    // The same file on a file system that lists it.
+    // The same file on a file system that can list it.
     let listed = stage.work.path().join("listed");
     fs::create_dir(&listed).unwrap();
     fs::copy(&file, listed.join("hello")).unwrap();
     run(archfs().args(["doctor", "--step", "read"]).arg(&listed));
 }
 
-/// Root of a user namespace alone may not mount where others see it.
+/// Root of a user namespace cannot make mounts that are visible outside.
 #[test]
 fn reports_root_without_permission_to_mount() {
     let Some(_stage) = stage() else { return };
@@ -368,8 +368,8 @@ fn works_with_an_empty_path_variable() {
     patient.examined("", "PATH=").assert_ways([true; 3]);
 }
 
-/// A user namespace of its own has its own limit on user namespaces; nobody in it is root outside,
-/// so fusermount can not help either.
+/// A user namespace has its own limit on nested user namespaces. Its root is not root outside, so
+/// fusermount cannot help either.
 #[test]
 fn names_the_setting_that_forbids_namespaces() {
     let Some(patient) = patient() else { return };
@@ -408,7 +408,7 @@ fn reports_limits_below_what_a_mount_needs() {
     assert_eq!(found.state("open-files"), "note", "{:#}", found.json);
     assert!(found.text("open-files").starts_with("40 at most"), "{:#}", found.json);
     found.assert_ways([true; 3]);
-    // With next to none nothing works, and it is said rather than hung or crashed.
+    // With almost no memory nothing works, but doctor reports that and neither hangs nor crashes.
     let found = patient.examined("", "ulimit -n 9;");
     found.assert_ways([false; 3]);
     let found = patient.examined("", "ulimit -n 20;");
@@ -439,7 +439,7 @@ fn skips_a_directory_without_free_inodes() {
     assert_eq!(found.state("places"), "note", "{:#}", found.json);
     assert!(found.text("places").contains("/dev/shm can not be written to"), "{:#}", found.json);
     found.assert_ways([true; 3]);
-    // A folder can be made in one that is full; records of mounts need some room elsewhere.
+    // A directory can be created on a full file system, but records of mounts need space elsewhere.
     let full = "mount -t tmpfs -o size=16k,mode=1777 none /dev/shm; \
                 head -c 100000 /dev/zero > /dev/shm/fill 2> /dev/null || true";
     patient.examined(full, "").assert_ways([true; 3]);
@@ -447,7 +447,7 @@ fn skips_a_directory_without_free_inodes() {
     let found = patient.examined(&format!("{full}; {read_only}"), "unset TMPDIR;");
     found.assert_ways([true; 3]);
     assert!(found.text("records").contains("/var/tmp/archfs-"), "{:#}", found.json);
-    // What is in /tmp stays to be seen, the program too.
+    // /tmp stays visible, because the program is there.
     let nowhere =
         "mount -t tmpfs -o ro none /dev/shm; mount --bind /tmp /tmp; mount -o remount,bind,ro /tmp";
     let found = patient.examined(nowhere, "unset TMPDIR;");
@@ -484,7 +484,8 @@ fn a_failed_mount_suggests_archfs_doctor() {
 #[test]
 fn names_the_full_file_system_of_the_records() {
     let Some(patient) = patient() else { return };
-    // The program and the user's directory lie below /tmp, so they are bound into the new one.
+    // The program and the user's directory are below /tmp, so they are bind-mounted into the new
+    // one.
     let change = "mount -t tmpfs -o size=64k,mode=1777 none /mnt
                   mkdir /mnt/${WORK##*/}; mount --bind $WORK /mnt/${WORK##*/}
                   mount -t tmpfs -o size=64k,mode=1777 none /dev/shm

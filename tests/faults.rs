@@ -23,13 +23,13 @@ use support::mount::{CleanUp, Mounted, is_mounted, unmount};
 use support::stage::said;
 use support::{archfs, can_mount, image, run, source, tar, work_folder};
 
-/// Length of each packed file: some blocks of an image, and a tail.
+/// Length of each packed file: a few blocks of an image and a tail.
 const LEN: usize = 300_000;
 
-/// What was packed, by name.
+/// The packed files by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// A folder with files that compress a little, and what they hold.
+/// A directory with files that compress a little, and their contents.
 fn packed(work: &Path) -> (PathBuf, Files) {
     let folder = work.join("source");
     fs::create_dir(&folder).unwrap();
@@ -44,7 +44,8 @@ fn packed(work: &Path) -> (PathBuf, Files) {
     (folder, files)
 }
 
-/// The kinds of archive that are read in different ways. All others are read as the last.
+/// The kinds of archive that are read in different ways. Every other kind is read like the last
+/// one.
 const KINDS: [&str; 4] = ["sqfs", "tar", "tar.gz", "tar.xz"];
 
 fn archive(work: &Path, folder: &Path, kind: &str) -> PathBuf {
@@ -64,7 +65,7 @@ fn archive(work: &Path, folder: &Path, kind: &str) -> PathBuf {
     target
 }
 
-/// Reads a file, not what the kernel has of it.
+/// Reads a file past the page cache.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     fadvise(&file, 0, None, Advice::DontNeed)?;
@@ -72,11 +73,11 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     file.read_to_end(&mut bytes).map(|_| bytes)
 }
 
-/// Threads that read at once.
+/// Concurrent reading threads.
 const READERS: usize = 4;
 
-/// Reads all files by each of several threads; how many reads failed. What did not is right, and what
-/// did is EIO.
+/// Reads all files in each of several threads and returns the number of failed reads. Each read
+/// must return the right bytes or EIO.
 fn read_all(mount_point: &Path, files: &Files) -> usize {
     let (sender, results) = channel();
     for reader in 0..READERS {
@@ -103,7 +104,7 @@ fn read_all(mount_point: &Path, files: &Files) -> usize {
         .sum()
 }
 
-/// Each kind of archive, on a file system that can fail, mounted.
+/// Each kind of archive, mounted from a file system that can fail.
 fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
     if !can_mount() {
         return;
@@ -114,7 +115,7 @@ fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
         let archive = archive(work.path(), &folder, kind);
         let faulty = Faulty::new(&archive, &work.path().join(format!("faulty-{kind}")));
         let mount_point = work.path().join("mount");
-        // The least cache there is, so that what is read comes from the archive.
+        // The smallest cache, so that reads reach the archive.
         let mount = Mounted::archfs(faulty.file(), &mount_point, &["--cache", "1M"]);
         let daemon = mount.daemon();
         check(kind, &faulty, &mount, &files);
@@ -132,7 +133,7 @@ fn failing_reads_return_eio_and_later_reads_succeed() {
             let before = faulty.failed();
             let failed = read_all(mount.path(), files);
             assert!(faulty.failed() > before, "{kind}: one in {one_in}");
-            // Of few reads none may have been a fifth one.
+            // With few reads, none may have been the fifth.
             assert!(failed > 0 || one_in == 5, "{kind}: one in {one_in}");
             faulty.set(Fault::None);
             assert_eq!(read_all(mount.path(), files), 0, "{kind}: no error is remembered");
@@ -149,7 +150,7 @@ fn short_and_interrupted_reads_are_continued() {
             let before = faulty.failed();
             assert_eq!(read_all(mount.path(), files), 0, "{kind}: {fault:?}");
             assert!(faulty.failed() > before, "{kind}: {fault:?}");
-            // Opening as well.
+            // Opening the archive as well.
             let list = archfs().arg("ls").arg(faulty.file()).output().unwrap();
             assert_eq!(list.stdout.iter().filter(|&&byte| byte == b'\n').count(), files.len());
         }
@@ -169,7 +170,7 @@ fn a_hanging_file_system_blocks_only_readers_that_need_it() {
         let path = mount.path().join(name);
         let reader = thread::spawn(move || read(&path).unwrap());
         support::wait_until("the archive is read", || faulty.reads() > before);
-        // Who needs nothing of the archive goes on, and the daemon answers.
+        // Readers that do not need the archive continue, and the daemon answers.
         assert!(fs::read(&cached).unwrap() == files[last], "{kind}");
         run(archfs().arg("stats").arg(mount.path()));
         assert!(!reader.is_finished());
@@ -231,7 +232,7 @@ fn a_truncated_part_gives_eio_and_the_rest_is_correct() {
     });
 }
 
-/// An archive on the disk of this machine, mounted, and what it holds.
+/// A mounted archive on the disk of this machine, and its files.
 struct Plain {
     files: Files,
     archive: PathBuf,
@@ -240,7 +241,7 @@ struct Plain {
 }
 
 impl Plain {
-    /// Of the log of the mount, the lines that say that an archive was rewritten.
+    /// The lines of the log that report a rewritten archive.
     fn reports(&self) -> Vec<String> {
         let text = fs::read_to_string(self.work.path().join("log")).unwrap();
         let lines = text.lines().filter(|line| line.contains(": rewritten in place: was "));
@@ -278,7 +279,7 @@ fn a_truncated_archive_still_serves_remaining_and_cached_data() {
         assert!(fs::read(mount.path().join(last)).unwrap() == *expected);
         let file = OpenOptions::new().write(true).open(archive).unwrap();
         file.set_len(bytes.len() as u64 / 3).unwrap();
-        // The kernel has its pages, and need not ask for them.
+        // The kernel has the pages cached and need not ask for them.
         assert!(fs::read(mount.path().join(last)).unwrap() == *expected, "{kind}");
         let failed = read_all(mount.path(), files);
         assert!(failed > 0, "{kind}: what is not there is not made up");
@@ -297,14 +298,14 @@ fn decoded_data_stays_readable_after_truncation_or_rewriting() {
     if !can_mount() {
         return;
     }
-    // What is decoded lies in blocks of these.
+    // Decoded data is cached in blocks of this size.
     for kind in ["sqfs", "tar.gz", "tar.xz"] {
         let work = work_folder();
         let (folder, files) = packed(work.path());
         let archive = archive(work.path(), &folder, kind);
         let mount = Mounted::archfs(&archive, &work.path().join("mount"), &["--cache", "64M"]);
         let (name, expected) = files.iter().next().unwrap();
-        // Past the kernel, which would ask for more and keep it.
+        // Bypasses the page cache, because the kernel would read ahead and cache more.
         let mut options = OpenOptions::new();
         let file = options.read(true).custom_flags(libc::O_DIRECT);
         let file = file.open(mount.path().join(name)).unwrap();
@@ -377,7 +378,7 @@ fn a_deleted_archive_stays_readable_and_cannot_be_mounted_again() {
     }
 }
 
-/// Writes other bytes here and there into `archive`, and returns what it holds then.
+/// Overwrites bytes in several places of `archive` and returns its new contents.
 fn rewrite(archive: &Path) -> Vec<u8> {
     let bytes = fs::read(archive).unwrap();
     let file = OpenOptions::new().write(true).open(archive).unwrap();
@@ -405,7 +406,7 @@ fn an_archive_rewritten_in_place_never_gives_wrong_bytes() {
         let (first, expected) = files.iter().next().unwrap();
         assert!(fs::read(mount.path().join(first)).unwrap() == *expected);
         assert!(plain.reports().is_empty());
-        // By other processes while readers are at work, as a copy over it would.
+        // Rewritten while other threads read, as by a copy over it.
         let reader = {
             let (mount_point, files) = (mount.path().to_owned(), files.clone());
             thread::spawn(move || read_all(&mount_point, &files))
@@ -448,7 +449,7 @@ fn allow_changes_gives_bytes_or_errors_and_keeps_the_mount() {
                         assert!(now.windows(LEN).any(|it| it == found), "{name}: the new bytes");
                     }
                 }
-                // The listing that named it may be rewritten, too.
+                // The listing that named it may be rewritten as well.
                 Err(error) => {
                     let number = error.raw_os_error();
                     assert!(matches!(number, Some(libc::EIO | libc::ENOENT)), "{kind}: {error}");
@@ -457,7 +458,7 @@ fn allow_changes_gives_bytes_or_errors_and_keeps_the_mount() {
             }
         }
         match kind {
-            // No byte of a member is checked.
+            // Uncompressed tars have no checksums of their contents.
             "tar" => assert_eq!((changed, failed), (files.len(), 0)),
             // Each block has a checksum.
             "tar.xz" => assert!(changed == 0 && failed > 0, "{changed} {failed}"),
@@ -504,8 +505,8 @@ fn a_replaced_archive_is_noticed_when_it_is_reopened() {
         }
     };
     check_all_but(&[]);
-    // Replaced, rewritten with the same length, cut, deleted. Most are not open just now, and those
-    // that are will have been closed when all others were read.
+    // Replaced, rewritten with the same length, truncated, deleted. Most of these archives are
+    // closed now. The others will be closed once all the rest have been read.
     let set = |number: usize, text: &str| {
         let name = format!("file-{number}");
         fs::write(work.path().join("new"), tar::of(&[(&name, text.as_bytes())])).unwrap();
@@ -528,17 +529,17 @@ fn a_replaced_archive_is_noticed_when_it_is_reopened() {
     for number in changed {
         assert!(read_text(number).is_err(), "{number} is served as if nothing had happened");
     }
-    // The very file that was there is taken again.
+    // The original file is accepted again.
     for number in [3, 5] {
         fs::rename(work.path().join(format!("kept-{number}")), &tars[number]).unwrap();
         assert_eq!(read_text(number).unwrap(), format!("old {number}"));
     }
-    // Rewritten once more with the old bytes it still is another version.
+    // Rewriting the old bytes still makes another version.
     File::create(&tars[4]).unwrap().write_all(&old).unwrap();
     check_all_but(&[4, 6]);
 }
 
-/// A file system of its own for an archive.
+/// A separate file system for an archive.
 struct Disk {
     mount_point: PathBuf,
     _clean_up: CleanUp,
@@ -561,15 +562,15 @@ fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
     if !can_mount() {
         return;
     }
-    // With a log there, which is open for writing, the disk can not become read-only.
+    // A log that is open for writing there would prevent remounting read-only.
     for log in ["disk/log", "log"] {
         let work = work_folder();
         let disk = Disk::new(work.path(), "64M");
         let (folder, files) = packed(work.path());
         let archive = disk.mount_point.join("data.tar.gz");
         fs::copy(self::archive(work.path(), &folder, "tar.gz"), &archive).unwrap();
-        // Full: no index can be saved, neither beside the archive nor in the cache folder, and no
-        // numbers.
+        // Full: neither an index, beside the archive or in the cache directory, nor statistics can
+        // be saved.
         let mut filler = File::create(disk.mount_point.join("filler")).unwrap();
         let piece = vec![1; 1 << 20];
         while filler.write_all(&piece).is_ok() {}

@@ -21,7 +21,7 @@ fn call(archive: &Path, options: &[&str]) -> Output {
     archfs().arg("info").args(options).arg(archive).output().unwrap()
 }
 
-/// The JSON for an archive, which must be told of.
+/// The JSON for an archive; `info` must succeed.
 fn told(archive: &Path, options: &[&str]) -> Value {
     let output = call(archive, &[&["--json"], options].concat());
     assert!(output.status.success(), "{}: {output:?}", archive.display());
@@ -34,7 +34,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// What `find` would count in a folder, under the keys of the JSON.
+/// The counts that `find` would give for a directory, with the keys of the JSON.
 fn counts(root: &Path) -> Value {
     let [mut files, mut folders, mut links, mut devices, mut fifos, mut sockets] = [0_u64; 6];
     let (mut hard_links, mut bytes, mut largest) = (0_u64, 0, 0);
@@ -68,13 +68,13 @@ fn counts(root: &Path) -> Value {
     })
 }
 
-/// Those of the keys of `expected`, as they were told.
+/// The entries of `told` whose keys are in `expected`.
 fn same_keys(told: &Value, expected: &Value) -> Value {
     let keys = expected.as_object().unwrap().keys();
     keys.map(|key| (key.clone(), told[key].clone())).collect::<serde_json::Map<_, _>>().into()
 }
 
-/// What `unsquashfs -s` says behind `label`.
+/// The value after `label` in the output of `unsquashfs -s`.
 fn superblock(image: &Path, label: &str) -> String {
     let output = run(Command::new("unsquashfs").arg("-s").arg(image));
     let text = String::from_utf8(output.stdout).unwrap();
@@ -82,7 +82,8 @@ fn superblock(image: &Path, label: &str) -> String {
     line.unwrap_or_else(|| panic!("no {label} in {text}")).trim().to_owned()
 }
 
-/// Mean, percentile and worst of what reading files decodes, as a program finds it that decodes all.
+/// Mean, percentile and maximum of bytes decoded for a file, by the script that decodes every
+/// block.
 fn decoded(image: &Path) -> Value {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/decode_cost.py");
     let output = run(Command::new("python3").arg(script).arg(image));
@@ -93,7 +94,7 @@ fn decoded(image: &Path) -> Value {
 fn statistics(mut costs: Vec<u64>) -> Value {
     costs.sort_unstable();
     let count = costs.len() as u64;
-    // The first that 99 of 100 do not exceed.
+    // The smallest value that 99 of 100 do not exceed.
     let is_enough = |&&cost: &&u64| {
         let within = costs.iter().filter(|&&other| other <= cost).count() as u64;
         within * 100 >= count * 99
@@ -102,7 +103,8 @@ fn statistics(mut costs: Vec<u64>) -> Value {
     json!({ "mean": mean, "p99": costs.iter().find(is_enough), "worst": costs.last() })
 }
 
-/// The bytes of the files are plain, compressed or holes; the classes of sizes have all of them.
+/// Checks that uncompressed bytes, compressed bytes and holes add up to the files, and so do the
+/// size classes.
 fn check_sums(told: &Value) {
     let (image, bytes) = (&told["squashfs"], number(&told["file_bytes"]));
     let stored = ["plain", "compressed", "holes"].map(|key| number(&image[key]));
@@ -191,7 +193,7 @@ fn reports_uncompressed_blocks_holes_and_duplicates() {
     let len = text.len() as u64;
     assert_eq!(told["decoded"], json!({ "mean": 2 * len / 4, "p99": len, "worst": len }));
 
-    // In fragments, too: two ends are one.
+    // Also in fragments: two equal tails are stored once.
     let small = work.path().join("small");
     fs::create_dir(&small).unwrap();
     for name in ["a", "b", "c"] {
@@ -219,7 +221,7 @@ fn counts_of_tars_match_the_source_without_decoding() {
     let archive = work.path().join("info.tar");
     let script = "cd \"$1\" && tar --format=gnu --sparse --xattrs -cf \"$2\" . 2> /dev/null";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(&source).arg(&archive));
-    // A tar holds no sockets, and GNU tar writes each name of a fifo as a fifo of its own.
+    // A tar has no sockets, and GNU tar writes each name of a fifo as a separate fifo.
     let mut expected = counts(&source);
     expected["sockets"] = 0.into();
     expected["hard_links"] = (number(&expected["hard_links"]) - 1).into();
@@ -266,7 +268,7 @@ fn a_file_in_a_compressed_tar_costs_its_chunks() {
     assert_eq!(told["tar"]["largest_chunk"], FRAME);
     assert_eq!(told["tar"]["spooled"], false);
 
-    // All in one: whatever is read, all of it is decoded.
+    // One frame, so every read decodes all of it.
     let plain = work.path().join("plain.tar");
     fs::write(&plain, tar::of(&[("a", &[7; 3000]), ("b", &[8; 5000])])).unwrap();
     let len = fs::metadata(&plain).unwrap().len();
@@ -413,7 +415,7 @@ fn hostile_archives_are_reported_or_refused_within_limits() {
     let (mut told, mut refused) = (0, 0);
     for case in &cases {
         let name = case["file"].as_str().unwrap();
-        // A copy, for an index may be saved beside it.
+        // A copy, because an index may be saved beside it.
         let archive: PathBuf = work.path().join(name);
         fs::copy(folder.join(name), &archive).unwrap();
         let memory = number(&case["memory"]) * 1024;

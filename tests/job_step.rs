@@ -13,8 +13,8 @@ use std::process::{Command, Output};
 use support::mount::{daemon_of, is_mounted, unmount};
 use support::{archfs, can_mount, image, wait_until, work_folder};
 
-/// Starts one task, or as many as `-n` says, on the nodes n0, n1... A line of input goes to all.
-/// Variables that would make srun fail end it. The task on the node STUCK starts and does nothing.
+/// Starts one task, or `-n` tasks, on nodes n0, n1... A line of input goes to all tasks. Fails if a
+/// variable is set that would make srun fail. The task on node STUCK does nothing.
 const SRUN: &str = r#"#!/bin/sh
 if [ -n "$SLURM_EXCLUSIVE" ] || [ "$SLURM_OVERLAP" != 1 ]; then
     echo "srun: error: odd environment" >&2
@@ -57,7 +57,7 @@ impl Job {
         })
     }
 
-    /// `archfs` as in a batch script of a job on that many nodes.
+    /// `archfs` as in the batch script of a job with `nodes` nodes.
     fn archfs(&self, nodes: usize) -> Command {
         let (own, path) = (self.work.path().join("bin"), std::env::var("PATH").unwrap());
         let path = format!("{}:{path}", own.display());

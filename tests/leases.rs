@@ -51,10 +51,10 @@ fn background_children_of_a_script_keep_open_files_but_not_the_mount() {
     wait_until("the daemon has ended", || has_ended(daemon));
 }
 
-/// Runs a line in the shell of a terminal, which ends then; returns what it said.
+/// Runs a line in the shell of a terminal, waits for the shell to exit, and returns its output.
 fn at_a_terminal(stage: &Stage, line: &str) -> String {
     let mut terminal = Command::new("script");
-    // Not its last command, which a shell puts in its own place.
+    // Not as the last command, which the shell would exec.
     terminal.args(["-qefc", &format!("{line}; echo ended"), "/dev/null"]).stdin(Stdio::null());
     terminal.current_dir(stage.work.path()).env("SHELL", "/bin/bash");
     terminal.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env_remove("SLURM_TASK_PID");
@@ -74,7 +74,7 @@ fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
     stage.assert_readable();
     unmount(&stage.mount_point);
     assert!(stage.is_gone());
-    // A script that is started there holds for itself, and so does all of a batch job.
+    // A script started there holds its own mount, and so does everything in a batch job.
     let text = at_a_terminal(&stage, "bash -c '$ARCHFS mount small.sqfs mount; true'");
     assert!(text.contains("(bash) ends; --keep to hold until unmount"), "{text}");
     wait_until("the mount is gone", || stage.is_gone());
@@ -82,7 +82,7 @@ fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// What `archfs mount` says when Slurm says that this is that step of a job.
+/// The output of `archfs mount` if the environment names that step of a Slurm job.
 fn said_in_step(stage: &Stage, step: &str, mount: &str) -> String {
     let script = format!("$ARCHFS mount {mount} $IMAGE mount; : a script that goes on");
     let mut script = stage.bash(&script);
@@ -102,13 +102,13 @@ fn a_note_in_an_srun_step_says_that_the_daemon_ends_with_it() {
         let said = said_in_step(&stage, step, "");
         assert!(said.contains(warning) && said.contains("archfs: mounted "), "{step}: {said}");
     }
-    // What the script of a job is in, and what there is before any step.
+    // The step of a batch script, and a job without a step.
     for step in ["batch", "interactive", ""] {
         let said = said_in_step(&stage, step, "");
         assert!(!said.contains("srun") && said.contains("archfs: mounted "), "{step}: {said}");
     }
     assert_eq!(said_in_step(&stage, "0", "-q"), "");
-    // Who joins a mount starts no daemon.
+    // Joining a mount starts no daemon.
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let script = "$ARCHFS mount $IMAGE mount; : a script that goes on";
     let joined = stage.bash(script).env("SLURM_STEP_ID", "0").output().unwrap();
@@ -116,7 +116,7 @@ fn a_note_in_an_srun_step_says_that_the_daemon_ends_with_it() {
     assert!(told.contains("archfs: sharing ") && !told.contains("srun"), "{told}");
     unmount(&stage.mount_point);
 
-    // The task of a step itself.
+    // The task of the step itself.
     let mut task = stage.bash("exec $ARCHFS mount --foreground --ready-fd 1 $IMAGE mount 2> told");
     let mut task = Talker::start(task.env("SLURM_STEP_ID", "0"));
     assert_eq!(task.line(), "ready");
@@ -126,8 +126,8 @@ fn a_note_in_an_srun_step_says_that_the_daemon_ends_with_it() {
     assert!(stage.is_gone() && !told.contains("srun"), "{told}");
 }
 
-/// bash puts the last command of a line in its own place, so that the process which holds the mount
-/// is the one that unmounts.
+/// bash execs the last command of a line, so the process that holds the mount is the one that
+/// unmounts it.
 #[test]
 fn a_script_can_exec_the_unmount_of_its_own_mount() {
     let Some(stage) = stage() else { return };
@@ -136,7 +136,7 @@ fn a_script_can_exec_the_unmount_of_its_own_mount() {
     let unmounted = unmounted.unwrap();
     assert!(unmounted.status.success(), "{}", said(&unmounted));
     assert!(stage.is_gone());
-    // And where others hold it, only gives back what is its own.
+    // If there are other holders, it releases only its own lease.
     let script = holder(&stage, "");
     let left = stage.bash("$ARCHFS mount -q $IMAGE mount; exec $ARCHFS unmount mount").output();
     let left = left.unwrap();
@@ -158,7 +158,7 @@ fn a_daemon_asked_to_exit_serves_until_its_holder_ends() {
     while Instant::now() < until {
         stage.assert_readable();
     }
-    // Who comes now would not have the mount for long, and gets one of its own when this is gone.
+    // A new mount must not join a daemon that is about to exit: it waits and mounts again.
     let next =
         archfs().args(["mount", "--keep", "-q"]).args([&stage.image, &stage.mount_point]).spawn();
     let mut next = next.unwrap();
@@ -196,7 +196,7 @@ fn a_waiting_mount_does_not_stop_the_holder_from_unmounting() {
 #[test]
 fn an_unmounted_kept_mount_ends_with_its_last_holder() {
     let Some(stage) = stage() else { return };
-    // Kept by somebody who does not hold it, and by one who does.
+    // Kept by a process that is no holder, and by a holder.
     for own in ["", "$ARCHFS mount -q $IMAGE mount;"] {
         assert!(stage.mount(&["-q", "--keep"]).status.success());
         let script = holder(&stage, "");
@@ -230,14 +230,14 @@ fn unmount_releases_the_lease_of_a_running_process() {
     assert_eq!(again.status.code(), Some(5), "{}", said(&again));
     assert!(said(&again).contains(&format!("not held by process {}", one.id())));
     stage.assert_readable();
-    // The last one's goes also with files open, which can be read on.
+    // The last holder's mount is also unmounted if files are open; they stay readable.
     let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
     let last = give_back(&stage, &other);
     assert!(last.status.success() && said(&last).is_empty(), "{}", said(&last));
     assert!(stage.is_gone());
     assert_eq!(file.read_to_end(&mut Vec::new()).unwrap(), 300_000);
     drop(file);
-    // One that is kept as well stays.
+    // A mount that is kept as well stays.
     assert!(stage.mount(&["-q", "--keep"]).status.success());
     assert!(stage.mount(&["-q", "--until-pid", &one.id().to_string()]).status.success());
     let kept = give_back(&stage, &one);
@@ -308,7 +308,7 @@ fn an_idle_mount_is_unmounted_despite_holders() {
     assert!(before.elapsed() >= Duration::from_secs(1));
 }
 
-/// While `use_it` does what it does for three idle times, the mount stays; afterwards it goes.
+/// The mount stays while `use_it` uses it for three idle timeouts, and ends afterwards.
 fn stays_while(stage: &Stage, mut use_it: impl FnMut()) {
     let until = Instant::now() + Duration::from_millis(3500);
     while Instant::now() < until {
@@ -353,13 +353,13 @@ fn reads_from_the_page_cache_count_as_use() {
     wait_until("the account is there", || account.exists());
     let told: serde_json::Value = serde_json::from_slice(&fs::read(account).unwrap()).unwrap();
     let requests = |name: &str| told["requests"][name].as_u64().unwrap();
-    // A lookup each half second of three and a half, and the file once.
+    // A lookup each half second of three and a half, and one read of the file.
     assert!(requests("read") <= 2, "{told}");
     assert!((5..=20).contains(&requests("lookup")), "{told}");
     assert!(opened > 40, "{opened}");
 }
 
-/// The folder of a user's records and the socket in it, of the only mount.
+/// The directory of a user's records and the socket in it, of the only mount.
 fn socket_of(user: &User) -> (PathBuf, PathBuf) {
     let folder = user.registry();
     let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
@@ -369,17 +369,17 @@ fn socket_of(user: &User) -> (PathBuf, PathBuf) {
     (folder, sockets[0].clone())
 }
 
-/// What the daemon answers to a line; empty if it ends the connection.
+/// The daemon's answer to a line; empty if it closes the connection.
 fn ask(socket: &Path, line: &str) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
-    // It may have closed before it has read all.
+    // The daemon may close before it has read everything.
     let _ = stream.write_all(line.as_bytes());
     let mut answer = String::new();
     let _ = BufReader::new(stream).read_line(&mut answer);
     answer
 }
 
-/// Gives a folder back to its user alone.
+/// Makes the directory private to its user again.
 struct Closed(PathBuf);
 
 impl Drop for Closed {
@@ -412,12 +412,12 @@ fn the_daemon_answers_only_its_user_and_root() {
         socket.display()
     );
     fs::write(stage.work.path().join("asks.py"), asks).unwrap();
-    // The daemon's user has a python3 that everybody may run, or none has.
+    // Either the daemon's user has a python3 that everyone may run, or there is none.
     let ask_as = |user: &User| user.runs("/usr/bin/python3 ../asks.py 2>&1");
     let refused = ask_as(&other);
     assert!(String::from_utf8_lossy(&refused.stdout).contains("PermissionError"), "{refused:?}");
 
-    // Where somebody opened up what keeps others out, the daemon itself does.
+    // If the user opens the directory to others, the daemon itself refuses them.
     let _closed = Closed(folder.clone());
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
@@ -427,7 +427,7 @@ fn the_daemon_answers_only_its_user_and_root() {
     let is_refused =
         ["ConnectionResetError", "BrokenPipeError"].iter().any(|e| foreign.contains(e));
     assert!(foreign == "0\n" || is_refused, "{foreign}");
-    // And nothing in it is believed any more, which is told.
+    // archfs then rejects the directory with an error.
     let told = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
     assert_eq!(told.status.code(), Some(1), "{}", said(&told));
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
@@ -449,7 +449,7 @@ fn misbehaving_clients_do_not_disturb_the_mount() {
     }
     assert_eq!(ask(&socket, "watch 2147483647:1\n"), "no process\n");
     assert_eq!(ask(&socket, "release 2147483647:1\n"), "done\n");
-    // A line without an end, and as many requests as it takes until the answers fit nowhere.
+    // A line without an end, and requests until the answers fill the socket buffer.
     assert_eq!(ask(&socket, &"x".repeat(1 << 20)), "");
     let mut deaf = UnixStream::connect(&socket).unwrap();
     deaf.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -466,7 +466,7 @@ fn misbehaving_clients_do_not_disturb_the_mount() {
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
     assert_eq!(String::from_utf8_lossy(&user.runs("cat mount/hello").stdout), "hello, world\n");
     drop((idle, deaf));
-    // Leaving without a lease takes nothing from those who hold the mount.
+    // A release without a lease does not affect the holders.
     assert_eq!(ask(&socket, "leave\n"), "held\n");
     assert_eq!(ask(&socket, "status\n"), STATUS);
     let unmounted = user.runs("$ARCHFS unmount mount");
@@ -487,14 +487,14 @@ fn a_mount_after_an_interrupt_does_not_join_the_ending_daemon() {
         let daemon = socket_peercred(&stream).unwrap().pid;
         let mut stream = BufReader::new(stream);
         let mut answer = |line: &str| {
-            // It may have closed before that.
+            // It may have closed earlier.
             let _ = stream.get_mut().write_all(line.as_bytes());
             let mut answer = String::new();
             let _ = stream.read_line(&mut answer);
             answer
         };
         assert_eq!(answer("status\n"), STATUS);
-        // Until it waits again.
+        // Until the daemon waits again.
         thread::sleep(Duration::from_millis(20));
         kill_process(daemon, Signal::INT).unwrap();
         assert_ne!(answer("hold\n"), "done\n");
@@ -502,7 +502,7 @@ fn a_mount_after_an_interrupt_does_not_join_the_ending_daemon() {
     }
 }
 
-/// Seconds of processor time that a process has used, in hundredths.
+/// CPU time that a process has used, in hundredths of a second.
 fn used_time(process: Pid) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();

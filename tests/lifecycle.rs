@@ -44,8 +44,8 @@ fn a_mount_ends_when_its_script_is_killed() {
 #[test]
 fn an_ended_caller_gets_no_mount() {
     let Some(stage) = stage() else { return };
-    // The process that becomes `archfs mount` is in the background, and waits until the script has
-    // ended; init, or whoever takes orphans over here, is its parent then.
+    // A background process becomes `archfs mount` after the script has ended. Its parent is then
+    // init or a subreaper.
     let script = "exec 3<&0; (read line <&3; exec \"$ARCHFS\" mount small.sqfs mount) &";
     let mut shell = Command::new("setsid");
     shell.args(["--wait", "bash", "-c", script]).current_dir(stage.work.path());
@@ -77,7 +77,7 @@ fn the_job_task_holds_the_mount_of_an_ended_caller() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// The variable comes along with ssh to another node, and with `sbatch --export` to another job.
+/// ssh to another node and `sbatch --export` to another job pass the variable on.
 #[test]
 fn a_process_outside_this_job_holds_no_mount() {
     let Some(stage) = stage() else { return };
@@ -133,7 +133,7 @@ fn environment_variables_replace_options() {
         });
         names.count()
     };
-    // One answers before all have given themselves their names.
+    // The mount is ready before every thread has set its name.
     wait_until("all threads have names", || answering() >= 3);
     assert_eq!(answering(), 3);
 }
@@ -188,7 +188,7 @@ fn run_distinguishes_its_own_failures_from_those_of_the_command() {
 fn run_forwards_signals_and_unmounts() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
-    // The command answers SIGTERM in its own way, which must be what comes back.
+    // The command handles SIGTERM and exits with its own status, which `run` must return.
     let script = "trap 'echo got it; exit 9' TERM; echo started; while :; do sleep 0.01; done";
     archfs.arg("run").arg(&stage.image).arg(&stage.mount_point).args(["--", "sh", "-c", script]);
     let mut run = archfs.stdout(Stdio::piped()).spawn().unwrap();
@@ -256,7 +256,7 @@ fn a_daemon_asked_to_exit_serves_open_files() {
     let daemon = stage.daemon();
     kill_process(daemon, Signal::TERM).unwrap();
     kill_process(daemon, Signal::CONT).unwrap();
-    // It tries several times while this goes on.
+    // The unmount retries several times during this.
     let until = Instant::now() + Duration::from_millis(700);
     while Instant::now() < until {
         stage.assert_readable();
@@ -289,7 +289,7 @@ fn an_interrupt_or_a_second_signal_ends_a_daemon_with_open_files() {
         for &signal in signals {
             kill_process(daemon, signal).unwrap();
         }
-        // Two signals of a kind are one if the second comes before the first was taken.
+        // Two signals of one kind merge if the second arrives before the first is handled.
         wait_until("the daemon has ended", || {
             let _ = kill_process(daemon, signals[signals.len() - 1]);
             has_ended(daemon)
@@ -306,7 +306,7 @@ fn unmount_and_the_next_mount_clear_a_stale_mount() {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
         kill_process(stage.daemon(), Signal::KILL).unwrap();
         wait_until("the mount is dead", || {
-            // stat would be answered from the kernel's cache.
+            // The kernel's cache would answer stat(2).
             rustix::fs::statvfs(&stage.mount_point).is_err_and(|error| error == Errno::NOTCONN)
         });
         match clear {
@@ -334,7 +334,8 @@ fn an_old_daemon_leaves_a_new_mount_at_its_mount_point_alone() {
     let old = stage.daemon();
     run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
     assert!(stage.mount(&["--keep", "-q"]).status.success());
-    // The old one still serves its open file; a signal and its end must not touch the new mount.
+    // The old daemon still serves its open file. A signal and its exit must not affect the new
+    // mount.
     kill_process(old, Signal::TERM).unwrap();
     drop(file);
     wait_until("the old daemon has ended", || has_ended(old));
@@ -459,7 +460,7 @@ fn a_quiet_mount_still_reports_missing_files() {
     assert!(said(&output).contains("cut off: \"b\""), "{}", said(&output));
 }
 
-/// Nobody would know of the mount.
+/// Otherwise the mount would exist without anyone knowing.
 #[test]
 fn a_mount_is_undone_if_it_cannot_be_reported() {
     let Some(stage) = stage() else { return };
@@ -500,7 +501,8 @@ fn a_failure_after_mounting_leaves_nothing() {
 #[test]
 fn mount_closes_its_output_while_the_daemon_runs() {
     let Some(stage) = stage() else { return };
-    // `output` waits for the end of both pipes, which a daemon that kept them would never give.
+    // `output` waits for the end of both pipes, which a daemon that inherited them would never
+    // close.
     let output = stage.mount(&["--keep"]);
     assert!(output.status.success() && output.stdout.is_empty());
     stage.assert_readable();
@@ -513,8 +515,8 @@ fn the_daemon_inherits_no_descriptor() {
     tell(&mut script, "exec 9>kept 8<small.sqfs");
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     let folder = format!("/proc/{}/fd", stage.daemon().as_raw_nonzero());
-    // One that is closed meanwhile, as that of the connection to a caller that has ended, has no
-    // link any more.
+    // A descriptor that is closed in the meantime, such as the connection to a caller that has
+    // exited, has no link any more.
     let open: Vec<_> = fs::read_dir(folder)
         .unwrap()
         .filter_map(|fd| fs::read_link(fd.unwrap().path()).ok())
@@ -534,7 +536,7 @@ fn later_errors_are_written_to_the_log() {
     fs::write(source.join("file"), "words that compress ".repeat(10_000)).unwrap();
     let options = ["-comp", "zstd", "-no-fragments", "-b", "1M"];
     let image = image::make(stage.work.path(), "text.sqfs", &source, &options);
-    // The first data block lies behind the superblock and the options of the compressor, if any.
+    // The first data block follows the superblock and the compressor options, if any.
     let mut bytes = fs::read(&image).unwrap();
     bytes[110..140].fill(0xaa);
     fs::write(&image, bytes).unwrap();
@@ -560,7 +562,7 @@ fn an_ordinary_user_mounts_and_other_users_have_no_access() {
     for folder in [stage.work.path(), &home] {
         fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
     }
-    // The program itself may lie where only root can go.
+    // The build directory may be accessible only to root.
     let program = home.join("archfs");
     fs::copy(env!("CARGO_BIN_EXE_archfs"), &program).unwrap();
     let mount_point = home.join("mount");
@@ -588,13 +590,13 @@ fn an_ordinary_user_mounts_and_other_users_have_no_access() {
     assert_eq!(ran.stdout, b"hello, world\n", "{}", said(&ran));
     assert!(!mount_point.exists());
 
-    // A place in a folder of somebody else is refused by fusermount, with a reason.
+    // fusermount refuses a mount point in another user's directory, with a reason.
     fs::create_dir(stage.work.path().join("roots")).unwrap();
     let refused = as_user(&["./archfs", "mount", "--keep", image, "../roots"]);
     assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
     assert!(said(&refused).contains("hint: "), "{}", said(&refused));
 
-    // Not one of theirs: root's mount stays.
+    // Root's mount is not theirs, so it stays.
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let foreign = as_user(&["./archfs", "unmount", stage.mount_point.to_str().unwrap()]);
     assert_eq!(foreign.status.code(), Some(5), "{}", said(&foreign));
@@ -619,7 +621,7 @@ fn a_missing_device_is_reported_with_a_remedy() {
     }
 }
 
-/// As under an emulator: the daemon is started by /proc/self/exe, which is the loader then.
+/// As under an emulator: /proc/self/exe, by which the daemon is started, is then the loader.
 #[test]
 fn a_daemon_started_as_another_program_is_reported() {
     let Some(stage) = stage() else { return };

@@ -38,7 +38,7 @@ fn shipped() -> Option<PathBuf> {
     found.pop()
 }
 
-/// Made of the shipped archive by a line for the shell, once.
+/// An archive made from the shipped one by a shell line, once.
 fn repacked(shipped: &Path, ending: &str, program: &'static str, line: &str) -> Option<PathBuf> {
     if !pack::is_there(program) {
         return None;
@@ -51,7 +51,7 @@ fn repacked(shipped: &Path, ending: &str, program: &'static str, line: &str) -> 
     }))
 }
 
-/// The lines that tests/python/tar_tree.py prints: path in hex, then all that is seen of it.
+/// The lines of tests/python/tar_tree.py: path in hex, then its properties.
 fn expected(shipped: &Path) -> BTreeMap<Vec<u8>, String> {
     let name = format!("{}.lines", shipped.file_stem().unwrap().to_string_lossy());
     let lines = source::made_file(&name, |target| {
@@ -71,7 +71,7 @@ fn expected(shipped: &Path) -> BTreeMap<Vec<u8>, String> {
         .collect()
 }
 
-/// Every file of `archive`, opened anew, must be as Python reads it; and again from its index.
+/// Opens `archive` and compares every file with Python's tarfile, without and with an index.
 fn assert_same_tree(archive: &Path, expected: &BTreeMap<Vec<u8>, String>) {
     let work = work_folder();
     let name = archive.file_name().unwrap().to_string_lossy().into_owned();
@@ -137,7 +137,7 @@ fn every_file_of_the_linux_source_matches_tarfile() {
 fn a_mount_of_the_linux_source_matches_gnu_tar() {
     let Some(shipped) = shipped().filter(|_| can_mount()) else { return };
     let work = work_folder();
-    // GNU tar goes through the whole archive for it, so a part of the tree is enough.
+    // GNU tar reads the whole archive for this, so a part of the tree is enough.
     let part = "*/Documentation/admin-guide";
     let mut tar = Command::new("tar");
     run(tar.arg("-C").arg(work.path()).args(["--wildcards", "-xpf"]).arg(&shipped).arg(part));
@@ -148,7 +148,7 @@ fn a_mount_of_the_linux_source_matches_gnu_tar() {
     let snapshot =
         |root: &Path| support::snapshot::take(&below(root), support::snapshot::Depth::Everything);
     let (mut extracted, mut shown) = (snapshot(work.path()), snapshot(mounted.path()));
-    // GNU tar forgets the time of a folder that the archive comes back to.
+    // GNU tar loses the mtime of a directory that the archive returns to.
     let folders = |node: &&mut support::snapshot::Node| node.mode & 0o170_000 == 0o040_000;
     extracted.values_mut().chain(shown.values_mut()).filter(folders).for_each(|n| n.seconds = 0);
     assert!(extracted.len() > 300, "{} files", extracted.len());

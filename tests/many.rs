@@ -19,7 +19,7 @@ use support::mount::{CleanUp, Mounted, is_mounted};
 use support::snapshot::{Depth, Snapshot, assert_same, take};
 use support::{archfs, can_mount, image, run, source, tar, tree, work_folder};
 
-/// Archives within archives that are shown, one in another.
+/// How deep nested archives are shown.
 const NESTING_MAX: usize = 8;
 
 fn recursive() -> OpenOptions {
@@ -30,7 +30,7 @@ fn open_recursive(path: &Path) -> archfs::sync::Arc<dyn Tree> {
     tree::open(&[path.to_owned()], recursive()).unwrap()
 }
 
-/// The archive as it is, and as `compressors` make it.
+/// The uncompressed archive, and one from each of `compressors`.
 fn with_compressed(archive: &Path, compressors: &[&str]) -> Vec<PathBuf> {
     let mut made = vec![archive.to_owned()];
     for compressor in compressors {
@@ -53,12 +53,12 @@ fn paths(tree: &dyn Tree) -> Vec<String> {
     tree::lines(tree).into_keys().map(|path| String::from_utf8(path).unwrap()).collect()
 }
 
-/// What a command that must succeed says on standard error.
+/// The stderr of a command that must succeed.
 fn said(command: &mut Command) -> String {
     String::from_utf8(run(command).stderr).unwrap()
 }
 
-/// Without what a folder has of its own, which an archive that became one has otherwise.
+/// Drops the directories' own metadata, which differs if an archive became a directory.
 fn files_of(mut snapshot: Snapshot) -> Snapshot {
     for node in snapshot.values_mut().filter(|node| node.mode & 0o170_000 == 0o040_000) {
         (node.mode, node.seconds) = (0o040_000, 0);
@@ -72,7 +72,7 @@ fn a_tar_of_class_tars_becomes_an_image_folder() {
         return;
     }
     let loader = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/imagefolder.py");
-    // Fewer than are scanned at once, and more.
+    // Fewer and more archives than are scanned in parallel.
     for classes in [5, 40] {
         let work = work_folder();
         let [parts, extracted] = ["parts", "extracted"].map(|name| work.path().join(name));
@@ -87,7 +87,7 @@ fn a_tar_of_class_tars_becomes_an_image_folder() {
             }
             tar::pack(&parts.join(format!("{name}.tar")), &folder);
             fs::remove_dir_all(&folder).unwrap();
-            // In two steps, as everybody does it who has no archfs.
+            // In two steps, the usual way without archfs.
             let to = extracted.join(&name);
             fs::create_dir_all(&to).unwrap();
             let mut unpack = Command::new("tar");
@@ -182,7 +182,7 @@ fn an_image_in_an_image_is_decoded_through_both() {
     fs::create_dir(&outer).unwrap();
     let text: String = (0..200_000).map(|line| format!("{line} lines so far\n")).collect();
     fs::write(inner.join("text"), &text).unwrap();
-    // What lz4 leaves, zstd still makes smaller.
+    // zstd still shrinks the output of lz4.
     image::make(&outer, "data.sqfs", &inner, &["-comp", "lz4"]);
     let archive = image::make(work.path(), "outer.sqfs", &outer, &["-comp", "zstd"]);
     let sizes =
@@ -284,7 +284,7 @@ fn a_truncated_nested_archive_shows_its_intact_files_with_a_note() {
     let inner = tar::of(&[("a", &[b'a'; 700]), ("b", &[b'b'; 700]), ("c", b"c")]);
     let whole = tar::of(&[("d", b"d")]);
     let archive = work.path().join("outer.tar");
-    // The second file ends within its data.
+    // The archive ends within the data of the second file.
     let cut = &inner[..512 + 1024 + 512 + 512];
     let files: &[(&str, &[u8])] = &[("n01.tar", cut), ("n02.tar", &whole), ("e", b"e")];
     fs::write(&archive, tar::of(files)).unwrap();
@@ -304,7 +304,7 @@ fn a_nested_archive_merges_with_a_directory_of_its_name() {
     let work = work_folder();
     let inner = tar::of(&[("both", b"inner"), ("inner", b"inner")]);
     let archive = work.path().join("outer.tar");
-    // Before the archive and behind it.
+    // Before and after the archive.
     let around: [&[(&str, &[u8])]; 2] = [
         &[
             ("x/both", b"outer"),
@@ -327,7 +327,7 @@ fn a_nested_archive_merges_with_a_directory_of_its_name() {
             let tree = open_recursive(&archive);
             let expected = ["/", "x", "x/both", "x/inner", "x/outer", "y", "y/both", "y/inner"];
             assert_eq!(paths(&*tree), expected, "{}", archive.display());
-            // What is in an archive comes behind the archive it is in.
+            // The contents of an archive follow the archive.
             assert_eq!(contents(&*tree, "x/both"), b"inner", "{}", archive.display());
             let told = said(archfs().args(["ls", "--recursive"]).arg(&archive));
             assert!(told.contains("members whose path is that of a folder, too"), "{told}");
@@ -335,7 +335,7 @@ fn a_nested_archive_merges_with_a_directory_of_its_name() {
     }
 }
 
-/// Shards as WebDataset has them: samples of two files, numbered through.
+/// Shards as WebDataset has them: numbered samples of two files.
 fn shards(folder: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
     (0..count)
         .map(|shard| {
@@ -362,7 +362,7 @@ fn many_processes_read_a_thousand_shards_with_few_open_files() {
     }
     let work = work_folder();
     let archives = shards(work.path(), 1000, 10);
-    // What each process reads: a part of all names, shuffled by a stride, and prints their sums.
+    // Each process reads a part of all names, in steps of a stride, and prints the checksums.
     let reader = "import hashlib, os, sys\n\
         names = sorted(os.listdir(sys.argv[1]))\n\
         part, parts = int(sys.argv[2]), 4\n\
@@ -403,7 +403,7 @@ fn many_processes_read_a_thousand_shards_with_few_open_files() {
         assert!(read(&mount_point) == expected, "{limited:?}: other files");
         if !limited.is_empty() {
             assert!(first < 256 && count() < 256, "{first}, {} files open", count());
-            // Half of the allowance is for archives, and it is used.
+            // Half of the descriptor limit is for archives, and all of that half is used.
             assert!(count() > 100, "{} files open", count());
         }
     }
@@ -431,7 +431,7 @@ fn compressed_shards_are_read_with_few_open_files() {
         let open = Path::new("/proc").join(mounted.daemon().to_string()).join("fd");
         assert_eq!(fs::read_dir(&mount_point).unwrap().count(), 1200, "{turn}");
         for sample in 0..600_usize {
-            // Each time another archive than the last time.
+            // Each read is in a different archive from the last.
             let sample = sample * 7919 % 600;
             let found = fs::read(mount_point.join(format!("{sample:06}.jpg"))).unwrap();
             assert!(found == source::noise(sample as u64, 100 + sample), "{turn}: {sample}");
@@ -441,7 +441,7 @@ fn compressed_shards_are_read_with_few_open_files() {
     }
 }
 
-/// Three archives of three formats, which share folders.
+/// Three archives of three formats that share directories.
 fn mixed(work: &Path) -> Vec<PathBuf> {
     let file = |tree: &str, path: &str, text: &str| {
         let path = work.join(tree).join(path);
@@ -564,7 +564,7 @@ fn a_position_in_a_merged_directory_stays_valid() {
     let work = work_folder();
     let archives = mixed(work.path());
     let mounted = Mounted::several(&[], &archives, &work.path().join("mount"), &[]);
-    // telldir and seekdir, from Python by way of libc.
+    // telldir and seekdir, called from Python through libc.
     let program = "import ctypes, os, random, sys\n\
         c = ctypes.CDLL(None)\n\
         c.opendir.restype = c.readdir.restype = ctypes.c_void_p\n\
@@ -633,7 +633,7 @@ fn archives_in_an_image_become_directories() {
     fs::write(parts.join("folder/file"), source::noise(3, 300_000)).unwrap();
     tar::pack(&outer.join("deep/a.tar"), &parts);
     let inner = image::make(&outer, "b.sqfs", &parts, &["-comp", "zstd"]);
-    // A tar and an image in a tar in an image.
+    // A tar, and an image in a tar, in an image.
     let both = [
         ("a.tar", fs::read(outer.join("deep/a.tar")).unwrap()),
         ("b.sqfs", fs::read(inner).unwrap()),

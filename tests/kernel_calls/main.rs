@@ -17,11 +17,11 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
 use support::mount::Mounted;
 use support::{can_mount, image, run, source, work_folder};
 
-/// As whom an ordinary user calls. No test mounts as it.
+/// UID of the ordinary user. No other test mounts with it.
 const USER: u32 = 13;
 
-/// A difference that is meant: calls, what archfs gives, what the kernel's SquashFS gives, why. A
-/// star stands for any text.
+/// An allowed difference: calls, result of archfs, result of the kernel's SquashFS, reason. A star
+/// stands for any text.
 type Difference = (&'static str, &'static str, &'static str, &'static str);
 
 const DIFFERENCES: [Difference; 17] = [
@@ -44,10 +44,10 @@ const DIFFERENCES: [Difference; 17] = [
     ("FIBMAP *", "b'*'", "EINVAL", "FUSE says that no block is known, SquashFS does not answer"),
 ];
 
-/// One that the user can execute, too.
+/// An interpreter that the user can execute as well.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// The least number of calls that are compared.
+/// Minimum number of compared calls.
 const LEAST: usize = 500;
 
 fn tree(work: &Path) -> PathBuf {
@@ -118,7 +118,7 @@ fn tree(work: &Path) -> PathBuf {
     root
 }
 
-/// The calls and their outcomes, as root or as the user.
+/// The calls and their results, as root or as the user.
 fn calls(script: &Path, mount: &Path, user: Option<u32>) -> Vec<(String, String)> {
     let mut command = match user {
         None => Command::new(PYTHON),
@@ -138,7 +138,7 @@ fn calls(script: &Path, mount: &Path, user: Option<u32>) -> Vec<(String, String)
     text.lines().map(line).collect()
 }
 
-/// Whether `text` is `pattern`, in which a star stands for any text.
+/// Whether `text` matches `pattern`, in which a star stands for any text.
 fn is_like(text: &str, pattern: &str) -> bool {
     match pattern.split_once('*') {
         None => text == pattern,
@@ -168,7 +168,7 @@ fn every_call_matches_the_kernels_squashfs_or_a_listed_difference() {
             return;
         }
     };
-    // The flags that every mount of archfs has.
+    // The flags that every archfs mount has.
     run(Command::new("mount").args(["-o", "remount,ro,nosuid,nodev"]).arg(kernel.path()));
     let mount = Mounted::archfs(&image, &work.path().join("mount"), &["-oallow_other"]);
     let script = work.path().join("calls.py");

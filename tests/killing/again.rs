@@ -48,8 +48,8 @@ impl Round<'_> {
         self.finish("run, again", self.archfs_run(&words), 0)
     }
 
-    /// `archfs mount`, reading and `unmount`, while those who were killed still are about to end:
-    /// as a script does it, or a person who keeps the mount.
+    /// `archfs mount`, a read and `unmount`, while the killed processes still exit: from a script,
+    /// or as a user with `--keep`.
     pub(super) fn mount_at_once(&self) -> Result<(), String> {
         let [image, mount_point] =
             [&self.stage.image, &self.mount_point].map(|path| path.to_str().unwrap());
@@ -61,7 +61,7 @@ impl Round<'_> {
         let words: Vec<&str> = reader.iter().map(String::as_str).collect();
         self.finish("reading at once", self.command(&words), 0)?;
         if is_kept {
-            // As long as others hold it, too, unmounting is refused.
+            // `unmount` refuses as long as there are other holders.
             self.wait_until("those who were killed have ended", || {
                 self.processes().iter().all(|process| process.role == Role::Daemon)
             })?;
@@ -82,7 +82,7 @@ impl Round<'_> {
         words.map(str::to_owned).to_vec()
     }
 
-    /// Runs to its end, which is that status.
+    /// Runs `command`, which must end with status `expected`.
     fn finish(&self, what: &str, mut command: Command, expected: i32) -> Result<(), String> {
         self.prepare(&mut command, "then");
         let mut child = command.spawn().unwrap();

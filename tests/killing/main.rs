@@ -32,20 +32,20 @@ use plan::{Plan, ROOT};
 use process::Processes;
 use table::Table;
 
-/// Places that are killed at in parallel; most of a round is waiting.
+/// Rounds that run in parallel, each at its own mount point; most of a round is waiting.
 const PLACES: usize = 6;
 
-/// What all rounds share.
+/// Shared by all rounds.
 struct Stage {
     work: PathBuf,
     image: PathBuf,
     source: PathBuf,
     users: [u32; 2],
-    /// The program, where any user can run it, and this test, which has the readers in it.
+    /// The program, where any user can run it, and this test program, which contains the readers.
     archfs: PathBuf,
     reader: PathBuf,
     processes: Processes,
-    /// Of each place by its user, what the names of the files begin with that archfs keeps about it.
+    /// For each mount point: its user and the prefix of the files that archfs keeps for it.
     mount_points: HashMap<PathBuf, (u32, String)>,
 }
 
@@ -98,14 +98,14 @@ fn kills_leave_nothing_and_the_mount_point_works_again() {
     );
 }
 
-/// Not a test: what the readers of a round run, each as a process of its own.
+/// Not a test: each reader of a round runs this in its own process.
 #[test]
 #[ignore = "the readers of the test above"]
 fn reads() {
     reader::main();
 }
 
-/// Past the capturing of the test's output, since it is of interest when all goes well, too.
+/// Writes past the test's output capture, because the table is of interest after a success as well.
 fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
@@ -115,7 +115,7 @@ fn stage(work: &Path) -> Stage {
     let source = work.join("source");
     reader::make_source(&source);
     let image = support::image::make(work, "image.sqfs", &source, &["-comp", "zstd"]);
-    // What this was built to may lie where only root can go.
+    // The build directory may be accessible only to root.
     let (archfs, reader) = (work.join("archfs"), work.join("reader"));
     fs::copy(env!("CARGO_BIN_EXE_archfs"), &archfs).unwrap();
     fs::copy(std::env::current_exe().unwrap(), &reader).unwrap();
@@ -147,7 +147,7 @@ fn stage(work: &Path) -> Stage {
     }
 }
 
-/// Lets ordinary users open the device, as every distribution does; gives it its old mode back.
+/// Lets ordinary users open the device, as every distribution does; restores its mode when dropped.
 fn open_device() -> impl Drop {
     struct Restore(Permissions);
     impl Drop for Restore {
@@ -160,7 +160,7 @@ fn open_device() -> impl Drop {
     restore
 }
 
-/// What there is of the test after `archfs gc` as each user.
+/// Leftovers of the test after `archfs gc` as each user.
 fn what_is_left(stage: &Stage) -> Vec<String> {
     let mut left = Vec::new();
     for user in [ROOT].into_iter().chain(stage.users) {
@@ -169,7 +169,7 @@ fn what_is_left(stage: &Stage) -> Vec<String> {
             let said = String::from_utf8_lossy(&output.stderr);
             left.push(format!("gc as user {user}: {}: {said}", output.status));
         }
-        // Other tests mount as root, too.
+        // Other tests mount as root too.
         if user != ROOT && files::folder(user).exists() {
             left.push(format!("{}: left", files::folder(user).display()));
             left.extend(
@@ -197,7 +197,7 @@ fn what_is_left(stage: &Stage) -> Vec<String> {
     left
 }
 
-/// The command with these words, run by `user`.
+/// A command run by `user`.
 fn as_user(user: u32, words: &[&str]) -> Command {
     if user == ROOT {
         let mut command = Command::new(words[0]);
