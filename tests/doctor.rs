@@ -327,8 +327,8 @@ fn limits_of_this_process_are_no_request_to_the_administrator() {
     assert!(found.json["request"].is_null(), "{:#}", found.json);
 }
 
-/// The file system of this test reads files and has no listings: what a kernel before 5.1 makes of
-/// ENOSYS to OPENDIR.
+/// Files of this file system can be read but not listed, as on a kernel before 5.1, where ENOSYS
+/// from OPENDIR makes a listing fail.
 #[test]
 fn a_trial_mount_that_cannot_be_listed_fails() {
     let Some(stage) = stage() else { return };

@@ -27,12 +27,13 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
         return;
     }
     let work = work_folder();
-    // A minute or more, so that only a signal ends it within the ten seconds that are waited.
+    // Opening takes a minute or more, so only a signal ends it within ten seconds.
     let archive = slow_archive(work.path(), 200);
     let name = archive.to_str().unwrap().to_owned();
     let place = work.path().join("mount");
     let mount = |word: &str| {
-        // What started the tests may ignore some signals (nohup, a shell's background), and
+        // The process that started the tests may ignore some signals (nohup, a shell's background
+        // job), and children inherit that.
         // children inherit that.
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg(word).arg(&archive);
@@ -52,7 +53,7 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
                 wait_until("it is at work", || processes_about(&[&name]).len() == expected);
                 let what = format!("{word} {signal:?}");
                 match to_group {
-                    // As Ctrl-C in a terminal does.
+                    // Like Ctrl-C at a terminal.
                     true => kill_process_group(pid(&child), signal).unwrap(),
                     false => kill_process(pid(&child), signal).unwrap(),
                 }

@@ -17,7 +17,7 @@ mod support;
 
 use support::{image, source, work_folder};
 
-/// What both can tell of a file.
+/// The properties of a file that both readers have.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     kind: &'static str,
@@ -25,7 +25,7 @@ struct Seen {
     uid: u32,
     gid: u32,
     seconds: i64,
-    /// Bytes of a file, target of a link, number of a device.
+    /// Contents of a file, target of a link, number of a device.
     content: Vec<u8>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
@@ -43,7 +43,8 @@ fn libsquashfs_reads_every_image_alike() {
                 for rest in [None, Some("-no-xattrs"), Some("-no-exports")] {
                     let mut options = vec!["-comp", compressor, "-b", block];
                     options.extend([fragments, rest].into_iter().flatten());
-                    // Making images takes most of the time, so the slowest two get the half of it.
+                    // Making images takes most of the time, so the slowest two compressors get half
+                    // of the matrix.
                     let slow = matches!(compressor, "xz" | "lzma");
                     if slow && rest.is_some() && fragments.is_some() {
                         continue;
@@ -60,7 +61,7 @@ fn libsquashfs_reads_every_image_alike() {
                         let shown = path.escape_ascii();
                         assert!(found.get(path) == Some(seen), "{what}: {shown} differs");
                     }
-                    // What the crate can not name is all that it may lack.
+                    // Only names that the crate cannot represent may be missing.
                     let is_text = |bytes: &[u8]| std::str::from_utf8(bytes).is_ok();
                     for (path, seen) in
                         found.iter().filter(|(path, _)| !expected.contains_key(*path))
@@ -130,7 +131,7 @@ fn read_ours(tree: &dyn Tree, attr: &Attr) -> Vec<u8> {
     let mut scratch = Scratch::default();
     let mut content = Vec::new();
     while content.len() < attr.size as usize {
-        // An odd step, so that reads start and end anywhere in blocks.
+        // An odd step, so that reads start and end anywhere in a block.
         let offset = content.len() as u64;
         let bytes = tree.read(attr.ino, offset, 99_991, &mut scratch).unwrap();
         content.extend(bytes.as_slice());
@@ -182,7 +183,7 @@ fn walk_theirs(node: Node<'_>, path: Vec<u8>, listing: &mut Listing) {
     }
     if let Data::Dir(folder) = data {
         for entry in folder {
-            // Names that are no UTF-8 come as errors.
+            // Names that are not UTF-8 are returned as errors.
             let Ok(child) = entry else { continue };
             let name = child.name().unwrap().into_bytes();
             let path = if path.is_empty() { name } else { [&path, &b"/"[..], &name].concat() };
@@ -191,7 +192,7 @@ fn walk_theirs(node: Node<'_>, path: Vec<u8>, listing: &mut Listing) {
     }
 }
 
-/// A device number of the kernel's 32-bit encoding.
+/// Decodes the kernel's 32-bit encoding of a device number.
 fn device(number: u32) -> Vec<u8> {
     numbers((number & 0xfff00) >> 8, (number & 0xff) | ((number >> 12) & 0xfff00))
 }

@@ -20,10 +20,10 @@ use support::pack::{self, Packer};
 use support::snapshot::{Depth, assert_same, take};
 use support::{can_mount, run, source, tree, work_folder};
 
-/// What is seen of each path.
+/// The tree: properties by path.
 type Lines = BTreeMap<Vec<u8>, String>;
 
-/// A stored tar and what is in it.
+/// An uncompressed tar and its tree.
 struct Stored {
     tar: PathBuf,
     lines: Lines,
@@ -36,14 +36,14 @@ impl Stored {
         let tar = work.path().join("stored.tar");
         let mut command = Command::new("tar");
         command.arg("-C").arg(source::varied()).args(options).arg("-cf").arg(&tar).arg(".");
-        // The socket is no file for a tar; it says so and packs the rest.
+        // tar reports that it skips the socket and packs the rest.
         assert!(matches!(command.output().unwrap().status.code(), Some(0 | 2)), "{command:?}");
         let lines = tree::lines(tree::open_one(&tar).as_ref());
         assert!(lines.len() > 3000, "{} files", lines.len());
         Self { tar, lines, _work: work }
     }
 
-    /// The bytes of one, and what is in it, made once for all tests.
+    /// The bytes of the tar and its tree, made once for all tests.
     fn gnu() -> &'static (Vec<u8>, Lines) {
         static MADE: OnceLock<(Vec<u8>, Lines)> = OnceLock::new();
         MADE.get_or_init(|| {
@@ -61,7 +61,8 @@ fn assert_lines(what: &str, expected: &Lines, found: &Lines) {
     }
 }
 
-/// Opened twice, it must show `expected`, the second time without making its index again.
+/// Opens the archive twice; both times it must show `expected`, the second time with the saved
+/// index.
 fn assert_same_tree(what: &str, archive: &Path, expected: &Lines) {
     let mut index = archive.as_os_str().to_owned();
     index.push(".archfs-index");
@@ -74,14 +75,15 @@ fn assert_same_tree(what: &str, archive: &Path, expected: &Lines) {
     assert_eq!(fs::metadata(&index).unwrap().ino(), made.ino(), "{what}: the index was not used");
 }
 
-/// There is nothing to tell of a sound archive, whatever its program added (pixz: a list of
+/// A sound archive gives no messages, whatever its compressor added (pixz: a list of members).
 /// members).
 fn assert_nothing_said(what: &str, archive: &Path) {
     let output = run(support::archfs().arg("ls").arg(archive));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{what}");
 }
 
-/// Sixteen processes read the files of a mount, each in an order of its own. Of the many small
+/// Sixteen processes read the files of a mount, each in its own order. Of the small files, every
+/// twentieth is enough.
 /// files every twentieth is enough.
 fn assert_read_by_many(what: &str, archive: &Path, expected: &Lines) {
     let mut list = String::new();
@@ -177,7 +179,7 @@ fn every_container_keeps_attributes_and_sparse_files() {
     let expected = take(Mounted::archfs(&stored.tar, &place, &[]).path(), Depth::Everything);
     assert!(expected.values().any(|node| node.xattrs.len() > 3));
     for packers in [pack::GZIP, pack::BZIP2, pack::XZ, pack::ZSTD, pack::LZ4] {
-        // The last is the one with the most streams, members or frames.
+        // The last archive has the most streams, members or frames.
         let packer = packers.last().unwrap();
         let Some(archive) = packer.pack(&stored.tar, &work.path().join("packed")) else { continue };
         let _ = fs::remove_file(work.path().join("packed.archfs-index"));

@@ -12,11 +12,11 @@ mod support;
 use support::mount::Mounted;
 use support::{can_mount, pack, run, source, tree, work_folder};
 
-/// Files of the tar of 600 MB, and bytes of each.
+/// Number of files in the tar of 600 MB, and bytes of each.
 const FILES: u64 = 300;
 const FILE: usize = 2_000_000;
 
-/// A quarter of noise and text that tells where it is: it packs to about a third.
+/// A quarter of noise, and text that contains its position; it compresses to about a third.
 fn contents(number: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(FILE + 4096);
     for part in 0.. {
@@ -32,7 +32,7 @@ fn contents(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// The packed tar and the list for read_shuffled.py.
+/// The compressed tar and the list for read_shuffled.py.
 fn packed(program: &'static str, line: &str) -> Option<(PathBuf, PathBuf)> {
     if !can_mount() || !pack::is_there(program) {
         return None;
@@ -82,7 +82,7 @@ impl Served {
         Self { daemon, mounted, _work: work }
     }
 
-    /// A number of /proc/PID/NAME, in the line that starts with `key`.
+    /// The number in the line of /proc/PID/NAME that starts with `key`.
     fn number(&self, name: &str, key: &str) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/{name}", self.daemon)).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();

@@ -31,7 +31,7 @@ fn packed_files() -> BTreeMap<Vec<u8>, Vec<u8>> {
         .collect()
 }
 
-/// The tar of those.
+/// The tar of those files.
 fn stored(folder: &Path) -> PathBuf {
     let files = folder.join("files");
     fs::create_dir(&files).unwrap();
@@ -44,8 +44,8 @@ fn stored(folder: &Path) -> PathBuf {
     tar
 }
 
-/// One of each container with checksums; of gzip and lz4 with many and with one, and those of a
-/// block that is decoded forward.
+/// The packers that write checksums: all of gzip, bzip2, xz and lz4 except `lz4 -l`, and two of
+/// zstd.
 fn checked_packers() -> Vec<Packer> {
     let all = [pack::GZIP, pack::BZIP2, pack::XZ, pack::LZ4].concat();
     let unchecked = ["lz4 -l"];
@@ -59,7 +59,7 @@ fn checked_packers() -> Vec<Packer> {
     packers
 }
 
-/// Files that are listed, and those of them that could be read, which must be as they were packed.
+/// Number of listed files, and of those that could be read. What is read must match the source.
 fn read_what_is_listed(what: &str, tree: &dyn Tree) -> (usize, usize) {
     let expected = packed_files();
     let mut listed = Vec::new();
@@ -88,7 +88,7 @@ fn remove_index(archive: &Path) {
     let _ = fs::remove_file(index);
 }
 
-/// Opens what should be damaged: what could be read of it, none where it was refused.
+/// Opens a damaged archive: the files that could be read, or none if it was refused.
 fn open_damaged(what: &str, archive: &Path) -> Option<(usize, usize)> {
     remove_index(archive);
     let open = || tree::open(&[archive.to_owned()], OpenOptions::default());
@@ -102,7 +102,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// `archfs ls` of it: status 0 and a note, or status 3, one line and perhaps a hint.
+/// Runs `archfs ls`: status 0 and a note, or status 3, one line and perhaps a hint.
 fn assert_told(what: &str, archive: &Path) {
     remove_index(archive);
     let output = archfs().arg("ls").arg(archive).output().unwrap();
@@ -143,7 +143,7 @@ fn a_truncated_archive_shows_what_precedes_the_cut() {
                 assert_told(&what, &cut);
             }
         }
-        // Elsewhere one block or frame may be all there is.
+        // The other archives may have only one block or frame.
         let several = ["gzip", "lz4 -B4", "pzstd"].iter().any(|word| what.contains(word));
         assert!(most > 30 || !several, "{what}: at most {most} files");
     }
@@ -190,7 +190,7 @@ fn damage_in_a_member_loses_nothing_before_it() {
     }
 }
 
-/// The status of `archfs ls` and what it says.
+/// The status and output of `archfs ls`.
 fn list(archive: &Path) -> (Option<i32>, String) {
     let output = archfs().arg("ls").arg(archive).output().unwrap();
     (output.status.code(), said(&output))

@@ -17,17 +17,17 @@ use support::cgroup::{Bound, Group};
 use support::mount::{CleanUp, is_mounted, unmount_by};
 use support::{archfs, can_mount, pack, run, source, wait_until, work_folder};
 
-/// Files of the giant tar, and bytes of each.
+/// Number of files in the giant tar, and bytes of each.
 const FILES: u64 = 25;
 const FILE: usize = 8 << 20;
 
-/// Contents of a file: noise that is repeated, so that it packs well and each place differs from
+/// Contents of a file: repeated noise, so that it compresses well and each position differs from
 /// its neighbours.
 fn contents(number: u64) -> Vec<u8> {
     source::noise(number + 1, 64 << 10).repeat(FILE / (64 << 10))
 }
 
-/// A tar of 200 MiB in one frame or block, packed once for all runs.
+/// A tar of 200 MiB in one frame or block, made once for all runs.
 fn giant(program: &str) -> Option<PathBuf> {
     if !can_mount() || !pack::is_there(program) {
         return None;
@@ -47,7 +47,7 @@ fn giant(program: &str) -> Option<PathBuf> {
     }))
 }
 
-/// A mount in the foreground with a TMPDIR and a cache folder of its own.
+/// A foreground mount with its own TMPDIR and cache directory.
 struct Stage {
     archive: PathBuf,
     mount_point: PathBuf,
@@ -56,7 +56,7 @@ struct Stage {
     work: tempfile::TempDir,
 }
 
-/// A daemon, killed at the end of a test that failed.
+/// A daemon; killed when a test fails.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -124,7 +124,7 @@ impl Stage {
     }
 }
 
-/// The deleted files that the daemon holds open below `folder`: mode and size.
+/// Deleted files below `folder` that the daemon has open: mode and size.
 fn deleted_files(daemon: &Daemon, folder: &Path) -> Vec<(u32, u64)> {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.0.id())).unwrap();
     let paths = descriptors.map(|entry| entry.unwrap().path());
@@ -191,13 +191,13 @@ fn too_little_room_is_reported_with_the_limit_and_nothing_is_mounted() {
         assert_eq!(fs::read_dir(&stage.temporary).unwrap().count(), 0);
     };
     assert_refused("without an index");
-    // With an index the size is known before anything is decoded.
+    // With an index the size is known before decoding.
     let mut index = archfs();
     run(index.args(["index", "--quiet"]).arg(&stage.archive));
     assert_refused("with an index");
 }
 
-/// A small file system, gone at the end.
+/// A small file system, removed when dropped.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -207,7 +207,7 @@ impl Tmpfs {
         Self(mount_point.to_owned())
     }
 
-    /// Bytes that its files take, with and without names.
+    /// Bytes used by its files, named or unlinked.
     fn used(&self) -> u64 {
         let found = rustix::fs::statvfs(&self.0).unwrap();
         (found.f_blocks - found.f_bfree) * found.f_frsize
@@ -224,7 +224,7 @@ impl Drop for Tmpfs {
 #[test]
 fn giant_frames_share_one_size_limit() {
     let Some(stage) = stage("zstd") else { return };
-    // Half of it holds one of 200 MiB.
+    // Half of it is enough for one file of 200 MiB.
     let _tmpfs = Tmpfs::new(&stage.temporary, "600m");
     let other = stage.work.path().join("other.tar.packed");
     fs::copy(&stage.archive, &other).unwrap();
@@ -283,7 +283,7 @@ fn a_saved_index_mounts_before_decoding_is_done() {
         matches!(so_far.as_slice(), [(0o600, size)] if *size < FILES * FILE as u64),
         "all was decoded before it was ready: {so_far:?}"
     );
-    // The last waits for what is decoded before it.
+    // The last file needs everything before it decoded.
     stage.assert_file(FILES - 1);
     stage.assert_file(0);
     stage.unmount(&mut daemon);
@@ -296,14 +296,14 @@ fn unmounting_does_not_wait_for_decoding() {
     let mut daemon = stage.mount();
     stage.unmount(&mut daemon);
 
-    // Nor does a signal, while a reader waits for the last byte.
+    // A signal does not wait either, while a reader waits for the last byte.
     let mut daemon = stage.mount();
     let last = File::open(stage.mount_point.join(format!("f{:02}", FILES - 1))).unwrap();
     std::thread::scope(|scope| {
         let reader = scope.spawn(move || last.read_exact_at(&mut [0; 10], FILE as u64 - 10));
         kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
         wait_until("the mount is gone", || !is_mounted(&stage.mount_point));
-        // Served or refused, it must not hang.
+        // The read may succeed or fail, but must not hang.
         let _ = reader.join().unwrap();
     });
     daemon.0.wait().unwrap();

@@ -53,7 +53,7 @@ impl Round<'_> {
     pub(super) fn mount_at_once(&self) -> Result<(), String> {
         let [image, mount_point] =
             [&self.stage.image, &self.mount_point].map(|path| path.to_str().unwrap());
-        // The other script may unmount what is kept, if it comes to that.
+        // Another script of the round may also unmount a kept mount.
         let is_kept = self.plan.by_run[0] || !self.plan.unmounts;
         let mount = ["mount", "-q", image, mount_point, "--keep"];
         self.archfs(if is_kept { &mount } else { &mount[..4] }, 0)?;

@@ -17,38 +17,38 @@ use archfs::vfs::{Attr, Cookie, FileKind, Finding, Ino, Location, Name, Scratch,
 
 use crate::numbers::Numbers;
 
-/// Bytes of a file that are one fact: no more than a block, so that no fact is of two blocks.
+/// Bytes of a file in one fact. No more than a block, so that a fact covers only one block.
 const CHUNK: u64 = 4096;
 
-/// A file is read whole up to so many pieces; of a longer one, its start and its last pieces.
+/// A file is read completely up to this many pieces; of a longer file, its first and last pieces.
 const CHUNKS_MAX: u64 = 512;
 const TAIL_CHUNKS: u64 = 16;
 
-/// Objects that are looked at.
+/// Maximum number of objects that are read.
 const OBJECTS_MAX: usize = 1 << 12;
 
-/// Sizes of reads, odd ones among them, so that they start and end anywhere in blocks.
+/// Read sizes, some odd, so that reads start and end anywhere in a block.
 const STEPS: [u32; 4] = [99_991, 3001, 131_072, 8191];
 
-/// What objects are called.
+/// How objects are named.
 #[derive(Clone, Copy)]
 pub(crate) enum Naming<'n> {
-    /// Inode references, which the numbers of the image lead to.
+    /// By inode reference, derived from inode numbers.
     Reference(&'n Numbers),
     Path,
 }
 
-/// Facts, and what was refused with the reason.
+/// Facts, and refusals with their reasons.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) known: BTreeMap<String, String>,
     pub(crate) refused: BTreeMap<String, String>,
-    /// What archfs says of a tar beside what it shows: that it is damaged, what is left out.
+    /// Archive-level messages: damage, and what is left out of the tree.
     pub(crate) told: Vec<Finding>,
 }
 
 impl Facts {
-    /// The first of several values counts.
+    /// Only the first of several values is kept.
     pub(crate) fn put(&mut self, key: String, value: impl ToString) {
         self.known.entry(key).or_insert_with(|| value.to_string());
     }
@@ -57,13 +57,13 @@ impl Facts {
         self.refused.entry(key).or_insert_with(|| why.to_string());
     }
 
-    /// Whether something was told of the archive that says `what`.
+    /// Whether a message about the archive contains `what`.
     pub(crate) fn tells(&self, what: &str) -> bool {
         self.told.iter().any(|fault| fault.what.contains(what))
     }
 
-    /// Whether something was told of the archive, or of what is at `path` (in hex), on the way to
-    /// it or beneath it.
+    /// Whether a message concerns the whole archive, or `path` (in hex), one of its parents, or
+    /// anything below it.
     pub(crate) fn tells_of(&self, path: &str) -> bool {
         let leads_to = |above: &str, path: &str| {
             let rest = path.strip_prefix(above);
@@ -78,10 +78,11 @@ impl Facts {
         })
     }
 
-    /// All that archfs tells of `tree`. `step` chooses the sizes of reads.
+    /// All facts that archfs returns for `tree`. `step` chooses the read sizes.
     ///
     /// # Panics
-    /// Where two answers on one thing differ.
+    ///
+    /// If two answers about the same thing differ.
     pub(crate) fn of(tree: &dyn Tree, naming: Naming<'_>, step: u64) -> Self {
         let mut walk = Walk { tree, naming, facts: Self::default(), step, seen: HashSet::new() };
         let root = match naming {
@@ -198,19 +199,19 @@ impl Walk<'_> {
             self.look_up(ino, name, *child);
         }
         match outcome {
-            // The names of a tar stand alone: each has a header of its own.
+            // Each name in a tar has its own header, so there is no `end` fact.
             Ok(()) if matches!(self.naming, Naming::Path) => {}
             Ok(()) => self.facts.put(format!("{object}.end"), entries.len()),
             Err(error) => self.facts.refuse(format!("{object}.end"), error),
         }
     }
 
-    /// A name that is listed leads to what is listed, or to an error.
+    /// Looks up a listed name: the result is the listed inode or an error.
     fn look_up(&mut self, folder: Ino, name: &[u8], child: Ino) {
         let parsed = Name::parse(name).expect("a name that was listed is a name");
         match self.tree.lookup(folder, parsed) {
             Ok(Some(attr)) => assert_eq!(attr.ino, child, "name {}", hex(name)),
-            // The index of a large folder may lead past it.
+            // The damaged index of a large directory may skip the name.
             Ok(None) => self.facts.refuse(format!("lookup {}", hex(name)), "not found"),
             Err(error) => self.facts.refuse(format!("lookup {}", hex(name)), error),
         }
@@ -248,7 +249,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The first `len` bytes, read in odd steps; none where that fails.
+    /// The first `len` bytes, read in odd steps; `None` for bytes that cannot be read.
     fn in_steps(&self, attr: &Attr, len: u64) -> Vec<Option<u8>> {
         let mut scratch = Scratch::default();
         let mut content: Vec<Option<u8>> = Vec::new();
@@ -272,7 +273,7 @@ impl Walk<'_> {
             Err(error) => return self.facts.refuse(format!("{object}.xend"), error),
         };
         let names: Vec<_> = names.split(|&byte| byte == 0).collect();
-        // Each name has a NUL behind it.
+        // Each name ends with a NUL.
         let names = &names[..names.len() - 1];
         for name in names {
             let key = format!("{object}.x{}", hex(name));
@@ -287,13 +288,13 @@ impl Walk<'_> {
     }
 }
 
-/// What the fact of piece `nth` of a file of `size` bytes is where it is all zeros.
+/// The fact for piece `nth` of a file of `size` bytes if it is all zeros.
 pub(crate) fn crc_of_zeros(size: u64, nth: u64) -> String {
     let len = CHUNK.min(size.saturating_sub(nth.saturating_mul(CHUNK)));
     format!("{:08x}", crc32fast::hash(&[0; CHUNK as usize][..len as usize]))
 }
 
-/// Whether no piece is behind `nth` in a file of `size` bytes.
+/// Whether piece `nth` is the last of a file of `size` bytes.
 pub(crate) fn is_last(size: u64, nth: u64) -> bool {
     nth + 1 == size.div_ceil(CHUNK)
 }

@@ -37,7 +37,7 @@ use std::process::Command;
 use rules::Format;
 use worker::{ORDER, Order};
 
-/// Mutants of each format, where ARCHFS_MUTANTS does not say.
+/// Mutants of each format if ARCHFS_MUTANTS is not set.
 const MUTANTS: u64 = 20_000;
 
 #[test]
@@ -81,7 +81,8 @@ fn tar_mutants_give_correct_bytes_or_errors() {
     supervisor::run(Format::Tar, folder.path(), &format!("python3 {script}"));
 }
 
-/// Whether the trees can be made, which takes root, and `needed` is there. In CI both are.
+/// Whether the test can run: making the trees needs root, and `needed` must be installed. CI has
+/// both.
 fn can_compare(needed: &str) -> bool {
     if rustix::process::geteuid().is_root() && Path::new(needed).exists() {
         return true;
@@ -91,7 +92,7 @@ fn can_compare(needed: &str) -> bool {
     false
 }
 
-/// In memory, where there is such a place: mutants are written one after the other.
+/// A work directory in memory if possible, because mutants are written one after the other.
 fn folder() -> tempfile::TempDir {
     let builder = |place: &Path| {
         tempfile::Builder::new().prefix("archfs-mutants-").tempdir_in(place).unwrap()

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::facts::Facts;
 
-/// Why an object was refused over which the oracle ended.
+/// The refusal of an object over which the oracle ended.
 pub(crate) const ENDED: &str = "!ended";
 
 /// A reader that answers paths with facts.
@@ -26,8 +26,8 @@ impl Oracle {
         Self { command: command.split(' ').map(str::to_owned).collect(), process: None }
     }
 
-    /// The facts of the archive at `path`. Where the oracle ends over an object, which it names
-    /// before it looks, that is refused with the reason `!ended`, and another one tells the rest.
+    /// The facts of the archive at `path`. The oracle prints each object before it reads it. If it
+    /// ends, that object is refused with the reason `!ended`, and a new process reads the rest.
     pub(crate) fn ask(&mut self, path: &str) -> Facts {
         let mut skipped: Vec<String> = Vec::new();
         loop {
@@ -68,7 +68,7 @@ impl Process {
         Self { child, questions, answers }
     }
 
-    /// Asks; `Err` names the object over which it ended.
+    /// Asks the oracle; `Err` names the object over which it ended.
     fn ask(&mut self, question: &str, facts: &mut Facts) -> Result<(), String> {
         let mut object = String::from("archive");
         let _ = writeln!(self.questions, "{question}");

@@ -8,23 +8,23 @@ use std::collections::BTreeMap;
 use crate::facts::Facts;
 use crate::rules::{Case, Format};
 
-/// How names are counted that archfs does not show and says so.
+/// The count of names that archfs leaves out and reports.
 const LEFT_OUT: &str = "a name that is missing, of which archfs tells";
 
-/// What became of the facts of one mutant.
+/// The verdict on the facts of a mutant.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
-    /// Both say the same.
+    /// Facts that both readers agree on.
     pub(crate) right: usize,
-    /// By the rule that allows the difference.
+    /// Allowed differences, by rule.
     pub(crate) disputes: BTreeMap<&'static str, usize>,
-    /// What no rule allows.
+    /// Differences that no rule allows.
     pub(crate) wrong: Vec<String>,
 }
 
 impl Verdict {
-    /// Compares what archfs says of a mutant with `theirs`; `sound` is what archfs says of the
-    /// archive it was made of.
+    /// Compares the facts from archfs with `theirs`; `sound` are the facts of the undamaged
+    /// archive.
     pub(crate) fn of(
         format: Format,
         ours: &Facts,
@@ -51,7 +51,7 @@ impl Verdict {
         verdict
     }
 
-    /// A name that only the other reader finds is one of which archfs tells that it is not there.
+    /// If only the other reader finds a name, archfs must have reported it as missing.
     fn look_for_missing(&mut self, ours: &Facts, theirs: &Facts) {
         for key in theirs.known.keys().filter(|key| !ours.known.contains_key(*key)) {
             let Some((folder, name)) = key.split_once(".n") else {

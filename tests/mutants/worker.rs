@@ -19,13 +19,13 @@ use crate::oracle::Oracle;
 use crate::rules::Format;
 use crate::verdict::Verdict;
 
-/// Address space that archfs may take, with stacks of threads and all.
+/// Address space that archfs may use, including thread stacks.
 const ADDRESSES: u64 = 1 << 30;
 
-/// For decoded blocks. Small, so that caches are full.
+/// The cache for decoded blocks. Small, so that it is full.
 const CACHE: u64 = 4 << 20;
 
-/// What a worker is told to do, in the environment.
+/// The variable with the worker's orders.
 pub(crate) const ORDER: &str = "ARCHFS_MUTANT_ORDER";
 
 /// Mutants `first`, `first + step`, and so on below `end`.
@@ -36,7 +36,7 @@ pub(crate) struct Order {
     pub(crate) first: u64,
     pub(crate) step: u64,
     pub(crate) end: u64,
-    /// Where the sound archives are, and mutants go.
+    /// The directory of the sound archives, and of the mutants.
     pub(crate) folder: PathBuf,
     pub(crate) oracle: String,
 }
@@ -62,7 +62,7 @@ impl Order {
     }
 }
 
-/// Does as ordered.
+/// Carries out the orders.
 pub(crate) fn work(order: &Order) {
     let limit = Rlimit { current: Some(ADDRESSES), maximum: Some(ADDRESSES) };
     setrlimit(Resource::As, limit).expect("a limit");
@@ -127,7 +127,7 @@ pub(crate) fn work(order: &Order) {
     say("end");
 }
 
-/// All that archfs tells of the archive at `path`, which holds `bytes`.
+/// All facts that archfs returns for the archive at `path` with contents `bytes`.
 fn open(format: Format, path: &Path, bytes: &[u8], number: u64) -> archfs::error::Result<Facts> {
     let options = OpenOptions { cache_bytes: CACHE, ..OpenOptions::default() };
     let tree = formats::open(&[path.to_owned()], &options, &Progress::default())?;
@@ -140,14 +140,14 @@ fn open(format: Format, path: &Path, bytes: &[u8], number: u64) -> archfs::error
     })
 }
 
-/// What this process took of the processors, all its threads, microseconds. Unlike the time that
-/// passes, it is about the same on a machine that is busy.
+/// CPU time of all threads of this process, in microseconds. Unlike wall-clock time, it does not
+/// depend much on the load of the machine.
 fn processor_micros() -> i64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }
 
-/// The memory that was resident at most since it was asked last, KiB.
+/// Peak resident memory since the last call, in KiB.
 fn peak_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -155,12 +155,12 @@ fn peak_kib() -> u64 {
     number.unwrap_or(0)
 }
 
-/// Past the test's capture, whole lines at once.
+/// Writes whole lines past the test's output capture.
 fn say(line: &str) {
     let _ = stdout().write_all(format!("@{line}\n").as_bytes());
 }
 
-/// What only the replay of one mutant tells.
+/// Printed only when a single mutant is replayed.
 fn log(order: &Order, line: &str) {
     if order.first + 1 == order.end {
         say(&format!("note {line}"));
