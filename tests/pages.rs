@@ -11,11 +11,11 @@ mod support;
 
 use support::{archfs, run, work_folder};
 
-/// The commands that --help lists, but for `help`.
+/// The commands that --help lists, except `help`.
 fn commands() -> Vec<String> {
     let text = help(&[]);
     let list = text.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
-    // What is wrapped is indented further.
+    // Wrapped lines are indented further.
     let names = list.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
     let names: Vec<_> =
         names.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect();
@@ -28,7 +28,7 @@ fn help(words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Long options in a text.
+/// The long options in a text.
 fn options_in(text: &str) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let words = text.match_indices("--").map(|(at, _)| &text[at..]);
@@ -42,7 +42,7 @@ fn options_in(text: &str) -> BTreeSet<String> {
     words.filter(|word| word.len() > 2 && starts.contains(word)).collect()
 }
 
-/// Options that --help of a command lists.
+/// The options that --help of a command lists.
 fn options_of(command: &str) -> BTreeSet<String> {
     let text = help(&[command]);
     let lines = text.lines().filter(|line| line.trim_start().starts_with('-'));
@@ -51,7 +51,7 @@ fn options_of(command: &str) -> BTreeSet<String> {
     all.filter(|option| option != "--help" && option != "--version").collect()
 }
 
-/// Whether the program is there; loud where it is not.
+/// Whether the program is installed; prints a note if not.
 fn has(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap();
     if !found.status.success() {
@@ -61,7 +61,7 @@ fn has(program: &str) -> bool {
     found.status.success()
 }
 
-/// The text of the section of docs/CLI.md with this title.
+/// The section of docs/CLI.md with this title.
 fn section<'a>(document: &'a str, title: &str) -> &'a str {
     let sections = document.split("\n## ").skip(1).filter_map(|text| text.split_once('\n'));
     let found: Vec<_> = sections.filter(|(head, _)| *head == title).collect();
@@ -69,7 +69,7 @@ fn section<'a>(document: &'a str, title: &str) -> &'a str {
     found[0].1
 }
 
-/// Options in the first column of the tables of a section.
+/// The options in the first column of a section's tables.
 fn options_of_rows(section: &str) -> BTreeSet<String> {
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     rows.flat_map(|row| options_in(row.split(" | ").next().unwrap())).collect()
@@ -117,7 +117,7 @@ fn every_command_has_a_one_line_summary_and_an_example() {
     }
 }
 
-/// Options of the examples in --help are options of that command.
+/// Examples in --help use options of that command.
 #[test]
 fn examples_use_existing_options() {
     for command in commands() {
@@ -155,7 +155,7 @@ fn every_command_has_a_manual_page_with_the_usual_sections() {
         }
         assert!(page.contains("EXIT STATUS"), "{name}");
         assert!(page.is_ascii(), "{name}");
-        // Options and steps that are hidden stay so.
+        // Hidden options and steps are not documented.
         for hidden in ["daemon=", "\\-\\-daemon", "\\-\\-step", "help(1)"] {
             assert!(!page.contains(hidden), "{name}: {hidden}");
         }
@@ -209,7 +209,7 @@ fn an_unknown_command_has_no_page() {
     assert_eq!(archfs().args(["completions", "tcsh"]).output().unwrap().status.code(), Some(2));
 }
 
-/// What bash would offer at the end of `line`.
+/// The completions of bash at the end of `line`.
 fn offered(line: &str) -> BTreeSet<String> {
     let script = r#"
         source <("$ARCHFS" completions bash) || exit 1

@@ -23,13 +23,13 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs it as root and as an ordinary user, for whom the place is another.
+/// Runs `check` as root and as an ordinary user, each with their own mount point.
 fn as_both(stage: &Stage, uid: u32, check: impl Fn(&dyn Fn(&str) -> Command, &Path, &str)) {
     check(&|script| stage.bash(script), &stage.mount_point, "root");
     let _device = OpenDevice::new();
     let user = User::new(stage, uid);
     check(&|script| user.bash(script), &user.mount_point, "an ordinary user");
-    // Where run was killed, nobody waits for the daemon.
+    // If run was killed, the daemon may still be exiting.
     wait_until("nothing is left", || !user.registry().exists());
 }
 
@@ -109,7 +109,7 @@ fn root_without_cap_sys_admin_gets_a_user_namespace() {
     assert!(stage.is_gone());
 }
 
-/// As in a container that was started by an ordinary user.
+/// As in a container started by an ordinary user.
 #[test]
 fn root_without_cap_sys_admin_mounts_privately() {
     let Some(stage) = stage() else { return };
@@ -130,7 +130,7 @@ fn a_private_mount_covers_an_existing_directory() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 7);
-    // Where fusermount would not let the user mount.
+    // A directory where fusermount would not let the user mount.
     let mount_point = stage.work.path().join("theirs");
     fs::create_dir(&mount_point).unwrap();
     let script =
@@ -269,7 +269,7 @@ fn run_mounts_privately_without_fusermount() {
     assert!(!user.mount_point.exists());
 }
 
-/// fusermount serves only users whom /etc/passwd knows, which a container may not have.
+/// fusermount requires users in /etc/passwd, which a container may lack.
 #[test]
 fn run_mounts_privately_if_fusermount_refuses() {
     let Some(stage) = stage() else { return };
@@ -281,14 +281,14 @@ fn run_mounts_privately_if_fusermount_refuses() {
     assert!(!user.mount_point.exists());
 }
 
-/// A user namespace of its own has its own limit on user namespaces.
+/// A user namespace has its own limit on nested user namespaces.
 #[test]
 fn forbidden_namespaces_are_reported_with_a_remedy() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 33);
     let mut command = Command::new("unshare");
-    // The numbers of users are mapped from outside. What is root then gets its rights by exec.
+    // The UIDs are mapped from outside. The process, now root, gains its capabilities by exec.
     let limit = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"";
     let map = "echo started >&2; read x; exec sh -c \"$LIMIT\" sh \"$@\"";
     command.args(["--user", "sh", "-c", map, "sh"]).env("LIMIT", limit);
@@ -307,7 +307,7 @@ fn forbidden_namespaces_are_reported_with_a_remedy() {
     assert!(!user.mount_point.exists());
 }
 
-/// Mounts as a container runtime does, and returns the connection.
+/// Mounts like a container runtime and returns the connection.
 fn mounted_by_somebody_else(mount_point: &Path, kind: &str) -> OwnedFd {
     fs::create_dir(mount_point).unwrap();
     let device: OwnedFd = File::options().read(true).write(true).open("/dev/fuse").unwrap().into();
@@ -318,7 +318,7 @@ fn mounted_by_somebody_else(mount_point: &Path, kind: &str) -> OwnedFd {
     device
 }
 
-/// bash with a script that finds the connection as descriptor 3.
+/// A bash script that inherits the connection as descriptor 3.
 fn with_connection(stage: &Stage, connection: OwnedFd, script: &str) -> Command {
     let mut command = stage.bash(&format!("exec 3<&0 </dev/null; {script}"));
     command.stdin(Stdio::from(connection));
@@ -328,11 +328,12 @@ fn with_connection(stage: &Stage, connection: OwnedFd, script: &str) -> Command 
 #[test]
 fn a_foreground_daemon_serves_an_inherited_connection() {
     let Some(stage) = stage() else { return };
-    // The first is how Apptainer and Singularity call the program of --fusemount.
+    // Apptainer and Singularity call the program of --fusemount in the first way.
     for line in ["mount $IMAGE /dev/fd/3 -f", "mount --foreground $IMAGE /dev/fd/7 7<&3"] {
         let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
         let line = format!("exec $ARCHFS {line}");
-        // What holds the connection besides is dropped, lest a daemon that fails is never missed.
+        // All other copies of the connection are closed, so that the failure of a daemon is
+        // noticed.
         let mut daemon = with_connection(&stage, connection, &line).spawn().unwrap();
         stage.assert_readable();
         let size = run(Command::new("wc").arg("-c").arg(stage.mount_point.join("folder/data")));
@@ -341,7 +342,7 @@ fn a_foreground_daemon_serves_an_inherited_connection() {
         assert_eq!(daemon.wait().unwrap().code(), Some(0), "{line}");
         fs::remove_dir(&stage.mount_point).unwrap();
     }
-    // A runtime that ends the program, too.
+    // A runtime that also ends the program.
     let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
     let line = "exec $ARCHFS mount --grace 1s $IMAGE /dev/fd/3 -f";
     let mut daemon = with_connection(&stage, connection, line).spawn().unwrap();
@@ -358,7 +359,7 @@ fn a_background_daemon_serves_an_inherited_connection() {
     let line = "$ARCHFS mount -q $IMAGE /dev/fd/3 && exec 3<&- && cat mount/hello; exit $?";
     let output = run(&mut with_connection(&stage, connection, line));
     assert_eq!(text(&output), "hello, world\n");
-    // Whoever mounted unmounts; the end of the script changes nothing.
+    // The process that mounted must unmount; the end of the script changes nothing.
     stage.assert_readable();
     let image = stage.image.to_str().unwrap();
     let daemon = match processes_about(&[image, "--daemon="])[..] {
@@ -370,7 +371,7 @@ fn a_background_daemon_serves_an_inherited_connection() {
     fs::remove_dir(&stage.mount_point).unwrap();
 }
 
-/// As archfs itself does, but without a record that tells which daemon to ask.
+/// As archfs itself does, but without a record that names the daemon.
 #[test]
 fn wait_and_unmount_handle_an_inherited_connection_of_a_stopped_daemon() {
     let Some(stage) = stage() else { return };
@@ -404,7 +405,7 @@ fn a_descriptor_that_is_not_a_fuse_connection_is_refused() {
         ("/dev/fd/3 -f 3< <(read x)", "/dev/fd/3"),
         ("/dev/fd/x", "/dev/fd"),
         ("/dev/fd/-1", "/dev/fd"),
-        // Opened, but mounted nowhere.
+        // Opened, but not mounted.
         ("/dev/fd/3 -f 3<>/dev/fuse", "can not start to serve"),
         ("/dev/fd/3 3<>/dev/fuse", "can not start to serve"),
     ] {
@@ -417,7 +418,7 @@ fn a_descriptor_that_is_not_a_fuse_connection_is_refused() {
     }
     let image = stage.image.to_str().unwrap();
     wait_until("no daemon is left", || processes_about(&[image, "--daemon="]).is_empty());
-    // Nor are there private mounts on descriptors.
+    // Private mounts on descriptors do not exist either.
     let output = archfs().arg("run").arg(&stage.image).args(["/dev/fd/99", "--", "true"]).output();
     assert_eq!(output.unwrap().status.code(), Some(122));
 }

@@ -26,7 +26,7 @@ fn with_mount(test: impl Fn(&Path, &Path, &Path)) {
 #[test]
 fn diff_finds_no_difference() {
     with_mount(|mount, tree, _| {
-        // diff does not compare devices and the like, and fails on meeting them.
+        // diff fails on device nodes and other special files, and does not compare them.
         let mut diff = Command::new("diff");
         diff.args(["-r", "--no-dereference"]);
         for special in ["fifo", "hard-fifo", "block", "char", "socket"] {
@@ -91,7 +91,7 @@ fn tar_and_cp_copy_the_source() {
         assert!(pack.wait().unwrap().success());
         let (mut expected, mut found) = (expected, snapshot(&copy));
         for snapshot in [&mut expected, &mut found] {
-            // tar stores no sockets, and a fifo of two names as two fifos.
+            // tar stores no sockets, and stores a fifo with two names as two fifos.
             for name in ["socket", "fifo", "hard-fifo"] {
                 snapshot.remove(name.as_bytes());
             }
@@ -107,7 +107,7 @@ fn sixteen_processes_in_shuffled_order_read_the_source() {
         list_files(tree, tree, &mut files);
         let sums: BTreeMap<&PathBuf, u64> =
             files.iter().map(|file| (file, support::snapshot::content(&tree.join(file)))).collect();
-        // The shuffled lists are read by processes of their own: cmp against the source.
+        // Separate processes read the shuffled lists: cmp against the source.
         let script = "cd \"$1\" && xargs -0 -I{} cmp -- \"$2\"/{} {} < \"$3\"";
         let readers: Vec<_> = (0..16)
             .map(|seed| {
@@ -132,7 +132,7 @@ fn sixteen_processes_in_shuffled_order_read_the_source() {
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success() && output.stdout.is_empty(), "{said}");
         }
-        // And once more by threads of one process, with the kernel's pages of the mount dropped.
+        // Again with threads of one process, after dropping the page cache of the mount.
         let _ = fs::write("/proc/sys/vm/drop_caches", "1");
         std::thread::scope(|scope| {
             for seed in 0..16_usize {
@@ -189,7 +189,7 @@ fn list_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
         let kind = entry.file_type().unwrap();
-        // xargs -I replaces within its arguments, so names with odd bytes are left to the walks.
+        // xargs -I substitutes within arguments, so names with odd bytes are left to the walks.
         let path = entry.path();
         if kind.is_dir() {
             list_files(root, &path, files);

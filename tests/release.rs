@@ -21,7 +21,7 @@ mod support;
 use support::mount::Mounted;
 use support::{archfs, can_mount, image, run, tree, wait_until, work_folder};
 
-/// Bytes that compress, of which no two pages are the same.
+/// Bytes that compress and differ in every page.
 fn text(seed: usize, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 64);
     while bytes.len() < len {
@@ -33,8 +33,8 @@ fn text(seed: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Small files, which share blocks, one of some blocks, and one whose list of blocks has
-/// checkpoints where a block has 4 KiB.
+/// Small files that share blocks, a file of several blocks, and a file whose block list has
+/// checkpoints if blocks have 4 KiB.
 fn source_folder(work: &Path) -> PathBuf {
     let folder = work.join("source");
     fs::create_dir_all(folder.join("sub")).unwrap();
@@ -46,7 +46,7 @@ fn source_folder(work: &Path) -> PathBuf {
     folder
 }
 
-/// The tar of `folder`, packed by a line for the shell.
+/// A tar of `folder`, made by a shell line.
 fn packed(folder: &Path, name: &str, line: &str) -> PathBuf {
     let target = folder.with_file_name(name);
     let mut shell = Command::new("sh");
@@ -55,7 +55,7 @@ fn packed(folder: &Path, name: &str, line: &str) -> PathBuf {
     target
 }
 
-/// Every kind of archive, and what it is opened with.
+/// Every kind of archive, and the options to open it.
 fn archives(work: &Path) -> Vec<(&'static str, Vec<PathBuf>, bool)> {
     let folder = source_folder(work);
     let small = image::make(work, "small.sqfs", &folder, &["-comp", "gzip", "-b", "4096"]);
@@ -85,14 +85,14 @@ fn open(archives: &[PathBuf], recursive: bool) -> (Arc<dyn Tree>, Arc<Stats>) {
     (tree::open(archives, options).unwrap(), stats)
 }
 
-/// The memory of all caches, bytes: of metadata and of contents.
+/// Memory of all caches in bytes: of metadata and of contents.
 fn held(stats: &Stats) -> (u64, u64) {
     let totals = stats.totals();
     (totals.metadata.held_bytes, totals.data.held_bytes)
 }
 
-/// Reads a little of the start, the middle and the end of each file below `folder`, so that most of
-/// what is decoded for it is kept.
+/// Reads a little at the start, middle and end of each file below `folder`, so that most decoded
+/// blocks stay cached.
 fn nibble(tree: &dyn Tree, folder: Ino, scratch: &mut Scratch) {
     let mut entries = Vec::new();
     let visit = &mut |entry: archfs::vfs::DirEntry<'_>| {
@@ -124,7 +124,7 @@ fn reads_return_the_same_bytes_after_a_release() {
             nibble(&*tree, Ino::ROOT, &mut Scratch::default());
             let (metadata, data) = held(&stats);
             assert!(data > 0 && (metadata > 0) != what.starts_with("a tar"), "{what}");
-            // Blocks that are decoded ahead just now come in behind a release.
+            // Blocks that are being decoded ahead may arrive after a release.
             wait_until("nothing is kept", || {
                 tree.release();
                 held(&stats) == (0, 0)
@@ -172,7 +172,7 @@ const BLOCK: usize = 128 << 10;
 const BLOCKS: usize = 512;
 const PAGE: usize = 4096;
 
-/// A mount of a file of `BLOCKS` blocks that compress.
+/// A mount of a file with `BLOCKS` blocks that compress.
 struct Stage {
     bytes: Vec<u8>,
     file: File,
@@ -192,16 +192,16 @@ impl Stage {
         let bytes = text(1, BLOCK * BLOCKS);
         fs::write(folder.join("file"), &bytes).unwrap();
         let archive = image::make(work.path(), "data.sqfs", &folder, &["-comp", "zstd"]);
-        // Room enough that no shard of the cache has to evict.
+        // Large enough that no shard of the cache evicts.
         let options = ["--cache", "1G", "--cache-idle", "1s"];
         let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &options);
         let file = File::open(mounted.path().join("file")).unwrap();
-        // The kernel asks for what is read here, and for nothing more.
+        // The kernel requests only what is read here.
         fadvise(&file, 0, None, Advice::Random).unwrap();
         Some(Self { bytes, file, daemon: mounted.daemon(), mounted, _work: work })
     }
 
-    /// Reads page `nth` of each block. A block of which only a part was read is kept.
+    /// Reads page `nth` of each block. A block that was read in part stays cached.
     fn read(&self, nth: usize) {
         let mut page = [0; PAGE];
         for block in 0..BLOCKS {
@@ -211,14 +211,14 @@ impl Stage {
         }
     }
 
-    /// The resident memory of the daemon, bytes.
+    /// Resident memory of the daemon, in bytes.
     fn resident(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.daemon)).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
     }
 
-    /// A number that the live mount tells.
+    /// A number from the statistics of the live mount.
     fn told(&self, path: &[&str]) -> u64 {
         let output = run(archfs().args(["stats", "--json"]).arg(self.mounted.path()));
         let told: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -233,8 +233,8 @@ fn an_idle_mount_returns_its_memory_and_stays_readable() {
     let start = stage.resident();
     let mut pages = 0..BLOCK / PAGE - 1;
     for times in 1..3 {
-        // A machine that is busy elsewhere may leave the mount without a request for long enough
-        // while this goes on. What the kernel has, it does not ask for again: so other pages then.
+        // On a busy machine the mount may go without a request long enough to release memory during
+        // this. The kernel does not request cached pages again, so each attempt reads other pages.
         let most = loop {
             stage.read(pages.next().expect("the memory is never that of all blocks"));
             let now = stage.resident();
@@ -242,14 +242,14 @@ fn an_idle_mount_returns_its_memory_and_stays_readable() {
                 break now;
             }
         };
-        // Asking the daemon could be a request, so only the kernel is asked.
+        // Only the kernel is asked, because asking the daemon could count as a request.
         let deadline = Instant::now() + Duration::from_secs(60);
         while stage.resident() > start + decoded / 4 {
             assert!(Instant::now() < deadline, "{} bytes, {start} at first", stage.resident());
             thread::yield_now();
         }
         eprintln!("{start} bytes at first, {most} at most, {} when idle", stage.resident());
-        // It is counted when the memory is given back, which the kernel may show before.
+        // It is counted when memory is released, which the kernel may show earlier.
         wait_until("it is counted", || stage.told(&["cache_releases"]) >= times);
     }
     stage.read(BLOCK / PAGE - 1);

@@ -17,7 +17,7 @@ use support::mount::{CleanUp, is_mounted, unmount};
 use support::stage::{Stage, has_ended, said, shell, stage, stage_with, tell};
 use support::{archfs, run, tar, wait_until, work_folder};
 
-/// `archfs mount --keep` under a limit of open files.
+/// `archfs mount --keep` with a limit on open files.
 fn mount_within(
     descriptors: u64,
     archives: &[PathBuf],
@@ -30,7 +30,7 @@ fn mount_within(
     command.args(archives).arg(mount_point).output().unwrap()
 }
 
-/// Mounts under smaller and smaller limits: reads what `check` reads, or is refused.
+/// Mounts under smaller and smaller limits. Each mount passes `check` or is refused.
 fn works_or_says_why(
     archives: &[PathBuf],
     mount_point: &Path,
@@ -105,7 +105,7 @@ fn forty_descriptors_suffice_for_nested_archives() {
     });
 }
 
-/// Processor time that a process has taken, in clock ticks (proc(5), fields 14 and 15).
+/// CPU time that a process has used, in clock ticks (proc(5), fields 14 and 15).
 fn ticks(process: rustix::process::Pid) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap();
     let behind = stat.rsplit(')').next().unwrap();
@@ -140,7 +140,7 @@ fn a_daemon_out_of_descriptors_idles_serves_recovers_and_unmounts() {
     let folder = format!("/proc/{}/fd", daemon.as_raw_nonzero());
     let open = || fs::read_dir(&folder).unwrap().count();
     let socket = socket_of(&stage);
-    // More than it may take, each of which stays.
+    // More connections than the daemon may have open; each stays open.
     let connect = || UnixStream::connect(&socket).unwrap();
     let mut connections: Vec<_> = (0..100).map(|_| connect()).collect();
     wait_until("all descriptors are taken", || open() >= 64);
@@ -149,17 +149,17 @@ fn a_daemon_out_of_descriptors_idles_serves_recovers_and_unmounts() {
     while since.elapsed() < Duration::from_secs(2) {
         thread::sleep(Duration::from_millis(50));
     }
-    // A loop that spins takes all of the two seconds: 200 ticks.
+    // A busy loop would take the whole two seconds: 200 ticks.
     let taken = ticks(daemon) - before;
     assert!(taken < 20, "{taken} ticks of processor time while nothing was to be done");
-    // Archives that are closed can be opened again all the same.
+    // Closed archives can still be reopened.
     for number in 0..60 {
         let name = format!("file-{number}");
         assert_eq!(fs::read_to_string(stage.mount_point.join(&name)).unwrap(), name);
     }
     connections.clear();
     wait_until("it has taken and let go of all", || open() < 64);
-    // It answers again, and was not left by who holds it.
+    // It answers again, and its holder kept its lease.
     run(archfs().arg("stats").arg(&stage.mount_point));
     connections.extend((0..100).map(|_| connect()));
     wait_until("all descriptors are taken again", || open() >= 64);
@@ -208,7 +208,7 @@ fn a_mount_works_with_few_threads_or_reports_the_limit() {
         let output = pids.run(&command);
         let said = said(&output);
         if output.status.success() {
-            // Not only just now: whoever mounts is told once all that answers is there.
+            // It also works later, because `mount` returns only once all threads are running.
             stage.assert_readable();
             assert!(fs::read(stage.mount_point.join("folder/data")).is_ok());
             let numbers: Vec<u64> = said
@@ -246,13 +246,13 @@ fn many_archives_are_opened_without_extra_threads() {
     let tars: Vec<_> = (0..20).map(|number| work.path().join(format!("{number}.tar"))).collect();
     tars.iter().enumerate().for_each(|(number, path)| small_tar(path, number));
     let archive = tars[7].display();
-    // The shell becomes archfs, which is alone then.
+    // The shell becomes archfs, which then has the limit to itself.
     pids.set(1);
     let output = pids.run(&format!("exec {} ls {archive}", env!("CARGO_BIN_EXE_archfs")));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "file-7\n", "{}", said(&output));
 }
 
-/// A tree large enough that all threads of a mount have something to read at once.
+/// A tree large enough to keep all threads of a mount busy.
 fn many_files(work: &Path) -> PathBuf {
     let tree = work.join("tree");
     for directory in 0..8 {

@@ -20,11 +20,11 @@ use support::stage::{
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
 
-/// What fits into a pipe (pipe(7)).
+/// Capacity of a pipe (pipe(7)).
 const PIPE: usize = 64 << 10;
 const READY: &[u8] = b"ready\n";
 
-/// The numbers of the processes that hold the mount, and whether it is kept.
+/// PIDs of the holders of the mount, and whether it is kept.
 fn holders(mount_point: &Path) -> (Vec<u64>, bool) {
     let row = listed(mount_point).expect("a mount");
     let holders = row["holders"].as_array().unwrap();
@@ -32,7 +32,8 @@ fn holders(mount_point: &Path) -> (Vec<u64>, bool) {
     (pids, row["kept"].as_bool().unwrap())
 }
 
-/// Starts 64 of `command` at once, whose first line comes when it can read; then lets them end.
+/// Starts 64 of `command` at once and waits until each prints that it can read; then lets them
+/// exit.
 fn crowd(image: &Path, mount_point: &Path, what: &str, mut command: impl FnMut() -> Command) {
     let (reader, writer) = pipe().unwrap();
     let start = |_| {
@@ -104,7 +105,7 @@ fn another_archive_or_view_at_the_mount_point_is_refused() {
     }
     let text = refused(&["mount", "--foreground"], &other, 1);
     assert!(text.contains("small.sqfs (fuse.archfs) is mounted here"), "{text}");
-    // The same bytes under the same name, but another file.
+    // The same bytes and name, but another file.
     fs::rename(&other, &stage.image).unwrap();
     let text = refused(&["mount"], &stage.image, 1);
     assert!(text.contains("as it was before it changed"), "{text}");
@@ -202,7 +203,7 @@ fn scripts_and_runs_share_a_mount_in_any_order() {
     stage.assert_readable();
     finish(run);
     assert!(stage.is_gone(), "run returns when it is gone");
-    // The run is the daemon's parent here, and the script joins.
+    // Here run is the parent of the daemon, and the script joins.
     let run = long_run(&stage);
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -252,13 +253,13 @@ fn joining_a_mount_that_just_ended_mounts_again() {
     for keep in ["--keep", ""] {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
         let ended = stage.daemon();
-        // Nobody reads that it is ready, so it stays between its lease and what that is for.
+        // The pipe for its ready line is full, so it blocks between taking the lease and using it.
         let (mut reader, mut writer) = pipe().unwrap();
         writer.write_all(&[b'-'; PIPE]).unwrap();
         let line = format!("$ARCHFS mount {keep} --ready-fd 1 $IMAGE mount || exit; read x");
         let mut command = stage.bash(&line);
         let mut joins = Talker::complaining(command.stdin(Stdio::piped()).stdout(writer));
-        // It has the writer.
+        // The command holds the write end of the pipe.
         drop(command);
         wait_until("it has a lease", || holders(&stage.mount_point).0.len() == 1);
         kill_process(ended, Signal::INT).unwrap();
@@ -276,7 +277,7 @@ fn joining_a_mount_that_just_ended_mounts_again() {
             unmount(&stage.mount_point);
         }
         wait_until("the mount is gone", || stage.is_gone());
-        // It was told once.
+        // It reported ready only once.
         let mut rest = String::new();
         reader.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "");
@@ -289,7 +290,7 @@ fn a_foreground_mount_joins_and_leaves_a_shared_mount() {
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     let foreground = || {
-        // With all signals as usual, also where the tests were started to ignore some.
+        // With default signal handling, even if the tests were started with signals ignored.
         let mut joined =
             Talker::start(&mut stage.bash("exec $ARCHFS mount -f --ready-fd 1 $IMAGE mount"));
         assert_eq!(joined.line(), "ready");
@@ -302,7 +303,7 @@ fn a_foreground_mount_joins_and_leaves_a_shared_mount() {
         assert_eq!(joined.end(), Some(0), "{signal:?}");
         stage.assert_readable();
     }
-    // It holds the mount as anybody does, and ends with it.
+    // It holds the mount like any other process, and the mount ends with it.
     let joined = foreground();
     end(script);
     wait_until("the script is forgotten", || holders(&stage.mount_point).0 == [pid_of(&joined)]);
@@ -351,12 +352,12 @@ fn unmount_releases_the_callers_lease_and_names_other_holders() {
     assert!(names.iter().all(|name| text.contains(name)), "{text}");
     assert!(!text.contains(&first.id().to_string()), "{text}");
     stage.assert_readable();
-    // It has no lease any more.
+    // It no longer has a lease.
     assert_eq!(tell(&mut first, unmount), "done 1\n");
     let text = said_there();
     assert!(text.contains("mount: held by process ") && text.contains("--lazy"), "{text}");
     stage.assert_readable();
-    // The last but one leaves by its end, the last one by unmount.
+    // The last holder but one exits, the last one calls unmount.
     end(third);
     wait_until("one is left", || holders(&stage.mount_point).0 == [u64::from(second.id())]);
     assert_eq!(tell(&mut second, unmount), "done 0\n");
@@ -387,7 +388,7 @@ fn concurrent_unmount_and_mount_end_with_a_readable_mount_or_none() {
         for asking in &mut both {
             assert!(asking.wait().unwrap().success());
         }
-        // Mounted again, or left to the other process, or unmounted last.
+        // Mounted again, left to the other process, or unmounted last.
         if is_mounted(&stage.mount_point) {
             stage.assert_readable();
             unmount(&stage.mount_point);
@@ -396,7 +397,7 @@ fn concurrent_unmount_and_mount_end_with_a_readable_mount_or_none() {
     }
 }
 
-/// A record that a cleaner of /tmp removed is not the end of its mount.
+/// A mount survives if a cleaner of /tmp removes its record.
 #[test]
 fn gc_leaves_the_socket_of_a_live_mount_whose_record_was_removed() {
     let Some(stage) = stage() else { return };
@@ -453,7 +454,7 @@ fn a_zombie_holder_counts_as_ended() {
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     let daemon = stage.daemon();
-    // Nobody reaps it before the end of this test.
+    // It is not reaped before the end of this test.
     script.kill().unwrap();
     wait_until("the mount is gone", || stage.is_gone());
     wait_until("the daemon has ended", || has_ended(daemon));

@@ -15,14 +15,14 @@ mod support;
 use support::mount::{CleanUp, is_mounted, unmount};
 use support::{archfs, can_mount, image, run, source, work_folder};
 
-/// Files of several sizes: none, less than a page, some blocks, some requests.
+/// Files of several sizes: empty, less than a page, several blocks, several requests.
 const SIZES: [usize; 6] = [0, 1, 5000, 131_072, 300_000, 2_000_000];
 
 struct Stage {
     archive: PathBuf,
     mount_point: PathBuf,
     stats: PathBuf,
-    // In this order: unmounted first, then removed.
+    // In this order: unmounted before the directory is removed.
     _clean_up: CleanUp,
     work: tempfile::TempDir,
 }
@@ -35,7 +35,7 @@ fn stage() -> Option<Stage> {
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     for (number, size) in SIZES.into_iter().enumerate() {
-        // Every second piece compresses, so that all blocks are decoded.
+        // Every second piece compresses, so that every block is decoded.
         let mut bytes = source::noise(number as u64 + 1, size);
         bytes.chunks_mut(512).step_by(2).for_each(|piece| piece.fill(b'x'));
         fs::write(source.join(number.to_string()), bytes).unwrap();
@@ -68,7 +68,7 @@ impl Stage {
     }
 }
 
-/// A number below `value`, by the names on the way.
+/// A number in `value`, by the path of keys.
 fn number(value: &Value, path: &[&str]) -> u64 {
     let found = path.iter().fold(value, |value, name| &value[*name]);
     found.as_u64().unwrap_or_else(|| panic!("{path:?} is {found}"))
@@ -134,7 +134,7 @@ fn the_numbers_match_the_requests() {
 #[test]
 fn damage_is_counted_and_logged() {
     let Some(stage) = stage() else { return };
-    // In the middle of the largest file, whose blocks take most of the image.
+    // In the middle of the largest file, whose blocks are most of the image.
     let mut bytes = fs::read(&stage.archive).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle..middle + 300_000].fill(0xff);

@@ -14,7 +14,7 @@ use super::*;
 use crate::support::mount::CleanUp;
 use crate::support::{archfs, can_mount, image, run, source, tar, work_folder};
 
-/// An ordinary user.
+/// UID of an ordinary user.
 const NOBODY: u32 = 65_534;
 
 #[test]
@@ -56,7 +56,7 @@ fn unreadable_files_are_named_and_nothing_is_written_unless_errors_are_skipped()
         let made = home.join(name);
         let said = attempt(&[], &made);
         assert!(said.contains("--keep-going"), "{said}");
-        // What can not be listed is known before anything is read.
+        // A directory that cannot be listed is known before anything is read.
         assert!(said.contains(&format!("{}: ", text(&tree.join("closed")))), "{said}");
         assert_eq!(names(&home), ["archfs", "tree"]);
         let said = attempt(&["--keep-going"], &made);
@@ -119,7 +119,7 @@ fn a_full_disk_leaves_nothing() {
     run(Command::new("umount").arg(&small));
 }
 
-/// The system ends a program that writes on past such a limit, unless that listens.
+/// The system kills a program that writes past this limit, unless it handles SIGXFSZ.
 #[test]
 fn a_file_size_limit_leaves_nothing() {
     let work = work_folder();
@@ -160,7 +160,7 @@ fn an_existing_file_is_replaced_only_by_force_and_a_complete_archive() {
 fn a_signal_leaves_nothing_and_the_next_run_starts_over() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
-    // Seconds of work for the slowest compressor.
+    // Takes the slowest compressor several seconds.
     let line = |number: u64| format!("{number} {}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let slow: String = (0..1_500_000).map(line).collect();
     write_all(&tree, &[("slow", slow.as_bytes())]);
@@ -192,7 +192,7 @@ fn a_signal_leaves_nothing_and_the_next_run_starts_over() {
     }
 }
 
-/// Waits until the process has its output open, so that there is something to leave behind.
+/// Waits until the process has opened its output, so that it could leave a file behind.
 fn wait_for_output(pid: Pid) {
     let folder = format!("/proc/{}/fd", pid.as_raw_nonzero());
     for _ in 0..1000 {
@@ -214,24 +214,24 @@ fn damaged_archives_and_other_files_are_told_apart() {
     let bad = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
     let said = refused(&[text(&bad.join("block-size-0.sqfs")), text(&made)], 3);
     assert!(said.contains("block-size-0.sqfs"), "{said}");
-    // A file whose blocks are damaged is named like any other that can not be read.
+    // A file whose blocks are damaged is named like any other unreadable file.
     let said = refused(&[text(&bad.join("block-garbage.sqfs")), text(&made)], 1);
     assert!(said.contains("block-garbage.sqfs"), "{said}");
     assert!(!made.exists());
-    // And so is a folder that can not be listed, be it the root.
+    // So is a directory that cannot be listed, including the root.
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("the-name", b"bytes")]);
     let image = image::make(work.path(), "root.sqfs", &tree, &["-noI"]);
     let mut bytes = fs::read(&image).unwrap();
-    // Before a name lie the 8 bytes of its entry, and before the first the header's 12, which begins
-    // with their number less 1: 256 at most.
+    // The 8 bytes of an entry precede its name, and the 12 bytes of a header precede the first
+    // entry. A header begins with the number of its entries minus 1; the limit is 256 entries.
     let at = bytes.windows(8).position(|window| window == b"the-name").unwrap();
     bytes[at - 20..at - 16].copy_from_slice(&256_u32.to_le_bytes());
     fs::write(&image, bytes).unwrap();
     let said = refused(&[text(&image), text(&made)], 1);
     assert!(said.contains("root.sqfs: ") && said.contains("257 entries"), "{said}");
     assert!(!made.exists());
-    // What is no archive is packed as the file that it is.
+    // A file that is not an archive is packed as a file.
     let plain = work.path().join("notes.txt");
     File::create(&plain).unwrap().write_all(b"just text").unwrap();
     pack(&["-q", text(&plain), text(&made)]);
@@ -288,7 +288,7 @@ fn an_unreadable_nested_archive_loses_only_its_own_files() {
     let cut = inner.join("n02.sqfs");
     let len = fs::metadata(&cut).unwrap().len();
     File::options().write(true).open(&cut).unwrap().set_len(len / 2).unwrap();
-    // In a tar of nothing but archives they are folders unasked.
+    // In a tar of only archives they become directories without an option.
     let tar = work.path().join("outer.tar");
     run(Command::new("tar").arg("-C").arg(&inner).args(["--sort=name", "-cf"]).arg(&tar).arg("."));
     let image = packed(work.path(), "outer.sqfs", &inner, &[]);
@@ -308,14 +308,14 @@ fn an_unreadable_nested_archive_loses_only_its_own_files() {
         assert!(!listed.contains("n02/file"), "{listed}");
         fs::remove_file(&made).unwrap();
     }
-    // Named on the command line it is no part of anything.
+    // An archive named on the command line is no part of another, so its error is final.
     for options in [&["-q"][..], &["-q", "--keep-going"]] {
         let said = refused(&[options, &[text(&cut), text(&made)]].concat(), 3);
         assert!(said.contains("n02.sqfs: truncated: ") && !made.exists(), "{said}");
     }
 }
 
-/// A tar with one member whose name no file system takes, told by a pax record.
+/// A tar with one member whose name, from a pax record, no file system accepts.
 fn long_member(path: &[u8]) -> Vec<u8> {
     let record = [b" path=".as_slice(), path, b"\n"].concat();
     let len = (0..).find(|len: &usize| len.to_string().len() + record.len() == *len).unwrap();
@@ -343,7 +343,7 @@ fn an_empty_list_is_refused() {
 fn a_sparse_file_with_too_many_blocks_is_refused_without_using_memory() {
     let work = work_folder();
     let tar = work.path().join("data.tar");
-    // A map of no data, as GNU tar writes it (pax, version 1.0).
+    // A map without data, as GNU tar writes it (pax, version 1.0).
     let make = "import sys, tarfile, io
 with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as tar:
     size = sys.argv[2]
@@ -374,7 +374,7 @@ with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as tar:
         assert_eq!(said_of(&work.path().join("made.sqfs"), "good"), "good", "{said}");
         fs::remove_file(work.path().join("made.sqfs")).unwrap();
     }
-    // Just as many as there may be.
+    // Exactly as many as are allowed.
     let size = (1_u64 << 43).to_string();
     run(Command::new("python3").args(["-c", make]).arg(&tar).arg(size));
     let (status, said) = pack(&[]);

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::*;
 use crate::support::{can_mount, mount, run, source, work_folder};
 
-/// Options of a kind of image, and whether 7-Zip and squashfuse know its compressor.
+/// Options for an image, and whether 7-Zip and squashfuse support its compressor.
 const KINDS: [&[&str]; 10] = [
     &[],
     &["-c", "zstd:3", "-b", "64K", "--read-cost", "16K"],
@@ -65,7 +65,7 @@ fn unsquashfs_squashfuse_and_7_zip_read_the_images() {
         assert_same(&format!("{what}: squashfuse"), &take(&tree, Depth::NoXattrs), &found);
         run(Command::new("umount").arg(&place));
 
-        // It tests each file; special files are not its business.
+        // 7-Zip tests every file; it does not support special files.
         let tested = said(&["7z", "t", text(&image)]);
         assert!(tested.contains("Everything is Ok"), "{what}: {tested}");
     }
@@ -105,7 +105,7 @@ fn the_same_source_gives_the_same_bytes_on_any_number_of_threads() {
             );
         }
     }
-    // And so does a copy of it that was listed in another order.
+    // So does a copy that is listed in another order.
     let copy = folder(work.path(), "copy");
     let script = "cd \"$1\" && find . -depth -print0 | cpio --null --pass-through --preserve-modification-time \
                   --make-directories --quiet \"$2\"";
@@ -119,7 +119,7 @@ fn the_same_source_gives_the_same_bytes_on_any_number_of_threads() {
     }
 }
 
-/// The lines of unsquashfs, without the times of folders.
+/// The lines of unsquashfs, without the times of directories.
 fn by_contents(image: &Path) -> Vec<String> {
     let lines = said(&["unsquashfs", "-lls", text(image)]);
     lines.lines().filter(|line| line.starts_with('-')).map(str::to_owned).collect()
@@ -144,7 +144,7 @@ fn the_archive_time_is_its_latest_file_time() {
     for (path, node) in by_kernel(&image, work.path()) {
         assert_eq!(node.seconds, 1_000_000_000, "{}", path.escape_ascii());
     }
-    // Touched or not, the bytes are the same.
+    // The bytes are the same whether or not the files were touched.
     run(Command::new("touch").arg(tree.join("a")));
     run(command().env("SOURCE_DATE_EPOCH", "1000000000"));
     assert!(first == fs::read(&image).unwrap());
@@ -174,7 +174,7 @@ fn duplicates_are_stored_once() {
     });
 }
 
-/// A text of 256 words, which compresses the better the more of it there is.
+/// Text of 256 words; more of it compresses better.
 fn words(seed: u64) -> String {
     let letters = source::noise(1, 256 * 7);
     let word = |nth: u8| -> String {
@@ -214,7 +214,7 @@ fn incompressible_data_stays_uncompressed_and_fragments_respect_the_read_cost() 
         sizes.push(fs::metadata(&image).unwrap().len());
     }
     assert!(sizes[0] > sizes[1] && sizes[1] > sizes[2], "{sizes:?}");
-    // The noise as it is, and the texts in less than half of their bytes.
+    // Noise stays uncompressed, and the text takes less than half of its size.
     let noise = 200 * 50_000;
     let most = noise + 200 * 500 * 8 / 2;
     assert!(sizes.iter().all(|&size| size > noise && size < most), "{sizes:?}");

@@ -10,7 +10,7 @@ use crate::support::{can_mount, source, work_folder};
 
 const CLASSES: [&str; 3] = ["bird", "cat", "dog"];
 
-/// Samples of a picture and a caption, and some with a mask too.
+/// Samples of a JPEG and a caption; some have a mask as well.
 fn samples(root: &Path) {
     for class in CLASSES {
         for number in 0..70_u64 {
@@ -38,7 +38,7 @@ fn members(shard: &Path) -> Vec<String> {
     said(&["tar", "-tf", text(shard)]).lines().map(str::to_owned).collect()
 }
 
-/// What WebDataset takes for the key of a sample: up to the first dot of the last name.
+/// The key of a sample, as WebDataset defines it: up to the first dot of the last path component.
 fn key(member: &str) -> &str {
     let base = member.rfind('/').map_or(0, |slash| slash + 1);
     let dot = member[base..].find('.').expect("every member has an extension");
@@ -70,7 +70,7 @@ fn samples_are_not_split_and_shards_respect_their_size() {
     for (number, shard) in shards.iter().enumerate() {
         assert_eq!(names_of(shard), format!("train-{number:06}.tar"));
         assert!(fs::metadata(shard).unwrap().len() <= 100 << 10);
-        // Runs of one key, none of which comes again.
+        // Members with the same key follow each other.
         let mut last = String::new();
         for member in members(shard) {
             assert!(found.insert(member.clone()), "{member} twice");
@@ -107,7 +107,7 @@ fn the_seed_determines_the_order() {
     let mut again = first.clone();
     again.sort();
     assert_eq!(again, sorted);
-    // All classes come early: the shuffle is global.
+    // All classes appear early, because the shuffle is global.
     let early: BTreeSet<_> = first.iter().take(30).map(|name| &name[..3]).collect();
     assert_eq!(early.len(), CLASSES.len());
 }

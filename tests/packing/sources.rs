@@ -7,7 +7,7 @@ use std::process::Command;
 use super::*;
 use crate::support::{can_mount, image, run, source, work_folder};
 
-/// GNU tar of what is in `folder`, in name order, with attributes.
+/// Makes a tar of the contents of `folder` with GNU tar: sorted by name, with extended attributes.
 fn gnu_tar(archive: &Path, folder: &Path) {
     let mut command = Command::new("tar");
     command.arg("-C").arg(folder).args(["--sort=name", "--format=posix", "--xattrs", "--sparse"]);
@@ -33,7 +33,7 @@ fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
         let mut expected = expected.clone();
         let mut found = by_kernel(&made, work.path());
         if source != &squashed {
-            // No tar holds a socket, and GNU tar makes two of a fifo with two names.
+            // A tar has no sockets, and GNU tar makes two fifos of one with two names.
             for name in [&b"socket"[..], b"fifo", b"hard-fifo"] {
                 expected.remove(name);
             }
@@ -41,7 +41,7 @@ fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
             found.remove(&b"hard-fifo"[..]);
         }
         assert_same(text(source), &expected, &found);
-        // And back again.
+        // Pack the tree again.
         let tar = packed(work.path(), "made.tar", &made, &[]);
         let mut back = by_archfs(&tar, work.path());
         for name in [&b"socket"[..], b"fifo", b"hard-fifo", b""] {
@@ -74,12 +74,12 @@ fn a_tar_of_tars_becomes_a_directory_for_each() {
         .args(["-c", "cd \"$1\" && tar --format=gnu -cf \"$2\" *.tar", "sh"])
         .arg(&tars)
         .arg(&outer));
-    // No option is needed: there is nothing in it but archives.
+    // A tar of only archives needs no option.
     let made = packed(work.path(), "imagenet.sqfs", &outer, &[]);
     let expected = contents(&take(&tree, Depth::NoXattrs));
     assert_eq!(expected.len(), 90);
     assert_eq!(contents(&by_kernel(&made, work.path())), expected);
-    // A tar that holds other files as well keeps its tars, but where folders are asked for.
+    // If a tar also has other files, its tars become directories only on request.
     write_all(&tars, &[("README", b"three classes")]);
     gnu_tar(&outer, &tars);
     let made = packed(work.path(), "imagenet.sqfs", &outer, &[]);
@@ -111,7 +111,7 @@ fn a_map_moves_files_to_other_directories() {
         assert_eq!(files, ["/n01/third.JPEG", "/n01/val_1.JPEG", "/n02/second.JPEG"]);
         assert_eq!(said(&["unsquashfs", "-cat", text(&made), "n02/second.JPEG"]), "two");
     }
-    // What can not be is named with its line.
+    // A bad line is named in the error.
     for (lines, complaint) in [
         ("val_1.JPEG\ta\nnowhere\tb\n", "nowhere"),
         ("val_1.JPEG\ta\nval_2.JPEG\ta\n", "line 2"),

@@ -14,29 +14,29 @@ use super::support::user::User;
 use super::support::{archfs, run};
 use super::{OTHER, OWNER, Scene, done, mode, scene};
 
-/// The owner of the files, as whom no test acts.
+/// The owner of the files. No test acts as this user.
 const STRANGER: u32 = 1234;
 
 const ATTRIBUTE: &str = "system.posix_acl_access";
 
-/// A name, the rights of the owner, of named users, the group and named groups, of the others; and
-/// whether a mode gives the same to both users.
+/// A name; the permissions of the owner, named users, the group, named groups and others; and
+/// whether a mode alone gives both users the same access.
 type File = (&'static str, u32, &'static [(u32, u16)], u16, &'static [(u32, u16)], u16, bool);
 
 /// The group of all files is that of `OWNER`.
 const FILES: [File; 7] = [
     ("plain", 6, &[], 4, &[], 0, true),
-    // The group bits say rwx, and the group has nothing.
+    // The group bits of the mode are rwx, but the group has no access.
     ("masked", 6, &[(STRANGER, 7)], 0, &[], 0, true),
     ("named", 6, &[(OTHER, 6)], 4, &[], 0, false),
-    // Denied to one user, and given to the others or the group.
+    // Denied to one user, granted to others or the group.
     ("denied", 6, &[(OTHER, 0)], 4, &[], 4, false),
     ("denied-in-group", 6, &[(OWNER, 0)], 6, &[], 4, false),
     ("denied-group", 6, &[], 4, &[(OTHER, 0)], 4, true),
     ("program", 7, &[(STRANGER, 5)], 1, &[], 5, true),
 ];
 
-/// The attribute as the kernel takes it.
+/// The ACL in the encoding of the kernel's extended attribute.
 fn attribute((_, owner, users, group, groups, others, _): &File) -> Vec<u8> {
     let named = |tag, list: &[(u32, u16)]| {
         list.iter().map(|&(id, rights)| (tag, rights, id)).collect::<Vec<_>>()
@@ -69,14 +69,14 @@ fn source(work: &Path) -> std::path::PathBuf {
         chown(&path, Some(STRANGER), Some(OWNER)).unwrap();
         setxattr(&path, ATTRIBUTE, &attribute(file), XattrFlags::empty()).unwrap();
     }
-    // A folder that one user may not search.
+    // A directory that one user may not search.
     chown(folder.join("closed"), Some(STRANGER), Some(STRANGER)).unwrap();
     let closed = ("closed", 7, &[(OTHER, 4)][..], 5, &[][..], 5, false);
     setxattr(folder.join("closed"), ATTRIBUTE, &attribute(&closed), XattrFlags::empty()).unwrap();
     folder
 }
 
-/// What `user` may do with each file below `root`, as "NAME KIND" lines, as the kernel allows it.
+/// The accesses that the kernel grants `user` below `root`, as "NAME KIND" lines.
 fn allowed(user: &User, root: &Path) -> Vec<String> {
     let names = FILES.iter().map(|file| file.0).chain(["closed/file"]).collect::<Vec<_>>();
     let script = format!(
@@ -132,7 +132,7 @@ fn acls_in_a_tar_grant_no_more_than_the_source() {
             assert!(!from_mount.is_empty() && from_source.len() < 2 * FILES.len());
         }
         assert!(less > 0, "{name}: some rights are beyond a mode");
-        // The mode alone gave the group everything.
+        // The mode alone would give the group full access.
         let masked = "masked";
         assert_eq!(mode(&folder.join(masked)) & 0o070, 0o070);
         assert_eq!(mode(&stage.mount_point.join(masked)), 0o600, "{name}");
@@ -142,7 +142,7 @@ fn acls_in_a_tar_grant_no_more_than_the_source() {
         let read = lgetxattr(stage.mount_point.join(masked), ATTRIBUTE, &mut names[..]);
         assert!(matches!(read, Err(Errno::NODATA | Errno::OPNOTSUPP)), "{name}: {read:?}");
         unmount(&stage.mount_point);
-        // Where nobody else may enter, nothing is enforced, and modes are as packed.
+        // If other users cannot enter, nothing is enforced, and modes are as packed.
         run(archfs()
             .args(["mount", "-q", "--keep"])
             .arg(work.join(format!("{name}.tar")))

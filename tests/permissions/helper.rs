@@ -9,7 +9,8 @@ use super::support::stage::{Stage, said};
 use super::support::user::User;
 use super::{OTHER, OWNER, Scene, done, out, scene};
 
-/// Something by the name of the helper, of the user `id`; running it leaves `ran` beside it.
+/// Plants a program with the helper's name that belongs to user `id`. Running it creates `ran`
+/// beside it.
 fn plant(scene: &Scene, id: u32, folder: &str, mode: u32) {
     let folder = match scene.stage.work.path().join(folder) {
         there if there.exists() => there,
@@ -22,7 +23,7 @@ fn plant(scene: &Scene, id: u32, folder: &str, mode: u32) {
     fs::set_permissions(helper, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A script of the user where the folders of the system have no helper.
+/// Runs a script of the user with no helper in the system directories.
 fn without_helper(stage: &Stage, user: &User, script: &str) -> Output {
     let mut command = Command::new("unshare");
     let hide = "for it in /usr/bin /bin /usr/local/bin /usr/sbin; do \
@@ -44,7 +45,7 @@ fn a_helper_that_others_planted_is_never_run() {
     let sticky = scene.sticky();
     let work = stage.work.path();
     let ran = work.join("ran");
-    // Where anybody could leave the mark.
+    // Everyone can create the mark there.
     fs::set_permissions(work, fs::Permissions::from_mode(0o777)).unwrap();
     plant(&scene, OTHER, "open", 0o777);
     plant(&scene, OWNER, "theirs", 0o777);
@@ -100,8 +101,8 @@ fn the_users_own_helper_is_run_if_there_is_no_other() {
     assert!(!Path::new(&owner.mount_point).exists());
 }
 
-/// In a user namespace that maps one user alone, the files of all others look alike, those of root
-/// included.
+/// In a user namespace that maps only one user, files of all others, including root, have the same
+/// owner.
 #[test]
 fn in_a_user_namespace_no_helper_of_an_unmapped_user_is_run() {
     let Some(scene) = scene() else { return };
@@ -134,7 +135,7 @@ fn variables_of_the_helper_and_the_loader_change_nothing() {
     assert!(!owner.mount_point.exists());
 }
 
-/// A batch system that finds the processes of a job by their parents sends SIGTERM to it, too.
+/// Batch systems that find the processes of a job by their parents also send SIGTERM to the helper.
 #[test]
 fn a_helper_killed_before_unmounting_is_run_again() {
     let Some(scene) = scene() else { return };
@@ -154,7 +155,7 @@ fn a_helper_killed_before_unmounting_is_run_again() {
     );
     fs::write(work.join("instead"), instead).unwrap();
     command.args(["--mount", "sh", "-c", replace, "sh"]).arg(work);
-    // Both ways, lazily and not; what is mounted is seen in there alone.
+    // Unmounts both lazily and normally; only this namespace sees the mount.
     let script = "$ARCHFS mount -q --keep $IMAGE mount && touch end-1 end-2 && \
                   $ARCHFS unmount mount && ! ls -d mount end-* 2> /dev/null && \
                   touch end-1 end-2 && $ARCHFS run -q $IMAGE mount -- cat mount/hello && \

@@ -20,7 +20,7 @@ use super::{OWNER, Scene, done, out, said, scene};
 /// CAP_DAC_OVERRIDE, permitted and effective (linux/capability.h, struct vfs_cap_data, revision 2).
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Programs with rights and devices, as root could pack them on another machine.
+/// Set-uid programs, file capabilities and devices, as root could pack them on another machine.
 fn dangerous(folder: &Path) -> PathBuf {
     let source = folder.join("dangerous");
     fs::create_dir(&source).unwrap();
@@ -40,7 +40,7 @@ fn dangerous(folder: &Path) -> PathBuf {
     source
 }
 
-/// What a user gets of these below `folder`: the effective uid and gid, and capabilities.
+/// The effective uid, gid and capabilities that a user gets from these programs below `folder`.
 fn rights(user: &User, folder: &Path) -> String {
     let folder = folder.display();
     done(user, &format!("{folder}/id -u; {folder}/id -g; {folder}/grep CapEff /proc/self/status"))
@@ -60,14 +60,14 @@ fn programs_gain_no_rights_and_devices_cannot_be_opened() {
     let script = "cd \"$1\" && tar --xattrs --xattrs-include='*' -cf \"$2\" *";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(&source).arg(&packed));
     let none = format!("{OWNER}\n{OWNER}\nCapEff:\t0000000000000000\n");
-    // Else the test shows nothing.
+    // Outside the archive the programs do have these rights.
     assert_eq!(rights(&user, &source), "0\n0\nCapEff:\t0000000000000002\n");
     for archive in [image::make(stage.work.path(), "dangerous.sqfs", &source, &[]), packed] {
         let mut command = archfs();
         command.args(["mount", "-q", "--keep", "-o", "allow_other"]).arg(&archive);
         run(command.arg(&stage.mount_point));
         assert_eq!(rights(&user, &stage.mount_point), none, "{}", archive.display());
-        // They are shown all the same.
+        // The mode is still shown.
         assert_eq!(fs::metadata(stage.mount_point.join("id")).unwrap().mode() & 0o7777, 0o6755);
         for device in ["null", "zero"].map(|name| stage.mount_point.join(name)) {
             let found = fs::metadata(&device).unwrap();
@@ -81,7 +81,7 @@ fn programs_gain_no_rights_and_devices_cannot_be_opened() {
     }
 }
 
-/// The options of the mount at `place`, in a file in the form of /proc/self/mountinfo.
+/// The options of the mount at `mount_point`, from a file in the format of /proc/self/mountinfo.
 fn flags(mountinfo: &str, mount_point: &Path) -> Vec<String> {
     let text = fs::read_to_string(mountinfo).unwrap();
     let line = text

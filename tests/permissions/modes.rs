@@ -9,10 +9,10 @@ use super::support::mount::unmount;
 use super::support::{archfs, image, run};
 use super::{OWNER, Scene, as_user, assert_denied, done, out, said, scene};
 
-/// Whom none of the files' users is.
+/// A UID that owns no file.
 const STRANGER: u32 = 1234;
 
-/// An image of files of several owners and modes, which everybody may read.
+/// An image with files of several owners and modes, readable by everyone.
 fn archive(work: &Path) -> PathBuf {
     let source = work.join("modes");
     fs::create_dir(&source).unwrap();
@@ -76,8 +76,8 @@ fn modes_and_owners_are_enforced_with_allow_other() {
     unmount(&stage.mount_point);
 }
 
-/// Runs a script of the owner and one of the other, if the first succeeds, where /etc/fuse.conf is
-/// `text`; unmounts whatever comes of it.
+/// Runs a script of the owner and then one of the other user, with `text` as /etc/fuse.conf, and
+/// unmounts in any case.
 fn with_configuration(scene: &Scene, text: &str, of_owner: &str, of_other: &str) -> Output {
     let line = format!(
         "{} && {}; status=$?; {} 2> /dev/null; exit $status",

@@ -13,7 +13,7 @@ use super::{Scene, assert_denied, daemon_of, done, mode, names_in, out, said, sc
 
 const UMASKS: [&str; 2] = ["000", "077"];
 
-/// What somebody tries to get at files below `place`.
+/// Attempts to access files below `mount_point`.
 fn tries(mount_point: &Path) -> Vec<String> {
     let mount_point = mount_point.display();
     let below = ["cat", "stat"].map(|verb| format!("{verb} {mount_point}/hello"));
@@ -24,7 +24,7 @@ fn tries(mount_point: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Root is kept out by FUSE itself, whatever the modes are.
+/// FUSE itself keeps root out, whatever the modes are.
 fn assert_root_is_kept_out(mount_point: &Path) {
     let kinds = [
         fs::read_dir(mount_point).map(|_| ()).unwrap_err().kind(),
@@ -34,13 +34,13 @@ fn assert_root_is_kept_out(mount_point: &Path) {
     assert_eq!(kinds, [ErrorKind::PermissionDenied; 3]);
 }
 
-/// A umask that keeps rights from the owner would make a registry and a point that it can not enter.
+/// With such a umask, the registry and the mount point would be inaccessible to their owner.
 #[test]
 fn a_umask_that_excludes_the_owner_does_not_prevent_mounting() {
     let Some(Scene { _device, owner, stage: _stage, .. }) = scene() else { return };
-    // Whoever leaves it last removes it, which may be the daemon a moment later.
+    // The last process to leave removes it, possibly the daemon a moment later.
     let removed = || wait_until("the registry is removed", || !owner.registry().exists());
-    // Twice, for what the first round leaves would be met by the second.
+    // Each umask twice, because the second round would find leftovers of the first.
     for umask in ["177", "177", "577", "577", "777"] {
         done(&owner, &format!("umask {umask}; $ARCHFS mount -q --keep $IMAGE mount"));
         assert_eq!(mode(&owner.registry()), 0o700, "{umask}");
@@ -51,7 +51,7 @@ fn a_umask_that_excludes_the_owner_does_not_prevent_mounting() {
         assert_eq!(done(&owner, &script), "hello, world\n", "{umask}");
         removed();
     }
-    // One that was made so before is mended.
+    // An existing registry with such a mode is repaired.
     done(&owner, &format!("mkdir -m 600 {}", owner.registry().display()));
     done(&owner, "$ARCHFS mount -q --keep $IMAGE mount; $ARCHFS unmount mount");
     removed();
@@ -65,7 +65,7 @@ fn a_umask_that_excludes_the_owner_does_not_prevent_mounting() {
 fn a_users_mount_is_closed_to_others_and_root_with_any_umask_and_mode() {
     let Some(Scene { _device, owner, other, stage: _stage, .. }) = scene() else { return };
     for umask in UMASKS {
-        // The point made by archfs, and one that everybody might enter.
+        // A mount point made by archfs, and one that everyone may enter.
         for point in ["", "mkdir -m 777 mount;"] {
             done(&owner, &format!("umask {umask}; {point} $ARCHFS mount -q --keep $IMAGE mount"));
             assert_eq!(done(&owner, "cat mount/hello"), "hello, world\n");
@@ -161,7 +161,7 @@ fn a_staged_copy_has_no_name_and_is_not_readable_through_proc() {
 fn index_log_and_records_are_private_with_any_umask() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
-    // In a folder of root, so that the index is in the cache folder.
+    // In a directory of root, so that the index is in the cache directory.
     fs::write(stage.work.path().join("data.tar"), tar::of(&[("hello", b"hello, world\n")]))
         .unwrap();
     for umask in UMASKS {
@@ -219,7 +219,7 @@ fn the_cache_directory_is_made_private_or_not_used() {
         let refused = owner.runs("XDG_CACHE_HOME=$PWD/../sticky $ARCHFS index -q ../data.tar");
         assert_eq!(refused.status.code(), Some(1), "{planted}: {}", said(&refused));
         assert!(said(&refused).contains("archfs: "), "{}", said(&refused));
-        // Looking into the archive works without.
+        // Reading the archive works without a cache directory.
         let listed = owner.runs("XDG_CACHE_HOME=$PWD/../sticky $ARCHFS ls ../data.tar");
         assert_eq!(out(&listed), "hello\n", "{planted}");
         assert_eq!(names_in(&dear).len(), 0, "{planted}");
@@ -228,7 +228,7 @@ fn the_cache_directory_is_made_private_or_not_used() {
         }
         done(other, "rm -rf ../sticky/archfs");
     }
-    // Of a variable that says nothing sensible, HOME is left.
+    // A relative XDG_CACHE_HOME is ignored, and HOME is used.
     done(owner, "XDG_CACHE_HOME=cache2 HOME=$PWD $ARCHFS index -q ../data.tar");
     assert!(!owner.home.join("cache2").exists());
     assert_eq!(names_in(&owner.home.join(".cache/archfs")).len(), 1);
@@ -246,8 +246,8 @@ fn the_cache_directory_is_made_private_or_not_used() {
     };
     refused_to_root();
     assert_eq!(names_in(&owner.home.join("rootish")).len(), 0);
-    // Where only the folder above it is there, or not even that; nothing is made, which would keep
-    // its owner out.
+    // If only the parent directory exists, or not even that, root creates nothing, because that
+    // would lock out the owner.
     done(owner, "rm .cache/archfs");
     refused_to_root();
     assert!(!owner.home.join(".cache/archfs").exists());

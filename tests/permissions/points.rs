@@ -8,7 +8,7 @@ use super::support::stage::Talker;
 use super::support::{archfs, run, wait_until};
 use super::{OTHER, Scene, done, out, said, scene};
 
-/// A supplementary group that users of one project share.
+/// A supplementary group shared by users of a project.
 const PROJECT: u32 = 60;
 
 /// > **A mount point** that exists must belong to the user. One that another member of a group made
@@ -28,7 +28,7 @@ fn a_group_members_directory_is_a_mount_point_unless_world_writable() {
     let group = format!("--groups={PROJECT}");
     let script = "$ARCHFS mount -q --keep $IMAGE ../project/point && \
                   cat ../project/point/hello && $ARCHFS unmount ../project/point";
-    // The modes of the folder and of the directory.
+    // The modes of the parent and of the directory.
     for (above, own, is_fine) in
         [(0o775, 0o775, true), (0o775, 0o777, false), (0o777, 0o775, false)]
     {
@@ -92,7 +92,7 @@ fn only_root_unmounts_mounts_of_others() {
     assert!(!out(&run(archfs().arg("list"))).contains(owner.mount_point.to_str().unwrap()));
     run(archfs().args(["gc", "-q"]));
     assert_eq!(done(owner, "cat mount/hello"), "hello, world\n");
-    // Held by a command of its user, it is left to that.
+    // It is held by a command of its user, so root leaves it alone.
     let holds = "$ARCHFS run -q $IMAGE mount -- sh -c 'echo started; read x; cat mount/hello'";
     let mut holder = Talker::start(&mut owner.bash(holds));
     assert_eq!(holder.line(), "started");

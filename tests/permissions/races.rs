@@ -12,16 +12,15 @@ use super::support::user::User;
 use super::support::{archfs, run};
 use super::{OTHER, scene};
 
-/// For how long each loop is played.
+/// How long each loop runs.
 const TIME: Duration = Duration::from_secs(3);
 
-/// Somebody who puts a link in the place of a folder of his, and the folder back, as fast as he
-/// can.
+/// A user who swaps a directory with a symbolic link as fast as possible.
 struct Swapper(Child);
 
 impl Swapper {
     fn start(user: &User, folder: &Path, trap: &Path) -> Self {
-        // renameat2(2) with RENAME_EXCHANGE, so that there always is one or the other.
+        // renameat2(2) with RENAME_EXCHANGE, so that the name always exists.
         let script = "import ctypes, os, sys\nname, trap = map(os.fsencode, sys.argv[1:])\n\
                       link = name + b'.link'\nos.symlink(trap, link)\n\
                       swap = ctypes.CDLL(None).renameat2\n\
@@ -40,16 +39,16 @@ impl Drop for Swapper {
     }
 }
 
-/// The places of all mounts below `folder`.
+/// The mount points below `folder`.
 fn mounts_below(folder: &Path) -> Vec<PathBuf> {
-    // Another test has a mount whose name is no UTF-8.
+    // Another test has a mount point that is not UTF-8.
     let text = fs::read("/proc/thread-self/mountinfo").unwrap();
     let text = String::from_utf8_lossy(&text);
     let mount_points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
     mount_points.filter(|mount_point| mount_point.starts_with(folder)).collect()
 }
 
-/// Mounts and unmounts at `place` for a while; looks at `trap` after each step.
+/// Mounts and unmounts at `place` repeatedly, and checks `trap` after each step.
 fn play(stage: &Stage, mount_point: &Path, trap: &Path) -> (usize, usize) {
     let number = fs::metadata(trap).unwrap().ino();
     let (mut mounted, mut refused) = (0, 0);
@@ -71,7 +70,7 @@ fn play(stage: &Stage, mount_point: &Path, trap: &Path) -> (usize, usize) {
     (mounted, refused)
 }
 
-/// Clears what a lost race left, and looks whether that can be done.
+/// Cleans up after a lost race and checks that this works.
 fn clear(stage: &Stage) {
     for mount_point in mounts_below(stage.work.path()) {
         let _ = archfs().args(["unmount", "--lazy"]).arg(mount_point).output();

@@ -7,9 +7,9 @@ use std::path::Path;
 use super::support::stage::said;
 use super::{OTHER, Scene, as_user, out, scene};
 
-/// Runs `before` as the other user of the scene, and then `script` while the owner serves an image
-/// of `source` to everybody at $SERVED: in a mount namespace where the node allows that. No
-/// directory on the way there is the owner's.
+/// Runs `before` as the other user, then `script` while the owner serves an image of `source` to
+/// all users at $SERVED. This happens in a mount namespace whose /etc/fuse.conf allows it. No
+/// directory on the path belongs to the owner.
 fn beside_served(scene: &Scene, before: &str, source: &Path, script: &str) -> String {
     let (owner, other) = (&scene.owner, &scene.other);
     let served = scene.sticky().join("served");
@@ -47,7 +47,7 @@ fn a_helper_with_a_forged_owner_on_a_fuse_mount_is_not_run() {
     assert!(!marks.join("ran").exists());
 }
 
-/// Made-up records could name any mount and any daemon.
+/// Forged records could name any mount and any daemon.
 #[test]
 fn a_record_directory_with_a_forged_owner_on_a_fuse_mount_is_not_used() {
     let Some(scene) = scene() else { return };
@@ -58,7 +58,7 @@ fn a_record_directory_with_a_forged_owner_on_a_fuse_mount_is_not_used() {
         chown(mount_point, Some(OTHER), Some(OTHER)).unwrap();
     }
     fs::set_permissions(&made_up, Permissions::from_mode(0o700)).unwrap();
-    // The names of the records are of this mount namespace.
+    // The names of records contain the mount namespace.
     let before = format!(
         "$ARCHFS mount -q --keep $IMAGE mount && cp /tmp/archfs-{OTHER}/*.mount {} && \
          $ARCHFS unmount mount",
@@ -71,7 +71,7 @@ fn a_record_directory_with_a_forged_owner_on_a_fuse_mount_is_not_used() {
     assert_eq!(beside_served(&scene, &before, &source, &script), "1\nhello, world\n");
 }
 
-/// Its server can put another one in its place at any time.
+/// Its daemon could replace it at any time.
 #[test]
 fn an_index_with_a_forged_owner_on_a_fuse_mount_is_not_used() {
     let Some(scene) = scene() else { return };

@@ -23,27 +23,27 @@ use fuser::{
 const TTL: Duration = Duration::from_secs(3600);
 const ARCHIVE: INodeNo = INodeNo(2);
 
-/// What becomes of a read.
+/// What happens to a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// One in so many gives EIO; 1 for all.
+    /// One in `n` reads gives EIO; 1 for all.
     Failing(u64),
-    /// Each gives an error of this number.
+    /// Every read gives this error.
     Refused(i32),
     /// The file ends there, although its size says more.
     EndsAt(u64),
-    /// Half of the bytes, as read(2) may give.
+    /// Half of the bytes, as read(2) may return.
     Halves,
     /// Every second read is interrupted (EINTR).
     Interrupted,
-    /// Every byte is another.
+    /// Every byte is wrong.
     Wrong,
-    /// It waits until there is another fault, or none.
+    /// The read hangs until the fault changes.
     Hanging,
 }
 
-/// The mount. Its file has the name of the one it was made of.
+/// The mount. Its file has the name of the source file.
 pub struct Faulty {
     place: PathBuf,
     file: PathBuf,
@@ -65,7 +65,7 @@ struct Served {
 }
 
 impl Faulty {
-    /// Shows `file` below `place`, which is made.
+    /// Shows `file` below `place`, which is created.
     pub fn new(file: &Path, place: &Path) -> Self {
         fs::create_dir_all(place).unwrap();
         let (fault, reads, failed) =
@@ -80,27 +80,27 @@ impl Faulty {
         Self { place: place.to_owned(), file: shown, state, session: Some(session) }
     }
 
-    /// The file on it.
+    /// The path of the file on the mount.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// What becomes of reads from now on.
+    /// Sets the fault for reads from now on.
     pub fn set(&self, fault: Fault) {
         *self.state.fault.lock() = fault;
     }
 
-    /// Reads so far.
+    /// Number of reads so far.
     pub fn reads(&self) -> u64 {
         self.state.reads.load(Ordering::Relaxed)
     }
 
-    /// Reads that were not answered with the right bytes.
+    /// Number of reads that did not get the right bytes.
     pub fn failed(&self) -> u64 {
         self.state.failed.load(Ordering::Relaxed)
     }
 
-    /// Ends the connection to the kernel as the end of its server does: every read gives ENOTCONN.
+    /// Aborts the connection like the death of its daemon: every read gives ENOTCONN.
     pub fn abort(&self) {
         let number = rustix::fs::minor(fs::metadata(&self.place).unwrap().dev());
         let connections = Path::new("/sys/fs/fuse/connections");
@@ -111,7 +111,7 @@ impl Faulty {
         fs::write(connections.join(number.to_string()).join("abort"), "1").unwrap();
     }
 
-    /// Takes its name away; files that are open stay so.
+    /// Unmounts lazily; open files stay open.
     pub fn unmount_lazily(&self) {
         super::run(Command::new("umount").arg("-l").arg(&self.place));
     }
@@ -158,7 +158,7 @@ impl Served {
         }
     }
 
-    /// What is to become of this read, once that is known.
+    /// Decides the outcome of this read; waits while the fault is Hang.
     fn fault(&self) -> Fault {
         loop {
             let fault = *self.state.fault.lock();

@@ -18,7 +18,7 @@ pub fn make(folder: &Path, name: &str, source: &Path, options: &[&str]) -> PathB
     image
 }
 
-/// An image of a few small files, for tests that care for the mount and not for the contents.
+/// An image of a few small files, for tests whose subject is the mount.
 pub fn small(folder: &Path) -> PathBuf {
     let source = folder.join("small-source");
     std::fs::create_dir_all(source.join("folder")).unwrap();

@@ -16,23 +16,23 @@ use rustix::mount::{
 };
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-/// The users, each with a group of the same number that nobody else is in.
+/// The UIDs of the users, each with a group of the same number that has no other member.
 pub const OWNER: u32 = 47_011;
 pub const OTHER: u32 = 47_012;
 
-/// Puts the calling thread on a node of its own; `None` where this machine lets nobody mount.
+/// Moves the calling thread to a private node; `None` if this machine cannot mount.
 pub fn enter() -> Option<()> {
     super::can_mount().then(make)
 }
 
 #[expect(unsafe_code, reason = "rustix has no safe call that leaves a namespace")]
 fn make() {
-    // SAFETY: of what a thread shares with others, this takes only the mount namespace, the root
-    // and the working directory; no descriptor is closed.
+    // SAFETY: unsharing affects only the mount namespace, the root and the working directory of
+    // this thread. No descriptor is closed.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.expect("a mount namespace");
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private).expect("a private mount namespace");
-    // The program under test may lie below one of these.
+    // The program under test may be below one of these.
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = Path::new(env!("CARGO_BIN_EXE_archfs")).parent().expect("a directory");
     for place in ["/tmp", "/dev/shm"] {

@@ -7,13 +7,13 @@ use std::process::Command;
 
 use super::run;
 
-/// GNU tar, packing what is in `folder` under its bare names, sorted.
+/// Makes a tar of the contents of `folder` with GNU tar, sorted by name.
 pub fn pack(archive: &Path, folder: &Path) {
     let script = "cd \"$1\" && tar --sort=name --format=gnu --sparse --xattrs -cf \"$2\" *";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(folder).arg(archive));
 }
 
-/// A tar.gz that takes seconds to open: one member of so many times 256 MiB of zeros.
+/// A tar.gz that takes seconds to open: one member of zeros, `times` times 256 MiB.
 pub fn slow_archive(folder: &Path, times: usize) -> PathBuf {
     let path = folder.join("slow.tar.gz");
     let script = "cd \"$1\"; truncate -s $((268435456 * $2)) zeros; tar -cf - zeros | head -c 512 | gzip > head.gz; \
@@ -36,7 +36,7 @@ pub fn of(files: &[(&str, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// One member: header and data, padded.
+/// One member: header and padded data.
 pub fn member(name: &str, kind: u8, link: &str, data: &[u8]) -> Vec<u8> {
     let mut header = [0_u8; 512];
     header[..name.len()].copy_from_slice(name.as_bytes());
