@@ -21,7 +21,7 @@ use support::snapshot::{Depth, assert_same, take};
 use support::tar::member;
 use support::{can_mount, run, source, tree, work_folder};
 
-/// GNU tar, packing `folder`; it complains of what its format can not hold and packs the rest.
+/// Packs `folder` with GNU tar, which skips what its format does not support and reports it.
 fn gnu_tar(archive: &Path, folder: &Path, options: &[&str]) {
     let mut command = Command::new("tar");
     command.arg("-C").arg(folder).args(options).arg("-cf").arg(archive).arg(".");
@@ -29,7 +29,7 @@ fn gnu_tar(archive: &Path, folder: &Path, options: &[&str]) {
     assert!(matches!(status.code(), Some(0 | 2)), "{command:?}: {status}");
 }
 
-/// What GNU tar makes of an archive, in a new folder.
+/// Extracts an archive with GNU tar into a new directory.
 fn extracted(archive: &Path, folder: &Path) -> PathBuf {
     let _ = fs::remove_dir_all(folder);
     fs::create_dir(folder).unwrap();
@@ -39,7 +39,7 @@ fn extracted(archive: &Path, folder: &Path) -> PathBuf {
     folder.to_owned()
 }
 
-/// The lines that Python's tarfile gives for an archive.
+/// The lines for an archive from Python's tarfile.
 fn python_lines(archive: &Path) -> BTreeMap<Vec<u8>, String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/tar_tree.py");
     let output = run(Command::new("python3").arg(script).arg(archive));
@@ -59,7 +59,7 @@ fn python_lines(archive: &Path) -> BTreeMap<Vec<u8>, String> {
         .collect()
 }
 
-/// Compares with tarfile, but for folders that no member describes and so only we have.
+/// Compares with tarfile, except for directories that have no member, which only archfs shows.
 fn assert_as_python(what: &str, archive: &Path) {
     let found = tree::lines(tree::open_one(archive).as_ref());
     let expected = python_lines(archive);
@@ -74,15 +74,15 @@ fn assert_as_python(what: &str, archive: &Path) {
     }
 }
 
-/// A mounted archive must show what GNU tar extracts.
+/// Checks that a mounted archive shows what GNU tar extracts.
 fn assert_as_extracted(what: &str, archive: &Path, work: &Path) {
     let mut expected = take(&extracted(archive, &work.join("extracted")), Depth::Everything);
     assert!(expected.len() > 1, "{what}: nothing was extracted");
     let mounted = Mounted::archfs(archive, &work.join("mount"), &[]);
     let mut found = take(mounted.path(), Depth::Everything);
     if what.starts_with("bsdtar") {
-        // It packs a folder, then others, then what is in the folder, and GNU tar forgets the time
-        // of a folder that it comes back to.
+        // bsdtar packs a directory, others, then the contents of the first. GNU tar loses the mtime
+        // of a directory that it returns to.
         let folders = |node: &&mut support::snapshot::Node| node.mode & 0o170_000 == 0o040_000;
         expected.values_mut().chain(found.values_mut()).filter(folders).for_each(|n| n.seconds = 0);
     }
@@ -128,14 +128,14 @@ fn archives_of_bsdtar_show_what_gnu_tar_extracts() {
     for format in ["ustar", "pax", "gnutar", "v7"] {
         let mut command = Command::new("bsdtar");
         command.arg("-C").arg(source::varied()).arg("--format").arg(format);
-        // It fails for names that a format can not hold, and packs the rest.
+        // It fails on names that the format does not support, and packs the rest.
         let status = command.arg("-cf").arg(&archive).arg(".").output().unwrap().status;
         assert!(status.code().is_some_and(|code| code < 2), "{format}: {status}");
         if format != "pax" {
-            // GNU tar and Python do not know libarchive's other way to write an attribute.
+            // GNU tar and Python do not support libarchive's other encoding of extended attributes.
             assert_as_python(format, &archive);
         }
-        // To v7 it writes a link to a pipe that the format can not hold, at which GNU tar fails.
+        // It writes a link to a pipe that v7 does not support, on which GNU tar fails.
         if format != "v7" {
             assert_as_extracted(&format!("bsdtar {format}"), &archive, work.path());
         }
@@ -146,7 +146,7 @@ fn archives_of_bsdtar_show_what_gnu_tar_extracts() {
 fn archives_of_python_show_what_python_reads_and_gnu_tar_extracts() {
     let work = work_folder();
     let archive = work.path().join("archive.tar");
-    // Prints the paths that the format can not hold.
+    // Prints the paths that the format does not support.
     let program = "import os, sys, tarfile\n\
         top = os.fsencode(sys.argv[2])\n\
         with tarfile.open(sys.argv[1], 'w', format=getattr(tarfile, sys.argv[3])) as archive:\n\
@@ -235,7 +235,7 @@ fn a_sparse_file_of_5_gib_keeps_its_size_data_and_holes() {
     }
 }
 
-/// Where a file has data, as SEEK_DATA and SEEK_HOLE tell.
+/// The data ranges of a file, from SEEK_DATA and SEEK_HOLE.
 fn pieces(file: &File) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -279,7 +279,7 @@ fn a_sparse_file_of_20_gib_uses_base_256_offsets() {
         run(tar.arg("sparse"));
         let packed = fs::read(&archive).unwrap();
         assert!(packed.len() < 1 << 20, "{what}: {} bytes", packed.len());
-        // Where old GNU headers have the size with the holes.
+        // Old GNU headers store the size including holes here.
         assert_eq!(packed[483] == 0x80, has_base_256, "{what}");
         let listed = run(Command::new("tar").arg("-tvf").arg(&archive)).stdout;
         let listed = String::from_utf8(listed).unwrap();
@@ -305,7 +305,7 @@ fn a_sparse_file_of_20_gib_uses_base_256_offsets() {
 
 #[test]
 fn a_file_over_8_gib_uses_a_base_256_size() {
-    // Octal sizes end at 8 GiB. The archive itself is sparse: nobody writes the zeros.
+    // Octal sizes end at 8 GiB. The archive itself is sparse, so the zeros are never written.
     let work = work_folder();
     let big = work.path().join("big");
     File::create(&big).unwrap().set_len(9 << 30).unwrap();
@@ -314,7 +314,7 @@ fn a_file_over_8_gib_uses_a_base_256_size() {
     for format in ["gnu", "posix"] {
         let header_only = work.path().join("head");
         let mut command = Command::new("sh");
-        // The first blocks of the archive, then a hole as long as the data, then the small file's.
+        // The first blocks of the archive, a hole of the length of the data, then the small file.
         let script = format!(
             "cd \"$1\" && tar --format={format} -cf - big | head -c 10240 > head && \
              tar --format={format} -cf tail small"
@@ -346,7 +346,7 @@ fn appended_updated_and_concatenated_archives_show_the_latest() {
     fs::hard_link(folder.join("a"), folder.join("hard")).unwrap();
     let archive = work.path().join("archive.tar");
     gnu_tar(&archive, &folder, &["--sort=name"]);
-    // Replaced; the other name of the old contents must keep them.
+    // The file was replaced; its other name must keep the old contents.
     fs::remove_file(folder.join("a")).unwrap();
     write("a", "new and longer");
     write("sub/c", "added");
@@ -374,7 +374,7 @@ fn appended_updated_and_concatenated_archives_show_the_latest() {
     assert_eq!(tree::lines(tree::open_one(&both).as_ref()).len(), 6);
 }
 
-/// Writes a tar made by hand: name, type, link target, data.
+/// Makes a tar by hand: name, type, link target, data.
 fn by_hand(path: &Path, members: &[(&str, u8, &str, &str)]) {
     let members = members.iter();
     let members =
@@ -386,7 +386,7 @@ fn write_members(path: &Path, members: &[Vec<u8>]) {
     fs::write(path, [members.concat(), vec![0; 1024]].concat()).unwrap();
 }
 
-/// A pax header with such records.
+/// A pax header with these records.
 fn pax(kind: u8, records: &[(&str, &str)]) -> Vec<u8> {
     let record = |(keyword, value): &(&str, &str)| {
         let body = format!(" {keyword}={value}\n");
@@ -463,7 +463,7 @@ fn a_truncated_archive_serves_its_intact_files_and_reports_the_rest() {
     let bytes = fs::read(&archive).unwrap();
     let whole = tree::lines(tree::open_one(&archive).as_ref());
     let cut = work.path().join("cut.tar");
-    // The root's header, then for each file a header and two blocks.
+    // The root's header, then a header and two blocks for each file.
     for len in (1024..512 + 20 * 1536).step_by(512 - 100) {
         fs::write(&cut, &bytes[..len]).unwrap();
         let found = tree::lines(tree::open_one(&cut).as_ref());
@@ -501,7 +501,7 @@ fn a_damaged_header_loses_only_its_member() {
     let missing: Vec<_> = whole.keys().filter(|path| !found.contains_key(*path)).collect();
     assert_eq!(missing, [b"f05"]);
     assert!(found.iter().all(|(path, line)| whole.get(path) == Some(line)));
-    // GNU tar goes on behind it as well.
+    // GNU tar also continues after it.
     let mut list = Command::new("tar");
     let listed = list.arg("-tf").arg(&damaged).output().unwrap().stdout;
     assert_eq!(listed.split(|byte| *byte == b'\n').filter(|l| !l.is_empty()).count(), found.len());
@@ -536,7 +536,7 @@ fn a_tar_at_an_offset_is_found_there() {
 fn a_hundred_thousand_members_are_scanned_in_parallel() {
     let work = work_folder();
     let archive = work.path().join("archive.tar");
-    // Members whose data looks like headers: what a scan from the middle would fall for.
+    // Members whose data looks like headers, to fool a scan that starts in the middle.
     let decoy = work.path().join("decoy.tar");
     by_hand(&decoy, &[("decoy", b'0', "", "x"), ("decoy2", b'0', "", "y")]);
     let decoy = fs::read(&decoy).unwrap();
@@ -612,7 +612,7 @@ fn a_pax_path_wins_over_a_gnu_long_name_in_any_order() {
     let target = || said("linkpath", "pax-target");
     let (name, link) = (|| long(b'L', "long"), || long(b'K', "long-target"));
     let both = || pax(b'x', &[("path", "pax"), ("linkpath", "pax-target")]);
-    // tarfile goes by whichever comes first, GNU tar by pax.
+    // tarfile uses whichever comes first, GNU tar prefers pax.
     for (what, extensions, names, is_as_python) in [
         ("x L", vec![path(), name()], ["pax", "target"], true),
         ("L x", vec![name(), path()], ["pax", "target"], false),
@@ -676,8 +676,8 @@ fn directories_are_shown_down_to_the_depth_limit() {
 fn a_damaged_sparse_map_reads_alike_with_and_without_compression() {
     let work = work_folder();
     let archive = work.path().join("map.tar");
-    // Blocks of an old sparse map, each saying that another one follows, up to where a stream is
-    // decoded in another piece; there one is a sound header, too, and the next is no map.
+    // Blocks of an old sparse map, each announcing another, up to where a stream is decoded in
+    // another chunk. There a valid header follows instead of a map block.
     let mut head = member("sparse", b'S', "", b"");
     head[386] = 0;
     head[482] = 1;
@@ -718,7 +718,7 @@ fn ten_thousand_directories_read_alike_with_and_without_compression() {
     write_members(&archive, &folders.collect::<Vec<_>>());
     let expected = tree::lines(tree::open_one(&archive).as_ref());
     assert_eq!(expected.len(), 10_001);
-    // Blocks of bzip2 do not end where blocks of a tar do.
+    // bzip2 blocks do not end at tar block boundaries.
     run(Command::new("bzip2").arg("-1k").arg(&archive));
     let found = tree::lines(tree::open_one(&work.path().join("folders.tar.bz2")).as_ref());
     assert_eq!(found, expected);

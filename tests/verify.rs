@@ -37,7 +37,7 @@ fn verify(archive: &Path) -> archfs::error::Result<Verified> {
     verify_with(archive, &options())
 }
 
-/// The report of the program, as JSON.
+/// The report of the program, from its JSON.
 fn reported(archive: &Path) -> (Output, Vec<Value>) {
     let output = archfs().args(["verify", "--json"]).arg(archive).output().unwrap();
     let text = String::from_utf8(output.stdout.clone()).unwrap();
@@ -45,7 +45,7 @@ fn reported(archive: &Path) -> (Output, Vec<Value>) {
     (output, rows)
 }
 
-/// All paths of a folder without a leading slash; the folder itself is "".
+/// All paths of a directory without a leading slash; the directory itself is "".
 fn paths(root: &Path) -> BTreeSet<Vec<u8>> {
     let mut found = BTreeSet::from([Vec::new()]);
     let mut waiting = vec![root.to_owned()];
@@ -61,7 +61,7 @@ fn paths(root: &Path) -> BTreeSet<Vec<u8>> {
     found
 }
 
-/// What `find` would count in a folder.
+/// The counts that `find` would give for a directory.
 fn counts(root: &Path) -> Counts {
     let mut counts = Counts::default();
     let mut inodes = BTreeSet::new();
@@ -82,7 +82,7 @@ fn counts(root: &Path) -> Counts {
     counts
 }
 
-/// Reads what is at `path` as somebody does who knows that it is there.
+/// Reads `path` without listing its directory.
 fn read(tree: &dyn Tree, path: &[u8]) -> archfs::error::Result<()> {
     let attr = vfs::resolve(tree, path)?;
     for name in tree.list_xattrs(attr.ino)?.split(|&byte| byte == 0) {
@@ -99,7 +99,7 @@ fn read(tree: &dyn Tree, path: &[u8]) -> archfs::error::Result<()> {
     }
 }
 
-/// Of `paths`, those that can not be read; all of them where the archive can not be opened.
+/// The unreadable paths among `paths`; all of them if the archive cannot be opened.
 fn unreadable(archive: &Path, paths: &BTreeSet<Vec<u8>>) -> BTreeSet<Vec<u8>> {
     match tree::open(&[archive.to_owned()], OpenOptions::default()) {
         Ok(tree) => {
@@ -110,7 +110,7 @@ fn unreadable(archive: &Path, paths: &BTreeSet<Vec<u8>>) -> BTreeSet<Vec<u8>> {
     }
 }
 
-/// The paths that a report says are damaged.
+/// The paths that a report calls damaged.
 fn damaged(findings: &[Finding]) -> BTreeSet<Vec<u8>> {
     let damaged = findings.iter().filter(|finding| finding.severity == Severity::Damage);
     damaged
@@ -121,7 +121,7 @@ fn damaged(findings: &[Finding]) -> BTreeSet<Vec<u8>> {
         .collect()
 }
 
-/// Whether `path` or a folder above it is one of `damaged`.
+/// Whether `path` or a directory above it is in `damaged`.
 fn is_covered(path: &[u8], damaged: &BTreeSet<Vec<u8>>) -> bool {
     let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
     damaged.contains(path)
@@ -133,8 +133,8 @@ fn u64_at(bytes: &[u8], at: usize) -> usize {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize
 }
 
-/// A tree for damage: files of blocks, of tails, of both, with two names, in folders, with
-/// attributes. Its text compresses, so that no byte of an image is stored as it is.
+/// A tree for damage: files of blocks, of tails and of both, with two names, in directories, with
+/// extended attributes. Its text compresses, so that an image stores no byte uncompressed.
 fn small_tree(root: &Path) {
     let text = |seed: usize, len: usize| -> Vec<u8> {
         let lines = (0..).map(|line| format!("{} of {seed}: {}\n", line, line * line * seed));
@@ -173,7 +173,7 @@ fn sound_images_pass_and_their_contents_are_counted() {
         assert_eq!(findings, [], "{options:?}");
         assert_eq!(counts, expected, "{options:?}");
     }
-    // What mksquashfs adds to an image that is there. Old folders lie about in it.
+    // mksquashfs appends to an existing image, which leaves old directories in it.
     let image = image::make(work.path(), "grown.sqfs", &source, &["-comp", "zstd"]);
     fs::create_dir(work.path().join("more")).unwrap();
     fs::write(work.path().join("more/file"), "more").unwrap();
@@ -197,7 +197,7 @@ fn sound_tars_pass_and_their_contents_are_counted() {
     let plain = work.path().join("sound.tar");
     let script = "cd \"$1\" && tar --format=gnu --sparse --xattrs -cf \"$2\" . 2> /dev/null";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(&source).arg(&plain));
-    // A tar holds no sockets.
+    // A tar has no sockets.
     let expected = counts(&source);
     let expected = Counts { others: expected.others - 1, ..expected };
     let bytes = fs::read(&plain).unwrap();
@@ -230,7 +230,7 @@ fn a_damaged_image_reports_exactly_its_unreadable_paths() {
     small_tree(&source);
     let known = paths(&source);
     let (mut some, mut all, mut none) = (0, 0, 0);
-    // Both check what they decode, so that a wrong bit does not go unseen.
+    // Both compressors have checksums, so every wrong bit is noticed.
     for compressor in ["gzip", "xz"] {
         let options = ["-comp", compressor, "-b", "16K", "-noId"];
         let sound = image::make(work.path(), "sound.sqfs", &source, &options);
@@ -266,7 +266,7 @@ fn a_damaged_image_reports_exactly_its_unreadable_paths() {
             }
         }
     }
-    // Those that nobody sees hit a list of positions or the sizes in front of blocks of options.
+    // The unnoticed ones hit a list of positions, or the size before a block of compressor options.
     assert!(some > 200 && all < 60 && none < 40, "{some} some, {all} all, {none} none");
 }
 
@@ -284,7 +284,7 @@ fn every_name_of_every_file_in_a_damaged_block_is_reported() {
         fs::write(&bad, bytes).unwrap();
         damaged(&verify(&bad).unwrap().findings)
     };
-    // With blocks of 128 KiB all is in fragments; the first one holds the start of the tree.
+    // With blocks of 128 KiB all data is in fragments. The first has the start of the tree.
     let told = told(200);
     assert!(told.len() > 20, "{told:?}");
     let has = |path: &str| told.contains(path.as_bytes());
@@ -318,7 +318,7 @@ fn contradicting_tables_are_reported() {
         fs::write(source.join(name), text).unwrap();
     }
     fs::hard_link(source.join("a"), source.join("folder/c")).unwrap();
-    // The metadata as it is, so that fields can be changed.
+    // With uncompressed metadata, so that fields can be changed.
     let options = ["-comp", "gzip", "-noI", "-noF", "-noD", "-noX", "-noId"];
     let sound = image::make(work.path(), "sound.sqfs", &source, &options);
     let bytes = fs::read(&sound).unwrap();
@@ -335,7 +335,7 @@ fn contradicting_tables_are_reported() {
     assert_eq!(verify(&sound).unwrap().findings, []);
     assert!(told(4, 1).contains("announced"), "{}", told(4, 1));
     assert!(told(export, 1).contains("export table: inode 1"), "{}", told(export, 1));
-    // The first inode is that of "a": of the extended form, since it has two names.
+    // The first inode is that of "a": an extended inode, because it has two names.
     let number = inodes + 12;
     assert_eq!(bytes[inodes..inodes + 2], [9, 0]);
     let wrong = told(number, 2);
@@ -346,10 +346,10 @@ fn contradicting_tables_are_reported() {
         let path = format!("{:?}", path.trim_matches('"').as_bytes());
         assert!(links.contains(&path), "{links}");
     }
-    // In the header of the first run: the number that entries count from.
+    // In the first header: the base number of its entries.
     let named = told(directories + 8, 1);
     assert!(named.contains("named as inode"), "{named}");
-    // Behind the padding.
+    // After the padding.
     let mut behind = bytes.clone();
     behind.truncate(u64_at(&bytes, 40));
     behind.extend(b"signature");
@@ -379,7 +379,7 @@ fn names_that_are_not_utf_8_are_exact_in_json() {
     assert_eq!(rows[0]["kind"], "damaged");
 }
 
-/// Checks that damage is told of `bytes` as an archive, in these words, of these paths.
+/// Checks that `verify` reports damage of `bytes` in these words and for these paths.
 fn tells(name: &str, bytes: &[u8], text: &str, paths: &[&str]) {
     let work = work_folder();
     let archive = work.path().join(name);
@@ -408,7 +408,7 @@ fn damage_of_a_tar_is_reported_with_its_member_if_known() {
     header[step + 3] ^= 1;
     tells("bad.tar", &header, "there is no header", &[]);
     let mut size = sound.clone();
-    // Digits that are none, and the checksum that goes with them.
+    // Invalid digits, with a checksum that matches.
     size[step + 124..step + 136].fill(b'z');
     size[step + 148..step + 156].fill(b' ');
     let sum: u32 = size[step..step + 512].iter().map(|byte| u32::from(*byte)).sum();
@@ -448,8 +448,8 @@ fn damage_anywhere_in_a_compressed_tar_is_reported() {
         is_told("the last byte is missing", &sound[..len - 1]);
         is_told("garbage", &[&sound[..], b"garbage"].concat());
         for (what, at) in [("middle", len / 2), ("checksum", len - 2), ("early", len - 6)] {
-            // A match may be copied from two places that hold the same bytes, so there are changes
-            // that change nothing: the program itself unpacks what was packed.
+            // A match may have two sources with the same bytes, so some changes have no effect.
+            // Then the compressor itself decompresses to the original.
             let changed = (at..len).map(|at| {
                 let mut bytes = sound.clone();
                 bytes[at] ^= 0x20;
@@ -463,7 +463,7 @@ fn damage_anywhere_in_a_compressed_tar_is_reported() {
     }
 }
 
-/// Whether the program that packed makes the file `plain` of `bytes`, and is content.
+/// Whether the compressor decompresses `bytes` to the file `plain` without an error.
 fn unpacks(program: &str, bytes: &[u8], plain: &Path) -> bool {
     let packed = plain.with_extension("changed");
     fs::write(&packed, bytes).unwrap();
@@ -493,7 +493,7 @@ fn verify_compares_a_saved_index_and_writes_none() {
     assert!(!beside.exists());
     run(archfs().args(["index", "-q"]).arg(&archive));
     assert_eq!(verify(&archive).unwrap().findings, []);
-    // Another name where no sample is taken, at the same time: a mount believes the index.
+    // Another name in an unsampled member, with the same mtime: a mount uses the index.
     write(&with("f05x"), time);
     let findings = verify(&archive).unwrap().findings;
     assert!(
@@ -501,7 +501,7 @@ fn verify_compares_a_saved_index_and_writes_none() {
             if what.contains("says something else")),
         "{findings:?}"
     );
-    // A mount does not believe it, so it is no harm.
+    // A mount does not use it, so it does no harm.
     write(&with("f05x"), time + Duration::from_secs(1));
     let findings = verify(&archive).unwrap().findings;
     assert!(
@@ -568,7 +568,7 @@ fn every_outcome_has_its_exit_status() {
     let (code, said) = status(&[text]);
     assert_eq!(code, 3);
     assert!(said.contains("hint: "), "{said}");
-    // The worst of several counts.
+    // Of several results the worst counts.
     assert_eq!(status(&[image, text, &missing]).0, 3);
     assert_eq!(status(&[image, &missing]).0, 1);
     let (output, rows) = reported(Path::new(text));
@@ -579,7 +579,7 @@ fn every_outcome_has_its_exit_status() {
 #[test]
 fn verify_shows_a_progress_bar_and_ends_at_once_on_a_signal() {
     let work = work_folder();
-    // Without the mark of an end.
+    // Without the end-of-archive marker.
     let archive = tar::slow_archive(work.path(), 20);
     let line = format!("{} verify {}", env!("CARGO_BIN_EXE_archfs"), archive.display());
     let mut terminal = Command::new("script");
@@ -621,7 +621,7 @@ fn memory_does_not_grow_with_the_archive() {
     let status = format!("/proc/{}/status", child.id());
     let mut most = 0;
     while child.try_wait().unwrap().is_none() {
-        // Gone with the process.
+        // Empty once the process has exited.
         let text = fs::read_to_string(&status).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());

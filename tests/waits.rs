@@ -13,7 +13,7 @@ use support::mount::Mounted;
 use support::stage::{Stage, Stopped, said, stage};
 use support::{archfs, wait_until};
 
-/// A line of bash at a terminal; what is written there goes to the file `shown`.
+/// A bash line at a terminal, whose output goes to the file `shown`.
 fn at_a_terminal(stage: &Stage, line: &str) -> Terminal {
     let script = format!("exec {line}");
     fs::write(stage.work.path().join("script"), script).unwrap();
@@ -24,7 +24,7 @@ fn at_a_terminal(stage: &Stage, line: &str) -> Terminal {
     Terminal(terminal.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
 }
 
-/// A terminal, which is gone when the test ends, however it ends.
+/// A terminal; its processes are ended when the test ends.
 struct Terminal(Child);
 
 impl Drop for Terminal {
@@ -46,7 +46,7 @@ fn a_wait_shows_its_reason_and_time_and_is_erased_afterwards() {
     wait_until("it is shown", || shown(&stage).contains("waiting for a mount at mount (2s)"));
     let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     assert!(waiting.0.wait().unwrap().success());
-    // Cleared at the end: what comes last is no text.
+    // Erased at the end: after the text comes the sequence that clears the line.
     let text = shown(&stage);
     let after = text.rsplit("waiting for a mount").next().unwrap();
     assert!(after.contains("\u{1b}[2K"), "{text:?}");
@@ -79,7 +79,7 @@ fn wait_reports_a_mount_that_cannot_be_read_yet() {
     let Some(stage) = stage() else { return };
     let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     let stopped = Stopped::new(stage.daemon());
-    // stat(2) would be answered from the kernel's cache.
+    // The kernel's cache would answer stat(2).
     assert!(stage.mount_point.is_dir());
     let before = Instant::now();
     let output = stage.ends(&["wait", "mount", "--timeout", "2s"]);

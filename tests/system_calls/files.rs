@@ -19,12 +19,12 @@ use super::{BLOCK, requests, with_mount};
 #[test]
 fn only_the_first_open_sends_a_request() {
     with_mount(|mount, tree| {
-        // Opening is counted among the rest of the requests.
+        // Other requests are counted together with OPEN.
         let other = || requests(mount, "other");
         for name in ["text-10", "many"] {
             File::open(mount.join(name)).unwrap();
         }
-        // What the question itself costs, if anything.
+        // The requests that the statistics themselves cost.
         let before = [other(), other()];
         let names = fs::read_dir(tree.join("many")).unwrap().map(|it| it.unwrap().file_name());
         for name in names.take(300) {
@@ -99,14 +99,14 @@ fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_correct() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
-    // Three blocks that compress alike, each with the checksum of zlib.
+    // Three blocks that compress alike, each with a zlib checksum.
     let noise = source::noise(1, 3 * BLOCK / 2);
     let bytes: Vec<u8> = noise.into_iter().flat_map(|byte| [byte, b'x']).collect();
     fs::write(source.join("file"), &bytes).unwrap();
     let options = ["-comp", "gzip", "-no-fragments"];
     let image = image::make(work.path(), "image.sqfs", &source, &options);
     let mut packed = fs::read(&image).unwrap();
-    // Data lie between the superblock and the table of inodes, of which it says at 64 where it is.
+    // Data is between the superblock and the inode table, whose position is at offset 64.
     let tables = u64::from_le_bytes(packed[64..72].try_into().unwrap()) as usize;
     let middle = (96 + tables) / 2;
     packed[middle..middle + 30].fill(0xaa);
@@ -128,7 +128,7 @@ fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_correct() {
     let (_, mount_point) = log.split_once("squashfs data block at 0x").expect(&log);
     let digits = mount_point.split(|c: char| !c.is_ascii_hexdigit()).next().unwrap();
     let mount_point = usize::from_str_radix(digits, 16).unwrap();
-    // Behind the first of three, and not the third one.
+    // After the first of three blocks, and not in the third.
     let third = (tables - 96) / 3;
     assert!((96 + third / 2..=middle).contains(&mount_point), "{mount_point:#x}: {log}");
 }
@@ -164,7 +164,7 @@ fn lseek_finds_holes_and_the_end_of_file() {
     with_mount(|mount, _| {
         let file = File::open(mount.join("sparse")).unwrap();
         let end = file.metadata().unwrap().len();
-        // Six bytes at 5,000,000: the block that they lie in.
+        // Six bytes at offset 5,000,000: data in the block that contains them.
         let block = 5_000_000 / BLOCK * BLOCK;
         assert_eq!(seek(&file, SeekFrom::Data(0)), Ok(block));
         assert_eq!(seek(&file, SeekFrom::Hole(block)), Ok(block + BLOCK));
@@ -186,7 +186,7 @@ fn zeros_in_the_tail_of_a_file_are_data() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
-    // A tail of zeros alone would be stored as a hole.
+    // A tail of only zeros would be stored as a hole.
     let end = 2 * BLOCK + 10_000;
     let mut bytes = vec![0; end as usize];
     *bytes.last_mut().unwrap() = b'x';

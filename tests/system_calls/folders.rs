@@ -12,12 +12,12 @@ use rustix::fs::{Dir, DirEntry, FileType};
 
 use super::{requests, with_each_format, with_mount};
 
-/// All entries of a folder, in the order of getdents(2).
+/// All entries of a directory, in the order of getdents(2).
 fn listed(folder: &Path) -> Vec<DirEntry> {
     Dir::read_from(File::open(folder).unwrap()).unwrap().map(|entry| entry.unwrap()).collect()
 }
 
-/// That `folder` of the mount has the entries of that in `tree`, as is promised of listings.
+/// Checks that `folder` of the mount lists the entries of `tree` as promised.
 fn assert_listed(mount: &Path, tree: &Path, folder: &str) {
     let listed = listed(&mount.join(folder));
     let names: Vec<&[u8]> = listed.iter().map(|entry| entry.file_name().to_bytes()).collect();

@@ -9,8 +9,8 @@ use super::support::mount::{CleanUp, Mounted};
 use super::support::{can_mount, run, work_folder};
 use super::{Format, archives, small_tree};
 
-/// Makes handles of files of one mount, has the kernel forget their inodes, and opens them on
-/// another mount: prints their contents.
+/// Makes handles of files on one mount, makes the kernel drop their inodes, opens the handles on
+/// another mount, and prints the contents.
 const OPEN: &str = r#"
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -76,7 +76,8 @@ fn handles_stay_valid_after_eviction_and_at_the_next_mount() {
     }
 }
 
-/// An overlay on a mount, gone at the end. What was written to another one before is in it.
+/// An overlay on a mount, removed when dropped. It reuses the upper directory of an earlier
+/// overlay.
 fn overlay(work: &Path, lower: &Path) -> Result<(PathBuf, CleanUp), String> {
     let [upper, inner, mount_point] = ["upper", "inner", "overlay"].map(|name| work.join(name));
     let options = format!(
@@ -121,7 +122,7 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
         };
         let number = |name: &str| fs::metadata(mount_point.join(name)).unwrap().ino();
         let before = number("folder/b");
-        // Written through one of its names, a file is so at the other: that takes the index.
+        // A file written through one name must change under its other name, which needs the index.
         fs::write(mount_point.join("folder/a"), "written").unwrap();
         fs::write(mount_point.join("folder/b"), "written, too").unwrap();
         run(Command::new("sh").args(["-c", "echo 2 > /proc/sys/vm/drop_caches"]));
@@ -132,7 +133,7 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
         );
         assert_eq!(number("folder/a"), number("folder/hard"), "{format:?}");
         assert_eq!(number("folder/b"), before, "{format:?}: also after it was copied up");
-        // And at the next mount of the archive below it.
+        // Again at the next mount of the lower archive.
         drop(clean_up);
         drop(lower);
         let lower = Mounted::archfs(&archive, &work.path().join("mount"), &[]);

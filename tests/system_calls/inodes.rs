@@ -44,7 +44,7 @@ fn stat_shows_the_packed_metadata_and_one_timestamp() {
         }
     });
     with_mount(|mount, tree| {
-        // The last second of 32 bits, and the first one of a sign.
+        // The last second of 32 unsigned bits, and the first that would be negative if signed.
         for (name, second) in [("text-1", 4_294_967_295), ("fifo", 2_147_483_648)] {
             check(mount, tree, name, false);
             assert_eq!(fs::metadata(mount.join(name)).unwrap().mtime(), second, "{name}");
@@ -94,7 +94,7 @@ fn the_block_size_lets_python_read_a_jpeg_at_once() {
         let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
         let picture = mounted.path().join("picture");
         assert_eq!(fs::metadata(&picture).unwrap().blksize(), unit, "{}", archive.display());
-        // As a library does that looks at the first bytes to learn what it is.
+        // Like a library that reads the first bytes to detect the type.
         let script = "import os, sys\nit = open(sys.argv[1], 'rb')\nit.read(10)\n\
                       print(os.lseek(it.fileno(), 0, os.SEEK_CUR))";
         let output = run(Command::new("python3").arg("-c").arg(script).arg(picture));
@@ -218,7 +218,7 @@ fn attributes_are_shown_as_packed_and_cannot_be_set() {
 fn an_archive_without_attributes_supports_none() {
     with_each_format(|format, mount, _| {
         let mut value = [0; 100];
-        // Whatever is asked first, and again.
+        // In any order, and again.
         for file in ["folder/a", "folder/b", "folder/a"] {
             let path = mount.join(file);
             let listed = listxattr(&path, &mut value[..]);
@@ -244,7 +244,7 @@ fn a_large_or_missing_attribute_gives_its_error() {
     });
 }
 
-/// A mount of a tree with these files, as `prepare` makes them.
+/// A mount of a tree with these files, which `prepare` changes.
 fn with_files(options: &[&str], prepare: impl Fn(&Path), test: impl Fn(&Path)) {
     if !can_mount() {
         return;
@@ -300,7 +300,7 @@ fn trusted_attributes_are_listed_only_to_processes_that_can_read_them() {
     };
     with_files(&["-oallow_other"], prepare, |mount| {
         let file = mount.join("file");
-        // The names alone, or with the values, for which each is read.
+        // Only the names, or with the values, each of which is read.
         let listed_by = |words: &[&str], how: &str| {
             let mut command = Command::new("setpriv");
             command.args(words).args(["getfattr", "--absolute-names", how, "--match=-"]).arg(&file);
@@ -327,13 +327,13 @@ fn inode_numbers_fit_32_bits_and_match_the_kernel() {
     }
     let tree = source::varied();
     let work = work_folder();
-    // An inode table of more than 64 KiB: references into it take more than 32 bits.
+    // The inode table exceeds 64 KiB, so references into it need more than 32 bits.
     let with_table = |name: &str, options: &[&str]| {
         image::make(work.path(), name, &tree, &[&["-comp", "zstd", "-noI"], options].concat())
     };
     let (exported, plain) = (with_table("a.sqfs", &[]), with_table("b.sqfs", &["-no-exports"]));
     let mount_point = work.path().join("mount");
-    // Of each name the number, from stat and from the listing.
+    // The inode number of each name, from stat and from the listing.
     let numbers = |mount: &Path| {
         let mut found = BTreeMap::new();
         let mut waiting = vec![mount.to_owned()];

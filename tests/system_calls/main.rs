@@ -23,10 +23,10 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, makedev, mk
 use support::mount::Mounted;
 use support::{archfs, can_mount, image, run, source, work_folder};
 
-/// Bytes of a block in the images of `with_mount`.
+/// Block size of the images of `with_mount`.
 const BLOCK: u64 = 16 << 10;
 
-/// A mount of the varied tree in an image with small blocks, and that tree.
+/// Mounts the varied tree as an image with small blocks, for a check against that tree.
 fn with_mount(test: impl Fn(&Path, &Path)) {
     if !can_mount() {
         return;
@@ -38,7 +38,7 @@ fn with_mount(test: impl Fn(&Path, &Path)) {
     test(mounted.path(), &tree);
 }
 
-/// A mount of a small tree in an image and in a tar, one after the other, and that tree.
+/// Mounts a small tree as an image and then as a tar, for a check against that tree.
 fn with_each_format(test: impl Fn(Format, &Path, &Path)) {
     if !can_mount() {
         return;
@@ -67,10 +67,11 @@ fn archives(work: &Path, tree: &Path) -> [(Format, PathBuf); 2] {
     [(Format::Image, image), (Format::Tar, tar)]
 }
 
-/// Names whose order by bytes is another one than that of words.
+/// Names whose byte order differs from the alphabetical order.
 const NAMES: [&[u8]; 9] = [b"b", b"B", b"a", b"a-", b"a.b", b"ab", b"\xff", b"\x01", b" "];
 
-/// A file of each kind that every format has, in a folder; times with fractions, no attributes.
+/// A file of each kind that every format supports, in a directory; times with fractions, no
+/// extended attributes.
 fn small_tree(work: &Path) -> PathBuf {
     let tree = work.join("tree");
     let folder = tree.join("folder");
@@ -92,7 +93,7 @@ fn small_tree(work: &Path) -> PathBuf {
     tree
 }
 
-/// How many requests of a kind the kernel has sent for the mount so far, as docs/STATS.md has them.
+/// Number of requests of that kind sent by the kernel so far (docs/STATS.md).
 fn requests(mount: &Path, kind: &str) -> u64 {
     let output = run(archfs().args(["stats", "--json"]).arg(mount));
     let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
