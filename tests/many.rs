@@ -493,7 +493,7 @@ fn archives_of_both_formats_merge_into_one_tree() {
         let _clean_up = CleanUp(mount_point.clone());
         said(mount.args(["mount", "--keep"]).args(&archives).arg(&mount_point))
     };
-    // same twice, the folder with what is in it, the file: and no more.
+    // `same` in two archives, one directory and its file, and one file.
     assert!(told.contains("4 files hidden"), "{told}");
     assert!(told.contains("mounted 3 archives at "), "{told}");
 

@@ -34,7 +34,6 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
     let mount = |word: &str| {
         // The process that started the tests may ignore some signals (nohup, a shell's background
         // job), and children inherit that.
-        // children inherit that.
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg(word).arg(&archive);
         match word {

@@ -76,7 +76,6 @@ fn assert_same_tree(what: &str, archive: &Path, expected: &Lines) {
 }
 
 /// A sound archive gives no messages, whatever its compressor added (pixz: a list of members).
-/// members).
 fn assert_nothing_said(what: &str, archive: &Path) {
     let output = run(support::archfs().arg("ls").arg(archive));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{what}");
@@ -84,7 +83,6 @@ fn assert_nothing_said(what: &str, archive: &Path) {
 
 /// Sixteen processes read the files of a mount, each in its own order. Of the small files, every
 /// twentieth is enough.
-/// files every twentieth is enough.
 fn assert_read_by_many(what: &str, archive: &Path, expected: &Lines) {
     let mut list = String::new();
     let regular = expected.iter().filter(|(_, line)| line.starts_with('-'));

@@ -1,6 +1,4 @@
 //! After a round: `mount`, `run`, `unmount` and `gc` work at its mount point, whatever was killed.
-//! Owns the next `mount`, `run`, `unmount` and `gc` there, at once and later; leaves what has to be
-//! gone to `round`.
 
 use std::process::Command;
 use std::time::Instant;

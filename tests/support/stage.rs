@@ -55,7 +55,6 @@ impl Stage {
     pub fn bash(&self, script: &str) -> Command {
         // The process that started the tests may ignore some signals (nohup, a shell's background
         // job), and children inherit that.
-        // children inherit that.
         let mut command = Command::new("env");
         command.args(["--default-signal", "bash", "-c", script]).current_dir(self.work.path());
         command.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env("IMAGE", &self.image);
@@ -76,7 +75,6 @@ impl Stage {
 
     /// Reads in another process. A file open in this process would also be open for a moment in
     /// every program that a concurrent test starts, and keep the mount in use.
-    /// beside it starts, for a moment, and keeps the mount from being unmounted.
     pub fn assert_readable(&self) {
         let output = run(Command::new("cat").arg(self.mount_point.join("hello")));
         assert_eq!(output.stdout, b"hello, world\n");
@@ -106,7 +104,6 @@ impl Stopped {
 
     /// Stops the daemon of the stage and waits until the kernel's cache of the root has expired, so
     /// that stat(2) hangs. It expires after half of `--idle-timeout`.
-    /// forgets after half of the time of `--idle-timeout`.
     pub fn and_forgotten(stage: &Stage) -> Self {
         let stopped = Self::new(stage.daemon());
         wait_until("stat(2) hangs", || {

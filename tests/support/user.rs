@@ -49,7 +49,6 @@ pub struct User {
 impl User {
     /// The user `uid`, who must have a name for fusermount. Each test uses other users, so that
     /// each finds only its own records in /tmp/archfs-UID.
-    /// finds in /tmp/archfs-UID is its own.
     pub fn new(stage: &Stage, uid: u32) -> Self {
         let home = stage.work.path().join(format!("home-{uid}"));
         fs::create_dir(&home).unwrap();

@@ -1,4 +1,4 @@
-"""Every way in which a process can end, and that its mounts end with it."""
+"""However a process ends, its mounts end with it."""
 
 import contextlib
 import os
@@ -14,10 +14,10 @@ SOON = 5.0
 
 class EndTest(Stage):
     def gone_after(self, code, status=0, at="PLACE"):
-        """Runs `code` behind a mount until exit; the mount is gone when Python has ended."""
+        """Runs `code` after mount_until_exit; the mount must be gone when Python has exited."""
         process = self.script(f"root = archfs.mount_until_exit(IMAGE, at={at})\nprint(root)\n{code}")
         place = self.finished(process, status).splitlines()[0]
-        # Python's own exit handler has unmounted it before.
+        # Python's exit handler unmounts before the process exits.
         self.assertNotIn(place, mounted())
         self.assert_gone(place)
 
@@ -131,7 +131,7 @@ class EndTest(Stage):
         self.finished(self.script(code, env=env))
 
     def test_an_interrupt_before_the_pid_of_the_child_is_known(self):
-        """The signal that came while it was started is handled as soon as it has been."""
+        """A signal during the start of the child is handled as soon as the child has started."""
         code = """
             import _posixsubprocess, subprocess
             name = '_fork_exec' if hasattr(subprocess, '_fork_exec') else None
@@ -197,7 +197,7 @@ class EndTest(Stage):
         self.assertLess(time.monotonic() - before, SOON)
 
 
-# A program that mounts an image at once, and a tar when it is told to by a file.
+# Mounts an image immediately, and a tar once the file GO exists.
 SLOW = """
             import threading, time
             GO, STARTED, program = 'go', 'started', 'program'

@@ -1,4 +1,4 @@
-"""What goes wrong, as exceptions."""
+"""Errors are raised as the documented exceptions."""
 
 import logging
 import os
@@ -103,7 +103,7 @@ class ErrorTest(Stage):
         self.assertIn(other.stdout.strip(), {"CannotMount 4", "Error 1"}, other.stderr)
 
     def reachable(self):
-        """An environment in which anybody can run this package."""
+        """An environment in which every user can run this package."""
         package = os.path.join(self.work, "package")
         shutil.copytree(os.path.dirname(archfs.__file__), os.path.join(package, "archfs"))
         program = shutil.copy(archfs.executable(), os.path.join(package, "program"))
@@ -129,7 +129,7 @@ class ErrorTest(Stage):
             self.assertEqual((error.status, str(error)), (137, "signal 9 ended archfs"))
         with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program("exit 4")):
             self.failing(archfs.CannotMount, archfs.mount, self.image)
-        # It says that it is done, and nothing is mounted.
+        # It reports success, but nothing is mounted.
         with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program("exit 0")):
             self.failing(archfs.Error, archfs.mount, self.image)
 
@@ -159,7 +159,7 @@ class ErrorTest(Stage):
         return Watch()
 
     def test_another_child_does_not_block_mount(self):
-        """A child that has a copy of the descriptors, and lives on."""
+        """The child keeps copies of the descriptors open."""
         child = []
         real = subprocess.Popen.__init__
 

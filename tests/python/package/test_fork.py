@@ -1,4 +1,4 @@
-"""Children of a process with a mount: they read it, and do not end it."""
+"""Forked children of a process with a mount can read it and do not end it."""
 
 from stage import Stage, mounted
 
@@ -99,7 +99,7 @@ class ForkTest(Stage):
         self.assert_gone(place)
 
     def test_a_fork_while_another_thread_mounts(self):
-        """A child has no thread that would let go of a lock, and its copies of descriptors hold nobody up."""
+        """No thread in the child would release a lock. Its copies of descriptors must not block the parent."""
         output = self.finished(self.script("""
             import threading, time
             done = threading.Event()
@@ -124,7 +124,7 @@ class ForkTest(Stage):
         self.assertEqual(output, f"{[0] * 20}\n")
 
     def test_a_fork_while_another_thread_makes_a_temporary_file(self):
-        """The locks of Python's tempfile are taken in the child for ever then."""
+        """Then the lock of Python's tempfile stays locked in the child forever."""
         output = self.finished(self.script("""
             import tempfile
             tempfile.tempdir = None

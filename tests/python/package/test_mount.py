@@ -1,4 +1,4 @@
-"""mount(): where, for how long, for whom, and what is left."""
+"""mount(): the mount point, the lifetime, access, and cleanup."""
 
 import contextlib
 import gc
@@ -189,7 +189,7 @@ class MountTest(Stage):
         self.assertFalse(mount.path.exists())
 
     def test_unmount_returns_when_the_program_ends(self):
-        """It says nothing more some time before it has ended."""
+        """The program closes stderr some time before it exits."""
         program = os.path.join(self.work, "program")
         with open(program, "w", encoding="utf-8") as file:
             file.write(f'#!/bin/sh\n"{archfs.executable()}" "$@"\nexec 2>&-\nsleep 0.02\n')

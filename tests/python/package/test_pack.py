@@ -85,7 +85,7 @@ class PackTest(Stage):
         self.assertIn("not there", "".join(told.output))
 
     def test_on_a_terminal_the_bar_is_drawn_and_other_lines_are_in_the_exception(self):
-        """A program that draws as archfs does, so that it need not take long."""
+        """A stand-in that draws a progress bar like archfs, so that the test is short."""
         program = os.path.join(self.work, "program")
         with open(program, "w", encoding="utf-8") as file:
             file.write(
@@ -113,7 +113,7 @@ class PackTest(Stage):
         self.assertEqual((shown, said), (b"", "2\n"))
 
     def at_a_terminal(self, code):
-        """What Python with that code shows on its standard error, a terminal, and what it prints."""
+        """Runs code with a terminal as stderr; returns the text on the terminal and the stdout."""
         ours, theirs = pty.openpty()
         subprocess.run(["stty", "rows", "33", "cols", "77"], stdin=theirs, check=True)
         shown = bytearray()

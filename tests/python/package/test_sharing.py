@@ -1,4 +1,4 @@
-"""Processes that mount the same archives, as the ranks of a node do."""
+"""Processes that mount the same archives, such as the ranks of a node, share a mount."""
 
 import os
 import signal
@@ -97,7 +97,7 @@ class SharingTest(Stage):
         self.assertNotIn(self.place, mounted())
 
     def test_ranks_that_start_and_end_always_have_their_files(self):
-        """No rank that leaves takes the mount from one that has just come."""
+        """A rank that ends does not unmount the files of one that has just started."""
         code = """
             for _ in range(15):
                 with archfs.mount(IMAGE, at=PLACE) as root:
@@ -110,7 +110,7 @@ class SharingTest(Stage):
         self.assert_gone(self.place)
 
     def test_a_batch_job_has_no_other_rules(self):
-        """There `archfs mount` alone would hold for the job's script, and `archfs unmount` give that back."""
+        """In a batch job, `archfs mount` would hold for the job script, and `archfs unmount` would release that."""
         job = dict(os.environ, SLURM_JOB_ID="17", SLURM_TASK_PID=str(os.getpid()))
         rank = self.script(RANK, env=job)
         self.line(rank)
@@ -124,7 +124,7 @@ class SharingTest(Stage):
         self.assertNotIn(self.place, mounted())
 
     def test_a_daemon_asked_to_exit_keeps_serving(self):
-        """As it is at scancel, while a script still writes its checkpoint."""
+        """As on scancel, while a script still writes its checkpoint."""
         rank = self.script(RANK)
         self.line(rank)
         (row,) = [line for line in run("list", "--json").splitlines() if self.place in line]
