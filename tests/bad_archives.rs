@@ -133,13 +133,13 @@ impl Case {
             // No command prints extended attributes.
             _ => return,
         };
-        let said = String::from_utf8(output.stderr).unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
         let Fault { does, path, .. } = fault;
-        let what = format!("{}, {does} {path}: {said}", self.name());
+        let what = format!("{}, {does} {path}: {stderr}", self.name());
         assert_eq!(output.status.code(), Some(status), "{what}");
-        assert!(fault.is_told(&said), "{what}\nnot all of {:?}", fault.says);
+        assert!(fault.is_reported_in(&stderr), "{what}\nnot all of {:?}", fault.says);
         let shown = self.archive.display().to_string();
-        for line in said.lines().filter(|line| line.contains(&shown)) {
+        for line in stderr.lines().filter(|line| line.contains(&shown)) {
             let index = format!("{shown}.archfs-index");
             let times = line.replace(&index, "").matches(&shown).count();
             assert!(times <= 1, "{what}\nnames the archive {times} times");
@@ -170,22 +170,25 @@ impl Case {
         let log_text = log.to_str().unwrap();
         let options = [place_text, "--keep", "--log-file", log_text, "--cache", "64M"];
         let output = self.call("mount", &options);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         if self.is_refused() {
-            assert_eq!(output.status.code(), Some(STATUS), "{name}: {said}");
-            assert!(self.faults().iter().all(|fault| fault.is_told(&said)), "{name}: {said}");
+            assert_eq!(output.status.code(), Some(STATUS), "{name}: {stderr}");
+            assert!(
+                self.faults().iter().all(|fault| fault.is_reported_in(&stderr)),
+                "{name}: {stderr}"
+            );
             assert!(!is_mounted(mount_point), "{name} is refused and mounted");
             return;
         }
-        assert!(output.status.success(), "{name}: {said}");
+        assert!(output.status.success(), "{name}: {stderr}");
         for fault in self.faults() {
             if let Some(outcome) = fault.ask(mount_point) {
                 let error = outcome.err().map(|error| error.raw_os_error());
                 let Fault { does, path, .. } = &fault;
                 assert_eq!(error, Some(Some(EIO)), "{name}: {does} {path}");
             }
-            let logged = fs::read_to_string(&log).unwrap_or_default() + &said;
-            assert!(fault.is_told(&logged), "{name}: {logged}\nnot all of {:?}", fault.says);
+            let logged = fs::read_to_string(&log).unwrap_or_default() + &stderr;
+            assert!(fault.is_reported_in(&logged), "{name}: {logged}\nnot all of {:?}", fault.says);
         }
         for (path, length, sum) in self.healthy() {
             let bytes =
@@ -195,11 +198,11 @@ impl Case {
         }
         // Walks the whole tree, as `find` does. Every error must be EIO.
         let mut folders = vec![mount_point.to_owned()];
-        while let Some(folder) = folders.pop() {
-            let entries = match fs::read_dir(&folder) {
+        while let Some(directory) = folders.pop() {
+            let entries = match fs::read_dir(&directory) {
                 Ok(entries) => entries,
                 Err(error) => {
-                    assert_eq!(error.raw_os_error(), Some(EIO), "{name}: {}", folder.display());
+                    assert_eq!(error.raw_os_error(), Some(EIO), "{name}: {}", directory.display());
                     continue;
                 }
             };
@@ -215,7 +218,7 @@ impl Case {
 }
 
 impl Fault<'_> {
-    fn is_told(&self, text: &str) -> bool {
+    fn is_reported_in(&self, text: &str) -> bool {
         self.says.iter().all(|words| text.contains(words))
     }
 
@@ -257,8 +260,8 @@ fn each(cases: Vec<Case>, check: impl Fn(&Case) + Sync) -> usize {
     cases.len()
 }
 
-fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|path| (path.file_name().unwrap().into(), fs::read(&path).unwrap())).collect()
 }
 

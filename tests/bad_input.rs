@@ -30,14 +30,14 @@ fn stage() -> Option<(CleanUp, tempfile::TempDir, PathBuf)> {
 /// Checks that a mount fails with that status and text, on one line and perhaps a hint.
 fn refuses(image: &Path, mount_point: &Path, status: i32, text: &str) {
     let output = mount(image, mount_point);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(status), "{said}");
-    assert!(said.contains(text), "{said}, not {text}");
-    let mut lines = said.lines();
-    assert!(lines.next().unwrap().starts_with("archfs: "), "{said}");
-    assert!(lines.next().is_none_or(|line| line.starts_with("hint: ")), "{said}");
-    assert!(lines.next().is_none(), "{said}");
-    assert!(!support::mount::is_mounted(mount_point), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{stderr}");
+    assert!(stderr.contains(text), "{stderr}, not {text}");
+    let mut lines = stderr.lines();
+    assert!(lines.next().unwrap().starts_with("archfs: "), "{stderr}");
+    assert!(lines.next().is_none_or(|line| line.starts_with("hint: ")), "{stderr}");
+    assert!(lines.next().is_none(), "{stderr}");
+    assert!(!support::mount::is_mounted(mount_point), "{stderr}");
 }
 
 #[test]
@@ -123,9 +123,9 @@ fn a_bad_mount_point_exits_with_status_1() {
     let other = work.path().join("other.sqfs");
     fs::copy(&image, &other).unwrap();
     let output = mount(&other, &mount_point);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("small.sqfs (fuse.archfs) is mounted here"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("small.sqfs (fuse.archfs) is mounted here"), "{stderr}");
     assert!(mount_point.join("hello").exists(), "the mount that was there still works");
     unmount(&mount_point);
 }
@@ -145,11 +145,11 @@ fn usage_errors_exit_with_status_2() {
     assert_eq!(status(&["mount", "--index", "i", "a", "b", "c"]), Some(2));
     for arguments in [&["mount", "only-one"][..], &["mount", "--cache", "lots", "a", "b"], &["fly"]]
     {
-        let said = archfs().args(arguments).output().unwrap().stderr;
-        let said = String::from_utf8(said).unwrap();
-        let lines: Vec<_> = said.lines().collect();
-        assert!(lines.len() == 2 && lines[0].starts_with("archfs: "), "{said}");
-        assert!(lines[1].starts_with("hint: "), "{said}");
+        let stderr = archfs().args(arguments).output().unwrap().stderr;
+        let stderr = String::from_utf8(stderr).unwrap();
+        let lines: Vec<_> = stderr.lines().collect();
+        assert!(lines.len() == 2 && lines[0].starts_with("archfs: "), "{stderr}");
+        assert!(lines[1].starts_with("hint: "), "{stderr}");
     }
     assert_eq!(status(&["--help"]), Some(0));
     assert_eq!(status(&["mount", "--help"]), Some(0));

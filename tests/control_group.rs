@@ -57,9 +57,9 @@ fn finds_the_limit_below_a_bind_mount_of_a_subtree() {
         return;
     };
     let work = work_folder();
-    let (folder, mount_point) = (group.folder().display(), work.path().display());
+    let (directory, mount_point) = (group.folder().display(), work.path().display());
     let change =
-        format!("mount --bind {folder} {mount_point}; mount -t tmpfs none /sys/fs/cgroup;");
+        format!("mount --bind {directory} {mount_point}; mount -t tmpfs none /sys/fs/cgroup;");
     assert_eq!(cache(&group, &change, ""), LIMIT / 4);
     // The mount's root is the group of the namespace.
     assert_eq!(cache(&group, &change, "unshare -C"), LIMIT / 4);

@@ -148,24 +148,24 @@ fn lists_and_looks_up_a_hundred_thousand_names() {
         return;
     }
     let tree = source::large();
-    let folder = "hundred-thousand";
+    let directory = "hundred-thousand";
     let names = |root: &Path| -> Vec<_> {
-        fs::read_dir(root.join(folder)).unwrap().map(|e| e.unwrap().file_name()).collect()
+        fs::read_dir(root.join(directory)).unwrap().map(|e| e.unwrap().file_name()).collect()
     };
     let expected: BTreeSet<_> = names(&tree).into_iter().collect();
     let work = work_folder();
     for compressor in image::COMPRESSORS {
         let options = ["-comp", compressor];
-        let image = image::make(work.path(), "image.sqfs", &tree.join(folder), &options);
-        let place = work.path().join("mount");
-        let mounted = Mounted::archfs(&image, &place, &[]);
+        let image = image::make(work.path(), "image.sqfs", &tree.join(directory), &options);
+        let mount_point = work.path().join("mount");
+        let mounted = Mounted::archfs(&image, &mount_point, &[]);
         let listed: Vec<_> =
             fs::read_dir(mounted.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(listed.len(), 100_000, "{compressor}: each name once");
         assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), expected, "{compressor}");
         // A new mount looks up every name separately, through the directory index.
         drop(mounted);
-        let mounted = Mounted::archfs(&image, &place, &[]);
+        let mounted = Mounted::archfs(&image, &mount_point, &[]);
         for name in expected.iter().step_by(97) {
             let found = fs::symlink_metadata(mounted.path().join(name));
             assert!(found.is_ok(), "{compressor}: {name:?}");
@@ -240,9 +240,9 @@ fn subdir_and_uid_gid_options_change_root_and_owners() {
     let tree = source::varied();
     let work = work_folder();
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     for option in ["--subdir=many", "-osubdir=/deep/../link-folder/"] {
-        let mounted = Mounted::archfs(&image, &place, &[option]);
+        let mounted = Mounted::archfs(&image, &mount_point, &[option]);
         let mut expected = take(&tree.join("many"), Depth::Everything);
         let mut found = take(mounted.path(), Depth::Everything);
         // Only one of the three hard links is inside this directory.
@@ -252,7 +252,7 @@ fn subdir_and_uid_gid_options_change_root_and_owners() {
         assert_same(option, &expected, &found);
         assert_eq!(fs::metadata(mounted.path()).unwrap().ino(), 1);
     }
-    let mounted = Mounted::archfs(&image, &place, &["-ouid=1234,gid=5678"]);
+    let mounted = Mounted::archfs(&image, &mount_point, &["-ouid=1234,gid=5678"]);
     for (_, node) in take(mounted.path(), Depth::NoXattrs) {
         assert_eq!((node.uid, node.gid), (1234, 5678));
     }

@@ -116,7 +116,7 @@ impl Found {
 fn assert_nothing_left() {
     wait_until("nothing is left of a trial", || {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let folders = ["/dev/shm", "/tmp"].map(|folder| fs::read_dir(folder).unwrap());
+        let folders = ["/dev/shm", "/tmp"].map(|directory| fs::read_dir(directory).unwrap());
         let mut names = folders
             .into_iter()
             .flatten()

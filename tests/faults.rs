@@ -31,29 +31,29 @@ type Files = BTreeMap<String, Vec<u8>>;
 
 /// A directory with files that compress a little, and their contents.
 fn packed(work: &Path) -> (PathBuf, Files) {
-    let folder = work.join("source");
-    fs::create_dir(&folder).unwrap();
+    let directory = work.join("source");
+    fs::create_dir(&directory).unwrap();
     let make = |number: u64| {
         let noise = source::noise(number + 1, LEN / 2);
         let bytes: Vec<u8> = noise.iter().flat_map(|byte| [*byte, b'x']).collect();
         let name = format!("file-{number:02}");
-        fs::write(folder.join(&name), &bytes).unwrap();
+        fs::write(directory.join(&name), &bytes).unwrap();
         (name, bytes)
     };
     let files = (0..12).map(make).collect();
-    (folder, files)
+    (directory, files)
 }
 
 /// The kinds of archive that are read in different ways. Every other kind is read like the last
 /// one.
 const KINDS: [&str; 4] = ["sqfs", "tar", "tar.gz", "tar.xz"];
 
-fn archive(work: &Path, folder: &Path, kind: &str) -> PathBuf {
+fn archive(work: &Path, directory: &Path, kind: &str) -> PathBuf {
     if kind == "sqfs" {
-        return image::make(work, "data.sqfs", folder, &["-comp", "zstd"]);
+        return image::make(work, "data.sqfs", directory, &["-comp", "zstd"]);
     }
     let stored = work.join("data.tar");
-    tar::pack(&stored, folder);
+    tar::pack(&stored, directory);
     let program = match kind {
         "tar" => return stored,
         "tar.gz" => "gzip -1 -c",
@@ -110,9 +110,9 @@ fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
         return;
     }
     let work = work_folder();
-    let (folder, files) = packed(work.path());
+    let (directory, files) = packed(work.path());
     for kind in KINDS {
-        let archive = archive(work.path(), &folder, kind);
+        let archive = archive(work.path(), &directory, kind);
         let faulty = Faulty::new(&archive, &work.path().join(format!("faulty-{kind}")));
         let mount_point = work.path().join("mount");
         // The smallest cache, so that reads reach the archive.
@@ -255,8 +255,8 @@ fn plain(kind: &str) -> Plain {
 
 fn plain_with(kind: &str, options: &[&str]) -> Plain {
     let work = work_folder();
-    let (folder, files) = packed(work.path());
-    let archive = archive(work.path(), &folder, kind);
+    let (directory, files) = packed(work.path());
+    let archive = archive(work.path(), &directory, kind);
     let log = work.path().join("log");
     let all = [&["--cache", "1M", "--log-file", log.to_str().unwrap()], options].concat();
     let mount = Mounted::archfs(&archive, &work.path().join("mount"), &all);
@@ -301,8 +301,8 @@ fn decoded_data_stays_readable_after_truncation_or_rewriting() {
     // Decoded data is cached in blocks of this size.
     for kind in ["sqfs", "tar.gz", "tar.xz"] {
         let work = work_folder();
-        let (folder, files) = packed(work.path());
-        let archive = archive(work.path(), &folder, kind);
+        let (directory, files) = packed(work.path());
+        let archive = archive(work.path(), &directory, kind);
         let mount = Mounted::archfs(&archive, &work.path().join("mount"), &["--cache", "64M"]);
         let (name, expected) = files.iter().next().unwrap();
         // Bypasses the page cache, because the kernel would read ahead and cache more.
@@ -327,14 +327,14 @@ fn decoded_data_stays_readable_after_truncation_or_rewriting() {
 
 /// Another archive with the same names.
 fn other(work: &Path, kind: &str) -> (PathBuf, Files) {
-    let folder = work.join("other");
-    fs::create_dir(&folder).unwrap();
-    let (source, mut files) = packed(&folder);
+    let directory = work.join("other");
+    fs::create_dir(&directory).unwrap();
+    let (source, mut files) = packed(&directory);
     for (name, bytes) in &mut files {
         bytes.iter_mut().for_each(|byte| *byte = !*byte);
         fs::write(source.join(name), bytes).unwrap();
     }
-    (archive(&folder, &source, kind), files)
+    (archive(&directory, &source, kind), files)
 }
 
 /// > **Replaced or deleted**: the mount keeps reading the file that was opened. A new `mount` of
@@ -566,9 +566,9 @@ fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
     for log in ["disk/log", "log"] {
         let work = work_folder();
         let disk = Disk::new(work.path(), "64M");
-        let (folder, files) = packed(work.path());
+        let (directory, files) = packed(work.path());
         let archive = disk.mount_point.join("data.tar.gz");
-        fs::copy(self::archive(work.path(), &folder, "tar.gz"), &archive).unwrap();
+        fs::copy(self::archive(work.path(), &directory, "tar.gz"), &archive).unwrap();
         // Full: neither an index, beside the archive or in the cache directory, nor statistics can
         // be saved.
         let mut filler = File::create(disk.mount_point.join("filler")).unwrap();
@@ -629,8 +629,8 @@ fn a_loop_device_of_a_truncated_file_gives_eio() {
         return;
     }
     let work = work_folder();
-    let (folder, files) = packed(work.path());
-    let archive = archive(work.path(), &folder, "sqfs");
+    let (directory, files) = packed(work.path());
+    let archive = archive(work.path(), &directory, "sqfs");
     let bytes = fs::read(&archive).unwrap();
     let attached =
         Command::new("losetup").args(["--find", "--show", "--read-only"]).arg(&archive).output();

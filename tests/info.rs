@@ -22,7 +22,7 @@ fn call(archive: &Path, options: &[&str]) -> Output {
 }
 
 /// The JSON for an archive; `info` must succeed.
-fn told(archive: &Path, options: &[&str]) -> Value {
+fn info(archive: &Path, options: &[&str]) -> Value {
     let output = call(archive, &[&["--json"], options].concat());
     assert!(output.status.success(), "{}: {output:?}", archive.display());
     let text = String::from_utf8(output.stdout).unwrap();
@@ -68,10 +68,10 @@ fn counts(root: &Path) -> Value {
     })
 }
 
-/// The entries of `told` whose keys are in `expected`.
-fn same_keys(told: &Value, expected: &Value) -> Value {
+/// The entries of `info` whose keys are in `expected`.
+fn same_keys(info: &Value, expected: &Value) -> Value {
     let keys = expected.as_object().unwrap().keys();
-    keys.map(|key| (key.clone(), told[key].clone())).collect::<serde_json::Map<_, _>>().into()
+    keys.map(|key| (key.clone(), info[key].clone())).collect::<serde_json::Map<_, _>>().into()
 }
 
 /// The value after `label` in the output of `unsquashfs -s`.
@@ -105,14 +105,14 @@ fn statistics(mut costs: Vec<u64>) -> Value {
 
 /// Checks that uncompressed bytes, compressed bytes and holes add up to the files, and so do the
 /// size classes.
-fn check_sums(told: &Value) {
-    let (image, bytes) = (&told["squashfs"], number(&told["file_bytes"]));
+fn check_sums(info: &Value) {
+    let (image, bytes) = (&info["squashfs"], number(&info["file_bytes"]));
     let stored = ["plain", "compressed", "holes"].map(|key| number(&image[key]));
-    assert_eq!(stored.iter().sum::<u64>(), bytes, "{told}");
-    let sizes = told["sizes"].as_array().unwrap();
+    assert_eq!(stored.iter().sum::<u64>(), bytes, "{info}");
+    let sizes = info["sizes"].as_array().unwrap();
     let sum = |key: &str| sizes.iter().map(|class| number(&class[key])).sum::<u64>();
     assert_eq!(sum("bytes"), bytes);
-    assert!(sum("files") <= number(&told["files"]), "a file with two names is one");
+    assert!(sum("files") <= number(&info["files"]), "a file with two names is one");
 }
 
 #[test]
@@ -126,12 +126,12 @@ fn counts_of_images_match_the_source() {
     odd.push(vec!["-comp", "zstd", "-no-xattrs", "-no-duplicates", "-nopad"]);
     for options in odd {
         let image = image::make(work.path(), "info.sqfs", &source, &options);
-        let told = told(&image, &[]);
-        assert_eq!(same_keys(&told, &expected), expected, "{options:?}");
-        check_sums(&told);
-        assert_eq!(told["format"], "squashfs");
-        assert_eq!(told["bytes"], fs::metadata(&image).unwrap().len());
-        let found = &told["squashfs"];
+        let info = info(&image, &[]);
+        assert_eq!(same_keys(&info, &expected), expected, "{options:?}");
+        check_sums(&info);
+        assert_eq!(info["format"], "squashfs");
+        assert_eq!(info["bytes"], fs::metadata(&image).unwrap().len());
+        let found = &info["squashfs"];
         let says = |label: &str| superblock(&image, label);
         assert_eq!(found["compressor"], says("Compression"), "{options:?}");
         assert_eq!(found["block_size"].to_string(), says("Block size"), "{options:?}");
@@ -143,7 +143,7 @@ fn counts_of_images_match_the_source() {
         assert_eq!(xattrs > 0, !options.contains(&"-no-xattrs"), "{options:?}");
         let names = ["files", "folders", "links", "devices", "fifos", "sockets"];
         let inodes =
-            names.map(|key| number(&told[key])).iter().sum::<u64>() - number(&told["hard_links"]);
+            names.map(|key| number(&info[key])).iter().sum::<u64>() - number(&info["hard_links"]);
         assert_eq!(inodes.to_string(), says("Number of inodes"));
     }
 }
@@ -163,9 +163,9 @@ fn the_read_cost_matches_decoding_every_block() {
         ] {
             let options = [&["-comp", "gzip"], options].concat();
             let image = image::make(work.path(), "cost.sqfs", &source, &options);
-            let told = told(&image, &[]);
-            assert_eq!(told["decoded"], decoded(&image), "{options:?}");
-            check_sums(&told);
+            let info = info(&image, &[]);
+            assert_eq!(info["decoded"], decoded(&image), "{options:?}");
+            check_sums(&info);
         }
     }
 }
@@ -183,15 +183,15 @@ fn reports_uncompressed_blocks_holes_and_duplicates() {
     hole.set_len(1 << 20).unwrap();
     let options = ["-comp", "zstd", "-no-fragments", "-b", "128K", "-Xcompression-level", "3"];
     let image = image::make(work.path(), "shares.sqfs", &source, &options);
-    let told = told(&image, &[]);
-    let found = &told["squashfs"];
+    let info = info(&image, &[]);
+    let found = &info["squashfs"];
     assert_eq!(found["plain"], 200_000);
     assert_eq!(found["compressed"], 2 * text.len());
     assert_eq!(found["shared"], text.len());
     assert_eq!(found["holes"], 1 << 20);
     assert_eq!(found["options"], "level 3");
     let len = text.len() as u64;
-    assert_eq!(told["decoded"], json!({ "mean": 2 * len / 4, "p99": len, "worst": len }));
+    assert_eq!(info["decoded"], json!({ "mean": 2 * len / 4, "p99": len, "worst": len }));
 
     // Also in fragments: two equal tails are stored once.
     let small = work.path().join("small");
@@ -201,17 +201,17 @@ fn reports_uncompressed_blocks_holes_and_duplicates() {
     }
     fs::write(small.join("d"), "y".repeat(500)).unwrap();
     let image = image::make(work.path(), "ends.sqfs", &small, &["-comp", "lz4", "-Xhc"]);
-    let told = told_of_ends(&image);
-    assert_eq!(told["decoded"], json!({ "mean": 1500, "p99": 1500, "worst": 1500 }));
+    let info = info_of_tails(&image);
+    assert_eq!(info["decoded"], json!({ "mean": 1500, "p99": 1500, "worst": 1500 }));
 }
 
-fn told_of_ends(image: &Path) -> Value {
-    let told = told(image, &[]);
-    let found = &told["squashfs"];
+fn info_of_tails(image: &Path) -> Value {
+    let info = info(image, &[]);
+    let found = &info["squashfs"];
     assert_eq!((number(&found["shared"]), &found["options"]), (2000, &json!("hc")));
     let expected = json!({ "blocks": 1, "used": 1, "compressed": 1, "bytes": 1500, "files": 4 });
     assert_eq!(found["fragments"], expected);
-    told
+    info
 }
 
 #[test]
@@ -228,15 +228,15 @@ fn counts_of_tars_match_the_source_without_decoding() {
     let index = work.path().join("index");
     let options = ["--index", index.to_str().unwrap()];
     for _ in 0..2 {
-        let told = told(&archive, &options);
-        assert_eq!(same_keys(&told, &expected), expected);
-        assert_eq!(told["decoded"], json!({ "mean": 0, "p99": 0, "worst": 0 }));
-        assert_eq!(told["bytes"], fs::metadata(&archive).unwrap().len());
-        assert_eq!(told["tar"]["container"], Value::Null);
-        assert_eq!(told["tar"]["chunks"], Value::Null);
-        assert_eq!(told["tar"]["indexed"], true, "a named index is made, and then used");
-        assert_eq!(told["tar"]["xattrs"], true);
-        assert!(number(&told["tar"]["holes"]) > 25 << 20);
+        let info = info(&archive, &options);
+        assert_eq!(same_keys(&info, &expected), expected);
+        assert_eq!(info["decoded"], json!({ "mean": 0, "p99": 0, "worst": 0 }));
+        assert_eq!(info["bytes"], fs::metadata(&archive).unwrap().len());
+        assert_eq!(info["tar"]["container"], Value::Null);
+        assert_eq!(info["tar"]["chunks"], Value::Null);
+        assert_eq!(info["tar"]["indexed"], true, "a named index is made, and then used");
+        assert_eq!(info["tar"]["xattrs"], true);
+        assert!(number(&info["tar"]["holes"]) > 25 << 20);
     }
 }
 
@@ -260,13 +260,13 @@ fn a_file_in_a_compressed_tar_costs_its_chunks() {
         costs.push(if size == 0 { 0 } else { (end.min(bytes.len()) - first) as u64 });
         at += size.next_multiple_of(512);
     }
-    let told = told(&archive, &[]);
-    assert_eq!(told["decoded"], statistics(costs));
-    assert_eq!(told["tar"]["container"], "zstd");
-    assert_eq!(told["tar"]["bytes"], bytes.len());
-    assert_eq!(told["tar"]["chunks"], bytes.len().div_ceil(FRAME));
-    assert_eq!(told["tar"]["largest_chunk"], FRAME);
-    assert_eq!(told["tar"]["spooled"], false);
+    let info = info(&archive, &[]);
+    assert_eq!(info["decoded"], statistics(costs));
+    assert_eq!(info["tar"]["container"], "zstd");
+    assert_eq!(info["tar"]["bytes"], bytes.len());
+    assert_eq!(info["tar"]["chunks"], bytes.len().div_ceil(FRAME));
+    assert_eq!(info["tar"]["largest_chunk"], FRAME);
+    assert_eq!(info["tar"]["spooled"], false);
 
     // One frame, so every read decodes all of it.
     let plain = work.path().join("plain.tar");
@@ -276,11 +276,11 @@ fn a_file_in_a_compressed_tar_costs_its_chunks() {
         let packed = work.path().join("one.tar.packed");
         let script = format!("{program} < \"$1\" > \"$2\"");
         run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&packed));
-        let told = self::told(&packed, &[]);
+        let info = self::info(&packed, &[]);
         let cost = json!({ "mean": len, "p99": len, "worst": len });
-        assert_eq!((&told["decoded"], &told["tar"]["chunks"]), (&cost, &json!(1)), "{program}");
-        assert_eq!(told["tar"]["container"], program.split(' ').next().unwrap());
-        assert_eq!(told["bytes"], fs::metadata(&packed).unwrap().len());
+        assert_eq!((&info["decoded"], &info["tar"]["chunks"]), (&cost, &json!(1)), "{program}");
+        assert_eq!(info["tar"]["container"], program.split(' ').next().unwrap());
+        assert_eq!(info["bytes"], fs::metadata(&packed).unwrap().len());
     }
 }
 
@@ -290,9 +290,9 @@ fn reports_that_a_giant_frame_is_decoded_at_each_mount() {
     let archive = work.path().join("giant.tar.zst");
     let script = "cd \"$1\"; truncate -s 100M zeros; tar -cf - zeros | zstd -q -1 > \"$2\"";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(work.path()).arg(&archive));
-    let told = told(&archive, &[]);
-    assert_eq!((&told["tar"]["spooled"], &told["tar"]["chunks"]), (&json!(true), &Value::Null));
-    let advice = told["advice"][0].as_str().unwrap();
+    let info = info(&archive, &[]);
+    assert_eq!((&info["tar"]["spooled"], &info["tar"]["chunks"]), (&json!(true), &Value::Null));
+    let advice = info["advice"][0].as_str().unwrap();
     assert!(advice.contains("temporary file") && advice.contains("archfs pack"), "{advice}");
 }
 
@@ -354,15 +354,15 @@ fn nested_archives_are_reported_under_their_paths() {
     let image = fs::read(image).unwrap();
     let outer = work.path().join("outer.tar");
     fs::write(&outer, tar::of(&[("in/a.tar", &inner), ("in/b.sqfs", &image)])).unwrap();
-    assert_eq!(told(&outer, &[])["within"], json!([]));
-    let told = told(&outer, &["--recursive"]);
-    let within = told["within"].as_array().unwrap();
+    assert_eq!(info(&outer, &[])["within"], json!([]));
+    let info = info(&outer, &["--recursive"]);
+    let within = info["within"].as_array().unwrap();
     let found: Vec<_> = within
         .iter()
         .map(|row| (row["path"].as_str().unwrap(), &row["format"], number(&row["file_bytes"])))
         .collect();
     assert!(found.contains(&("in/b", &json!("squashfs"), 4)), "{found:?}");
-    assert_eq!(told["archive"], outer.to_str().unwrap());
+    assert_eq!(info["archive"], outer.to_str().unwrap());
     assert!(within.iter().all(|row| row["archive"] == Value::Null));
 }
 
@@ -375,10 +375,10 @@ fn reports_an_image_at_an_offset() {
     let shifted = work.path().join("shifted");
     fs::write(&shifted, bytes).unwrap();
     assert_eq!(call(&shifted, &[]).status.code(), Some(3));
-    let (mut one, mut other) = (told(&image, &[]), told(&shifted, &["--offset", "4K"]));
-    for told in [&mut one, &mut other] {
-        told["archive"] = Value::Null;
-        told["advice"] = Value::Null;
+    let (mut one, mut other) = (info(&image, &[]), info(&shifted, &["--offset", "4K"]));
+    for info in [&mut one, &mut other] {
+        info["archive"] = Value::Null;
+        info["advice"] = Value::Null;
     }
     assert_eq!(one, other);
 }
@@ -398,26 +398,26 @@ fn failures_have_one_line_and_the_status_of_their_cause() {
         let output = call(&archive, &["--json"]);
         assert_eq!(output.status.code(), Some(status), "{output:?}");
         assert_eq!(output.stdout, b"");
-        let said = String::from_utf8(output.stderr).unwrap();
-        let lines: Vec<_> = said.lines().collect();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let lines: Vec<_> = stderr.lines().collect();
         assert!(lines[0].starts_with("archfs: ") && lines[0].contains(archive.to_str().unwrap()));
-        assert!(lines[1..].iter().all(|line| line.starts_with("hint: ")), "{said}");
-        assert!(lines.len() <= 2, "{said}");
+        assert!(lines[1..].iter().all(|line| line.starts_with("hint: ")), "{stderr}");
+        assert!(lines.len() <= 2, "{stderr}");
     }
 }
 
 #[test]
 fn hostile_archives_are_reported_or_refused_within_limits() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
     let work = work_folder();
-    let text = fs::read(folder.join("MANIFEST.json")).unwrap();
+    let text = fs::read(directory.join("MANIFEST.json")).unwrap();
     let Value::Array(cases) = serde_json::from_slice(&text).unwrap() else { panic!("no list") };
-    let (mut told, mut refused) = (0, 0);
+    let (mut reported, mut refused) = (0, 0);
     for case in &cases {
         let name = case["file"].as_str().unwrap();
         // A copy, because an index may be saved beside it.
         let archive: PathBuf = work.path().join(name);
-        fs::copy(folder.join(name), &archive).unwrap();
+        fs::copy(directory.join(name), &archive).unwrap();
         let memory = number(&case["memory"]) * 1024;
         let script = format!("ulimit -d {memory} && ulimit -t 60 && exec timeout 300 \"$@\"");
         let mut shell = Command::new("sh");
@@ -426,26 +426,26 @@ fn hostile_archives_are_reported_or_refused_within_limits() {
             shell.args(options.iter().map(|option| option.as_str().unwrap()));
         }
         let output = shell.arg(&archive).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.signal(), None, "{name}: {said}");
-        assert!(!said.contains("panicked"), "{name}: {said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.signal(), None, "{name}: {stderr}");
+        assert!(!stderr.contains("panicked"), "{name}: {stderr}");
         match output.status.code() {
             Some(0) => {
-                told += 1;
+                reported += 1;
                 let text = String::from_utf8(output.stdout).unwrap();
                 let value: Value = serde_json::from_str(&text).unwrap();
                 assert!(value["files"].is_u64(), "{name}: {text}");
             }
             Some(3) => {
                 refused += 1;
-                assert!(said.starts_with("archfs: "), "{name}: {said}");
+                assert!(stderr.starts_with("archfs: "), "{name}: {stderr}");
             }
-            other => panic!("{name}: status {other:?}: {said}"),
+            other => panic!("{name}: status {other:?}: {stderr}"),
         }
         let faults = case["faults"].as_array().map_or(&[][..], Vec::as_slice);
         if faults.iter().any(|fault| fault["do"] == "open") {
-            assert_eq!(output.status.code(), Some(3), "{name}: {said}");
+            assert_eq!(output.status.code(), Some(3), "{name}: {stderr}");
         }
     }
-    assert!(told > 100 && refused > 30, "{told} told, {refused} refused");
+    assert!(reported > 100 && refused > 30, "{reported} told, {refused} refused");
 }

@@ -83,7 +83,7 @@ fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
 }
 
 /// The output of `archfs mount` if the environment names that step of a Slurm job.
-fn said_in_step(stage: &Stage, step: &str, mount: &str) -> String {
+fn stderr_in_step(stage: &Stage, step: &str, mount: &str) -> String {
     let script = format!("$ARCHFS mount {mount} $IMAGE mount; : a script that goes on");
     let mut script = stage.bash(&script);
     let output = script.env("SLURM_JOB_ID", "17").env("SLURM_STEP_ID", step).output().unwrap();
@@ -99,21 +99,27 @@ fn a_note_in_an_srun_step_says_that_the_daemon_ends_with_it() {
                    leave a dead mount; `srun archfs run` or a step of its own with --foreground does \
                    not (docs/SLURM.md)\n";
     for step in ["0", "4294967290"] {
-        let said = said_in_step(&stage, step, "");
-        assert!(said.contains(warning) && said.contains("archfs: mounted "), "{step}: {said}");
+        let stderr = stderr_in_step(&stage, step, "");
+        assert!(
+            stderr.contains(warning) && stderr.contains("archfs: mounted "),
+            "{step}: {stderr}"
+        );
     }
     // The step of a batch script, and a job without a step.
     for step in ["batch", "interactive", ""] {
-        let said = said_in_step(&stage, step, "");
-        assert!(!said.contains("srun") && said.contains("archfs: mounted "), "{step}: {said}");
+        let stderr = stderr_in_step(&stage, step, "");
+        assert!(
+            !stderr.contains("srun") && stderr.contains("archfs: mounted "),
+            "{step}: {stderr}"
+        );
     }
-    assert_eq!(said_in_step(&stage, "0", "-q"), "");
+    assert_eq!(stderr_in_step(&stage, "0", "-q"), "");
     // Joining a mount starts no daemon.
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let script = "$ARCHFS mount $IMAGE mount; : a script that goes on";
     let joined = stage.bash(script).env("SLURM_STEP_ID", "0").output().unwrap();
-    let told = said(&joined);
-    assert!(told.contains("archfs: sharing ") && !told.contains("srun"), "{told}");
+    let stderr = said(&joined);
+    assert!(stderr.contains("archfs: sharing ") && !stderr.contains("srun"), "{stderr}");
     unmount(&stage.mount_point);
 
     // The task of the step itself.
@@ -122,8 +128,8 @@ fn a_note_in_an_srun_step_says_that_the_daemon_ends_with_it() {
     assert_eq!(task.line(), "ready");
     task.signal(Signal::TERM);
     task.end();
-    let told = fs::read_to_string(stage.work.path().join("told")).unwrap();
-    assert!(stage.is_gone() && !told.contains("srun"), "{told}");
+    let stderr = fs::read_to_string(stage.work.path().join("told")).unwrap();
+    assert!(stage.is_gone() && !stderr.contains("srun"), "{stderr}");
 }
 
 /// bash execs the last command of a line, so the process that holds the mount is the one that
@@ -259,10 +265,10 @@ fn the_error_names_the_mount_point_of_a_stopped_daemon_and_the_remedy() {
     kill_process(daemon, Signal::STOP).unwrap();
     let given = give_back(&stage, &script);
     kill_process(daemon, Signal::CONT).unwrap();
-    let (said, mount_point) = (said(&given), stage.mount_point.display());
-    assert_eq!(given.status.code(), Some(6), "{said}");
-    assert!(said.starts_with(&format!("archfs: {mount_point}: ")), "{said}");
-    assert!(said.contains("hint: --lazy unmounts it"), "{said}");
+    let (stderr, mount_point) = (said(&given), stage.mount_point.display());
+    assert_eq!(given.status.code(), Some(6), "{stderr}");
+    assert!(stderr.starts_with(&format!("archfs: {mount_point}: ")), "{stderr}");
+    assert!(stderr.contains("hint: --lazy unmounts it"), "{stderr}");
     end(script);
     wait_until("the mount is gone", || stage.is_gone());
 }
@@ -351,22 +357,22 @@ fn reads_from_the_page_cache_count_as_use() {
     });
     wait_until("the mount is gone", || stage.is_gone());
     wait_until("the account is there", || account.exists());
-    let told: serde_json::Value = serde_json::from_slice(&fs::read(account).unwrap()).unwrap();
-    let requests = |name: &str| told["requests"][name].as_u64().unwrap();
+    let stats: serde_json::Value = serde_json::from_slice(&fs::read(account).unwrap()).unwrap();
+    let requests = |name: &str| stats["requests"][name].as_u64().unwrap();
     // A lookup each half second of three and a half, and one read of the file.
-    assert!(requests("read") <= 2, "{told}");
-    assert!((5..=20).contains(&requests("lookup")), "{told}");
+    assert!(requests("read") <= 2, "{stats}");
+    assert!((5..=20).contains(&requests("lookup")), "{stats}");
     assert!(opened > 40, "{opened}");
 }
 
 /// The directory of a user's records and the socket in it, of the only mount.
 fn socket_of(user: &User) -> (PathBuf, PathBuf) {
-    let folder = user.registry();
-    let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let directory = user.registry();
+    let names = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
     let sockets: Vec<_> =
         names.filter(|path| path.extension() == Some("socket".as_ref())).collect();
     assert_eq!(sockets.len(), 1, "{sockets:?}");
-    (folder, sockets[0].clone())
+    (directory, sockets[0].clone())
 }
 
 /// The daemon's answer to a line; empty if it closes the connection.
@@ -399,10 +405,10 @@ fn the_daemon_answers_only_its_user_and_root() {
     let (user, other) = (User::new(&stage, 4), User::new(&stage, 3));
     let mounted = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
     assert!(mounted.status.success(), "{}", said(&mounted));
-    let (folder, socket) = socket_of(&user);
+    let (directory, socket) = socket_of(&user);
     let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(&folder), 0o700);
-    for entry in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+    assert_eq!(mode(&directory), 0o700);
+    for entry in fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()) {
         assert_eq!(mode(&entry) & 0o022, 0, "{}", entry.display());
     }
     assert_eq!(ask(&socket, "status\n"), STATUS, "root");
@@ -418,8 +424,8 @@ fn the_daemon_answers_only_its_user_and_root() {
     assert!(String::from_utf8_lossy(&refused.stdout).contains("PermissionError"), "{refused:?}");
 
     // If the user opens the directory to others, the daemon itself refuses them.
-    let _closed = Closed(folder.clone());
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let _closed = Closed(directory.clone());
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
     let own = String::from_utf8_lossy(&ask_as(&user).stdout).into_owned();
     assert_eq!(own, format!("{}\n", STATUS.len()));
@@ -428,12 +434,12 @@ fn the_daemon_answers_only_its_user_and_root() {
         ["ConnectionResetError", "BrokenPipeError"].iter().any(|e| foreign.contains(e));
     assert!(foreign == "0\n" || is_refused, "{foreign}");
     // archfs then rejects the directory with an error.
-    let told = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
-    assert_eq!(told.status.code(), Some(1), "{}", said(&told));
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+    let refused = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
+    assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
     let unmounted = user.runs("$ARCHFS unmount mount");
     assert!(unmounted.status.success(), "{}", said(&unmounted));
-    wait_until("nothing is left", || !folder.exists());
+    wait_until("nothing is left", || !directory.exists());
 }
 
 #[test]

@@ -514,10 +514,10 @@ fn the_daemon_inherits_no_descriptor() {
     let mut script = shell(stage.work.path());
     tell(&mut script, "exec 9>kept 8<small.sqfs");
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
-    let folder = format!("/proc/{}/fd", stage.daemon().as_raw_nonzero());
+    let directory = format!("/proc/{}/fd", stage.daemon().as_raw_nonzero());
     // A descriptor that is closed in the meantime, such as the connection to a caller that has
     // exited, has no link any more.
-    let open: Vec<_> = fs::read_dir(folder)
+    let open: Vec<_> = fs::read_dir(directory)
         .unwrap()
         .filter_map(|fd| fs::read_link(fd.unwrap().path()).ok())
         .collect();
@@ -559,8 +559,8 @@ fn an_ordinary_user_mounts_and_other_users_have_no_access() {
     let _device = OpenDevice::new();
     let home = stage.work.path().join("home");
     fs::create_dir(&home).unwrap();
-    for folder in [stage.work.path(), &home] {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
+    for directory in [stage.work.path(), &home] {
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
     }
     // The build directory may be accessible only to root.
     let program = home.join("archfs");
@@ -636,9 +636,9 @@ fn a_daemon_started_as_another_program_is_reported() {
         archfs.arg(env!("CARGO_BIN_EXE_archfs")).arg(how).args([&stage.image, &stage.mount_point]);
         let output = archfs.args(["--", "true"].iter().take(if how == "run" { 2 } else { 0 }));
         let output = output.output().unwrap();
-        let said = said(&output);
-        assert_eq!(output.status.code(), Some(status), "{said}");
-        assert!(said.contains("archfs in the background ended with status 127"), "{said}");
+        let stderr = said(&output);
+        assert_eq!(output.status.code(), Some(status), "{stderr}");
+        assert!(stderr.contains("archfs in the background ended with status 127"), "{stderr}");
         assert!(stage.is_gone());
     }
 }

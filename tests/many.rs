@@ -79,14 +79,14 @@ fn a_tar_of_class_tars_becomes_an_image_folder() {
         fs::create_dir(&parts).unwrap();
         for class in 0..classes {
             let name = format!("n{:08}", 1_440_764 + class * 17);
-            let folder = work.path().join("class");
-            fs::create_dir(&folder).unwrap();
+            let directory = work.path().join("class");
+            fs::create_dir(&directory).unwrap();
             for number in 0..25 {
                 let bytes = source::noise(class * 100 + number, 500 + number as usize * 331);
-                fs::write(folder.join(format!("{name}_{number}.JPEG")), bytes).unwrap();
+                fs::write(directory.join(format!("{name}_{number}.JPEG")), bytes).unwrap();
             }
-            tar::pack(&parts.join(format!("{name}.tar")), &folder);
-            fs::remove_dir_all(&folder).unwrap();
+            tar::pack(&parts.join(format!("{name}.tar")), &directory);
+            fs::remove_dir_all(&directory).unwrap();
             // In two steps, the usual way without archfs.
             let to = extracted.join(&name);
             fs::create_dir_all(&to).unwrap();
@@ -292,10 +292,10 @@ fn a_truncated_nested_archive_shows_its_intact_files_with_a_note() {
         let tree = open_recursive(&archive);
         assert_eq!(paths(&*tree), ["/", "e", "n01", "n01/a", "n02", "n02/d"]);
         assert_eq!(contents(&*tree, "n01/a"), [b'a'; 700]);
-        let told = said(archfs().args(["ls", "--recursive"]).arg(&archive));
+        let stderr = said(archfs().args(["ls", "--recursive"]).arg(&archive));
         let expected = "in \"n01\": cut off: \"b\" and what came behind it are missing";
-        assert!(told.contains(expected), "{told}");
-        assert!(!told.contains("n02"), "{told}");
+        assert!(stderr.contains(expected), "{stderr}");
+        assert!(!stderr.contains("n02"), "{stderr}");
     }
 }
 
@@ -329,14 +329,14 @@ fn a_nested_archive_merges_with_a_directory_of_its_name() {
             assert_eq!(paths(&*tree), expected, "{}", archive.display());
             // The contents of an archive follow the archive.
             assert_eq!(contents(&*tree, "x/both"), b"inner", "{}", archive.display());
-            let told = said(archfs().args(["ls", "--recursive"]).arg(&archive));
-            assert!(told.contains("members whose path is that of a folder, too"), "{told}");
+            let stderr = said(archfs().args(["ls", "--recursive"]).arg(&archive));
+            assert!(stderr.contains("members whose path is that of a folder, too"), "{stderr}");
         }
     }
 }
 
 /// Shards as WebDataset has them: numbered samples of two files.
-fn shards(folder: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
+fn shards(directory: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
     (0..count)
         .map(|shard| {
             let files: Vec<_> = (shard * samples..(shard + 1) * samples)
@@ -348,7 +348,7 @@ fn shards(folder: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
                 .collect();
             let files: Vec<_> =
                 files.iter().map(|(name, data)| (name.as_str(), &data[..])).collect();
-            let path = folder.join(format!("shard-{shard:06}.tar"));
+            let path = directory.join(format!("shard-{shard:06}.tar"));
             fs::write(&path, tar::of(&files)).unwrap();
             path
         })
@@ -489,13 +489,13 @@ fn archives_of_both_formats_merge_into_one_tree() {
     let archives = mixed(work.path());
     let mount_point = work.path().join("mount");
     let mut mount = archfs();
-    let told = {
+    let stderr = {
         let _clean_up = CleanUp(mount_point.clone());
         said(mount.args(["mount", "--keep"]).args(&archives).arg(&mount_point))
     };
     // `same` in two archives, one directory and its file, and one file.
-    assert!(told.contains("4 files hidden"), "{told}");
-    assert!(told.contains("mounted 3 archives at "), "{told}");
+    assert!(stderr.contains("4 files hidden"), "{stderr}");
+    assert!(stderr.contains("mounted 3 archives at "), "{stderr}");
 
     let mounted = Mounted::several(&[], &archives, &mount_point, &[]);
     let at = |path: &str| mounted.path().join(path);

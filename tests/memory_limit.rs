@@ -267,8 +267,11 @@ fn a_budget_above_the_job_limit_is_clamped_with_a_warning() {
         group.set(256 * MIB);
         let output = group.run(&mount_line(&archive, &mount_point, "--cache 8G"));
         assert!(output.status.success(), "{name}: {}", said(&output));
-        let said = said(&output);
-        assert!(said.contains("--cache 8.0 GiB") && said.contains("256.0 MiB"), "{name}: {said}");
+        let stderr = said(&output);
+        assert!(
+            stderr.contains("--cache 8.0 GiB") && stderr.contains("256.0 MiB"),
+            "{name}: {stderr}"
+        );
         assert!(budget(&mount_point) < 256 * MIB, "{name}: {}", budget(&mount_point));
         load(&mount_point, 16, 6);
         assert_eq!(group.killed(), 0, "{name}");
@@ -305,9 +308,9 @@ fn an_archive_with_parts_larger_than_the_job_is_refused() {
         for (limit, fits) in [(64 * MIB, false), (512 * MIB, true)] {
             group.set(limit);
             let output = group.run(&mount_line(&archive, &mount_point, ""));
-            let said = said(&output);
-            assert_eq!(output.status.success(), fits, "{limit}: {said}");
-            assert_eq!(said.contains("must be decoded as one"), !fits, "{limit}: {said}");
+            let stderr = said(&output);
+            assert_eq!(output.status.success(), fits, "{limit}: {stderr}");
+            assert_eq!(stderr.contains("must be decoded as one"), !fits, "{limit}: {stderr}");
             assert_eq!(group.killed(), 0);
             if fits {
                 unmount(&mount_point);
@@ -353,11 +356,11 @@ fn an_index_larger_than_the_job_is_refused() {
             group.set(limit);
             let line = mount_line(&archive, &mount_point, "--quiet");
             let output = group.run(&format!("TMPDIR={temporary} {line}"));
-            let said = said(&output);
-            assert_eq!(group.killed(), 0, "{limit}: {said}");
-            assert_eq!(output.status.success(), fits, "{limit}: {said}");
-            let is_told = said.contains("does not fit in memory") && said.contains("hint:");
-            assert_eq!(is_told, !fits, "{limit}: {said}");
+            let stderr = said(&output);
+            assert_eq!(group.killed(), 0, "{limit}: {stderr}");
+            assert_eq!(output.status.success(), fits, "{limit}: {stderr}");
+            let is_told = stderr.contains("does not fit in memory") && stderr.contains("hint:");
+            assert_eq!(is_told, !fits, "{limit}: {stderr}");
             if fits {
                 let found = group.run(&format!("find {} | wc -l", mount_point.display()));
                 assert_eq!(found.stdout, b"400101\n", "{limit}");

@@ -96,9 +96,9 @@ fn a_pid_namespace_with_the_outer_proc_keeps_the_mount_for_its_caller() {
     outer.arg(inner.get_program()).args(inner.get_args()).current_dir(stage.work.path());
     outer.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env("IMAGE", &stage.image);
     let output = outer.env_remove("SLURM_TASK_PID").output().unwrap();
-    let told = fs::read_to_string(stage.work.path().join("said")).unwrap();
-    assert_eq!(out(&output), "0\nhello, world\ngone\n0\n", "{told}{}", said(&output));
-    assert!(told.contains(" (?) ends"), "no name of a foreign process: {told}");
+    let log = fs::read_to_string(stage.work.path().join("said")).unwrap();
+    assert_eq!(out(&output), "0\nhello, world\ngone\n0\n", "{log}{}", said(&output));
+    assert!(log.contains(" (?) ends"), "no name of a foreign process: {log}");
     assert!(stage.is_gone());
 }
 

@@ -30,15 +30,15 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
     // Opening takes a minute or more, so only a signal ends it within ten seconds.
     let archive = slow_archive(work.path(), 200);
     let name = archive.to_str().unwrap().to_owned();
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let mount = |word: &str| {
         // The process that started the tests may ignore some signals (nohup, a shell's background
         // job), and children inherit that.
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg(word).arg(&archive);
         match word {
-            "run" => command.arg(&place).args(["--", "true"]),
-            "mount" => command.arg(&place),
+            "run" => command.arg(&mount_point).args(["--", "true"]),
+            "mount" => command.arg(&mount_point),
             _ => &mut command,
         };
         command.process_group(0).stderr(Stdio::null());
@@ -67,7 +67,7 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
                 wait_until(&format!("{what}: nobody is left"), || {
                     processes_about(&[&name]).is_empty()
                 });
-                assert!(!is_mounted(&place) && !place.exists(), "{what}");
+                assert!(!is_mounted(&mount_point) && !mount_point.exists(), "{what}");
             }
         }
     }
@@ -80,8 +80,8 @@ fn the_progress_bar_appears_only_on_a_terminal() {
     let work = work_folder();
     let archive = slow_archive(work.path(), 40);
     let output = run(archfs().arg("index").arg(&archive));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!said.contains("reading headers") && !said.contains('\r'), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!stderr.contains("reading headers") && !stderr.contains('\r'), "{stderr}");
 
     let line = format!("{} index {}", env!("CARGO_BIN_EXE_archfs"), archive.display());
     let mut terminal = Command::new("script");

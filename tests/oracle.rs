@@ -181,8 +181,8 @@ fn walk_theirs(node: Node<'_>, path: Vec<u8>, listing: &mut Listing) {
     if !is_lossy {
         listing.insert(path.clone(), seen);
     }
-    if let Data::Dir(folder) = data {
-        for entry in folder {
+    if let Data::Dir(directory) = data {
+        for entry in directory {
             // Names that are not UTF-8 are returned as errors.
             let Ok(child) = entry else { continue };
             let name = child.name().unwrap().into_bytes();

@@ -76,7 +76,7 @@ fn assert_same_tree(what: &str, archive: &Path, expected: &Lines) {
 }
 
 /// A sound archive gives no messages, whatever its compressor added (pixz: a list of members).
-fn assert_nothing_said(what: &str, archive: &Path) {
+fn assert_no_messages(what: &str, archive: &Path) {
     let output = run(support::archfs().arg("ls").arg(archive));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{what}");
 }
@@ -98,8 +98,8 @@ fn assert_read_by_many(what: &str, archive: &Path, expected: &Lines) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/read_shuffled.py");
     let mut python = Command::new("python3");
     let output = python.arg(script).arg(mounted.path()).arg(&listed).arg("16").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{what}: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {stderr}");
     let files: usize = String::from_utf8_lossy(&output.stdout).trim().parse().unwrap();
     assert!(files > 150, "{what}: {files} files");
 }
@@ -113,7 +113,7 @@ fn assert_packed_well(packers: &[Packer]) {
         let target = work.path().join(format!("{number}.packed"));
         let Some(archive) = packer.pack(&tar, &target) else { continue };
         assert_same_tree(packer.line, &archive, expected);
-        assert_nothing_said(packer.line, &archive);
+        assert_no_messages(packer.line, &archive);
         if can_mount() {
             assert_read_by_many(packer.line, &archive, expected);
         }
@@ -173,8 +173,8 @@ fn every_container_keeps_attributes_and_sparse_files() {
         "--sort=name",
     ]);
     let work = work_folder();
-    let place = work.path().join("mount");
-    let expected = take(Mounted::archfs(&stored.tar, &place, &[]).path(), Depth::Everything);
+    let mount_point = work.path().join("mount");
+    let expected = take(Mounted::archfs(&stored.tar, &mount_point, &[]).path(), Depth::Everything);
     assert!(expected.values().any(|node| node.xattrs.len() > 3));
     for packers in [pack::GZIP, pack::BZIP2, pack::XZ, pack::ZSTD, pack::LZ4] {
         // The last archive has the most streams, members or frames.
@@ -182,7 +182,7 @@ fn every_container_keeps_attributes_and_sparse_files() {
         let Some(archive) = packer.pack(&stored.tar, &work.path().join("packed")) else { continue };
         let _ = fs::remove_file(work.path().join("packed.archfs-index"));
         assert_same_tree(packer.line, &archive, &stored.lines);
-        let found = take(Mounted::archfs(&archive, &place, &[]).path(), Depth::Everything);
+        let found = take(Mounted::archfs(&archive, &mount_point, &[]).path(), Depth::Everything);
         assert_same(packer.line, &expected, &found);
     }
 }

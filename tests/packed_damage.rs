@@ -32,13 +32,13 @@ fn packed_files() -> BTreeMap<Vec<u8>, Vec<u8>> {
 }
 
 /// The tar of those files.
-fn stored(folder: &Path) -> PathBuf {
-    let files = folder.join("files");
+fn stored(directory: &Path) -> PathBuf {
+    let files = directory.join("files");
     fs::create_dir(&files).unwrap();
     for (name, bytes) in packed_files() {
         fs::write(files.join(String::from_utf8(name).unwrap()), bytes).unwrap();
     }
-    let tar = folder.join("stored.tar");
+    let tar = directory.join("stored.tar");
     let mut command = Command::new("tar");
     run(command.arg("-C").arg(files).args(["--sort=name", "-cf"]).arg(&tar).arg("."));
     tar
@@ -60,7 +60,7 @@ fn checked_packers() -> Vec<Packer> {
 }
 
 /// Number of listed files, and of those that could be read. What is read must match the source.
-fn read_what_is_listed(what: &str, tree: &dyn Tree) -> (usize, usize) {
+fn read_listed_files(what: &str, tree: &dyn Tree) -> (usize, usize) {
     let expected = packed_files();
     let mut listed = Vec::new();
     tree.read_dir(Ino::ROOT, Cookie::START, &mut |entry| {
@@ -92,8 +92,8 @@ fn remove_index(archive: &Path) {
 fn open_damaged(what: &str, archive: &Path) -> Option<(usize, usize)> {
     remove_index(archive);
     let open = || tree::open(&[archive.to_owned()], OpenOptions::default());
-    let first = open().map(|tree| read_what_is_listed(what, tree.as_ref()));
-    let again = open().map(|tree| read_what_is_listed(what, tree.as_ref()));
+    let first = open().map(|tree| read_listed_files(what, tree.as_ref()));
+    let again = open().map(|tree| read_listed_files(what, tree.as_ref()));
     assert_eq!(first.as_ref().ok(), again.as_ref().ok(), "{what}: other when opened again");
     first.ok()
 }
@@ -103,23 +103,25 @@ fn said(output: &Output) -> String {
 }
 
 /// Runs `archfs ls`: status 0 and a note, or status 3, one line and perhaps a hint.
-fn assert_told(what: &str, archive: &Path) {
+fn assert_damage_reported(what: &str, archive: &Path) {
     remove_index(archive);
     let output = archfs().arg("ls").arg(archive).output().unwrap();
-    let said = said(&output);
-    let lines: Vec<_> = said.lines().collect();
+    let stderr = said(&output);
+    let lines: Vec<_> = stderr.lines().collect();
     match output.status.code() {
-        Some(0) => assert!(said.contains("damaged") || said.contains("missing"), "{what}: {said}"),
+        Some(0) => {
+            assert!(stderr.contains("damaged") || stderr.contains("missing"), "{what}: {stderr}")
+        }
         Some(3) => assert!(
             lines.first().is_some_and(|line| line.starts_with("archfs: "))
                 && lines.iter().skip(1).all(|line| line.starts_with("hint: "))
                 && lines.len() <= 2,
-            "{what}: {said}"
+            "{what}: {stderr}"
         ),
-        other => panic!("{what}: status {other:?}, {said}"),
+        other => panic!("{what}: status {other:?}, {stderr}"),
     }
     let path = archive.display().to_string();
-    assert!(lines.iter().all(|line| line.matches(&path).count() < 2), "{what}: {said}");
+    assert!(lines.iter().all(|line| line.matches(&path).count() < 2), "{what}: {stderr}");
 }
 
 #[test]
@@ -140,7 +142,7 @@ fn a_truncated_archive_shows_what_precedes_the_cut() {
                 most = most.max(read);
             }
             if tenth % 4 == 1 {
-                assert_told(&what, &cut);
+                assert_damage_reported(&what, &cut);
             }
         }
         // The other archives may have only one block or frame.
@@ -158,17 +160,17 @@ fn a_flipped_bit_never_gives_wrong_bytes() {
         let Some(archive) = packer.pack(&tar, &work.path().join("packed")) else { continue };
         let bytes = fs::read(archive).unwrap();
         for nth in 0..16 {
-            let place = (bytes.len() - 40) * nth / 16 + nth;
+            let offset = (bytes.len() - 40) * nth / 16 + nth;
             let mut flipped = bytes.clone();
-            flipped[place] ^= 1 << (nth % 8);
+            flipped[offset] ^= 1 << (nth % 8);
             fs::write(&bad, flipped).unwrap();
-            let what = format!("{}, byte {place} of {} flipped", packer.line, bytes.len());
+            let what = format!("{}, byte {offset} of {} flipped", packer.line, bytes.len());
             open_damaged(&what, &bad);
         }
         let mut flipped = bytes.clone();
         flipped[bytes.len() / 2] ^= 0x10;
         fs::write(&bad, flipped).unwrap();
-        assert_told(packer.line, &bad);
+        assert_damage_reported(packer.line, &bad);
     }
 }
 
@@ -181,12 +183,12 @@ fn damage_in_a_member_loses_nothing_before_it() {
         let packer = Packer { program, line: line.leak() };
         let Some(archive) = packer.pack(&tar, &work.path().join("packed")) else { continue };
         let mut bytes = fs::read(&archive).unwrap();
-        let place = bytes.len() * 6 / 10;
-        bytes[place] ^= 0x20;
+        let offset = bytes.len() * 6 / 10;
+        bytes[offset] ^= 0x20;
         fs::write(&archive, bytes).unwrap();
         let (listed, read) = open_damaged(program, &archive).expect("the part before the damage");
         assert!(listed == read && (15..50).contains(&read), "{program}: {read} of {listed}");
-        assert_told(program, &archive);
+        assert_damage_reported(program, &archive);
     }
 }
 
@@ -214,21 +216,21 @@ fn other_compressed_files_are_refused_with_the_cause() {
         let packed = at("text.packed");
         for from in [at("text"), PathBuf::from("/dev/null")] {
             shell(&format!("{tool} -c < $1 > $2"), &from, &packed);
-            let (status, said) = list(&packed);
-            assert_eq!(status, Some(3), "{tool}: {said}");
-            assert!(said.contains(&format!("{name} data, but no tar within")), "{said}");
+            let (status, stderr) = list(&packed);
+            assert_eq!(status, Some(3), "{tool}: {stderr}");
+            assert!(stderr.contains(&format!("{name} data, but no tar within")), "{stderr}");
         }
         shell(&format!("{tool} -c < $1 | gzip -c > $2"), &tar, &packed);
-        let (status, said) = list(&packed);
-        assert_eq!(status, Some(3), "{said}");
+        let (status, stderr) = list(&packed);
+        assert_eq!(status, Some(3), "{stderr}");
         assert!(
-            said.contains(&format!("{name} data within gzip data: compressed twice")),
-            "{said}"
+            stderr.contains(&format!("{name} data within gzip data: compressed twice")),
+            "{stderr}"
         );
     }
     fs::write(at("empty.tar.gz"), "").unwrap();
-    let (status, said) = list(&at("empty.tar.gz"));
-    assert!(status == Some(3) && said.contains("is empty"), "{said}");
+    let (status, stderr) = list(&at("empty.tar.gz"));
+    assert!(status == Some(3) && stderr.contains("is empty"), "{stderr}");
 }
 
 #[test]
@@ -257,9 +259,9 @@ fn file_names_and_trailing_bytes_are_ignored() {
     ] {
         shell(line, &packed);
         let _ = fs::remove_file(at("packed.archfs-index"));
-        let (status, said) = list(&packed);
-        assert_eq!(status, Some(0), "{line}: {said}");
-        assert_eq!(said.contains("is ignored"), warned, "{line}: {said}");
+        let (status, stderr) = list(&packed);
+        assert_eq!(status, Some(0), "{line}: {stderr}");
+        assert_eq!(stderr.contains("is ignored"), warned, "{line}: {stderr}");
         assert_eq!(tree::lines(tree::open_one(&packed).as_ref()), whole, "{line}");
     }
     shell("tar -cf - -T /dev/null | gzip -c > $2", &packed);

@@ -124,15 +124,15 @@ impl Stage {
     }
 }
 
-/// Deleted files below `folder` that the daemon has open: mode and size.
-fn deleted_files(daemon: &Daemon, folder: &Path) -> Vec<(u32, u64)> {
+/// Deleted files below `directory` that the daemon has open: mode and size.
+fn deleted_files(daemon: &Daemon, directory: &Path) -> Vec<(u32, u64)> {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.0.id())).unwrap();
     let paths = descriptors.map(|entry| entry.unwrap().path());
     paths
         .filter(|path| {
             fs::read_link(path).is_ok_and(|target| {
                 let target = target.to_string_lossy().into_owned();
-                target.starts_with(&*folder.to_string_lossy()) && target.ends_with(" (deleted)")
+                target.starts_with(&*directory.to_string_lossy()) && target.ends_with(" (deleted)")
             })
         })
         .map(|path| fs::metadata(path).map(|found| (found.mode() & 0o7777, found.len())).unwrap())
@@ -145,9 +145,9 @@ fn a_giant_frame_is_reported_once_and_kept_in_a_private_unlinked_file() {
         let Some(stage) = stage(program) else { continue };
         let tmpfs = Tmpfs::new(&stage.temporary, "600m");
         let mut daemon = stage.mount();
-        let said = stage.said();
-        assert_eq!(said.matches("re-pack it for random access").count(), 1, "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let stderr = stage.said();
+        assert_eq!(stderr.matches("re-pack it for random access").count(), 1, "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
         assert_eq!(fs::read_dir(&stage.temporary).unwrap().count(), 0, "a name in TMPDIR");
         let files = deleted_files(&daemon, &stage.temporary);
         assert!(
@@ -182,12 +182,12 @@ fn too_little_room_is_reported_with_the_limit_and_nothing_is_mounted() {
     let _tmpfs = Tmpfs::new(&stage.temporary, "64m");
     let assert_refused = |when: &str| {
         let output = stage.failed();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(3), "{when}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{when}: {stderr}");
         let limit = format!("more than {} bytes", 32 << 20);
-        assert!(said.contains(&limit), "{when}: {said}");
-        assert!(said.contains(&format!("{}", stage.temporary.display())), "{when}: {said}");
-        assert!(said.contains("hint: set TMPDIR"), "{when}: {said}");
+        assert!(stderr.contains(&limit), "{when}: {stderr}");
+        assert!(stderr.contains(&format!("{}", stage.temporary.display())), "{when}: {stderr}");
+        assert!(stderr.contains("hint: set TMPDIR"), "{when}: {stderr}");
         assert_eq!(fs::read_dir(&stage.temporary).unwrap().count(), 0);
     };
     assert_refused("without an index");
@@ -236,10 +236,10 @@ fn giant_frames_share_one_size_limit() {
         .arg(&stage.mount_point)
         .output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && !is_mounted(&stage.mount_point), "{said}");
-    assert!(said.contains("half of what was free"), "{said}");
-    assert!(said.contains("hint: set TMPDIR"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && !is_mounted(&stage.mount_point), "{stderr}");
+    assert!(stderr.contains("half of what was free"), "{stderr}");
+    assert!(stderr.contains("hint: set TMPDIR"), "{stderr}");
     let mut daemon = stage.mount();
     stage.assert_file(3);
     stage.unmount(&mut daemon);
@@ -264,11 +264,11 @@ fn a_temporary_file_in_memory_is_refused_if_the_job_has_no_room() {
             stage.mount_point.display()
         );
         let output = group.run(&line);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(group.killed(), 0, "{said}");
-        assert!(!output.status.success() && !is_mounted(&stage.mount_point), "{said}");
-        assert!(said.contains("of memory") && said.contains("is in memory"), "{said}");
-        assert!(said.contains("the limit of the job leaves"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(group.killed(), 0, "{stderr}");
+        assert!(!output.status.success() && !is_mounted(&stage.mount_point), "{stderr}");
+        assert!(stderr.contains("of memory") && stderr.contains("is in memory"), "{stderr}");
+        assert!(stderr.contains("the limit of the job leaves"), "{stderr}");
     }
 }
 
@@ -315,8 +315,8 @@ fn the_temporary_directory_must_exist() {
     let Some(stage) = stage("zstd") else { return };
     fs::remove_dir(&stage.temporary).unwrap();
     let output = stage.failed();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("{}", stage.temporary.display())), "{said}");
-    assert!(said.contains("hint: set TMPDIR"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains(&format!("{}", stage.temporary.display())), "{stderr}");
+    assert!(stderr.contains("hint: set TMPDIR"), "{stderr}");
 }

@@ -137,9 +137,9 @@ fn examples_use_existing_options() {
 #[test]
 fn every_command_has_a_manual_page_with_the_usual_sections() {
     let work = work_folder();
-    let folder = work.path().join("man/man1");
-    run(archfs().args(["man", "--quiet", "--dir"]).arg(&folder));
-    let mut names: Vec<_> = fs::read_dir(&folder)
+    let directory = work.path().join("man/man1");
+    run(archfs().args(["man", "--quiet", "--dir"]).arg(&directory));
+    let mut names: Vec<_> = fs::read_dir(&directory)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
@@ -149,7 +149,7 @@ fn every_command_has_a_manual_page_with_the_usual_sections() {
     expected.sort();
     assert_eq!(names, expected);
     for name in &names {
-        let page = fs::read_to_string(folder.join(name)).unwrap();
+        let page = fs::read_to_string(directory.join(name)).unwrap();
         for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "EXAMPLES", "ENVIRONMENT", "FILES"] {
             assert!(page.contains(&format!(".SH {section}\n")), "{name}: {section}: {page}");
         }
@@ -168,7 +168,7 @@ fn every_command_has_a_manual_page_with_the_usual_sections() {
             assert!(page.contains(&shown), "{name}: {option}");
         }
     }
-    let mount = fs::read_to_string(folder.join("archfs-mount.1")).unwrap();
+    let mount = fs::read_to_string(directory.join("archfs-mount.1")).unwrap();
     assert!(mount.contains("ARCHFS_CACHE") && mount.contains("Mount archives"));
 }
 
@@ -204,8 +204,11 @@ fn groff_and_man_accept_the_pages() {
 fn an_unknown_command_has_no_page() {
     let output = archfs().args(["man", "none"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("none: no such command") && said.contains("hint: mount, run"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        stderr.contains("none: no such command") && stderr.contains("hint: mount, run"),
+        "{stderr}"
+    );
     assert_eq!(archfs().args(["completions", "tcsh"]).output().unwrap().status.code(), Some(2));
 }
 

@@ -61,12 +61,12 @@ fn assert_went_loudly(stage: &Stage, thread: &str) {
     wait_until("the mount is gone", || stage.is_gone());
     wait_until("no record is left", || listed(&stage.mount_point).is_none());
     let log = fs::read_to_string(stage.work.path().join("log")).unwrap();
-    let told: Vec<_> = log.lines().filter(|line| line.contains("a fault in archfs")).collect();
-    assert_eq!(told.len(), 1, "{log}");
+    let reports: Vec<_> = log.lines().filter(|line| line.contains("a fault in archfs")).collect();
+    assert_eq!(reports.len(), 1, "{log}");
     for part in
         [stage.mount_point.to_str().unwrap(), "src/failpoint.rs:", &format!("injected in {thread}")]
     {
-        assert!(told[0].contains(part), "{part:?}: {log}");
+        assert!(reports[0].contains(part), "{part:?}: {log}");
     }
     let output = stage.mount(&["--keep"]);
     assert!(output.status.success(), "{}", said(&output));

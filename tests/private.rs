@@ -308,7 +308,7 @@ fn forbidden_namespaces_are_reported_with_a_remedy() {
 }
 
 /// Mounts like a container runtime and returns the connection.
-fn mounted_by_somebody_else(mount_point: &Path, kind: &str) -> OwnedFd {
+fn mounted_by_another_process(mount_point: &Path, kind: &str) -> OwnedFd {
     fs::create_dir(mount_point).unwrap();
     let device: OwnedFd = File::options().read(true).write(true).open("/dev/fuse").unwrap().into();
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
@@ -330,7 +330,7 @@ fn a_foreground_daemon_serves_an_inherited_connection() {
     let Some(stage) = stage() else { return };
     // Apptainer and Singularity call the program of --fusemount in the first way.
     for line in ["mount $IMAGE /dev/fd/3 -f", "mount --foreground $IMAGE /dev/fd/7 7<&3"] {
-        let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
+        let connection = mounted_by_another_process(&stage.mount_point, "fuse");
         let line = format!("exec $ARCHFS {line}");
         // All other copies of the connection are closed, so that the failure of a daemon is
         // noticed.
@@ -343,7 +343,7 @@ fn a_foreground_daemon_serves_an_inherited_connection() {
         fs::remove_dir(&stage.mount_point).unwrap();
     }
     // A runtime that also ends the program.
-    let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
+    let connection = mounted_by_another_process(&stage.mount_point, "fuse");
     let line = "exec $ARCHFS mount --grace 1s $IMAGE /dev/fd/3 -f";
     let mut daemon = with_connection(&stage, connection, line).spawn().unwrap();
     stage.assert_readable();
@@ -355,7 +355,7 @@ fn a_foreground_daemon_serves_an_inherited_connection() {
 #[test]
 fn a_background_daemon_serves_an_inherited_connection() {
     let Some(stage) = stage() else { return };
-    let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
+    let connection = mounted_by_another_process(&stage.mount_point, "fuse");
     let line = "$ARCHFS mount -q $IMAGE /dev/fd/3 && exec 3<&- && cat mount/hello; exit $?";
     let output = run(&mut with_connection(&stage, connection, line));
     assert_eq!(text(&output), "hello, world\n");
@@ -375,7 +375,7 @@ fn a_background_daemon_serves_an_inherited_connection() {
 #[test]
 fn wait_and_unmount_handle_an_inherited_connection_of_a_stopped_daemon() {
     let Some(stage) = stage() else { return };
-    let connection = mounted_by_somebody_else(&stage.mount_point, "fuse.archfs");
+    let connection = mounted_by_another_process(&stage.mount_point, "fuse.archfs");
     let line = "$ARCHFS mount -q --keep $IMAGE /dev/fd/3";
     run(&mut with_connection(&stage, connection, line));
     let image = stage.image.to_str().unwrap();

@@ -78,9 +78,9 @@ fn tar_and_cp_copy_the_source() {
         fs::remove_dir_all(&copy).unwrap();
 
         fs::create_dir(&copy).unwrap();
-        let tar = |folder: &Path| {
+        let tar = |directory: &Path| {
             let mut tar = Command::new("tar");
-            tar.current_dir(folder).args(["--xattrs", "--xattrs-include=*", "--sparse"]);
+            tar.current_dir(directory).args(["--xattrs", "--xattrs-include=*", "--sparse"]);
             tar
         };
         let mut pack = tar(mount);
@@ -129,8 +129,8 @@ fn sixteen_processes_in_shuffled_order_read_the_source() {
             .collect();
         for reader in readers {
             let output = reader.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success() && output.stdout.is_empty(), "{said}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && output.stdout.is_empty(), "{stderr}");
         }
         // Again with threads of one process, after dropping the page cache of the mount.
         let _ = fs::write("/proc/sys/vm/drop_caches", "1");
@@ -157,12 +157,12 @@ fn an_image_folder_loader_reads_two_epochs_under_run() {
     let work = work_folder();
     let dataset = work.path().join("dataset");
     for class in 0..10 {
-        let folder = dataset.join(format!("class{class}"));
-        fs::create_dir_all(&folder).unwrap();
+        let directory = dataset.join(format!("class{class}"));
+        fs::create_dir_all(&directory).unwrap();
         for number in 0..40_usize {
             let len = 20_000 + number * 3_777;
             let bytes = source::noise((class * 100 + number) as u64, len);
-            fs::write(folder.join(format!("{number:04}.jpg")), bytes).unwrap();
+            fs::write(directory.join(format!("{number:04}.jpg")), bytes).unwrap();
         }
     }
     let image = image::make(work.path(), "data.sqfs", &dataset, &["-comp", "zstd"]);
@@ -185,8 +185,8 @@ fn an_image_folder_loader_reads_two_epochs_under_run() {
     assert!(!mount_point.exists(), "the mount point was made by run and is gone");
 }
 
-fn list_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
+fn list_files(root: &Path, directory: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
         let entry = entry.unwrap();
         let kind = entry.file_type().unwrap();
         // xargs -I substitutes within arguments, so names with odd bytes are left to the walks.

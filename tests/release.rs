@@ -36,32 +36,32 @@ fn text(seed: usize, len: usize) -> Vec<u8> {
 /// Small files that share blocks, a file of several blocks, and a file whose block list has
 /// checkpoints if blocks have 4 KiB.
 fn source_folder(work: &Path) -> PathBuf {
-    let folder = work.join("source");
-    fs::create_dir_all(folder.join("sub")).unwrap();
+    let directory = work.join("source");
+    fs::create_dir_all(directory.join("sub")).unwrap();
     for number in 0..50 {
-        fs::write(folder.join(format!("sub/{number}")), text(number, 2000)).unwrap();
+        fs::write(directory.join(format!("sub/{number}")), text(number, 2000)).unwrap();
     }
-    fs::write(folder.join("some"), text(100, 900_000)).unwrap();
-    fs::write(folder.join("many"), text(101, 10_000_000)).unwrap();
-    folder
+    fs::write(directory.join("some"), text(100, 900_000)).unwrap();
+    fs::write(directory.join("many"), text(101, 10_000_000)).unwrap();
+    directory
 }
 
-/// A tar of `folder`, made by a shell line.
-fn packed(folder: &Path, name: &str, line: &str) -> PathBuf {
-    let target = folder.with_file_name(name);
+/// A tar of `directory`, made by a shell line.
+fn packed(directory: &Path, name: &str, line: &str) -> PathBuf {
+    let target = directory.with_file_name(name);
     let mut shell = Command::new("sh");
     shell.args(["-ec", &format!("tar -C \"$1\" --sort=name -cf - . | {line} > \"$2\""), "sh"]);
-    run(shell.arg(folder).arg(&target));
+    run(shell.arg(directory).arg(&target));
     target
 }
 
 /// Every kind of archive, and the options to open it.
 fn archives(work: &Path) -> Vec<(&'static str, Vec<PathBuf>, bool)> {
-    let folder = source_folder(work);
-    let small = image::make(work, "small.sqfs", &folder, &["-comp", "gzip", "-b", "4096"]);
-    let usual = image::make(work, "usual.sqfs", &folder, &["-comp", "zstd"]);
-    let gzip = packed(&folder, "source.tar.gz", "gzip -1 -c");
-    let xz = packed(&folder, "source.tar.xz", "xz -0 -T0 --block-size=1MiB -c");
+    let directory = source_folder(work);
+    let small = image::make(work, "small.sqfs", &directory, &["-comp", "gzip", "-b", "4096"]);
+    let usual = image::make(work, "usual.sqfs", &directory, &["-comp", "zstd"]);
+    let gzip = packed(&directory, "source.tar.gz", "gzip -1 -c");
+    let xz = packed(&directory, "source.tar.xz", "xz -0 -T0 --block-size=1MiB -c");
     let outer = work.join("outer");
     fs::create_dir_all(&outer).unwrap();
     fs::copy(&usual, outer.join("inner.sqfs")).unwrap();
@@ -91,15 +91,15 @@ fn held(stats: &Stats) -> (u64, u64) {
     (totals.metadata.held_bytes, totals.data.held_bytes)
 }
 
-/// Reads a little at the start, middle and end of each file below `folder`, so that most decoded
+/// Reads a little at the start, middle and end of each file below `directory`, so that most decoded
 /// blocks stay cached.
-fn nibble(tree: &dyn Tree, folder: Ino, scratch: &mut Scratch) {
+fn nibble(tree: &dyn Tree, directory: Ino, scratch: &mut Scratch) {
     let mut entries = Vec::new();
     let visit = &mut |entry: archfs::vfs::DirEntry<'_>| {
         entries.push((entry.ino, entry.kind));
         ControlFlow::Continue(())
     };
-    tree.read_dir(folder, Cookie::START, visit).unwrap();
+    tree.read_dir(directory, Cookie::START, visit).unwrap();
     for (ino, kind) in entries {
         if kind == FileKind::Directory {
             nibble(tree, ino, scratch);
@@ -137,8 +137,8 @@ fn reads_return_the_same_bytes_after_a_release() {
 #[test]
 fn a_subdirectory_view_is_released_with_its_archive() {
     let work = work_folder();
-    let folder = source_folder(work.path());
-    let archive = image::make(work.path(), "data.sqfs", &folder, &["-comp", "zstd"]);
+    let directory = source_folder(work.path());
+    let archive = image::make(work.path(), "data.sqfs", &directory, &["-comp", "zstd"]);
     let (whole, stats) = open(&[archive], false);
     let options = ViewOptions { subdir: Some(b"sub".to_vec()), ..ViewOptions::default() };
     let tree = View::apply(whole, &options).unwrap();
@@ -187,11 +187,11 @@ impl Stage {
             return None;
         }
         let work = work_folder();
-        let folder = work.path().join("source");
-        fs::create_dir(&folder).unwrap();
+        let directory = work.path().join("source");
+        fs::create_dir(&directory).unwrap();
         let bytes = text(1, BLOCK * BLOCKS);
-        fs::write(folder.join("file"), &bytes).unwrap();
-        let archive = image::make(work.path(), "data.sqfs", &folder, &["-comp", "zstd"]);
+        fs::write(directory.join("file"), &bytes).unwrap();
+        let archive = image::make(work.path(), "data.sqfs", &directory, &["-comp", "zstd"]);
         // Large enough that no shard of the cache evicts.
         let options = ["--cache", "1G", "--cache-idle", "1s"];
         let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &options);
@@ -219,10 +219,10 @@ impl Stage {
     }
 
     /// A number from the statistics of the live mount.
-    fn told(&self, path: &[&str]) -> u64 {
+    fn stat(&self, path: &[&str]) -> u64 {
         let output = run(archfs().args(["stats", "--json"]).arg(self.mounted.path()));
-        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-        path.iter().fold(&told, |value, name| &value[*name]).as_u64().unwrap()
+        let stats: Value = serde_json::from_slice(&output.stdout).unwrap();
+        path.iter().fold(&stats, |value, name| &value[*name]).as_u64().unwrap()
     }
 }
 
@@ -250,7 +250,7 @@ fn an_idle_mount_returns_its_memory_and_stays_readable() {
         }
         eprintln!("{start} bytes at first, {most} at most, {} when idle", stage.resident());
         // It is counted when memory is released, which the kernel may show earlier.
-        wait_until("it is counted", || stage.told(&["cache_releases"]) >= times);
+        wait_until("it is counted", || stage.stat(&["cache_releases"]) >= times);
     }
     stage.read(BLOCK / PAGE - 1);
 }

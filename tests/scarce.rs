@@ -46,9 +46,9 @@ fn works_or_says_why(
             unmount(mount_point);
             least = limit;
         } else {
-            let said = said(&output);
-            assert_eq!(output.status.code(), Some(1), "{limit}: {said}");
-            assert!(said.contains("Too many open files"), "{limit}: {said}");
+            let stderr = said(&output);
+            assert_eq!(output.status.code(), Some(1), "{limit}: {stderr}");
+            assert!(stderr.contains("Too many open files"), "{limit}: {stderr}");
             refused += 1;
         }
         assert!(!is_mounted(mount_point) && !mount_point.exists(), "{limit}");
@@ -206,30 +206,32 @@ fn a_mount_works_with_few_threads_or_reports_the_limit() {
     for most in [3, 4, 5, 6, 8, 10, 16, 24, 36, 48] {
         pids.set(most);
         let output = pids.run(&command);
-        let said = said(&output);
+        let stderr = said(&output);
         if output.status.success() {
             // It also works later, because `mount` returns only once all threads are running.
             stage.assert_readable();
             assert!(fs::read(stage.mount_point.join("folder/data")).is_ok());
-            let numbers: Vec<u64> = said
+            let numbers: Vec<u64> = stderr
                 .split(|c: char| !c.is_ascii_digit())
                 .filter_map(|it| it.parse().ok())
                 .collect();
-            match said.contains("threads answer instead of") {
+            match stderr.contains("threads answer instead of") {
                 // "N threads answer instead of 32: only M can be started here"
-                true => assert!(numbers.windows(3).any(|it| it[0] == it[2] / 2), "{most}: {said}"),
-                false => assert!(most >= 36, "{most}: {said}"),
+                true => {
+                    assert!(numbers.windows(3).any(|it| it[0] == it[2] / 2), "{most}: {stderr}")
+                }
+                false => assert!(most >= 36, "{most}: {stderr}"),
             }
             unmount(&stage.mount_point);
             worked.push(most);
         } else {
-            assert!(!said.contains("panicked"), "{most}: {said}");
+            assert!(!stderr.contains("panicked"), "{most}: {stderr}");
             let is_clear = [
                 "more threads can be started here",
                 "Resource temporarily unavailable",
                 "annot fork",
             ];
-            assert!(is_clear.iter().any(|text| said.contains(text)), "{most}: {said}");
+            assert!(is_clear.iter().any(|text| stderr.contains(text)), "{most}: {stderr}");
         }
         assert!(stage.is_gone(), "{most}");
         wait_until("all have ended", || pids.is_empty());
@@ -286,18 +288,18 @@ fn a_small_address_space_gives_fewer_threads_or_an_error_at_start() {
                 megabytes << 10
             );
             let output = stage.bash(&script).output().unwrap();
-            let said = said(&output);
+            let stderr = said(&output);
             if output.status.success() {
                 let read = stage.bash(read).output().unwrap();
                 let bytes = String::from_utf8_lossy(&read.stdout).trim().to_owned();
-                assert_eq!(bytes, (64_u32 << 20).to_string(), "{option} {megabytes}: {said}");
-                let is_limited = said.contains("the address space is limited to");
-                assert_eq!(is_limited, said.contains("threads answer instead of"), "{said}");
+                assert_eq!(bytes, (64_u32 << 20).to_string(), "{option} {megabytes}: {stderr}");
+                let is_limited = stderr.contains("the address space is limited to");
+                assert_eq!(is_limited, stderr.contains("threads answer instead of"), "{stderr}");
                 unmount(&stage.mount_point);
                 served.push(megabytes);
             } else {
-                assert_eq!(output.status.code(), Some(1), "{option} {megabytes}: {said}");
-                assert!(said.contains(&format!("ulimit {option}")), "{megabytes}: {said}");
+                assert_eq!(output.status.code(), Some(1), "{option} {megabytes}: {stderr}");
+                assert!(stderr.contains(&format!("ulimit {option}")), "{megabytes}: {stderr}");
                 refused.push(megabytes);
             }
             assert!(stage.is_gone(), "{option} {megabytes}");

@@ -264,9 +264,9 @@ fn joining_a_mount_that_just_ended_mounts_again() {
         wait_until("it has a lease", || holders(&stage.mount_point).0.len() == 1);
         kill_process(ended, Signal::INT).unwrap();
         wait_until("the mount is gone", || stage.is_gone());
-        let mut told = [0; PIPE + READY.len()];
-        reader.read_exact(&mut told).unwrap();
-        assert!(told.ends_with(READY));
+        let mut written = [0; PIPE + READY.len()];
+        reader.read_exact(&mut written).unwrap();
+        assert!(written.ends_with(READY));
         joins.line_with("mounted ");
         stage.assert_readable();
         assert_ne!(stage.daemon(), ended);
@@ -425,13 +425,13 @@ fn waiting(path: &Path, options: &[&str]) -> std::process::Child {
 #[test]
 fn wait_returns_when_files_can_be_read() {
     let Some(stage) = stage() else { return };
-    let folder = stage.work.path().join("not/yet");
-    let mount_point = folder.join("mount");
+    let directory = stage.work.path().join("not/yet");
+    let mount_point = directory.join("mount");
     let _clean_up = support::mount::CleanUp(mount_point.clone());
     let waiters: Vec<_> = (0..8).map(|_| waiting(&mount_point, &["--timeout", "1m"])).collect();
     let over = waiting(&mount_point, &["--timeout", "1s"]).wait_with_output().unwrap();
     assert_eq!(over.status.code(), Some(6), "{}", said(&over));
-    fs::create_dir_all(&folder).unwrap();
+    fs::create_dir_all(&directory).unwrap();
     run(archfs().args(["mount", "--keep", "-q"]).arg(&stage.image).arg(&mount_point));
     for waiter in waiters {
         let output = waiter.wait_with_output().unwrap();

@@ -285,7 +285,7 @@ fn limits(work: &Path, left: u64) -> Vec<PathBuf> {
     made
 }
 
-/// `archfs run OPTIONS archive place -- cat place/hello`, under fake limits.
+/// `archfs run OPTIONS archive mount_point -- cat mount_point/hello`, under fake limits.
 fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) -> Output {
     let script = "mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
     let mut command = Command::new("unshare");

@@ -21,22 +21,22 @@ use support::snapshot::{Depth, assert_same, take};
 use support::tar::member;
 use support::{can_mount, run, source, tree, work_folder};
 
-/// Packs `folder` with GNU tar, which skips what its format does not support and reports it.
-fn gnu_tar(archive: &Path, folder: &Path, options: &[&str]) {
+/// Packs `directory` with GNU tar, which skips what its format does not support and reports it.
+fn gnu_tar(archive: &Path, directory: &Path, options: &[&str]) {
     let mut command = Command::new("tar");
-    command.arg("-C").arg(folder).args(options).arg("-cf").arg(archive).arg(".");
+    command.arg("-C").arg(directory).args(options).arg("-cf").arg(archive).arg(".");
     let status = command.output().unwrap().status;
     assert!(matches!(status.code(), Some(0 | 2)), "{command:?}: {status}");
 }
 
 /// Extracts an archive with GNU tar into a new directory.
-fn extracted(archive: &Path, folder: &Path) -> PathBuf {
-    let _ = fs::remove_dir_all(folder);
-    fs::create_dir(folder).unwrap();
+fn extracted(archive: &Path, directory: &Path) -> PathBuf {
+    let _ = fs::remove_dir_all(directory);
+    fs::create_dir(directory).unwrap();
     let mut command = Command::new("tar");
     command.args(["--xattrs", "--xattrs-include=*", "--numeric-owner", "-S"]);
-    run(command.arg("-xpf").arg(archive).arg("-C").arg(folder));
-    folder.to_owned()
+    run(command.arg("-xpf").arg(archive).arg("-C").arg(directory));
+    directory.to_owned()
 }
 
 /// The lines for an archive from Python's tarfile.
@@ -254,9 +254,9 @@ fn a_sparse_file_of_20_gib_uses_base_256_offsets() {
         return;
     }
     let work = work_folder();
-    let folder = work.path().join("folder");
-    fs::create_dir(&folder).unwrap();
-    let source = File::create_new(folder.join("sparse")).unwrap();
+    let directory = work.path().join("folder");
+    fs::create_dir(&directory).unwrap();
+    let source = File::create_new(directory.join("sparse")).unwrap();
     // Octal numbers end at 8 GiB.
     let len = 20 << 30;
     source.set_len(len).unwrap();
@@ -264,7 +264,7 @@ fn a_sparse_file_of_20_gib_uses_base_256_offsets() {
     for (seed, start) in (1..).zip(starts) {
         source.write_all_at(&source::noise(seed, 100_000), start).unwrap();
     }
-    let source = File::open(folder.join("sparse")).unwrap();
+    let source = File::open(directory.join("sparse")).unwrap();
     let archive = work.path().join("archive.tar");
     for (options, has_base_256) in [
         (&["--format=gnu"][..], true),
@@ -275,7 +275,8 @@ fn a_sparse_file_of_20_gib_uses_base_256_offsets() {
     ] {
         let what = options.join(" ");
         let mut tar = Command::new("tar");
-        let tar = tar.arg("-C").arg(&folder).args(options).args(["--sparse", "-cf"]).arg(&archive);
+        let tar =
+            tar.arg("-C").arg(&directory).args(options).args(["--sparse", "-cf"]).arg(&archive);
         run(tar.arg("sparse"));
         let packed = fs::read(&archive).unwrap();
         assert!(packed.len() < 1 << 20, "{what}: {} bytes", packed.len());
@@ -338,21 +339,21 @@ fn a_file_over_8_gib_uses_a_base_256_size() {
 #[test]
 fn appended_updated_and_concatenated_archives_show_the_latest() {
     let work = work_folder();
-    let folder = work.path().join("folder");
-    fs::create_dir_all(folder.join("sub")).unwrap();
-    let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+    let directory = work.path().join("folder");
+    fs::create_dir_all(directory.join("sub")).unwrap();
+    let write = |name: &str, text: &str| fs::write(directory.join(name), text).unwrap();
     write("a", "old");
     write("sub/b", "old");
-    fs::hard_link(folder.join("a"), folder.join("hard")).unwrap();
+    fs::hard_link(directory.join("a"), directory.join("hard")).unwrap();
     let archive = work.path().join("archive.tar");
-    gnu_tar(&archive, &folder, &["--sort=name"]);
+    gnu_tar(&archive, &directory, &["--sort=name"]);
     // The file was replaced; its other name must keep the old contents.
-    fs::remove_file(folder.join("a")).unwrap();
+    fs::remove_file(directory.join("a")).unwrap();
     write("a", "new and longer");
     write("sub/c", "added");
     run(Command::new("tar")
         .arg("-C")
-        .arg(&folder)
+        .arg(&directory)
         .arg("-rf")
         .arg(&archive)
         .args(["./a", "./sub/c"]));
@@ -367,7 +368,7 @@ fn appended_updated_and_concatenated_archives_show_the_latest() {
 
     let second = work.path().join("second.tar");
     write("sub/b", "from the second");
-    gnu_tar(&second, &folder, &[]);
+    gnu_tar(&second, &directory, &[]);
     let both = work.path().join("both.tar");
     fs::write(&both, [fs::read(&archive).unwrap(), fs::read(&second).unwrap()].concat()).unwrap();
     assert_as_python("concatenated", &both);
@@ -454,12 +455,12 @@ fn no_member_escapes_the_mount_and_odd_paths_are_normalized() {
 fn a_truncated_archive_serves_its_intact_files_and_reports_the_rest() {
     let work = work_folder();
     let archive = work.path().join("whole.tar");
-    let folder = work.path().join("folder");
-    fs::create_dir(&folder).unwrap();
+    let directory = work.path().join("folder");
+    fs::create_dir(&directory).unwrap();
     for number in 0..20 {
-        fs::write(folder.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
+        fs::write(directory.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
     }
-    gnu_tar(&archive, &folder, &["--sort=name", "--format=gnu"]);
+    gnu_tar(&archive, &directory, &["--sort=name", "--format=gnu"]);
     let bytes = fs::read(&archive).unwrap();
     let whole = tree::lines(tree::open_one(&archive).as_ref());
     let cut = work.path().join("cut.tar");
@@ -470,13 +471,16 @@ fn a_truncated_archive_serves_its_intact_files_and_reports_the_rest() {
         let files = (len - 512) / 1536 + usize::from((len - 512) % 1536 >= 512 + 700);
         assert_eq!(found.len(), files + 1, "{len} bytes");
         assert!(found.iter().all(|(path, line)| whole.get(path) == Some(line)), "{len} bytes");
-        let said = support::archfs().arg("ls").arg(&cut).output().unwrap();
-        let said = String::from_utf8(said.stderr).unwrap();
+        let stderr = support::archfs().arg("ls").arg(&cut).output().unwrap();
+        let stderr = String::from_utf8(stderr.stderr).unwrap();
         let missing = "missing";
         let no_mark = "no mark of the end";
-        assert!(said.contains(missing) || said.contains(no_mark), "{len} bytes: {said}");
+        assert!(stderr.contains(missing) || stderr.contains(no_mark), "{len} bytes: {stderr}");
         if (len - 512) % 1536 > 512 && (len - 512) % 1536 < 512 + 700 {
-            assert!(said.contains(&format!("f{files:02}\" and what came behind")), "{len}: {said}");
+            assert!(
+                stderr.contains(&format!("f{files:02}\" and what came behind")),
+                "{len}: {stderr}"
+            );
         }
     }
 }
@@ -485,12 +489,12 @@ fn a_truncated_archive_serves_its_intact_files_and_reports_the_rest() {
 fn a_damaged_header_loses_only_its_member() {
     let work = work_folder();
     let archive = work.path().join("archive.tar");
-    let folder = work.path().join("folder");
-    fs::create_dir(&folder).unwrap();
+    let directory = work.path().join("folder");
+    fs::create_dir(&directory).unwrap();
     for number in 0..20 {
-        fs::write(folder.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
+        fs::write(directory.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
     }
-    gnu_tar(&archive, &folder, &["--sort=name", "--format=gnu"]);
+    gnu_tar(&archive, &directory, &["--sort=name", "--format=gnu"]);
     let whole = tree::lines(tree::open_one(&archive).as_ref());
     let mut bytes = fs::read(&archive).unwrap();
     bytes[512 + 5 * 1536 + 3] ^= 0x40;
@@ -505,10 +509,10 @@ fn a_damaged_header_loses_only_its_member() {
     let mut list = Command::new("tar");
     let listed = list.arg("-tf").arg(&damaged).output().unwrap().stdout;
     assert_eq!(listed.split(|byte| *byte == b'\n').filter(|l| !l.is_empty()).count(), found.len());
-    let said = support::archfs().arg("ls").arg(&damaged).output().unwrap();
-    let said = String::from_utf8(said.stderr).unwrap();
-    assert!(said.contains("there is no header"), "{said}");
-    assert!(said.contains("no tar: ignored"), "{said}");
+    let stderr = support::archfs().arg("ls").arg(&damaged).output().unwrap();
+    let stderr = String::from_utf8(stderr.stderr).unwrap();
+    assert!(stderr.contains("there is no header"), "{stderr}");
+    assert!(stderr.contains("no tar: ignored"), "{stderr}");
 }
 
 #[test]
@@ -541,14 +545,14 @@ fn a_hundred_thousand_members_are_scanned_in_parallel() {
     by_hand(&decoy, &[("decoy", b'0', "", "x"), ("decoy2", b'0', "", "y")]);
     let decoy = fs::read(&decoy).unwrap();
     let decoy = &decoy[..2048];
-    let folder = work.path().join("folder");
-    fs::create_dir(&folder).unwrap();
+    let directory = work.path().join("folder");
+    fs::create_dir(&directory).unwrap();
     for number in 0..30_000_u64 {
         let len = (number * 7919 % 5000) as usize;
         let data = if number % 3 == 0 { decoy.to_vec() } else { source::noise(number, len) };
-        fs::write(folder.join(format!("{number:05}")), data).unwrap();
+        fs::write(directory.join(format!("{number:05}")), data).unwrap();
     }
-    gnu_tar(&archive, &folder, &["--format=gnu"]);
+    gnu_tar(&archive, &directory, &["--format=gnu"]);
     assert!(fs::metadata(&archive).unwrap().len() > 50 << 20);
     assert_as_python("decoys", &archive);
 }

@@ -154,7 +154,7 @@ impl Stage {
 
     /// Lists with an index that must not be used: a note is printed, the listing is right, and the
     /// index is valid afterwards.
-    fn assert_made_anew(&self, what: &str, expected: &str, good: &[u8]) {
+    fn assert_rebuilt(&self, what: &str, expected: &str, good: &[u8]) {
         let (found, said) = self.ls();
         assert!(said.contains("made anew"), "{what}: no note: {said}");
         assert!(found == expected, "{what}: another listing");
@@ -282,14 +282,14 @@ fn a_mount_uses_the_index_and_serves_the_archive() {
     let stage = Stage::new(MEMBERS);
     stage.make_index();
     stage.rename_unsampled();
-    let place = stage.work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = stage.work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     let mut mount = stage.archfs(&["mount", "--keep"]);
-    run(mount.arg(&place));
-    assert_eq!(fs::read_to_string(place.join(OLD_NAME)).unwrap(), "data 10");
-    assert_eq!(fs::read_to_string(place.join("f01199")).unwrap(), "data 1199");
-    assert_eq!(fs::read_dir(&place).unwrap().count(), MEMBERS);
-    unmount_by(stage.command(archfs()).arg("unmount").arg(&place));
+    run(mount.arg(&mount_point));
+    assert_eq!(fs::read_to_string(mount_point.join(OLD_NAME)).unwrap(), "data 10");
+    assert_eq!(fs::read_to_string(mount_point.join("f01199")).unwrap(), "data 1199");
+    assert_eq!(fs::read_dir(&mount_point).unwrap().count(), MEMBERS);
+    unmount_by(stage.command(archfs()).arg("unmount").arg(&mount_point));
 }
 
 /// Members of an archive whose index is read block by block.
@@ -302,21 +302,21 @@ fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
     let good = stage.make_index();
     assert!(Parts::of(&good).data.len() > 1 << 20, "checked as a whole");
     let log = stage.work.path().join("log");
-    let place = stage.work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = stage.work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     let log_file = format!("--log-file={}", log.display());
     let mut mount = stage.archfs(&["mount", "--keep", "--cache-idle=0", &log_file]);
-    run(mount.arg(&place));
-    assert_eq!(fs::metadata(place.join(OLD_NAME)).unwrap().len(), 7);
+    run(mount.arg(&mount_point));
+    assert_eq!(fs::metadata(mount_point.join(OLD_NAME)).unwrap().len(), 7);
 
     // Written in place, because the daemon has this file open.
     let file = File::options().write(true).open(&stage.index).unwrap();
     harm(&file, good.len() as u64);
     // Its node was read before, its data was not.
-    assert_eq!(fs::read_to_string(place.join(OLD_NAME)).unwrap(), "data 10", "{what}");
+    assert_eq!(fs::read_to_string(mount_point.join(OLD_NAME)).unwrap(), "data 10", "{what}");
     let mut failed = 0;
     for number in (0..MANY).step_by(500) {
-        match fs::read_to_string(place.join(name(number))) {
+        match fs::read_to_string(mount_point.join(name(number))) {
             Ok(found) => assert_eq!(found, format!("data {number}"), "{what}"),
             Err(error) => {
                 assert_eq!(error.raw_os_error(), Some(5), "{what}: {error}");
@@ -325,15 +325,15 @@ fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
         }
     }
     assert!(failed > 10, "{what}: {failed} lookups failed");
-    assert_eq!(fs::read_to_string(place.join(OLD_NAME)).unwrap(), "data 10", "{what}");
+    assert_eq!(fs::read_to_string(mount_point.join(OLD_NAME)).unwrap(), "data 10", "{what}");
     let said = fs::read_to_string(&log).unwrap();
     assert!(said.contains("data.tar.archfs-index") && said.contains("with archfs index"), "{said}");
-    unmount_by(stage.command(archfs()).arg("unmount").arg(&place));
+    unmount_by(stage.command(archfs()).arg("unmount").arg(&mount_point));
     // The remedy works.
     assert!(stage.make_index() == good);
-    run(stage.archfs(&["mount", "--keep"]).arg(&place));
-    assert_eq!(fs::read_to_string(place.join("f24999")).unwrap(), "data 24999");
-    unmount_by(stage.command(archfs()).arg("unmount").arg(&place));
+    run(stage.archfs(&["mount", "--keep"]).arg(&mount_point));
+    assert_eq!(fs::read_to_string(mount_point.join("f24999")).unwrap(), "data 24999");
+    unmount_by(stage.command(archfs()).arg("unmount").arg(&mount_point));
 }
 
 /// > An index that is truncated or overwritten while it is in use gives EIO for the parts that were
@@ -389,7 +389,7 @@ fn damage_to_a_large_index_affects_only_its_block() {
     let last = bytes.len() - TAIL - 1;
     bytes[last] ^= 4;
     fs::write(&stage.index, &bytes).unwrap();
-    stage.assert_made_anew("a checksum", &expected, &good);
+    stage.assert_rebuilt("a checksum", &expected, &good);
 }
 
 #[test]
@@ -402,9 +402,9 @@ fn a_small_archive_gets_no_automatic_index() {
         assert_eq!(stage.index.exists(), made, "{count} files");
     }
     let stage = Stage::new(10);
-    let place = stage.work.path().join("named");
-    listed(stage.archfs(&["ls"]).arg("--index").arg(&place));
-    assert!(place.exists(), "asked for by its name");
+    let index_path = stage.work.path().join("named");
+    listed(stage.archfs(&["ls"]).arg("--index").arg(&index_path));
+    assert!(index_path.exists(), "asked for by its name");
     stage.make_index();
 }
 
@@ -469,7 +469,7 @@ fn a_damaged_index_is_rebuilt_with_a_note() {
     let good = fs::read(&stage.index).unwrap();
     let check = |what: &str, bytes: &[u8]| {
         fs::write(&stage.index, bytes).unwrap();
-        stage.assert_made_anew(what, &expected, &good);
+        stage.assert_rebuilt(what, &expected, &good);
     };
     let start = start_len(&good);
     let lens = (0..start + 24).step_by(7).chain((start + 24..good.len()).step_by(4999));
@@ -506,18 +506,18 @@ fn an_index_of_another_version_or_with_other_options_is_rebuilt() {
         let mut bytes = good.clone();
         bytes[at] = byte;
         fs::write(&stage.index, sealed(&bytes)).unwrap();
-        stage.assert_made_anew(what, &expected, &good);
+        stage.assert_rebuilt(what, &expected, &good);
     }
     // Only compressed archives have seek points.
     let mut parts = Parts::of(&good);
     parts.set_seek_points(&[0; 4]);
     fs::write(&stage.index, parts.sealed()).unwrap();
-    stage.assert_made_anew("seek points", &expected, &good);
+    stage.assert_rebuilt("seek points", &expected, &good);
     // A wrong length of the archive.
     let mut parts = Parts::of(&good);
     parts.numbers[0] ^= 1;
     fs::write(&stage.index, parts.sealed()).unwrap();
-    stage.assert_made_anew("another decoded length", &expected, &good);
+    stage.assert_rebuilt("another decoded length", &expected, &good);
 }
 
 #[test]
@@ -530,16 +530,16 @@ fn other_files_with_the_name_of_the_index_are_replaced() {
     fs::write(&elsewhere, "precious").unwrap();
     fs::remove_file(&stage.index).unwrap();
     symlink(&elsewhere, &stage.index).unwrap();
-    stage.assert_made_anew("a link to something else", &expected, &good);
+    stage.assert_rebuilt("a link to something else", &expected, &good);
     assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "precious");
 
     fs::remove_file(&stage.index).unwrap();
     symlink(&stage.index, &stage.index).unwrap();
-    stage.assert_made_anew("a link to itself", &expected, &good);
+    stage.assert_rebuilt("a link to itself", &expected, &good);
 
     fs::remove_file(&stage.index).unwrap();
     symlink(stage.work.path().join("missing"), &stage.index).unwrap();
-    stage.assert_made_anew("a link to nothing", &expected, &good);
+    stage.assert_rebuilt("a link to nothing", &expected, &good);
     assert!(!stage.work.path().join("missing").exists());
 
     // A pipe without a writer must not block any command.
@@ -553,7 +553,7 @@ fn other_files_with_the_name_of_the_index_are_replaced() {
 
     fs::rename(&stage.index, &elsewhere).unwrap();
     symlink(&elsewhere, &stage.index).unwrap();
-    stage.assert_made_anew("a link to a good index", &expected, &good);
+    stage.assert_rebuilt("a link to a good index", &expected, &good);
     assert!(fs::read(&elsewhere).unwrap() == good);
 }
 
@@ -672,22 +672,22 @@ fn without_a_writable_directory_for_the_index_it_works_with_a_note() {
 #[test]
 fn a_named_index_is_kept_only_there() {
     let stage = Stage::new(MEMBERS);
-    let place = stage.work.path().join("named");
-    let ls = || listed(stage.archfs(&["ls", "-lR"]).arg("--index").arg(&place));
+    let index_path = stage.work.path().join("named");
+    let ls = || listed(stage.archfs(&["ls", "-lR"]).arg("--index").arg(&index_path));
     let (expected, said) = ls();
     assert_eq!(said, "");
-    assert_eq!(mode(&place), 0o600);
+    assert_eq!(mode(&index_path), 0o600);
     stage.assert_archive_alone();
     assert_eq!(names_in(&stage.home), [""; 0].map(PathBuf::from));
     assert!(expected.contains(OLD_NAME));
-    stage.assert_used(&place, &ls);
+    stage.assert_used(&index_path, &ls);
     stage.make_index();
     stage.rename_unsampled();
     // An index beside the archive, which has the old name, is not used.
     let (found, said) = ls();
     assert!(said.contains("made of another file, or the archive has changed"), "{said}");
     assert!(said.contains("made anew") && found.contains(NEW_NAME), "{said}");
-    fs::write(&place, "garbage").unwrap();
+    fs::write(&index_path, "garbage").unwrap();
     let (found, said) = ls();
     assert!(said.contains("made anew") && found.contains(NEW_NAME), "{said}");
 }
@@ -876,14 +876,14 @@ fn a_fuse_file_system_has_no_index_beside_the_archive() {
     fs::write(&stage.index, sealed(&other)).unwrap();
     assert!(stage.ls().0.contains(NAME_IN_INDEX), "used on another file system");
     let image = support::image::make(stage.work.path(), "image.sqfs", &stage.folder, &[]);
-    let place = stage.work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
-    run(archfs().args(["mount", "--keep", "-q"]).arg(&image).arg(&place));
+    let mount_point = stage.work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    run(archfs().args(["mount", "--keep", "-q"]).arg(&image).arg(&mount_point));
     let mut command = stage.command(archfs());
-    let (found, said) = listed(command.args(["ls", "-lR"]).arg(place.join("data.tar")));
+    let (found, said) = listed(command.args(["ls", "-lR"]).arg(mount_point.join("data.tar")));
     assert!(found.contains(OLD_NAME) && said.is_empty(), "{said}");
     assert_eq!(names_in(&stage.home.join("cache/archfs")).len(), 1);
-    unmount_by(archfs().arg("unmount").arg(&place));
+    unmount_by(archfs().arg("unmount").arg(&mount_point));
 }
 
 /// A group-writable directory gets no index unless the owner of the archive asks for one.
@@ -1097,12 +1097,12 @@ fn recursive_mounts_have_a_separate_index() {
 #[test]
 fn one_index_path_for_several_archives_is_a_usage_error() {
     let stage = Stage::new(3);
-    let place = stage.work.path().join("index");
+    let index_path = stage.work.path().join("index");
     let mut command = stage.archfs(&["index"]);
-    let output = command.arg(&stage.archive).arg("--index").arg(&place).output().unwrap();
+    let output = command.arg(&stage.archive).arg("--index").arg(&index_path).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output).1.contains("--index is about one archive"));
-    assert!(!place.exists());
+    assert!(!index_path.exists());
     stage.assert_archive_alone();
 }
 
@@ -1155,12 +1155,12 @@ fn damaged_seek_points_are_rebuilt() {
     let at = end - len;
     let check = |what: &str, bytes: Vec<u8>| {
         fs::write(&stage.index, bytes).unwrap();
-        stage.assert_made_anew(what, &expected, &good);
+        stage.assert_rebuilt(what, &expected, &good);
         let read = run(stage.archfs(&["cat"]).arg("f04999")).stdout;
         assert_eq!(read, b"data 4999", "{what}");
     };
     // Container, kind, decoded length, count, and the offsets of the first seek point.
-    for (what, place) in [
+    for (what, offset) in [
         ("container", 0),
         ("kind", 1),
         ("length", 2),
@@ -1170,11 +1170,11 @@ fn damaged_seek_points_are_rebuilt() {
         ("the last bytes", len - 1),
     ] {
         let mut bytes = good.clone();
-        bytes[at + place] ^= 0x55;
+        bytes[at + offset] ^= 0x55;
         check(&format!("{what}, unsealed"), bytes.clone());
         if what != "the last bytes" {
             let mut parts = Parts::of(&good);
-            parts.seek_points()[place] ^= 0x55;
+            parts.seek_points()[offset] ^= 0x55;
             check(what, parts.sealed());
         }
     }
@@ -1197,15 +1197,15 @@ fn a_named_index_path_with_another_file_is_not_overwritten() {
     let archive = fs::read(&stage.archive).unwrap();
     let precious = stage.work.path().join("precious");
     fs::write(&precious, "a dataset").unwrap();
-    for place in [&precious, &stage.archive] {
-        let before = fs::read(place).unwrap();
-        let option = format!("--index={}", place.display());
+    for path in [&precious, &stage.archive] {
+        let before = fs::read(path).unwrap();
+        let option = format!("--index={}", path.display());
         let output = stage.archfs(&["index", &option]).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{}", text(&output).1);
         assert!(text(&output).1.contains("is no index of archfs: not overwritten"));
         let (out, said) = listed(&mut stage.archfs(&["ls", "-lR", &option]));
         assert!(out.contains(OLD_NAME) && said.contains("not overwritten"), "{said}");
-        assert!(fs::read(place).unwrap() == before);
+        assert!(fs::read(path).unwrap() == before);
     }
     assert!(fs::read(&stage.archive).unwrap() == archive);
     // It may be an empty file, as from mktemp, or an old index.

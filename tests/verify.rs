@@ -49,8 +49,8 @@ fn reported(archive: &Path) -> (Output, Vec<Value>) {
 fn paths(root: &Path) -> BTreeSet<Vec<u8>> {
     let mut found = BTreeSet::from([Vec::new()]);
     let mut waiting = vec![root.to_owned()];
-    while let Some(folder) = waiting.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
+    while let Some(directory) = waiting.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             found.insert(path.strip_prefix(root).unwrap().as_os_str().as_bytes().to_vec());
             if path.symlink_metadata().unwrap().is_dir() {
@@ -126,7 +126,7 @@ fn is_covered(path: &[u8], damaged: &BTreeSet<Vec<u8>>) -> bool {
     let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
     damaged.contains(path)
         || damaged.contains(&b""[..])
-        || above.map(|(at, _)| &path[..at]).any(|folder| damaged.contains(folder))
+        || above.map(|(at, _)| &path[..at]).any(|directory| damaged.contains(directory))
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> usize {
@@ -140,14 +140,14 @@ fn small_tree(root: &Path) {
         let lines = (0..).map(|line| format!("{} of {seed}: {}\n", line, line * line * seed));
         lines.flat_map(String::into_bytes).take(len).collect()
     };
-    for folder in 0..4_usize {
-        let path = root.join(format!("folder{folder}/inner"));
+    for directory in 0..4_usize {
+        let path = root.join(format!("folder{directory}/inner"));
         fs::create_dir_all(&path).unwrap();
         for file in 0..30_usize {
-            let seed = folder * 100 + file + 1;
+            let seed = directory * 100 + file + 1;
             fs::write(path.join(format!("small{file}")), text(seed, 50 + seed * 9)).unwrap();
         }
-        fs::write(path.join("../large"), text(folder + 7, 100_000)).unwrap();
+        fs::write(path.join("../large"), text(directory + 7, 100_000)).unwrap();
         std::os::unix::fs::symlink("inner/small1", path.join("../link")).unwrap();
     }
     fs::hard_link(root.join("folder0/large"), root.join("folder2/hard")).unwrap();
@@ -251,12 +251,12 @@ fn a_damaged_image_reports_exactly_its_unreadable_paths() {
                     continue;
                 }
             };
-            let told = damaged(&findings);
+            let paths = damaged(&findings);
             for path in &fails {
                 let shown = path.escape_ascii();
-                assert!(is_covered(path, &told), "{at:#x}: {shown} fails: {findings:?}");
+                assert!(is_covered(path, &paths), "{at:#x}: {shown} fails: {findings:?}");
             }
-            for path in &told {
+            for path in &paths {
                 let shown = path.escape_ascii();
                 assert!(fails.contains(path), "{at:#x}: {shown} can be read: {findings:?}");
             }
@@ -278,35 +278,38 @@ fn every_name_of_every_file_in_a_damaged_block_is_reported() {
     let sound = image::make(work.path(), "sound.sqfs", &source, &["-comp", "gzip", "-no-exports"]);
     let bytes = fs::read(&sound).unwrap();
     let bad = work.path().join("bad.sqfs");
-    let told = |at: usize| {
+    let reported_paths = |at: usize| {
         let mut bytes = bytes.clone();
         bytes[at] ^= 0x55;
         fs::write(&bad, bytes).unwrap();
         damaged(&verify(&bad).unwrap().findings)
     };
     // With blocks of 128 KiB all data is in fragments. The first has the start of the tree.
-    let told = told(200);
-    assert!(told.len() > 20, "{told:?}");
-    let has = |path: &str| told.contains(path.as_bytes());
+    let reported_paths = reported_paths(200);
+    assert!(reported_paths.len() > 20, "{reported_paths:?}");
+    let has = |path: &str| reported_paths.contains(path.as_bytes());
     assert_eq!(has("folder0/large"), has("folder2/hard"));
-    assert!(has("folder0/large") || has("folder0/inner/small0"), "{told:?}");
+    assert!(has("folder0/large") || has("folder0/inner/small0"), "{reported_paths:?}");
 
     let (output, rows) = reported(&bad);
     assert_eq!(output.status.code(), Some(3));
     let (last, findings) = rows.split_last().unwrap();
     let listed: BTreeSet<_> =
         findings.iter().map(|row| row["path"].as_str().unwrap().as_bytes().to_vec()).collect();
-    assert_eq!(listed, told);
-    assert_eq!((&last["status"], &last["damaged"]), (&"damaged".into(), &told.len().into()));
+    assert_eq!(listed, reported_paths);
+    assert_eq!(
+        (&last["status"], &last["damaged"]),
+        (&"damaged".into(), &reported_paths.len().into())
+    );
     let lines = archfs().arg("verify").arg(&bad).output().unwrap();
     assert_eq!(lines.status.code(), Some(3));
     let text = String::from_utf8(lines.stdout).unwrap();
     let listed: BTreeSet<_> =
         text.lines().map(|line| line.split(": ").next().unwrap().as_bytes().to_vec()).collect();
-    assert_eq!(listed, told);
+    assert_eq!(listed, reported_paths);
     assert!(text.contains("squashfs data block at 0x"), "{text}");
-    let said = String::from_utf8(lines.stderr).unwrap();
-    assert!(said.starts_with("archfs: ") && said.contains(": damaged: "), "{said}");
+    let stderr = String::from_utf8(lines.stderr).unwrap();
+    assert!(stderr.starts_with("archfs: ") && stderr.contains(": damaged: "), "{stderr}");
 }
 
 #[test]
@@ -325,7 +328,7 @@ fn contradicting_tables_are_reported() {
     let (inodes, directories) = (u64_at(&bytes, 64) + 2, u64_at(&bytes, 72) + 2);
     let export = u64_at(&bytes, u64_at(&bytes, 88)) + 2;
     let bad = work.path().join("bad.sqfs");
-    let told = |at: usize, bit: u8| {
+    let finding = |at: usize, bit: u8| {
         let mut bytes = bytes.clone();
         bytes[at] ^= bit;
         fs::write(&bad, bytes).unwrap();
@@ -333,21 +336,21 @@ fn contradicting_tables_are_reported() {
             .map_or_else(|error| error.to_string(), |verified| format!("{:?}", verified.findings))
     };
     assert_eq!(verify(&sound).unwrap().findings, []);
-    assert!(told(4, 1).contains("announced"), "{}", told(4, 1));
-    assert!(told(export, 1).contains("export table: inode 1"), "{}", told(export, 1));
+    assert!(finding(4, 1).contains("announced"), "{}", finding(4, 1));
+    assert!(finding(export, 1).contains("export table: inode 1"), "{}", finding(export, 1));
     // The first inode is that of "a": an extended inode, because it has two names.
     let number = inodes + 12;
     assert_eq!(bytes[inodes..inodes + 2], [9, 0]);
-    let wrong = told(number, 2);
+    let wrong = finding(number, 2);
     assert!(wrong.contains("inode table: number"), "{wrong}");
-    let links = told(inodes + 16 + 24, 1);
+    let links = finding(inodes + 16 + 24, 1);
     assert!(links.contains("its count of links is 3, but it has 2 names"), "{links}");
     for path in ["\"a\"", "folder/c"] {
         let path = format!("{:?}", path.trim_matches('"').as_bytes());
         assert!(links.contains(&path), "{links}");
     }
     // In the first header: the base number of its entries.
-    let named = told(directories + 8, 1);
+    let named = finding(directories + 8, 1);
     assert!(named.contains("named as inode"), "{named}");
     // After the padding.
     let mut behind = bytes.clone();
@@ -380,16 +383,16 @@ fn names_that_are_not_utf_8_are_exact_in_json() {
 }
 
 /// Checks that `verify` reports damage of `bytes` in these words and for these paths.
-fn tells(name: &str, bytes: &[u8], text: &str, paths: &[&str]) {
+fn assert_finding(name: &str, bytes: &[u8], text: &str, paths: &[&str]) {
     let work = work_folder();
     let archive = work.path().join(name);
     fs::write(&archive, bytes).unwrap();
     let findings = verify(&archive).unwrap().findings;
     let expected: BTreeSet<_> = paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     assert_eq!(damaged(&findings), expected, "{name}: {findings:?}");
-    let is_told =
+    let matches =
         |finding: &Finding| finding.severity == Severity::Damage && finding.what.contains(text);
-    assert!(findings.iter().any(is_told), "{name}: {text}: {findings:?}");
+    assert!(findings.iter().any(matches), "{name}: {text}: {findings:?}");
 }
 
 #[test]
@@ -398,24 +401,24 @@ fn damage_of_a_tar_is_reported_with_its_member_if_known() {
     let end = vec![0; 1024];
     let link = tar::member("folder/link", b'1', "nowhere", b"");
     let link = [file("a"), link, file("b"), end.clone()].concat();
-    tells("link.tar", &link, "a hard link to \"nowhere\"", &["folder/link"]);
+    assert_finding("link.tar", &link, "a hard link to \"nowhere\"", &["folder/link"]);
     let sound = [file("a"), file("./folder/b"), file("c"), end].concat();
     let step = file("a").len();
-    tells("cut.tar", &sound[..step + 1000], "cut off", &["folder/b"]);
-    tells("header.tar", &sound[..step + 100], "no mark of the end", &[]);
-    tells("mark.tar", &sound[..3 * step], "no mark of the end", &[]);
+    assert_finding("cut.tar", &sound[..step + 1000], "cut off", &["folder/b"]);
+    assert_finding("header.tar", &sound[..step + 100], "no mark of the end", &[]);
+    assert_finding("mark.tar", &sound[..3 * step], "no mark of the end", &[]);
     let mut header = sound.clone();
     header[step + 3] ^= 1;
-    tells("bad.tar", &header, "there is no header", &[]);
+    assert_finding("bad.tar", &header, "there is no header", &[]);
     let mut size = sound.clone();
     // Invalid digits, with a checksum that matches.
     size[step + 124..step + 136].fill(b'z');
     size[step + 148..step + 156].fill(b' ');
     let sum: u32 = size[step..step + 512].iter().map(|byte| u32::from(*byte)).sum();
     size[step + 148..step + 156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    tells("size.tar", &size, "member \"./folder/b\"", &["folder/b"]);
+    assert_finding("size.tar", &size, "member \"./folder/b\"", &["folder/b"]);
     let garbage = [&sound[..], &[b'g'; 512]].concat();
-    tells("behind.tar", &garbage, "is no tar", &[]);
+    assert_finding("behind.tar", &garbage, "is no tar", &[]);
 }
 
 #[test]
@@ -432,21 +435,21 @@ fn damage_anywhere_in_a_compressed_tar_is_reported() {
         let script = format!("{program} < \"$1\" > \"$2\"");
         run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&packed));
         let sound = fs::read(&packed).unwrap();
-        let is_told = |what: &str, bytes: &[u8]| {
+        let assert_reported = |what: &str, bytes: &[u8]| {
             fs::write(&packed, bytes).unwrap();
-            let told = match verify(&packed) {
+            let is_reported = match verify(&packed) {
                 Ok(Verified { findings, .. }) => {
                     findings.iter().any(|finding| finding.severity == Severity::Damage)
                 }
                 Err(error) => error.is_damage(),
             };
-            assert!(told, "{program}: {what}");
+            assert!(is_reported, "{program}: {what}");
             assert_eq!(reported(&packed).0.status.code(), Some(3), "{program}: {what}");
         };
         let len = sound.len();
-        is_told("cut", &sound[..len * 2 / 3]);
-        is_told("the last byte is missing", &sound[..len - 1]);
-        is_told("garbage", &[&sound[..], b"garbage"].concat());
+        assert_reported("cut", &sound[..len * 2 / 3]);
+        assert_reported("the last byte is missing", &sound[..len - 1]);
+        assert_reported("garbage", &[&sound[..], b"garbage"].concat());
         for (what, at) in [("middle", len / 2), ("checksum", len - 2), ("early", len - 6)] {
             // A match may have two sources with the same bytes, so some changes have no effect.
             // Then the compressor itself decompresses to the original.
@@ -456,7 +459,7 @@ fn damage_anywhere_in_a_compressed_tar_is_reported() {
                 bytes
             });
             let damaged = changed.take(10).find(|bytes| !unpacks(program, bytes, &plain));
-            is_told(what, &damaged.unwrap());
+            assert_reported(what, &damaged.unwrap());
         }
         fs::write(&packed, &sound).unwrap();
         assert_eq!(verify(&packed).unwrap().findings, [], "{program}");
@@ -534,9 +537,9 @@ fn nested_archives_are_verified_under_their_directories() {
     let mut bad = sound;
     bad[200] ^= 0x55;
     pack(&bad, &inner[..600]);
-    let told = damaged(&verify_with(&outer, &recursive).unwrap().findings);
-    assert!(told.iter().any(|path| path.starts_with(b"a/inner/folder0/")), "{told:?}");
-    assert!(told.contains(&b"b/inner"[..]), "{told:?}");
+    let paths = damaged(&verify_with(&outer, &recursive).unwrap().findings);
+    assert!(paths.iter().any(|path| path.starts_with(b"a/inner/folder0/")), "{paths:?}");
+    assert!(paths.contains(&b"b/inner"[..]), "{paths:?}");
     bad[28] = 9;
     pack(&bad, &inner);
     let findings = verify_with(&outer, &recursive).unwrap().findings;
@@ -552,22 +555,25 @@ fn every_outcome_has_its_exit_status() {
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     };
     let image = image.to_str().unwrap();
-    let (code, said) = status(&[image]);
-    assert_eq!(code, 0, "{said}");
-    assert!(said.starts_with("archfs: ") && said.contains(": sound: 2 files, 2 folders"), "{said}");
+    let (code, stderr) = status(&[image]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(
+        stderr.starts_with("archfs: ") && stderr.contains(": sound: 2 files, 2 folders"),
+        "{stderr}"
+    );
     assert_eq!(status(&["-q", image]), (0, String::new()));
     let missing = work.path().join("missing").display().to_string();
-    let (code, said) = status(&[&missing]);
-    assert_eq!(code, 1, "{said}");
-    assert!(said.contains("no such file"), "{said}");
+    let (code, stderr) = status(&[&missing]);
+    assert_eq!(code, 1, "{stderr}");
+    assert!(stderr.contains("no such file"), "{stderr}");
     assert_eq!(status(&[]).0, 2);
     assert_eq!(status(&["--offset", "9", image, image]).0, 2);
     let text = work.path().join("text");
     fs::write(&text, "no archive").unwrap();
     let text = text.to_str().unwrap();
-    let (code, said) = status(&[text]);
+    let (code, stderr) = status(&[text]);
     assert_eq!(code, 3);
-    assert!(said.contains("hint: "), "{said}");
+    assert!(stderr.contains("hint: "), "{stderr}");
     // Of several results the worst counts.
     assert_eq!(status(&[image, text, &missing]).0, 3);
     assert_eq!(status(&[image, &missing]).0, 1);

@@ -53,8 +53,8 @@ const LEAST: usize = 500;
 fn tree(work: &Path) -> PathBuf {
     let root = work.join("tree");
     let at = |name: &str| root.join(name);
-    for folder in ["", "folder", "many", "closed", "sticky"] {
-        fs::create_dir(at(folder)).unwrap();
+    for directory in ["", "folder", "many", "closed", "sticky"] {
+        fs::create_dir(at(directory)).unwrap();
     }
     let program = b"#!/bin/sh\nexit 7\n";
     for (name, bytes) in [

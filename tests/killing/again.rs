@@ -28,7 +28,7 @@ impl Round<'_> {
             }
             Then::Collect => {
                 self.archfs(&["gc"], 0)?;
-                if let Some(left) = self.what_is_there() {
+                if let Some(left) = self.leftover() {
                     return Err(format!("after gc there is {left}"));
                 }
             }

@@ -14,7 +14,7 @@ pub(crate) fn folder(user: u32) -> PathBuf {
 }
 
 /// The common prefix of the file names for `mount_point`, which the user has just mounted.
-pub(crate) fn start_of_names(user: u32, mount_point: &Path) -> String {
+pub(crate) fn name_prefix(user: u32, mount_point: &Path) -> String {
     let is_record = |path: &PathBuf| path.extension() == Some("mount".as_ref());
     let record =
         entries(user).into_iter().find(|path| is_record(path) && names_place(path, mount_point));

@@ -33,7 +33,7 @@ use process::Processes;
 use table::Table;
 
 /// Rounds that run in parallel, each at its own mount point; most of a round is waiting.
-const PLACES: usize = 6;
+const PARALLEL_ROUNDS: usize = 6;
 
 /// Shared by all rounds.
 struct Stage {
@@ -66,7 +66,7 @@ fn kills_leave_nothing_and_the_mount_point_works_again() {
     let since = Instant::now();
     let (next, table, failures) = (AtomicU64::new(0), Mutex::default(), Mutex::new(Vec::new()));
     thread::scope(|scope| {
-        for worker in 0..PLACES {
+        for worker in 0..PARALLEL_ROUNDS {
             let (stage, next, table, failures) = (&stage, &next, &table, &failures);
             scope.spawn(move || {
                 loop {
@@ -89,7 +89,7 @@ fn kills_leave_nothing_and_the_mount_point_works_again() {
     let table: Table = table.into_inner().unwrap();
     say(&format!("{table}{rounds} rounds took {:.0?}\n", since.elapsed()));
     let mut failures = failures.into_inner().unwrap();
-    failures.extend(what_is_left(&stage));
+    failures.extend(leftovers(&stage));
     assert!(
         failures.is_empty(),
         "ARCHFS_SEED={seed}: {} failures\n{}",
@@ -121,7 +121,7 @@ fn stage(work: &Path) -> Stage {
     fs::copy(std::env::current_exe().unwrap(), &reader).unwrap();
     let users = plan::users();
     let mut mount_points = HashMap::new();
-    for worker in 0..PLACES {
+    for worker in 0..PARALLEL_ROUNDS {
         for user in [ROOT].into_iter().chain(users) {
             let parent = work.join(format!("{worker}/{user}"));
             fs::create_dir_all(&parent).unwrap();
@@ -130,7 +130,7 @@ fn stage(work: &Path) -> Stage {
             let [program, place_word] = [&archfs, &mount_point].map(|path| path.to_str().unwrap());
             let mount = [program, "mount", "--keep", "-q", image.to_str().unwrap(), place_word];
             support::run(&mut as_user(user, &mount));
-            let start = files::start_of_names(user, &mount_point);
+            let start = files::name_prefix(user, &mount_point);
             support::run(&mut as_user(user, &[program, "unmount", place_word]));
             mount_points.insert(mount_point, (user, start));
         }
@@ -161,13 +161,13 @@ fn open_device() -> impl Drop {
 }
 
 /// Leftovers of the test after `archfs gc` as each user.
-fn what_is_left(stage: &Stage) -> Vec<String> {
+fn leftovers(stage: &Stage) -> Vec<String> {
     let mut left = Vec::new();
     for user in [ROOT].into_iter().chain(stage.users) {
         let output = as_user(user, &[stage.archfs.to_str().unwrap(), "gc"]).output().unwrap();
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            left.push(format!("gc as user {user}: {}: {said}", output.status));
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            left.push(format!("gc as user {user}: {}: {stderr}", output.status));
         }
         // Other tests mount as root too.
         if user != ROOT && files::folder(user).exists() {
@@ -176,7 +176,7 @@ fn what_is_left(stage: &Stage) -> Vec<String> {
                 files::entries(user).iter().map(|file| format!("{}: left", file.display())),
             );
         }
-        for worker in 0..PLACES {
+        for worker in 0..PARALLEL_ROUNDS {
             let parent = stage.work.join(format!("{worker}/{user}"));
             for entry in fs::read_dir(parent).unwrap().flatten() {
                 left.push(format!("{}: left", entry.path().display()));

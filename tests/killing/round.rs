@@ -26,7 +26,7 @@ use super::{Stage, as_user, reader};
 const LIMIT: Duration = Duration::from_secs(15);
 /// A mount must end within this time after its last holder.
 const AFTER_HOLDERS: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(8);
+const POLL_INTERVAL: Duration = Duration::from_millis(8);
 
 /// Starts readers and waits for them: the command of `run`, and most of a script.
 const COMMAND: &str = "\
@@ -139,7 +139,7 @@ impl Round<'_> {
         if plan.phase == Phase::Unmount {
             self.stop("a");
         }
-        self.wait_for_the_moment();
+        self.wait_for_kill_time();
         let mut hits = Hits::default();
         self.kill(plan.victim, plan.signal, &mut hits);
         seen.hits = hits.count;
@@ -150,27 +150,27 @@ impl Round<'_> {
         let mut watch = Watch::default();
         let stop = Instant::now() + Duration::from_millis(plan.seed % 50);
         while plan.phase != Phase::Unmount && Instant::now() < stop {
-            self.look(&mut watch);
-            sleep(LOOK_AGAIN);
+            self.update(&mut watch);
+            sleep(POLL_INTERVAL);
         }
         if plan.phase != Phase::Unmount {
             self.stop("a");
         }
         if is_shared {
-            self.look_at_the_other(&mut holders[1])?;
+            self.check_other_holder(&mut holders[1])?;
         }
         match plan.then {
             Then::RunAtOnce => self.run_again()?,
             Then::MountAtOnce => self.mount_at_once()?,
             Then::Mount | Then::Unmount | Then::Collect => {}
         }
-        self.wait_for_the_end(&mut watch, seen)?;
+        self.wait_for_processes(&mut watch, seen)?;
         let ended: Vec<ExitStatus> =
             holders.iter_mut().map(|child| child.wait().unwrap()).collect();
         self.look_at_results(seen, &ended, &hits)?;
-        self.look_at_the_place(seen, &ended, &hits)?;
+        self.check_mount_point(seen, &ended, &hits)?;
         self.use_it_again()?;
-        let left = self.what_is_there().or_else(|| self.files_of_the_place());
+        let left = self.leftover().or_else(|| self.leftover_file());
         match left {
             Some(left) => Err(format!("at the end of the round there is {left}")),
             None => Ok(()),
@@ -266,7 +266,7 @@ impl Round<'_> {
             if Instant::now() >= deadline {
                 return Err(format!("HANGS: waited {LIMIT:?} until {what}"));
             }
-            sleep(LOOK_AGAIN);
+            sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -277,7 +277,7 @@ impl Round<'_> {
 
     /// Waits for the chosen moment. `archfs mount` and a daemon that is mounting live so briefly
     /// that a random moment would rarely hit them.
-    fn wait_for_the_moment(&self) {
+    fn wait_for_kill_time(&self) {
         let role = match (self.plan.phase, self.plan.victim) {
             (Phase::Mount, Victim::Launcher) => Role::Launcher,
             (Phase::Mount, Victim::Daemon) => Role::Daemon,
@@ -320,7 +320,7 @@ impl Round<'_> {
     }
 
     /// The other holder of a shared mount must not be affected by the kill.
-    fn look_at_the_other(&self, holder: &mut Child) -> Result<(), String> {
+    fn check_other_holder(&self, holder: &mut Child) -> Result<(), String> {
         self.wait_until("all readers of the other have read", || {
             let begun = self.results("b", "begun").len() as u64;
             begun == self.plan.readers || holder.try_wait().unwrap().is_some()
@@ -333,11 +333,13 @@ impl Round<'_> {
         self.stop("b");
         self.wait_until("the other has ended", || holder.try_wait().unwrap().is_some())?;
         let status = holder.wait().unwrap();
-        let told = self.results("b", "ended");
-        if !status.success() || told.len() as u64 != self.plan.readers {
-            return Err(format!("the other ended with {status}, its readers with {told:?}"));
+        let results = self.results("b", "ended");
+        if !status.success() || results.len() as u64 != self.plan.readers {
+            return Err(format!("the other ended with {status}, its readers with {results:?}"));
         }
-        match told.iter().find(|text| !text.contains(" errors 0 ") || text.starts_with("reads 0 "))
+        match results
+            .iter()
+            .find(|text| !text.contains(" errors 0 ") || text.starts_with("reads 0 "))
         {
             Some(text) => Err(format!("a reader of the other met errors: {text}")),
             None => Ok(()),
@@ -345,13 +347,13 @@ impl Round<'_> {
     }
 
     /// Waits until no process of the round is left.
-    fn wait_for_the_end(&self, watch: &mut Watch, seen: &mut Seen) -> Result<(), String> {
+    fn wait_for_processes(&self, watch: &mut Watch, seen: &mut Seen) -> Result<(), String> {
         let since = Instant::now();
-        while self.look(watch) {
+        while self.update(watch) {
             if since.elapsed() > LIMIT {
                 return Err(format!("HANGS: not all processes have ended within {LIMIT:?}"));
             }
-            sleep(LOOK_AGAIN);
+            sleep(POLL_INTERVAL);
         }
         seen.ended_after = since.elapsed();
         seen.dead = !mounts_below(&self.mount_point).is_empty();
@@ -367,7 +369,7 @@ impl Round<'_> {
 
     /// Updates the times since which there is no holder and no mount. Returns whether processes of
     /// the round are left.
-    fn look(&self, watch: &mut Watch) -> bool {
+    fn update(&self, watch: &mut Watch) -> bool {
         let is_private = self.plan.is_private();
         let processes = self.processes();
         let is_held = processes.iter().any(|process| match process.role {
@@ -401,8 +403,8 @@ impl Round<'_> {
             if let Some(wrong) = self.results(part, "wrong").first() {
                 return Err(format!("WRONG BYTES: {wrong}"));
             }
-            for told in self.results(part, "ended") {
-                let mut numbers = told.split(' ').filter_map(|word| word.parse::<u64>().ok());
+            for result in self.results(part, "ended") {
+                let mut numbers = result.split(' ').filter_map(|word| word.parse::<u64>().ok());
                 seen.reads += numbers.next().unwrap_or_default();
                 seen.errors += numbers.next().unwrap_or_default();
             }
@@ -435,7 +437,7 @@ impl Round<'_> {
     }
 
     /// Checks the mount point after all processes have exited.
-    fn look_at_the_place(
+    fn check_mount_point(
         &self,
         seen: &Seen,
         ended: &[ExitStatus],
@@ -448,7 +450,7 @@ impl Round<'_> {
             && ended[0].signal().is_none()
             && (plan.by_run[0] || ended[0].code() == Some(NOT_MOUNTED));
         let may_be_left = hits.hard && !was_seen && !plan.is_used_at_once();
-        if let Some(left) = self.what_is_there().filter(|_| !may_be_left) {
+        if let Some(left) = self.leftover().filter(|_| !may_be_left) {
             return Err(format!("when all had ended there was {left}"));
         }
         match seen.mounted_for {
@@ -461,7 +463,7 @@ impl Round<'_> {
 
     /// A mount or directory at the mount point, if any. Its contents are not accessed, because that
     /// might hang.
-    pub(super) fn what_is_there(&self) -> Option<String> {
+    pub(super) fn leftover(&self) -> Option<String> {
         if let Some(line) = mounts_below(&self.mount_point).first() {
             return Some(line.clone());
         }
@@ -471,7 +473,7 @@ impl Round<'_> {
     /// A file that archfs keeps for the mount point, if any. After an unmount or a completed `run`
     /// there may be none. Exceptions are left to `gc`: anything killed in a private namespace, and
     /// the record of a directory if SIGKILL came between the two removals.
-    fn files_of_the_place(&self) -> Option<String> {
+    fn leftover_file(&self) -> Option<String> {
         if self.plan.is_private() {
             return None;
         }
@@ -490,7 +492,7 @@ impl Round<'_> {
             if processes.is_empty() {
                 break;
             }
-            sleep(LOOK_AGAIN);
+            sleep(POLL_INTERVAL);
         }
         while !mounts_below(&self.mount_point).is_empty() && unmount_by_force(&self.mount_point) {}
         let _ = fs::remove_dir(&self.mount_point);

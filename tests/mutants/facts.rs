@@ -44,7 +44,7 @@ pub(crate) struct Facts {
     pub(crate) known: BTreeMap<String, String>,
     pub(crate) refused: BTreeMap<String, String>,
     /// Archive-level messages: damage, and what is left out of the tree.
-    pub(crate) told: Vec<Finding>,
+    pub(crate) findings: Vec<Finding>,
 }
 
 impl Facts {
@@ -58,21 +58,21 @@ impl Facts {
     }
 
     /// Whether a message about the archive contains `what`.
-    pub(crate) fn tells(&self, what: &str) -> bool {
-        self.told.iter().any(|fault| fault.what.contains(what))
+    pub(crate) fn has_finding(&self, what: &str) -> bool {
+        self.findings.iter().any(|fault| fault.what.contains(what))
     }
 
     /// Whether a message concerns the whole archive, or `path` (in hex), one of its parents, or
     /// anything below it.
-    pub(crate) fn tells_of(&self, path: &str) -> bool {
+    pub(crate) fn has_finding_at(&self, path: &str) -> bool {
         let leads_to = |above: &str, path: &str| {
             let rest = path.strip_prefix(above);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("2f"))
         };
-        self.told.iter().any(|fault| match &fault.location {
-            Location::Path(told) => {
-                let told = hex(told);
-                leads_to(&told, path) || leads_to(path, &told)
+        self.findings.iter().any(|fault| match &fault.location {
+            Location::Path(reported) => {
+                let reported = hex(reported);
+                leads_to(&reported, path) || leads_to(path, &reported)
             }
             Location::Archive | Location::Inode(_) => true,
         })
@@ -103,7 +103,7 @@ impl Facts {
             walk.object(ino, &object, &mut due);
         }
         if matches!(naming, Naming::Path) {
-            tree.audit(&mut |fault| walk.facts.told.push(fault));
+            tree.audit(&mut |fault| walk.facts.findings.push(fault));
         }
         walk.facts
     }

@@ -136,12 +136,12 @@ impl Headers {
         if body.is_empty() {
             return;
         }
-        let place = random.below(body.len());
+        let offset = random.below(body.len());
         match random.below(4) {
             0 => damage::flip(body, random),
-            1 => body[place] = *random.of_list(b"0179 =\n/.-\0x"),
+            1 => body[offset] = *random.of_list(b"0179 =\n/.-\0x"),
             _ => {
-                let digit = (place..body.len()).find(|&at| body[at].is_ascii_digit());
+                let digit = (offset..body.len()).find(|&at| body[at].is_ascii_digit());
                 if let Some(digit) = digit {
                     body[digit] = b'0' + random.below(10) as u8;
                 }

@@ -72,9 +72,9 @@ fn tar_mutants_give_correct_bytes_or_errors() {
     }
     let folder = folder();
     let within = |name: &str| {
-        let place = folder.path().join(name);
-        std::fs::create_dir(&place).unwrap();
-        place
+        let parent = folder.path().join(name);
+        std::fs::create_dir(&parent).unwrap();
+        parent
     };
     seeds::make_tars(&within("seeds"), &within("inner"), &folder.path().join("work"));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mutants/tarfile_facts.py");
@@ -94,8 +94,8 @@ fn can_compare(needed: &str) -> bool {
 
 /// A work directory in memory if possible, because mutants are written one after the other.
 fn folder() -> tempfile::TempDir {
-    let builder = |place: &Path| {
-        tempfile::Builder::new().prefix("archfs-mutants-").tempdir_in(place).unwrap()
+    let builder = |parent: &Path| {
+        tempfile::Builder::new().prefix("archfs-mutants-").tempdir_in(parent).unwrap()
     };
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { builder(memory) } else { builder(&std::env::temp_dir()) }

@@ -91,8 +91,8 @@ impl Numbers {
 
     /// The export table's reference for the inode that stores `stored`.
     fn exported(&self, stored: u64) -> Option<u64> {
-        let place = stored.checked_sub(1).filter(|place| *place < self.count)?;
-        let (nth, within) = (place / (BLOCK as u64 / 8), place % (BLOCK as u64 / 8));
+        let index = stored.checked_sub(1).filter(|index| *index < self.count)?;
+        let (nth, within) = (index / (BLOCK as u64 / 8), index % (BLOCK as u64 / 8));
         let start = *self.exports.as_ref()?.get(nth as usize)?;
         self.metadata(start, within as usize * 8).map(u64::from_le_bytes)
     }

@@ -114,7 +114,7 @@ impl Case<'_> {
         }
         // GNU tar applies it to all links that follow.
         let for_all = "records for all members but of owners and times";
-        if what == "target" && self.ours.tells(for_all) {
+        if what == "target" && self.ours.has_finding(for_all) {
             return Some("a target for all members alike, which archfs leaves out and tells of");
         }
         // Like GNU tar. tarfile ignores a missing newline. The header has room for a hundred bytes.
@@ -123,7 +123,7 @@ impl Case<'_> {
             return Some("a damaged record of a long target: the target is the header's own");
         }
         // After damage, only a header that names its format is accepted.
-        let is_cut = self.ours.tells("nor behind it; the rest is missing");
+        let is_cut = self.ours.has_finding("nor behind it; the rest is missing");
         if self.seed.contains("v7") && is_cut && self.is_as_packed() {
             return Some("v7 headers behind damage are not looked for, of which archfs tells");
         }

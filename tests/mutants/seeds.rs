@@ -135,7 +135,7 @@ pub(crate) fn make_tars(folder: &Path, inner: &Path, work: &Path) {
         fs::remove_file(tree.join(format!("many/{number:03}"))).unwrap();
     }
     let mut number = 0;
-    let mut place = |name: String| {
+    let mut destination = |name: String| {
         number += 1;
         folder.join(format!("{:02}-{name}", number - 1))
     };
@@ -149,12 +149,12 @@ pub(crate) fn make_tars(folder: &Path, inner: &Path, work: &Path) {
             command.arg(pax);
         }
         run(command.arg("-C").arg(&tree).arg("."));
-        fs::copy(&tar, place(format!("{name}.tar"))).unwrap();
+        fs::copy(&tar, destination(format!("{name}.tar"))).unwrap();
     }
     for (name, ending, packer) in PACKED {
         let tar = inner.join(format!("{name}.tar"));
         let script = format!("{packer} < \"$1\" > \"$2\"");
-        let packed = place(format!("{name}.tar.{ending}"));
+        let packed = destination(format!("{name}.tar.{ending}"));
         run(Command::new("sh").args(["-c", &script, "sh"]).arg(tar).arg(packed));
     }
 }

@@ -58,7 +58,7 @@ impl Verdict {
                 continue;
             };
             let path = if folder == "/" { name.to_owned() } else { format!("{folder}2f{name}") };
-            if ours.tells_of(&path) {
+            if ours.has_finding_at(&path) {
                 *self.disputes.entry(LEFT_OUT).or_default() += 1;
             } else {
                 self.wrong.push(format!("{key} is missing, and nothing is told of it"));

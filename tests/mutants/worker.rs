@@ -103,7 +103,7 @@ pub(crate) fn work(order: &Order) {
                 for (key, why) in &ours.refused {
                     log(order, &format!("{name}: {key} refused: {why}"));
                 }
-                for fault in &ours.told {
+                for fault in &ours.findings {
                     log(order, &format!("{name}: told {:?}: {}", fault.location, fault.what));
                 }
                 for wrong in verdict.wrong.iter().take(8) {

@@ -48,20 +48,20 @@ fn unreadable_files_are_named_and_nothing_is_written_unless_errors_are_skipped()
         let mut command = Command::new("setpriv");
         command.args([&user, "--clear-groups", text(&program), "pack"]).args(more);
         let output = command.arg(&tree).arg(made).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        said
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        stderr
     };
     for name in ["a.sqfs", "a.tar"] {
         let made = home.join(name);
-        let said = attempt(&[], &made);
-        assert!(said.contains("--keep-going"), "{said}");
+        let stderr = attempt(&[], &made);
+        assert!(stderr.contains("--keep-going"), "{stderr}");
         // A directory that cannot be listed is known before anything is read.
-        assert!(said.contains(&format!("{}: ", text(&tree.join("closed")))), "{said}");
+        assert!(stderr.contains(&format!("{}: ", text(&tree.join("closed")))), "{stderr}");
         assert_eq!(names(&home), ["archfs", "tree"]);
-        let said = attempt(&["--keep-going"], &made);
+        let stderr = attempt(&["--keep-going"], &made);
         for bad in ["bad-1", "sub/bad-2", "closed"] {
-            assert!(said.contains(&format!("{}: ", text(&tree.join(bad)))), "{bad}: {said}");
+            assert!(stderr.contains(&format!("{}: ", text(&tree.join(bad)))), "{bad}: {stderr}");
         }
         let found = by_archfs(&made, work.path());
         let files = contents(&found).into_iter().map(|(path, _)| path);
@@ -88,9 +88,9 @@ fn a_file_that_changes_while_it_is_packed_is_named() {
         });
         for name in ["a.sqfs", "a.tar"] {
             let made = work.path().join(name);
-            let said = refused(&[text(&tree), text(&made)], 1);
-            assert!(said.contains("growing: ") && said.contains("changed"), "{said}");
-            assert!(!said.contains("steady"), "{said}");
+            let stderr = refused(&[text(&tree), text(&made)], 1);
+            assert!(stderr.contains("growing: ") && stderr.contains("changed"), "{stderr}");
+            assert!(!stderr.contains("steady"), "{stderr}");
             assert!(!made.exists());
         }
         stop.store(true, Ordering::Relaxed);
@@ -109,9 +109,9 @@ fn a_full_disk_leaves_nothing() {
     let _unmounted = CleanUp(small.clone());
     run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "none"]).arg(&small));
     for name in ["a.sqfs", "a.tar"] {
-        let said = refused(&[text(&tree), text(&small.join(name))], 1);
-        assert!(said.contains(name) && said.contains("No space left"), "{said}");
-        assert!(said.contains("hint: "), "{said}");
+        let stderr = refused(&[text(&tree), text(&small.join(name))], 1);
+        assert!(stderr.contains(name) && stderr.contains("No space left"), "{stderr}");
+        assert!(stderr.contains("hint: "), "{stderr}");
         assert_eq!(names(&small), Vec::<String>::new());
     }
     let free = rustix::fs::statvfs(&small).unwrap();
@@ -131,8 +131,8 @@ fn a_file_size_limit_leaves_nothing() {
         limited.args([env!("CARGO_BIN_EXE_archfs"), name]).current_dir(work.path());
         let output = limited.output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "1\ntree\n");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(name) && said.contains("File too large"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(name) && stderr.contains("File too large"), "{stderr}");
     }
 }
 
@@ -144,16 +144,16 @@ fn an_existing_file_is_replaced_only_by_force_and_a_complete_archive() {
     for name in ["a.sqfs", "a.tar"] {
         let made = work.path().join(name);
         fs::write(&made, "precious").unwrap();
-        let said = refused(&[text(&tree), text(&made)], 1);
-        assert!(said.contains("--force"), "{said}");
+        let stderr = refused(&[text(&tree), text(&made)], 1);
+        assert!(stderr.contains("--force"), "{stderr}");
         let nowhere = tree.join("nowhere");
         refused(&["--force", text(&nowhere), text(&made)], 1);
         assert_eq!(fs::read(&made).unwrap(), b"precious");
         pack(&["-q", "--force", text(&tree), text(&made)]);
         assert_ne!(fs::read(&made).unwrap(), b"precious");
     }
-    let said = refused(&[text(&tree), "/nowhere/at/all.sqfs"], 1);
-    assert!(said.contains("/nowhere/at: no such folder"), "{said}");
+    let stderr = refused(&[text(&tree), "/nowhere/at/all.sqfs"], 1);
+    assert!(stderr.contains("/nowhere/at: no such folder"), "{stderr}");
 }
 
 #[test]
@@ -208,15 +208,15 @@ fn wait_for_output(pid: Pid) {
 }
 
 #[test]
-fn damaged_archives_and_other_files_are_told_apart() {
+fn damaged_archives_and_other_files_are_distinguished() {
     let work = work_folder();
     let made = work.path().join("made.sqfs");
     let bad = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
-    let said = refused(&[text(&bad.join("block-size-0.sqfs")), text(&made)], 3);
-    assert!(said.contains("block-size-0.sqfs"), "{said}");
+    let stderr = refused(&[text(&bad.join("block-size-0.sqfs")), text(&made)], 3);
+    assert!(stderr.contains("block-size-0.sqfs"), "{stderr}");
     // A file whose blocks are damaged is named like any other unreadable file.
-    let said = refused(&[text(&bad.join("block-garbage.sqfs")), text(&made)], 1);
-    assert!(said.contains("block-garbage.sqfs"), "{said}");
+    let stderr = refused(&[text(&bad.join("block-garbage.sqfs")), text(&made)], 1);
+    assert!(stderr.contains("block-garbage.sqfs"), "{stderr}");
     assert!(!made.exists());
     // So is a directory that cannot be listed, including the root.
     let tree = folder(work.path(), "tree");
@@ -228,17 +228,17 @@ fn damaged_archives_and_other_files_are_told_apart() {
     let at = bytes.windows(8).position(|window| window == b"the-name").unwrap();
     bytes[at - 20..at - 16].copy_from_slice(&256_u32.to_le_bytes());
     fs::write(&image, bytes).unwrap();
-    let said = refused(&[text(&image), text(&made)], 1);
-    assert!(said.contains("root.sqfs: ") && said.contains("257 entries"), "{said}");
+    let stderr = refused(&[text(&image), text(&made)], 1);
+    assert!(stderr.contains("root.sqfs: ") && stderr.contains("257 entries"), "{stderr}");
     assert!(!made.exists());
     // A file that is not an archive is packed as a file.
     let plain = work.path().join("notes.txt");
     File::create(&plain).unwrap().write_all(b"just text").unwrap();
     pack(&["-q", text(&plain), text(&made)]);
-    assert_eq!(said_of(&made, "notes.txt"), "just text");
+    assert_eq!(contents_of(&made, "notes.txt"), "just text");
 }
 
-fn said_of(image: &Path, file: &str) -> String {
+fn contents_of(image: &Path, file: &str) -> String {
     said(&["unsquashfs", "-cat", text(image), file])
 }
 
@@ -265,11 +265,11 @@ fn missing_parts_of_a_source_archive_are_an_error() {
     ] {
         let archive = work.path().join(name);
         fs::write(&archive, bytes).unwrap();
-        let said = refused(&["-q", text(&archive), text(&made)], 1);
-        assert!(said.contains(name) && said.contains(complaint), "{name}: {said}");
+        let stderr = refused(&["-q", text(&archive), text(&made)], 1);
+        assert!(stderr.contains(name) && stderr.contains(complaint), "{name}: {stderr}");
         assert!(!made.exists(), "{name}");
-        let said = refused(&["-q", "--keep-going", "--force", text(&archive), text(&made)], 1);
-        assert!(said.contains(complaint) && made.exists(), "{name}: {said}");
+        let stderr = refused(&["-q", "--keep-going", "--force", text(&archive), text(&made)], 1);
+        assert!(stderr.contains(complaint) && made.exists(), "{name}: {stderr}");
         fs::remove_file(&made).unwrap();
     }
     assert!(!names(work.path()).iter().any(|name| name.ends_with("-index")), "no index is left");
@@ -295,12 +295,15 @@ fn an_unreadable_nested_archive_loses_only_its_own_files() {
     let made = work.path().join("made.sqfs");
     for (outer, how) in [(&tar, "--quiet"), (&tar, "--recursive"), (&image, "--recursive")] {
         let words = [how, text(outer), text(&made)];
-        let said = refused(&words, 1);
+        let stderr = refused(&words, 1);
         let named = format!("{}: n02: truncated: ", text(outer));
-        assert!(said.contains(&named) && said.contains("for at least 1 file could not"), "{said}");
-        assert!(said.contains("--keep-going") && !made.exists(), "{said}");
-        let said = refused(&[&["--keep-going"], &words[..]].concat(), 1);
-        assert!(said.contains(&named) && said.contains("made without 1 file"), "{said}");
+        assert!(
+            stderr.contains(&named) && stderr.contains("for at least 1 file could not"),
+            "{stderr}"
+        );
+        assert!(stderr.contains("--keep-going") && !made.exists(), "{stderr}");
+        let stderr = refused(&[&["--keep-going"], &words[..]].concat(), 1);
+        assert!(stderr.contains(&named) && stderr.contains("made without 1 file"), "{stderr}");
         let listed = self::said(&["unsquashfs", "-d", "", "-lc", text(&made)]);
         for name in ["n00/file", "n01/file", "n03/file"] {
             assert!(listed.contains(name), "{name}: {listed}");
@@ -310,8 +313,8 @@ fn an_unreadable_nested_archive_loses_only_its_own_files() {
     }
     // An archive named on the command line is no part of another, so its error is final.
     for options in [&["-q"][..], &["-q", "--keep-going"]] {
-        let said = refused(&[options, &[text(&cut), text(&made)]].concat(), 3);
-        assert!(said.contains("n02.sqfs: truncated: ") && !made.exists(), "{said}");
+        let stderr = refused(&[options, &[text(&cut), text(&made)]].concat(), 3);
+        assert!(stderr.contains("n02.sqfs: truncated: ") && !made.exists(), "{stderr}");
     }
 }
 
@@ -335,8 +338,8 @@ fn an_empty_list_is_refused() {
     let list = work.path().join("list");
     fs::write(&list, "\n").unwrap();
     let made = work.path().join("made.sqfs");
-    let said = refused(&["--files-from", text(&list), text(&tree), text(&made)], 1);
-    assert!(said.contains("lists nothing") && !made.exists(), "{said}");
+    let stderr = refused(&["--files-from", text(&list), text(&tree), text(&made)], 1);
+    assert!(stderr.contains("lists nothing") && !made.exists(), "{stderr}");
 }
 
 #[test]
@@ -366,17 +369,17 @@ with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as tar:
     for bits in [44, 46, 50] {
         let size = (1_u64 << bits).to_string();
         run(Command::new("python3").args(["-c", make]).arg(&tar).arg(size));
-        let (status, said) = pack(&[]);
-        assert_eq!(status, Some(1), "2^{bits}: {said}");
-        assert!(said.contains("huge") && said.contains("blocks, at most 67108864"), "{said}");
+        let (status, stderr) = pack(&[]);
+        assert_eq!(status, Some(1), "2^{bits}: {stderr}");
+        assert!(stderr.contains("huge") && stderr.contains("blocks, at most 67108864"), "{stderr}");
         assert!(!work.path().join("made.sqfs").exists());
-        let (_, said) = pack(&["--keep-going"]);
-        assert_eq!(said_of(&work.path().join("made.sqfs"), "good"), "good", "{said}");
+        let (_, stderr) = pack(&["--keep-going"]);
+        assert_eq!(contents_of(&work.path().join("made.sqfs"), "good"), "good", "{stderr}");
         fs::remove_file(work.path().join("made.sqfs")).unwrap();
     }
     // Exactly as many as are allowed.
     let size = (1_u64 << 43).to_string();
     run(Command::new("python3").args(["-c", make]).arg(&tar).arg(size));
-    let (status, said) = pack(&[]);
-    assert_eq!(status, Some(0), "{said}");
+    let (status, stderr) = pack(&[]);
+    assert_eq!(status, Some(0), "{stderr}");
 }

@@ -58,12 +58,12 @@ fn unsquashfs_squashfuse_and_7_zip_read_the_images() {
             &take(&extracted, Depth::Everything),
         );
 
-        let place = folder(work.path(), "squashfuse");
-        let _unmounted = mount::CleanUp(place.clone());
-        run(Command::new("squashfuse_ll").arg(&image).arg(&place));
-        let found = take(&place, Depth::NoXattrs);
+        let mount_point = folder(work.path(), "squashfuse");
+        let _unmounted = mount::CleanUp(mount_point.clone());
+        run(Command::new("squashfuse_ll").arg(&image).arg(&mount_point));
+        let found = take(&mount_point, Depth::NoXattrs);
         assert_same(&format!("{what}: squashfuse"), &take(&tree, Depth::NoXattrs), &found);
-        run(Command::new("umount").arg(&place));
+        run(Command::new("umount").arg(&mount_point));
 
         // 7-Zip tests every file; it does not support special files.
         let tested = said(&["7z", "t", text(&image)]);

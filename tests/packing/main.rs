@@ -28,9 +28,9 @@ fn pack(words: &[&str]) -> Output {
 /// Runs `archfs pack WORDS`, which must end with status `code`, and returns its stderr.
 fn refused(words: &[&str], code: i32) -> String {
     let output = archfs().arg("pack").args(words).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
-    said
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{words:?}: {stderr}");
+    stderr
 }
 
 fn text(path: &Path) -> &str {

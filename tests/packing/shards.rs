@@ -154,8 +154,8 @@ fn all_shards_appear_or_none() {
     let archive = target.join("train.tar");
     fs::write(target.join("train-000002.tar"), "somebody else's").unwrap();
     let words = ["-q", "--shards", "100K", text(&tree), text(&archive)];
-    let said = refused(&words, 1);
-    assert!(said.contains("train-000002.tar") && said.contains("--force"), "{said}");
+    let stderr = refused(&words, 1);
+    assert!(stderr.contains("train-000002.tar") && stderr.contains("--force"), "{stderr}");
     assert_eq!(names(&target), ["train-000002.tar"]);
     pack(&[&["--force"], &words[..]].concat());
     assert!(names(&target).len() > 5);

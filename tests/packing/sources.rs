@@ -120,8 +120,8 @@ fn a_map_moves_files_to_other_directories() {
     ] {
         fs::write(&map, lines).unwrap();
         let made = work.path().join("never.sqfs");
-        let said = refused(&["--map", text(&map), text(&tree), text(&made)], 1);
-        assert!(said.contains(complaint), "{lines:?}: {said}");
+        let stderr = refused(&["--map", text(&map), text(&tree), text(&made)], 1);
+        assert!(stderr.contains(complaint), "{lines:?}: {stderr}");
         assert!(!made.exists());
     }
 }
@@ -149,11 +149,12 @@ fn a_list_selects_files_and_every_missing_one_is_named() {
 
     fs::write(&list, "a/2\nmissing/1\nb/3\nmissing/2\n").unwrap();
     let made = work.path().join("never.sqfs");
-    let said = refused(&["--files-from", text(&list), text(&tree), text(&made)], 1);
-    assert!(said.contains("missing/1") && said.contains("missing/2"), "{said}");
+    let stderr = refused(&["--files-from", text(&list), text(&tree), text(&made)], 1);
+    assert!(stderr.contains("missing/1") && stderr.contains("missing/2"), "{stderr}");
     assert!(!made.exists());
-    let said = refused(&["--keep-going", "--files-from", text(&list), text(&tree), text(&made)], 1);
-    assert!(said.contains("missing/1") && made.exists(), "{said}");
+    let stderr =
+        refused(&["--keep-going", "--files-from", text(&list), text(&tree), text(&made)], 1);
+    assert!(stderr.contains("missing/1") && made.exists(), "{stderr}");
 }
 
 #[test]
@@ -181,8 +182,8 @@ fn several_directories_keep_their_names_and_archives_merge() {
     let output = pack(&["--force", text(&tars[0]), text(&tars[1]), text(&made)]);
     assert_eq!(list(&made), ["x/1", "x/2", "y/3"]);
     assert_eq!(said(&["tar", "-xOf", text(&made), "x/2"]), "hides");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("1 file"), "tells that one is hidden: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("1 file"), "tells that one is hidden: {stderr}");
 }
 
 #[test]

@@ -57,23 +57,24 @@ fn attribute((_, owner, users, group, groups, others, _): &File) -> Vec<u8> {
 }
 
 fn source(work: &Path) -> std::path::PathBuf {
-    let folder = work.join("acls");
-    for folder in [&folder, &folder.join("closed")] {
-        fs::create_dir(folder).unwrap();
-        fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+    let directory = work.join("acls");
+    for directory in [&directory, &directory.join("closed")] {
+        fs::create_dir(directory).unwrap();
+        fs::set_permissions(directory, Permissions::from_mode(0o755)).unwrap();
     }
-    fs::write(folder.join("closed/file"), "x").unwrap();
+    fs::write(directory.join("closed/file"), "x").unwrap();
     for file in &FILES {
-        let path = folder.join(file.0);
+        let path = directory.join(file.0);
         fs::write(&path, "#!/bin/sh\n").unwrap();
         chown(&path, Some(STRANGER), Some(OWNER)).unwrap();
         setxattr(&path, ATTRIBUTE, &attribute(file), XattrFlags::empty()).unwrap();
     }
     // A directory that one user may not search.
-    chown(folder.join("closed"), Some(STRANGER), Some(STRANGER)).unwrap();
+    chown(directory.join("closed"), Some(STRANGER), Some(STRANGER)).unwrap();
     let closed = ("closed", 7, &[(OTHER, 4)][..], 5, &[][..], 5, false);
-    setxattr(folder.join("closed"), ATTRIBUTE, &attribute(&closed), XattrFlags::empty()).unwrap();
-    folder
+    setxattr(directory.join("closed"), ATTRIBUTE, &attribute(&closed), XattrFlags::empty())
+        .unwrap();
+    directory
 }
 
 /// The accesses that the kernel grants `user` below `root`, as "NAME KIND" lines.
@@ -95,7 +96,7 @@ fn acls_in_a_tar_grant_no_more_than_the_source() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     let work = stage.work.path();
-    let folder = source(work);
+    let directory = source(work);
     for (name, options) in [
         ("acls", &["--acls"][..]),
         ("xattrs", &["--xattrs", "--xattrs-include=*"]),
@@ -103,7 +104,7 @@ fn acls_in_a_tar_grant_no_more_than_the_source() {
     ] {
         let archive = work.join(format!("{name}.tar"));
         let mut pack = Command::new("tar");
-        pack.args(["--format=posix", "--numeric-owner", "-C"]).arg(&folder).args(options);
+        pack.args(["--format=posix", "--numeric-owner", "-C"]).arg(&directory).args(options);
         run(pack.arg("-cf").arg(&archive).arg("."));
         let extracted = work.join(format!("extracted-{name}"));
         fs::create_dir(&extracted).unwrap();
@@ -134,7 +135,7 @@ fn acls_in_a_tar_grant_no_more_than_the_source() {
         assert!(less > 0, "{name}: some rights are beyond a mode");
         // The mode alone would give the group full access.
         let masked = "masked";
-        assert_eq!(mode(&folder.join(masked)) & 0o070, 0o070);
+        assert_eq!(mode(&directory.join(masked)) & 0o070, 0o070);
         assert_eq!(mode(&stage.mount_point.join(masked)), 0o600, "{name}");
         let mut names = [0; 1000];
         let len = llistxattr(stage.mount_point.join(masked), &mut names[..]).unwrap();
@@ -147,7 +148,7 @@ fn acls_in_a_tar_grant_no_more_than_the_source() {
             .args(["mount", "-q", "--keep"])
             .arg(work.join(format!("{name}.tar")))
             .arg(&stage.mount_point));
-        assert_eq!(mode(&stage.mount_point.join(masked)), mode(&folder.join(masked)), "{name}");
+        assert_eq!(mode(&stage.mount_point.join(masked)), mode(&directory.join(masked)), "{name}");
         unmount(&stage.mount_point);
     }
 }

@@ -11,12 +11,12 @@ use super::{OTHER, OWNER, Scene, done, out, scene};
 
 /// Plants a program with the helper's name that belongs to user `id`. Running it creates `ran`
 /// beside it.
-fn plant(scene: &Scene, id: u32, folder: &str, mode: u32) {
-    let folder = match scene.stage.work.path().join(folder) {
+fn plant(scene: &Scene, id: u32, directory: &str, mode: u32) {
+    let directory = match scene.stage.work.path().join(directory) {
         there if there.exists() => there,
-        _ => scene.folder_of(id, folder, mode),
+        _ => scene.folder_of(id, directory, mode),
     };
-    let helper = folder.join("fusermount3");
+    let helper = directory.join("fusermount3");
     let ran = scene.stage.work.path().join("ran");
     fs::write(&helper, format!("#!/bin/sh\n: > {}\nexit 1\n", ran.display())).unwrap();
     std::os::unix::fs::chown(&helper, Some(id), Some(id)).unwrap();
@@ -56,25 +56,25 @@ fn a_helper_that_others_planted_is_never_run() {
     let link = format!("{}/link", owner.home.display());
     let absolute = [format!("{here}/open"), format!("{here}/theirs"), there.to_string(), link];
     let relative = [".", "", "../own", "./link"].map(str::to_owned);
-    for folder in relative.iter().chain(&absolute) {
-        let path = format!("PATH=\"{folder}:$PATH\"");
+    for directory in relative.iter().chain(&absolute) {
+        let path = format!("PATH=\"{directory}:$PATH\"");
         done(owner, &format!("{path} $ARCHFS mount -q --keep $IMAGE mount"));
-        assert_eq!(done(owner, "cat mount/hello"), "hello, world\n", "{folder}");
+        assert_eq!(done(owner, "cat mount/hello"), "hello, world\n", "{directory}");
         done(owner, &format!("{path} $ARCHFS unmount mount"));
-        assert!(!ran.exists(), "{folder}");
+        assert!(!ran.exists(), "{directory}");
     }
     fs::set_permissions(work, fs::Permissions::from_mode(0o755)).unwrap();
-    for folder in &absolute {
-        let path = format!("PATH=\"{folder}:$PATH\"");
+    for directory in &absolute {
+        let path = format!("PATH=\"{directory}:$PATH\"");
         let line = format!("{path} $ARCHFS mount -q --keep $IMAGE mount");
         let refused = without_helper(stage, owner, &line);
-        assert_eq!(refused.status.code(), Some(4), "{folder}: {}", said(&refused));
-        let expected = format!("archfs: {folder}/fusermount3: not run, since other users may");
-        assert!(said(&refused).contains(&expected), "{folder}: {}", said(&refused));
-        assert!(!ran.exists() && !owner.mount_point.exists(), "{folder}");
+        assert_eq!(refused.status.code(), Some(4), "{directory}: {}", said(&refused));
+        let expected = format!("archfs: {directory}/fusermount3: not run, since other users may");
+        assert!(said(&refused).contains(&expected), "{directory}: {}", said(&refused));
+        assert!(!ran.exists() && !owner.mount_point.exists(), "{directory}");
         let line = format!("{path} $ARCHFS run -q $IMAGE mount -- cat mount/hello");
-        assert_eq!(out(&without_helper(stage, owner, &line)), "hello, world\n", "{folder}");
-        assert!(!ran.exists(), "{folder}");
+        assert_eq!(out(&without_helper(stage, owner, &line)), "hello, world\n", "{directory}");
+        assert!(!ran.exists(), "{directory}");
     }
 }
 

@@ -21,8 +21,8 @@ use super::{OWNER, Scene, done, out, said, scene};
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Set-uid programs, file capabilities and devices, as root could pack them on another machine.
-fn dangerous(folder: &Path) -> PathBuf {
-    let source = folder.join("dangerous");
+fn dangerous(directory: &Path) -> PathBuf {
+    let source = directory.join("dangerous");
     fs::create_dir(&source).unwrap();
     for (program, mode) in [("id", 0o6755), ("grep", 0o755)] {
         let copy = source.join(program);
@@ -40,10 +40,13 @@ fn dangerous(folder: &Path) -> PathBuf {
     source
 }
 
-/// The effective uid, gid and capabilities that a user gets from these programs below `folder`.
-fn rights(user: &User, folder: &Path) -> String {
-    let folder = folder.display();
-    done(user, &format!("{folder}/id -u; {folder}/id -g; {folder}/grep CapEff /proc/self/status"))
+/// The effective uid, gid and capabilities that a user gets from these programs below `directory`.
+fn rights(user: &User, directory: &Path) -> String {
+    let directory = directory.display();
+    done(
+        user,
+        &format!("{directory}/id -u; {directory}/id -g; {directory}/grep CapEff /proc/self/status"),
+    )
 }
 
 /// > **Devices, fifos, sockets** are shown. The mount is `nodev` and `nosuid`, so device nodes
@@ -191,19 +194,19 @@ fn links_out_of_an_archive_are_followed_only_by_the_kernel() {
             let output = archfs().arg("ls").arg(&archive).arg(name).output().unwrap();
             assert_eq!((output.status.code(), out(&output)), (Some(1), String::new()), "{name}");
         }
-        for folder in ["away", "folder/up", "..", "../secret"] {
+        for directory in ["away", "folder/up", "..", "../secret"] {
             let mut command = archfs();
-            command.args(["mount", "-q", "--keep", "--subdir", folder]).arg(&archive);
+            command.args(["mount", "-q", "--keep", "--subdir", directory]).arg(&archive);
             let output = command.arg(&stage.mount_point).output().unwrap();
-            match folder {
+            match directory {
                 // The root is its own parent.
                 ".." if output.status.success() => {
                     assert!(stage.mount_point.join("folder").is_dir());
                     archfs_unmount(&stage.mount_point);
                 }
-                _ => assert_eq!(output.status.code(), Some(1), "{folder}: {}", said(&output)),
+                _ => assert_eq!(output.status.code(), Some(1), "{directory}: {}", said(&output)),
             }
-            assert!(stage.is_gone(), "{folder}");
+            assert!(stage.is_gone(), "{directory}");
         }
         run(archfs().args(["mount", "-q", "--keep"]).arg(&archive).arg(&stage.mount_point));
         assert_eq!(fs::read_link(stage.mount_point.join("away")).unwrap(), secret);

@@ -49,12 +49,12 @@ fn scene() -> Option<Scene> {
 impl Scene {
     /// A directory like /tmp: every user may create names and may not touch those of others.
     fn sticky(&self) -> PathBuf {
-        let folder = self.stage.work.path().join("sticky");
-        if !folder.exists() {
-            fs::create_dir(&folder).unwrap();
+        let directory = self.stage.work.path().join("sticky");
+        if !directory.exists() {
+            fs::create_dir(&directory).unwrap();
         }
-        fs::set_permissions(&folder, Permissions::from_mode(0o1777)).unwrap();
-        folder
+        fs::set_permissions(&directory, Permissions::from_mode(0o1777)).unwrap();
+        directory
     }
 
     /// Runs `script` as root in the test's directory, in a mount namespace where /etc/fuse.conf has
@@ -71,11 +71,11 @@ impl Scene {
 
     /// A directory of user `id` in the test's directory.
     fn folder_of(&self, id: u32, name: &str, mode: u32) -> PathBuf {
-        let folder = self.stage.work.path().join(name);
-        fs::create_dir(&folder).unwrap();
-        chown(&folder, Some(id), Some(id)).unwrap();
-        fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
-        folder
+        let directory = self.stage.work.path().join(name);
+        fs::create_dir(&directory).unwrap();
+        chown(&directory, Some(id), Some(id)).unwrap();
+        fs::set_permissions(&directory, Permissions::from_mode(mode)).unwrap();
+        directory
     }
 }
 
@@ -112,8 +112,8 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-fn names_in(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+fn names_in(directory: &Path) -> Vec<PathBuf> {
+    fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
 /// The daemon of the user's only mount, from the user's `list`.

@@ -134,13 +134,13 @@ fn a_private_mount_is_hidden_also_through_proc() {
 fn a_staged_copy_has_no_name_and_is_not_readable_through_proc() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
-    let folder = scene.sticky();
+    let directory = scene.sticky();
     done(owner, "umask 000; $ARCHFS mount -q --keep --stage ../sticky $IMAGE mount");
     run(&mut stage.bash("umask 000; $ARCHFS mount -q --keep --stage sticky $IMAGE mount"));
-    assert_eq!(names_in(&folder), Vec::<std::path::PathBuf>::new());
+    assert_eq!(names_in(&directory), Vec::<std::path::PathBuf>::new());
     for pid in [daemon_of(owner), daemon_of_root(&stage.mount_point).unwrap().into()] {
         let descriptors = names_in(Path::new(&format!("/proc/{pid}/fd")));
-        let is_copy = |link: &Path| fs::read_link(link).is_ok_and(|to| to.starts_with(&folder));
+        let is_copy = |link: &Path| fs::read_link(link).is_ok_and(|to| to.starts_with(&directory));
         let copy = descriptors.into_iter().find(|link| is_copy(link)).expect("a copy");
         assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o7777, 0o600);
         let tries = [
@@ -262,12 +262,12 @@ fn the_cache_directory_is_made_private_or_not_used() {
 fn a_client_refused_at_the_socket_is_no_holder() {
     let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };
     done(&owner, "umask 000; $ARCHFS mount -q --keep $IMAGE mount");
-    let folder = owner.registry();
+    let directory = owner.registry();
     let is_socket = |path: &std::path::PathBuf| path.extension() == Some("socket".as_ref());
-    let socket = names_in(&folder).into_iter().find(is_socket).unwrap();
+    let socket = names_in(&directory).into_iter().find(is_socket).unwrap();
     assert_denied(&other, &[format!("stat {}", socket.display())]);
     // Opened up on purpose.
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o711)).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o711)).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
     let script = format!(
         "import socket\nit = socket.socket(socket.AF_UNIX)\nit.settimeout(10)\nit.connect('{}')\n\
@@ -286,7 +286,7 @@ fn a_client_refused_at_the_socket_is_no_holder() {
     assert_eq!(status, "{\"holders\":[],\"kept\":true}\n");
     holder.write("\n");
     holder.end();
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
     done(&owner, "$ARCHFS unmount mount");
-    wait_until("nothing is left", || !folder.exists());
+    wait_until("nothing is left", || !directory.exists());
 }

@@ -35,7 +35,7 @@ fn records_are_kept_only_in_a_private_directory_of_the_user() {
     let own = scene.folder_of(OWNER, "own", 0o700);
     let plant = |how: &str| {
         let folders = ["/tmp", "/dev/shm", "/var/tmp"];
-        let all = folders.map(|folder| Path::new(folder).join(format!("archfs-{OWNER}")));
+        let all = folders.map(|directory| Path::new(directory).join(format!("archfs-{OWNER}")));
         for path in &all {
             assert!(fs::symlink_metadata(path).is_err(), "{} is there", path.display());
             let line = how.replace("PATH", path.to_str().unwrap());
@@ -164,9 +164,9 @@ fn root_follows_no_symlink_of_a_user_to_a_mount_point() {
         let line = line.replace("HOME", home);
         let refused = stage.bash(&format!("$ARCHFS {line}")).output().unwrap();
         assert!(!refused.status.success(), "{line}");
-        let said = said(&refused);
-        assert!(said.contains(&link.replace("HOME", home)), "{line}: {said}");
-        assert!(said.contains("a symbolic link of somebody else"), "{line}: {said}");
+        let stderr = said(&refused);
+        assert!(stderr.contains(&link.replace("HOME", home)), "{line}: {stderr}");
+        assert!(stderr.contains("a symbolic link of somebody else"), "{line}: {stderr}");
     }
     assert_eq!(done(other, "cat mount/hello"), "hello, world\n");
     assert!(!is_mounted(&owner.home.join("dear")));
@@ -198,10 +198,10 @@ fn root_enters_no_fuse_file_system_of_a_user() {
         ["unmount served/m", "mount -q --keep $IMAGE served/m", "run -q $IMAGE served/a/b -- true"]
     {
         let refused = stage.bash(&format!("timeout -k 1 20 $ARCHFS {line}")).output().unwrap();
-        let said = said(&refused);
-        assert!(!matches!(refused.status.code(), Some(0 | 124 | 137)), "{line}: {said}");
+        let stderr = said(&refused);
+        assert!(!matches!(refused.status.code(), Some(0 | 124 | 137)), "{line}: {stderr}");
         let expected = format!("served is a file system that uid {OWNER} serves (fuse.odd)");
-        assert!(said.contains(&expected), "{line}: {said}");
+        assert!(stderr.contains(&expected), "{line}: {stderr}");
     }
     // `unmount` only names the mount point and does not access it.
     let refused = stage.bash("timeout -k 1 20 $ARCHFS unmount served").output().unwrap();
@@ -395,11 +395,11 @@ fn root_ignores_file_paths_in_another_users_variables() {
         return;
     }
     let work = work_folder();
-    let folder = work.path();
-    let [log, stats, index] = ["log", "stats", "index"].map(|name| folder.join(name));
-    let image = image::small(folder);
+    let directory = work.path();
+    let [log, stats, index] = ["log", "stats", "index"].map(|name| directory.join(name));
+    let image = image::small(directory);
     let mount = |user: Option<&str>, options: &[&str]| {
-        let mount_point = folder.join("roots");
+        let mount_point = directory.join("roots");
         let _clean_up = CleanUp(mount_point.clone());
         let mut command = archfs();
         command.env_remove("SUDO_UID").envs(user.map(|user| ("SUDO_UID", user)));
@@ -409,9 +409,9 @@ fn root_ignores_file_paths_in_another_users_variables() {
         unmount(&mount_point);
         said(&output)
     };
-    let said = mount(Some("1000"), &[]);
+    let stderr = mount(Some("1000"), &[]);
     for name in ["ARCHFS_LOG_FILE", "ARCHFS_STATS_JSON", "ARCHFS_INDEX"] {
-        assert_eq!(said.matches(&format!("{name} is not used as root")).count(), 1, "{said}");
+        assert_eq!(stderr.matches(&format!("{name} is not used as root")).count(), 1, "{stderr}");
     }
     assert!(!log.exists() && !stats.exists() && !index.exists());
     for (user, options) in [

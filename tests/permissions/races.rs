@@ -19,7 +19,7 @@ const TIME: Duration = Duration::from_secs(3);
 struct Swapper(Child);
 
 impl Swapper {
-    fn start(user: &User, folder: &Path, trap: &Path) -> Self {
+    fn start(user: &User, directory: &Path, trap: &Path) -> Self {
         // renameat2(2) with RENAME_EXCHANGE, so that the name always exists.
         let script = "import ctypes, os, sys\nname, trap = map(os.fsencode, sys.argv[1:])\n\
                       link = name + b'.link'\nos.symlink(trap, link)\n\
@@ -27,7 +27,7 @@ impl Swapper {
                       while True: swap(-100, name, -100, link, 2)\n";
         let script = format!("exec /usr/bin/python3 -c \"{script}\" \"$1\" \"$2\"");
         let mut command = user.bash(&script);
-        command.arg("bash").arg(folder).arg(trap).stdin(Stdio::null());
+        command.arg("bash").arg(directory).arg(trap).stdin(Stdio::null());
         Self(command.spawn().unwrap())
     }
 }
@@ -39,16 +39,16 @@ impl Drop for Swapper {
     }
 }
 
-/// The mount points below `folder`.
-fn mounts_below(folder: &Path) -> Vec<PathBuf> {
+/// The mount points below `directory`.
+fn mounts_below(directory: &Path) -> Vec<PathBuf> {
     // Another test has a mount point that is not UTF-8.
     let text = fs::read("/proc/thread-self/mountinfo").unwrap();
     let text = String::from_utf8_lossy(&text);
     let mount_points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
-    mount_points.filter(|mount_point| mount_point.starts_with(folder)).collect()
+    mount_points.filter(|mount_point| mount_point.starts_with(directory)).collect()
 }
 
-/// Mounts and unmounts at `place` repeatedly, and checks `trap` after each step.
+/// Mounts and unmounts at `mount_point` repeatedly, and checks `trap` after each step.
 fn play(stage: &Stage, mount_point: &Path, trap: &Path) -> (usize, usize) {
     let number = fs::metadata(trap).unwrap().ino();
     let (mut mounted, mut refused) = (0, 0);
@@ -84,10 +84,10 @@ fn clear(stage: &Stage) {
 #[test]
 fn swapping_the_mount_point_for_a_link_never_redirects_root() {
     let Some(scene) = scene() else { return };
-    let folder = scene.folder_of(OTHER, "theirs", 0o755);
-    let (mount_point, trap) = (folder.join("point"), scene.stage.work.path().join("trap"));
+    let directory = scene.folder_of(OTHER, "theirs", 0o755);
+    let (mount_point, trap) = (directory.join("point"), scene.stage.work.path().join("trap"));
     let _clean_up =
-        [&trap, &mount_point, &folder.join("point.link")].map(|path| CleanUp(path.clone()));
+        [&trap, &mount_point, &directory.join("point.link")].map(|path| CleanUp(path.clone()));
     for made in [&mount_point, &trap] {
         fs::create_dir(made).unwrap();
     }

@@ -85,11 +85,11 @@ fn an_index_with_a_forged_owner_on_a_fuse_mount_is_not_used() {
         index.display()
     );
     let script = "stat -c %u $SERVED/index; $ARCHFS ls --index $SERVED/index data.tar 2>&1";
-    let said = beside_served(&scene, &before, &source, script);
+    let stderr = beside_served(&scene, &before, &source, script);
     let expected = format!(
         "archfs\n{OTHER}\n\
          archfs: {}/sticky/served/index: not used: it is on a FUSE file system of another user; made anew\n",
         scene.stage.work.path().display()
     );
-    assert!(said.starts_with(&expected), "{said}");
+    assert!(stderr.starts_with(&expected), "{stderr}");
 }

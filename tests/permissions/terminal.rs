@@ -52,8 +52,8 @@ fn assert_harmless(stage: &Stage, script: &str, argument: &OsStr, shown: &str) {
 }
 
 /// An image with directories of these names, links to them, and a file with all the names.
-fn odd_image(folder: &Path) -> PathBuf {
-    let source = folder.join("odd");
+fn odd_image(directory: &Path) -> PathBuf {
+    let source = directory.join("odd");
     fs::create_dir(&source).unwrap();
     for name in NAMES.map(OsStr::from_bytes) {
         fs::create_dir(source.join(name)).unwrap();
@@ -61,7 +61,7 @@ fn odd_image(folder: &Path) -> PathBuf {
         std::os::unix::fs::symlink(name, source.join(OsStr::from_bytes(&link))).unwrap();
     }
     fs::write(source.join("contents"), NAMES.concat()).unwrap();
-    image::make(folder, "odd.sqfs", &source, &[])
+    image::make(directory, "odd.sqfs", &source, &[])
 }
 
 /// > **Terminals**: control characters, changes of direction (such as U+202E) and bytes that are

@@ -45,7 +45,7 @@ pub enum Fault {
 
 /// The mount. Its file has the name of the source file.
 pub struct Faulty {
-    place: PathBuf,
+    mount_point: PathBuf,
     file: PathBuf,
     state: Arc<State>,
     session: Option<BackgroundSession>,
@@ -65,9 +65,9 @@ struct Served {
 }
 
 impl Faulty {
-    /// Shows `file` below `place`, which is created.
-    pub fn new(file: &Path, place: &Path) -> Self {
-        fs::create_dir_all(place).unwrap();
+    /// Shows `file` below `mount_point`, which is created.
+    pub fn new(file: &Path, mount_point: &Path) -> Self {
+        fs::create_dir_all(mount_point).unwrap();
         let (fault, reads, failed) =
             (Mutex::new(Fault::None), AtomicU64::new(0), AtomicU64::new(0));
         let state = Arc::new(State { fault, reads, failed });
@@ -75,9 +75,9 @@ impl Faulty {
         config.mount_options = vec![MountOption::RO, MountOption::FSName("faulty".into())];
         config.n_threads = Some(16);
         let served = Served::new(file, Arc::clone(&state));
-        let session = fuser::Session::new(served, place, &config).unwrap().spawn().unwrap();
-        let shown = place.join(file.file_name().unwrap());
-        Self { place: place.to_owned(), file: shown, state, session: Some(session) }
+        let session = fuser::Session::new(served, mount_point, &config).unwrap().spawn().unwrap();
+        let shown = mount_point.join(file.file_name().unwrap());
+        Self { mount_point: mount_point.to_owned(), file: shown, state, session: Some(session) }
     }
 
     /// The path of the file on the mount.
@@ -102,7 +102,7 @@ impl Faulty {
 
     /// Aborts the connection like the death of its daemon: every read gives ENOTCONN.
     pub fn abort(&self) {
-        let number = rustix::fs::minor(fs::metadata(&self.place).unwrap().dev());
+        let number = rustix::fs::minor(fs::metadata(&self.mount_point).unwrap().dev());
         let connections = Path::new("/sys/fs/fuse/connections");
         if fs::read_dir(connections).is_ok_and(|mut it| it.next().is_none()) {
             let mut mount = Command::new("mount");
@@ -113,14 +113,14 @@ impl Faulty {
 
     /// Unmounts lazily; open files stay open.
     pub fn unmount_lazily(&self) {
-        super::run(Command::new("umount").arg("-l").arg(&self.place));
+        super::run(Command::new("umount").arg("-l").arg(&self.mount_point));
     }
 }
 
 impl Drop for Faulty {
     fn drop(&mut self) {
         self.set(Fault::None);
-        let _ = Command::new("umount").arg("-lq").arg(&self.place).output();
+        let _ = Command::new("umount").arg("-lq").arg(&self.mount_point).output();
         // Not joined: a daemon that a failing test left may still have the file open.
         std::mem::forget(self.session.take());
     }

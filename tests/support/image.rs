@@ -8,9 +8,9 @@ use super::run;
 /// The six compressors of the format.
 pub const COMPRESSORS: [&str; 6] = ["gzip", "lzma", "lzo", "xz", "lz4", "zstd"];
 
-/// Makes the image `name` of `source` in `folder`.
-pub fn make(folder: &Path, name: &str, source: &Path, options: &[&str]) -> PathBuf {
-    let image = folder.join(name);
+/// Makes the image `name` of `source` in `directory`.
+pub fn make(directory: &Path, name: &str, source: &Path, options: &[&str]) -> PathBuf {
+    let image = directory.join(name);
     let _ = std::fs::remove_file(&image);
     let mut command = Command::new("mksquashfs");
     command.arg(source).arg(&image).args(["-quiet", "-no-progress"]).args(options);
@@ -19,10 +19,10 @@ pub fn make(folder: &Path, name: &str, source: &Path, options: &[&str]) -> PathB
 }
 
 /// An image of a few small files, for tests whose subject is the mount.
-pub fn small(folder: &Path) -> PathBuf {
-    let source = folder.join("small-source");
+pub fn small(directory: &Path) -> PathBuf {
+    let source = directory.join("small-source");
     std::fs::create_dir_all(source.join("folder")).unwrap();
     std::fs::write(source.join("hello"), "hello, world\n").unwrap();
     std::fs::write(source.join("folder/data"), super::source::noise(1, 300_000)).unwrap();
-    make(folder, "small.sqfs", &source, &["-comp", "zstd"])
+    make(directory, "small.sqfs", &source, &["-comp", "zstd"])
 }

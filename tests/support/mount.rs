@@ -21,7 +21,7 @@ enum How {
 }
 
 impl Mounted {
-    /// Runs `archfs mount --keep OPTIONS image place`.
+    /// Runs `archfs mount --keep OPTIONS image mount_point`.
     pub fn archfs(image: &Path, mount_point: &Path, options: &[&str]) -> Self {
         run(archfs()
             .args(["mount", "--keep", "--quiet"])
@@ -107,19 +107,19 @@ fn try_unmount(command: &mut Command, limit: Duration) -> Result<(), String> {
     let deadline = Instant::now() + limit;
     loop {
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        let is_in_use = output.status.code() == Some(1) && said.contains(": in use");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let is_in_use = output.status.code() == Some(1) && stderr.contains(": in use");
         if output.status.success() {
             return Ok(());
         }
         if !is_in_use || Instant::now() >= deadline {
-            return Err(format!("{command:?}: {}\n{said}", output.status));
+            return Err(format!("{command:?}: {}\n{stderr}", output.status));
         }
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Unmounts `place` when dropped, if it is mounted; for tests of `mount` itself.
+/// Unmounts `mount_point` when dropped, if it is mounted; for tests of `mount` itself.
 pub struct CleanUp(pub PathBuf);
 
 impl Drop for CleanUp {
@@ -133,7 +133,7 @@ impl Drop for CleanUp {
     }
 }
 
-/// The entry of `archfs list --json` for the mount at `place`.
+/// The entry of `archfs list --json` for the mount at `mount_point`.
 pub fn listed(mount_point: &Path) -> Option<serde_json::Value> {
     let parent = fs::canonicalize(mount_point.parent()?).ok()?;
     let mount_point = parent.join(mount_point.file_name()?);
@@ -145,17 +145,17 @@ pub fn listed(mount_point: &Path) -> Option<serde_json::Value> {
         .find(|row| row["mountpoint"] == mount_point.to_str().unwrap())
 }
 
-/// The PID of the daemon of the mount at `place`.
+/// The PID of the daemon of the mount at `mount_point`.
 pub fn daemon_of(mount_point: &Path) -> Option<i32> {
     listed(mount_point)?["daemon"].as_i64()?.try_into().ok()
 }
 
-/// Whether `place` is a mount point, including of a stale mount.
+/// Whether `mount_point` is a mount point, including of a stale mount.
 pub fn is_mounted(mount_point: &Path) -> bool {
     kind_of_mount(mount_point).is_some()
 }
 
-/// The file system type at `place`. Only for paths that mountinfo does not escape.
+/// The file system type at `mount_point`. Only for paths that mountinfo does not escape.
 pub fn kind_of_mount(mount_point: &Path) -> Option<String> {
     let parent = mount_point.parent().and_then(|parent| fs::canonicalize(parent).ok())?;
     let mount_point = parent.join(mount_point.file_name()?);

@@ -35,10 +35,10 @@ fn make() {
     // The program under test may be below one of these.
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = Path::new(env!("CARGO_BIN_EXE_archfs")).parent().expect("a directory");
-    for place in ["/tmp", "/dev/shm"] {
+    for directory in ["/tmp", "/dev/shm"] {
         let kept = [project, target].map(|path| (path, detached(path)));
-        mount("tmpfs", place, "tmpfs", MountFlags::empty(), c"mode=1777").expect("a tmpfs");
-        for (path, tree) in kept.iter().filter(|(path, _)| path.starts_with(place)) {
+        mount("tmpfs", directory, "tmpfs", MountFlags::empty(), c"mode=1777").expect("a tmpfs");
+        for (path, tree) in kept.iter().filter(|(path, _)| path.starts_with(directory)) {
             fs::create_dir_all(path).unwrap();
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
             move_mount(tree, "", CWD, *path, flags).expect("the project");

@@ -57,17 +57,17 @@ fn text(len: usize) -> Vec<u8> {
 }
 
 fn made_once(name: &str, make: fn(&Path)) -> PathBuf {
-    let folder = cache_folder().join(format!("{name}-{VERSION}"));
+    let directory = cache_folder().join(format!("{name}-{VERSION}"));
     let lock = File::create(cache_folder().join(format!("{name}.lock"))).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
-    let done = folder.join("done");
+    let done = directory.join("done");
     if !done.exists() {
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(folder.join("tree")).unwrap();
-        make(&folder.join("tree"));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(directory.join("tree")).unwrap();
+        make(&directory.join("tree"));
         fs::write(done, "").unwrap();
     }
-    folder.join("tree")
+    directory.join("tree")
 }
 
 /// The file `name`, made once for all runs by `make`, which gets its path.
@@ -161,10 +161,10 @@ fn make_xattrs(root: &Path) {
 }
 
 fn make_large(root: &Path) {
-    let folder = root.join("hundred-thousand");
-    fs::create_dir(&folder).unwrap();
+    let directory = root.join("hundred-thousand");
+    fs::create_dir(&directory).unwrap();
     for number in 0..100_000 {
-        File::create(folder.join(format!("{number:05}-{}", number % 7))).unwrap();
+        File::create(directory.join(format!("{number:05}-{}", number % 7))).unwrap();
     }
     let far: [(u64, &[u8]); 4] =
         [(0, b"start"), (3 << 30, b"three"), ((4 << 30) - 2, b"border"), ((5 << 30) - 3, b"end")];

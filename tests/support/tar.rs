@@ -7,21 +7,21 @@ use std::process::Command;
 
 use super::run;
 
-/// Makes a tar of the contents of `folder` with GNU tar, sorted by name.
-pub fn pack(archive: &Path, folder: &Path) {
+/// Makes a tar of the contents of `directory` with GNU tar, sorted by name.
+pub fn pack(archive: &Path, directory: &Path) {
     let script = "cd \"$1\" && tar --sort=name --format=gnu --sparse --xattrs -cf \"$2\" *";
-    run(Command::new("sh").args(["-c", script, "sh"]).arg(folder).arg(archive));
+    run(Command::new("sh").args(["-c", script, "sh"]).arg(directory).arg(archive));
 }
 
 /// A tar.gz that takes seconds to open: one member of zeros, `times` times 256 MiB.
-pub fn slow_archive(folder: &Path, times: usize) -> PathBuf {
-    let path = folder.join("slow.tar.gz");
+pub fn slow_archive(directory: &Path, times: usize) -> PathBuf {
+    let path = directory.join("slow.tar.gz");
     let script = "cd \"$1\"; truncate -s $((268435456 * $2)) zeros; tar -cf - zeros | head -c 512 | gzip > head.gz; \
                   head -c 268435456 /dev/zero | gzip -1 > piece.gz; rm zeros";
-    run(Command::new("sh").args(["-c", script, "sh"]).arg(folder).arg(times.to_string()));
+    run(Command::new("sh").args(["-c", script, "sh"]).arg(directory).arg(times.to_string()));
     let mut out = File::create(&path).unwrap();
-    out.write_all(&fs::read(folder.join("head.gz")).unwrap()).unwrap();
-    let piece = fs::read(folder.join("piece.gz")).unwrap();
+    out.write_all(&fs::read(directory.join("head.gz")).unwrap()).unwrap();
+    let piece = fs::read(directory.join("piece.gz")).unwrap();
     for _ in 0..times {
         out.write_all(&piece).unwrap();
     }

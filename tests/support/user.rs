@@ -52,8 +52,8 @@ impl User {
     pub fn new(stage: &Stage, uid: u32) -> Self {
         let home = stage.work.path().join(format!("home-{uid}"));
         fs::create_dir(&home).unwrap();
-        for folder in [stage.work.path(), &home] {
-            fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+        for directory in [stage.work.path(), &home] {
+            fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
         }
         chown(&home, Some(uid), Some(uid)).unwrap();
         // The build directory may be accessible only to root. `cp` copies the program, because a

@@ -208,8 +208,8 @@ fn ioctl_fails_with_enotty_and_fsync_succeeds() {
         // TCGETS.
         assert_eq!(tcgetattr(&file).map(|_| ()), Err(Errno::NOTTY));
         assert!(!file.is_terminal());
-        let folder = File::open(mount.join("many")).unwrap();
-        for opened in [&file, &folder] {
+        let directory = File::open(mount.join("many")).unwrap();
+        for opened in [&file, &directory] {
             opened.sync_all().unwrap();
             opened.sync_data().unwrap();
         }

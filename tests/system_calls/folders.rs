@@ -13,24 +13,24 @@ use rustix::fs::{Dir, DirEntry, FileType};
 use super::{requests, with_each_format, with_mount};
 
 /// All entries of a directory, in the order of getdents(2).
-fn listed(folder: &Path) -> Vec<DirEntry> {
-    Dir::read_from(File::open(folder).unwrap()).unwrap().map(|entry| entry.unwrap()).collect()
+fn listed(directory: &Path) -> Vec<DirEntry> {
+    Dir::read_from(File::open(directory).unwrap()).unwrap().map(|entry| entry.unwrap()).collect()
 }
 
-/// Checks that `folder` of the mount lists the entries of `tree` as promised.
-fn assert_listed(mount: &Path, tree: &Path, folder: &str) {
-    let listed = listed(&mount.join(folder));
+/// Checks that `directory` of the mount lists the entries of `tree` as promised.
+fn assert_listed(mount: &Path, tree: &Path, directory: &str) {
+    let listed = listed(&mount.join(directory));
     let names: Vec<&[u8]> = listed.iter().map(|entry| entry.file_name().to_bytes()).collect();
     assert_eq!(names[..2], [&b"."[..], b".."]);
-    assert!(names[2..].is_sorted_by(|one, next| one < next), "{folder}: {names:?}");
-    let expected: BTreeSet<Vec<u8>> = fs::read_dir(tree.join(folder))
+    assert!(names[2..].is_sorted_by(|one, next| one < next), "{directory}: {names:?}");
+    let expected: BTreeSet<Vec<u8>> = fs::read_dir(tree.join(directory))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().as_bytes().to_vec())
         .collect();
     assert_eq!(names[2..].iter().map(|name| name.to_vec()).collect::<BTreeSet<_>>(), expected);
     for entry in &listed {
         let name = std::ffi::OsStr::from_bytes(entry.file_name().to_bytes());
-        let found = fs::symlink_metadata(tree.join(folder).join(name)).unwrap();
+        let found = fs::symlink_metadata(tree.join(directory).join(name)).unwrap();
         assert_eq!(entry.file_type(), FileType::from_raw_mode(found.mode()), "{name:?}");
     }
 }
@@ -39,13 +39,13 @@ fn assert_listed(mount: &Path, tree: &Path, folder: &str) {
 #[test]
 fn names_are_listed_once_with_their_types_sorted_by_bytes() {
     with_mount(|mount, tree| {
-        for folder in ["", "many", "deep", "empty"] {
-            assert_listed(mount, tree, folder);
+        for directory in ["", "many", "deep", "empty"] {
+            assert_listed(mount, tree, directory);
         }
     });
     with_each_format(|_, mount, tree| {
-        for folder in ["", "folder", "folder/below"] {
-            assert_listed(mount, tree, folder);
+        for directory in ["", "folder", "folder/below"] {
+            assert_listed(mount, tree, directory);
         }
     });
 }
@@ -55,27 +55,27 @@ fn names_are_listed_once_with_their_types_sorted_by_bytes() {
 fn telldir_positions_stay_valid() {
     with_mount(|mount, _| {
         let open = || Dir::read_from(File::open(mount.join("many")).unwrap()).unwrap();
-        let mut folder = open();
+        let mut directory = open();
         let mut names = Vec::new();
         let mut mount_points = Vec::new();
-        while let Some(entry) = folder.read() {
+        while let Some(entry) = directory.read() {
             let entry = entry.unwrap();
             names.push(entry.file_name().to_owned());
             mount_points.push(entry.offset());
         }
         assert_eq!(names.len(), 3003, "3001 names and two dots");
         assert_eq!(&names[..2], [c".".to_owned(), c"..".to_owned()]);
-        let check = |folder: &mut Dir, what: &str| {
+        let check = |directory: &mut Dir, what: &str| {
             for nth in [0, 1, 2, 3, 255, 256, 257, 258, 1500, 3001] {
-                folder.seek(mount_points[nth]).unwrap();
-                let next = folder.read().unwrap().unwrap();
+                directory.seek(mount_points[nth]).unwrap();
+                let next = directory.read().unwrap().unwrap();
                 assert_eq!(next.file_name(), &*names[nth + 1], "{what}: after {nth}");
             }
         };
-        check(&mut folder, "as it was read");
-        folder.rewind();
-        assert_eq!(folder.read().unwrap().unwrap().file_name(), c".");
-        check(&mut folder, "after rewinddir");
+        check(&mut directory, "as it was read");
+        directory.rewind();
+        assert_eq!(directory.read().unwrap().unwrap().file_name(), c".");
+        check(&mut directory, "after rewinddir");
         check(&mut open(), "in another descriptor");
     });
 }
@@ -84,15 +84,15 @@ fn telldir_positions_stay_valid() {
 #[test]
 fn the_parent_inode_number_is_right_in_stat_and_fixed_in_listings() {
     with_mount(|mount, _| {
-        let number = |folder: &str, name: &CStr| {
-            let entries = listed(&mount.join(folder));
+        let number = |directory: &str, name: &CStr| {
+            let entries = listed(&mount.join(directory));
             entries.into_iter().find(|entry| entry.file_name() == name).unwrap().ino()
         };
         let by_stat = |path: &str| fs::metadata(mount.join(path)).unwrap().ino();
-        for (folder, above) in [("many", ""), ("deep/deep", "deep")] {
-            assert_eq!(number(folder, c".."), 0xffff_ffff);
-            assert_eq!(number(folder, c"."), by_stat(folder));
-            assert_eq!(by_stat(&format!("{folder}/..")), by_stat(above));
+        for (directory, above) in [("many", ""), ("deep/deep", "deep")] {
+            assert_eq!(number(directory, c".."), 0xffff_ffff);
+            assert_eq!(number(directory, c"."), by_stat(directory));
+            assert_eq!(by_stat(&format!("{directory}/..")), by_stat(above));
         }
         assert_eq!(number("", c".."), by_stat(""));
         assert_eq!(number("", c"."), by_stat(""));

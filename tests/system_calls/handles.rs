@@ -67,8 +67,8 @@ fn handles_stay_valid_after_eviction_and_at_the_next_mount() {
             ["first", "second"].map(|name| Mounted::archfs(&archive, &work.path().join(name), &[]));
         for (from, to) in [(&first, &first), (&first, &second)] {
             let output = opened_by_handle(from.path(), to.path());
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{format:?}: {said}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{format:?}: {stderr}");
             let text = String::from_utf8(output.stdout).unwrap();
             assert!(text.contains("folder/b b'b'"), "{format:?}: {text}");
             assert_eq!(text.lines().count(), 5, "{format:?}: {text}");
@@ -107,9 +107,9 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
     let work = work_folder();
     let tree = small_tree(work.path());
     for (format, archive) in archives(work.path(), &tree) {
-        for folder in ["upper", "inner", "overlay"].map(|name| work.path().join(name)) {
-            let _ = fs::remove_dir_all(&folder);
-            fs::create_dir(folder).unwrap();
+        for directory in ["upper", "inner", "overlay"].map(|name| work.path().join(name)) {
+            let _ = fs::remove_dir_all(&directory);
+            fs::create_dir(directory).unwrap();
         }
         let lower = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
         let (mount_point, clean_up) = match overlay(work.path(), lower.path()) {

@@ -112,8 +112,8 @@ fn inode_numbers_are_unique_and_the_same_at_the_next_mount() {
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
     let numbers = || -> BTreeMap<_, _> {
         let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
-        let folder = mounted.path().join("many");
-        let entries = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap());
+        let directory = mounted.path().join("many");
+        let entries = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap());
         entries
             .map(|entry| {
                 assert_eq!(entry.ino(), entry.metadata().unwrap().ino());
@@ -337,8 +337,8 @@ fn inode_numbers_fit_32_bits_and_match_the_kernel() {
     let numbers = |mount: &Path| {
         let mut found = BTreeMap::new();
         let mut waiting = vec![mount.to_owned()];
-        while let Some(folder) = waiting.pop() {
-            for entry in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()) {
+        while let Some(directory) = waiting.pop() {
+            for entry in fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap()) {
                 let metadata = entry.metadata().unwrap();
                 assert_eq!(entry.ino(), metadata.ino());
                 if metadata.is_dir() {

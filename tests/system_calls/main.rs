@@ -74,21 +74,22 @@ const NAMES: [&[u8]; 9] = [b"b", b"B", b"a", b"a-", b"a.b", b"ab", b"\xff", b"\x
 /// extended attributes.
 fn small_tree(work: &Path) -> PathBuf {
     let tree = work.join("tree");
-    let folder = tree.join("folder");
-    fs::create_dir_all(folder.join("below")).unwrap();
+    let directory = tree.join("folder");
+    fs::create_dir_all(directory.join("below")).unwrap();
     for name in NAMES {
-        fs::write(folder.join(OsStr::from_bytes(name)), name).unwrap();
+        fs::write(directory.join(OsStr::from_bytes(name)), name).unwrap();
     }
-    fs::hard_link(folder.join("a"), folder.join("hard")).unwrap();
-    symlink("a", folder.join("link")).unwrap();
-    mknodat(CWD, folder.join("fifo"), FileType::Fifo, Mode::from(0o640), 0).unwrap();
+    fs::hard_link(directory.join("a"), directory.join("hard")).unwrap();
+    symlink("a", directory.join("link")).unwrap();
+    mknodat(CWD, directory.join("fifo"), FileType::Fifo, Mode::from(0o640), 0).unwrap();
     let device = makedev(7, 300);
-    mknodat(CWD, folder.join("block"), FileType::BlockDevice, Mode::from(0o660), device).unwrap();
-    chown(folder.join("b"), Some(1234), Some(5678)).unwrap();
+    mknodat(CWD, directory.join("block"), FileType::BlockDevice, Mode::from(0o660), device)
+        .unwrap();
+    chown(directory.join("b"), Some(1234), Some(5678)).unwrap();
     for (name, seconds) in [("a", 1), ("link", 1_600_000_000), ("below", 4_000_000_000)] {
         let time = Timespec { tv_sec: seconds, tv_nsec: 123_456_789 };
         let times = Timestamps { last_access: time, last_modification: time };
-        utimensat(CWD, folder.join(name), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        utimensat(CWD, directory.join(name), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
     }
     tree
 }
@@ -96,6 +97,6 @@ fn small_tree(work: &Path) -> PathBuf {
 /// Number of requests of that kind sent by the kernel so far (docs/STATS.md).
 fn requests(mount: &Path, kind: &str) -> u64 {
     let output = run(archfs().args(["stats", "--json"]).arg(mount));
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    told["requests"][kind].as_u64().unwrap_or_else(|| panic!("{kind}: {told}"))
+    let stats: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    stats["requests"][kind].as_u64().unwrap_or_else(|| panic!("{kind}: {stats}"))
 }
