@@ -456,7 +456,7 @@ fn a_stopped_daemon_blocks_no_command_once_kernel_caches_expired() {
     wait_until("the directory is gone", || stage.is_gone());
 }
 
-/// The limit was 30 seconds, which blocked everyone else at the mount point for too long.
+/// A longer wait would block other commands at the mount point.
 #[test]
 fn a_stopped_daemon_is_given_up_after_five_seconds() {
     let _one = one_at_a_time();

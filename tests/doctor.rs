@@ -408,7 +408,7 @@ fn reports_limits_below_what_a_mount_needs() {
     assert_eq!(found.state("open-files"), "note", "{:#}", found.json);
     assert!(found.text("open-files").starts_with("40 at most"), "{:#}", found.json);
     found.assert_ways([true; 3]);
-    // With almost no memory nothing works, but doctor reports that and neither hangs nor crashes.
+    // With almost no descriptors nothing works. doctor reports that and neither hangs nor crashes.
     let found = patient.examined("", "ulimit -n 9;");
     found.assert_ways([false; 3]);
     let found = patient.examined("", "ulimit -n 20;");

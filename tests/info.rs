@@ -268,7 +268,7 @@ fn a_file_in_a_compressed_tar_costs_its_chunks() {
     assert_eq!(info["tar"]["largest_chunk"], FRAME);
     assert_eq!(info["tar"]["spooled"], false);
 
-    // One frame, so every read decodes all of it.
+    // One frame or block, so every read decodes the whole archive.
     let plain = work.path().join("plain.tar");
     fs::write(&plain, tar::of(&[("a", &[7; 3000]), ("b", &[8; 5000])])).unwrap();
     let len = fs::metadata(&plain).unwrap().len();

@@ -327,7 +327,7 @@ fn a_nested_archive_merges_with_a_directory_of_its_name() {
             let tree = open_recursive(&archive);
             let expected = ["/", "x", "x/both", "x/inner", "x/outer", "y", "y/both", "y/inner"];
             assert_eq!(paths(&*tree), expected, "{}", archive.display());
-            // The contents of an archive follow the archive.
+            // Members of a nested archive count as later ones, so `x/both` is its file.
             assert_eq!(contents(&*tree, "x/both"), b"inner", "{}", archive.display());
             let stderr = said(archfs().args(["ls", "--recursive"]).arg(&archive));
             assert!(stderr.contains("members whose path is that of a folder, too"), "{stderr}");

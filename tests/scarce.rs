@@ -248,7 +248,7 @@ fn many_archives_are_opened_without_extra_threads() {
     let tars: Vec<_> = (0..20).map(|number| work.path().join(format!("{number}.tar"))).collect();
     tars.iter().enumerate().for_each(|(number, path)| small_tar(path, number));
     let archive = tars[7].display();
-    // The shell becomes archfs, which then has the limit to itself.
+    // The shell executes archfs, which is then the only process in the group.
     pids.set(1);
     let output = pids.run(&format!("exec {} ls {archive}", env!("CARGO_BIN_EXE_archfs")));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "file-7\n", "{}", said(&output));

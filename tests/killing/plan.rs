@@ -127,7 +127,7 @@ impl Plan {
             Variant::RunInNamespace | Variant::RunPrivately => {
                 [Then::RunAtOnce, Then::Mount].to_vec()
             }
-            // It would clear mounts that other tests, running as root, still check.
+            // No `gc` as root: it would clear stale mounts that other tests still check.
             _ if user == ROOT => {
                 [Then::RunAtOnce, Then::MountAtOnce, Then::Mount, Then::Unmount].to_vec()
             }

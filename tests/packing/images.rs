@@ -105,7 +105,7 @@ fn the_same_source_gives_the_same_bytes_on_any_number_of_threads() {
             );
         }
     }
-    // So does a copy that is listed in another order.
+    // A copy that is listed in another order gives the same bytes as well.
     let copy = folder(work.path(), "copy");
     let script = "cd \"$1\" && find . -depth -print0 | cpio --null --pass-through --preserve-modification-time \
                   --make-directories --quiet \"$2\"";
