@@ -126,8 +126,7 @@ fn the_kernel_shows_the_same_tree() {
         let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
         let expected = take(kernel.path(), Depth::Everything);
         assert_same(compressor, &expected, &take(mounted.path(), Depth::Everything));
-        // Each file system has its own sizes and link counts of directories, so these are compared
-        // only here.
+        // Sizes and link counts of directories come from the image, so they are compared only here.
         for (path, node) in &expected {
             if node.mode & 0o170_000 == 0o040_000 {
                 let path = Path::new(std::str::from_utf8(path).unwrap());
