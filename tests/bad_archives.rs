@@ -1,8 +1,8 @@
-//! The corpus of hostile archives: each is answered as its manifest says, at the command line and
-//! mounted, in bounded time and memory; what is whole beside the damage is read as ever.
+//! Checks every hostile archive in tests/data/bad (made by scripts/make-bad) on the command line
+//! and on a mount.
 //!
-//! Owns the tests of tests/data/bad, which scripts/make-bad makes. A fault must be told with what
-//! and where: the words that the manifest lists.
+//! Each is reported as its manifest says, within limits of time and memory, and undamaged files
+//! beside the damage are read correctly.
 
 use std::collections::BTreeMap;
 use std::fs::{self, FileTimes};
@@ -23,15 +23,15 @@ use support::mount::{CleanUp, Mounted, is_mounted};
 use support::skip::skip_part;
 use support::{can_mount, run, work_folder};
 
-/// What a command may take, seconds of processors; far more than any needs. Seconds of the clock
-/// depend on what else the machine does, so those only end a command that hangs.
+/// CPU time that a command may use, in seconds; far more than any needs. Wall-clock time depends on
+/// the load of the machine, so SECONDS only ends a command that hangs.
 const CPU_SECONDS: u32 = 60;
 const SECONDS: u32 = 300;
 
-/// The same for a mount and all that is asked of it.
+/// The limit for a mount and all requests to it.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What archfs says in answer to damage: EIO, and status 3.
+/// What archfs returns for damage: EIO, and exit status 3.
 const EIO: i32 = 5;
 const STATUS: i32 = 3;
 
@@ -39,13 +39,13 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad")
 }
 
-/// One archive of the corpus.
+/// An archive of the corpus.
 struct Case {
     manifest: Value,
     archive: PathBuf,
 }
 
-/// Something that is wrong with it.
+/// A fault that the manifest expects.
 struct Fault<'c> {
     does: &'c str,
     path: &'c str,
@@ -53,7 +53,7 @@ struct Fault<'c> {
 }
 
 impl Case {
-    /// All cases, their files copied to `work`, where they have the times that the manifest says.
+    /// All cases, with their files copied to `work` and given the times of the manifest.
     fn all(work: &Path) -> Vec<Self> {
         let text = fs::read(folder().join("MANIFEST.json")).unwrap();
         let Value::Array(list) = serde_json::from_slice(&text).unwrap() else { panic!("no list") };
@@ -97,7 +97,7 @@ impl Case {
         self.faults().iter().any(|fault| fault.does == "open")
     }
 
-    /// Files that are whole: path, length and checksum.
+    /// Undamaged files: path, length and checksum.
     fn healthy(&self) -> Vec<(&str, u64, u32)> {
         let Some(files) = self.manifest["healthy"].as_object() else { return Vec::new() };
         let mut list = Vec::new();
@@ -111,7 +111,7 @@ impl Case {
 
     /// `archfs COMMAND [OPTIONS] ARCHIVE REST` within the limits of time and memory.
     fn call(&self, command: &str, rest: &[&str]) -> Output {
-        // The buffers of its event loops alone take some 300 MiB of addresses.
+        // The buffers of the mount's event loops alone take about 300 MiB of address space.
         let loops = if command == "mount" { 768 } else { 0 };
         let memory = (self.manifest["memory"].as_u64().unwrap() + loops) * 1024;
         let script = format!(
@@ -123,7 +123,7 @@ impl Case {
         shell.output().unwrap()
     }
 
-    /// The command line's answer to what is wrong.
+    /// Checks how the command line reports the fault.
     fn check_command(&self, fault: &Fault<'_>) {
         let (output, status) = match fault.does {
             "open" => (self.call("ls", &["-R"]), STATUS),
@@ -131,16 +131,16 @@ impl Case {
             "read" => (self.call("cat", &[fault.path]), STATUS),
             "list" => (self.call("ls", &[fault.path]), STATUS),
             "stat" | "readlink" => (self.call("ls", &["-l", fault.path]), STATUS),
-            // No command shows attributes.
+            // No command prints extended attributes.
             _ => return,
         };
-        let said = String::from_utf8(output.stderr).unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
         let Fault { does, path, .. } = fault;
-        let what = format!("{}, {does} {path}: {said}", self.name());
+        let what = format!("{}, {does} {path}: {stderr}", self.name());
         assert_eq!(output.status.code(), Some(status), "{what}");
-        assert!(fault.is_told(&said), "{what}\nnot all of {:?}", fault.says);
+        assert!(fault.is_reported_in(&stderr), "{what}\nnot all of {:?}", fault.says);
         let shown = self.archive.display().to_string();
-        for line in said.lines().filter(|line| line.contains(&shown)) {
+        for line in stderr.lines().filter(|line| line.contains(&shown)) {
             let index = format!("{shown}.archfs-index");
             let times = line.replace(&index, "").matches(&shown).count();
             assert!(times <= 1, "{what}\nnames the archive {times} times");
@@ -163,7 +163,7 @@ impl Case {
         }
     }
 
-    /// The answers of a mount to what is wrong, with the words in its log.
+    /// Checks how a mount reports the faults, and its log.
     fn check_mounted(&self, mount_point: &Path) {
         let name = self.name();
         let log = mount_point.with_extension("log");
@@ -171,22 +171,25 @@ impl Case {
         let log_text = log.to_str().unwrap();
         let options = [place_text, "--keep", "--log-file", log_text, "--cache", "64M"];
         let output = self.call("mount", &options);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         if self.is_refused() {
-            assert_eq!(output.status.code(), Some(STATUS), "{name}: {said}");
-            assert!(self.faults().iter().all(|fault| fault.is_told(&said)), "{name}: {said}");
+            assert_eq!(output.status.code(), Some(STATUS), "{name}: {stderr}");
+            assert!(
+                self.faults().iter().all(|fault| fault.is_reported_in(&stderr)),
+                "{name}: {stderr}"
+            );
             assert!(!is_mounted(mount_point), "{name} is refused and mounted");
             return;
         }
-        assert!(output.status.success(), "{name}: {said}");
+        assert!(output.status.success(), "{name}: {stderr}");
         for fault in self.faults() {
             if let Some(outcome) = fault.ask(mount_point) {
                 let error = outcome.err().map(|error| error.raw_os_error());
                 let Fault { does, path, .. } = &fault;
                 assert_eq!(error, Some(Some(EIO)), "{name}: {does} {path}");
             }
-            let logged = fs::read_to_string(&log).unwrap_or_default() + &said;
-            assert!(fault.is_told(&logged), "{name}: {logged}\nnot all of {:?}", fault.says);
+            let logged = fs::read_to_string(&log).unwrap_or_default() + &stderr;
+            assert!(fault.is_reported_in(&logged), "{name}: {logged}\nnot all of {:?}", fault.says);
         }
         for (path, length, sum) in self.healthy() {
             let bytes =
@@ -194,13 +197,13 @@ impl Case {
             let found = (bytes.len() as u64, crc32fast::hash(&bytes));
             assert_eq!(found, (length, sum), "{name}: {path} has other bytes");
         }
-        // Walks all of it, as `find` does: whatever fails fails with EIO.
+        // Walks the whole tree, as `find` does. Every error must be EIO.
         let mut folders = vec![mount_point.to_owned()];
-        while let Some(folder) = folders.pop() {
-            let entries = match fs::read_dir(&folder) {
+        while let Some(directory) = folders.pop() {
+            let entries = match fs::read_dir(&directory) {
                 Ok(entries) => entries,
                 Err(error) => {
-                    assert_eq!(error.raw_os_error(), Some(EIO), "{name}: {}", folder.display());
+                    assert_eq!(error.raw_os_error(), Some(EIO), "{name}: {}", directory.display());
                     continue;
                 }
             };
@@ -216,16 +219,16 @@ impl Case {
 }
 
 impl Fault<'_> {
-    fn is_told(&self, text: &str) -> bool {
+    fn is_reported_in(&self, text: &str) -> bool {
         self.says.iter().all(|words| text.contains(words))
     }
 
-    /// Asks the mount at `place` for what is damaged; `None` for what only opening tells.
+    /// Accesses what is damaged on the mount; `None` if only opening the archive fails.
     fn ask(&self, mount_point: &Path) -> Option<io::Result<()>> {
         let path = mount_point.join(self.path);
         Some(match self.does {
             "open" | "note" => return None,
-            // Not as a whole: some claim to be larger than any memory.
+            // Not read into memory: some files claim to be larger than any memory.
             "read" => fs::File::open(path)
                 .and_then(|file| io::copy(&mut BufReader::new(file), &mut io::sink()))
                 .map(|_| ()),
@@ -243,7 +246,7 @@ impl Fault<'_> {
     }
 }
 
-/// Has `check` look at all cases, a few at once; tells how many.
+/// Runs `check` on all cases, several at once, and returns how many there were.
 fn each(cases: Vec<Case>, check: impl Fn(&Case) + Sync) -> usize {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -258,13 +261,13 @@ fn each(cases: Vec<Case>, check: impl Fn(&Case) + Sync) -> usize {
     cases.len()
 }
 
-fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|path| (path.file_name().unwrap().into(), fs::read(&path).unwrap())).collect()
 }
 
 #[test]
-fn the_script_makes_the_same_files_again() {
+fn make_bad_reproduces_the_corpus() {
     let work = work_folder();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/make-bad");
     run(Command::new("python3").arg(script).arg(work.path()));
@@ -276,14 +279,14 @@ fn the_script_makes_the_same_files_again() {
 }
 
 #[test]
-fn commands_tell_what_is_wrong_and_where_within_time_and_memory() {
+fn commands_report_the_damage_and_its_path_within_limits() {
     let work = work_folder();
     let count = each(Case::all(work.path()), Case::check_commands);
     assert!(count > 100, "{count} cases");
 }
 
 #[test]
-fn mounts_answer_damage_with_eio_and_the_rest_with_right_bytes() {
+fn mounts_return_eio_for_damage_and_correct_bytes_elsewhere() {
     if !can_mount() {
         return;
     }
@@ -307,7 +310,7 @@ fn mounts_answer_damage_with_eio_and_the_rest_with_right_bytes() {
 }
 
 #[test]
-fn the_undamaged_siblings_are_sound_for_others_too() {
+fn other_programs_accept_the_undamaged_archives() {
     let work = work_folder();
     let mut checked = 0;
     for case in Case::all(work.path()) {

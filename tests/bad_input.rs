@@ -1,7 +1,8 @@
-//! What is no archive, or a damaged one, at the command line: one line that says what and why, the
-//! right exit status, nothing mounted. Also `ls` and `cat`, which need no mount.
+//! Commands reject files that are not archives, or are damaged: one line on stderr, the right exit
+//! status, nothing mounted.
 //!
-//! Owns the messages and numbers of docs/CLI.md; lies inside an image are tested beside the reader.
+//! Also covers `ls` and `cat`, which need no mount. Messages and exit statuses are those of
+//! docs/CLI.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ fn mount(image: &Path, mount_point: &Path) -> Output {
     archfs().args(["mount", "--keep"]).arg(image).arg(mount_point).output().unwrap()
 }
 
-/// A folder of the test, a place for a mount in it, and what unmounts that before the folder goes.
+/// A work directory, a mount point in it, and a guard that unmounts it first.
 fn stage() -> Option<(CleanUp, tempfile::TempDir, PathBuf)> {
     if !can_mount_as_user() {
         return None;
@@ -29,18 +30,18 @@ fn stage() -> Option<(CleanUp, tempfile::TempDir, PathBuf)> {
 /// Checks that a mount fails with that status and text, on one line and perhaps a hint.
 fn refuses(image: &Path, mount_point: &Path, status: i32, text: &str) {
     let output = mount(image, mount_point);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(status), "{said}");
-    assert!(said.contains(text), "{said}, not {text}");
-    let mut lines = said.lines();
-    assert!(lines.next().unwrap().starts_with("archfs: "), "{said}");
-    assert!(lines.next().is_none_or(|line| line.starts_with("hint: ")), "{said}");
-    assert!(lines.next().is_none(), "{said}");
-    assert!(!support::mount::is_mounted(mount_point), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{stderr}");
+    assert!(stderr.contains(text), "{stderr}, not {text}");
+    let mut lines = stderr.lines();
+    assert!(lines.next().unwrap().starts_with("archfs: "), "{stderr}");
+    assert!(lines.next().is_none_or(|line| line.starts_with("hint: ")), "{stderr}");
+    assert!(lines.next().is_none(), "{stderr}");
+    assert!(!support::mount::is_mounted(mount_point), "{stderr}");
 }
 
 #[test]
-fn what_is_no_archive_is_refused_with_status_3() {
+fn files_that_are_not_archives_exit_with_status_3() {
     let Some((_clean_up, work, mount_point)) = stage() else { return };
     let file = |name: &str, bytes: &[u8]| -> PathBuf {
         let path = work.path().join(name);
@@ -53,7 +54,7 @@ fn what_is_no_archive_is_refused_with_status_3() {
     refuses(&file("zip", b"PK\x03\x04rest of it"), &mount_point, 3, "a zip archive");
     refuses(&file("h5", b"\x89HDF\r\n\x1a\nrest"), &mount_point, 3, "h5: an HDF5 file");
     refuses(&file("gz", b"\x1f\x8b\x08rest of it"), &mount_point, 3, "gz: ");
-    // As ext4 and ISO 9660 images do; a tar of nothing but zeros is an empty one.
+    // ext4 and ISO 9660 images begin with zeros too; a tar of only zeros is empty.
     let disk = [vec![0; 32 << 10], b"\x01CD001".to_vec(), vec![7; 4096]].concat();
     refuses(&file("disk", &disk), &mount_point, 3, "begins with zeros, but is no empty tar");
     refuses(&file("zeros", &vec![0; 2 << 20]), &mount_point, 3, "begins with zeros");
@@ -71,7 +72,7 @@ fn what_is_no_archive_is_refused_with_status_3() {
 }
 
 #[test]
-fn a_damaged_superblock_is_refused_with_status_3() {
+fn a_damaged_superblock_exits_with_status_3() {
     let Some((_clean_up, work, mount_point)) = stage() else { return };
     let sound = fs::read(image::small(work.path())).unwrap();
     let with = |at: usize, bytes: &[u8]| -> PathBuf {
@@ -90,7 +91,7 @@ fn a_damaged_superblock_is_refused_with_status_3() {
 }
 
 #[test]
-fn a_truncated_image_is_refused_with_status_3() {
+fn a_truncated_image_exits_with_status_3() {
     let Some((_clean_up, work, mount_point)) = stage() else { return };
     let sound = fs::read(image::small(work.path())).unwrap();
     let used = u64::from_le_bytes(sound[40..48].try_into().unwrap()) as usize;
@@ -99,14 +100,14 @@ fn a_truncated_image_is_refused_with_status_3() {
         fs::write(&path, &sound[..len]).unwrap();
         refuses(&path, &mount_point, 3, "truncated.sqfs: truncated: ");
     }
-    // The padding behind it may be missing.
+    // The padding after the image may be missing.
     fs::write(&path, &sound[..used]).unwrap();
     assert!(mount(&path, &mount_point).status.success());
     unmount(&mount_point);
 }
 
 #[test]
-fn a_bad_mount_point_is_refused_with_status_1() {
+fn a_bad_mount_point_exits_with_status_1() {
     if !can_mount_as_user() {
         return;
     }
@@ -118,19 +119,19 @@ fn a_bad_mount_point_is_refused_with_status_1() {
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
     assert!(mount(&image, &mount_point).status.success());
-    // The same image would be shared.
+    // The same image would join the mount.
     let other = work.path().join("other.sqfs");
     fs::copy(&image, &other).unwrap();
     let output = mount(&other, &mount_point);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("small.sqfs (fuse.archfs) is mounted here"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("small.sqfs (fuse.archfs) is mounted here"), "{stderr}");
     assert!(mount_point.join("hello").exists(), "the mount that was there still works");
     unmount(&mount_point);
 }
 
 #[test]
-fn wrong_use_has_status_2() {
+fn usage_errors_exit_with_status_2() {
     let status = |arguments: &[&str]| archfs().args(arguments).output().unwrap().status.code();
     assert_eq!(status(&[]), Some(2));
     assert_eq!(status(&["fly"]), Some(2));
@@ -144,11 +145,11 @@ fn wrong_use_has_status_2() {
     assert_eq!(status(&["mount", "--index", "i", "a", "b", "c"]), Some(2));
     for arguments in [&["mount", "only-one"][..], &["mount", "--cache", "lots", "a", "b"], &["fly"]]
     {
-        let said = archfs().args(arguments).output().unwrap().stderr;
-        let said = String::from_utf8(said).unwrap();
-        let lines: Vec<_> = said.lines().collect();
-        assert!(lines.len() == 2 && lines[0].starts_with("archfs: "), "{said}");
-        assert!(lines[1].starts_with("hint: "), "{said}");
+        let stderr = archfs().args(arguments).output().unwrap().stderr;
+        let stderr = String::from_utf8(stderr).unwrap();
+        let lines: Vec<_> = stderr.lines().collect();
+        assert!(lines.len() == 2 && lines[0].starts_with("archfs: "), "{stderr}");
+        assert!(lines[1].starts_with("hint: "), "{stderr}");
     }
     assert_eq!(status(&["--help"]), Some(0));
     assert_eq!(status(&["mount", "--help"]), Some(0));
@@ -156,7 +157,7 @@ fn wrong_use_has_status_2() {
 }
 
 #[test]
-fn ls_and_cat_look_inside_without_mounting() {
+fn ls_and_cat_read_an_archive_without_mounting() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir_all(source.join("folder/inner")).unwrap();
@@ -190,7 +191,7 @@ fn ls_and_cat_look_inside_without_mounting() {
     let not_one = archfs().args(["ls", "/etc/passwd"]).output().unwrap();
     assert_eq!(not_one.status.code(), Some(3));
 
-    // A reader that has seen enough is no error.
+    // `cat` succeeds if its reader closes the pipe early.
     let big = source.join("big");
     fs::write(&big, vec![b'x'; 4 << 20]).unwrap();
     let image = image::make(work.path(), "big.sqfs", &source, &["-comp", "zstd"]);
@@ -200,7 +201,7 @@ fn ls_and_cat_look_inside_without_mounting() {
     let mut head = Command::new("head");
     head.args(["-c", "10"]).stdin(cat.stdout.take().unwrap());
     assert_eq!(support::run(&mut head).stdout, b"xxxxxxxxxx");
-    // It holds the reading end, too.
+    // `head` has the read end open too.
     drop(head);
     let output = cat.wait_with_output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty());

@@ -15,17 +15,17 @@ use support::{archfs, can_mount, image, run, wait_until, work_folder};
 
 const MIB: u64 = 1 << 20;
 
-/// A job of 1 GiB: its mounts have a quarter of that.
+/// Memory of the job; its mounts share a quarter of it.
 const LIMIT: u64 = 1024 * MIB;
 
-/// What the caches of the mount may take now, bytes.
+/// The current cache budget of a mount, in bytes.
 fn budget(mount_point: &Path) -> u64 {
     let output = run(archfs().args(["stats", "--json"]).arg(mount_point));
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     json["cache_budget_bytes"].as_u64().unwrap()
 }
 
-/// Waits until each mount has that budget, bytes.
+/// Waits until each mount has a budget of `bytes`.
 fn wait_for_budget(bytes: u64, mount_points: &[PathBuf]) {
     for mount_point in mount_points {
         let what = format!("{} has {bytes} bytes", mount_point.display());
@@ -33,13 +33,13 @@ fn wait_for_budget(bytes: u64, mount_points: &[PathBuf]) {
     }
 }
 
-/// A shell's words that start the words behind them in the group.
+/// A command prefix that runs a command in the group.
 fn within(group: &Group) -> [String; 4] {
     let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.folder().display());
     ["sh", "-c", &enter, "sh"].map(str::to_owned)
 }
 
-/// A job of LIMIT; `None` where it cannot be tested here.
+/// A job with LIMIT, or `None` if the test cannot run here.
 fn job() -> Option<Group> {
     let group = can_mount().then(|| Group::new(Bound::Memory))??;
     group.set(LIMIT);
@@ -55,7 +55,7 @@ fn mount(group: &Group, image: &Path, mount_point: &Path, options: &[&str]) -> M
 /// > **Budget**: all mounts of a job on a node share one budget for their caches, unless `--cache`
 /// > gives a mount its own.
 #[test]
-fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_has_it_all() {
+fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_gets_all() {
     let Some(group) = job() else {
         return;
     };
@@ -66,13 +66,13 @@ fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_has_it_all() {
     let _clean_up: Vec<_> = mount_points.iter().cloned().map(CleanUp).collect();
     let mounts: Vec<_> =
         mount_points.iter().map(|mount_point| mount(&group, &image, mount_point, &[])).collect();
-    // The newest one takes its share before it can be read.
+    // The newest mount takes its share before it is ready.
     assert_eq!(budget(&mount_points[7]), LIMIT / 4 / 8);
     wait_for_budget(LIMIT / 4 / 8, &mount_points);
     let sum: u64 = mount_points.iter().map(|mount_point| budget(mount_point)).sum();
     assert_eq!(sum, LIMIT / 4);
 
-    // However a daemon ends, the others have its part.
+    // However a daemon ends, the others get its share.
     let killed = Pid::from_raw(mounts[1].daemon().try_into().unwrap()).unwrap();
     kill_process(killed, Signal::KILL).unwrap();
     wait_until("the daemon has ended", || has_ended(killed));
@@ -106,7 +106,7 @@ fn a_private_mount_shares_the_budget() {
 }
 
 #[test]
-fn a_budget_that_was_asked_for_is_not_shared() {
+fn an_explicit_budget_is_not_shared() {
     let Some(group) = job() else {
         return;
     };

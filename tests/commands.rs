@@ -1,6 +1,5 @@
-//! The command of `run`: its signals, what it leaves running, and its end however it comes.
-//!
-//! Owns what becomes of processes; what shares and what is private is tested beside this.
+//! `archfs run`: how it passes signals to its command, and what happens to processes that outlive
+//! the command.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +14,7 @@ use support::mount::{is_mounted, listed};
 use support::stage::{Stage, Talker, has_ended, said, stage, stage_as_user, stage_with};
 use support::{image, run, wait_until};
 
-/// `archfs run` with a script of bash, which finds the folder above the place as $HERE.
+/// `archfs run` with a bash script. $HERE is the parent of the mount point.
 fn command(stage: &Stage, script: &str) -> Command {
     let mut command = stage.bash("exec $ARCHFS run $IMAGE mount -- bash -c \"$SCRIPT\"");
     command.env("SCRIPT", script).env("HERE", stage.work.path());
@@ -27,7 +26,7 @@ fn written(path: &Path) -> String {
 }
 
 #[test]
-fn signals_are_passed_on() {
+fn run_forwards_signals() {
     let Some(stage) = stage_as_user() else { return };
     for (name, signal) in [
         ("TERM", Signal::TERM),
@@ -48,7 +47,7 @@ fn signals_are_passed_on() {
         assert_eq!(run.end(), Some(9), "{name}");
         assert!(stage.is_gone(), "{name}");
     }
-    // A command that knows none of them ends by it.
+    // A command without a handler is ended by the signal.
     let mut run = Talker::start(&mut command(&stage, "echo started; read x"));
     assert_eq!(run.line(), "started");
     run.signal(Signal::USR1);
@@ -57,9 +56,8 @@ fn signals_are_passed_on() {
     assert!(stage.is_gone());
 }
 
-/// Counts the interrupts that it takes until SIGUSR1. It waits for signals and handles none: a handler
-/// that comes between two steps of Python's is heeded only after the next read, or writes into the
-/// middle of what is being written.
+/// Counts interrupts until SIGUSR1. It uses sigwait and no handlers: Python delays a handler until
+/// the next read, or interrupts a write halfway.
 const COUNTER: &str = "\
 import os, signal
 expected = {signal.SIGINT, signal.SIGUSR1}
@@ -72,8 +70,8 @@ while signal.sigwait(expected) == signal.SIGINT:
 print('counted', count, flush=True)
 ";
 
-/// Types Ctrl-C at a terminal 20 times. The signal that ends the counting comes by way of `run`, as
-/// an interrupt would that `run` passed on, and behind it.
+/// Types Ctrl-C at a terminal 20 times. SIGUSR1 arrives through `run`, so it arrives after any
+/// interrupt that `run` forwarded.
 #[test]
 fn an_interrupt_at_a_terminal_reaches_the_command_once() {
     let Some(stage) = stage_as_user() else { return };
@@ -101,7 +99,7 @@ fn an_interrupt_at_a_terminal_reaches_the_command_once() {
     assert!(stage.is_gone());
 }
 
-/// An image with a program in it.
+/// An image that contains a program.
 fn with_program(work: &Path) -> std::path::PathBuf {
     let source = work.join("program-source");
     fs::create_dir_all(source.join("folder")).unwrap();
@@ -111,7 +109,7 @@ fn with_program(work: &Path) -> std::path::PathBuf {
     image::make(work, "program.sqfs", &source, &["-comp", "zstd"])
 }
 
-/// Ways to leave something running that uses the mount until `go` is written to.
+/// Ways to leave a process that uses the mount until the fifo `go` is written to.
 const USES: [(&str, &str); 4] = [
     ("an open file", "exec 9<mount/folder/data; (read x <go) & exit 3"),
     ("a working directory", "cd mount/folder; (read x <\"$HERE\"/go) & exit 3"),
@@ -134,7 +132,7 @@ open(\"go\").read()
 
 /// > `run` keeps its mount as long as processes in the process group of COMMAND use it.
 #[test]
-fn what_the_command_leaves_keeps_the_mount_as_long_as_it_uses_it() {
+fn background_processes_of_the_command_keep_the_mount_while_they_use_it() {
     let Some(stage) = stage_with(with_program) else { return };
     let go = stage.fifo("go");
     for (what, script) in USES {
@@ -150,7 +148,7 @@ fn what_the_command_leaves_keeps_the_mount_as_long_as_it_uses_it() {
 }
 
 #[test]
-fn a_signal_takes_the_mount_from_what_the_command_left() {
+fn a_signal_ends_the_mount_despite_background_processes() {
     let Some(stage) = stage_as_user() else { return };
     let go = stage.fifo("go");
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
@@ -161,7 +159,7 @@ fn a_signal_takes_the_mount_from_what_the_command_left() {
         run.signal(signal);
         assert_eq!(run.end(), Some(3));
         assert!(stage.is_gone(), "at once, under its name");
-        // What is open stays readable.
+        // Open files stay readable.
         fs::write(&go, "x\n").unwrap();
         let done = stage.work.path().join("done");
         wait_until("it has read on", || done.exists());
@@ -172,7 +170,7 @@ fn a_signal_takes_the_mount_from_what_the_command_left() {
 }
 
 #[test]
-fn what_does_not_use_the_mount_does_not_keep_it() {
+fn processes_that_do_not_use_the_mount_do_not_keep_it() {
     let Some(stage) = stage_as_user() else { return };
     let go = stage.fifo("go");
     let output = run(&mut command(&stage, "(read x <go; echo >done) >/dev/null 2>&1 & exit 0"));
@@ -185,7 +183,7 @@ fn what_does_not_use_the_mount_does_not_keep_it() {
 
 /// > `run` keeps its mount as long as processes in the process group of COMMAND use it.
 #[test]
-fn what_left_the_session_does_not_keep_the_mount_and_can_read_on() {
+fn a_process_in_another_session_does_not_keep_the_mount_but_reads_open_files() {
     let Some(stage) = stage_as_user() else { return };
     let go = stage.fifo("go");
     let script = "exec 9<mount/folder/data; \
@@ -199,14 +197,14 @@ fn what_left_the_session_does_not_keep_the_mount_and_can_read_on() {
 }
 
 #[test]
-fn a_command_keeps_its_files_when_run_is_killed() {
+fn open_files_stay_readable_when_run_is_killed() {
     let Some(stage) = stage_as_user() else { return };
     let script = "exec 9<mount/folder/data; echo started; read x; cat mount/hello; wc -c <&9; \
                   read x; echo last";
     let mut run = Talker::start(&mut command(&stage, script));
     assert_eq!(run.line(), "started");
     let daemon = stage.daemon();
-    // The command is told to the daemon just after its start.
+    // The daemon learns the command's PID just after the start.
     wait_until("both hold the mount", || {
         listed(&stage.mount_point).unwrap()["holders"].as_array().unwrap().len() == 2
     });
@@ -223,7 +221,7 @@ fn a_command_keeps_its_files_when_run_is_killed() {
 }
 
 #[test]
-fn a_killed_daemon_leaves_a_dead_mount_that_run_clears() {
+fn run_clears_the_stale_mount_of_a_killed_daemon() {
     let Some(stage) = stage_as_user() else { return };
     let script = "echo started; read x; cat mount/hello || exit 5";
     let mut run = Talker::start(&mut command(&stage, script));
@@ -235,14 +233,14 @@ fn a_killed_daemon_leaves_a_dead_mount_that_run_clears() {
 }
 
 #[test]
-fn run_clears_up_behind_a_daemon_that_was_killed_when_it_had_unmounted() {
+fn run_cleans_up_after_a_daemon_killed_after_unmounting() {
     let Some(stage) = stage() else { return };
     let mut run = Talker::start(&mut command(&stage, "echo started; read x"));
     assert_eq!(run.line(), "started");
     let daemon = stage.daemon();
     kill_process(daemon, Signal::STOP).unwrap();
-    // In the place of the daemon, which can not go on to remove the directory. umount(8) would ask
-    // it for the root.
+    // Unmount for the daemon, which can then not remove the directory. umount(8) would send a
+    // request for the root.
     rustix::mount::unmount(&stage.mount_point, UnmountFlags::NOFOLLOW).unwrap();
     kill_process(daemon, Signal::KILL).unwrap();
     assert!(stage.mount_point.exists());
@@ -251,7 +249,7 @@ fn run_clears_up_behind_a_daemon_that_was_killed_when_it_had_unmounted() {
     assert!(stage.is_gone());
 }
 
-/// The children of `parent` that have ended and were not buried.
+/// Children of `parent` that have exited and were not reaped.
 fn zombies_of(parent: i32) -> usize {
     let stats = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let stat = fs::read_to_string(entry.unwrap().path().join("stat")).ok()?;
@@ -263,7 +261,7 @@ fn zombies_of(parent: i32) -> usize {
 }
 
 #[test]
-fn orphans_are_buried() {
+fn run_reaps_orphans() {
     let Some(stage) = stage_as_user() else { return };
     let script = "for i in $(seq 100); do (true & ) ; done; echo made; read x";
     let mut run = Talker::start(&mut command(&stage, script));
@@ -274,9 +272,9 @@ fn orphans_are_buried() {
     assert_eq!(run.end(), Some(0));
 }
 
-/// As the workers of a data loader do: they read, and look now and then whether their parent lives.
+/// Like workers of a data loader: they read and poll whether their parent is alive.
 #[test]
-fn workers_of_a_killed_command_do_not_hold_up_its_end() {
+fn workers_of_a_killed_command_do_not_delay_the_unmount() {
     let Some(stage) = stage_as_user() else { return };
     let loader = "\
 import multiprocessing, os, signal
@@ -307,9 +305,9 @@ if __name__ == '__main__':
     assert!(stage.is_gone() && !is_mounted(&stage.mount_point));
 }
 
-/// The kernel forgets the children of a process that ignores SIGCHLD as they end.
+/// The kernel reaps the children of a process that ignores SIGCHLD.
 #[test]
-fn a_run_that_was_started_to_ignore_its_children_ends_all_the_same() {
+fn run_ends_even_if_started_with_sigchld_ignored() {
     let Some(stage) = stage_as_user() else { return };
     let script = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
                   os.execv(sys.argv[1], sys.argv[1:])";
@@ -322,7 +320,7 @@ fn a_run_that_was_started_to_ignore_its_children_ends_all_the_same() {
 }
 
 #[test]
-fn signals_that_are_ignored_stay_so() {
+fn ignored_signals_stay_ignored() {
     let Some(stage) = stage_as_user() else { return };
     let mut nohup = Command::new("nohup");
     nohup

@@ -1,4 +1,4 @@
-//! The memory limit of a control group is found wherever its hierarchy is mounted.
+//! archfs finds the memory limit of its control group wherever the hierarchy is mounted.
 
 use std::process::Command;
 
@@ -11,8 +11,8 @@ use support::{can_mount, work_folder};
 
 const LIMIT: u64 = 512 << 20;
 
-/// The cache that a mount would have, bytes, for a process of the group that is started by
-/// `starter`. Seen by that process alone, `change` was done to the mounts before.
+/// The cache size in bytes that a mount would have in the group. `change` is a script that first
+/// changes the mounts of that process alone; `starter` starts it.
 fn cache(group: &Group, change: &str, starter: &str) -> u64 {
     let script = format!("set -e; {change} exec {starter} \"$1\" doctor --json");
     let mut command = Command::new("sh");
@@ -25,7 +25,7 @@ fn cache(group: &Group, change: &str, starter: &str) -> u64 {
     json["numbers"]["cache"].as_u64().unwrap()
 }
 
-/// A group with the limit; `None` where none can be made.
+/// A group with the limit; `None` if none can be made.
 fn limited() -> Option<Group> {
     if !can_mount() {
         return None;
@@ -36,7 +36,7 @@ fn limited() -> Option<Group> {
 }
 
 #[test]
-fn the_limit_is_found_where_the_hierarchy_usually_is() {
+fn finds_the_limit_at_the_usual_mount_point() {
     let Some(group) = limited() else {
         return;
     };
@@ -44,7 +44,7 @@ fn the_limit_is_found_where_the_hierarchy_usually_is() {
 }
 
 #[test]
-fn the_limit_is_found_in_a_namespace_that_was_not_remounted() {
+fn finds_the_limit_in_a_cgroup_namespace_without_a_new_mount() {
     let Some(group) = limited() else {
         return;
     };
@@ -52,21 +52,21 @@ fn the_limit_is_found_in_a_namespace_that_was_not_remounted() {
 }
 
 #[test]
-fn the_limit_is_found_below_a_bind_mount_of_a_subtree() {
+fn finds_the_limit_below_a_bind_mount_of_a_subtree() {
     let Some(group) = limited() else {
         return;
     };
     let work = work_folder();
-    let (folder, mount_point) = (group.folder().display(), work.path().display());
+    let (directory, mount_point) = (group.folder().display(), work.path().display());
     let change =
-        format!("mount --bind {folder} {mount_point}; mount -t tmpfs none /sys/fs/cgroup;");
+        format!("mount --bind {directory} {mount_point}; mount -t tmpfs none /sys/fs/cgroup;");
     assert_eq!(cache(&group, &change, ""), LIMIT / 4);
-    // The group of the namespace is the root of the mount.
+    // The mount's root is the group of the namespace.
     assert_eq!(cache(&group, &change, "unshare -C"), LIMIT / 4);
 }
 
 #[test]
-fn the_limit_is_found_where_the_controller_is_mounted_elsewhere() {
+fn finds_the_limit_if_the_controller_is_mounted_elsewhere() {
     let Some(group) = limited() else {
         return;
     };
@@ -80,11 +80,11 @@ fn the_limit_is_found_where_the_controller_is_mounted_elsewhere() {
 }
 
 #[test]
-fn without_a_mount_of_the_hierarchy_the_node_is_the_limit() {
+fn uses_the_memory_of_the_node_if_the_hierarchy_is_not_mounted() {
     let Some(group) = limited() else {
         return;
     };
-    // What makes the tests above fail without a look at the mounts.
+    // This is the result if archfs ignores the mount table, so the tests above would fail.
     let hide = "mount -t tmpfs none /sys/fs/cgroup;";
     assert_ne!(cache(&group, hide, ""), LIMIT / 4);
 }

@@ -1,6 +1,7 @@
-//! What killed daemons leave, and daemons that do not answer: `list`, `gc`, and who comes next.
+//! Stale mounts of killed daemons, and daemons that do not answer: `list`, `gc` and later mounts
+//! handle both.
 //!
-//! Owns that each user's mounts are touched by that user alone, and live ones by nobody.
+//! A user's commands never touch live mounts or those of other users.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, chown};
@@ -21,7 +22,7 @@ use support::stage::{Stage, Stopped, has_ended, said, stage};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
 
-/// What one test leaves dead, `gc` of another would clear.
+/// One test at a time: `gc` of one would clear the stale mounts of another.
 fn one_at_a_time() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,22 +34,22 @@ fn out(output: &Output) -> String {
 
 fn wait_until_dead(mount_point: &Path) {
     wait_until("the mount is dead", || {
-        // stat would be answered from the kernel's cache.
+        // The kernel's cache would answer stat(2).
         rustix::fs::statvfs(mount_point).is_err_and(|error| error == Errno::NOTCONN)
     });
 }
 
-/// Mounts, and kills the daemon.
+/// Mounts, then kills the daemon.
 fn leave_dead(stage: &Stage) {
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let daemon = stage.daemon();
     kill_process(daemon, Signal::KILL).unwrap();
     wait_until_dead(&stage.mount_point);
-    // While it ends it is still there, and only silent.
+    // Until then the daemon is only unresponsive.
     wait_until("the daemon has ended", || has_ended(daemon));
 }
 
-/// The daemon of the user's mount, as the user's `list` says.
+/// The daemon of the user's mount, from the user's `list`.
 fn daemon_of(user: &User) -> Pid {
     let row: serde_json::Value =
         serde_json::from_str(&out(&user.runs("$ARCHFS list --json"))).unwrap();
@@ -58,7 +59,7 @@ fn daemon_of(user: &User) -> Pid {
 }
 
 #[test]
-fn list_tells_a_dead_mount_and_gc_clears_it_with_its_directory() {
+fn list_shows_a_stale_mount_and_gc_removes_it_with_its_directory() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     for is_there in [false, true] {
@@ -79,11 +80,11 @@ fn list_tells_a_dead_mount_and_gc_clears_it_with_its_directory() {
 }
 
 #[test]
-fn several_dead_mounts_on_each_other_are_cleared_together() {
+fn gc_clears_stacked_stale_mounts_together() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     leave_dead(&stage);
-    // As fusermount and mount(8) allow it, past archfs.
+    // Mounts without archfs, as fusermount and mount(8) would.
     let script = "exec 3<>/dev/fuse; mount -i -t fuse.archfs -o \
                   ro,fd=3,rootmode=40000,user_id=0,group_id=0 none mount";
     run(&mut stage.bash(script));
@@ -94,7 +95,7 @@ fn several_dead_mounts_on_each_other_are_cleared_together() {
 /// > A stale mount, whose daemon was killed, gives ENOTCONN, also for open files, until the next
 /// > `mount`, `run`, `unmount` or `gc` of its user clears it.
 #[test]
-fn a_dead_mount_gives_enotconn_also_to_open_files_until_anything_of_its_user_clears_it() {
+fn a_stale_mount_returns_enotconn_until_a_command_of_its_user_clears_it() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     for command in ["mount", "run", "unmount", "gc"] {
@@ -124,16 +125,16 @@ fn a_dead_mount_gives_enotconn_also_to_open_files_until_anything_of_its_user_cle
             _ => drop(run(archfs().args(["gc", "-q"]))),
         }
         assert!(stage.is_gone(), "{command}");
-        // What was open does not come back.
+        // Open files do not come back.
         not_connected(open.read_exact_at(&mut bytes, 8192));
     }
 }
 
 /// The archive of a stage on storage that can hang.
 ///
-/// The first thread of a daemon that is killed ends at once, and one that waits for the storage of
-/// the archive only with its answer; so long the daemon has its files open, its locks, and its
-/// connections.
+/// A killed daemon's main thread exits at once, but a thread that waits for the archive's storage
+/// exits only when the storage answers. Until then the daemon's files, locks and connections stay
+/// open.
 struct Hanging<'a> {
     stage: &'a Stage,
     faulty: Faulty,
@@ -144,14 +145,14 @@ impl<'a> Hanging<'a> {
         Self { stage, faulty: Faulty::new(&stage.image, &stage.work.path().join("storage")) }
     }
 
-    /// `archfs WORDS ARCHIVE place MORE`.
+    /// `archfs WORDS ARCHIVE MOUNT_POINT MORE`.
     fn asks(&self, words: &[&str], mount_point: &Path, more: &[&str]) -> Command {
         let mut command = archfs();
         command.args(words).arg(self.faulty.file()).arg(mount_point).args(more);
         command
     }
 
-    /// Has the daemon of the mount at `place` wait for its storage.
+    /// Makes the daemon of the mount wait for its storage.
     fn hang(&self, mount_point: &Path) -> Child {
         let before = self.faulty.reads();
         self.faulty.set(Fault::Hanging);
@@ -162,7 +163,7 @@ impl<'a> Hanging<'a> {
         reader
     }
 
-    /// Kills `daemon`, which waits for its storage.
+    /// Kills `daemon` while it waits for its storage.
     fn kill(&self, daemon: Pid) {
         kill_process(daemon, Signal::KILL).unwrap();
         wait_until("its first thread has ended", || {
@@ -171,8 +172,8 @@ impl<'a> Hanging<'a> {
         });
     }
 
-    /// Waits until `next` has detached the mount of `daemon`, which has not ended; lets it end then,
-    /// and `next`, and has `next` succeed.
+    /// Waits until `next` has detached the mount of `daemon`, which still exits; then lets both
+    /// end, and `next` must succeed.
     fn let_end(&self, daemon: Pid, mut next: Child, mut reader: Child) {
         wait_until("the dead mount is detached", || !is_mounted(&self.stage.mount_point));
         thread::sleep(Duration::from_millis(100));
@@ -184,7 +185,7 @@ impl<'a> Hanging<'a> {
 }
 
 #[test]
-fn what_a_killed_daemon_leaves_is_cleared_also_while_one_of_its_threads_still_ends() {
+fn a_stale_mount_is_cleared_while_a_thread_of_its_daemon_still_exits() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let storage = Hanging::new(&stage);
@@ -212,7 +213,7 @@ fn what_a_killed_daemon_leaves_is_cleared_also_while_one_of_its_threads_still_en
 }
 
 #[test]
-fn who_talks_to_a_daemon_that_is_killed_clears_up_while_one_of_its_threads_still_ends() {
+fn a_client_clears_the_mount_of_a_daemon_killed_during_its_request() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let storage = Hanging::new(&stage);
@@ -220,7 +221,7 @@ fn who_talks_to_a_daemon_that_is_killed_clears_up_while_one_of_its_threads_still
         run(&mut storage.asks(&["mount", "--keep", "-q"], &stage.mount_point, &[]));
         let daemon = stage.daemon();
         let reader = storage.hang(&stage.mount_point);
-        // It looks alive, and does not answer.
+        // It looks alive and does not answer.
         kill_process(daemon, Signal::STOP).unwrap();
         let mut next = archfs();
         match command {
@@ -238,7 +239,7 @@ fn who_talks_to_a_daemon_that_is_killed_clears_up_while_one_of_its_threads_still
         }
         assert!(stage.is_gone(), "{command}");
     }
-    // One that has held it all the time.
+    // One process that held it the whole time.
     let script = "until [ -e go-on ]; do sleep 0.01; done";
     let mut holder = storage.asks(&["run", "-q"], &stage.mount_point, &["--", "sh", "-c", script]);
     let holder = holder.current_dir(stage.work.path()).spawn().unwrap();
@@ -252,7 +253,7 @@ fn who_talks_to_a_daemon_that_is_killed_clears_up_while_one_of_its_threads_still
 }
 
 #[test]
-fn gc_detaches_all_that_is_dead_before_it_waits_for_any() {
+fn gc_detaches_all_stale_mounts_before_it_waits() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let storage = Hanging::new(&stage);
@@ -263,7 +264,7 @@ fn gc_detaches_all_that_is_dead_before_it_waits_for_any() {
         Pid::from_raw(daemon_at(mount_point).unwrap()).unwrap()
     });
     let readers = mount_points.each_ref().map(|mount_point| {
-        // What another daemon reads ahead is not taken for a read of this one.
+        // Read-ahead of another daemon must not count as a read by this one.
         thread::sleep(Duration::from_millis(50));
         storage.hang(mount_point)
     });
@@ -275,7 +276,7 @@ fn gc_detaches_all_that_is_dead_before_it_waits_for_any() {
     wait_until("all are detached", || {
         !mount_points.iter().any(|mount_point| is_mounted(mount_point))
     });
-    // One after the other they would be waited for, five seconds each.
+    // One after the other would take five seconds each.
     assert!(before.elapsed() < Duration::from_secs(9), "{:?}", before.elapsed());
     assert!(!daemons.into_iter().any(has_ended) && gc.try_wait().unwrap().is_none());
     assert!(mount_points.iter().all(|mount_point| mount_point.exists()));
@@ -288,7 +289,7 @@ fn gc_detaches_all_that_is_dead_before_it_waits_for_any() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_before_it_has_cleared_up_is_cleared_up_behind() {
+fn the_next_command_cleans_up_after_a_daemon_killed_during_cleanup() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -305,7 +306,7 @@ fn a_daemon_that_is_killed_before_it_has_cleared_up_is_cleared_up_behind() {
 }
 
 #[test]
-fn mount_and_run_clear_a_dead_mount_with_a_note() {
+fn mount_and_run_clear_a_stale_mount_with_a_note() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let note = format!("{}: clearing a stale mount of ", stage.mount_point.display());
@@ -327,7 +328,7 @@ fn mount_and_run_clear_a_dead_mount_with_a_note() {
 /// > **`gc`, `unmount`, `list`** act only on mounts of type fuse.archfs of this user, whatever the
 /// > records say. Root can also unmount those of other users.
 #[test]
-fn each_user_clears_only_what_is_dead_and_its_own() {
+fn each_user_clears_only_their_own_stale_mounts() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
@@ -357,7 +358,7 @@ fn each_user_clears_only_what_is_dead_and_its_own() {
     assert!(!is_mounted(&dead.mount_point) && !dead.mount_point.exists());
     assert!(!dead.registry().exists(), "nothing else was there");
 
-    // What is alive stays: a mount, one on its way, and what holds it.
+    // Everything that belongs to the live mount stays.
     assert_eq!(out(&alive.runs("$ARCHFS gc && cat mount/hello")), "hello, world\n");
     assert_eq!(state(&alive), "alive");
     let unmounted = alive.runs("$ARCHFS unmount mount");
@@ -366,7 +367,7 @@ fn each_user_clears_only_what_is_dead_and_its_own() {
 }
 
 #[test]
-fn gc_clears_records_of_mounts_that_others_took_away() {
+fn gc_removes_records_of_mounts_unmounted_by_others() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
@@ -384,7 +385,7 @@ fn gc_clears_records_of_mounts_that_others_took_away() {
 }
 
 #[test]
-fn gc_leaves_directories_and_files_of_others_alone() {
+fn gc_leaves_other_directories_and_files_alone() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
@@ -394,19 +395,19 @@ fn gc_leaves_directories_and_files_of_others_alone() {
     kill_process(daemon_of(&user), Signal::KILL).unwrap();
     let clear = "until $ARCHFS list | grep -q dead; do :; done; fusermount3 -u mount; rmdir mount";
     assert!(user.runs(clear).status.success());
-    // Another directory, with something in it, at the name that archfs made one at.
+    // A different, non-empty directory at the path that archfs created.
     fs::create_dir(&user.mount_point).unwrap();
     chown(&user.mount_point, Some(user.uid), Some(user.uid)).unwrap();
     fs::write(user.mount_point.join("precious"), "").unwrap();
     let cleared = user.runs("$ARCHFS gc");
     assert!(cleared.status.success(), "{}", said(&cleared));
     assert!(user.mount_point.join("precious").exists());
-    // The last `list` above may end after its line was read, and the last one out removes it.
+    // The last `list` may exit after its line was read; the last process removes the registry.
     wait_until("the registry is removed", || !user.registry().exists());
 }
 
 #[test]
-fn a_daemon_that_is_stopped_is_silent_and_holds_nobody_up() {
+fn a_stopped_daemon_blocks_no_other_command() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -422,7 +423,7 @@ fn a_daemon_that_is_stopped_is_silent_and_holds_nobody_up() {
     kill_process(daemon, Signal::CONT).unwrap();
     stage.assert_readable();
     assert_eq!(listed(&stage.mount_point).unwrap()["state"], "alive");
-    // Unmounting does not need it.
+    // Unmounting does not need the daemon.
     kill_process(daemon, Signal::STOP).unwrap();
     run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
     assert!(!is_mounted(&stage.mount_point));
@@ -432,7 +433,7 @@ fn a_daemon_that_is_stopped_is_silent_and_holds_nobody_up() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_holds_nobody_up_where_the_kernel_has_forgotten_the_mount() {
+fn a_stopped_daemon_blocks_no_command_once_kernel_caches_expired() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     std::os::unix::fs::symlink("mount/", stage.work.path().join("link")).unwrap();
@@ -455,9 +456,9 @@ fn a_daemon_that_is_stopped_holds_nobody_up_where_the_kernel_has_forgotten_the_m
     wait_until("the directory is gone", || stage.is_gone());
 }
 
-/// 30 seconds were too long, and nobody else could do anything at the mount point until then.
+/// A longer wait would block other commands at the mount point.
 #[test]
-fn a_daemon_that_is_stopped_has_five_seconds_and_blocks_no_other_command() {
+fn a_stopped_daemon_is_given_up_after_five_seconds() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -479,7 +480,7 @@ fn a_daemon_that_is_stopped_has_five_seconds_and_blocks_no_other_command() {
 }
 
 #[test]
-fn a_user_unmounts_a_daemon_that_is_stopped() {
+fn an_ordinary_user_unmounts_the_mount_of_a_stopped_daemon() {
     let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();

@@ -1,4 +1,4 @@
-//! Archives named by a descriptor: /dev/stdin, /dev/fd/N, /proc/self/fd/N and `<(...)`.
+//! Archives can be named by a descriptor: /dev/stdin, /dev/fd/N, /proc/self/fd/N and `<(...)`.
 
 mod support;
 
@@ -7,7 +7,7 @@ use support::stage::{said, stage};
 const PATHS: [&str; 2] = ["/dev/fd/7", "/proc/self/fd/7"];
 
 #[test]
-fn a_file_that_has_its_name_is_mounted_by_that_name() {
+fn a_descriptor_of_a_named_file_is_mounted_by_that_name() {
     let Some(stage) = stage() else { return };
     for path in PATHS.into_iter().chain(["/dev/stdin"]) {
         let script = format!(
@@ -23,7 +23,7 @@ fn a_file_that_has_its_name_is_mounted_by_that_name() {
 }
 
 #[test]
-fn a_deleted_file_is_handed_to_the_daemon() {
+fn a_deleted_file_is_passed_to_the_daemon() {
     let Some(stage) = stage() else { return };
     for path in PATHS.into_iter().chain(["/dev/stdin"]) {
         for command in [
@@ -44,7 +44,7 @@ fn a_deleted_file_is_handed_to_the_daemon() {
 }
 
 #[test]
-fn a_deleted_tar_with_a_deleted_index_is_mounted() {
+fn mounts_a_deleted_tar_with_a_deleted_index() {
     let Some(stage) = stage() else { return };
     let mut script = stage.bash(
         "mkdir tree && echo text > tree/file && tar cf data.tar -C tree . \
@@ -55,7 +55,7 @@ fn a_deleted_tar_with_a_deleted_index_is_mounted() {
     assert_eq!(output.stdout, b"text\n", "{}", said(&output));
 }
 
-/// The other descriptors of the caller stay closed in the daemon.
+/// The daemon does not inherit the caller's other descriptors.
 #[test]
 fn the_daemon_keeps_only_the_descriptors_of_its_archives() {
     let Some(stage) = stage() else { return };
@@ -72,7 +72,7 @@ fn the_daemon_keeps_only_the_descriptors_of_its_archives() {
 }
 
 #[test]
-fn a_pipe_is_refused_as_a_pipe() {
+fn a_pipe_is_refused() {
     let Some(stage) = stage() else { return };
     for (command, status) in [
         ("mount -q <(cat $IMAGE) mount", 2),
@@ -91,16 +91,16 @@ fn a_pipe_is_refused_as_a_pipe() {
 }
 
 #[test]
-fn a_descriptor_that_is_not_open_is_named() {
+fn the_error_names_a_descriptor_that_is_not_open() {
     let Some(stage) = stage() else { return };
     let output = stage.ends(&["mount", "-q", "/dev/fd/99", "mount"]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("/dev/fd/99: descriptor 99 is not open"), "{}", said(&output));
 }
 
-/// The kernel's message about a process that it killed for memory has this name.
+/// The kernel's out-of-memory message shows this name.
 #[test]
-fn the_daemon_is_called_archfs() {
+fn the_process_name_of_the_daemon_is_archfs() {
     let Some(stage) = stage() else { return };
     for stack in [8192, 64] {
         let script = format!("ulimit -s {stack}; $ARCHFS mount -q --keep $IMAGE mount");

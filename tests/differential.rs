@@ -1,8 +1,8 @@
-//! Mounted images against the source tree they were made of, and against the kernel's own SquashFS.
+//! Compares mounted images with their source tree and with the kernel's SquashFS.
 //!
-//! Owns the matrix: six compressors, three block sizes, fragments off, usual and always, extended
-//! attributes or not, export table or not; a folder of 100,000 names and a sparse file of 5 GiB;
-//! and what mksquashfs can write besides. libsquashfs is asked in `oracle.rs`.
+//! The matrix has six compressors, three block sizes, three ways to use fragments, and images with
+//! and without extended attributes and an export table. Other tests have a directory of 100,000
+//! names and a sparse file of 5 GiB. `oracle.rs` compares with libsquashfs.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -87,7 +87,7 @@ fn every_zstd_image_shows_its_source() {
 }
 
 #[test]
-fn other_options_of_mksquashfs_change_nothing_that_is_seen() {
+fn other_mksquashfs_options_show_the_same_tree() {
     if !can_mount() {
         return;
     }
@@ -117,7 +117,7 @@ fn other_options_of_mksquashfs_change_nothing_that_is_seen() {
 }
 
 #[test]
-fn the_kernel_shows_the_same_of_the_same_image() {
+fn the_kernel_shows_the_same_tree() {
     if !can_mount() {
         return;
     }
@@ -136,7 +136,7 @@ fn the_kernel_shows_the_same_of_the_same_image() {
         let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
         let expected = take(kernel.path(), Depth::Everything);
         assert_same(compressor, &expected, &take(mounted.path(), Depth::Everything));
-        // Sizes and links of folders are the image's own, so they can only be compared here.
+        // Sizes and link counts of directories come from the image, so they are compared only here.
         for (path, node) in &expected {
             if node.mode & 0o170_000 == 0o040_000 {
                 let path = Path::new(std::str::from_utf8(path).unwrap());
@@ -152,29 +152,29 @@ fn the_kernel_shows_the_same_of_the_same_image() {
 }
 
 #[test]
-fn a_folder_of_a_hundred_thousand_names_is_listed_whole_and_searched() {
+fn lists_and_looks_up_a_hundred_thousand_names() {
     if !can_mount() {
         return;
     }
     let tree = source::large();
-    let folder = "hundred-thousand";
+    let directory = "hundred-thousand";
     let names = |root: &Path| -> Vec<_> {
-        fs::read_dir(root.join(folder)).unwrap().map(|e| e.unwrap().file_name()).collect()
+        fs::read_dir(root.join(directory)).unwrap().map(|e| e.unwrap().file_name()).collect()
     };
     let expected: BTreeSet<_> = names(&tree).into_iter().collect();
     let work = work_folder();
     for compressor in image::COMPRESSORS {
         let options = ["-comp", compressor];
-        let image = image::make(work.path(), "image.sqfs", &tree.join(folder), &options);
-        let place = work.path().join("mount");
-        let mounted = Mounted::archfs(&image, &place, &[]);
+        let image = image::make(work.path(), "image.sqfs", &tree.join(directory), &options);
+        let mount_point = work.path().join("mount");
+        let mounted = Mounted::archfs(&image, &mount_point, &[]);
         let listed: Vec<_> =
             fs::read_dir(mounted.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(listed.len(), 100_000, "{compressor}: each name once");
         assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), expected, "{compressor}");
-        // On a fresh mount every name is looked up by itself, through the directory index.
+        // A new mount looks up every name separately, through the directory index.
         drop(mounted);
-        let mounted = Mounted::archfs(&image, &place, &[]);
+        let mounted = Mounted::archfs(&image, &mount_point, &[]);
         for name in expected.iter().step_by(97) {
             let found = fs::symlink_metadata(mounted.path().join(name));
             assert!(found.is_ok(), "{compressor}: {name:?}");
@@ -188,7 +188,7 @@ fn a_folder_of_a_hundred_thousand_names_is_listed_whole_and_searched() {
 
 /// > `st_blocks` does not count holes.
 #[test]
-fn a_sparse_file_of_5_gib_has_its_bytes_and_its_holes() {
+fn a_sparse_file_of_5_gib_keeps_its_data_and_holes() {
     if !can_mount() {
         return;
     }
@@ -225,7 +225,7 @@ fn a_sparse_file_of_5_gib_has_its_bytes_and_its_holes() {
 }
 
 #[test]
-fn an_image_inside_another_file_is_found_at_its_offset() {
+fn mounts_an_image_at_an_offset() {
     if !can_mount() {
         return;
     }
@@ -242,26 +242,26 @@ fn an_image_inside_another_file_is_found_at_its_offset() {
 
 /// > `uid=` and `gid=` show all files as owned by that user or group.
 #[test]
-fn a_folder_of_the_image_can_be_the_root_and_owners_be_replaced() {
+fn subdir_and_uid_gid_options_change_root_and_owners() {
     if !can_mount() {
         return;
     }
     let tree = source::varied();
     let work = work_folder();
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     for option in ["--subdir=many", "-osubdir=/deep/../link-folder/"] {
-        let mounted = Mounted::archfs(&image, &place, &[option]);
+        let mounted = Mounted::archfs(&image, &mount_point, &[option]);
         let mut expected = take(&tree.join("many"), Depth::Everything);
         let mut found = take(mounted.path(), Depth::Everything);
-        // Seen from here one link of three is inside.
+        // Only one of the three hard links is inside this directory.
         for snapshot in [&mut expected, &mut found] {
             snapshot.values_mut().for_each(|node| node.links.clear());
         }
         assert_same(option, &expected, &found);
         assert_eq!(fs::metadata(mounted.path()).unwrap().ino(), 1);
     }
-    let mounted = Mounted::archfs(&image, &place, &["-ouid=1234,gid=5678"]);
+    let mounted = Mounted::archfs(&image, &mount_point, &["-ouid=1234,gid=5678"]);
     for (_, node) in take(mounted.path(), Depth::NoXattrs) {
         assert_eq!((node.uid, node.gid), (1234, 5678));
     }

@@ -1,7 +1,6 @@
-//! `archfs doctor`: what it says of nodes that lack something.
+//! `archfs doctor` names what a node lacks and how to fix it, and leaves nothing behind.
 //!
-//! Owns making such nodes, in mount namespaces of a test's own, so that nobody else lacks anything;
-//! and the rule that nothing is left of a trial. What a mount itself then does is tested beside this.
+//! Each test makes such a node in its own mount namespace.
 
 use std::fs;
 use std::path::Path;
@@ -16,18 +15,18 @@ use support::stage::{Stage, Talker, said, stage};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
 
-/// A user as whom no other test mounts, and the device for it.
+/// A UID that no other test uses, with access to the device.
 const USER: u32 = 39;
 
-/// An ordinary user on a node that a script, run as root, has made another.
+/// An ordinary user on a node that root has changed by a script.
 struct Patient {
     user: User,
     stage: Stage,
-    // Given back last.
+    // Dropped last.
     _device: OpenDevice,
 }
 
-/// `None` where this machine lets nobody mount.
+/// `None` if this machine cannot mount.
 fn patient() -> Option<Patient> {
     let stage = stage()?;
     let _device = OpenDevice::new();
@@ -35,8 +34,8 @@ fn patient() -> Option<Patient> {
 }
 
 impl Patient {
-    /// A script of the user, where `change` was done before by root, seen by nobody else. It finds
-    /// a folder in $WORK.
+    /// A script of the user, after root ran `change` in a private mount namespace. $WORK is a
+    /// directory for it.
     fn command(&self, change: &str, script: &str) -> Command {
         let inner = self.user.bash(script);
         let mut command = Command::new("unshare");
@@ -52,14 +51,14 @@ impl Patient {
         command
     }
 
-    /// What doctor finds.
+    /// The findings of `doctor`.
     fn examined(&self, change: &str, before: &str) -> Found {
         let script = format!("{before} exec $ARCHFS doctor --json");
         Found::of(&self.command(change, &script).output().unwrap(), change)
     }
 }
 
-/// What `archfs doctor --json` tells.
+/// The output of `archfs doctor --json`.
 struct Found {
     status: Option<i32>,
     json: Value,
@@ -74,7 +73,7 @@ impl Found {
         Self { status: output.status.code(), json }
     }
 
-    /// Which of the three ways work: mount, run, run --private.
+    /// Which of mount, run and run --private work.
     fn ways(&self) -> [bool; 3] {
         ["mount", "run", "run_private"].map(|way| {
             let (works, said) =
@@ -99,7 +98,7 @@ impl Found {
         assert_eq!(self.json["can_mount"], can_mount);
     }
 
-    /// A problem of that check, in these words, whose remedy has those.
+    /// Checks that `check` has a problem with this text and remedy.
     fn assert_problem(&self, check: &str, words: &str, remedy: &str) {
         let found = &self.json["checks"][check];
         assert_eq!(found["state"], "problem", "{check}: {:#}", self.json);
@@ -113,11 +112,11 @@ impl Found {
     }
 }
 
-/// Nothing that a trial has made is left: neither mounts nor folders.
+/// Checks that no mount or directory of a trial is left.
 fn assert_nothing_left() {
     wait_until("nothing is left of a trial", || {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let folders = ["/dev/shm", "/tmp"].map(|folder| fs::read_dir(folder).unwrap());
+        let folders = ["/dev/shm", "/tmp"].map(|directory| fs::read_dir(directory).unwrap());
         let mut names = folders
             .into_iter()
             .flatten()
@@ -127,7 +126,7 @@ fn assert_nothing_left() {
 }
 
 #[test]
-fn root_mounts_in_all_ways_and_the_keys_are_those_of_the_documents() {
+fn root_can_mount_in_all_ways_and_json_keys_match_the_docs() {
     let Some(_stage) = stage() else { return };
     let _device = OpenDevice::new();
     let found = Found::of(&archfs().args(["doctor", "--json"]).output().unwrap(), "root");
@@ -164,7 +163,7 @@ fn root_mounts_in_all_ways_and_the_keys_are_those_of_the_documents() {
 }
 
 #[test]
-fn the_text_has_a_state_a_remedy_where_there_is_one_and_a_verdict_last() {
+fn the_text_shows_states_remedies_and_a_verdict_last() {
     let Some(patient) = patient() else { return };
     for (change, status, last) in [
         ("", 0, "works here: archfs mount, archfs run, archfs run --private"),
@@ -195,22 +194,22 @@ fn the_text_has_a_state_a_remedy_where_there_is_one_and_a_verdict_last() {
     }
 }
 
-/// Whether the tests themselves run in a container, where other people have to be asked.
+/// Whether the tests run in a container, where the remedy names other people.
 fn is_container() -> bool {
     ["/.dockerenv", "/run/.containerenv"].iter().any(|sign| Path::new(sign).exists())
 }
 
-/// The remedy for the device here.
+/// The remedy for the device on this machine.
 fn device_remedy(on_a_node: &str) -> &str {
     if is_container() { "--device /dev/fuse" } else { on_a_node }
 }
 
-/// A /dev of the test's own, with less in it.
+/// A private /dev with fewer devices.
 const HIDE_DEVICE: &str = "mkdir $WORK/dev; mount -t tmpfs none $WORK/dev; mkdir $WORK/dev/shm; chmod 1777 $WORK/dev/shm; \
      cp -a /dev/null /dev/zero /dev/urandom /dev/fd $WORK/dev; mount --move $WORK/dev /dev; rmdir $WORK/dev";
 
 #[test]
-fn an_ordinary_user_mounts_where_nothing_is_missing() {
+fn an_ordinary_user_can_mount_if_nothing_is_missing() {
     let Some(patient) = patient() else { return };
     let found = patient.examined("", "");
     found.assert_ways([true, true, true]);
@@ -219,13 +218,13 @@ fn an_ordinary_user_mounts_where_nothing_is_missing() {
         found.text("fusermount").contains("version 3")
             || found.text("fusermount").contains("version 2")
     );
-    // Options that a person has set for mounts are not those of the trial.
+    // A user's default options do not affect the trial.
     let found = patient.examined("", "ARCHFS_SUBDIR=none ARCHFS_STAGE=/none ARCHFS_THREADS=x");
     found.assert_ways([true, true, true]);
 }
 
 #[test]
-fn a_device_that_is_not_there_or_not_open_to_the_user_is_told_with_whom_to_ask_for_what() {
+fn reports_a_missing_or_closed_device_and_what_to_ask_the_administrator() {
     let Some(patient) = patient() else { return };
     let node = |mode: &str| {
         format!("{HIDE_DEVICE}; mknod -m {mode} /dev/fuse c 10 229; mount -o remount,dev /dev")
@@ -245,7 +244,7 @@ fn a_device_that_is_not_there_or_not_open_to_the_user_is_told_with_whom_to_ask_f
         found.asks_for("0666");
     }
 
-    // The same way to make one, and nothing missing: it is the mode that counts.
+    // The same setup with nothing missing: only the mode makes the difference.
     patient.examined(&node("666"), "").assert_ways([true; 3]);
 
     let other = format!("{HIDE_DEVICE}; cp -a /dev/null /dev/fuse");
@@ -255,7 +254,7 @@ fn a_device_that_is_not_there_or_not_open_to_the_user_is_told_with_whom_to_ask_f
 }
 
 #[test]
-fn in_a_container_the_remedy_is_that_of_the_container() {
+fn in_a_container_the_remedy_is_about_the_container() {
     let Some(patient) = patient() else { return };
     for (sign, runtime, remedy) in [
         ("APPTAINER_CONTAINER=/a.sif", "apptainer", "--fusemount"),
@@ -271,7 +270,7 @@ fn in_a_container_the_remedy_is_that_of_the_container() {
 }
 
 #[test]
-fn without_a_helper_that_can_mount_run_does() {
+fn run_mounts_without_a_usable_fusermount() {
     let Some(patient) = patient() else { return };
     let bin = "cp -a /usr/bin $WORK/bin; chmod u+s $WORK/bin/fusermount3";
     for (change, before, words, remedy) in [
@@ -306,7 +305,7 @@ fn without_a_helper_that_can_mount_run_does() {
         }
         let _ = fs::remove_dir_all(patient.stage.work.path().join("bin"));
     }
-    // On a file system that takes rights away; the copy of /usr/bin lies on one.
+    // /usr/bin is copied to a file system mounted nosuid.
     let change = "mkdir $WORK/bin; mount -t tmpfs -o nosuid none $WORK/bin; cp -a /usr/bin/. $WORK/bin; \
                   mount --bind $WORK/bin /usr/bin";
     let found = patient.examined(change, "");
@@ -316,7 +315,7 @@ fn without_a_helper_that_can_mount_run_does() {
 }
 
 #[test]
-fn what_only_this_process_lacks_is_not_asked_of_the_administrator() {
+fn limits_of_this_process_are_no_request_to_the_administrator() {
     let Some(patient) = patient() else { return };
     for before in ["ulimit -u 3;", "ulimit -u 5;", "ulimit -n 20;", "ulimit -v 400000;"] {
         let found = patient.examined("", before);
@@ -328,10 +327,10 @@ fn what_only_this_process_lacks_is_not_asked_of_the_administrator() {
     assert!(found.json["request"].is_null(), "{:#}", found.json);
 }
 
-/// The file system of this test reads files and has no listings: what a kernel before 5.1 makes of
-/// ENOSYS to OPENDIR.
+/// Files of this file system can be read but not listed, as on a kernel before 5.1, where ENOSYS
+/// from OPENDIR makes a listing fail.
 #[test]
-fn a_mount_whose_directory_cannot_be_listed_fails_the_trial() {
+fn a_trial_mount_that_cannot_be_listed_fails() {
     let Some(stage) = stage() else { return };
     let file = stage.work.path().join("hello");
     fs::write(&file, "archfs can read this\n").unwrap();
@@ -342,16 +341,16 @@ fn a_mount_whose_directory_cannot_be_listed_fails_the_trial() {
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let expected = "unlisted: mounted, but cannot be listed: Function not implemented";
     assert!(said(&output).contains(expected), "{}", said(&output));
-    // The same file on a file system that lists it.
+    // The same file on a file system that can list it.
     let listed = stage.work.path().join("listed");
     fs::create_dir(&listed).unwrap();
     fs::copy(&file, listed.join("hello")).unwrap();
     run(archfs().args(["doctor", "--step", "read"]).arg(&listed));
 }
 
-/// Root of a user namespace alone may not mount where others see it.
+/// Root of a user namespace cannot make mounts that are visible outside.
 #[test]
-fn root_that_may_not_mount_is_told_so() {
+fn reports_root_without_permission_to_mount() {
     let Some(_stage) = stage() else { return };
     let _device = OpenDevice::new();
     let mut command = Command::new("unshare");
@@ -364,15 +363,15 @@ fn root_that_may_not_mount_is_told_so() {
 }
 
 #[test]
-fn an_empty_path_is_enough() {
+fn works_with_an_empty_path_variable() {
     let Some(patient) = patient() else { return };
     patient.examined("", "PATH=").assert_ways([true; 3]);
 }
 
-/// A user namespace of its own has its own limit on user namespaces; nobody in it is root outside,
-/// so fusermount can not help either.
+/// A user namespace has its own limit on nested user namespaces. Its root is not root outside, so
+/// fusermount cannot help either.
 #[test]
-fn where_namespaces_are_forbidden_the_setting_is_named() {
+fn names_the_setting_that_forbids_namespaces() {
     let Some(patient) = patient() else { return };
     let limit = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"";
     let map = "echo started >&2; read x; exec sh -c \"$LIMIT\" sh \"$@\"";
@@ -403,13 +402,13 @@ fn where_namespaces_are_forbidden_the_setting_is_named() {
 }
 
 #[test]
-fn small_limits_are_told_against_what_a_mount_takes() {
+fn reports_limits_below_what_a_mount_needs() {
     let Some(patient) = patient() else { return };
     let found = patient.examined("", "ulimit -n 40;");
     assert_eq!(found.state("open-files"), "note", "{:#}", found.json);
     assert!(found.text("open-files").starts_with("40 at most"), "{:#}", found.json);
     found.assert_ways([true; 3]);
-    // With next to none nothing works, and it is said rather than hung or crashed.
+    // With almost no descriptors nothing works. doctor reports that and neither hangs nor crashes.
     let found = patient.examined("", "ulimit -n 9;");
     found.assert_ways([false; 3]);
     let found = patient.examined("", "ulimit -n 20;");
@@ -421,7 +420,7 @@ fn small_limits_are_told_against_what_a_mount_takes() {
 }
 
 #[test]
-fn a_dead_mount_is_told_with_what_clears_it() {
+fn reports_a_stale_mount_and_the_command_that_clears_it() {
     let Some(patient) = patient() else { return };
     let script = "$ARCHFS mount --keep -q $IMAGE mount && kill -KILL $($ARCHFS list --json | sed 's/.*daemon\":\\([0-9]*\\).*/\\1/')";
     run(&mut patient.user.bash(script));
@@ -434,13 +433,13 @@ fn a_dead_mount_is_told_with_what_clears_it() {
 }
 
 #[test]
-fn a_folder_without_room_for_names_is_passed_over() {
+fn skips_a_directory_without_free_inodes() {
     let Some(patient) = patient() else { return };
     let found = patient.examined("mount -t tmpfs -o ro none /dev/shm", "");
     assert_eq!(found.state("places"), "note", "{:#}", found.json);
     assert!(found.text("places").contains("/dev/shm can not be written to"), "{:#}", found.json);
     found.assert_ways([true; 3]);
-    // A folder can be made in one that is full; records of mounts need some room elsewhere.
+    // A directory can be created on a full file system, but records of mounts need space elsewhere.
     let full = "mount -t tmpfs -o size=16k,mode=1777 none /dev/shm; \
                 head -c 100000 /dev/zero > /dev/shm/fill 2> /dev/null || true";
     patient.examined(full, "").assert_ways([true; 3]);
@@ -448,7 +447,7 @@ fn a_folder_without_room_for_names_is_passed_over() {
     let found = patient.examined(&format!("{full}; {read_only}"), "unset TMPDIR;");
     found.assert_ways([true; 3]);
     assert!(found.text("records").contains("/var/tmp/archfs-"), "{:#}", found.json);
-    // What is in /tmp stays to be seen, the program too.
+    // /tmp stays visible, because the program is there.
     let nowhere =
         "mount -t tmpfs -o ro none /dev/shm; mount --bind /tmp /tmp; mount -o remount,bind,ro /tmp";
     let found = patient.examined(nowhere, "unset TMPDIR;");
@@ -457,7 +456,7 @@ fn a_folder_without_room_for_names_is_passed_over() {
 }
 
 #[test]
-fn a_batch_job_is_told() {
+fn reports_a_batch_job() {
     let Some(patient) = patient() else { return };
     let found = patient.examined("", "SLURM_JOB_ID=12 SLURM_STEP_ID=3 SLURM_TASK_PID=$$");
     assert!(found.text("batch").starts_with("Slurm job 12, step 3; a mount holds until process "));
@@ -466,7 +465,7 @@ fn a_batch_job_is_told() {
 }
 
 #[test]
-fn a_mount_that_is_impossible_here_names_the_doctor() {
+fn a_failed_mount_suggests_archfs_doctor() {
     let Some(patient) = patient() else { return };
     let script = "$ARCHFS mount --keep $IMAGE mount; echo $?";
     let output = patient.command(HIDE_DEVICE, script).output().unwrap();
@@ -483,9 +482,10 @@ fn a_mount_that_is_impossible_here_names_the_doctor() {
 /// > **Records**: `archfs doctor` names the directory for the records of mounts, and checks that it
 /// > can be written.
 #[test]
-fn a_full_file_system_for_the_records_is_named() {
+fn names_the_full_file_system_of_the_records() {
     let Some(patient) = patient() else { return };
-    // The program and the user's directory lie below /tmp, so they are bound into the new one.
+    // The program and the user's directory are below /tmp, so they are bind-mounted into the new
+    // one.
     let change = "mount -t tmpfs -o size=64k,mode=1777 none /mnt
                   mkdir /mnt/${WORK##*/}; mount --bind $WORK /mnt/${WORK##*/}
                   mount -t tmpfs -o size=64k,mode=1777 none /dev/shm
@@ -504,7 +504,7 @@ fn a_full_file_system_for_the_records_is_named() {
 
 /// > If /tmp is full, the directory is in /dev/shm, /var/tmp, /run/user/UID, $TMPDIR or ~/.cache.
 #[test]
-fn a_full_tmp_is_noted_and_mounting_works() {
+fn reports_a_full_tmp_although_mounting_works() {
     let Some(patient) = patient() else { return };
     let fill = "mount -t tmpfs -o size=64k,mode=1777 none /mnt
                 mkdir /mnt/${WORK##*/}; mount --bind $WORK /mnt/${WORK##*/}

@@ -1,9 +1,8 @@
-//! An archive that can not be read as before while it is mounted: its file system fails, hangs or
-//! goes, and it is truncated, replaced, rewritten or deleted.
+//! An archive fails while it is mounted: its file system returns errors, hangs or goes away, or the
+//! archive is truncated, replaced, rewritten or deleted.
 //!
-//! Owns what a reader of the mount sees then: the bytes that were packed, or EIO; nothing else, and
-//! nothing that outlasts the fault. Faults in the order of single reads are beside the code
-//! (`formats/opening/faults.rs`).
+//! A reader gets the packed bytes or EIO, and no error outlasts its fault.
+//! src/formats/opening/faults.rs has the faults of single reads.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -25,36 +24,37 @@ use support::skip::skip;
 use support::stage::said;
 use support::{archfs, can_mount, image, run, source, tar, work_folder};
 
-/// Length of each packed file: some blocks of an image, and a tail.
+/// Length of each packed file: a few blocks of an image and a tail.
 const LEN: usize = 300_000;
 
-/// What was packed, by name.
+/// The packed files by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// A folder with files that compress a little, and what they hold.
+/// A directory with files that compress a little, and their contents.
 fn packed(work: &Path) -> (PathBuf, Files) {
-    let folder = work.join("source");
-    fs::create_dir(&folder).unwrap();
+    let directory = work.join("source");
+    fs::create_dir(&directory).unwrap();
     let make = |number: u64| {
         let noise = source::noise(number + 1, LEN / 2);
         let bytes: Vec<u8> = noise.iter().flat_map(|byte| [*byte, b'x']).collect();
         let name = format!("file-{number:02}");
-        fs::write(folder.join(&name), &bytes).unwrap();
+        fs::write(directory.join(&name), &bytes).unwrap();
         (name, bytes)
     };
     let files = (0..12).map(make).collect();
-    (folder, files)
+    (directory, files)
 }
 
-/// The kinds of archive that are read in different ways. All others are read as the last.
+/// The kinds of archive that are read in different ways. Every other kind is read like the last
+/// one.
 const KINDS: [&str; 4] = ["sqfs", "tar", "tar.gz", "tar.xz"];
 
-fn archive(work: &Path, folder: &Path, kind: &str) -> PathBuf {
+fn archive(work: &Path, directory: &Path, kind: &str) -> PathBuf {
     if kind == "sqfs" {
-        return image::make(work, "data.sqfs", folder, &["-comp", "zstd"]);
+        return image::make(work, "data.sqfs", directory, &["-comp", "zstd"]);
     }
     let stored = work.join("data.tar");
-    tar::pack(&stored, folder);
+    tar::pack(&stored, directory);
     let program = match kind {
         "tar" => return stored,
         "tar.gz" => "gzip -1 -c",
@@ -66,7 +66,7 @@ fn archive(work: &Path, folder: &Path, kind: &str) -> PathBuf {
     target
 }
 
-/// Reads a file, not what the kernel has of it.
+/// Reads a file past the page cache.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     fadvise(&file, 0, None, Advice::DontNeed)?;
@@ -74,11 +74,11 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     file.read_to_end(&mut bytes).map(|_| bytes)
 }
 
-/// Threads that read at once.
+/// Concurrent reading threads.
 const READERS: usize = 4;
 
-/// Reads all files by each of several threads; how many reads failed. What did not is right, and what
-/// did is EIO.
+/// Reads all files in each of several threads and returns the number of failed reads. Each read
+/// must return the right bytes or EIO.
 fn read_all(mount_point: &Path, files: &Files) -> usize {
     let (sender, results) = channel();
     for reader in 0..READERS {
@@ -105,18 +105,18 @@ fn read_all(mount_point: &Path, files: &Files) -> usize {
         .sum()
 }
 
-/// Each kind of archive, on a file system that can fail, mounted.
+/// Each kind of archive, mounted from a file system that can fail.
 fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
     if !can_mount() {
         return;
     }
     let work = work_folder();
-    let (folder, files) = packed(work.path());
+    let (directory, files) = packed(work.path());
     for kind in KINDS {
-        let archive = archive(work.path(), &folder, kind);
+        let archive = archive(work.path(), &directory, kind);
         let faulty = Faulty::new(&archive, &work.path().join(format!("faulty-{kind}")));
         let mount_point = work.path().join("mount");
-        // The least cache there is, so that what is read comes from the archive.
+        // The smallest cache, so that reads reach the archive.
         let mount = Mounted::archfs(faulty.file(), &mount_point, &["--cache", "1M"]);
         let daemon = mount.daemon();
         check(kind, &faulty, &mount, &files);
@@ -127,14 +127,14 @@ fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
 /// > An error is returned to the reader and not cached: the next read tries again, also for data
 /// > that is decompressed into a temporary file.
 #[test]
-fn while_reads_fail_each_file_is_right_or_eio_and_afterwards_right() {
+fn failing_reads_return_eio_and_later_reads_succeed() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         for one_in in [1, 2, 5] {
             faulty.set(Fault::Failing(one_in));
             let before = faulty.failed();
             let failed = read_all(mount.path(), files);
             assert!(faulty.failed() > before, "{kind}: one in {one_in}");
-            // Of few reads none may have been a fifth one.
+            // With few reads, none may have been the fifth.
             assert!(failed > 0 || one_in == 5, "{kind}: one in {one_in}");
             faulty.set(Fault::None);
             assert_eq!(read_all(mount.path(), files), 0, "{kind}: no error is remembered");
@@ -144,14 +144,14 @@ fn while_reads_fail_each_file_is_right_or_eio_and_afterwards_right() {
 
 /// > **Short and interrupted reads** are continued.
 #[test]
-fn reads_that_are_short_or_interrupted_are_gone_on_with() {
+fn short_and_interrupted_reads_are_continued() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         for fault in [Fault::Halves, Fault::Interrupted] {
             faulty.set(fault);
             let before = faulty.failed();
             assert_eq!(read_all(mount.path(), files), 0, "{kind}: {fault:?}");
             assert!(faulty.failed() > before, "{kind}: {fault:?}");
-            // Opening as well.
+            // Opening the archive as well.
             let list = archfs().arg("ls").arg(faulty.file()).output().unwrap();
             assert_eq!(list.stdout.iter().filter(|&&byte| byte == b'\n').count(), files.len());
         }
@@ -160,7 +160,7 @@ fn reads_that_are_short_or_interrupted_are_gone_on_with() {
 
 /// > A read that hangs blocks only the readers that need its data.
 #[test]
-fn a_file_system_that_hangs_holds_up_readers_until_it_goes_on() {
+fn a_hanging_file_system_blocks_only_readers_that_need_it() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         let (name, expected) = files.iter().next().unwrap();
         let last = files.keys().next_back().unwrap();
@@ -171,7 +171,7 @@ fn a_file_system_that_hangs_holds_up_readers_until_it_goes_on() {
         let path = mount.path().join(name);
         let reader = thread::spawn(move || read(&path).unwrap());
         support::wait_until("the archive is read", || faulty.reads() > before);
-        // Who needs nothing of the archive goes on, and the daemon answers.
+        // Readers that do not need the archive continue, and the daemon answers.
         assert!(fs::read(&cached).unwrap() == files[last], "{kind}");
         run(archfs().arg("stats").arg(mount.path()));
         assert!(!reader.is_finished());
@@ -182,7 +182,7 @@ fn a_file_system_that_hangs_holds_up_readers_until_it_goes_on() {
 
 /// > **Errors of its file system** all become EIO, also if its daemon has died (ENOTCONN).
 #[test]
-fn whatever_a_file_system_says_becomes_eio() {
+fn every_error_of_the_file_system_becomes_eio() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         for number in [libc::EACCES, libc::ENOENT, libc::ENXIO, libc::ESTALE, libc::ETIMEDOUT] {
             faulty.set(Fault::Refused(number));
@@ -195,7 +195,7 @@ fn whatever_a_file_system_says_becomes_eio() {
 
 /// > **Errors of its file system** all become EIO, also if its daemon has died (ENOTCONN).
 #[test]
-fn a_file_system_whose_server_has_died_gives_eio() {
+fn a_file_system_whose_daemon_died_gives_eio() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         faulty.abort();
         let reads = READERS * files.len();
@@ -206,7 +206,7 @@ fn a_file_system_whose_server_has_died_gives_eio() {
 /// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
 /// > index there. If that fails, archfs prints a note.
 #[test]
-fn a_file_system_that_is_unmounted_lazily_is_read_on() {
+fn reading_continues_after_a_lazy_unmount_of_the_file_system() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         faulty.unmount_lazily();
         assert!(!faulty.file().exists());
@@ -216,7 +216,7 @@ fn a_file_system_that_is_unmounted_lazily_is_read_on() {
 
 /// > **Truncated**: the missing part gives EIO, and nothing is filled with zeros.
 #[test]
-fn what_is_cut_off_gives_eio_and_the_rest_is_right() {
+fn a_truncated_part_gives_eio_and_the_rest_is_correct() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
         let first = files.keys().next().unwrap();
         let len = fs::metadata(faulty.file()).unwrap().len();
@@ -233,7 +233,7 @@ fn what_is_cut_off_gives_eio_and_the_rest_is_right() {
     });
 }
 
-/// An archive on the disk of this machine, mounted, and what it holds.
+/// A mounted archive on the disk of this machine, and its files.
 struct Plain {
     files: Files,
     archive: PathBuf,
@@ -242,7 +242,7 @@ struct Plain {
 }
 
 impl Plain {
-    /// Of the log of the mount, the lines that say that an archive was rewritten.
+    /// The lines of the log that report a rewritten archive.
     fn reports(&self) -> Vec<String> {
         let text = fs::read_to_string(self.work.path().join("log")).unwrap();
         let lines = text.lines().filter(|line| line.contains(": rewritten in place: was "));
@@ -256,8 +256,8 @@ fn plain(kind: &str) -> Plain {
 
 fn plain_with(kind: &str, options: &[&str]) -> Plain {
     let work = work_folder();
-    let (folder, files) = packed(work.path());
-    let archive = archive(work.path(), &folder, kind);
+    let (directory, files) = packed(work.path());
+    let archive = archive(work.path(), &directory, kind);
     let log = work.path().join("log");
     let all = [&["--cache", "1M", "--log-file", log.to_str().unwrap()], options].concat();
     let mount = Mounted::archfs(&archive, &work.path().join("mount"), &all);
@@ -268,7 +268,7 @@ fn plain_with(kind: &str, options: &[&str]) -> Plain {
 ///
 /// > With `--allow-changes` only the line in the log remains.
 #[test]
-fn a_truncated_file_gives_what_is_there_and_what_is_cached_and_eio() {
+fn a_truncated_archive_still_serves_remaining_and_cached_data() {
     if !can_mount() {
         return;
     }
@@ -280,7 +280,7 @@ fn a_truncated_file_gives_what_is_there_and_what_is_cached_and_eio() {
         assert!(fs::read(mount.path().join(last)).unwrap() == *expected);
         let file = OpenOptions::new().write(true).open(archive).unwrap();
         file.set_len(bytes.len() as u64 / 3).unwrap();
-        // The kernel has its pages, and need not ask for them.
+        // The kernel has the pages cached and need not ask for them.
         assert!(fs::read(mount.path().join(last)).unwrap() == *expected, "{kind}");
         let failed = read_all(mount.path(), files);
         assert!(failed > 0, "{kind}: what is not there is not made up");
@@ -295,18 +295,18 @@ fn a_truncated_file_gives_what_is_there_and_what_is_cached_and_eio() {
 
 /// > Data that the kernel or archfs has cached can still be read.
 #[test]
-fn what_archfs_has_decoded_is_read_on_when_the_archive_is_cut_or_rewritten() {
+fn decoded_data_stays_readable_after_truncation_or_rewriting() {
     if !can_mount() {
         return;
     }
-    // What is decoded lies in blocks of these.
+    // Decoded data is cached in blocks of this size.
     for kind in ["sqfs", "tar.gz", "tar.xz"] {
         let work = work_folder();
-        let (folder, files) = packed(work.path());
-        let archive = archive(work.path(), &folder, kind);
+        let (directory, files) = packed(work.path());
+        let archive = archive(work.path(), &directory, kind);
         let mount = Mounted::archfs(&archive, &work.path().join("mount"), &["--cache", "64M"]);
         let (name, expected) = files.iter().next().unwrap();
-        // Past the kernel, which would ask for more and keep it.
+        // Bypasses the page cache, because the kernel would read ahead and cache more.
         let mut options = OpenOptions::new();
         let file = options.read(true).custom_flags(libc::O_DIRECT);
         let file = file.open(mount.path().join(name)).unwrap();
@@ -328,21 +328,21 @@ fn what_archfs_has_decoded_is_read_on_when_the_archive_is_cut_or_rewritten() {
 
 /// Another archive with the same names.
 fn other(work: &Path, kind: &str) -> (PathBuf, Files) {
-    let folder = work.join("other");
-    fs::create_dir(&folder).unwrap();
-    let (source, mut files) = packed(&folder);
+    let directory = work.join("other");
+    fs::create_dir(&directory).unwrap();
+    let (source, mut files) = packed(&directory);
     for (name, bytes) in &mut files {
         bytes.iter_mut().for_each(|byte| *byte = !*byte);
         fs::write(source.join(name), bytes).unwrap();
     }
-    (archive(&folder, &source, kind), files)
+    (archive(&directory, &source, kind), files)
 }
 
 /// > **Replaced or deleted**: the mount keeps reading the file that was opened. A new `mount` of
 /// > that path at the same mount point is refused, because the archive is another file. At another
 /// > mount point the new archive is mounted.
 #[test]
-fn a_replaced_archive_is_served_as_it_was_and_the_new_one_is_mounted_anew() {
+fn a_replaced_archive_is_still_served_and_the_new_one_needs_a_new_mount() {
     if !can_mount() {
         return;
     }
@@ -364,7 +364,7 @@ fn a_replaced_archive_is_served_as_it_was_and_the_new_one_is_mounted_anew() {
 
 /// > **Replaced or deleted**: the mount keeps reading the file that was opened.
 #[test]
-fn a_deleted_archive_is_read_on_and_can_not_be_mounted_again() {
+fn a_deleted_archive_stays_readable_and_cannot_be_mounted_again() {
     if !can_mount() {
         return;
     }
@@ -379,7 +379,7 @@ fn a_deleted_archive_is_read_on_and_can_not_be_mounted_again() {
     }
 }
 
-/// Writes other bytes here and there into `archive`, and returns what it holds then.
+/// Overwrites bytes in several places of `archive` and returns its new contents.
 fn rewrite(archive: &Path) -> Vec<u8> {
     let bytes = fs::read(archive).unwrap();
     let file = OpenOptions::new().write(true).open(archive).unwrap();
@@ -394,7 +394,7 @@ fn rewrite(archive: &Path) -> Vec<u8> {
 /// > modification time logs it, in one line. That read and all later ones that need the archive
 /// > give EIO, even if the old bytes and time return.
 #[test]
-fn no_file_of_an_archive_rewritten_in_place_comes_wrong() {
+fn an_archive_rewritten_in_place_never_gives_wrong_bytes() {
     if !can_mount() {
         return;
     }
@@ -407,7 +407,7 @@ fn no_file_of_an_archive_rewritten_in_place_comes_wrong() {
         let (first, expected) = files.iter().next().unwrap();
         assert!(fs::read(mount.path().join(first)).unwrap() == *expected);
         assert!(plain.reports().is_empty());
-        // By other processes while readers are at work, as a copy over it would.
+        // Rewritten while other threads read, as by a copy over it.
         let reader = {
             let (mount_point, files) = (mount.path().to_owned(), files.clone());
             thread::spawn(move || read_all(&mount_point, &files))
@@ -430,7 +430,7 @@ fn no_file_of_an_archive_rewritten_in_place_comes_wrong() {
 /// > detects the change, else the new bytes (uncompressed tars, blocks without a checksum), and a
 /// > name may disappear (ENOENT).
 #[test]
-fn changes_that_are_allowed_give_bytes_or_errors_and_end_nothing() {
+fn allow_changes_gives_bytes_or_errors_and_keeps_the_mount() {
     if !can_mount() {
         return;
     }
@@ -450,7 +450,7 @@ fn changes_that_are_allowed_give_bytes_or_errors_and_end_nothing() {
                         assert!(now.windows(LEN).any(|it| it == found), "{name}: the new bytes");
                     }
                 }
-                // The listing that named it may be rewritten, too.
+                // The listing that named it may be rewritten as well.
                 Err(error) => {
                     let number = error.raw_os_error();
                     assert!(matches!(number, Some(libc::EIO | libc::ENOENT)), "{kind}: {error}");
@@ -459,7 +459,7 @@ fn changes_that_are_allowed_give_bytes_or_errors_and_end_nothing() {
             }
         }
         match kind {
-            // No byte of a member is checked.
+            // Uncompressed tars have no checksums of their contents.
             "tar" => assert_eq!((changed, failed), (files.len(), 0)),
             // Each block has a checksum.
             "tar.xz" => assert!(changed == 0 && failed > 0, "{changed} {failed}"),
@@ -475,7 +475,7 @@ fn changes_that_are_allowed_give_bytes_or_errors_and_end_nothing() {
 /// > closed archive that was replaced, changed or deleted gives EIO until the original file is
 /// > back.
 #[test]
-fn of_more_archives_than_may_be_open_a_replaced_one_is_noticed() {
+fn a_replaced_archive_is_noticed_when_it_is_reopened() {
     if !can_mount() {
         return;
     }
@@ -506,8 +506,8 @@ fn of_more_archives_than_may_be_open_a_replaced_one_is_noticed() {
         }
     };
     check_all_but(&[]);
-    // Replaced, rewritten with the same length, cut, deleted. Most are not open just now, and those
-    // that are will have been closed when all others were read.
+    // Replaced, rewritten with the same length, truncated, deleted. Most of these archives are
+    // closed now. The others will be closed once all the rest have been read.
     let set = |number: usize, text: &str| {
         let name = format!("file-{number}");
         fs::write(work.path().join("new"), tar::of(&[(&name, text.as_bytes())])).unwrap();
@@ -530,17 +530,17 @@ fn of_more_archives_than_may_be_open_a_replaced_one_is_noticed() {
     for number in changed {
         assert!(read_text(number).is_err(), "{number} is served as if nothing had happened");
     }
-    // The very file that was there is taken again.
+    // The original file is accepted again.
     for number in [3, 5] {
         fs::rename(work.path().join(format!("kept-{number}")), &tars[number]).unwrap();
         assert_eq!(read_text(number).unwrap(), format!("old {number}"));
     }
-    // Rewritten once more with the old bytes it still is another version.
+    // Rewriting the old bytes still makes another version.
     File::create(&tars[4]).unwrap().write_all(&old).unwrap();
     check_all_but(&[4, 6]);
 }
 
-/// A file system of its own for an archive.
+/// A separate file system for an archive.
 struct Disk {
     mount_point: PathBuf,
     _clean_up: CleanUp,
@@ -559,19 +559,19 @@ impl Disk {
 /// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
 /// > index there. If that fails, archfs prints a note.
 #[test]
-fn a_file_system_that_becomes_read_only_full_or_is_taken_away_changes_nothing() {
+fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
     if !can_mount() {
         return;
     }
-    // With a log there, which is open for writing, the disk can not become read-only.
+    // A log that is open for writing there would prevent remounting read-only.
     for log in ["disk/log", "log"] {
         let work = work_folder();
         let disk = Disk::new(work.path(), "64M");
-        let (folder, files) = packed(work.path());
+        let (directory, files) = packed(work.path());
         let archive = disk.mount_point.join("data.tar.gz");
-        fs::copy(self::archive(work.path(), &folder, "tar.gz"), &archive).unwrap();
-        // Full: no index can be saved, neither beside the archive nor in the cache folder, and no
-        // numbers.
+        fs::copy(self::archive(work.path(), &directory, "tar.gz"), &archive).unwrap();
+        // Full: neither an index, beside the archive or in the cache directory, nor statistics can
+        // be saved.
         let mut filler = File::create(disk.mount_point.join("filler")).unwrap();
         let piece = vec![1; 1 << 20];
         while filler.write_all(&piece).is_ok() {}
@@ -599,7 +599,7 @@ fn a_file_system_that_becomes_read_only_full_or_is_taken_away_changes_nothing() 
 /// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
 /// > index there. If that fails, archfs prints a note.
 #[test]
-fn an_index_that_finds_no_room_costs_a_note_and_not_the_mount() {
+fn no_room_for_an_index_is_a_note_and_the_mount_works() {
     if !can_mount() {
         return;
     }
@@ -625,13 +625,13 @@ fn an_index_that_finds_no_room_costs_a_note_and_not_the_mount() {
 
 /// > **Truncated**: the missing part gives EIO, and nothing is filled with zeros.
 #[test]
-fn a_loop_device_whose_file_is_cut_gives_eio() {
+fn a_loop_device_of_a_truncated_file_gives_eio() {
     if !can_mount() {
         return;
     }
     let work = work_folder();
-    let (folder, files) = packed(work.path());
-    let archive = archive(work.path(), &folder, "sqfs");
+    let (directory, files) = packed(work.path());
+    let archive = archive(work.path(), &directory, "sqfs");
     let bytes = fs::read(&archive).unwrap();
     let attached =
         Command::new("losetup").args(["--find", "--show", "--read-only"]).arg(&archive).output();

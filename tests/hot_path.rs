@@ -1,6 +1,6 @@
-//! What a request costs once its blocks are cached, counting it included: no memory is allocated.
+//! A request whose blocks are cached allocates no memory, including its statistics.
 //!
-//! Owns an allocator that counts for each thread, which is why this is a program of its own.
+//! This is a program of its own because it replaces the global allocator with one that counts.
 #![expect(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -23,12 +23,12 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches only a thread-local
-// cell, which needs no allocation itself.
+// SAFETY: every call goes to the system allocator unchanged. Counting uses a thread-local cell that
+// needs no allocation.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
@@ -41,8 +41,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Requests to a tree, counted as `fuse` counts them, whose root has the files of `source_folder`:
-/// bytes read and names listed.
+/// Sends requests to a tree with the files of `source_folder`, counted as in `fuse`. Returns bytes
+/// read and names listed.
 fn requests(tree: &dyn Tree, stats: &Stats, scratch: &mut Scratch) -> (usize, usize) {
     let mut bytes = 0;
     for name in ["text", "noise", "small"] {
@@ -50,8 +50,8 @@ fn requests(tree: &dyn Tree, stats: &Stats, scratch: &mut Scratch) -> (usize, us
         let request = stats.begin(Operation::Lookup);
         let attr = tree.lookup(Ino::ROOT, name).unwrap().unwrap();
         drop(request);
-        // Within one block, over the border of two, and the end. Not all of a block: one that was
-        // handed out as a whole is not kept.
+        // Within one block, across two blocks, and at the end. Never a whole block: one that was
+        // handed out completely is not kept.
         for (offset, size) in [(0, 4096), (130_000, 10_000), (attr.size - 10, 4096)] {
             let request = stats.begin(Operation::Read);
             let len = tree.read(attr.ino, offset, size, scratch).unwrap().as_slice().len();
@@ -70,7 +70,7 @@ fn requests(tree: &dyn Tree, stats: &Stats, scratch: &mut Scratch) -> (usize, us
 }
 
 #[test]
-fn a_request_whose_blocks_are_cached_allocates_nothing() {
+fn a_cached_request_allocates_nothing() {
     let work = support::work_folder();
     let source = work.path().join("source");
     std::fs::create_dir(&source).unwrap();
@@ -102,7 +102,7 @@ fn a_request_whose_blocks_are_cached_allocates_nothing() {
     }
 }
 
-/// Members of a tar whose index is read block by block, and of each of its directories.
+/// Members of a tar whose index is read block by block, and members of each directory.
 const MEMBERS: usize = 30_000;
 const EACH: usize = 1000;
 
@@ -134,7 +134,7 @@ fn tar_of_many() -> Vec<u8> {
     bytes
 }
 
-/// Looks up files of the first directories and lists the first one; returns what was found.
+/// Looks up files in the first directories, lists the first directory, and returns what was found.
 fn look_up(tree: &dyn Tree, paths: &[(String, String)]) -> (usize, u64) {
     let find = |parent, name: &str| {
         tree.lookup(parent, Name::parse(name.as_bytes()).unwrap()).unwrap().unwrap().ino
@@ -154,7 +154,7 @@ fn look_up(tree: &dyn Tree, paths: &[(String, String)]) -> (usize, u64) {
 }
 
 #[test]
-fn a_request_whose_blocks_of_a_saved_index_are_held_allocates_and_reads_nothing() {
+fn a_request_with_cached_index_blocks_allocates_and_reads_nothing() {
     let work = support::work_folder();
     let tar = work.path().join("many.tar");
     let index = work.path().join("many.tar.archfs-index");
@@ -170,7 +170,7 @@ fn a_request_whose_blocks_of_a_saved_index_are_held_allocates_and_reads_nothing(
     let cold = look_up(tree.as_ref(), &paths);
     assert_eq!(cold.0, EACH);
 
-    // Nothing that is read from here on can be right.
+    // From here on every read of the index fails.
     File::options().write(true).open(&index).unwrap().set_len(0).unwrap();
     let before = ALLOCATIONS.with(Cell::get);
     let warm = look_up(tree.as_ref(), &paths);
@@ -178,7 +178,7 @@ fn a_request_whose_blocks_of_a_saved_index_are_held_allocates_and_reads_nothing(
     assert_eq!(allocations, 0, "allocations of warm requests");
     assert_eq!(warm, cold);
 
-    // What was not touched was not read, and what is released is read again.
+    // What was not read before fails, and released blocks are read again.
     let last = directory(MEMBERS - 1);
     let in_last = |tree: &dyn Tree| {
         let found = tree.lookup(Ino::ROOT, Name::parse(last.as_bytes()).unwrap())?;

@@ -1,8 +1,7 @@
-//! `archfs info`: its counts are those of `find`, its costs are what decoding really gives, and no
-//! archive is too odd for it.
+//! `archfs info`: its counts match `find`, and its read costs match what decoding takes.
 //!
-//! Owns the comparison with programs that know nothing of archfs: mksquashfs, unsquashfs, and a
-//! script that decodes every block with zlib.
+//! mksquashfs, unsquashfs and a zlib script serve as oracles. Odd and hostile archives are
+//! included.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,8 +21,8 @@ fn call(archive: &Path, options: &[&str]) -> Output {
     archfs().arg("info").args(options).arg(archive).output().unwrap()
 }
 
-/// The JSON for an archive, which must be told of.
-fn told(archive: &Path, options: &[&str]) -> Value {
+/// The JSON for an archive; `info` must succeed.
+fn info(archive: &Path, options: &[&str]) -> Value {
     let output = call(archive, &[&["--json"], options].concat());
     assert!(output.status.success(), "{}: {output:?}", archive.display());
     let text = String::from_utf8(output.stdout).unwrap();
@@ -35,7 +34,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// What `find` would count in a folder, under the keys of the JSON.
+/// The counts that `find` would give for a directory, with the keys of the JSON.
 fn counts(root: &Path) -> Value {
     let [mut files, mut folders, mut links, mut devices, mut fifos, mut sockets] = [0_u64; 6];
     let (mut hard_links, mut bytes, mut largest) = (0_u64, 0, 0);
@@ -69,13 +68,13 @@ fn counts(root: &Path) -> Value {
     })
 }
 
-/// Those of the keys of `expected`, as they were told.
-fn same_keys(told: &Value, expected: &Value) -> Value {
+/// The entries of `info` whose keys are in `expected`.
+fn same_keys(info: &Value, expected: &Value) -> Value {
     let keys = expected.as_object().unwrap().keys();
-    keys.map(|key| (key.clone(), told[key].clone())).collect::<serde_json::Map<_, _>>().into()
+    keys.map(|key| (key.clone(), info[key].clone())).collect::<serde_json::Map<_, _>>().into()
 }
 
-/// What `unsquashfs -s` says behind `label`.
+/// The value after `label` in the output of `unsquashfs -s`.
 fn superblock(image: &Path, label: &str) -> String {
     let output = run(Command::new("unsquashfs").arg("-s").arg(image));
     let text = String::from_utf8(output.stdout).unwrap();
@@ -83,7 +82,8 @@ fn superblock(image: &Path, label: &str) -> String {
     line.unwrap_or_else(|| panic!("no {label} in {text}")).trim().to_owned()
 }
 
-/// Mean, percentile and worst of what reading files decodes, as a program finds it that decodes all.
+/// Mean, percentile and maximum of bytes decoded for a file, by the script that decodes every
+/// block.
 fn decoded(image: &Path) -> Value {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/decode_cost.py");
     let output = run(Command::new("python3").arg(script).arg(image));
@@ -94,7 +94,7 @@ fn decoded(image: &Path) -> Value {
 fn statistics(mut costs: Vec<u64>) -> Value {
     costs.sort_unstable();
     let count = costs.len() as u64;
-    // The first that 99 of 100 do not exceed.
+    // The smallest value that 99 of 100 do not exceed.
     let is_enough = |&&cost: &&u64| {
         let within = costs.iter().filter(|&&other| other <= cost).count() as u64;
         within * 100 >= count * 99
@@ -103,19 +103,20 @@ fn statistics(mut costs: Vec<u64>) -> Value {
     json!({ "mean": mean, "p99": costs.iter().find(is_enough), "worst": costs.last() })
 }
 
-/// The bytes of the files are plain, compressed or holes; the classes of sizes have all of them.
-fn check_sums(told: &Value) {
-    let (image, bytes) = (&told["squashfs"], number(&told["file_bytes"]));
+/// Checks that uncompressed bytes, compressed bytes and holes add up to the files, and so do the
+/// size classes.
+fn check_sums(info: &Value) {
+    let (image, bytes) = (&info["squashfs"], number(&info["file_bytes"]));
     let stored = ["plain", "compressed", "holes"].map(|key| number(&image[key]));
-    assert_eq!(stored.iter().sum::<u64>(), bytes, "{told}");
-    let sizes = told["sizes"].as_array().unwrap();
+    assert_eq!(stored.iter().sum::<u64>(), bytes, "{info}");
+    let sizes = info["sizes"].as_array().unwrap();
     let sum = |key: &str| sizes.iter().map(|class| number(&class[key])).sum::<u64>();
     assert_eq!(sum("bytes"), bytes);
-    assert!(sum("files") <= number(&told["files"]), "a file with two names is one");
+    assert!(sum("files") <= number(&info["files"]), "a file with two names is one");
 }
 
 #[test]
-fn names_and_bytes_of_images_are_those_of_the_source() {
+fn counts_of_images_match_the_source() {
     let work = work_folder();
     let source = source::varied();
     let expected = counts(&source);
@@ -125,12 +126,12 @@ fn names_and_bytes_of_images_are_those_of_the_source() {
     odd.push(vec!["-comp", "zstd", "-no-xattrs", "-no-duplicates", "-nopad"]);
     for options in odd {
         let image = image::make(work.path(), "info.sqfs", &source, &options);
-        let told = told(&image, &[]);
-        assert_eq!(same_keys(&told, &expected), expected, "{options:?}");
-        check_sums(&told);
-        assert_eq!(told["format"], "squashfs");
-        assert_eq!(told["bytes"], fs::metadata(&image).unwrap().len());
-        let found = &told["squashfs"];
+        let info = info(&image, &[]);
+        assert_eq!(same_keys(&info, &expected), expected, "{options:?}");
+        check_sums(&info);
+        assert_eq!(info["format"], "squashfs");
+        assert_eq!(info["bytes"], fs::metadata(&image).unwrap().len());
+        let found = &info["squashfs"];
         let says = |label: &str| superblock(&image, label);
         assert_eq!(found["compressor"], says("Compression"), "{options:?}");
         assert_eq!(found["block_size"].to_string(), says("Block size"), "{options:?}");
@@ -142,13 +143,13 @@ fn names_and_bytes_of_images_are_those_of_the_source() {
         assert_eq!(xattrs > 0, !options.contains(&"-no-xattrs"), "{options:?}");
         let names = ["files", "folders", "links", "devices", "fifos", "sockets"];
         let inodes =
-            names.map(|key| number(&told[key])).iter().sum::<u64>() - number(&told["hard_links"]);
+            names.map(|key| number(&info[key])).iter().sum::<u64>() - number(&info["hard_links"]);
         assert_eq!(inodes.to_string(), says("Number of inodes"));
     }
 }
 
 #[test]
-fn the_cost_of_a_read_is_what_decoding_all_blocks_really_gives() {
+fn the_read_cost_matches_decoding_every_block() {
     let work = work_folder();
     for source in [source::varied(), Path::new(env!("CARGO_MANIFEST_DIR")).join("src")] {
         for options in [
@@ -162,15 +163,15 @@ fn the_cost_of_a_read_is_what_decoding_all_blocks_really_gives() {
         ] {
             let options = [&["-comp", "gzip"], options].concat();
             let image = image::make(work.path(), "cost.sqfs", &source, &options);
-            let told = told(&image, &[]);
-            assert_eq!(told["decoded"], decoded(&image), "{options:?}");
-            check_sums(&told);
+            let info = info(&image, &[]);
+            assert_eq!(info["decoded"], decoded(&image), "{options:?}");
+            check_sums(&info);
         }
     }
 }
 
 #[test]
-fn what_is_stored_plain_as_holes_or_once_for_two_is_told() {
+fn reports_uncompressed_blocks_holes_and_duplicates() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -182,17 +183,17 @@ fn what_is_stored_plain_as_holes_or_once_for_two_is_told() {
     hole.set_len(1 << 20).unwrap();
     let options = ["-comp", "zstd", "-no-fragments", "-b", "128K", "-Xcompression-level", "3"];
     let image = image::make(work.path(), "shares.sqfs", &source, &options);
-    let told = told(&image, &[]);
-    let found = &told["squashfs"];
+    let info = info(&image, &[]);
+    let found = &info["squashfs"];
     assert_eq!(found["plain"], 200_000);
     assert_eq!(found["compressed"], 2 * text.len());
     assert_eq!(found["shared"], text.len());
     assert_eq!(found["holes"], 1 << 20);
     assert_eq!(found["options"], "level 3");
     let len = text.len() as u64;
-    assert_eq!(told["decoded"], json!({ "mean": 2 * len / 4, "p99": len, "worst": len }));
+    assert_eq!(info["decoded"], json!({ "mean": 2 * len / 4, "p99": len, "worst": len }));
 
-    // In fragments, too: two ends are one.
+    // Also in fragments: two equal tails are stored once.
     let small = work.path().join("small");
     fs::create_dir(&small).unwrap();
     for name in ["a", "b", "c"] {
@@ -200,47 +201,47 @@ fn what_is_stored_plain_as_holes_or_once_for_two_is_told() {
     }
     fs::write(small.join("d"), "y".repeat(500)).unwrap();
     let image = image::make(work.path(), "ends.sqfs", &small, &["-comp", "lz4", "-Xhc"]);
-    let told = told_of_ends(&image);
-    assert_eq!(told["decoded"], json!({ "mean": 1500, "p99": 1500, "worst": 1500 }));
+    let info = info_of_tails(&image);
+    assert_eq!(info["decoded"], json!({ "mean": 1500, "p99": 1500, "worst": 1500 }));
 }
 
-fn told_of_ends(image: &Path) -> Value {
-    let told = told(image, &[]);
-    let found = &told["squashfs"];
+fn info_of_tails(image: &Path) -> Value {
+    let info = info(image, &[]);
+    let found = &info["squashfs"];
     assert_eq!((number(&found["shared"]), &found["options"]), (2000, &json!("hc")));
     let expected = json!({ "blocks": 1, "used": 1, "compressed": 1, "bytes": 1500, "files": 4 });
     assert_eq!(found["fragments"], expected);
-    told
+    info
 }
 
 #[test]
-fn names_and_bytes_of_tars_are_those_of_the_source_and_nothing_is_decoded() {
+fn counts_of_tars_match_the_source_without_decoding() {
     let work = work_folder();
     let source = source::varied();
     let archive = work.path().join("info.tar");
     let script = "cd \"$1\" && tar --format=gnu --sparse --xattrs -cf \"$2\" . 2> /dev/null";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(&source).arg(&archive));
-    // A tar holds no sockets, and GNU tar writes each name of a fifo as a fifo of its own.
+    // A tar has no sockets, and GNU tar writes each name of a fifo as a separate fifo.
     let mut expected = counts(&source);
     expected["sockets"] = 0.into();
     expected["hard_links"] = (number(&expected["hard_links"]) - 1).into();
     let index = work.path().join("index");
     let options = ["--index", index.to_str().unwrap()];
     for _ in 0..2 {
-        let told = told(&archive, &options);
-        assert_eq!(same_keys(&told, &expected), expected);
-        assert_eq!(told["decoded"], json!({ "mean": 0, "p99": 0, "worst": 0 }));
-        assert_eq!(told["bytes"], fs::metadata(&archive).unwrap().len());
-        assert_eq!(told["tar"]["container"], Value::Null);
-        assert_eq!(told["tar"]["chunks"], Value::Null);
-        assert_eq!(told["tar"]["indexed"], true, "a named index is made, and then used");
-        assert_eq!(told["tar"]["xattrs"], true);
-        assert!(number(&told["tar"]["holes"]) > 25 << 20);
+        let info = info(&archive, &options);
+        assert_eq!(same_keys(&info, &expected), expected);
+        assert_eq!(info["decoded"], json!({ "mean": 0, "p99": 0, "worst": 0 }));
+        assert_eq!(info["bytes"], fs::metadata(&archive).unwrap().len());
+        assert_eq!(info["tar"]["container"], Value::Null);
+        assert_eq!(info["tar"]["chunks"], Value::Null);
+        assert_eq!(info["tar"]["indexed"], true, "a named index is made, and then used");
+        assert_eq!(info["tar"]["xattrs"], true);
+        assert!(number(&info["tar"]["holes"]) > 25 << 20);
     }
 }
 
 #[test]
-fn a_file_in_a_compressed_tar_costs_the_chunks_that_it_lies_in() {
+fn a_file_in_a_compressed_tar_costs_its_chunks() {
     let work = work_folder();
     const FRAME: usize = 1_500_000;
     let sizes = [0_usize, 10, 400_000, 2_000_000, 3_000_000, 1, 1_499_000];
@@ -259,15 +260,15 @@ fn a_file_in_a_compressed_tar_costs_the_chunks_that_it_lies_in() {
         costs.push(if size == 0 { 0 } else { (end.min(bytes.len()) - first) as u64 });
         at += size.next_multiple_of(512);
     }
-    let told = told(&archive, &[]);
-    assert_eq!(told["decoded"], statistics(costs));
-    assert_eq!(told["tar"]["container"], "zstd");
-    assert_eq!(told["tar"]["bytes"], bytes.len());
-    assert_eq!(told["tar"]["chunks"], bytes.len().div_ceil(FRAME));
-    assert_eq!(told["tar"]["largest_chunk"], FRAME);
-    assert_eq!(told["tar"]["spooled"], false);
+    let info = info(&archive, &[]);
+    assert_eq!(info["decoded"], statistics(costs));
+    assert_eq!(info["tar"]["container"], "zstd");
+    assert_eq!(info["tar"]["bytes"], bytes.len());
+    assert_eq!(info["tar"]["chunks"], bytes.len().div_ceil(FRAME));
+    assert_eq!(info["tar"]["largest_chunk"], FRAME);
+    assert_eq!(info["tar"]["spooled"], false);
 
-    // All in one: whatever is read, all of it is decoded.
+    // One frame or block, so every read decodes the whole archive.
     let plain = work.path().join("plain.tar");
     fs::write(&plain, tar::of(&[("a", &[7; 3000]), ("b", &[8; 5000])])).unwrap();
     let len = fs::metadata(&plain).unwrap().len();
@@ -275,28 +276,28 @@ fn a_file_in_a_compressed_tar_costs_the_chunks_that_it_lies_in() {
         let packed = work.path().join("one.tar.packed");
         let script = format!("{program} < \"$1\" > \"$2\"");
         run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&packed));
-        let told = self::told(&packed, &[]);
+        let info = self::info(&packed, &[]);
         let cost = json!({ "mean": len, "p99": len, "worst": len });
-        assert_eq!((&told["decoded"], &told["tar"]["chunks"]), (&cost, &json!(1)), "{program}");
-        assert_eq!(told["tar"]["container"], program.split(' ').next().unwrap());
-        assert_eq!(told["bytes"], fs::metadata(&packed).unwrap().len());
+        assert_eq!((&info["decoded"], &info["tar"]["chunks"]), (&cost, &json!(1)), "{program}");
+        assert_eq!(info["tar"]["container"], program.split(' ').next().unwrap());
+        assert_eq!(info["bytes"], fs::metadata(&packed).unwrap().len());
     }
 }
 
 #[test]
-fn a_tar_that_is_one_giant_frame_is_said_to_be_decoded_at_each_mount() {
+fn reports_that_a_giant_frame_is_decoded_at_each_mount() {
     let work = work_folder();
     let archive = work.path().join("giant.tar.zst");
     let script = "cd \"$1\"; truncate -s 100M zeros; tar -cf - zeros | zstd -q -1 > \"$2\"";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(work.path()).arg(&archive));
-    let told = told(&archive, &[]);
-    assert_eq!((&told["tar"]["spooled"], &told["tar"]["chunks"]), (&json!(true), &Value::Null));
-    let advice = told["advice"][0].as_str().unwrap();
+    let info = info(&archive, &[]);
+    assert_eq!((&info["tar"]["spooled"], &info["tar"]["chunks"]), (&json!(true), &Value::Null));
+    let advice = info["advice"][0].as_str().unwrap();
     assert!(advice.contains("temporary file") && advice.contains("archfs pack"), "{advice}");
 }
 
 #[test]
-fn advice_names_the_command_only_where_it_would_gain() {
+fn advice_appears_only_if_it_would_help() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -321,7 +322,7 @@ fn advice_names_the_command_only_where_it_would_gain() {
 }
 
 #[test]
-fn what_a_person_sees_fits_a_screen() {
+fn the_text_fits_a_screen() {
     let work = work_folder();
     let source = source::varied();
     let odd = image::make(work.path(), "odd.sqfs", &source, &["-comp", "xz", "-Xbcj", "x86,arm"]);
@@ -343,7 +344,7 @@ fn what_a_person_sees_fits_a_screen() {
 }
 
 #[test]
-fn archives_within_are_told_of_under_their_paths() {
+fn nested_archives_are_reported_under_their_paths() {
     let work = work_folder();
     let inner = tar::of(&[("one", b"1"), ("two", b"22")]);
     let source = work.path().join("source");
@@ -353,20 +354,20 @@ fn archives_within_are_told_of_under_their_paths() {
     let image = fs::read(image).unwrap();
     let outer = work.path().join("outer.tar");
     fs::write(&outer, tar::of(&[("in/a.tar", &inner), ("in/b.sqfs", &image)])).unwrap();
-    assert_eq!(told(&outer, &[])["within"], json!([]));
-    let told = told(&outer, &["--recursive"]);
-    let within = told["within"].as_array().unwrap();
+    assert_eq!(info(&outer, &[])["within"], json!([]));
+    let info = info(&outer, &["--recursive"]);
+    let within = info["within"].as_array().unwrap();
     let found: Vec<_> = within
         .iter()
         .map(|row| (row["path"].as_str().unwrap(), &row["format"], number(&row["file_bytes"])))
         .collect();
     assert!(found.contains(&("in/b", &json!("squashfs"), 4)), "{found:?}");
-    assert_eq!(told["archive"], outer.to_str().unwrap());
+    assert_eq!(info["archive"], outer.to_str().unwrap());
     assert!(within.iter().all(|row| row["archive"] == Value::Null));
 }
 
 #[test]
-fn an_image_within_a_file_is_told_of_at_its_offset() {
+fn reports_an_image_at_an_offset() {
     let work = work_folder();
     let image = image::small(work.path());
     let mut bytes = vec![7; 4096];
@@ -374,16 +375,16 @@ fn an_image_within_a_file_is_told_of_at_its_offset() {
     let shifted = work.path().join("shifted");
     fs::write(&shifted, bytes).unwrap();
     assert_eq!(call(&shifted, &[]).status.code(), Some(3));
-    let (mut one, mut other) = (told(&image, &[]), told(&shifted, &["--offset", "4K"]));
-    for told in [&mut one, &mut other] {
-        told["archive"] = Value::Null;
-        told["advice"] = Value::Null;
+    let (mut one, mut other) = (info(&image, &[]), info(&shifted, &["--offset", "4K"]));
+    for info in [&mut one, &mut other] {
+        info["archive"] = Value::Null;
+        info["advice"] = Value::Null;
     }
     assert_eq!(one, other);
 }
 
 #[test]
-fn what_can_not_be_told_of_has_the_status_of_its_reason_and_one_line() {
+fn failures_have_one_line_and_the_status_of_their_cause() {
     let work = work_folder();
     let image = image::small(work.path());
     let mut bytes = fs::read(&image).unwrap();
@@ -397,26 +398,26 @@ fn what_can_not_be_told_of_has_the_status_of_its_reason_and_one_line() {
         let output = call(&archive, &["--json"]);
         assert_eq!(output.status.code(), Some(status), "{output:?}");
         assert_eq!(output.stdout, b"");
-        let said = String::from_utf8(output.stderr).unwrap();
-        let lines: Vec<_> = said.lines().collect();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let lines: Vec<_> = stderr.lines().collect();
         assert!(lines[0].starts_with("archfs: ") && lines[0].contains(archive.to_str().unwrap()));
-        assert!(lines[1..].iter().all(|line| line.starts_with("hint: ")), "{said}");
-        assert!(lines.len() <= 2, "{said}");
+        assert!(lines[1..].iter().all(|line| line.starts_with("hint: ")), "{stderr}");
+        assert!(lines.len() <= 2, "{stderr}");
     }
 }
 
 #[test]
-fn hostile_archives_are_told_of_or_refused_within_time_and_memory() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
+fn hostile_archives_are_reported_or_refused_within_limits() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
     let work = work_folder();
-    let text = fs::read(folder.join("MANIFEST.json")).unwrap();
+    let text = fs::read(directory.join("MANIFEST.json")).unwrap();
     let Value::Array(cases) = serde_json::from_slice(&text).unwrap() else { panic!("no list") };
-    let (mut told, mut refused) = (0, 0);
+    let (mut reported, mut refused) = (0, 0);
     for case in &cases {
         let name = case["file"].as_str().unwrap();
-        // A copy, for an index may be saved beside it.
+        // A copy, because an index may be saved beside it.
         let archive: PathBuf = work.path().join(name);
-        fs::copy(folder.join(name), &archive).unwrap();
+        fs::copy(directory.join(name), &archive).unwrap();
         let memory = number(&case["memory"]) * 1024;
         let script = format!("ulimit -d {memory} && ulimit -t 60 && exec timeout 300 \"$@\"");
         let mut shell = Command::new("sh");
@@ -425,26 +426,26 @@ fn hostile_archives_are_told_of_or_refused_within_time_and_memory() {
             shell.args(options.iter().map(|option| option.as_str().unwrap()));
         }
         let output = shell.arg(&archive).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.signal(), None, "{name}: {said}");
-        assert!(!said.contains("panicked"), "{name}: {said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.signal(), None, "{name}: {stderr}");
+        assert!(!stderr.contains("panicked"), "{name}: {stderr}");
         match output.status.code() {
             Some(0) => {
-                told += 1;
+                reported += 1;
                 let text = String::from_utf8(output.stdout).unwrap();
                 let value: Value = serde_json::from_str(&text).unwrap();
                 assert!(value["files"].is_u64(), "{name}: {text}");
             }
             Some(3) => {
                 refused += 1;
-                assert!(said.starts_with("archfs: "), "{name}: {said}");
+                assert!(stderr.starts_with("archfs: "), "{name}: {stderr}");
             }
-            other => panic!("{name}: status {other:?}: {said}"),
+            other => panic!("{name}: status {other:?}: {stderr}"),
         }
         let faults = case["faults"].as_array().map_or(&[][..], Vec::as_slice);
         if faults.iter().any(|fault| fault["do"] == "open") {
-            assert_eq!(output.status.code(), Some(3), "{name}: {said}");
+            assert_eq!(output.status.code(), Some(3), "{name}: {stderr}");
         }
     }
-    assert!(told > 100 && refused > 30, "{told} told, {refused} refused");
+    assert!(reported > 100 && refused > 30, "{reported} told, {refused} refused");
 }

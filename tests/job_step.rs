@@ -1,5 +1,7 @@
-//! `archfs mount --job-step` with a stand-in for srun, which starts tasks that are not its children,
-//! as Slurm does. scripts/slurm/test-jobs and test-all-nodes have the real one.
+//! `archfs mount --job-step` with a fake srun that, like Slurm, starts tasks that are not its
+//! children.
+//!
+//! scripts/slurm/test-jobs and test-all-nodes use the real srun.
 
 mod support;
 
@@ -11,8 +13,8 @@ use std::process::{Command, Output};
 use support::mount::{daemon_of, is_mounted, unmount};
 use support::{archfs, can_mount_as_user, image, wait_until, work_folder};
 
-/// Starts one task, or as many as `-n` says, on the nodes n0, n1... A line of input goes to all.
-/// Variables that would make srun fail end it. The task on the node STUCK starts and does nothing.
+/// Starts one task, or `-n` tasks, on nodes n0, n1... A line of input goes to all tasks. Fails if a
+/// variable is set that would make srun fail. The task on node STUCK does nothing.
 const SRUN: &str = r#"#!/bin/sh
 if [ -n "$SLURM_EXCLUSIVE" ] || [ "$SLURM_OVERLAP" != 1 ]; then
     echo "srun: error: odd environment" >&2
@@ -55,7 +57,7 @@ impl Job {
         })
     }
 
-    /// `archfs` as in a batch script of a job on that many nodes.
+    /// `archfs` as in the batch script of a job with `nodes` nodes.
     fn archfs(&self, nodes: usize) -> Command {
         let (own, path) = (self.work.path().join("bin"), std::env::var("PATH").unwrap());
         let path = format!("{}:{path}", own.display());
@@ -81,7 +83,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn a_mount_by_a_step_lives_on_without_srun() {
+fn a_mount_of_a_job_step_outlives_srun() {
     let Some(job) = Job::new() else { return };
     let output = job.mount(1, &["--job-step=always"], &job.image);
     assert!(output.status.success(), "{}", said(&output));
@@ -94,7 +96,7 @@ fn a_mount_by_a_step_lives_on_without_srun() {
 }
 
 #[test]
-fn a_step_that_fails_gives_the_message_and_the_status_of_the_daemon() {
+fn a_failed_step_returns_the_message_and_status_of_the_daemon() {
     let Some(job) = Job::new() else { return };
     let output = job.mount(1, &["--job-step=always"], Path::new("/etc/passwd"));
     let without = job.mount(1, &["--job-step=never"], Path::new("/etc/passwd"));
@@ -103,7 +105,7 @@ fn a_step_that_fails_gives_the_message_and_the_status_of_the_daemon() {
 }
 
 #[test]
-fn all_nodes_that_fail_are_named() {
+fn every_failed_node_is_named() {
     let Some(job) = Job::new() else { return };
     let output = job.mount(2, &["--all-nodes"], Path::new("/etc/passwd"));
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
@@ -129,7 +131,7 @@ fn a_launcher_that_is_killed_leaves_nothing_mounted() {
 }
 
 #[test]
-fn always_fails_where_srun_does() {
+fn job_step_always_fails_if_srun_fails() {
     let Some(job) = Job::new() else { return };
     fs::write(
         job.work.path().join("bin/srun"),
@@ -143,7 +145,7 @@ fn always_fails_where_srun_does() {
 }
 
 #[test]
-fn all_nodes_needs_a_step_and_a_job() {
+fn all_nodes_requires_a_step_and_a_job() {
     let mut command = archfs();
     let output = command.args(["mount", "--all-nodes", "--job-step=never", "a", "b"]).output();
     assert_eq!(output.unwrap().status.code(), Some(2));

@@ -1,7 +1,7 @@
-//! Who holds a mount, for how long, and how that is asked for.
+//! Leases: which processes keep a mount alive, and for how long.
 //!
-//! Owns the ends of scripts with children that read on, terminals, the grace, the idle time, and
-//! the socket: who may speak there and what bad manners do.
+//! Covers scripts with children that outlive them, terminals, the grace period, the idle timeout,
+//! and access to the socket.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -35,7 +35,7 @@ fn holder(stage: &Stage, options: &str) -> std::process::Child {
 /// > When the last holder of a mount ends, the name is gone at once, and open files stay readable
 /// > until they are closed.
 #[test]
-fn children_that_a_script_leaves_keep_their_files_and_not_the_mount() {
+fn background_children_of_a_script_keep_open_files_but_not_the_mount() {
     let Some(stage) = stage_as_user() else { return };
     let go = stage.fifo("go");
     let mut script = holder(&stage, "");
@@ -53,10 +53,10 @@ fn children_that_a_script_leaves_keep_their_files_and_not_the_mount() {
     wait_until("the daemon has ended", || has_ended(daemon));
 }
 
-/// Runs a line in the shell of a terminal, which ends then; returns what it said.
+/// Runs a line in the shell of a terminal, waits for the shell to exit, and returns its output.
 fn at_a_terminal(stage: &Stage, line: &str) -> String {
     let mut terminal = Command::new("script");
-    // Not its last command, which a shell puts in its own place.
+    // Not as the last command, which the shell would exec.
     terminal.args(["-qefc", &format!("{line}; echo ended"), "/dev/null"]).stdin(Stdio::null());
     terminal.current_dir(stage.work.path()).env("SHELL", "/bin/bash");
     terminal.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env_remove("SLURM_TASK_PID");
@@ -76,7 +76,7 @@ fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
     stage.assert_readable();
     unmount(&stage.mount_point);
     assert!(stage.is_gone());
-    // A script that is started there holds for itself, and so does all of a batch job.
+    // A script started there holds its own mount, and so does everything in a batch job.
     let text = at_a_terminal(&stage, "bash -c '$ARCHFS mount small.sqfs mount; true'");
     assert!(text.contains("(bash) ends; --keep to hold until unmount"), "{text}");
     wait_until("the mount is gone", || stage.is_gone());
@@ -84,8 +84,8 @@ fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// What `archfs mount` says when Slurm says that this is that step of a job.
-fn said_in_step(stage: &Stage, step: &str, mount: &str) -> String {
+/// The output of `archfs mount` if the environment names that step of a Slurm job.
+fn stderr_in_step(stage: &Stage, step: &str, mount: &str) -> String {
     let script = format!("$ARCHFS mount {mount} $IMAGE mount; : a script that goes on");
     let mut script = stage.bash(&script);
     let output = script.env("SLURM_JOB_ID", "17").env("SLURM_STEP_ID", step).output().unwrap();
@@ -95,50 +95,56 @@ fn said_in_step(stage: &Stage, step: &str, mount: &str) -> String {
 }
 
 #[test]
-fn in_a_step_of_srun_one_is_told_that_the_daemon_ends_with_it() {
+fn a_note_in_an_srun_step_says_that_the_daemon_ends_with_it() {
     let Some(stage) = stage_as_user() else { return };
     let warning = "archfs: started inside an srun step: Slurm ends the daemon with this step, and may \
                    leave a dead mount; `srun archfs run` or a step of its own with --foreground does \
                    not (docs/SLURM.md)\n";
     for step in ["0", "4294967290"] {
-        let said = said_in_step(&stage, step, "");
-        assert!(said.contains(warning) && said.contains("archfs: mounted "), "{step}: {said}");
+        let stderr = stderr_in_step(&stage, step, "");
+        assert!(
+            stderr.contains(warning) && stderr.contains("archfs: mounted "),
+            "{step}: {stderr}"
+        );
     }
-    // What the script of a job is in, and what there is before any step.
+    // The step of a batch script, and a job without a step.
     for step in ["batch", "interactive", ""] {
-        let said = said_in_step(&stage, step, "");
-        assert!(!said.contains("srun") && said.contains("archfs: mounted "), "{step}: {said}");
+        let stderr = stderr_in_step(&stage, step, "");
+        assert!(
+            !stderr.contains("srun") && stderr.contains("archfs: mounted "),
+            "{step}: {stderr}"
+        );
     }
-    assert_eq!(said_in_step(&stage, "0", "-q"), "");
-    // Who joins a mount starts no daemon.
+    assert_eq!(stderr_in_step(&stage, "0", "-q"), "");
+    // Joining a mount starts no daemon.
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let script = "$ARCHFS mount $IMAGE mount; : a script that goes on";
     let joined = stage.bash(script).env("SLURM_STEP_ID", "0").output().unwrap();
-    let told = said(&joined);
-    assert!(told.contains("archfs: sharing ") && !told.contains("srun"), "{told}");
+    let stderr = said(&joined);
+    assert!(stderr.contains("archfs: sharing ") && !stderr.contains("srun"), "{stderr}");
     unmount(&stage.mount_point);
 
-    // The task of a step itself.
+    // The task of the step itself.
     let mut task = stage.bash("exec $ARCHFS mount --foreground --ready-fd 1 $IMAGE mount 2> told");
     let mut task = Talker::start(task.env("SLURM_STEP_ID", "0"));
     assert_eq!(task.line(), "ready");
     task.signal(Signal::TERM);
     task.end();
-    let told = fs::read_to_string(stage.work.path().join("told")).unwrap();
-    assert!(stage.is_gone() && !told.contains("srun"), "{told}");
+    let stderr = fs::read_to_string(stage.work.path().join("told")).unwrap();
+    assert!(stage.is_gone() && !stderr.contains("srun"), "{stderr}");
 }
 
-/// bash puts the last command of a line in its own place, so that the process which holds the mount
-/// is the one that unmounts.
+/// bash execs the last command of a line, so the process that holds the mount is the one that
+/// unmounts it.
 #[test]
-fn a_script_may_become_the_program_that_unmounts_what_it_holds() {
+fn a_script_can_exec_the_unmount_of_its_own_mount() {
     let Some(stage) = stage_as_user() else { return };
     let unmounted =
         stage.bash("$ARCHFS mount -q $IMAGE mount; exec $ARCHFS unmount mount").output();
     let unmounted = unmounted.unwrap();
     assert!(unmounted.status.success(), "{}", said(&unmounted));
     assert!(stage.is_gone());
-    // And where others hold it, only gives back what is its own.
+    // If there are other holders, it releases only its own lease.
     let script = holder(&stage, "");
     let left = stage.bash("$ARCHFS mount -q $IMAGE mount; exec $ARCHFS unmount mount").output();
     let left = left.unwrap();
@@ -149,7 +155,7 @@ fn a_script_may_become_the_program_that_unmounts_what_it_holds() {
 }
 
 #[test]
-fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
+fn a_daemon_asked_to_exit_serves_until_its_holder_ends() {
     let Some(stage) = stage_as_user() else { return };
     let script = holder(&stage, "");
     let daemon = stage.daemon();
@@ -160,7 +166,7 @@ fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
     while Instant::now() < until {
         stage.assert_readable();
     }
-    // Who comes now would not have the mount for long, and gets one of its own when this is gone.
+    // A new mount must not join a daemon that is about to exit: it waits and mounts again.
     let next =
         archfs().args(["mount", "--keep", "-q"]).args([&stage.image, &stage.mount_point]).spawn();
     let mut next = next.unwrap();
@@ -176,7 +182,7 @@ fn a_daemon_asked_to_end_serves_on_while_a_script_holds_it() {
 }
 
 #[test]
-fn who_waits_for_a_mount_to_go_does_not_keep_its_holder_from_unmounting() {
+fn a_waiting_mount_does_not_stop_the_holder_from_unmounting() {
     let Some(stage) = stage_as_user() else { return };
     let mut script = holder(&stage, "--grace 1h");
     let daemon = stage.daemon();
@@ -196,9 +202,9 @@ fn who_waits_for_a_mount_to_go_does_not_keep_its_holder_from_unmounting() {
 }
 
 #[test]
-fn a_kept_mount_that_is_unmounted_goes_with_the_last_who_hold_it() {
+fn an_unmounted_kept_mount_ends_with_its_last_holder() {
     let Some(stage) = stage_as_user() else { return };
-    // Kept by somebody who does not hold it, and by one who does.
+    // Kept by a process that is no holder, and by a holder.
     for own in ["", "$ARCHFS mount -q $IMAGE mount;"] {
         assert!(stage.mount(&["-q", "--keep"]).status.success());
         let script = holder(&stage, "");
@@ -218,7 +224,7 @@ fn give_back(stage: &Stage, holder: &std::process::Child) -> std::process::Outpu
 }
 
 #[test]
-fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
+fn unmount_releases_the_lease_of_a_running_process() {
     let Some(stage) = stage_as_user() else { return };
     let (one, other) = (shell(stage.work.path()), shell(stage.work.path()));
     for holder in [&one, &other] {
@@ -232,14 +238,14 @@ fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
     assert_eq!(again.status.code(), Some(5), "{}", said(&again));
     assert!(said(&again).contains(&format!("not held by process {}", one.id())));
     stage.assert_readable();
-    // The last one's goes also with files open, which can be read on.
+    // The last holder's mount is also unmounted if files are open; they stay readable.
     let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
     let last = give_back(&stage, &other);
     assert!(last.status.success() && said(&last).is_empty(), "{}", said(&last));
     assert!(stage.is_gone());
     assert_eq!(file.read_to_end(&mut Vec::new()).unwrap(), 300_000);
     drop(file);
-    // One that is kept as well stays.
+    // A mount that is kept as well stays.
     assert!(stage.mount(&["-q", "--keep"]).status.success());
     assert!(stage.mount(&["-q", "--until-pid", &one.id().to_string()]).status.success());
     let kept = give_back(&stage, &one);
@@ -252,7 +258,7 @@ fn what_a_process_holds_can_be_given_back_while_it_goes_on() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_is_named_by_its_place_with_what_unmounts_it() {
+fn the_error_names_the_mount_point_of_a_stopped_daemon_and_the_remedy() {
     let Some(stage) = stage_as_user() else { return };
     let script = shell(stage.work.path());
     let mounted = stage.mount(&["-q", "--until-pid", &script.id().to_string()]);
@@ -261,16 +267,16 @@ fn a_daemon_that_is_stopped_is_named_by_its_place_with_what_unmounts_it() {
     kill_process(daemon, Signal::STOP).unwrap();
     let given = give_back(&stage, &script);
     kill_process(daemon, Signal::CONT).unwrap();
-    let (said, mount_point) = (said(&given), stage.mount_point.display());
-    assert_eq!(given.status.code(), Some(6), "{said}");
-    assert!(said.starts_with(&format!("archfs: {mount_point}: ")), "{said}");
-    assert!(said.contains("hint: --lazy unmounts it"), "{said}");
+    let (stderr, mount_point) = (said(&given), stage.mount_point.display());
+    assert_eq!(given.status.code(), Some(6), "{stderr}");
+    assert!(stderr.starts_with(&format!("archfs: {mount_point}: ")), "{stderr}");
+    assert!(stderr.contains("hint: --lazy unmounts it"), "{stderr}");
     end(script);
     wait_until("the mount is gone", || stage.is_gone());
 }
 
 #[test]
-fn the_grace_ends_a_mount_that_a_script_holds() {
+fn the_grace_period_ends_a_mount_held_by_a_script() {
     let Some(stage) = stage_as_user() else { return };
     let script = holder(&stage, "--grace 1s");
     let (daemon, before) = (stage.daemon(), Instant::now());
@@ -299,7 +305,7 @@ fn continuing_a_job_changes_nothing() {
 }
 
 #[test]
-fn an_idle_mount_goes_whoever_holds_it() {
+fn an_idle_mount_is_unmounted_despite_holders() {
     let Some(stage) = stage_as_user() else { return };
     let script = holder(&stage, "--idle-timeout 1s");
     wait_until("the mount of a script is gone", || stage.is_gone());
@@ -310,7 +316,7 @@ fn an_idle_mount_goes_whoever_holds_it() {
     assert!(before.elapsed() >= Duration::from_secs(1));
 }
 
-/// While `use_it` does what it does for three idle times, the mount stays; afterwards it goes.
+/// The mount stays while `use_it` uses it for three idle timeouts, and ends afterwards.
 fn stays_while(stage: &Stage, mut use_it: impl FnMut()) {
     let until = Instant::now() + Duration::from_millis(3500);
     while Instant::now() < until {
@@ -340,7 +346,7 @@ fn a_mount_in_use_is_not_idle() {
 /// > With `--idle-timeout` the kernel caches names and attributes for only half of that time, so
 /// > that reading files from the page cache counts as use.
 #[test]
-fn a_reader_whom_the_kernel_answers_is_heard_of() {
+fn reads_from_the_page_cache_count_as_use() {
     let Some(stage) = stage_as_user() else { return };
     let account = stage.work.path().join("stats.json");
     let account_option = format!("--stats-json={}", account.display());
@@ -353,35 +359,35 @@ fn a_reader_whom_the_kernel_answers_is_heard_of() {
     });
     wait_until("the mount is gone", || stage.is_gone());
     wait_until("the account is there", || account.exists());
-    let told: serde_json::Value = serde_json::from_slice(&fs::read(account).unwrap()).unwrap();
-    let requests = |name: &str| told["requests"][name].as_u64().unwrap();
-    // A lookup each half second of three and a half, and the file once.
-    assert!(requests("read") <= 2, "{told}");
-    assert!((5..=20).contains(&requests("lookup")), "{told}");
+    let stats: serde_json::Value = serde_json::from_slice(&fs::read(account).unwrap()).unwrap();
+    let requests = |name: &str| stats["requests"][name].as_u64().unwrap();
+    // A lookup each half second of three and a half, and one read of the file.
+    assert!(requests("read") <= 2, "{stats}");
+    assert!((5..=20).contains(&requests("lookup")), "{stats}");
     assert!(opened > 40, "{opened}");
 }
 
-/// The folder of a user's records and the socket in it, of the only mount.
+/// The directory of a user's records and the socket in it, of the only mount.
 fn socket_of(user: &User) -> (PathBuf, PathBuf) {
-    let folder = user.registry();
-    let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let directory = user.registry();
+    let names = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
     let sockets: Vec<_> =
         names.filter(|path| path.extension() == Some("socket".as_ref())).collect();
     assert_eq!(sockets.len(), 1, "{sockets:?}");
-    (folder, sockets[0].clone())
+    (directory, sockets[0].clone())
 }
 
-/// What the daemon answers to a line; empty if it ends the connection.
+/// The daemon's answer to a line; empty if it closes the connection.
 fn ask(socket: &Path, line: &str) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
-    // It may have closed before it has read all.
+    // The daemon may close before it has read everything.
     let _ = stream.write_all(line.as_bytes());
     let mut answer = String::new();
     let _ = BufReader::new(stream).read_line(&mut answer);
     answer
 }
 
-/// Gives a folder back to its user alone.
+/// Makes the directory private to its user again.
 struct Closed(PathBuf);
 
 impl Drop for Closed {
@@ -395,16 +401,16 @@ const STATUS: &str = "{\"holders\":[],\"kept\":true}\n";
 /// > The daemon answers only the same uid and root at its socket, even if the directory of the
 /// > socket was opened to others.
 #[test]
-fn only_the_user_and_root_are_listened_to() {
+fn the_daemon_answers_only_its_user_and_root() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let (user, other) = (User::new(&stage, 4), User::new(&stage, 3));
     let mounted = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
     assert!(mounted.status.success(), "{}", said(&mounted));
-    let (folder, socket) = socket_of(&user);
+    let (directory, socket) = socket_of(&user);
     let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(&folder), 0o700);
-    for entry in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+    assert_eq!(mode(&directory), 0o700);
+    for entry in fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()) {
         assert_eq!(mode(&entry) & 0o022, 0, "{}", entry.display());
     }
     assert_eq!(ask(&socket, "status\n"), STATUS, "root");
@@ -414,14 +420,14 @@ fn only_the_user_and_root_are_listened_to() {
         socket.display()
     );
     fs::write(stage.work.path().join("asks.py"), asks).unwrap();
-    // The daemon's user has a python3 that everybody may run, or none has.
+    // Either the daemon's user has a python3 that everyone may run, or there is none.
     let ask_as = |user: &User| user.runs("/usr/bin/python3 ../asks.py 2>&1");
     let refused = ask_as(&other);
     assert!(String::from_utf8_lossy(&refused.stdout).contains("PermissionError"), "{refused:?}");
 
-    // Where somebody opened up what keeps others out, the daemon itself does.
-    let _closed = Closed(folder.clone());
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    // If the user opens the directory to others, the daemon itself refuses them.
+    let _closed = Closed(directory.clone());
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
     let own = String::from_utf8_lossy(&ask_as(&user).stdout).into_owned();
     assert_eq!(own, format!("{}\n", STATUS.len()));
@@ -429,17 +435,17 @@ fn only_the_user_and_root_are_listened_to() {
     let is_refused =
         ["ConnectionResetError", "BrokenPipeError"].iter().any(|e| foreign.contains(e));
     assert!(foreign == "0\n" || is_refused, "{foreign}");
-    // And nothing in it is believed any more, which is told.
-    let told = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
-    assert_eq!(told.status.code(), Some(1), "{}", said(&told));
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+    // archfs then rejects the directory with an error.
+    let refused = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
+    assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
     let unmounted = user.runs("$ARCHFS unmount mount");
     assert!(unmounted.status.success(), "{}", said(&unmounted));
-    wait_until("nothing is left", || !folder.exists());
+    wait_until("nothing is left", || !directory.exists());
 }
 
 #[test]
-fn bad_manners_at_the_socket_disturb_nobody() {
+fn misbehaving_clients_do_not_disturb_the_mount() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 1);
@@ -451,7 +457,7 @@ fn bad_manners_at_the_socket_disturb_nobody() {
     }
     assert_eq!(ask(&socket, "watch 2147483647:1\n"), "no process\n");
     assert_eq!(ask(&socket, "release 2147483647:1\n"), "done\n");
-    // A line without an end, and as many requests as it takes until the answers fit nowhere.
+    // A line without an end, and requests until the answers fill the socket buffer.
     assert_eq!(ask(&socket, &"x".repeat(1 << 20)), "");
     let mut deaf = UnixStream::connect(&socket).unwrap();
     deaf.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -468,7 +474,7 @@ fn bad_manners_at_the_socket_disturb_nobody() {
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
     assert_eq!(String::from_utf8_lossy(&user.runs("cat mount/hello").stdout), "hello, world\n");
     drop((idle, deaf));
-    // Leaving without a lease takes nothing from those who hold the mount.
+    // A release without a lease does not affect the holders.
     assert_eq!(ask(&socket, "leave\n"), "held\n");
     assert_eq!(ask(&socket, "status\n"), STATUS);
     let unmounted = user.runs("$ARCHFS unmount mount");
@@ -477,7 +483,7 @@ fn bad_manners_at_the_socket_disturb_nobody() {
 }
 
 #[test]
-fn who_comes_after_an_interrupt_is_not_given_what_ends() {
+fn a_mount_after_an_interrupt_does_not_join_the_ending_daemon() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 8);
@@ -489,14 +495,14 @@ fn who_comes_after_an_interrupt_is_not_given_what_ends() {
         let daemon = socket_peercred(&stream).unwrap().pid;
         let mut stream = BufReader::new(stream);
         let mut answer = |line: &str| {
-            // It may have closed before that.
+            // It may have closed earlier.
             let _ = stream.get_mut().write_all(line.as_bytes());
             let mut answer = String::new();
             let _ = stream.read_line(&mut answer);
             answer
         };
         assert_eq!(answer("status\n"), STATUS);
-        // Until it waits again.
+        // Until the daemon waits again.
         thread::sleep(Duration::from_millis(20));
         kill_process(daemon, Signal::INT).unwrap();
         assert_ne!(answer("hold\n"), "done\n");
@@ -504,7 +510,7 @@ fn who_comes_after_an_interrupt_is_not_given_what_ends() {
     }
 }
 
-/// Seconds of processor time that a process has used, in hundredths.
+/// CPU time that a process has used, in hundredths of a second.
 fn used_time(process: Pid) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
@@ -512,7 +518,7 @@ fn used_time(process: Pid) -> u64 {
 }
 
 #[test]
-fn connections_beyond_the_limit_of_descriptors_wait_and_cost_no_time() {
+fn connections_beyond_the_descriptor_limit_wait_without_using_cpu() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 6);

@@ -1,7 +1,7 @@
-//! The life of a mount, as job scripts see it.
+//! When a mount starts and ends: with a script, a command, a signal, an unmount or the death of its
+//! daemon.
 //!
-//! Owns when a mount comes and goes: with a script, a command, a signal, an unmount, a dead daemon;
-//! exit status; ordinary users. Whatever fails, nothing stays mounted.
+//! Also exit statuses and ordinary users. No failure leaves a mount behind.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
@@ -22,7 +22,7 @@ use support::user::OpenDevice;
 use support::{archfs, image, run, tar, wait_until};
 
 #[test]
-fn a_mount_in_a_script_goes_when_the_script_ends() {
+fn a_mount_ends_with_its_script() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -33,7 +33,7 @@ fn a_mount_in_a_script_goes_when_the_script_ends() {
 }
 
 #[test]
-fn a_mount_in_a_script_goes_when_the_script_is_killed() {
+fn a_mount_ends_when_its_script_is_killed() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -43,10 +43,10 @@ fn a_mount_in_a_script_goes_when_the_script_is_killed() {
 }
 
 #[test]
-fn nothing_is_mounted_for_a_caller_that_has_ended() {
+fn an_ended_caller_gets_no_mount() {
     let Some(stage) = stage() else { return };
-    // The process that becomes `archfs mount` is in the background, and waits until the script has
-    // ended; init, or whoever takes orphans over here, is its parent then.
+    // A background process becomes `archfs mount` after the script has ended. Its parent is then
+    // init or a subreaper.
     let script = "exec 3<&0; (read line <&3; exec \"$ARCHFS\" mount small.sqfs mount) &";
     let mut shell = Command::new("setsid");
     shell.args(["--wait", "bash", "-c", script]).current_dir(stage.work.path());
@@ -64,7 +64,7 @@ fn nothing_is_mounted_for_a_caller_that_has_ended() {
 }
 
 #[test]
-fn the_task_of_a_batch_job_holds_a_mount_when_the_caller_has_ended() {
+fn the_job_task_holds_the_mount_of_an_ended_caller() {
     let Some(stage) = stage() else { return };
     let mut task = shell(stage.work.path());
     let line = "SLURM_TASK_PID=$$ bash -c '$ARCHFS mount small.sqfs mount; true' 2> said";
@@ -78,9 +78,9 @@ fn the_task_of_a_batch_job_holds_a_mount_when_the_caller_has_ended() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// The variable comes along with ssh to another node, and with `sbatch --export` to another job.
+/// ssh to another node and `sbatch --export` to another job pass the variable on.
 #[test]
-fn a_process_that_is_no_task_of_this_job_holds_no_mount() {
+fn a_process_outside_this_job_holds_no_mount() {
     let Some(stage) = stage() else { return };
     let mut foreign = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let mut script = shell(stage.work.path());
@@ -96,7 +96,7 @@ fn a_process_that_is_no_task_of_this_job_holds_no_mount() {
 }
 
 #[test]
-fn until_pid_and_keep_say_how_long_a_mount_holds() {
+fn until_pid_and_keep_set_the_lifetime() {
     let Some(stage) = stage() else { return };
     let mut other = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let pid = other.id().to_string();
@@ -119,7 +119,7 @@ fn until_pid_and_keep_say_how_long_a_mount_holds() {
 }
 
 #[test]
-fn the_environment_stands_for_options() {
+fn environment_variables_replace_options() {
     let Some(stage) = stage() else { return };
     let mut mount = archfs();
     mount.args(["mount", "--keep", "-q"]).arg(&stage.image).arg(&stage.mount_point);
@@ -134,13 +134,13 @@ fn the_environment_stands_for_options() {
         });
         names.count()
     };
-    // One answers before all have given themselves their names.
+    // The mount is ready before every thread has set its name.
     wait_until("all threads have names", || answering() >= 3);
     assert_eq!(answering(), 3);
 }
 
 #[test]
-fn a_folder_that_was_there_stays_and_its_contents_come_back() {
+fn an_existing_mount_point_stays_with_its_contents() {
     let Some(stage) = stage() else { return };
     fs::create_dir(&stage.mount_point).unwrap();
     assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -150,7 +150,7 @@ fn a_folder_that_was_there_stays_and_its_contents_come_back() {
 }
 
 #[test]
-fn run_gives_the_status_of_its_command_and_leaves_nothing() {
+fn run_returns_the_status_of_its_command_and_leaves_nothing() {
     let Some(stage) = stage() else { return };
     for (command, status) in [
         (&["true"][..], 0),
@@ -169,7 +169,7 @@ fn run_gives_the_status_of_its_command_and_leaves_nothing() {
 }
 
 #[test]
-fn run_tells_its_own_failures_from_those_of_the_command() {
+fn run_distinguishes_its_own_failures_from_those_of_the_command() {
     let Some(stage) = stage() else { return };
     let status = |arguments: &[&str]| {
         let output = archfs().arg("run").args(arguments).output().unwrap();
@@ -186,10 +186,10 @@ fn run_tells_its_own_failures_from_those_of_the_command() {
 }
 
 #[test]
-fn run_passes_signals_on_and_unmounts() {
+fn run_forwards_signals_and_unmounts() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
-    // The command answers SIGTERM in its own way, which must be what comes back.
+    // The command handles SIGTERM and exits with its own status, which `run` must return.
     let script = "trap 'echo got it; exit 9' TERM; echo started; while :; do sleep 0.01; done";
     archfs.arg("run").arg(&stage.image).arg(&stage.mount_point).args(["--", "sh", "-c", script]);
     let mut run = archfs.stdout(Stdio::piped()).spawn().unwrap();
@@ -203,7 +203,7 @@ fn run_passes_signals_on_and_unmounts() {
 }
 
 #[test]
-fn run_killed_leaves_no_mount() {
+fn a_killed_run_leaves_no_mount() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
     archfs.arg("run").arg(&stage.image).arg(&stage.mount_point).args([
@@ -232,7 +232,7 @@ fn each_signal_to_the_daemon_unmounts() {
 }
 
 #[test]
-fn a_busy_mount_goes_lazily_and_its_open_files_stay_readable() {
+fn a_mount_in_use_is_detached_and_open_files_stay_readable() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
@@ -250,14 +250,14 @@ fn a_busy_mount_goes_lazily_and_its_open_files_stay_readable() {
 }
 
 #[test]
-fn a_daemon_asked_to_end_serves_on_while_files_are_open() {
+fn a_daemon_asked_to_exit_serves_open_files() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let file = File::open(stage.mount_point.join("folder/data")).unwrap();
     let daemon = stage.daemon();
     kill_process(daemon, Signal::TERM).unwrap();
     kill_process(daemon, Signal::CONT).unwrap();
-    // It tries several times while this goes on.
+    // The unmount retries several times during this.
     let until = Instant::now() + Duration::from_millis(700);
     while Instant::now() < until {
         stage.assert_readable();
@@ -268,7 +268,7 @@ fn a_daemon_asked_to_end_serves_on_while_files_are_open() {
 }
 
 #[test]
-fn the_grace_ends_a_daemon_whose_files_are_open() {
+fn the_grace_period_ends_a_daemon_with_open_files() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q", "--grace", "1s"]).status.success());
     let mut file = File::open(stage.mount_point.join("folder/data")).unwrap();
@@ -280,7 +280,7 @@ fn the_grace_ends_a_daemon_whose_files_are_open() {
 }
 
 #[test]
-fn an_interrupt_or_a_second_signal_ends_a_daemon_whose_files_are_open() {
+fn an_interrupt_or_a_second_signal_ends_a_daemon_with_open_files() {
     let Some(stage) = stage() else { return };
     for signals in [&[Signal::INT][..], &[Signal::TERM, Signal::TERM], &[Signal::TERM, Signal::HUP]]
     {
@@ -290,7 +290,7 @@ fn an_interrupt_or_a_second_signal_ends_a_daemon_whose_files_are_open() {
         for &signal in signals {
             kill_process(daemon, signal).unwrap();
         }
-        // Two signals of a kind are one if the second comes before the first was taken.
+        // Two signals of one kind merge if the second arrives before the first is handled.
         wait_until("the daemon has ended", || {
             let _ = kill_process(daemon, signals[signals.len() - 1]);
             has_ended(daemon)
@@ -301,13 +301,13 @@ fn an_interrupt_or_a_second_signal_ends_a_daemon_whose_files_are_open() {
 }
 
 #[test]
-fn a_dead_mount_is_cleared_by_unmount_and_by_the_next_mount() {
+fn unmount_and_the_next_mount_clear_a_stale_mount() {
     let Some(stage) = stage() else { return };
     for clear in ["unmount", "mount", "run"] {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
         kill_process(stage.daemon(), Signal::KILL).unwrap();
         wait_until("the mount is dead", || {
-            // stat would be answered from the kernel's cache.
+            // The kernel's cache would answer stat(2).
             rustix::fs::statvfs(&stage.mount_point).is_err_and(|error| error == Errno::NOTCONN)
         });
         match clear {
@@ -328,14 +328,15 @@ fn a_dead_mount_is_cleared_by_unmount_and_by_the_next_mount() {
 }
 
 #[test]
-fn an_old_daemon_leaves_a_new_mount_at_its_place_alone() {
+fn an_old_daemon_leaves_a_new_mount_at_its_mount_point_alone() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let file = File::open(stage.mount_point.join("folder/data")).unwrap();
     let old = stage.daemon();
     run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
     assert!(stage.mount(&["--keep", "-q"]).status.success());
-    // The old one still serves its open file; a signal and its end must not touch the new mount.
+    // The old daemon still serves its open file. A signal and its exit must not affect the new
+    // mount.
     kill_process(old, Signal::TERM).unwrap();
     drop(file);
     wait_until("the old daemon has ended", || has_ended(old));
@@ -362,7 +363,7 @@ fn unmount_touches_only_mounts_of_archfs() {
 }
 
 #[test]
-fn an_unmount_by_others_ends_the_daemon_and_removes_the_folder() {
+fn umount_ends_the_daemon_and_removes_the_directory() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     run(Command::new("umount").arg(&stage.mount_point));
@@ -370,7 +371,7 @@ fn an_unmount_by_others_ends_the_daemon_and_removes_the_folder() {
 }
 
 #[test]
-fn a_mount_that_is_covered_goes_once_it_is_not() {
+fn a_covered_mount_is_unmounted_once_uncovered() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -389,7 +390,7 @@ fn a_mount_that_is_covered_goes_once_it_is_not() {
 }
 
 #[test]
-fn who_has_lost_its_parent_may_unmount() {
+fn an_orphan_can_unmount() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let orphan =
@@ -401,7 +402,7 @@ fn who_has_lost_its_parent_may_unmount() {
 }
 
 #[test]
-fn a_descriptor_that_is_not_there_is_told_before_anything_is_mounted() {
+fn a_missing_descriptor_is_reported_before_mounting() {
     let Some(stage) = stage() else { return };
     let output = stage.mount(&["--keep", "--ready-fd", "99"]);
     assert_eq!(output.status.code(), Some(1));
@@ -410,7 +411,7 @@ fn a_descriptor_that_is_not_there_is_told_before_anything_is_mounted() {
 }
 
 #[test]
-fn any_path_can_be_a_place() {
+fn any_path_can_be_a_mount_point() {
     use std::os::unix::ffi::OsStrExt;
     let Some(stage) = stage() else { return };
     for name in [&b"a b"[..], b"a,b\\c", b"new\nline", b"\xff\xfe", b"-x", b"tab\there#1"] {
@@ -427,7 +428,7 @@ fn any_path_can_be_a_place() {
 }
 
 #[test]
-fn the_foreground_says_when_it_is_ready_and_ends_on_a_signal() {
+fn foreground_reports_ready_and_exits_on_a_signal() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
     archfs
@@ -445,7 +446,7 @@ fn the_foreground_says_when_it_is_ready_and_ends_on_a_signal() {
 }
 
 #[test]
-fn a_quiet_mount_says_that_files_are_missing() {
+fn a_quiet_mount_still_reports_missing_files() {
     let Some(stage) = stage() else { return };
     let archive = stage.work.path().join("cut.tar");
     let whole = tar::of(&[("a", &[b'a'; 700]), ("b", &[b'b'; 700])]);
@@ -460,9 +461,9 @@ fn a_quiet_mount_says_that_files_are_missing() {
     assert!(said(&output).contains("cut off: \"b\""), "{}", said(&output));
 }
 
-/// Nobody would know of the mount.
+/// Otherwise the mount would exist without anyone knowing.
 #[test]
-fn a_mount_that_nobody_can_be_told_of_is_taken_back() {
+fn a_mount_is_undone_if_it_cannot_be_reported() {
     let Some(stage) = stage() else { return };
     for (options, others) in [("--keep", false), ("", false), ("--keep", true)] {
         let mut other = others.then(|| shell(stage.work.path()));
@@ -485,7 +486,7 @@ fn a_mount_that_nobody_can_be_told_of_is_taken_back() {
 }
 
 #[test]
-fn a_start_that_fails_after_mounting_leaves_nothing() {
+fn a_failure_after_mounting_leaves_nothing() {
     let Some(stage) = stage() else { return };
     let mut archfs = archfs();
     archfs
@@ -499,24 +500,25 @@ fn a_start_that_fails_after_mounting_leaves_nothing() {
 }
 
 #[test]
-fn the_output_of_mount_ends_although_the_daemon_goes_on() {
+fn mount_closes_its_output_while_the_daemon_runs() {
     let Some(stage) = stage() else { return };
-    // `output` waits for the end of both pipes, which a daemon that kept them would never give.
+    // `output` waits for the end of both pipes, which a daemon that inherited them would never
+    // close.
     let output = stage.mount(&["--keep"]);
     assert!(output.status.success() && output.stdout.is_empty());
     stage.assert_readable();
 }
 
 #[test]
-fn the_daemon_keeps_no_descriptor_of_its_caller() {
+fn the_daemon_inherits_no_descriptor() {
     let Some(stage) = stage() else { return };
     let mut script = shell(stage.work.path());
     tell(&mut script, "exec 9>kept 8<small.sqfs");
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
-    let folder = format!("/proc/{}/fd", stage.daemon().as_raw_nonzero());
-    // One that is closed meanwhile, as that of the connection to a caller that has ended, has no
-    // link any more.
-    let open: Vec<_> = fs::read_dir(folder)
+    let directory = format!("/proc/{}/fd", stage.daemon().as_raw_nonzero());
+    // A descriptor that is closed in the meantime, such as the connection to a caller that has
+    // exited, has no link any more.
+    let open: Vec<_> = fs::read_dir(directory)
         .unwrap()
         .filter_map(|fd| fs::read_link(fd.unwrap().path()).ok())
         .collect();
@@ -528,14 +530,14 @@ fn the_daemon_keeps_no_descriptor_of_its_caller() {
 }
 
 #[test]
-fn what_goes_wrong_later_is_written_to_the_log() {
+fn later_errors_are_written_to_the_log() {
     let Some(stage) = stage() else { return };
     let source = stage.work.path().join("text");
     fs::create_dir(&source).unwrap();
     fs::write(source.join("file"), "words that compress ".repeat(10_000)).unwrap();
     let options = ["-comp", "zstd", "-no-fragments", "-b", "1M"];
     let image = image::make(stage.work.path(), "text.sqfs", &source, &options);
-    // The first data block lies behind the superblock and the options of the compressor, if any.
+    // The first data block follows the superblock and the compressor options, if any.
     let mut bytes = fs::read(&image).unwrap();
     bytes[110..140].fill(0xaa);
     fs::write(&image, bytes).unwrap();
@@ -553,15 +555,15 @@ fn what_goes_wrong_later_is_written_to_the_log() {
 
 /// An ordinary user mounts through fusermount.
 #[test]
-fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
+fn an_ordinary_user_mounts_and_other_users_have_no_access() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let home = stage.work.path().join("home");
     fs::create_dir(&home).unwrap();
-    for folder in [stage.work.path(), &home] {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
+    for directory in [stage.work.path(), &home] {
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
     }
-    // The program itself may lie where only root can go.
+    // The build directory may be accessible only to root.
     let program = home.join("archfs");
     fs::copy(env!("CARGO_BIN_EXE_archfs"), &program).unwrap();
     let mount_point = home.join("mount");
@@ -589,13 +591,13 @@ fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
     assert_eq!(ran.stdout, b"hello, world\n", "{}", said(&ran));
     assert!(!mount_point.exists());
 
-    // A place in a folder of somebody else is refused by fusermount, with a reason.
+    // fusermount refuses a mount point in another user's directory, with a reason.
     fs::create_dir(stage.work.path().join("roots")).unwrap();
     let refused = as_user(&["./archfs", "mount", "--keep", image, "../roots"]);
     assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
     assert!(said(&refused).contains("hint: "), "{}", said(&refused));
 
-    // Not one of theirs: root's mount stays.
+    // Root's mount is not theirs, so it stays.
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let foreign = as_user(&["./archfs", "unmount", stage.mount_point.to_str().unwrap()]);
     assert_eq!(foreign.status.code(), Some(5), "{}", said(&foreign));
@@ -603,7 +605,7 @@ fn an_ordinary_user_mounts_and_nobody_else_gets_in() {
 }
 
 #[test]
-fn without_the_device_it_says_what_to_do() {
+fn a_missing_device_is_reported_with_a_remedy() {
     let Some(stage) = stage() else { return };
     for (hide, code) in [
         ("mount --bind /dev/null /dev/fuse", 4),
@@ -620,9 +622,9 @@ fn without_the_device_it_says_what_to_do() {
     }
 }
 
-/// As under an emulator: the daemon is started by /proc/self/exe, which is the loader then.
+/// As under an emulator: /proc/self/exe, by which the daemon is started, is then the loader.
 #[test]
-fn a_daemon_that_is_another_program_is_told_of() {
+fn a_daemon_started_as_another_program_is_reported() {
     let Some(stage) = stage() else { return };
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mut mapped = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -635,9 +637,9 @@ fn a_daemon_that_is_another_program_is_told_of() {
         archfs.arg(env!("CARGO_BIN_EXE_archfs")).arg(how).args([&stage.image, &stage.mount_point]);
         let output = archfs.args(["--", "true"].iter().take(if how == "run" { 2 } else { 0 }));
         let output = output.output().unwrap();
-        let said = said(&output);
-        assert_eq!(output.status.code(), Some(status), "{said}");
-        assert!(said.contains("archfs in the background ended with status 127"), "{said}");
+        let stderr = said(&output);
+        assert_eq!(output.status.code(), Some(status), "{stderr}");
+        assert!(stderr.contains("archfs in the background ended with status 127"), "{stderr}");
         assert!(stage.is_gone());
     }
 }

@@ -1,8 +1,8 @@
-//! The Linux source as Debian ships it: 1.3 GB in 80,000 files, packed by xz in blocks of 24 MiB.
+//! Reads the Linux source as Debian ships it (1.3 GB in 80,000 files, xz blocks of 24 MiB) and
+//! compares every file with Python's tarfile.
 //!
-//! Owns the comparison of every file with what Python's tarfile reads, in the archive as shipped
-//! and in others made of it, which are kept from run to run. Those that take longest, most of
-//! them since they are read from a temporary file, are tested only where ARCHFS_LONG_TESTS is set.
+//! Other archives made of it are kept between runs. The slowest ones run only if ARCHFS_LONG_TESTS
+//! is set.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -39,7 +39,7 @@ fn shipped() -> Option<PathBuf> {
     found.pop()
 }
 
-/// Made of the shipped archive by a line for the shell, once.
+/// An archive made from the shipped one by a shell line, once.
 fn repacked(shipped: &Path, ending: &str, program: &'static str, line: &str) -> Option<PathBuf> {
     if !pack::is_there(program) {
         return None;
@@ -52,7 +52,7 @@ fn repacked(shipped: &Path, ending: &str, program: &'static str, line: &str) -> 
     }))
 }
 
-/// The lines that tests/python/tar_tree.py prints: path in hex, then all that is seen of it.
+/// The lines of tests/python/tar_tree.py: path in hex, then its properties.
 fn expected(shipped: &Path) -> BTreeMap<Vec<u8>, String> {
     let name = format!("{}.lines", shipped.file_stem().unwrap().to_string_lossy());
     let lines = source::made_file(&name, |target| {
@@ -72,7 +72,7 @@ fn expected(shipped: &Path) -> BTreeMap<Vec<u8>, String> {
         .collect()
 }
 
-/// Every file of `archive`, opened anew, must be as Python reads it; and again from its index.
+/// Opens `archive` and compares every file with Python's tarfile, without and with an index.
 fn assert_same_tree(archive: &Path, expected: &BTreeMap<Vec<u8>, String>) {
     let work = work_folder();
     let name = archive.file_name().unwrap().to_string_lossy().into_owned();
@@ -103,7 +103,7 @@ fn assert_same_tree(archive: &Path, expected: &BTreeMap<Vec<u8>, String>) {
 }
 
 #[test]
-fn every_file_of_the_linux_source_is_as_python_reads_it() {
+fn every_file_of_the_linux_source_matches_tarfile() {
     let Some(shipped) = shipped() else { return };
     let expected = expected(&shipped);
     assert!(expected.len() > 50_000, "{} files", expected.len());
@@ -135,10 +135,10 @@ fn every_file_of_the_linux_source_is_as_python_reads_it() {
 }
 
 #[test]
-fn gnu_tar_extracts_from_the_linux_source_what_a_mount_shows() {
+fn a_mount_of_the_linux_source_matches_gnu_tar() {
     let Some(shipped) = shipped().filter(|_| can_mount()) else { return };
     let work = work_folder();
-    // GNU tar goes through the whole archive for it, so a part of the tree is enough.
+    // GNU tar reads the whole archive for this, so a part of the tree is enough.
     let part = "*/Documentation/admin-guide";
     let mut tar = Command::new("tar");
     run(tar.arg("-C").arg(work.path()).args(["--wildcards", "-xpf"]).arg(&shipped).arg(part));
@@ -149,7 +149,7 @@ fn gnu_tar_extracts_from_the_linux_source_what_a_mount_shows() {
     let snapshot =
         |root: &Path| support::snapshot::take(&below(root), support::snapshot::Depth::Everything);
     let (mut extracted, mut shown) = (snapshot(work.path()), snapshot(mounted.path()));
-    // GNU tar forgets the time of a folder that the archive comes back to.
+    // GNU tar loses the mtime of a directory that the archive returns to.
     let folders = |node: &&mut support::snapshot::Node| node.mode & 0o170_000 == 0o040_000;
     extracted.values_mut().chain(shown.values_mut()).filter(folders).for_each(|n| n.seconds = 0);
     assert!(extracted.len() > 300, "{} files", extracted.len());

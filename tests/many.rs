@@ -1,7 +1,7 @@
-//! Archives in archives, and many archives as one tree.
+//! Nested archives, and many archives merged into one tree.
 //!
-//! Owns the layouts that data sets are handed out in (ImageNet's tar of tars, WebDataset's shards),
-//! and what their parts may do to each other. Unit tests of the union are beside it.
+//! Covers the layouts of common data sets (ImageNet's tar of tars, WebDataset's shards) and what
+//! one archive can do to the files of another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +19,7 @@ use support::mount::{CleanUp, Mounted, is_mounted};
 use support::snapshot::{Depth, Snapshot, assert_same, take};
 use support::{archfs, can_mount, image, run, source, tar, tree, work_folder};
 
-/// Archives within archives that are shown, one in another.
+/// How deep nested archives are shown.
 const NESTING_MAX: usize = 8;
 
 fn recursive() -> OpenOptions {
@@ -30,7 +30,7 @@ fn open_recursive(path: &Path) -> archfs::sync::Arc<dyn Tree> {
     tree::open(&[path.to_owned()], recursive()).unwrap()
 }
 
-/// The archive as it is, and as `compressors` make it.
+/// The uncompressed archive, and one from each of `compressors`.
 fn with_compressed(archive: &Path, compressors: &[&str]) -> Vec<PathBuf> {
     let mut made = vec![archive.to_owned()];
     for compressor in compressors {
@@ -53,12 +53,12 @@ fn paths(tree: &dyn Tree) -> Vec<String> {
     tree::lines(tree).into_keys().map(|path| String::from_utf8(path).unwrap()).collect()
 }
 
-/// What a command that must succeed says on standard error.
+/// The stderr of a command that must succeed.
 fn said(command: &mut Command) -> String {
     String::from_utf8(run(command).stderr).unwrap()
 }
 
-/// Without what a folder has of its own, which an archive that became one has otherwise.
+/// Drops the directories' own metadata, which differs if an archive became a directory.
 fn files_of(mut snapshot: Snapshot) -> Snapshot {
     for node in snapshot.values_mut().filter(|node| node.mode & 0o170_000 == 0o040_000) {
         (node.mode, node.seconds) = (0o040_000, 0);
@@ -67,27 +67,27 @@ fn files_of(mut snapshot: Snapshot) -> Snapshot {
 }
 
 #[test]
-fn a_tar_of_class_tars_is_an_image_folder() {
+fn a_tar_of_class_tars_becomes_an_image_folder() {
     if !can_mount() {
         return;
     }
     let loader = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/imagefolder.py");
-    // Fewer than are scanned at once, and more.
+    // Fewer and more archives than are scanned in parallel.
     for classes in [5, 40] {
         let work = work_folder();
         let [parts, extracted] = ["parts", "extracted"].map(|name| work.path().join(name));
         fs::create_dir(&parts).unwrap();
         for class in 0..classes {
             let name = format!("n{:08}", 1_440_764 + class * 17);
-            let folder = work.path().join("class");
-            fs::create_dir(&folder).unwrap();
+            let directory = work.path().join("class");
+            fs::create_dir(&directory).unwrap();
             for number in 0..25 {
                 let bytes = source::noise(class * 100 + number, 500 + number as usize * 331);
-                fs::write(folder.join(format!("{name}_{number}.JPEG")), bytes).unwrap();
+                fs::write(directory.join(format!("{name}_{number}.JPEG")), bytes).unwrap();
             }
-            tar::pack(&parts.join(format!("{name}.tar")), &folder);
-            fs::remove_dir_all(&folder).unwrap();
-            // In two steps, as everybody does it who has no archfs.
+            tar::pack(&parts.join(format!("{name}.tar")), &directory);
+            fs::remove_dir_all(&directory).unwrap();
+            // In two steps, the usual way without archfs.
             let to = extracted.join(&name);
             fs::create_dir_all(&to).unwrap();
             let mut unpack = Command::new("tar");
@@ -112,7 +112,7 @@ fn a_tar_of_class_tars_is_an_image_folder() {
 }
 
 #[test]
-fn archives_are_shown_to_the_limit_of_depth_and_are_files_below() {
+fn archives_nested_deeper_than_the_limit_are_files() {
     let work = work_folder();
     for depth in [NESTING_MAX, NESTING_MAX + 1] {
         let mut bytes = tar::of(&[("file", b"innermost")]);
@@ -152,7 +152,7 @@ fn without_recursive_an_inner_archive_is_a_file() {
 }
 
 #[test]
-fn an_image_in_a_tar_shows_all_that_it_holds() {
+fn an_image_in_a_tar_shows_its_whole_tree() {
     if !can_mount() {
         return;
     }
@@ -175,14 +175,14 @@ fn an_image_in_a_tar_shows_all_that_it_holds() {
 }
 
 #[test]
-fn blocks_of_an_image_are_decoded_from_blocks_of_the_image_it_lies_in() {
+fn an_image_in_an_image_is_decoded_through_both() {
     let work = work_folder();
     let (inner, outer) = (work.path().join("inner"), work.path().join("outer"));
     fs::create_dir(&inner).unwrap();
     fs::create_dir(&outer).unwrap();
     let text: String = (0..200_000).map(|line| format!("{line} lines so far\n")).collect();
     fs::write(inner.join("text"), &text).unwrap();
-    // What lz4 leaves, zstd still makes smaller.
+    // zstd still shrinks the output of lz4.
     image::make(&outer, "data.sqfs", &inner, &["-comp", "lz4"]);
     let archive = image::make(work.path(), "outer.sqfs", &outer, &["-comp", "zstd"]);
     let sizes =
@@ -192,7 +192,7 @@ fn blocks_of_an_image_are_decoded_from_blocks_of_the_image_it_lies_in() {
 }
 
 #[test]
-fn only_what_is_an_archive_becomes_a_folder() {
+fn only_archives_become_directories() {
     let work = work_folder();
     let inner = tar::of(&[("file", b"inside")]);
     let archive = work.path().join("outer.tar");
@@ -218,7 +218,7 @@ fn only_what_is_an_archive_becomes_a_folder() {
 }
 
 #[test]
-fn members_of_an_inner_archive_stay_in_its_folder() {
+fn members_of_a_nested_archive_stay_in_its_directory() {
     let work = work_folder();
     let odd = tar::of(&[
         ("../up", b"1"),
@@ -255,7 +255,7 @@ fn members_of_an_inner_archive_stay_in_its_folder() {
 }
 
 #[test]
-fn hard_links_in_an_inner_archive_name_what_is_in_it() {
+fn hard_links_in_a_nested_archive_stay_within_it() {
     let work = work_folder();
     let inner = [
         tar::member("first", b'0', "", b"inner"),
@@ -279,12 +279,12 @@ fn hard_links_in_an_inner_archive_name_what_is_in_it() {
 }
 
 #[test]
-fn what_is_whole_of_a_cut_inner_archive_is_shown_and_a_note_names_it() {
+fn a_truncated_nested_archive_shows_its_intact_files_with_a_note() {
     let work = work_folder();
     let inner = tar::of(&[("a", &[b'a'; 700]), ("b", &[b'b'; 700]), ("c", b"c")]);
     let whole = tar::of(&[("d", b"d")]);
     let archive = work.path().join("outer.tar");
-    // The second file ends within its data.
+    // The archive ends within the data of the second file.
     let cut = &inner[..512 + 1024 + 512 + 512];
     let files: &[(&str, &[u8])] = &[("n01.tar", cut), ("n02.tar", &whole), ("e", b"e")];
     fs::write(&archive, tar::of(files)).unwrap();
@@ -292,19 +292,19 @@ fn what_is_whole_of_a_cut_inner_archive_is_shown_and_a_note_names_it() {
         let tree = open_recursive(&archive);
         assert_eq!(paths(&*tree), ["/", "e", "n01", "n01/a", "n02", "n02/d"]);
         assert_eq!(contents(&*tree, "n01/a"), [b'a'; 700]);
-        let told = said(archfs().args(["ls", "--recursive"]).arg(&archive));
+        let stderr = said(archfs().args(["ls", "--recursive"]).arg(&archive));
         let expected = "in \"n01\": cut off: \"b\" and what came behind it are missing";
-        assert!(told.contains(expected), "{told}");
-        assert!(!told.contains("n02"), "{told}");
+        assert!(stderr.contains(expected), "{stderr}");
+        assert!(!stderr.contains("n02"), "{stderr}");
     }
 }
 
 #[test]
-fn an_inner_archive_merges_with_a_folder_of_its_name_and_hides_a_file() {
+fn a_nested_archive_merges_with_a_directory_of_its_name() {
     let work = work_folder();
     let inner = tar::of(&[("both", b"inner"), ("inner", b"inner")]);
     let archive = work.path().join("outer.tar");
-    // Before the archive and behind it.
+    // Before and after the archive.
     let around: [&[(&str, &[u8])]; 2] = [
         &[
             ("x/both", b"outer"),
@@ -327,16 +327,16 @@ fn an_inner_archive_merges_with_a_folder_of_its_name_and_hides_a_file() {
             let tree = open_recursive(&archive);
             let expected = ["/", "x", "x/both", "x/inner", "x/outer", "y", "y/both", "y/inner"];
             assert_eq!(paths(&*tree), expected, "{}", archive.display());
-            // What is in an archive comes behind the archive it is in.
+            // Members of a nested archive count as later ones, so `x/both` is its file.
             assert_eq!(contents(&*tree, "x/both"), b"inner", "{}", archive.display());
-            let told = said(archfs().args(["ls", "--recursive"]).arg(&archive));
-            assert!(told.contains("members whose path is that of a folder, too"), "{told}");
+            let stderr = said(archfs().args(["ls", "--recursive"]).arg(&archive));
+            assert!(stderr.contains("members whose path is that of a folder, too"), "{stderr}");
         }
     }
 }
 
-/// Shards as WebDataset has them: samples of two files, numbered through.
-fn shards(folder: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
+/// Shards as WebDataset has them: numbered samples of two files.
+fn shards(directory: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
     (0..count)
         .map(|shard| {
             let files: Vec<_> = (shard * samples..(shard + 1) * samples)
@@ -348,7 +348,7 @@ fn shards(folder: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
                 .collect();
             let files: Vec<_> =
                 files.iter().map(|(name, data)| (name.as_str(), &data[..])).collect();
-            let path = folder.join(format!("shard-{shard:06}.tar"));
+            let path = directory.join(format!("shard-{shard:06}.tar"));
             fs::write(&path, tar::of(&files)).unwrap();
             path
         })
@@ -356,13 +356,13 @@ fn shards(folder: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_thousand_shards_are_read_by_several_processes_with_few_files_open() {
+fn many_processes_read_a_thousand_shards_with_few_open_files() {
     if !can_mount() {
         return;
     }
     let work = work_folder();
     let archives = shards(work.path(), 1000, 10);
-    // What each process reads: a part of all names, shuffled by a stride, and prints their sums.
+    // Each process reads a part of all names, in steps of a stride, and prints the checksums.
     let reader = "import hashlib, os, sys\n\
         names = sorted(os.listdir(sys.argv[1]))\n\
         part, parts = int(sys.argv[2]), 4\n\
@@ -403,14 +403,14 @@ fn a_thousand_shards_are_read_by_several_processes_with_few_files_open() {
         assert!(read(&mount_point) == expected, "{limited:?}: other files");
         if !limited.is_empty() {
             assert!(first < 256 && count() < 256, "{first}, {} files open", count());
-            // Half of the allowance is for archives, and it is used.
+            // Half of the descriptor limit is for archives, and all of that half is used.
             assert!(count() > 100, "{} files open", count());
         }
     }
 }
 
 #[test]
-fn compressed_shards_are_read_with_few_files_open_scanned_or_from_saved_indexes() {
+fn compressed_shards_are_read_with_few_open_files() {
     if !can_mount() {
         return;
     }
@@ -431,7 +431,7 @@ fn compressed_shards_are_read_with_few_files_open_scanned_or_from_saved_indexes(
         let open = Path::new("/proc").join(mounted.daemon().to_string()).join("fd");
         assert_eq!(fs::read_dir(&mount_point).unwrap().count(), 1200, "{turn}");
         for sample in 0..600_usize {
-            // Each time another archive than the last time.
+            // Each read is in a different archive from the last.
             let sample = sample * 7919 % 600;
             let found = fs::read(mount_point.join(format!("{sample:06}.jpg"))).unwrap();
             assert!(found == source::noise(sample as u64, 100 + sample), "{turn}: {sample}");
@@ -441,7 +441,7 @@ fn compressed_shards_are_read_with_few_files_open_scanned_or_from_saved_indexes(
     }
 }
 
-/// Three archives of three formats, which share folders.
+/// Three archives of three formats that share directories.
 fn mixed(work: &Path) -> Vec<PathBuf> {
     let file = |tree: &str, path: &str, text: &str| {
         let path = work.join(tree).join(path);
@@ -481,7 +481,7 @@ fn mixed(work: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn archives_of_both_formats_are_one_tree() {
+fn archives_of_both_formats_merge_into_one_tree() {
     if !can_mount() {
         return;
     }
@@ -489,13 +489,13 @@ fn archives_of_both_formats_are_one_tree() {
     let archives = mixed(work.path());
     let mount_point = work.path().join("mount");
     let mut mount = archfs();
-    let told = {
+    let stderr = {
         let _clean_up = CleanUp(mount_point.clone());
         said(mount.args(["mount", "--keep"]).args(&archives).arg(&mount_point))
     };
-    // same twice, the folder with what is in it, the file: and no more.
-    assert!(told.contains("4 files hidden"), "{told}");
-    assert!(told.contains("mounted 3 archives at "), "{told}");
+    // `same` in two archives, one directory and its file, and one file.
+    assert!(stderr.contains("4 files hidden"), "{stderr}");
+    assert!(stderr.contains("mounted 3 archives at "), "{stderr}");
 
     let mounted = Mounted::several(&[], &archives, &mount_point, &[]);
     let at = |path: &str| mounted.path().join(path);
@@ -557,14 +557,14 @@ fn archives_of_both_formats_are_one_tree() {
 }
 
 #[test]
-fn a_place_in_a_merged_folder_is_found_again() {
+fn a_position_in_a_merged_directory_stays_valid() {
     if !can_mount() {
         return;
     }
     let work = work_folder();
     let archives = mixed(work.path());
     let mounted = Mounted::several(&[], &archives, &work.path().join("mount"), &[]);
-    // telldir and seekdir, from Python by way of libc.
+    // telldir and seekdir, called from Python through libc.
     let program = "import ctypes, os, random, sys\n\
         c = ctypes.CDLL(None)\n\
         c.opendir.restype = c.readdir.restype = ctypes.c_void_p\n\
@@ -591,7 +591,7 @@ fn a_place_in_a_merged_folder_is_found_again() {
 }
 
 #[test]
-fn a_view_of_several_archives_shows_a_folder_of_them_with_other_owners() {
+fn subdir_and_owner_options_apply_to_several_archives() {
     if !can_mount() {
         return;
     }
@@ -625,7 +625,7 @@ fn the_same_archive_twice_shows_its_files_once() {
 }
 
 #[test]
-fn archives_in_an_image_are_folders_and_no_files() {
+fn archives_in_an_image_become_directories() {
     let work = work_folder();
     let [parts, outer] = ["parts", "outer"].map(|name| work.path().join(name));
     fs::create_dir_all(outer.join("deep")).unwrap();
@@ -633,7 +633,7 @@ fn archives_in_an_image_are_folders_and_no_files() {
     fs::write(parts.join("folder/file"), source::noise(3, 300_000)).unwrap();
     tar::pack(&outer.join("deep/a.tar"), &parts);
     let inner = image::make(&outer, "b.sqfs", &parts, &["-comp", "zstd"]);
-    // A tar and an image in a tar in an image.
+    // A tar, and an image in a tar, in an image.
     let both = [
         ("a.tar", fs::read(outer.join("deep/a.tar")).unwrap()),
         ("b.sqfs", fs::read(inner).unwrap()),
@@ -739,7 +739,7 @@ fn run_takes_several_archives_and_offset_takes_one() {
 }
 
 #[test]
-fn one_archive_that_can_not_be_opened_is_named_and_nothing_is_mounted() {
+fn an_unreadable_archive_is_named_and_nothing_is_mounted() {
     let work = work_folder();
     let mut archives = shards(work.path(), 30, 1);
     let mount_point = work.path().join("mount");

@@ -1,7 +1,6 @@
-//! A daemon in a control group with little memory, under load.
+//! Under load, a daemon in a small control group stays within its memory limit.
 //!
-//! It takes its budget from the group, and a little on top, and is not killed. What the readers'
-//! own pages take is counted in the readers' group, which has no limit.
+//! The readers run in a group without a limit, so their pages are not charged to the daemon.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, BufWriter, Write};
@@ -20,13 +19,13 @@ use support::mount::{CleanUp, daemon_of, is_mounted, unmount};
 use support::stage::said;
 use support::{archfs, can_mount, image, run, source, tar, work_folder};
 
-/// Files, and the length of each: many times what the group may take.
+/// Number of files and their length: together many times the memory of the group.
 const FILES: u64 = 192;
 const LEN: usize = 2 << 20;
 
 const MIB: u64 = 1 << 20;
 
-/// A file that compresses to a sixteenth.
+/// Contents that compress to a sixteenth.
 fn contents(number: u64) -> Vec<u8> {
     source::noise(number + 1, LEN / 16).iter().flat_map(|byte| [*byte; 16]).collect()
 }
@@ -41,7 +40,7 @@ fn folder() -> PathBuf {
     source::made_file("memory-files", make)
 }
 
-/// Archives whose parts have 1 MiB and 8 MiB, decoded.
+/// Archives whose parts decode to 1 MiB and 8 MiB.
 fn archives() -> [PathBuf; 2] {
     let image = source::made_file("memory.sqfs", |path| {
         let options = ["-comp", "zstd", "-Xcompression-level", "1", "-b", "1M"];
@@ -51,14 +50,14 @@ fn archives() -> [PathBuf; 2] {
     [image, source::made_file("memory.tar.xz", |path| pack(path, "*", 8))]
 }
 
-/// A tar.xz of the files that a pattern of the shell names, in blocks of so many MiB.
+/// A tar.xz of the files that a shell pattern matches, in blocks of `block` MiB.
 fn pack(path: &Path, files: &str, block: u32) {
     let line =
         format!("cd \"$1\" && tar -cf - {files} | xz -0 -T2 --block-size={block}MiB -c > \"$2\"");
     run(Command::new("sh").args(["-ec", &line, "sh"]).arg(folder()).arg(path));
 }
 
-/// Reads by `readers` threads, each at random: whole files and parts of them. All must be right.
+/// Reads whole files and parts of them at random with `readers` threads. All bytes must be right.
 fn load(mount_point: &Path, readers: u64, rounds: usize) {
     thread::scope(|scope| {
         for reader in 0..readers {
@@ -116,14 +115,14 @@ fn a_daemon_stays_within_the_memory_of_its_group_under_full_load() {
     }
 }
 
-/// What a daemon takes on top of its budget, bytes: the program and its tables, and for each of its
-/// threads a stack, a decoder and an answer.
+/// Memory of a daemon beyond its budget, in bytes: the program, its tables, and for each thread a
+/// stack, a decoder and a reply.
 fn on_top(threads: u64) -> u64 {
     16 * MIB + threads * MIB
 }
 
-/// The archives of the table. Parts of the compressed ones have 1, 2 and 32 MiB; the last is one
-/// frame, which is decoded into a temporary file.
+/// The archives of the table. Parts of the compressed ones have 1, 2 and 32 MiB. The last one is a
+/// single frame, which is decoded into a temporary file.
 fn table() -> Vec<(&'static str, PathBuf)> {
     let packed = |name: &'static str, program: &str| {
         let line = format!("cd \"$1\" && tar -cf - * | {program} > \"$2\"");
@@ -176,14 +175,14 @@ fn mount_line(archive: &Path, mount_point: &Path, options: &str) -> String {
     format!("{program} mount --keep {options} {} {}", archive.display(), mount_point.display())
 }
 
-/// The budget of a mount, bytes.
+/// The cache budget of a mount, in bytes.
 fn budget(mount_point: &Path) -> u64 {
     let output = run(archfs().args(["stats", "--json"]).arg(mount_point));
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     json["cache_budget_bytes"].as_u64().unwrap()
 }
 
-/// The most memory a process had, bytes.
+/// The peak memory of a process, in bytes.
 fn peak(process: i32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -194,7 +193,7 @@ fn peak(process: i32) -> u64 {
 /// > MiB and 1 MiB for each of its threads on top, whatever the archive and the number of readers.
 /// > A job that already uses half of its memory is not killed.
 #[test]
-fn a_daemon_takes_its_budget_and_a_little_where_half_of_the_job_is_taken() {
+fn a_daemon_stays_within_its_budget_if_half_of_the_job_is_used() {
     if !can_mount() {
         return;
     }
@@ -241,7 +240,7 @@ fn a_daemon_takes_its_budget_and_a_little_where_half_of_the_job_is_taken() {
                 let threads = fs::read_dir(format!("/proc/{daemon}/task")).unwrap().count() as u64;
                 let (budget, peak) = (budget(&mount_point), peak(daemon));
                 eprintln!("{what}: {} of {} MiB, {threads} threads", peak / MIB, budget / MIB);
-                // One part of 32 MiB and its source may be more than the budget.
+                // One part of 32 MiB and its source may exceed the budget.
                 let one = if name == "tar.zst-32" { 36 * MIB } else { 0 };
                 assert!(peak <= budget.max(one) + on_top(threads), "{what}: {peak}");
                 unmount(&mount_point);
@@ -252,7 +251,7 @@ fn a_daemon_takes_its_budget_and_a_little_where_half_of_the_job_is_taken() {
 
 /// > A budget that does not fit into the job is reduced, with a warning.
 #[test]
-fn a_budget_above_the_limit_of_the_job_is_clamped_with_a_warning() {
+fn a_budget_above_the_job_limit_is_clamped_with_a_warning() {
     if !can_mount() {
         return;
     }
@@ -268,13 +267,16 @@ fn a_budget_above_the_limit_of_the_job_is_clamped_with_a_warning() {
         group.set(256 * MIB);
         let output = group.run(&mount_line(&archive, &mount_point, "--cache 8G"));
         assert!(output.status.success(), "{name}: {}", said(&output));
-        let said = said(&output);
-        assert!(said.contains("--cache 8.0 GiB") && said.contains("256.0 MiB"), "{name}: {said}");
+        let stderr = said(&output);
+        assert!(
+            stderr.contains("--cache 8.0 GiB") && stderr.contains("256.0 MiB"),
+            "{name}: {stderr}"
+        );
         assert!(budget(&mount_point) < 256 * MIB, "{name}: {}", budget(&mount_point));
         load(&mount_point, 16, 6);
         assert_eq!(group.killed(), 0, "{name}");
         unmount(&mount_point);
-        // One that fits is left alone.
+        // A budget that fits is not changed.
         let output = group.run(&mount_line(&archive, &mount_point, "--cache 100M"));
         assert_eq!(
             (budget(&mount_point), support::stage::said(&output).contains("--cache")),
@@ -286,7 +288,7 @@ fn a_budget_above_the_limit_of_the_job_is_clamped_with_a_warning() {
 
 /// > A compressed tar with parts that do not fit into the memory of the job is refused.
 #[test]
-fn parts_that_do_not_fit_in_the_memory_of_the_job_are_refused() {
+fn an_archive_with_parts_larger_than_the_job_is_refused() {
     if !can_mount() {
         return;
     }
@@ -300,15 +302,15 @@ fn parts_that_do_not_fit_in_the_memory_of_the_job_are_refused() {
     pack(&archive, "1?", 24);
     for is_indexed in [false, true] {
         if is_indexed {
-            // Opened before, so that nothing has to be decoded for that.
+            // A saved index, so that opening the archive decodes nothing.
             run(archfs().arg("index").arg(&archive));
         }
         for (limit, fits) in [(64 * MIB, false), (512 * MIB, true)] {
             group.set(limit);
             let output = group.run(&mount_line(&archive, &mount_point, ""));
-            let said = said(&output);
-            assert_eq!(output.status.success(), fits, "{limit}: {said}");
-            assert_eq!(said.contains("must be decoded as one"), !fits, "{limit}: {said}");
+            let stderr = said(&output);
+            assert_eq!(output.status.success(), fits, "{limit}: {stderr}");
+            assert_eq!(stderr.contains("must be decoded as one"), !fits, "{limit}: {stderr}");
             assert_eq!(group.killed(), 0);
             if fits {
                 unmount(&mount_point);
@@ -323,7 +325,7 @@ fn parts_that_do_not_fit_in_the_memory_of_the_job_are_refused() {
 /// > If temporary files are on another file system, it is made in memory, and a tar whose index
 /// > does not fit into the memory of the job is refused.
 #[test]
-fn an_index_that_does_not_fit_in_the_memory_of_the_job_is_refused() {
+fn an_index_larger_than_the_job_is_refused() {
     if !can_mount() {
         return;
     }
@@ -341,7 +343,7 @@ fn an_index_that_does_not_fit_in_the_memory_of_the_job_is_refused() {
     }
     file.write_all(&[0; 1024]).unwrap();
     file.into_inner().unwrap();
-    // An index is made in files on ext4 and XFS alone.
+    // An index is made in files only on ext4 and XFS.
     let disk = env!("CARGO_TARGET_TMPDIR");
     let kind = rustix::fs::statfs(disk).unwrap().f_type as u64;
     let has_blocks = [0xef53, 0x5846_5342].contains(&kind);
@@ -354,11 +356,11 @@ fn an_index_that_does_not_fit_in_the_memory_of_the_job_is_refused() {
             group.set(limit);
             let line = mount_line(&archive, &mount_point, "--quiet");
             let output = group.run(&format!("TMPDIR={temporary} {line}"));
-            let said = said(&output);
-            assert_eq!(group.killed(), 0, "{limit}: {said}");
-            assert_eq!(output.status.success(), fits, "{limit}: {said}");
-            let is_told = said.contains("does not fit in memory") && said.contains("hint:");
-            assert_eq!(is_told, !fits, "{limit}: {said}");
+            let stderr = said(&output);
+            assert_eq!(group.killed(), 0, "{limit}: {stderr}");
+            assert_eq!(output.status.success(), fits, "{limit}: {stderr}");
+            let is_told = stderr.contains("does not fit in memory") && stderr.contains("hint:");
+            assert_eq!(is_told, !fits, "{limit}: {stderr}");
             if fits {
                 let found = group.run(&format!("find {} | wc -l", mount_point.display()));
                 assert_eq!(found.stdout, b"400101\n", "{limit}");

@@ -1,7 +1,6 @@
-//! mount(8), umount(8) and fstab: archfs as the helper of the type fuse.archfs.
+//! mount(8), umount(8) and fstab use archfs as the helper for type fuse.archfs.
 //!
-//! Owns the calls as they come from util-linux and from mount.fuse of libfuse; leaves their
-//! translation to `cli/mount_helper.rs`.
+//! Unit tests in src/cli/mount_helper.rs check how the arguments are translated.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,9 +13,9 @@ use support::skip::skip;
 use support::stage::said;
 use support::{archfs, can_mount, image, run, wait_until, work_folder};
 
-/// Runs the test `name` again where archfs is installed: in a mount namespace of its own, in which
-/// it is in /usr/local/bin. mount(8) takes PATH from what it executes, so the shell of mount.fuse
-/// looks in its usual folders only. Whether that was done, and the test is over.
+/// Runs the test `name` again in a mount namespace with archfs in /usr/local/bin. mount(8) resets
+/// PATH for the helpers it executes, so the shell of mount.fuse searches only the usual
+/// directories. Returns whether that was done, so that the outer test is over.
 fn ran_where_archfs_is_installed(name: &str) -> bool {
     const MARK: &str = "ARCHFS_IS_INSTALLED";
     if std::env::var_os(MARK).is_some() || !can_mount() {
@@ -33,7 +32,7 @@ fn ran_where_archfs_is_installed(name: &str) -> bool {
     true
 }
 
-/// Whether libfuse's helper is here; where it is not, that is loud, and fatal in CI.
+/// Whether libfuse's helper is installed. If it is not, the test says so, and fails in CI.
 fn has_mount_fuse() -> bool {
     let is_here = Path::new("/sbin/mount.fuse").exists();
     assert!(is_here || std::env::var_os("CI").is_none(), "CI must have fuse3");
@@ -72,7 +71,7 @@ fn scene() -> Option<Scene> {
     Some(Scene { work, image, mount_point, _clean_up })
 }
 
-/// Checks the mount, has umount(8) take it away, and waits for the end of the daemon.
+/// Checks the mount, unmounts it with umount(8), and waits until the daemon has exited.
 fn assert_mounted_until_umount(scene: &Scene, mounted: &Output) {
     assert!(mounted.status.success(), "{}", said(mounted));
     assert_eq!(said(mounted), "", "mount(8) says nothing where all went well");
@@ -116,9 +115,9 @@ fn mount_and_umount_work_for_the_type_fuse_archfs() {
 }
 
 #[test]
-fn an_fstab_line_is_mounted_by_all_and_by_its_directory() {
+fn mount_all_and_mount_directory_use_the_fstab_line() {
     if !has_mount_fuse()
-        || ran_where_archfs_is_installed("an_fstab_line_is_mounted_by_all_and_by_its_directory")
+        || ran_where_archfs_is_installed("mount_all_and_mount_directory_use_the_fstab_line")
     {
         return;
     }
@@ -139,7 +138,7 @@ fn an_fstab_line_is_mounted_by_all_and_by_its_directory() {
         || Command::new("mount").arg("-T").arg(&fstab).arg(&scene.mount_point).output().unwrap();
     let first = all();
     let daemon = daemon_of(&scene.mount_point);
-    // What is mounted stays as it is.
+    // The existing mount is not changed.
     let again = all();
     assert!(again.status.success(), "{}", said(&again));
     assert_eq!(daemon_of(&scene.mount_point), daemon);
@@ -147,8 +146,8 @@ fn an_fstab_line_is_mounted_by_all_and_by_its_directory() {
     assert_mounted_until_umount(&scene, &one());
 }
 
-/// The calls of util-linux with /sbin/mount.fuse.archfs, of mount.fuse, and of scripts that were
-/// written for squashfuse.
+/// The arguments that util-linux passes to /sbin/mount.fuse.archfs, those that mount.fuse passes,
+/// and those of scripts written for squashfuse.
 #[test]
 fn archfs_is_its_own_mount_helper() {
     let Some(scene) = scene() else { return };
@@ -164,10 +163,10 @@ fn archfs_is_its_own_mount_helper() {
     for mut command in [direct, plain, from_mount] {
         assert_mounted_until_umount(&scene, &command.output().unwrap());
     }
-    // As mount --fake has it.
+    // As mount --fake passes it.
     run(Command::new(&helper).args(both).args(["-f", "-o", "ro"]));
     assert!(!is_mounted(&scene.mount_point));
-    // A subcommand that does not exist is no archive.
+    // An unknown subcommand is not taken for an archive.
     let wrong = archfs().args(["mout", "a.sqfs", "b"]).output().unwrap();
     assert_eq!(wrong.status.code(), Some(2), "{}", said(&wrong));
     let missing = archfs().args(["/no/such.sqfs"]).arg(&scene.mount_point).output().unwrap();

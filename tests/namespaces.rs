@@ -1,4 +1,4 @@
-//! Mounts whose path changes, and processes that /proc does not show or shows under other numbers.
+//! Mounts whose path changes, and processes that /proc hides or shows with other PIDs.
 
 use std::fs;
 use std::path::Path;
@@ -24,8 +24,8 @@ fn daemon_for(path: &Path) -> Pid {
     Pid::from_raw(daemon).unwrap()
 }
 
-/// Mounts at `parent/mount` in `home` and renames the parent, in a script that `bash` starts. The
-/// mount is gone with its holder, and with SIGTERM.
+/// Mounts at `parent/mount` in `home` from a script that `bash` starts, and renames the parent. The
+/// mount must end with its holder, and on SIGTERM.
 fn renames_the_parent(bash: &dyn Fn(&str) -> Command, home: &Path) {
     let (parent, moved) = (home.join("parent"), home.join("moved").join("mount"));
     let _clean_up = [CleanUp(parent.join("mount")), CleanUp(moved.clone())];
@@ -50,23 +50,23 @@ fn renames_the_parent(bash: &dyn Fn(&str) -> Command, home: &Path) {
 }
 
 #[test]
-fn a_mount_below_a_renamed_directory_is_unmounted_for_root() {
+fn root_unmounts_below_a_renamed_directory() {
     let Some(stage) = stage() else { return };
     renames_the_parent(&|script| stage.bash(script), stage.work.path());
 }
 
 #[test]
-fn a_mount_below_a_renamed_directory_is_unmounted_for_an_ordinary_user() {
+fn an_ordinary_user_unmounts_below_a_renamed_directory() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 13);
     renames_the_parent(&|script| user.bash(script), &user.home);
 }
 
-/// Where the parent goes to a directory that its owner may not enter, nothing can detach the mount;
-/// its connection ends, and with it the daemon.
+/// If the parent moves into a directory that its owner cannot enter, nothing can detach the mount.
+/// Its connection is closed instead, so the daemon exits.
 #[test]
-fn a_daemon_whose_mount_can_not_be_detached_ends() {
+fn a_daemon_exits_if_its_mount_cannot_be_detached() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 33);
@@ -83,9 +83,9 @@ fn a_daemon_whose_mount_can_not_be_detached_ends() {
     wait_until("its daemon has ended", || has_ended(daemon));
 }
 
-/// `unshare --pid --fork`: numbers of processes name others in /proc.
+/// `unshare --pid --fork`: PIDs in this namespace name other processes in /proc.
 #[test]
-fn in_a_pid_namespace_with_the_proc_of_the_outer_one_a_mount_lives_for_its_caller() {
+fn a_pid_namespace_with_the_outer_proc_keeps_the_mount_for_its_caller() {
     let Some(stage) = stage() else { return };
     let script = "bash -c '$ARCHFS mount $IMAGE mount; echo $?; cat mount/hello' 2> said; \
                   while [ -e mount ]; do sleep 0.01; done; echo gone; \
@@ -96,15 +96,15 @@ fn in_a_pid_namespace_with_the_proc_of_the_outer_one_a_mount_lives_for_its_calle
     outer.arg(inner.get_program()).args(inner.get_args()).current_dir(stage.work.path());
     outer.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env("IMAGE", &stage.image);
     let output = outer.env_remove("SLURM_TASK_PID").output().unwrap();
-    let told = fs::read_to_string(stage.work.path().join("said")).unwrap();
-    assert_eq!(out(&output), "0\nhello, world\ngone\n0\n", "{told}{}", said(&output));
-    assert!(told.contains(" (?) ends"), "no name of a foreign process: {told}");
+    let log = fs::read_to_string(stage.work.path().join("said")).unwrap();
+    assert_eq!(out(&output), "0\nhello, world\ngone\n0\n", "{log}{}", said(&output));
+    assert!(log.contains(" (?) ends"), "no name of a foreign process: {log}");
     assert!(stage.is_gone());
 }
 
-/// With `hidepid=2` nobody sees /proc/PID of processes of other users.
+/// With `hidepid=2` a user cannot see /proc/PID of other users' processes.
 #[test]
-fn a_caller_of_roots_that_proc_hides_holds_a_mount() {
+fn a_caller_hidden_by_hidepid_holds_its_mount() {
     if !can_mount() {
         return;
     }
@@ -130,10 +130,10 @@ fn a_caller_of_roots_that_proc_hides_holds_a_mount() {
     wait_until("nothing is left", || !user.mount_point.exists() && !user.registry().exists());
 }
 
-/// Where /tmp is private to a job and /dev/shm is not, each job has records of its own, and sees no
-/// mount of the other. Removing a directory takes away what is mounted on it elsewhere.
+/// If /tmp is private to a job and /dev/shm is not, each job has its own records and does not see
+/// the other's mounts. Removing a directory also removes mounts on it in other namespaces.
 #[test]
-fn the_end_of_one_job_leaves_the_mount_point_of_another_with_its_own_tmp() {
+fn one_job_leaves_mount_points_of_another_with_its_own_tmp_alone() {
     let Some(stage) = stage() else { return };
     let shared = tempfile::Builder::new().prefix("archfs-test-").tempdir_in("/dev/shm").unwrap();
     let mount_point = shared.path().join("mount");
@@ -144,7 +144,7 @@ fn the_end_of_one_job_leaves_the_mount_point_of_another_with_its_own_tmp() {
              sh -c 'cat {0}/hello; read x; cat {0}/hello'",
             mount_point.display()
         );
-        // What it needs lies below /tmp.
+        // The files that the job needs are below /tmp.
         let script = format!(
             "mkdir -p /var/tmp/$$ && mount --bind $PWD /var/tmp/$$ && IMAGE=/var/tmp/$$/${{IMAGE##*/}} && \
              trap 'cd / && umount -l /var/tmp/$$ && rmdir /var/tmp/$$' EXIT && ({script})"
@@ -154,7 +154,7 @@ fn the_end_of_one_job_leaves_the_mount_point_of_another_with_its_own_tmp() {
         command.current_dir(stage.work.path()).env("IMAGE", &stage.image);
         Talker::start(command.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")))
     };
-    // The first one creates the directory.
+    // The first job creates the directory.
     let [mut first, mut second] = [(); 2].map(|()| {
         let mut job = job();
         assert_eq!(job.line(), "hello, world");
@@ -170,8 +170,8 @@ fn the_end_of_one_job_leaves_the_mount_point_of_another_with_its_own_tmp() {
     wait_until("the last one removes it", || !mount_point.exists());
 }
 
-/// The record of a daemon that was killed in another pid namespace names a process that means
-/// something else here.
+/// The record of a daemon killed in another PID namespace names a PID that belongs to another
+/// process here.
 #[test]
 fn a_daemon_killed_in_a_pid_namespace_blocks_no_mount_point() {
     let Some(stage) = stage() else { return };
@@ -183,11 +183,12 @@ fn a_daemon_killed_in_a_pid_namespace_blocks_no_mount_point() {
     assert!(output.status.success() && stage.is_gone(), "{}", said(&output));
 }
 
-/// A user could serve the directory of root's records, and claim that all in it is root's.
+/// A user's FUSE daemon could serve the directory of root's records and claim that root owns
+/// everything in it.
 #[test]
-fn a_directory_of_records_that_somebody_serves_is_passed_over() {
+fn a_record_directory_on_a_users_fuse_mount_is_skipped() {
     let Some(stage) = stage() else { return };
-    // Nobody answers at the descriptor, so a process that asks hangs.
+    // No daemon answers on the descriptor, so a process that accesses the mount hangs.
     let script = "mount -t tmpfs -o mode=1777 none /tmp && mkdir -m 700 /tmp/archfs-0 && \
                   chown 3:3 /tmp/archfs-0 && exec 9<>/dev/fuse && \
                   mount -i -t fuse.odd -o fd=9,rootmode=40000,user_id=3,group_id=3,allow_other none \

@@ -1,4 +1,4 @@
-//! What archfs answers to kernels that offer less in INIT than the one the tests run on.
+//! How archfs works with kernels that offer fewer features in INIT than the running one.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ const NO_OPENDIR: u32 = 1 << 24;
 const KEEP_CACHE: u32 = 1 << 1;
 const CACHE_DIR: u32 = 1 << 3;
 
-/// All flags that INIT has in 32 bits but FUSE_INIT_EXT, which would announce more.
+/// All 32-bit flags of INIT except FUSE_INIT_EXT, which would announce more flags.
 const ALL: u32 = !(1 << 30);
 
 fn tree(work: &Path) -> Arc<dyn Tree> {
@@ -30,23 +30,23 @@ fn tree(work: &Path) -> Arc<dyn Tree> {
     formats::open(&[image], &OpenOptions::default(), &Progress::default()).unwrap()
 }
 
-/// Lists the root and reads a file as a program does, through handles where there are any.
+/// Lists the root and reads a file as a program does, with handles if the kernel has any.
 fn assert_serves(kernel: &mut Kernel, directory: Option<u64>, file: Option<u64>) {
     let mut names = kernel.names(ROOT, directory.unwrap_or(0));
     names.sort();
     assert_eq!(names, ["folder", "hello"]);
     let hello = kernel.lookup(ROOT, "hello");
     assert_eq!(kernel.read(READ, hello, file.unwrap_or(0)), b"hello, world\n");
-    // The kernel takes ENOSYS to this for success, and asks no more.
+    // The kernel treats ENOSYS as success and sends no more such requests.
     let flush = [words(&[0; 4]), words(&[0; 2])].concat();
     assert_eq!(kernel.ask(FLUSH, hello, &flush), Err(Errno::NOSYS));
-    // R_OK and X_OK of a file that is no program.
+    // R_OK and X_OK of a file that is not executable.
     assert_eq!(kernel.ask(ACCESS, hello, &words(&[4, 0])), Ok(Vec::new()));
     assert_eq!(kernel.ask(ACCESS, hello, &words(&[1, 0])), Err(Errno::ACCESS));
 }
 
 #[test]
-fn a_kernel_that_offers_nothing_opens_by_request_and_keeps_its_caches() {
+fn an_old_kernel_opens_by_request_and_keeps_its_caches() {
     let work = support::work_folder();
     let tree = tree(work.path());
     // 7.22 is Linux 3.10, 7.27 is 4.18, 7.31 is 5.4.
@@ -54,7 +54,7 @@ fn a_kernel_that_offers_nothing_opens_by_request_and_keeps_its_caches() {
         let mut kernel = Kernel::new(Arc::clone(&tree), minor, 0);
         assert_eq!(kernel.agreed, 0);
         let hello = kernel.lookup(ROOT, "hello");
-        // Each open is answered so, not the first alone.
+        // Every open gets this answer, not only the first.
         for _ in 0..2 {
             let directory = kernel.open(OPENDIR, ROOT);
             assert_eq!(directory, Ok((0, KEEP_CACHE | CACHE_DIR)), "7.{minor}");
@@ -93,7 +93,7 @@ fn a_kernel_that_offers_everything_opens_without_a_request() {
     kernel.unmount();
 }
 
-/// Lists all directories and reads all files, as an epoch does.
+/// Lists all directories and reads all files, like one epoch.
 fn epoch(directory: &Path) -> usize {
     let mut bytes = 0;
     for entry in fs::read_dir(directory).unwrap() {
@@ -119,7 +119,7 @@ fn the_second_epoch_reads_nothing_if_opening_takes_a_request() {
     assert_eq!((first[&OPEN], first[&OPENDIR]), (2, 2), "{first:?}");
     assert_eq!(epoch(&mount_point), 300_013);
     let mut second = relay.requests();
-    // The kernel does not wait for these.
+    // The kernel does not wait for the replies to these.
     for operation in [RELEASE, RELEASEDIR] {
         second.remove(&operation);
     }

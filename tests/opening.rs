@@ -1,6 +1,7 @@
-//! The wait while an archive is opened: a bar on a terminal, and an end at once when asked.
+//! While an archive is opened, a terminal shows a progress bar, and a signal ends the command at
+//! once.
 //!
-//! Owns signals before anything is mounted; those to a mount are in `lifecycle.rs`.
+//! `lifecycle.rs` has signals to a mount.
 
 use std::fs;
 use std::io::Read;
@@ -21,23 +22,23 @@ fn pid(child: &Child) -> Pid {
 }
 
 #[test]
-fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
+fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
     if !can_mount() {
         return;
     }
     let work = work_folder();
-    // A minute or more, so that only a signal ends it within the ten seconds that are waited.
+    // Opening takes a minute or more, so only a signal ends it within ten seconds.
     let archive = slow_archive(work.path(), 200);
     let name = archive.to_str().unwrap().to_owned();
-    let place = work.path().join("mount");
+    let mount_point = work.path().join("mount");
     let mount = |word: &str| {
-        // What started the tests may ignore some signals (nohup, a shell's background), and
-        // children inherit that.
+        // The process that started the tests may ignore some signals (nohup, a shell's background
+        // job), and children inherit that.
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg(word).arg(&archive);
         match word {
-            "run" => command.arg(&place).args(["--", "true"]),
-            "mount" => command.arg(&place),
+            "run" => command.arg(&mount_point).args(["--", "true"]),
+            "mount" => command.arg(&mount_point),
             _ => &mut command,
         };
         command.process_group(0).stderr(Stdio::null());
@@ -51,7 +52,7 @@ fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
                 wait_until("it is at work", || processes_about(&[&name]).len() == expected);
                 let what = format!("{word} {signal:?}");
                 match to_group {
-                    // As Ctrl-C in a terminal does.
+                    // Like Ctrl-C at a terminal.
                     true => kill_process_group(pid(&child), signal).unwrap(),
                     false => kill_process(pid(&child), signal).unwrap(),
                 }
@@ -66,7 +67,7 @@ fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
                 wait_until(&format!("{what}: nobody is left"), || {
                     processes_about(&[&name]).is_empty()
                 });
-                assert!(!is_mounted(&place) && !place.exists(), "{what}");
+                assert!(!is_mounted(&mount_point) && !mount_point.exists(), "{what}");
             }
         }
     }
@@ -75,12 +76,12 @@ fn a_signal_while_an_archive_is_opened_ends_everything_at_once() {
 }
 
 #[test]
-fn a_bar_is_shown_on_a_terminal_only() {
+fn the_progress_bar_appears_only_on_a_terminal() {
     let work = work_folder();
     let archive = slow_archive(work.path(), 40);
     let output = run(archfs().arg("index").arg(&archive));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!said.contains("reading headers") && !said.contains('\r'), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!stderr.contains("reading headers") && !stderr.contains('\r'), "{stderr}");
 
     let line = format!("{} index {}", env!("CARGO_BIN_EXE_archfs"), archive.display());
     let mut terminal = Command::new("script");

@@ -1,8 +1,6 @@
-//! The reader against libsquashfs, an independent implementation, through the crate squashfs-ng.
+//! Compares archfs with libsquashfs (crate squashfs-ng) over the whole matrix of images.
 //!
-//! Owns the comparison over the whole matrix of images. The crate takes names and link targets as
-//! UTF-8, so those that are not are compared with the source and the kernel only, in
-//! `differential`.
+//! The crate requires names and link targets in UTF-8; `differential.rs` covers the others.
 #![cfg(feature = "oracle")]
 
 use std::collections::BTreeMap;
@@ -20,7 +18,7 @@ mod support;
 use support::image;
 use support::skip::skip_part;
 
-/// What both can tell of a file.
+/// The properties of a file that both readers have.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     kind: &'static str,
@@ -28,7 +26,7 @@ struct Seen {
     uid: u32,
     gid: u32,
     seconds: i64,
-    /// Bytes of a file, target of a link, number of a device.
+    /// Contents of a file, target of a link, number of a device.
     content: Vec<u8>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
@@ -36,7 +34,7 @@ struct Seen {
 type Listing = BTreeMap<Vec<u8>, Seen>;
 
 #[test]
-fn libsquashfs_reads_the_same_of_every_image() {
+fn libsquashfs_reads_every_image_alike() {
     let mut compared = 0;
     for compressor in image::COMPRESSORS {
         for block in ["4096", "131072", "1048576"] {
@@ -44,7 +42,8 @@ fn libsquashfs_reads_the_same_of_every_image() {
                 for rest in [None, Some("-no-xattrs"), Some("-no-exports")] {
                     let mut options = vec!["-comp", compressor, "-b", block];
                     options.extend([fragments, rest].into_iter().flatten());
-                    // Making images takes most of the time, so the slowest two get the half of it.
+                    // Making images takes most of the time, so the slowest two compressors get half
+                    // of the matrix.
                     let slow = matches!(compressor, "xz" | "lzma");
                     if slow && rest.is_some() && fragments.is_some() {
                         continue;
@@ -61,7 +60,7 @@ fn libsquashfs_reads_the_same_of_every_image() {
                         let shown = path.escape_ascii();
                         assert!(found.get(path) == Some(seen), "{what}: {shown} differs");
                     }
-                    // What the crate can not name is all that it may lack.
+                    // Only names that the crate cannot represent may be missing.
                     let is_text = |bytes: &[u8]| std::str::from_utf8(bytes).is_ok();
                     for (path, seen) in
                         found.iter().filter(|(path, _)| !expected.contains_key(*path))
@@ -131,7 +130,7 @@ fn read_ours(tree: &dyn Tree, attr: &Attr) -> Vec<u8> {
     let mut scratch = Scratch::default();
     let mut content = Vec::new();
     while content.len() < attr.size as usize {
-        // An odd step, so that reads start and end anywhere in blocks.
+        // An odd step, so that reads start and end anywhere in a block.
         let offset = content.len() as u64;
         let bytes = tree.read(attr.ino, offset, 99_991, &mut scratch).unwrap();
         content.extend(bytes.as_slice());
@@ -181,9 +180,9 @@ fn walk_theirs(node: Node<'_>, path: Vec<u8>, listing: &mut Listing) {
     if !is_lossy {
         listing.insert(path.clone(), seen);
     }
-    if let Data::Dir(folder) = data {
-        for entry in folder {
-            // Names that are no UTF-8 come as errors.
+    if let Data::Dir(directory) = data {
+        for entry in directory {
+            // Names that are not UTF-8 are returned as errors.
             let Ok(child) = entry else { continue };
             let name = child.name().unwrap().into_bytes();
             let path = if path.is_empty() { name } else { [&path, &b"/"[..], &name].concat() };
@@ -192,7 +191,7 @@ fn walk_theirs(node: Node<'_>, path: Vec<u8>, listing: &mut Listing) {
     }
 }
 
-/// A device number of the kernel's 32-bit encoding.
+/// Decodes the kernel's 32-bit encoding of a device number.
 fn device(number: u32) -> Vec<u8> {
     numbers((number & 0xfff00) >> 8, (number & 0xff) | ((number >> 12) & 0xfff00))
 }

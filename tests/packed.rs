@@ -1,8 +1,7 @@
-//! Compressed tars of every program that writes them, against the stored tar.
+//! A compressed tar from any compressor shows the same tree as the uncompressed tar.
 //!
-//! Owns one tar of all kinds of files, packed in every way: the same tree, the same again from the
-//! saved index, the same bytes for many readers of a mount. Large ones are in `packed_cost.rs` and
-//! `packed_spool.rs`, damaged ones in `packed_damage.rs`.
+//! Also from a saved index, and to many readers of a mount. Large archives are in `packed_cost.rs`
+//! and `packed_spool.rs`, damaged ones in `packed_damage.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,10 +20,10 @@ use support::pack::{self, Packer};
 use support::snapshot::{Depth, assert_same, take};
 use support::{can_mount, run, source, tree, work_folder};
 
-/// What is seen of each path.
+/// The tree: properties by path.
 type Lines = BTreeMap<Vec<u8>, String>;
 
-/// A stored tar and what is in it.
+/// An uncompressed tar and its tree.
 struct Stored {
     tar: PathBuf,
     lines: Lines,
@@ -37,14 +36,14 @@ impl Stored {
         let tar = work.path().join("stored.tar");
         let mut command = Command::new("tar");
         command.arg("-C").arg(source::varied()).args(options).arg("-cf").arg(&tar).arg(".");
-        // The socket is no file for a tar; it says so and packs the rest.
+        // tar reports that it skips the socket and packs the rest.
         assert!(matches!(command.output().unwrap().status.code(), Some(0 | 2)), "{command:?}");
         let lines = tree::lines(tree::open_one(&tar).as_ref());
         assert!(lines.len() > 3000, "{} files", lines.len());
         Self { tar, lines, _work: work }
     }
 
-    /// The bytes of one, and what is in it, made once for all tests.
+    /// The bytes of the tar and its tree, made once for all tests.
     fn gnu() -> &'static (Vec<u8>, Lines) {
         static MADE: OnceLock<(Vec<u8>, Lines)> = OnceLock::new();
         MADE.get_or_init(|| {
@@ -62,7 +61,8 @@ fn assert_lines(what: &str, expected: &Lines, found: &Lines) {
     }
 }
 
-/// Opened twice, it must show `expected`, the second time without making its index again.
+/// Opens the archive twice; both times it must show `expected`, the second time with the saved
+/// index.
 fn assert_same_tree(what: &str, archive: &Path, expected: &Lines) {
     let mut index = archive.as_os_str().to_owned();
     index.push(".archfs-index");
@@ -75,15 +75,14 @@ fn assert_same_tree(what: &str, archive: &Path, expected: &Lines) {
     assert_eq!(fs::metadata(&index).unwrap().ino(), made.ino(), "{what}: the index was not used");
 }
 
-/// There is nothing to tell of a sound archive, whatever its program added (pixz: a list of
-/// members).
-fn assert_nothing_said(what: &str, archive: &Path) {
+/// A sound archive gives no messages, whatever its compressor added (pixz: a list of members).
+fn assert_no_messages(what: &str, archive: &Path) {
     let output = run(support::archfs().arg("ls").arg(archive));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{what}");
 }
 
-/// Sixteen processes read the files of a mount, each in an order of its own. Of the many small
-/// files every twentieth is enough.
+/// Sixteen processes read the files of a mount, each in its own order. Of the small files, every
+/// twentieth is enough.
 fn assert_read_by_many(what: &str, archive: &Path, expected: &Lines) {
     let mut list = String::new();
     let regular = expected.iter().filter(|(_, line)| line.starts_with('-'));
@@ -99,8 +98,8 @@ fn assert_read_by_many(what: &str, archive: &Path, expected: &Lines) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/read_shuffled.py");
     let mut python = Command::new("python3");
     let output = python.arg(script).arg(mounted.path()).arg(&listed).arg("16").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{what}: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {stderr}");
     let files: usize = String::from_utf8_lossy(&output.stdout).trim().parse().unwrap();
     assert!(files > 150, "{what}: {files} files");
 }
@@ -114,7 +113,7 @@ fn assert_packed_well(packers: &[Packer]) {
         let target = work.path().join(format!("{number}.packed"));
         let Some(archive) = packer.pack(&tar, &target) else { continue };
         assert_same_tree(packer.line, &archive, expected);
-        assert_nothing_said(packer.line, &archive);
+        assert_no_messages(packer.line, &archive);
         if can_mount() {
             assert_read_by_many(packer.line, &archive, expected);
         }
@@ -123,32 +122,32 @@ fn assert_packed_well(packers: &[Packer]) {
 }
 
 #[test]
-fn gzip_of_every_program_shows_the_stored_tar() {
+fn gzip_of_every_program_shows_the_same_tree() {
     assert_packed_well(pack::GZIP);
 }
 
 #[test]
-fn bzip2_of_every_program_shows_the_stored_tar() {
+fn bzip2_of_every_program_shows_the_same_tree() {
     assert_packed_well(pack::BZIP2);
 }
 
 #[test]
-fn xz_of_every_program_shows_the_stored_tar() {
+fn xz_of_every_program_shows_the_same_tree() {
     assert_packed_well(pack::XZ);
 }
 
 #[test]
-fn zstd_of_every_program_shows_the_stored_tar() {
+fn zstd_of_every_program_shows_the_same_tree() {
     assert_packed_well(pack::ZSTD);
 }
 
 #[test]
-fn lz4_of_every_program_shows_the_stored_tar() {
+fn lz4_of_every_program_shows_the_same_tree() {
     assert_packed_well(pack::LZ4);
 }
 
 #[test]
-fn seekable_zstd_shows_the_stored_tar() {
+fn seekable_zstd_shows_the_same_tree() {
     let (bytes, expected) = Stored::gnu();
     let work = work_folder();
     let archive = work.path().join("seekable.tar.zst");
@@ -162,7 +161,7 @@ fn seekable_zstd_shows_the_stored_tar() {
 }
 
 #[test]
-fn attributes_and_sparse_files_come_through_every_container() {
+fn every_container_keeps_attributes_and_sparse_files() {
     if !can_mount() {
         return;
     }
@@ -174,16 +173,16 @@ fn attributes_and_sparse_files_come_through_every_container() {
         "--sort=name",
     ]);
     let work = work_folder();
-    let place = work.path().join("mount");
-    let expected = take(Mounted::archfs(&stored.tar, &place, &[]).path(), Depth::Everything);
+    let mount_point = work.path().join("mount");
+    let expected = take(Mounted::archfs(&stored.tar, &mount_point, &[]).path(), Depth::Everything);
     assert!(expected.values().any(|node| node.xattrs.len() > 3));
     for packers in [pack::GZIP, pack::BZIP2, pack::XZ, pack::ZSTD, pack::LZ4] {
-        // The last is the one with the most streams, members or frames.
+        // The last archive has the most streams, members or frames.
         let packer = packers.last().unwrap();
         let Some(archive) = packer.pack(&stored.tar, &work.path().join("packed")) else { continue };
         let _ = fs::remove_file(work.path().join("packed.archfs-index"));
         assert_same_tree(packer.line, &archive, &stored.lines);
-        let found = take(Mounted::archfs(&archive, &place, &[]).path(), Depth::Everything);
+        let found = take(Mounted::archfs(&archive, &mount_point, &[]).path(), Depth::Everything);
         assert_same(packer.line, &expected, &found);
     }
 }

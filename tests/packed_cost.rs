@@ -1,7 +1,5 @@
-//! What mounts of compressed tars cost: memory, and bytes read from the archive.
-//!
-//! Owns the two promises: the daemon's memory is the cache and a little, however large the archive
-//! is and in whatever order it is read; and no part of the archive is read again and again.
+//! Mounts of compressed tars: memory is bounded by the cache, and no part of the archive is read
+//! repeatedly.
 
 use std::fs;
 use std::io::Read;
@@ -14,11 +12,11 @@ mod support;
 use support::mount::Mounted;
 use support::{can_mount, pack, run, source, tree, work_folder};
 
-/// Files of the tar of 600 MB, and bytes of each.
+/// Number of files in the tar of 600 MB, and bytes of each.
 const FILES: u64 = 300;
 const FILE: usize = 2_000_000;
 
-/// A quarter of noise and text that tells where it is: it packs to about a third.
+/// A quarter of noise, and text that contains its position; it compresses to about a third.
 fn contents(number: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(FILE + 4096);
     for part in 0.. {
@@ -34,7 +32,7 @@ fn contents(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// The packed tar and the list for read_shuffled.py.
+/// The compressed tar and the list for read_shuffled.py.
 fn packed(program: &'static str, line: &str) -> Option<(PathBuf, PathBuf)> {
     if !can_mount() || !pack::is_there(program) {
         return None;
@@ -84,7 +82,7 @@ impl Served {
         Self { daemon, mounted, _work: work }
     }
 
-    /// A number of /proc/PID/NAME, in the line that starts with `key`.
+    /// The number in the line of /proc/PID/NAME that starts with `key`.
     fn number(&self, name: &str, key: &str) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/{name}", self.daemon)).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
@@ -93,7 +91,7 @@ impl Served {
 }
 
 #[test]
-fn the_memory_of_a_mount_is_its_cache_and_a_little() {
+fn mount_memory_is_bounded_by_its_cache() {
     for (program, line) in [("gzip", "gzip -1 -c"), ("xz", "xz -0 -T0 --block-size=8MiB -c")] {
         let Some((archive, list)) = packed(program, line) else { return };
         let served = Served::new(&archive);
@@ -107,7 +105,7 @@ fn the_memory_of_a_mount_is_its_cache_and_a_little() {
 }
 
 #[test]
-fn reading_in_the_order_of_the_archive_reads_it_once() {
+fn reading_in_archive_order_reads_the_archive_once() {
     for (program, line) in [("gzip", "gzip -1 -c"), ("xz", "xz -0 -T0 --block-size=8MiB -c")] {
         let Some((archive, _)) = packed(program, line) else { return };
         let len = fs::metadata(&archive).unwrap().len();

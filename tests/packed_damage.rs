@@ -1,7 +1,7 @@
-//! Compressed tars that are damaged, cut short, or something else than their names say.
+//! Compressed tars that are damaged, truncated, or not what their names say.
 //!
-//! Owns the promise that a damaged archive gives what is whole, or status 3; and that a file which
-//! is listed never has other bytes than were packed, though reading it may fail.
+//! A damaged archive shows what is intact, or fails with status 3. A listed file never has wrong
+//! bytes, but reading it may fail.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,21 +31,21 @@ fn packed_files() -> BTreeMap<Vec<u8>, Vec<u8>> {
         .collect()
 }
 
-/// The tar of those.
-fn stored(folder: &Path) -> PathBuf {
-    let files = folder.join("files");
+/// The tar of those files.
+fn stored(directory: &Path) -> PathBuf {
+    let files = directory.join("files");
     fs::create_dir(&files).unwrap();
     for (name, bytes) in packed_files() {
         fs::write(files.join(String::from_utf8(name).unwrap()), bytes).unwrap();
     }
-    let tar = folder.join("stored.tar");
+    let tar = directory.join("stored.tar");
     let mut command = Command::new("tar");
     run(command.arg("-C").arg(files).args(["--sort=name", "-cf"]).arg(&tar).arg("."));
     tar
 }
 
-/// One of each container with checksums; of gzip and lz4 with many and with one, and those of a
-/// block that is decoded forward.
+/// The packers that write checksums: all of gzip, bzip2, xz and lz4 except `lz4 -l`, and two of
+/// zstd.
 fn checked_packers() -> Vec<Packer> {
     let all = [pack::GZIP, pack::BZIP2, pack::XZ, pack::LZ4].concat();
     let unchecked = ["lz4 -l"];
@@ -59,8 +59,8 @@ fn checked_packers() -> Vec<Packer> {
     packers
 }
 
-/// Files that are listed, and those of them that could be read, which must be as they were packed.
-fn read_what_is_listed(what: &str, tree: &dyn Tree) -> (usize, usize) {
+/// Number of listed files, and of those that could be read. What is read must match the source.
+fn read_listed_files(what: &str, tree: &dyn Tree) -> (usize, usize) {
     let expected = packed_files();
     let mut listed = Vec::new();
     tree.read_dir(Ino::ROOT, Cookie::START, &mut |entry| {
@@ -88,12 +88,12 @@ fn remove_index(archive: &Path) {
     let _ = fs::remove_file(index);
 }
 
-/// Opens what should be damaged: what could be read of it, none where it was refused.
+/// Opens a damaged archive: the files that could be read, or none if it was refused.
 fn open_damaged(what: &str, archive: &Path) -> Option<(usize, usize)> {
     remove_index(archive);
     let open = || tree::open(&[archive.to_owned()], OpenOptions::default());
-    let first = open().map(|tree| read_what_is_listed(what, tree.as_ref()));
-    let again = open().map(|tree| read_what_is_listed(what, tree.as_ref()));
+    let first = open().map(|tree| read_listed_files(what, tree.as_ref()));
+    let again = open().map(|tree| read_listed_files(what, tree.as_ref()));
     assert_eq!(first.as_ref().ok(), again.as_ref().ok(), "{what}: other when opened again");
     first.ok()
 }
@@ -102,28 +102,30 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// `archfs ls` of it: status 0 and a note, or status 3, one line and perhaps a hint.
-fn assert_told(what: &str, archive: &Path) {
+/// Runs `archfs ls`: status 0 and a note, or status 3, one line and perhaps a hint.
+fn assert_damage_reported(what: &str, archive: &Path) {
     remove_index(archive);
     let output = archfs().arg("ls").arg(archive).output().unwrap();
-    let said = said(&output);
-    let lines: Vec<_> = said.lines().collect();
+    let stderr = said(&output);
+    let lines: Vec<_> = stderr.lines().collect();
     match output.status.code() {
-        Some(0) => assert!(said.contains("damaged") || said.contains("missing"), "{what}: {said}"),
+        Some(0) => {
+            assert!(stderr.contains("damaged") || stderr.contains("missing"), "{what}: {stderr}")
+        }
         Some(3) => assert!(
             lines.first().is_some_and(|line| line.starts_with("archfs: "))
                 && lines.iter().skip(1).all(|line| line.starts_with("hint: "))
                 && lines.len() <= 2,
-            "{what}: {said}"
+            "{what}: {stderr}"
         ),
-        other => panic!("{what}: status {other:?}, {said}"),
+        other => panic!("{what}: status {other:?}, {stderr}"),
     }
     let path = archive.display().to_string();
-    assert!(lines.iter().all(|line| line.matches(&path).count() < 2), "{what}: {said}");
+    assert!(lines.iter().all(|line| line.matches(&path).count() < 2), "{what}: {stderr}");
 }
 
 #[test]
-fn a_cut_archive_gives_what_came_before_the_cut() {
+fn a_truncated_archive_shows_what_precedes_the_cut() {
     let work = work_folder();
     let tar = stored(work.path());
     let cut = work.path().join("cut");
@@ -140,17 +142,17 @@ fn a_cut_archive_gives_what_came_before_the_cut() {
                 most = most.max(read);
             }
             if tenth % 4 == 1 {
-                assert_told(&what, &cut);
+                assert_damage_reported(&what, &cut);
             }
         }
-        // Elsewhere one block or frame may be all there is.
+        // The other archives may have only one block or frame.
         let several = ["gzip", "lz4 -B4", "pzstd"].iter().any(|word| what.contains(word));
         assert!(most > 30 || !several, "{what}: at most {most} files");
     }
 }
 
 #[test]
-fn a_flipped_bit_gives_no_other_bytes() {
+fn a_flipped_bit_never_gives_wrong_bytes() {
     let work = work_folder();
     let tar = stored(work.path());
     let bad = work.path().join("bad");
@@ -158,22 +160,22 @@ fn a_flipped_bit_gives_no_other_bytes() {
         let Some(archive) = packer.pack(&tar, &work.path().join("packed")) else { continue };
         let bytes = fs::read(archive).unwrap();
         for nth in 0..16 {
-            let place = (bytes.len() - 40) * nth / 16 + nth;
+            let offset = (bytes.len() - 40) * nth / 16 + nth;
             let mut flipped = bytes.clone();
-            flipped[place] ^= 1 << (nth % 8);
+            flipped[offset] ^= 1 << (nth % 8);
             fs::write(&bad, flipped).unwrap();
-            let what = format!("{}, byte {place} of {} flipped", packer.line, bytes.len());
+            let what = format!("{}, byte {offset} of {} flipped", packer.line, bytes.len());
             open_damaged(&what, &bad);
         }
         let mut flipped = bytes.clone();
         flipped[bytes.len() / 2] ^= 0x10;
         fs::write(&bad, flipped).unwrap();
-        assert_told(packer.line, &bad);
+        assert_damage_reported(packer.line, &bad);
     }
 }
 
 #[test]
-fn damage_in_one_of_several_members_costs_what_is_behind_it_and_nothing_before() {
+fn damage_in_a_member_loses_nothing_before_it() {
     let work = work_folder();
     let tar = stored(work.path());
     for (program, packing) in [("gzip", "gzip -c"), ("lz4", "lz4 -c"), ("bzip2", "bzip2 -c")] {
@@ -181,23 +183,23 @@ fn damage_in_one_of_several_members_costs_what_is_behind_it_and_nothing_before()
         let packer = Packer { program, line: line.leak() };
         let Some(archive) = packer.pack(&tar, &work.path().join("packed")) else { continue };
         let mut bytes = fs::read(&archive).unwrap();
-        let place = bytes.len() * 6 / 10;
-        bytes[place] ^= 0x20;
+        let offset = bytes.len() * 6 / 10;
+        bytes[offset] ^= 0x20;
         fs::write(&archive, bytes).unwrap();
         let (listed, read) = open_damaged(program, &archive).expect("the part before the damage");
         assert!(listed == read && (15..50).contains(&read), "{program}: {read} of {listed}");
-        assert_told(program, &archive);
+        assert_damage_reported(program, &archive);
     }
 }
 
-/// The status of `archfs ls` and what it says.
+/// The status and output of `archfs ls`.
 fn list(archive: &Path) -> (Option<i32>, String) {
     let output = archfs().arg("ls").arg(archive).output().unwrap();
     (output.status.code(), said(&output))
 }
 
 #[test]
-fn what_is_no_compressed_tar_is_refused_and_told_apart() {
+fn other_compressed_files_are_refused_with_the_cause() {
     let work = work_folder();
     let at = |name: &str| work.path().join(name);
     let tar = stored(work.path());
@@ -214,25 +216,25 @@ fn what_is_no_compressed_tar_is_refused_and_told_apart() {
         let packed = at("text.packed");
         for from in [at("text"), PathBuf::from("/dev/null")] {
             shell(&format!("{tool} -c < $1 > $2"), &from, &packed);
-            let (status, said) = list(&packed);
-            assert_eq!(status, Some(3), "{tool}: {said}");
-            assert!(said.contains(&format!("{name} data, but no tar within")), "{said}");
+            let (status, stderr) = list(&packed);
+            assert_eq!(status, Some(3), "{tool}: {stderr}");
+            assert!(stderr.contains(&format!("{name} data, but no tar within")), "{stderr}");
         }
         shell(&format!("{tool} -c < $1 | gzip -c > $2"), &tar, &packed);
-        let (status, said) = list(&packed);
-        assert_eq!(status, Some(3), "{said}");
+        let (status, stderr) = list(&packed);
+        assert_eq!(status, Some(3), "{stderr}");
         assert!(
-            said.contains(&format!("{name} data within gzip data: compressed twice")),
-            "{said}"
+            stderr.contains(&format!("{name} data within gzip data: compressed twice")),
+            "{stderr}"
         );
     }
     fs::write(at("empty.tar.gz"), "").unwrap();
-    let (status, said) = list(&at("empty.tar.gz"));
-    assert!(status == Some(3) && said.contains("is empty"), "{said}");
+    let (status, stderr) = list(&at("empty.tar.gz"));
+    assert!(status == Some(3) && stderr.contains("is empty"), "{stderr}");
 }
 
 #[test]
-fn names_do_not_matter_and_trailing_bytes_do_no_harm() {
+fn file_names_and_trailing_bytes_are_ignored() {
     let work = work_folder();
     let at = |name: &str| work.path().join(name);
     let tar = stored(work.path());
@@ -257,9 +259,9 @@ fn names_do_not_matter_and_trailing_bytes_do_no_harm() {
     ] {
         shell(line, &packed);
         let _ = fs::remove_file(at("packed.archfs-index"));
-        let (status, said) = list(&packed);
-        assert_eq!(status, Some(0), "{line}: {said}");
-        assert_eq!(said.contains("is ignored"), warned, "{line}: {said}");
+        let (status, stderr) = list(&packed);
+        assert_eq!(status, Some(0), "{line}: {stderr}");
+        assert_eq!(stderr.contains("is ignored"), warned, "{line}: {stderr}");
         assert_eq!(tree::lines(tree::open_one(&packed).as_ref()), whole, "{line}");
     }
     shell("tar -cf - -T /dev/null | gzip -c > $2", &packed);

@@ -1,7 +1,7 @@
 //! Compressed tars of one giant frame or block, which are decoded once into a temporary file.
 //!
-//! Owns that file as the system shows it: unlinked, private, limited, gone with the mount; and
-//! mounts that are used, and ended, while it still grows.
+//! The file is unlinked, private, limited and gone after the unmount. Mounts can be used and
+//! unmounted while it still grows.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -17,17 +17,17 @@ use support::cgroup::{Bound, Group};
 use support::mount::{CleanUp, is_mounted, unmount_by};
 use support::{archfs, can_mount, pack, run, source, wait_until, work_folder};
 
-/// Files of the giant tar, and bytes of each.
+/// Number of files in the giant tar, and bytes of each.
 const FILES: u64 = 25;
 const FILE: usize = 8 << 20;
 
-/// Contents of a file: noise that is repeated, so that it packs well and each place differs from
+/// Contents of a file: repeated noise, so that it compresses well and each position differs from
 /// its neighbours.
 fn contents(number: u64) -> Vec<u8> {
     source::noise(number + 1, 64 << 10).repeat(FILE / (64 << 10))
 }
 
-/// A tar of 200 MiB in one frame or block, packed once for all runs.
+/// A tar of 200 MiB in one frame or block, made once for all runs.
 fn giant(program: &str) -> Option<PathBuf> {
     if !can_mount() || !pack::is_there(program) {
         return None;
@@ -47,7 +47,7 @@ fn giant(program: &str) -> Option<PathBuf> {
     }))
 }
 
-/// A mount in the foreground with a TMPDIR and a cache folder of its own.
+/// A foreground mount with its own TMPDIR and cache directory.
 struct Stage {
     archive: PathBuf,
     mount_point: PathBuf,
@@ -56,7 +56,7 @@ struct Stage {
     work: tempfile::TempDir,
 }
 
-/// A daemon, killed at the end of a test that failed.
+/// A daemon; killed when a test fails.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -124,15 +124,15 @@ impl Stage {
     }
 }
 
-/// The deleted files that the daemon holds open below `folder`: mode and size.
-fn deleted_files(daemon: &Daemon, folder: &Path) -> Vec<(u32, u64)> {
+/// Deleted files below `directory` that the daemon has open: mode and size.
+fn deleted_files(daemon: &Daemon, directory: &Path) -> Vec<(u32, u64)> {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.0.id())).unwrap();
     let paths = descriptors.map(|entry| entry.unwrap().path());
     paths
         .filter(|path| {
             fs::read_link(path).is_ok_and(|target| {
                 let target = target.to_string_lossy().into_owned();
-                target.starts_with(&*folder.to_string_lossy()) && target.ends_with(" (deleted)")
+                target.starts_with(&*directory.to_string_lossy()) && target.ends_with(" (deleted)")
             })
         })
         .map(|path| fs::metadata(path).map(|found| (found.mode() & 0o7777, found.len())).unwrap())
@@ -140,14 +140,14 @@ fn deleted_files(daemon: &Daemon, folder: &Path) -> Vec<(u32, u64)> {
 }
 
 #[test]
-fn a_giant_frame_is_told_of_once_and_lies_in_a_private_unlinked_file() {
+fn a_giant_frame_is_reported_once_and_kept_in_a_private_unlinked_file() {
     for program in ["zstd", "xz"] {
         let Some(stage) = stage(program) else { continue };
         let tmpfs = Tmpfs::new(&stage.temporary, "600m");
         let mut daemon = stage.mount();
-        let said = stage.said();
-        assert_eq!(said.matches("re-pack it for random access").count(), 1, "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let stderr = stage.said();
+        assert_eq!(stderr.matches("re-pack it for random access").count(), 1, "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
         assert_eq!(fs::read_dir(&stage.temporary).unwrap().count(), 0, "a name in TMPDIR");
         let files = deleted_files(&daemon, &stage.temporary);
         assert!(
@@ -177,27 +177,27 @@ fn the_temporary_file_is_gone_when_the_daemon_is_killed() {
 }
 
 #[test]
-fn too_little_room_is_told_with_its_limit_and_nothing_is_mounted() {
+fn too_little_room_is_reported_with_the_limit_and_nothing_is_mounted() {
     let Some(stage) = stage("zstd") else { return };
     let _tmpfs = Tmpfs::new(&stage.temporary, "64m");
     let assert_refused = |when: &str| {
         let output = stage.failed();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(3), "{when}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{when}: {stderr}");
         let limit = format!("more than {} bytes", 32 << 20);
-        assert!(said.contains(&limit), "{when}: {said}");
-        assert!(said.contains(&format!("{}", stage.temporary.display())), "{when}: {said}");
-        assert!(said.contains("hint: set TMPDIR"), "{when}: {said}");
+        assert!(stderr.contains(&limit), "{when}: {stderr}");
+        assert!(stderr.contains(&format!("{}", stage.temporary.display())), "{when}: {stderr}");
+        assert!(stderr.contains("hint: set TMPDIR"), "{when}: {stderr}");
         assert_eq!(fs::read_dir(&stage.temporary).unwrap().count(), 0);
     };
     assert_refused("without an index");
-    // With an index the size is known before anything is decoded.
+    // With an index the size is known before decoding.
     let mut index = archfs();
     run(index.args(["index", "--quiet"]).arg(&stage.archive));
     assert_refused("with an index");
 }
 
-/// A small file system, gone at the end.
+/// A small file system, removed when dropped.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -207,7 +207,7 @@ impl Tmpfs {
         Self(mount_point.to_owned())
     }
 
-    /// Bytes that its files take, with and without names.
+    /// Bytes used by its files, named or unlinked.
     fn used(&self) -> u64 {
         let found = rustix::fs::statvfs(&self.0).unwrap();
         (found.f_blocks - found.f_bfree) * found.f_frsize
@@ -222,9 +222,9 @@ impl Drop for Tmpfs {
 
 /// > All temporary files of a mount share one limit.
 #[test]
-fn two_giant_frames_that_fit_one_by_one_do_not_fit_together() {
+fn giant_frames_share_one_size_limit() {
     let Some(stage) = stage("zstd") else { return };
-    // Half of it holds one of 200 MiB.
+    // Half of it is enough for one file of 200 MiB.
     let _tmpfs = Tmpfs::new(&stage.temporary, "600m");
     let other = stage.work.path().join("other.tar.packed");
     fs::copy(&stage.archive, &other).unwrap();
@@ -236,10 +236,10 @@ fn two_giant_frames_that_fit_one_by_one_do_not_fit_together() {
         .arg(&stage.mount_point)
         .output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && !is_mounted(&stage.mount_point), "{said}");
-    assert!(said.contains("half of what was free"), "{said}");
-    assert!(said.contains("hint: set TMPDIR"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && !is_mounted(&stage.mount_point), "{stderr}");
+    assert!(stderr.contains("half of what was free"), "{stderr}");
+    assert!(stderr.contains("hint: set TMPDIR"), "{stderr}");
     let mut daemon = stage.mount();
     stage.assert_file(3);
     stage.unmount(&mut daemon);
@@ -247,7 +247,7 @@ fn two_giant_frames_that_fit_one_by_one_do_not_fit_together() {
 
 /// > A temporary file in a tmpfs counts as memory of the job, as a staged copy does.
 #[test]
-fn a_temporary_file_in_memory_is_refused_where_the_job_has_no_room_for_it() {
+fn a_temporary_file_in_memory_is_refused_if_the_job_has_no_room() {
     let Some(stage) = stage("zstd") else { return };
     let Some(group) = Group::new(Bound::Memory) else { return };
     group.set(192 << 20);
@@ -264,16 +264,16 @@ fn a_temporary_file_in_memory_is_refused_where_the_job_has_no_room_for_it() {
             stage.mount_point.display()
         );
         let output = group.run(&line);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(group.killed(), 0, "{said}");
-        assert!(!output.status.success() && !is_mounted(&stage.mount_point), "{said}");
-        assert!(said.contains("of memory") && said.contains("is in memory"), "{said}");
-        assert!(said.contains("the limit of the job leaves"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(group.killed(), 0, "{stderr}");
+        assert!(!output.status.success() && !is_mounted(&stage.mount_point), "{stderr}");
+        assert!(stderr.contains("of memory") && stderr.contains("is in memory"), "{stderr}");
+        assert!(stderr.contains("the limit of the job leaves"), "{stderr}");
     }
 }
 
 #[test]
-fn with_a_saved_index_a_mount_is_there_before_all_is_decoded() {
+fn a_saved_index_mounts_before_decoding_is_done() {
     let Some(stage) = stage("xz") else { return };
     run(stage.archfs().args(["index", "--quiet"]).arg(&stage.archive));
     assert!(stage.index().exists());
@@ -283,27 +283,27 @@ fn with_a_saved_index_a_mount_is_there_before_all_is_decoded() {
         matches!(so_far.as_slice(), [(0o600, size)] if *size < FILES * FILE as u64),
         "all was decoded before it was ready: {so_far:?}"
     );
-    // The last waits for what is decoded before it.
+    // The last file needs everything before it decoded.
     stage.assert_file(FILES - 1);
     stage.assert_file(0);
     stage.unmount(&mut daemon);
 }
 
 #[test]
-fn unmounting_does_not_wait_for_what_is_not_decoded_yet() {
+fn unmounting_does_not_wait_for_decoding() {
     let Some(stage) = stage("xz") else { return };
     run(stage.archfs().args(["index", "--quiet"]).arg(&stage.archive));
     let mut daemon = stage.mount();
     stage.unmount(&mut daemon);
 
-    // Nor does a signal, while a reader waits for the last byte.
+    // A signal does not wait either, while a reader waits for the last byte.
     let mut daemon = stage.mount();
     let last = File::open(stage.mount_point.join(format!("f{:02}", FILES - 1))).unwrap();
     std::thread::scope(|scope| {
         let reader = scope.spawn(move || last.read_exact_at(&mut [0; 10], FILE as u64 - 10));
         kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
         wait_until("the mount is gone", || !is_mounted(&stage.mount_point));
-        // Served or refused, it must not hang.
+        // The read may succeed or fail, but must not hang.
         let _ = reader.join().unwrap();
     });
     daemon.0.wait().unwrap();
@@ -311,12 +311,12 @@ fn unmounting_does_not_wait_for_what_is_not_decoded_yet() {
 }
 
 #[test]
-fn the_folder_for_the_temporary_file_must_be_there() {
+fn the_temporary_directory_must_exist() {
     let Some(stage) = stage("zstd") else { return };
     fs::remove_dir(&stage.temporary).unwrap();
     let output = stage.failed();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("{}", stage.temporary.display())), "{said}");
-    assert!(said.contains("hint: set TMPDIR"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains(&format!("{}", stage.temporary.display())), "{stderr}");
+    assert!(stderr.contains("hint: set TMPDIR"), "{stderr}");
 }

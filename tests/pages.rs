@@ -1,7 +1,7 @@
-//! What explains archfs: manual pages, completions, --help and docs/CLI.md.
+//! Manual pages, shell completions, --help and docs/CLI.md agree, and man and the shells accept
+//! them.
 //!
-//! Owns that they agree with each other and that the programs that read them accept them. A program
-//! that is not installed is said to be missing, and fails where CI is set.
+//! If such a program is missing, the test says so, and fails in CI.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,11 +12,11 @@ mod support;
 use support::skip::skip_part;
 use support::{archfs, run, work_folder};
 
-/// The commands that --help lists, but for `help`.
+/// The commands that --help lists, except `help`.
 fn commands() -> Vec<String> {
     let text = help(&[]);
     let list = text.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
-    // What is wrapped is indented further.
+    // Wrapped lines are indented further.
     let names = list.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
     let names: Vec<_> =
         names.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect();
@@ -29,7 +29,7 @@ fn help(words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Long options in a text.
+/// The long options in a text.
 fn options_in(text: &str) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let words = text.match_indices("--").map(|(at, _)| &text[at..]);
@@ -43,7 +43,7 @@ fn options_in(text: &str) -> BTreeSet<String> {
     words.filter(|word| word.len() > 2 && starts.contains(word)).collect()
 }
 
-/// Options that --help of a command lists.
+/// The options that --help of a command lists.
 fn options_of(command: &str) -> BTreeSet<String> {
     let text = help(&[command]);
     let lines = text.lines().filter(|line| line.trim_start().starts_with('-'));
@@ -52,7 +52,7 @@ fn options_of(command: &str) -> BTreeSet<String> {
     all.filter(|option| option != "--help" && option != "--version").collect()
 }
 
-/// Whether the program is there; loud where it is not.
+/// Whether the program is installed; prints a note if not.
 fn has(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap();
     if !found.status.success() {
@@ -62,7 +62,7 @@ fn has(program: &str) -> bool {
     found.status.success()
 }
 
-/// The text of the section of docs/CLI.md with this title.
+/// The section of docs/CLI.md with this title.
 fn section<'a>(document: &'a str, title: &str) -> &'a str {
     let sections = document.split("\n## ").skip(1).filter_map(|text| text.split_once('\n'));
     let found: Vec<_> = sections.filter(|(head, _)| *head == title).collect();
@@ -70,7 +70,7 @@ fn section<'a>(document: &'a str, title: &str) -> &'a str {
     found[0].1
 }
 
-/// Options in the first column of the tables of a section.
+/// The options in the first column of a section's tables.
 fn options_of_rows(section: &str) -> BTreeSet<String> {
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     rows.flat_map(|row| options_in(row.split(" | ").next().unwrap())).collect()
@@ -101,7 +101,7 @@ fn each_command_has_a_section_with_every_option_and_no_other() {
 }
 
 #[test]
-fn every_command_says_in_a_line_what_it_does_and_shows_how() {
+fn every_command_has_a_one_line_summary_and_an_example() {
     for command in commands() {
         let text = help(&[&command]);
         let first = text.lines().next().unwrap();
@@ -118,9 +118,9 @@ fn every_command_says_in_a_line_what_it_does_and_shows_how() {
     }
 }
 
-/// Options of the examples in --help are options of that command.
+/// Examples in --help use options of that command.
 #[test]
-fn examples_use_options_that_there_are() {
+fn examples_use_existing_options() {
     for command in commands() {
         let text = help(&[&command]);
         let examples = text.split("\nExamples:\n").nth(1).unwrap();
@@ -136,11 +136,11 @@ fn examples_use_options_that_there_are() {
 }
 
 #[test]
-fn there_is_a_page_for_every_command_with_the_sections_that_people_look_for() {
+fn every_command_has_a_manual_page_with_the_usual_sections() {
     let work = work_folder();
-    let folder = work.path().join("man/man1");
-    run(archfs().args(["man", "--quiet", "--dir"]).arg(&folder));
-    let mut names: Vec<_> = fs::read_dir(&folder)
+    let directory = work.path().join("man/man1");
+    run(archfs().args(["man", "--quiet", "--dir"]).arg(&directory));
+    let mut names: Vec<_> = fs::read_dir(&directory)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
@@ -150,13 +150,13 @@ fn there_is_a_page_for_every_command_with_the_sections_that_people_look_for() {
     expected.sort();
     assert_eq!(names, expected);
     for name in &names {
-        let page = fs::read_to_string(folder.join(name)).unwrap();
+        let page = fs::read_to_string(directory.join(name)).unwrap();
         for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "EXAMPLES", "ENVIRONMENT", "FILES"] {
             assert!(page.contains(&format!(".SH {section}\n")), "{name}: {section}: {page}");
         }
         assert!(page.contains("EXIT STATUS"), "{name}");
         assert!(page.is_ascii(), "{name}");
-        // Options and steps that are hidden stay so.
+        // Hidden options and steps are not documented.
         for hidden in ["daemon=", "\\-\\-daemon", "\\-\\-step", "help(1)"] {
             assert!(!page.contains(hidden), "{name}: {hidden}");
         }
@@ -169,12 +169,12 @@ fn there_is_a_page_for_every_command_with_the_sections_that_people_look_for() {
             assert!(page.contains(&shown), "{name}: {option}");
         }
     }
-    let mount = fs::read_to_string(folder.join("archfs-mount.1")).unwrap();
+    let mount = fs::read_to_string(directory.join("archfs-mount.1")).unwrap();
     assert!(mount.contains("ARCHFS_CACHE") && mount.contains("Mount archives"));
 }
 
 #[test]
-fn the_readers_of_pages_have_nothing_to_complain_of() {
+fn groff_and_man_accept_the_pages() {
     let work = work_folder();
     run(archfs().args(["man", "--quiet", "--dir"]).arg(work.path()));
     let pages: Vec<_> =
@@ -202,15 +202,18 @@ fn the_readers_of_pages_have_nothing_to_complain_of() {
 }
 
 #[test]
-fn a_command_that_there_is_not_has_no_page() {
+fn an_unknown_command_has_no_page() {
     let output = archfs().args(["man", "none"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("none: no such command") && said.contains("hint: mount, run"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        stderr.contains("none: no such command") && stderr.contains("hint: mount, run"),
+        "{stderr}"
+    );
     assert_eq!(archfs().args(["completions", "tcsh"]).output().unwrap().status.code(), Some(2));
 }
 
-/// What bash would offer at the end of `line`.
+/// The completions of bash at the end of `line`.
 fn offered(line: &str) -> BTreeSet<String> {
     let script = r#"
         source <("$ARCHFS" completions bash) || exit 1
@@ -229,7 +232,7 @@ fn offered(line: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn bash_completes_commands_and_options_and_nothing_that_is_hidden() {
+fn bash_completes_commands_and_options_but_not_hidden_ones() {
     assert_eq!(offered("archfs mou"), BTreeSet::from(["mount".to_owned()]));
     let all = offered("archfs ");
     for command in commands() {
@@ -248,7 +251,7 @@ fn bash_completes_commands_and_options_and_nothing_that_is_hidden() {
 }
 
 #[test]
-fn zsh_and_fish_can_read_theirs() {
+fn zsh_and_fish_accept_their_completions() {
     let work = work_folder();
     for (shell, check) in [("zsh", "-n"), ("fish", "--no-execute"), ("bash", "-n")] {
         let script = run(archfs().args(["completions", shell])).stdout;

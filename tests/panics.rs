@@ -1,7 +1,7 @@
-//! A fault of archfs itself: a panic in each thread of a daemon that works for others.
+//! A panic in any thread of a daemon ends the mount; readers and holders get an error, and none
+//! hangs.
 //!
-//! Owns what every reader, holder and later mount sees of it. The panic is injected by a variable
-//! that only builds with debug assertions know.
+//! An environment variable injects the panic, in builds with debug assertions only.
 
 use std::fs;
 use std::io::Read;
@@ -20,10 +20,10 @@ use support::mount::{is_mounted, listed, unmount};
 use support::stage::{Stage, has_ended, said, stage, stage_with};
 use support::{archfs, image, wait_until};
 
-/// How long any reader may take to learn that it gets nothing.
+/// How long a reader may wait for its error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// `archfs mount --keep` of a daemon that panics in `thread`; what it says goes to `log`.
+/// Runs `archfs mount --keep` with a daemon that panics in `thread`; its output goes to `log`.
 fn mount_to_panic(stage: &Stage, thread: &str, options: &[&str]) {
     let mut command = archfs();
     command.args(["mount", "--keep", "--log-file", "log"]).args(options);
@@ -32,10 +32,10 @@ fn mount_to_panic(stage: &Stage, thread: &str, options: &[&str]) {
     assert!(output.status.success(), "{}", said(&output));
 }
 
-/// Who first asks for something of a mount must not be the daemon: the kernel would let it end only
-/// once it has the answer that nobody gives any more.
+/// The daemon itself must not send the first request to its mount: after a panic it could not exit
+/// until that request has a reply, which would never come.
 #[test]
-fn a_daemon_that_panics_at_the_very_first_request_ends_and_mount_says_so() {
+fn mount_reports_a_daemon_that_panics_at_the_first_request() {
     let Some(stage) = stage() else {
         return;
     };
@@ -55,17 +55,18 @@ fn a_daemon_that_panics_at_the_very_first_request_ends_and_mount_says_so() {
     });
 }
 
-/// That nothing is left, the log says why, and the place can be used again.
+/// Checks that nothing is left, that the log has the reason, and that the mount point can be used
+/// again.
 fn assert_went_loudly(stage: &Stage, thread: &str) {
     wait_until("the mount is gone", || stage.is_gone());
     wait_until("no record is left", || listed(&stage.mount_point).is_none());
     let log = fs::read_to_string(stage.work.path().join("log")).unwrap();
-    let told: Vec<_> = log.lines().filter(|line| line.contains("a fault in archfs")).collect();
-    assert_eq!(told.len(), 1, "{log}");
+    let reports: Vec<_> = log.lines().filter(|line| line.contains("a fault in archfs")).collect();
+    assert_eq!(reports.len(), 1, "{log}");
     for part in
         [stage.mount_point.to_str().unwrap(), "src/failpoint.rs:", &format!("injected in {thread}")]
     {
-        assert!(told[0].contains(part), "{part:?}: {log}");
+        assert!(reports[0].contains(part), "{part:?}: {log}");
     }
     let output = stage.mount(&["--keep"]);
     assert!(output.status.success(), "{}", said(&output));
@@ -73,7 +74,7 @@ fn assert_went_loudly(stage: &Stage, thread: &str) {
     unmount(&stage.mount_point);
 }
 
-/// Reads `path` whole, in a thread for each of `readers`; what each got, in time.
+/// Reads all of `path` in `readers` threads and returns each result, within PATIENCE.
 fn read_at_once(path: &Path, readers: usize) -> Vec<std::io::Result<usize>> {
     let (sender, results) = channel();
     for _ in 0..readers {
@@ -90,8 +91,8 @@ fn read_at_once(path: &Path, readers: usize) -> Vec<std::io::Result<usize>> {
 ///
 /// > Readers get an error and none hangs; the mount point is free again.
 #[test]
-fn a_panic_under_many_readers_ends_the_mount_and_lets_nobody_hang() {
-    // All event loops at once, and one that is alone.
+fn a_panic_under_many_readers_ends_the_mount_and_none_hangs() {
+    // With all event loops, and with only one.
     for options in [&[][..], &["--threads", "1"]] {
         let Some(stage) = stage() else {
             return;
@@ -110,7 +111,7 @@ fn a_panic_under_many_readers_ends_the_mount_and_lets_nobody_hang() {
 ///
 /// > Readers get an error and none hangs; the mount point is free again.
 #[test]
-fn a_file_that_was_open_gives_an_error_after_a_panic() {
+fn an_open_file_gives_an_error_after_a_panic() {
     let Some(stage) = stage() else {
         return;
     };
@@ -122,7 +123,7 @@ fn a_file_that_was_open_gives_an_error_after_a_panic() {
     let asked = archfs().arg("stats").arg(&stage.mount_point).output().unwrap();
     assert!(!asked.status.success(), "who asked learns of it");
     wait_until("the daemon ended", || has_ended(daemon));
-    // The kernel had read ahead; what it has not is gone.
+    // The kernel had read ahead; the rest cannot be read.
     let rest = file.read_to_end(&mut Vec::new());
     let later = fs::metadata(stage.mount_point.join("hello"));
     assert!(rest.is_err() || rest.unwrap() == 300_000 - 4096);
@@ -131,10 +132,10 @@ fn a_file_that_was_open_gives_an_error_after_a_panic() {
     assert_went_loudly(&stage, "lease");
 }
 
-/// What the file of text has in each of its lines.
+/// Every line of the text file.
 const LINE: &[u8] = b"what is decoded ahead\n";
 
-/// An image of a file of so many lines in blocks of this size.
+/// An image of a file with `lines` lines and that block size.
 fn of_text(work: &Path, lines: usize, block: &str) -> PathBuf {
     let source = work.join("source");
     fs::create_dir(&source).unwrap();
@@ -153,7 +154,7 @@ fn a_panic_while_decoding_ahead_ends_the_mount() {
     let daemon = stage.daemon();
     let outcomes = read_at_once(&stage.mount_point.join("text"), 1);
     wait_until("the daemon ended", || has_ended(daemon));
-    // Unless the reader was as quick as that.
+    // Unless the reader was faster than the panic.
     assert!(outcomes[0].is_err() || matches!(outcomes[0], Ok(11_000_000)), "{outcomes:?}");
     wait_until("the daemon ended", || has_ended(daemon));
     assert_went_loudly(&stage, "ahead");
@@ -162,12 +163,12 @@ fn a_panic_while_decoding_ahead_ends_the_mount() {
 /// > A panic in any thread of the daemon ends the mount at once. The daemon reports it, with the
 /// > line of the source, on standard error or in the log file, and exits with status 101.
 #[test]
-fn a_panic_while_memory_is_given_back_ends_the_mount() {
+fn a_panic_while_releasing_memory_ends_the_mount() {
     let Some(stage) = stage() else {
         return;
     };
     mount_to_panic(&stage, "release", &["--cache-idle", "1"]);
-    // What mounting asked for may have been enough already.
+    // The requests of `mount` may already have triggered it.
     let _ = fs::read(stage.mount_point.join("hello"));
     assert_went_loudly(&stage, "release");
 }
@@ -175,7 +176,7 @@ fn a_panic_while_memory_is_given_back_ends_the_mount() {
 /// > A panic in any thread of the daemon ends the mount at once. The daemon reports it, with the
 /// > line of the source, on standard error or in the log file, and exits with status 101.
 #[test]
-fn in_the_foreground_a_panic_is_told_on_standard_error_with_status_101() {
+fn a_panic_in_the_foreground_is_reported_on_stderr_with_status_101() {
     let Some(stage) = stage() else {
         return;
     };
@@ -192,7 +193,7 @@ fn in_the_foreground_a_panic_is_told_on_standard_error_with_status_101() {
 
 /// > `run` lets COMMAND finish, returns its exit status, and reports that the mount ended first.
 #[test]
-fn run_gives_its_commands_status_and_says_that_the_mount_had_ended() {
+fn run_returns_its_commands_status_and_reports_that_the_mount_ended() {
     let Some(stage) = stage() else {
         return;
     };
@@ -213,20 +214,21 @@ fn run_gives_its_commands_status_and_says_that_the_mount_had_ended() {
 /// > A daemon that cannot allocate memory exits at once, and its mount is stale until it is
 /// > cleared.
 #[test]
-fn a_daemon_that_runs_out_of_memory_leaves_a_dead_mount_that_gc_clears() {
+fn gc_clears_the_stale_mount_of_a_daemon_out_of_memory() {
     let Some(stage) = stage_with(|work| of_text(work, 3_000_000, "1M")) else {
         return;
     };
     let output = stage.mount(&["--keep", "--cache", "256M"]);
     assert!(output.status.success(), "{}", said(&output));
     let daemon = stage.daemon();
-    // Less than it has: neither can memory be mapped nor can a heap grow. A limit of addresses
-    // would not do, since a heap has more of these than it uses.
+    // Below its current size, so neither mmap nor the heap can grow. A limit of address space would
+    // not work, because a heap reserves more than it uses.
     let pid = daemon.as_raw_nonzero().to_string();
     let limits = ["--data=1", "--pid", &pid];
     let limited = Command::new("prlimit").args(limits).status().unwrap();
     assert!(limited.success());
-    // Of each block so little that it stays in the cache: 60 MiB, which no heap has left.
+    // Reads too little of each block for it to leave the cache: 60 MiB, more than the heap has
+    // free.
     let file = fs::File::open(stage.mount_point.join("text")).unwrap();
     fadvise(&file, 0, None, Advice::Random).unwrap();
     let (sender, results) = channel();

@@ -1,6 +1,5 @@
-//! Mounts that only one command sees, and mounts that somebody else made.
-//!
-//! Owns `run --private`, as root and as ordinary users, and mount points such as /dev/fd/3.
+//! `run --private`, as root and as ordinary users, and mount points that are open connections, such
+//! as /dev/fd/3.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -24,13 +23,13 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs it as root and as an ordinary user, for whom the place is another.
+/// Runs `check` as root and as an ordinary user, each with their own mount point.
 fn as_both(stage: &Stage, uid: u32, check: impl Fn(&dyn Fn(&str) -> Command, &Path, &str)) {
     check(&|script| stage.bash(script), &stage.mount_point, "root");
     let _device = OpenDevice::new();
     let user = User::new(stage, uid);
     check(&|script| user.bash(script), &user.mount_point, "an ordinary user");
-    // Where run was killed, nobody waits for the daemon.
+    // If run was killed, the daemon may still be exiting.
     wait_until("nothing is left", || !user.registry().exists());
 }
 
@@ -55,7 +54,7 @@ fn only_the_command_sees_a_private_mount() {
 }
 
 #[test]
-fn a_private_command_gives_its_status_and_failures_are_told_apart() {
+fn a_private_run_returns_the_status_of_its_command() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 1, |bash, mount_point, who| {
         for (script, status) in [
@@ -77,7 +76,7 @@ fn a_private_command_gives_its_status_and_failures_are_told_apart() {
 }
 
 #[test]
-fn a_private_command_keeps_its_user_group_and_rights() {
+fn a_private_command_keeps_its_user_group_and_capabilities() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 6);
@@ -102,7 +101,7 @@ fn a_private_command_keeps_its_user_group_and_rights() {
 }
 
 #[test]
-fn root_without_the_right_to_mount_gets_a_namespace_where_it_has() {
+fn root_without_cap_sys_admin_gets_a_user_namespace() {
     let Some(stage) = stage() else { return };
     let script = format!("setpriv --bounding-set=-sys_admin bash -c '{PRIVATE}cat mount/hello'");
     let output = stage.bash(&script).output().unwrap();
@@ -110,9 +109,9 @@ fn root_without_the_right_to_mount_gets_a_namespace_where_it_has() {
     assert!(stage.is_gone());
 }
 
-/// As in a container that was started by an ordinary user.
+/// As in a container started by an ordinary user.
 #[test]
-fn root_without_the_right_to_mount_runs_where_only_the_command_sees_it() {
+fn root_without_cap_sys_admin_mounts_privately() {
     let Some(stage) = stage() else { return };
     let run = "$ARCHFS run $IMAGE mount -- cat mount/hello";
     for script in [
@@ -127,11 +126,11 @@ fn root_without_the_right_to_mount_runs_where_only_the_command_sees_it() {
 }
 
 #[test]
-fn a_private_mount_covers_a_directory_that_is_there() {
+fn a_private_mount_covers_an_existing_directory() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 7);
-    // Where fusermount would not let the user mount.
+    // A directory where fusermount would not let the user mount.
     let mount_point = stage.work.path().join("theirs");
     fs::create_dir(&mount_point).unwrap();
     let script =
@@ -144,7 +143,7 @@ fn a_private_mount_covers_a_directory_that_is_there() {
 }
 
 #[test]
-fn a_private_command_ends_also_over_a_mount_whose_daemon_is_stopped() {
+fn a_private_run_ends_above_a_mount_of_a_stopped_daemon() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q", "--idle-timeout", "2s"]).status.success());
     let stopped = Stopped::and_forgotten(&stage);
@@ -161,7 +160,7 @@ fn a_private_command_ends_also_over_a_mount_whose_daemon_is_stopped() {
 }
 
 #[test]
-fn two_private_mounts_at_one_place_do_not_disturb_each_other() {
+fn two_private_mounts_can_use_one_mount_point() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 8, |bash, mount_point, who| {
         let start = || {
@@ -186,7 +185,7 @@ fn two_private_mounts_at_one_place_do_not_disturb_each_other() {
 }
 
 #[test]
-fn killed_all_at_once_a_private_mount_leaves_an_empty_directory_at_most() {
+fn a_private_mount_killed_at_once_leaves_at_most_an_empty_directory() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 9, |bash, mount_point, who| {
         for is_there in [false, true] {
@@ -224,7 +223,7 @@ fn killed_all_at_once_a_private_mount_leaves_an_empty_directory_at_most() {
 }
 
 #[test]
-fn a_private_mount_that_went_well_is_summed_up_and_never_said_to_have_ended_before() {
+fn a_successful_private_mount_logs_a_summary_and_no_early_end() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 10, |bash, _, who| {
         for _ in 0..25 {
@@ -237,7 +236,7 @@ fn a_private_mount_that_went_well_is_summed_up_and_never_said_to_have_ended_befo
 }
 
 #[test]
-fn run_killed_alone_leaves_nothing_of_a_private_mount() {
+fn killing_only_run_leaves_nothing_of_a_private_mount() {
     let Some(stage) = stage() else { return };
     as_both(&stage, 10, |bash, mount_point, who| {
         let script = "sh -c 'echo started; read x; cat mount/hello'";
@@ -252,7 +251,7 @@ fn run_killed_alone_leaves_nothing_of_a_private_mount() {
 }
 
 #[test]
-fn without_fusermount_run_mounts_privately() {
+fn run_mounts_privately_without_fusermount() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 13);
@@ -270,9 +269,9 @@ fn without_fusermount_run_mounts_privately() {
     assert!(!user.mount_point.exists());
 }
 
-/// fusermount serves only users whom /etc/passwd knows, which a container may not have.
+/// fusermount requires users in /etc/passwd, which a container may lack.
 #[test]
-fn where_fusermount_refuses_run_mounts_privately() {
+fn run_mounts_privately_if_fusermount_refuses() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 54_321);
@@ -282,14 +281,14 @@ fn where_fusermount_refuses_run_mounts_privately() {
     assert!(!user.mount_point.exists());
 }
 
-/// A user namespace of its own has its own limit on user namespaces.
+/// A user namespace has its own limit on nested user namespaces.
 #[test]
-fn where_namespaces_are_forbidden_it_says_what_to_ask_for() {
+fn forbidden_namespaces_are_reported_with_a_remedy() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 33);
     let mut command = Command::new("unshare");
-    // The numbers of users are mapped from outside. What is root then gets its rights by exec.
+    // The UIDs are mapped from outside. The process, now root, gains its capabilities by exec.
     let limit = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"";
     let map = "echo started >&2; read x; exec sh -c \"$LIMIT\" sh \"$@\"";
     command.args(["--user", "sh", "-c", map, "sh"]).env("LIMIT", limit);
@@ -308,8 +307,8 @@ fn where_namespaces_are_forbidden_it_says_what_to_ask_for() {
     assert!(!user.mount_point.exists());
 }
 
-/// Mounts as a container runtime does, and returns the connection.
-fn mounted_by_somebody_else(mount_point: &Path, kind: &str) -> OwnedFd {
+/// Mounts like a container runtime and returns the connection.
+fn mounted_by_another_process(mount_point: &Path, kind: &str) -> OwnedFd {
     fs::create_dir(mount_point).unwrap();
     let device: OwnedFd = File::options().read(true).write(true).open("/dev/fuse").unwrap().into();
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
@@ -319,7 +318,7 @@ fn mounted_by_somebody_else(mount_point: &Path, kind: &str) -> OwnedFd {
     device
 }
 
-/// bash with a script that finds the connection as descriptor 3.
+/// A bash script that inherits the connection as descriptor 3.
 fn with_connection(stage: &Stage, connection: OwnedFd, script: &str) -> Command {
     let mut command = stage.bash(&format!("exec 3<&0 </dev/null; {script}"));
     command.stdin(Stdio::from(connection));
@@ -327,13 +326,14 @@ fn with_connection(stage: &Stage, connection: OwnedFd, script: &str) -> Command 
 }
 
 #[test]
-fn the_foreground_serves_a_connection_that_is_handed_over() {
+fn a_foreground_daemon_serves_an_inherited_connection() {
     let Some(stage) = stage() else { return };
-    // The first is how Apptainer and Singularity call the program of --fusemount.
+    // Apptainer and Singularity call the program of --fusemount in the first way.
     for line in ["mount $IMAGE /dev/fd/3 -f", "mount --foreground $IMAGE /dev/fd/7 7<&3"] {
-        let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
+        let connection = mounted_by_another_process(&stage.mount_point, "fuse");
         let line = format!("exec $ARCHFS {line}");
-        // What holds the connection besides is dropped, lest a daemon that fails is never missed.
+        // All other copies of the connection are closed, so that the failure of a daemon is
+        // noticed.
         let mut daemon = with_connection(&stage, connection, &line).spawn().unwrap();
         stage.assert_readable();
         let size = run(Command::new("wc").arg("-c").arg(stage.mount_point.join("folder/data")));
@@ -342,8 +342,8 @@ fn the_foreground_serves_a_connection_that_is_handed_over() {
         assert_eq!(daemon.wait().unwrap().code(), Some(0), "{line}");
         fs::remove_dir(&stage.mount_point).unwrap();
     }
-    // A runtime that ends the program, too.
-    let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
+    // A runtime that also ends the program.
+    let connection = mounted_by_another_process(&stage.mount_point, "fuse");
     let line = "exec $ARCHFS mount --grace 1s $IMAGE /dev/fd/3 -f";
     let mut daemon = with_connection(&stage, connection, line).spawn().unwrap();
     stage.assert_readable();
@@ -353,13 +353,13 @@ fn the_foreground_serves_a_connection_that_is_handed_over() {
 }
 
 #[test]
-fn the_background_serves_a_connection_that_is_handed_over() {
+fn a_background_daemon_serves_an_inherited_connection() {
     let Some(stage) = stage() else { return };
-    let connection = mounted_by_somebody_else(&stage.mount_point, "fuse");
+    let connection = mounted_by_another_process(&stage.mount_point, "fuse");
     let line = "$ARCHFS mount -q $IMAGE /dev/fd/3 && exec 3<&- && cat mount/hello; exit $?";
     let output = run(&mut with_connection(&stage, connection, line));
     assert_eq!(text(&output), "hello, world\n");
-    // Whoever mounted unmounts; the end of the script changes nothing.
+    // The process that mounted must unmount; the end of the script changes nothing.
     stage.assert_readable();
     let image = stage.image.to_str().unwrap();
     let daemon = match processes_about(&[image, "--daemon="])[..] {
@@ -371,11 +371,11 @@ fn the_background_serves_a_connection_that_is_handed_over() {
     fs::remove_dir(&stage.mount_point).unwrap();
 }
 
-/// As archfs itself does, but without a record that tells which daemon to ask.
+/// As archfs itself does, but without a record that names the daemon.
 #[test]
-fn what_is_handed_over_is_waited_for_and_unmounted_also_where_its_daemon_is_stopped() {
+fn wait_and_unmount_handle_an_inherited_connection_of_a_stopped_daemon() {
     let Some(stage) = stage() else { return };
-    let connection = mounted_by_somebody_else(&stage.mount_point, "fuse.archfs");
+    let connection = mounted_by_another_process(&stage.mount_point, "fuse.archfs");
     let line = "$ARCHFS mount -q --keep $IMAGE /dev/fd/3";
     run(&mut with_connection(&stage, connection, line));
     let image = stage.image.to_str().unwrap();
@@ -395,7 +395,7 @@ fn what_is_handed_over_is_waited_for_and_unmounted_also_where_its_daemon_is_stop
 }
 
 #[test]
-fn what_is_no_connection_is_refused() {
+fn a_descriptor_that_is_not_a_fuse_connection_is_refused() {
     let Some(stage) = stage() else { return };
     for (line, what) in [
         ("/dev/fd/99", "no such descriptor"),
@@ -405,7 +405,7 @@ fn what_is_no_connection_is_refused() {
         ("/dev/fd/3 -f 3< <(read x)", "/dev/fd/3"),
         ("/dev/fd/x", "/dev/fd"),
         ("/dev/fd/-1", "/dev/fd"),
-        // Opened, but mounted nowhere.
+        // Opened, but not mounted.
         ("/dev/fd/3 -f 3<>/dev/fuse", "can not start to serve"),
         ("/dev/fd/3 3<>/dev/fuse", "can not start to serve"),
     ] {
@@ -418,7 +418,7 @@ fn what_is_no_connection_is_refused() {
     }
     let image = stage.image.to_str().unwrap();
     wait_until("no daemon is left", || processes_about(&[image, "--daemon="]).is_empty());
-    // Nor are there private mounts on descriptors.
+    // Private mounts on descriptors do not exist either.
     let output = archfs().arg("run").arg(&stage.image).args(["/dev/fd/99", "--", "true"]).output();
     assert_eq!(output.unwrap().status.code(), Some(122));
 }

@@ -1,7 +1,5 @@
-//! Unchanged programs on a mount: diff, tar, find, rsync, cp, a per-file loader in Python, and many
-//! readers at once.
-//!
-//! Owns the comparison by tools that know nothing of archfs.
+//! Ordinary programs read a mount correctly: diff, tar, find, rsync, cp, a Python data loader, and
+//! many readers at once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,7 +26,7 @@ fn with_mount(test: impl Fn(&Path, &Path, &Path)) {
 #[test]
 fn diff_finds_no_difference() {
     with_mount(|mount, tree, _| {
-        // diff does not compare devices and the like, and fails on meeting them.
+        // diff fails on device nodes and other special files, and does not compare them.
         let mut diff = Command::new("diff");
         diff.args(["-r", "--no-dereference"]);
         for special in ["fifo", "hard-fifo", "block", "char", "socket"] {
@@ -51,7 +49,7 @@ fn rsync_has_nothing_to_transfer() {
 }
 
 #[test]
-fn find_prints_the_same_of_both() {
+fn find_prints_the_same_for_both_trees() {
     with_mount(|mount, tree, _| {
         let find = |root: &Path| {
             let format = "%P|%y|%m|%U|%G|%s|%TY-%Tm-%Td %TH:%TM|%n|%l\\0";
@@ -69,7 +67,7 @@ fn find_prints_the_same_of_both() {
 }
 
 #[test]
-fn tar_and_cp_copy_what_was_packed() {
+fn tar_and_cp_copy_the_source() {
     with_mount(|mount, tree, work| {
         let snapshot =
             |root: &Path| support::snapshot::take(root, support::snapshot::Depth::Everything);
@@ -80,9 +78,9 @@ fn tar_and_cp_copy_what_was_packed() {
         fs::remove_dir_all(&copy).unwrap();
 
         fs::create_dir(&copy).unwrap();
-        let tar = |folder: &Path| {
+        let tar = |directory: &Path| {
             let mut tar = Command::new("tar");
-            tar.current_dir(folder).args(["--xattrs", "--xattrs-include=*", "--sparse"]);
+            tar.current_dir(directory).args(["--xattrs", "--xattrs-include=*", "--sparse"]);
             tar
         };
         let mut pack = tar(mount);
@@ -93,7 +91,7 @@ fn tar_and_cp_copy_what_was_packed() {
         assert!(pack.wait().unwrap().success());
         let (mut expected, mut found) = (expected, snapshot(&copy));
         for snapshot in [&mut expected, &mut found] {
-            // tar stores no sockets, and a fifo of two names as two fifos.
+            // tar stores no sockets, and stores a fifo with two names as two fifos.
             for name in ["socket", "fifo", "hard-fifo"] {
                 snapshot.remove(name.as_bytes());
             }
@@ -103,13 +101,13 @@ fn tar_and_cp_copy_what_was_packed() {
 }
 
 #[test]
-fn sixteen_processes_in_shuffled_order_read_what_was_packed() {
+fn sixteen_processes_in_shuffled_order_read_the_source() {
     with_mount(|mount, tree, work| {
         let mut files = Vec::new();
         list_files(tree, tree, &mut files);
         let sums: BTreeMap<&PathBuf, u64> =
             files.iter().map(|file| (file, support::snapshot::content(&tree.join(file)))).collect();
-        // The shuffled lists are read by processes of their own: cmp against the source.
+        // Separate processes read the shuffled lists: cmp against the source.
         let script = "cd \"$1\" && xargs -0 -I{} cmp -- \"$2\"/{} {} < \"$3\"";
         let readers: Vec<_> = (0..16)
             .map(|seed| {
@@ -131,10 +129,10 @@ fn sixteen_processes_in_shuffled_order_read_what_was_packed() {
             .collect();
         for reader in readers {
             let output = reader.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success() && output.stdout.is_empty(), "{said}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && output.stdout.is_empty(), "{stderr}");
         }
-        // And once more by threads of one process, with the kernel's pages of the mount dropped.
+        // Again with threads of one process, after dropping the page cache of the mount.
         let _ = fs::write("/proc/sys/vm/drop_caches", "1");
         std::thread::scope(|scope| {
             for seed in 0..16_usize {
@@ -159,12 +157,12 @@ fn an_image_folder_loader_reads_two_epochs_under_run() {
     let work = work_folder();
     let dataset = work.path().join("dataset");
     for class in 0..10 {
-        let folder = dataset.join(format!("class{class}"));
-        fs::create_dir_all(&folder).unwrap();
+        let directory = dataset.join(format!("class{class}"));
+        fs::create_dir_all(&directory).unwrap();
         for number in 0..40_usize {
             let len = 20_000 + number * 3_777;
             let bytes = source::noise((class * 100 + number) as u64, len);
-            fs::write(folder.join(format!("{number:04}.jpg")), bytes).unwrap();
+            fs::write(directory.join(format!("{number:04}.jpg")), bytes).unwrap();
         }
     }
     let image = image::make(work.path(), "data.sqfs", &dataset, &["-comp", "zstd"]);
@@ -187,11 +185,11 @@ fn an_image_folder_loader_reads_two_epochs_under_run() {
     assert!(!mount_point.exists(), "the mount point was made by run and is gone");
 }
 
-fn list_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
+fn list_files(root: &Path, directory: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
         let entry = entry.unwrap();
         let kind = entry.file_type().unwrap();
-        // xargs -I replaces within its arguments, so names with odd bytes are left to the walks.
+        // xargs -I substitutes within arguments, so names with odd bytes are left to the walks.
         let path = entry.path();
         if kind.is_dir() {
             list_files(root, &path, files);

@@ -1,6 +1,5 @@
-//! Memory that is given back: what is read afterwards is the same, and the system has it.
-//!
-//! Owns `Tree::release` on every kind of archive, and `--cache-idle` on a mount.
+//! Releasing memory (`Tree::release`, `--cache-idle`) returns it to the system and changes no byte
+//! that is read later.
 
 use std::fs::{self, File};
 use std::ops::ControlFlow;
@@ -22,7 +21,7 @@ mod support;
 use support::mount::Mounted;
 use support::{archfs, can_mount, image, run, tree, wait_until, work_folder};
 
-/// Bytes that compress, of which no two pages are the same.
+/// Bytes that compress and differ in every page.
 fn text(seed: usize, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 64);
     while bytes.len() < len {
@@ -34,35 +33,35 @@ fn text(seed: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Small files, which share blocks, one of some blocks, and one whose list of blocks has
-/// checkpoints where a block has 4 KiB.
+/// Small files that share blocks, a file of several blocks, and a file whose block list has
+/// checkpoints if blocks have 4 KiB.
 fn source_folder(work: &Path) -> PathBuf {
-    let folder = work.join("source");
-    fs::create_dir_all(folder.join("sub")).unwrap();
+    let directory = work.join("source");
+    fs::create_dir_all(directory.join("sub")).unwrap();
     for number in 0..50 {
-        fs::write(folder.join(format!("sub/{number}")), text(number, 2000)).unwrap();
+        fs::write(directory.join(format!("sub/{number}")), text(number, 2000)).unwrap();
     }
-    fs::write(folder.join("some"), text(100, 900_000)).unwrap();
-    fs::write(folder.join("many"), text(101, 10_000_000)).unwrap();
-    folder
+    fs::write(directory.join("some"), text(100, 900_000)).unwrap();
+    fs::write(directory.join("many"), text(101, 10_000_000)).unwrap();
+    directory
 }
 
-/// The tar of `folder`, packed by a line for the shell.
-fn packed(folder: &Path, name: &str, line: &str) -> PathBuf {
-    let target = folder.with_file_name(name);
+/// A tar of `directory`, made by a shell line.
+fn packed(directory: &Path, name: &str, line: &str) -> PathBuf {
+    let target = directory.with_file_name(name);
     let mut shell = Command::new("sh");
     shell.args(["-ec", &format!("tar -C \"$1\" --sort=name -cf - . | {line} > \"$2\""), "sh"]);
-    run(shell.arg(folder).arg(&target));
+    run(shell.arg(directory).arg(&target));
     target
 }
 
-/// Every kind of archive, and what it is opened with.
+/// Every kind of archive, and the options to open it.
 fn archives(work: &Path) -> Vec<(&'static str, Vec<PathBuf>, bool)> {
-    let folder = source_folder(work);
-    let small = image::make(work, "small.sqfs", &folder, &["-comp", "gzip", "-b", "4096"]);
-    let usual = image::make(work, "usual.sqfs", &folder, &["-comp", "zstd"]);
-    let gzip = packed(&folder, "source.tar.gz", "gzip -1 -c");
-    let xz = packed(&folder, "source.tar.xz", "xz -0 -T0 --block-size=1MiB -c");
+    let directory = source_folder(work);
+    let small = image::make(work, "small.sqfs", &directory, &["-comp", "gzip", "-b", "4096"]);
+    let usual = image::make(work, "usual.sqfs", &directory, &["-comp", "zstd"]);
+    let gzip = packed(&directory, "source.tar.gz", "gzip -1 -c");
+    let xz = packed(&directory, "source.tar.xz", "xz -0 -T0 --block-size=1MiB -c");
     let outer = work.join("outer");
     fs::create_dir_all(&outer).unwrap();
     fs::copy(&usual, outer.join("inner.sqfs")).unwrap();
@@ -86,21 +85,21 @@ fn open(archives: &[PathBuf], recursive: bool) -> (Arc<dyn Tree>, Arc<Stats>) {
     (tree::open(archives, options).unwrap(), stats)
 }
 
-/// The memory of all caches, bytes: of metadata and of contents.
+/// Memory of all caches in bytes: of metadata and of contents.
 fn held(stats: &Stats) -> (u64, u64) {
     let totals = stats.totals();
     (totals.metadata.held_bytes, totals.data.held_bytes)
 }
 
-/// Reads a little of the start, the middle and the end of each file below `folder`, so that most of
-/// what is decoded for it is kept.
-fn nibble(tree: &dyn Tree, folder: Ino, scratch: &mut Scratch) {
+/// Reads a little at the start, middle and end of each file below `directory`, so that most decoded
+/// blocks stay cached.
+fn nibble(tree: &dyn Tree, directory: Ino, scratch: &mut Scratch) {
     let mut entries = Vec::new();
     let visit = &mut |entry: archfs::vfs::DirEntry<'_>| {
         entries.push((entry.ino, entry.kind));
         ControlFlow::Continue(())
     };
-    tree.read_dir(folder, Cookie::START, visit).unwrap();
+    tree.read_dir(directory, Cookie::START, visit).unwrap();
     for (ino, kind) in entries {
         if kind == FileKind::Directory {
             nibble(tree, ino, scratch);
@@ -114,7 +113,7 @@ fn nibble(tree: &dyn Tree, folder: Ino, scratch: &mut Scratch) {
 }
 
 #[test]
-fn what_is_read_after_a_release_is_what_was_read_before() {
+fn reads_return_the_same_bytes_after_a_release() {
     let work = work_folder();
     for (what, archives, recursive) in archives(work.path()) {
         let (fresh, _) = open(&archives, recursive);
@@ -125,7 +124,7 @@ fn what_is_read_after_a_release_is_what_was_read_before() {
             nibble(&*tree, Ino::ROOT, &mut Scratch::default());
             let (metadata, data) = held(&stats);
             assert!(data > 0 && (metadata > 0) != what.starts_with("a tar"), "{what}");
-            // Blocks that are decoded ahead just now come in behind a release.
+            // Blocks that are being decoded ahead may arrive after a release.
             wait_until("nothing is kept", || {
                 tree.release();
                 held(&stats) == (0, 0)
@@ -136,10 +135,10 @@ fn what_is_read_after_a_release_is_what_was_read_before() {
 }
 
 #[test]
-fn a_folder_of_an_archive_is_released_with_it() {
+fn a_subdirectory_view_is_released_with_its_archive() {
     let work = work_folder();
-    let folder = source_folder(work.path());
-    let archive = image::make(work.path(), "data.sqfs", &folder, &["-comp", "zstd"]);
+    let directory = source_folder(work.path());
+    let archive = image::make(work.path(), "data.sqfs", &directory, &["-comp", "zstd"]);
     let (whole, stats) = open(&[archive], false);
     let options = ViewOptions { subdir: Some(b"sub".to_vec()), ..ViewOptions::default() };
     let tree = View::apply(whole, &options).unwrap();
@@ -150,7 +149,7 @@ fn a_folder_of_an_archive_is_released_with_it() {
 }
 
 #[test]
-fn readers_notice_nothing_of_a_release() {
+fn a_release_does_not_disturb_readers() {
     let work = work_folder();
     for (what, archives, recursive) in archives(work.path()) {
         let (tree, _) = open(&archives, recursive);
@@ -173,7 +172,7 @@ const BLOCK: usize = 128 << 10;
 const BLOCKS: usize = 512;
 const PAGE: usize = 4096;
 
-/// A mount of a file of `BLOCKS` blocks that compress.
+/// A mount of a file with `BLOCKS` blocks that compress.
 struct Stage {
     bytes: Vec<u8>,
     file: File,
@@ -188,21 +187,21 @@ impl Stage {
             return None;
         }
         let work = work_folder();
-        let folder = work.path().join("source");
-        fs::create_dir(&folder).unwrap();
+        let directory = work.path().join("source");
+        fs::create_dir(&directory).unwrap();
         let bytes = text(1, BLOCK * BLOCKS);
-        fs::write(folder.join("file"), &bytes).unwrap();
-        let archive = image::make(work.path(), "data.sqfs", &folder, &["-comp", "zstd"]);
-        // Room enough that no shard of the cache has to evict.
+        fs::write(directory.join("file"), &bytes).unwrap();
+        let archive = image::make(work.path(), "data.sqfs", &directory, &["-comp", "zstd"]);
+        // Large enough that no shard of the cache evicts.
         let options = ["--cache", "1G", "--cache-idle", "1s"];
         let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &options);
         let file = File::open(mounted.path().join("file")).unwrap();
-        // The kernel asks for what is read here, and for nothing more.
+        // The kernel requests only what is read here.
         fadvise(&file, 0, None, Advice::Random).unwrap();
         Some(Self { bytes, file, daemon: mounted.daemon(), mounted, _work: work })
     }
 
-    /// Reads page `nth` of each block. A block of which only a part was read is kept.
+    /// Reads page `nth` of each block. A block that was read in part stays cached.
     fn read(&self, nth: usize) {
         let mut page = [0; PAGE];
         for block in 0..BLOCKS {
@@ -212,30 +211,30 @@ impl Stage {
         }
     }
 
-    /// The resident memory of the daemon, bytes.
+    /// Resident memory of the daemon, in bytes.
     fn resident(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.daemon)).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
     }
 
-    /// A number that the live mount tells.
-    fn told(&self, path: &[&str]) -> u64 {
+    /// A number from the statistics of the live mount.
+    fn stat(&self, path: &[&str]) -> u64 {
         let output = run(archfs().args(["stats", "--json"]).arg(self.mounted.path()));
-        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-        path.iter().fold(&told, |value, name| &value[*name]).as_u64().unwrap()
+        let stats: Value = serde_json::from_slice(&output.stdout).unwrap();
+        path.iter().fold(&stats, |value, name| &value[*name]).as_u64().unwrap()
     }
 }
 
 #[test]
-fn an_idle_mount_gives_its_memory_back_and_reads_on() {
+fn an_idle_mount_returns_its_memory_and_stays_readable() {
     let Some(stage) = Stage::new() else { return };
     let decoded = BLOCK * BLOCKS;
     let start = stage.resident();
     let mut pages = 0..BLOCK / PAGE - 1;
     for times in 1..3 {
-        // A machine that is busy elsewhere may leave the mount without a request for long enough
-        // while this goes on. What the kernel has, it does not ask for again: so other pages then.
+        // On a busy machine the mount may go without a request long enough to release memory during
+        // this. The kernel does not request cached pages again, so each attempt reads other pages.
         let most = loop {
             stage.read(pages.next().expect("the memory is never that of all blocks"));
             let now = stage.resident();
@@ -243,15 +242,15 @@ fn an_idle_mount_gives_its_memory_back_and_reads_on() {
                 break now;
             }
         };
-        // Asking the daemon could be a request, so only the kernel is asked.
+        // Only the kernel is asked, because asking the daemon could count as a request.
         let deadline = Instant::now() + Duration::from_secs(60);
         while stage.resident() > start + decoded / 4 {
             assert!(Instant::now() < deadline, "{} bytes, {start} at first", stage.resident());
             thread::yield_now();
         }
         eprintln!("{start} bytes at first, {most} at most, {} when idle", stage.resident());
-        // It is counted when the memory is given back, which the kernel may show before.
-        wait_until("it is counted", || stage.told(&["cache_releases"]) >= times);
+        // It is counted when memory is released, which the kernel may show earlier.
+        wait_until("it is counted", || stage.stat(&["cache_releases"]) >= times);
     }
     stage.read(BLOCK / PAGE - 1);
 }

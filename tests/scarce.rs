@@ -1,7 +1,7 @@
-//! What a node may have too little of: descriptors, threads, address space, stack.
+//! A mount works within small limits of descriptors, threads, address space and stack, or fails
+//! with an error that names the limit.
 //!
-//! Owns the small limits, and the rule on them: a mount works within one, or is refused with a
-//! sentence that names it, and nothing is left then. Memory is in `memory_limit`.
+//! `memory_limit.rs` covers memory.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use support::mount::{CleanUp, is_mounted, unmount};
 use support::stage::{Stage, has_ended, said, shell, stage, stage_with, tell};
 use support::{archfs, run, tar, wait_until, work_folder};
 
-/// `archfs mount --keep` under a limit of open files.
+/// `archfs mount --keep` with a limit on open files.
 fn mount_within(
     descriptors: u64,
     archives: &[PathBuf],
@@ -30,7 +30,7 @@ fn mount_within(
     command.args(archives).arg(mount_point).output().unwrap()
 }
 
-/// Mounts under smaller and smaller limits: reads what `check` reads, or is refused.
+/// Mounts under smaller and smaller limits. Each mount passes `check` or is refused.
 fn works_or_says_why(
     archives: &[PathBuf],
     mount_point: &Path,
@@ -46,9 +46,9 @@ fn works_or_says_why(
             unmount(mount_point);
             least = limit;
         } else {
-            let said = said(&output);
-            assert_eq!(output.status.code(), Some(1), "{limit}: {said}");
-            assert!(said.contains("Too many open files"), "{limit}: {said}");
+            let stderr = said(&output);
+            assert_eq!(output.status.code(), Some(1), "{limit}: {stderr}");
+            assert!(stderr.contains("Too many open files"), "{limit}: {stderr}");
             refused += 1;
         }
         assert!(!is_mounted(mount_point) && !mount_point.exists(), "{limit}");
@@ -65,7 +65,7 @@ fn small_tar(path: &Path, number: usize) {
 /// > **Descriptors**: 40 are enough for one archive, for a hundred and for nested ones. With too
 /// > few, the mount fails with "Too many open files".
 #[test]
-fn few_descriptors_do_for_one_archive_and_for_many() {
+fn forty_descriptors_suffice_for_one_archive_and_for_many() {
     let Some(stage) = stage() else {
         return;
     };
@@ -85,7 +85,7 @@ fn few_descriptors_do_for_one_archive_and_for_many() {
 /// > **Descriptors**: 40 are enough for one archive, for a hundred and for nested ones. With too
 /// > few, the mount fails with "Too many open files".
 #[test]
-fn few_descriptors_do_for_archives_within_archives() {
+fn forty_descriptors_suffice_for_nested_archives() {
     let Some(stage) = stage() else {
         return;
     };
@@ -105,7 +105,7 @@ fn few_descriptors_do_for_archives_within_archives() {
     });
 }
 
-/// Processor time that a process has taken, in clock ticks (proc(5), fields 14 and 15).
+/// CPU time that a process has used, in clock ticks (proc(5), fields 14 and 15).
 fn ticks(process: rustix::process::Pid) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap();
     let behind = stat.rsplit(')').next().unwrap();
@@ -127,7 +127,7 @@ fn socket_of(stage: &Stage) -> PathBuf {
 /// > A daemon that has run out of descriptors keeps serving, sleeps when idle, and unmounts when
 /// > its last holder ends.
 #[test]
-fn a_daemon_out_of_descriptors_sleeps_serves_recovers_and_unmounts() {
+fn a_daemon_out_of_descriptors_idles_serves_recovers_and_unmounts() {
     let Some(stage) = stage() else {
         return;
     };
@@ -140,7 +140,7 @@ fn a_daemon_out_of_descriptors_sleeps_serves_recovers_and_unmounts() {
     let folder = format!("/proc/{}/fd", daemon.as_raw_nonzero());
     let open = || fs::read_dir(&folder).unwrap().count();
     let socket = socket_of(&stage);
-    // More than it may take, each of which stays.
+    // More connections than the daemon may have open; each stays open.
     let connect = || UnixStream::connect(&socket).unwrap();
     let mut connections: Vec<_> = (0..100).map(|_| connect()).collect();
     wait_until("all descriptors are taken", || open() >= 64);
@@ -149,17 +149,17 @@ fn a_daemon_out_of_descriptors_sleeps_serves_recovers_and_unmounts() {
     while since.elapsed() < Duration::from_secs(2) {
         thread::sleep(Duration::from_millis(50));
     }
-    // A loop that spins takes all of the two seconds: 200 ticks.
+    // A busy loop would take the whole two seconds: 200 ticks.
     let taken = ticks(daemon) - before;
     assert!(taken < 20, "{taken} ticks of processor time while nothing was to be done");
-    // Archives that are closed can be opened again all the same.
+    // Closed archives can still be reopened.
     for number in 0..60 {
         let name = format!("file-{number}");
         assert_eq!(fs::read_to_string(stage.mount_point.join(&name)).unwrap(), name);
     }
     connections.clear();
     wait_until("it has taken and let go of all", || open() < 64);
-    // It answers again, and was not left by who holds it.
+    // It answers again, and its holder kept its lease.
     run(archfs().arg("stats").arg(&stage.mount_point));
     connections.extend((0..100).map(|_| connect()));
     wait_until("all descriptors are taken again", || open() >= 64);
@@ -193,7 +193,7 @@ fn the_holder_of_a_daemon_out_of_descriptors_still_ends_it() {
 /// > **Threads**: if only a few can be started, a mount takes half of them and reports it, or
 /// > fails.
 #[test]
-fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() {
+fn a_mount_works_with_few_threads_or_reports_the_limit() {
     let Some(stage) = stage() else {
         return;
     };
@@ -206,30 +206,32 @@ fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() 
     for most in [3, 4, 5, 6, 8, 10, 16, 24, 36, 48] {
         pids.set(most);
         let output = pids.run(&command);
-        let said = said(&output);
+        let stderr = said(&output);
         if output.status.success() {
-            // Not only just now: whoever mounts is told once all that answers is there.
+            // It also works later, because `mount` returns only once all threads are running.
             stage.assert_readable();
             assert!(fs::read(stage.mount_point.join("folder/data")).is_ok());
-            let numbers: Vec<u64> = said
+            let numbers: Vec<u64> = stderr
                 .split(|c: char| !c.is_ascii_digit())
                 .filter_map(|it| it.parse().ok())
                 .collect();
-            match said.contains("threads answer instead of") {
+            match stderr.contains("threads answer instead of") {
                 // "N threads answer instead of 32: only M can be started here"
-                true => assert!(numbers.windows(3).any(|it| it[0] == it[2] / 2), "{most}: {said}"),
-                false => assert!(most >= 36, "{most}: {said}"),
+                true => {
+                    assert!(numbers.windows(3).any(|it| it[0] == it[2] / 2), "{most}: {stderr}")
+                }
+                false => assert!(most >= 36, "{most}: {stderr}"),
             }
             unmount(&stage.mount_point);
             worked.push(most);
         } else {
-            assert!(!said.contains("panicked"), "{most}: {said}");
+            assert!(!stderr.contains("panicked"), "{most}: {stderr}");
             let is_clear = [
                 "more threads can be started here",
                 "Resource temporarily unavailable",
                 "annot fork",
             ];
-            assert!(is_clear.iter().any(|text| said.contains(text)), "{most}: {said}");
+            assert!(is_clear.iter().any(|text| stderr.contains(text)), "{most}: {stderr}");
         }
         assert!(stage.is_gone(), "{most}");
         wait_until("all have ended", || pids.is_empty());
@@ -238,7 +240,7 @@ fn with_few_threads_to_be_had_a_mount_works_with_fewer_or_says_why_it_can_not() 
 }
 
 #[test]
-fn many_archives_are_opened_also_where_no_thread_can_be_started_for_it() {
+fn many_archives_are_opened_without_extra_threads() {
     let Some(pids) = Group::new(Bound::Threads) else {
         return;
     };
@@ -246,13 +248,13 @@ fn many_archives_are_opened_also_where_no_thread_can_be_started_for_it() {
     let tars: Vec<_> = (0..20).map(|number| work.path().join(format!("{number}.tar"))).collect();
     tars.iter().enumerate().for_each(|(number, path)| small_tar(path, number));
     let archive = tars[7].display();
-    // The shell becomes archfs, which is alone then.
+    // The shell executes archfs, which is then the only process in the group.
     pids.set(1);
     let output = pids.run(&format!("exec {} ls {archive}", env!("CARGO_BIN_EXE_archfs")));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "file-7\n", "{}", said(&output));
 }
 
-/// A tree large enough that all threads of a mount have something to read at once.
+/// A tree large enough to keep all threads of a mount busy.
 fn many_files(work: &Path) -> PathBuf {
     let tree = work.join("tree");
     for directory in 0..8 {
@@ -273,7 +275,7 @@ fn many_files(work: &Path) -> PathBuf {
 /// > error that names the limit. A mount that was reported never ends later for lack of address
 /// > space.
 #[test]
-fn a_small_address_space_means_fewer_threads_or_a_refusal_but_never_a_daemon_that_dies() {
+fn a_small_address_space_gives_fewer_threads_or_an_error_at_start() {
     let Some(stage) = stage_with(many_files) else {
         return;
     };
@@ -286,18 +288,18 @@ fn a_small_address_space_means_fewer_threads_or_a_refusal_but_never_a_daemon_tha
                 megabytes << 10
             );
             let output = stage.bash(&script).output().unwrap();
-            let said = said(&output);
+            let stderr = said(&output);
             if output.status.success() {
                 let read = stage.bash(read).output().unwrap();
                 let bytes = String::from_utf8_lossy(&read.stdout).trim().to_owned();
-                assert_eq!(bytes, (64_u32 << 20).to_string(), "{option} {megabytes}: {said}");
-                let is_limited = said.contains("the address space is limited to");
-                assert_eq!(is_limited, said.contains("threads answer instead of"), "{said}");
+                assert_eq!(bytes, (64_u32 << 20).to_string(), "{option} {megabytes}: {stderr}");
+                let is_limited = stderr.contains("the address space is limited to");
+                assert_eq!(is_limited, stderr.contains("threads answer instead of"), "{stderr}");
                 unmount(&stage.mount_point);
                 served.push(megabytes);
             } else {
-                assert_eq!(output.status.code(), Some(1), "{option} {megabytes}: {said}");
-                assert!(said.contains(&format!("ulimit {option}")), "{megabytes}: {said}");
+                assert_eq!(output.status.code(), Some(1), "{option} {megabytes}: {stderr}");
+                assert!(stderr.contains(&format!("ulimit {option}")), "{megabytes}: {stderr}");
                 refused.push(megabytes);
             }
             assert!(stage.is_gone(), "{option} {megabytes}");
@@ -310,7 +312,7 @@ fn a_small_address_space_means_fewer_threads_or_a_refusal_but_never_a_daemon_tha
 /// > **Stack**: a small stack limit is enough for everything except a namespace, which fails with
 /// > an error that says so.
 #[test]
-fn a_small_stack_is_enough() {
+fn a_small_stack_limit_is_enough() {
     let Some(stage) = stage() else {
         return;
     };

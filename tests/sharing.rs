@@ -1,7 +1,6 @@
-//! One mount for all who ask for the same archives at one place.
+//! Processes that mount the same archives at the same mount point share one mount.
 //!
-//! Owns who shares, who is refused and with what words, who is the last one out, `unmount` among
-//! several holders, and `wait`.
+//! Covers refusals, the last holder, `unmount` with several holders, and `wait`.
 
 use std::fs;
 use std::io::{Read, Write, pipe};
@@ -22,11 +21,11 @@ use support::stage::{
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
 
-/// What fits into a pipe (pipe(7)).
+/// Capacity of a pipe (pipe(7)).
 const PIPE: usize = 64 << 10;
 const READY: &[u8] = b"ready\n";
 
-/// The numbers of the processes that hold the mount, and whether it is kept.
+/// PIDs of the holders of the mount, and whether it is kept.
 fn holders(mount_point: &Path) -> (Vec<u64>, bool) {
     let row = listed(mount_point).expect("a mount");
     let holders = row["holders"].as_array().unwrap();
@@ -34,7 +33,8 @@ fn holders(mount_point: &Path) -> (Vec<u64>, bool) {
     (pids, row["kept"].as_bool().unwrap())
 }
 
-/// Starts 64 of `command` at once, whose first line comes when it can read; then lets them end.
+/// Starts 64 of `command` at once and waits until each prints that it can read; then lets them
+/// exit.
 fn crowd(image: &Path, mount_point: &Path, what: &str, mut command: impl FnMut() -> Command) {
     let (reader, writer) = pipe().unwrap();
     let start = |_| {
@@ -63,7 +63,7 @@ const MOUNT: &str = "$ARCHFS mount -q $IMAGE mount && cat mount/hello && read x;
 const RUN: &str = "$ARCHFS run -q $IMAGE mount -- sh -c 'cat mount/hello; read x; exit 0'";
 
 #[test]
-fn sixty_four_at_once_share_one_mount() {
+fn sixty_four_concurrent_mounts_share_one() {
     let Some(stage) = stage_as_user() else { return };
     for script in [MOUNT, RUN] {
         crowd(&stage.image, &stage.mount_point, script, || stage.bash(script));
@@ -71,7 +71,7 @@ fn sixty_four_at_once_share_one_mount() {
 }
 
 #[test]
-fn sixty_four_of_an_ordinary_user_share_one_mount() {
+fn sixty_four_concurrent_mounts_of_an_ordinary_user_share_one() {
     let Some(stage) = stage() else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, 4);
@@ -82,7 +82,7 @@ fn sixty_four_of_an_ordinary_user_share_one_mount() {
 }
 
 #[test]
-fn what_shows_something_else_is_refused_and_told() {
+fn another_archive_or_view_at_the_mount_point_is_refused() {
     let Some(stage) = stage_as_user() else { return };
     let other = stage.work.path().join("other.sqfs");
     fs::copy(&stage.image, &other).unwrap();
@@ -106,14 +106,14 @@ fn what_shows_something_else_is_refused_and_told() {
     }
     let text = refused(&["mount", "--foreground"], &other, 1);
     assert!(text.contains("small.sqfs (fuse.archfs) is mounted here"), "{text}");
-    // The same bytes under the same name, but another file.
+    // The same bytes and name, but another file.
     fs::rename(&other, &stage.image).unwrap();
     let text = refused(&["mount"], &stage.image, 1);
     assert!(text.contains("as it was before it changed"), "{text}");
 }
 
 #[test]
-fn other_ways_to_say_the_same_share() {
+fn equivalent_command_lines_share_a_mount() {
     let Some(stage) = stage_as_user() else { return };
     let work = stage.work.path();
     symlink("small.sqfs", work.join("link.sqfs")).unwrap();
@@ -140,7 +140,7 @@ fn other_ways_to_say_the_same_share() {
 }
 
 #[test]
-fn the_last_script_takes_the_mount_away() {
+fn the_mount_ends_with_the_last_script() {
     for first in [0, 1] {
         let Some(stage) = stage_as_user() else { return };
         let mut scripts = [(); 2].map(|()| shell(stage.work.path()));
@@ -178,7 +178,7 @@ fn finish(mut run: Talker) {
 }
 
 #[test]
-fn the_last_run_takes_the_mount_away() {
+fn the_mount_ends_with_the_last_run() {
     for first in [0, 1] {
         let Some(stage) = stage_as_user() else { return };
         let (left, right) = (long_run(&stage), long_run(&stage));
@@ -191,7 +191,7 @@ fn the_last_run_takes_the_mount_away() {
 }
 
 #[test]
-fn scripts_and_runs_share_whoever_ends_first() {
+fn scripts_and_runs_share_a_mount_in_any_order() {
     let Some(stage) = stage_as_user() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -204,7 +204,7 @@ fn scripts_and_runs_share_whoever_ends_first() {
     stage.assert_readable();
     finish(run);
     assert!(stage.is_gone(), "run returns when it is gone");
-    // The run is the daemon's parent here, and the script joins.
+    // Here run is the parent of the daemon, and the script joins.
     let run = long_run(&stage);
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -215,7 +215,7 @@ fn scripts_and_runs_share_whoever_ends_first() {
 }
 
 #[test]
-fn a_lingering_mount_is_there_for_who_comes_next() {
+fn the_next_mount_joins_a_lingering_daemon() {
     let Some(stage) = stage_as_user() else { return };
     let linger = "$ARCHFS mount -q --linger 1h small.sqfs mount; exit $?";
     run(&mut stage.bash(linger));
@@ -236,7 +236,7 @@ fn a_lingering_mount_is_there_for_who_comes_next() {
 }
 
 #[test]
-fn who_joins_can_keep() {
+fn keep_applies_when_joining_a_mount() {
     let Some(stage) = stage_as_user() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
@@ -249,25 +249,25 @@ fn who_joins_can_keep() {
 }
 
 #[test]
-fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
+fn joining_a_mount_that_just_ended_mounts_again() {
     let Some(stage) = stage_as_user() else { return };
     for keep in ["--keep", ""] {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
         let ended = stage.daemon();
-        // Nobody reads that it is ready, so it stays between its lease and what that is for.
+        // The pipe for its ready line is full, so it blocks between taking the lease and using it.
         let (mut reader, mut writer) = pipe().unwrap();
         writer.write_all(&[b'-'; PIPE]).unwrap();
         let line = format!("$ARCHFS mount {keep} --ready-fd 1 $IMAGE mount || exit; read x");
         let mut command = stage.bash(&line);
         let mut joins = Talker::complaining(command.stdin(Stdio::piped()).stdout(writer));
-        // It has the writer.
+        // The command holds the write end of the pipe.
         drop(command);
         wait_until("it has a lease", || holders(&stage.mount_point).0.len() == 1);
         kill_process(ended, Signal::INT).unwrap();
         wait_until("the mount is gone", || stage.is_gone());
-        let mut told = [0; PIPE + READY.len()];
-        reader.read_exact(&mut told).unwrap();
-        assert!(told.ends_with(READY));
+        let mut written = [0; PIPE + READY.len()];
+        reader.read_exact(&mut written).unwrap();
+        assert!(written.ends_with(READY));
         joins.line_with("mounted ");
         stage.assert_readable();
         assert_ne!(stage.daemon(), ended);
@@ -278,7 +278,7 @@ fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
             unmount(&stage.mount_point);
         }
         wait_until("the mount is gone", || stage.is_gone());
-        // It was told once.
+        // It reported ready only once.
         let mut rest = String::new();
         reader.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "");
@@ -286,12 +286,12 @@ fn who_joins_a_mount_that_is_ended_just_then_mounts_anew() {
 }
 
 #[test]
-fn the_foreground_joins_and_leaves_without_taking_the_mount_away() {
+fn a_foreground_mount_joins_and_leaves_a_shared_mount() {
     let Some(stage) = stage_as_user() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     let foreground = || {
-        // With all signals as usual, also where the tests were started to ignore some.
+        // With default signal handling, even if the tests were started with signals ignored.
         let mut joined =
             Talker::start(&mut stage.bash("exec $ARCHFS mount -f --ready-fd 1 $IMAGE mount"));
         assert_eq!(joined.line(), "ready");
@@ -304,7 +304,7 @@ fn the_foreground_joins_and_leaves_without_taking_the_mount_away() {
         assert_eq!(joined.end(), Some(0), "{signal:?}");
         stage.assert_readable();
     }
-    // It holds the mount as anybody does, and ends with it.
+    // It holds the mount like any other process, and the mount ends with it.
     let joined = foreground();
     end(script);
     wait_until("the script is forgotten", || holders(&stage.mount_point).0 == [pid_of(&joined)]);
@@ -318,7 +318,7 @@ fn pid_of(talker: &Talker) -> u64 {
 }
 
 #[test]
-fn the_next_in_line_mounts_when_the_first_is_killed() {
+fn the_next_waiting_process_mounts_when_the_first_is_killed() {
     let Some(stage) = stage_with(|work| support::tar::slow_archive(work, 100)) else { return };
     let name = stage.image.to_str().unwrap();
     let mut first = stage.bash("exec $ARCHFS mount -q $IMAGE mount").spawn().unwrap();
@@ -337,7 +337,7 @@ fn the_next_in_line_mounts_when_the_first_is_killed() {
 }
 
 #[test]
-fn unmount_gives_back_the_caller_s_lease_and_names_the_others() {
+fn unmount_releases_the_callers_lease_and_names_other_holders() {
     let Some(stage) = stage_as_user() else { return };
     let mut scripts = [(); 3].map(|()| shell(stage.work.path()));
     for script in &mut scripts {
@@ -353,12 +353,12 @@ fn unmount_gives_back_the_caller_s_lease_and_names_the_others() {
     assert!(names.iter().all(|name| text.contains(name)), "{text}");
     assert!(!text.contains(&first.id().to_string()), "{text}");
     stage.assert_readable();
-    // It has no lease any more.
+    // It no longer has a lease.
     assert_eq!(tell(&mut first, unmount), "done 1\n");
     let text = said_there();
     assert!(text.contains("mount: held by process ") && text.contains("--lazy"), "{text}");
     stage.assert_readable();
-    // The last but one leaves by its end, the last one by unmount.
+    // The last holder but one exits, the last one calls unmount.
     end(third);
     wait_until("one is left", || holders(&stage.mount_point).0 == [u64::from(second.id())]);
     assert_eq!(tell(&mut second, unmount), "done 0\n");
@@ -379,7 +379,7 @@ fn unmount_gives_back_the_caller_s_lease_and_names_the_others() {
 }
 
 #[test]
-fn unmount_and_mount_at_once_end_with_a_mount_that_can_be_read_or_none() {
+fn concurrent_unmount_and_mount_end_with_a_readable_mount_or_none() {
     let Some(stage) = stage_as_user() else { return };
     for _ in 0..10 {
         assert!(stage.mount(&["--keep", "-q"]).status.success());
@@ -389,7 +389,7 @@ fn unmount_and_mount_at_once_end_with_a_mount_that_can_be_read_or_none() {
         for asking in &mut both {
             assert!(asking.wait().unwrap().success());
         }
-        // Mounted again, or left to the other process, or unmounted last.
+        // Mounted again, left to the other process, or unmounted last.
         if is_mounted(&stage.mount_point) {
             stage.assert_readable();
             unmount(&stage.mount_point);
@@ -398,7 +398,7 @@ fn unmount_and_mount_at_once_end_with_a_mount_that_can_be_read_or_none() {
     }
 }
 
-/// A record that a cleaner of /tmp removed is not the end of its mount.
+/// A mount survives if a cleaner of /tmp removes its record.
 #[test]
 fn gc_leaves_the_socket_of_a_live_mount_whose_record_was_removed() {
     let Some(stage) = stage() else { return };
@@ -426,13 +426,13 @@ fn waiting(path: &Path, options: &[&str]) -> std::process::Child {
 #[test]
 fn wait_returns_when_files_can_be_read() {
     let Some(stage) = stage() else { return };
-    let folder = stage.work.path().join("not/yet");
-    let mount_point = folder.join("mount");
+    let directory = stage.work.path().join("not/yet");
+    let mount_point = directory.join("mount");
     let _clean_up = support::mount::CleanUp(mount_point.clone());
     let waiters: Vec<_> = (0..8).map(|_| waiting(&mount_point, &["--timeout", "1m"])).collect();
     let over = waiting(&mount_point, &["--timeout", "1s"]).wait_with_output().unwrap();
     assert_eq!(over.status.code(), Some(6), "{}", said(&over));
-    fs::create_dir_all(&folder).unwrap();
+    fs::create_dir_all(&directory).unwrap();
     run(archfs().args(["mount", "--keep", "-q"]).arg(&stage.image).arg(&mount_point));
     for waiter in waiters {
         let output = waiter.wait_with_output().unwrap();
@@ -450,12 +450,12 @@ fn wait_returns_when_files_can_be_read() {
 }
 
 #[test]
-fn the_end_of_a_holder_is_seen_also_when_its_number_lives_on_as_a_zombie() {
+fn a_zombie_holder_counts_as_ended() {
     let Some(stage) = stage_as_user() else { return };
     let mut script = shell(stage.work.path());
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     let daemon = stage.daemon();
-    // Nobody reaps it before the end of this test.
+    // It is not reaped before the end of this test.
     script.kill().unwrap();
     wait_until("the mount is gone", || stage.is_gone());
     wait_until("the daemon has ended", || has_ended(daemon));

@@ -1,7 +1,7 @@
-//! Signals that do not end a mount, the grace period, and what Slurm's signals mean.
+//! Signals that do not end a mount, the grace period, and Slurm's signals.
 //!
-//! How signals end a mount is tested in `lifecycle` and `leases`, what else `run` does with its
-//! command in `commands`.
+//! `lifecycle.rs` and `leases.rs` cover signals that end a mount, `commands.rs` those that `run`
+//! passes on.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -16,8 +16,8 @@ use support::mount::listed;
 use support::stage::{Stage, Talker, has_ended, said, stage, stage_as_user};
 use support::{archfs, run, wait_until};
 
-/// Every signal that ends a process by default, without SIGKILL, those that ask archfs to end, the
-/// faults of a program, and the two real-time signals that glibc has for itself.
+/// Every signal that ends a process by default, except SIGKILL, those that ask archfs to exit,
+/// program faults, and the two real-time signals that glibc reserves.
 fn others() -> Vec<i32> {
     let named = [
         libc::SIGQUIT,
@@ -40,7 +40,7 @@ fn send(process: Pid, signal: i32) {
     run(Command::new("kill").arg(format!("-{signal}")).arg(process.to_string()));
 }
 
-/// The signals of `field` in /proc/PID/status.
+/// The signals in `field` of /proc/PID/status.
 fn signals_in(field: &str, process: Pid) -> Vec<i32> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
@@ -48,15 +48,15 @@ fn signals_in(field: &str, process: Pid) -> Vec<i32> {
     (1..=64).filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
 }
 
-/// Sends each of the signals, and checks that the process is there, and its mount is read, after all
-/// of them.
+/// Sends each of the signals and checks that the process is alive and its mount readable
+/// afterwards.
 fn survives_all(stage: &Stage, daemon: Pid) {
     for signal in others() {
         send(daemon, signal);
         stage.assert_readable();
         assert!(!has_ended(daemon), "signal {signal}");
     }
-    // A process that handled or blocked them would have to take them at some time; now it has.
+    // A process that handled or blocked the signals would have received them by now.
     assert!(signals_in("SigPnd", daemon).is_empty());
     assert!(signals_in("ShdPnd", daemon).is_empty());
     stage.assert_readable();
@@ -79,7 +79,7 @@ fn blocking(words: &[&str], stage: &Stage) -> Command {
 
 const FOREGROUND: [&str; 5] = ["mount", "--foreground", "-q", "--ready-fd", "1"];
 
-/// `archfs mount --foreground`, once it is ready.
+/// A ready `archfs mount --foreground`.
 fn foreground(command: &mut Command) -> Talker {
     let mut daemon = Talker::start(command);
     assert_eq!(daemon.line(), "ready");
@@ -120,7 +120,7 @@ fn no_other_signal_ends_the_daemon_of_run() {
     assert!(stage.is_gone());
 }
 
-/// Says which signals it got, one at a time.
+/// Prints each signal that it receives, one at a time.
 const NAMES_SIGNALS: &str = "\
 import os, signal
 expected = set(signal.valid_signals()) - {signal.SIGCHLD}
@@ -134,7 +134,7 @@ while True:
 ";
 
 #[test]
-fn run_passes_every_other_signal_on() {
+fn run_forwards_every_other_signal() {
     for private in [&[][..], &["--private"]] {
         let Some(stage) = stage() else { return };
         let mut command = archfs();
@@ -150,7 +150,7 @@ fn run_passes_every_other_signal_on() {
     }
 }
 
-/// Starts archfs when it has SIGUSR1 pending.
+/// Starts archfs with SIGUSR1 pending.
 const WAITS_FOR_A_SIGNAL: &str = "\
 import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -161,7 +161,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 ";
 
 #[test]
-fn a_signal_that_comes_before_the_command_of_run_is_passed_on_to_it() {
+fn run_forwards_a_signal_received_before_its_command_starts() {
     let Some(stage) = stage_as_user() else { return };
     let command = "import signal; print('got', int(signal.sigwait({signal.SIGUSR1})), flush=True)";
     let mut python = Command::new("python3");
@@ -176,7 +176,7 @@ fn a_signal_that_comes_before_the_command_of_run_is_passed_on_to_it() {
 }
 
 #[test]
-fn signals_reach_a_daemon_whose_caller_blocked_all() {
+fn signals_reach_a_daemon_even_if_its_caller_blocked_all() {
     let Some(stage) = stage_as_user() else { return };
     let daemon = foreground(&mut blocking(&FOREGROUND, &stage));
     assert!(signals_in("SigBlk", daemon.pid()).is_empty());
@@ -190,7 +190,8 @@ fn signals_reach_a_daemon_whose_caller_blocked_all() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// Says which signals are blocked, as shells do not leave them, and ends when it reads a line.
+/// Prints the blocked signals, then exits when it reads a line. Python, because shells change the
+/// signal mask.
 const NAMES_BLOCKED: &str = "\
 import signal, sys
 print(*(int(it) for it in signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=True)
@@ -199,7 +200,7 @@ sys.exit(4)
 ";
 
 #[test]
-fn run_receives_what_its_caller_blocked_and_its_command_has_the_mask_of_the_caller() {
+fn run_unblocks_signals_and_its_command_inherits_the_callers_mask() {
     let Some(stage) = stage_as_user() else { return };
     let mut command = blocking(&["run", "-q", "--grace", "0"], &stage);
     let mut run = Talker::start(command.args(["--", "python3", "-c", NAMES_BLOCKED]));
@@ -209,14 +210,14 @@ fn run_receives_what_its_caller_blocked_and_its_command_has_the_mask_of_the_call
     }
     assert!(signals_in("SigBlk", run.pid()).is_empty());
     stage.assert_readable();
-    // The command does not get it, and the grace is over at once.
+    // The command does not receive it, and the grace period ends at once.
     run.signal(Signal::TERM);
     wait_until("the mount is gone", || stage.is_gone());
     run.write("go\n");
     assert_eq!(run.end(), Some(4));
 }
 
-/// A command that ignores what asks it to end, and reads an open file to its end when told to.
+/// A command that ignores requests to exit, and reads an open file to its end on demand.
 const STUBBORN: &str = "trap '' TERM HUP; exec 9<\"$ARCHFS_MOUNTPOINT\"/folder/data; \
                         echo started; read x; wc -c <&9; exit 6";
 
@@ -230,7 +231,7 @@ fn stubborn(stage: &Stage, options: &[&str]) -> Talker {
 }
 
 #[test]
-fn the_grace_period_of_run_ends_the_mount_whatever_the_command_does() {
+fn the_grace_period_of_run_ends_the_mount_of_a_running_command() {
     for signal in [Signal::TERM, Signal::HUP] {
         let Some(stage) = stage_as_user() else { return };
         let mut run = stubborn(&stage, &["--grace", "1s"]);
@@ -239,7 +240,7 @@ fn the_grace_period_of_run_ends_the_mount_whatever_the_command_does() {
         wait_until("the mount is gone", || stage.is_gone());
         assert!(before.elapsed() >= Duration::from_millis(990), "{:?}", before.elapsed());
         assert!(!run.has_ended() && !has_ended(daemon));
-        // The open file is served on, and the command's status is that of `run`.
+        // The open file is still served, and run returns the status of the command.
         run.write("go\n");
         assert_eq!(run.line(), "300000");
         assert_eq!(run.end(), Some(6));
@@ -248,7 +249,7 @@ fn the_grace_period_of_run_ends_the_mount_whatever_the_command_does() {
 }
 
 #[test]
-fn the_grace_period_ends_a_private_mount_whatever_the_command_does() {
+fn the_grace_period_ends_a_private_mount_of_a_running_command() {
     let Some(stage) = stage() else { return };
     let mut run = stubborn(&stage, &["--private", "--grace", "1s"]);
     let mounts = format!("/proc/{}/mountinfo", run.pid());
@@ -273,12 +274,12 @@ fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
         let Some(stage) = stage_as_user() else { return };
         let mut command = archfs();
         command.args(["run", "-q", "--grace", "1h"]).arg(&stage.image).arg(&stage.mount_point);
-        // A signal that comes between two commands of bash is looked at when read(2) returns.
+        // bash handles a signal between two commands only when read(2) returns.
         let script = "trap '' TERM HUP; trap 'echo interrupted' INT; echo started; \
                       while ! read -t 1 x; do :; done; exit 6";
         let mut run = Talker::start(command.args(["--", "bash", "-c", script]));
         assert_eq!(run.line(), "started");
-        // Alone, an interrupt is the command's.
+        // A single interrupt is for the command.
         run.signal(Signal::INT);
         assert_eq!(run.line(), "interrupted");
         stage.assert_readable();
@@ -293,7 +294,7 @@ fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
 }
 
 #[test]
-fn a_mount_that_others_hold_stays_when_the_grace_period_of_run_ends() {
+fn a_mount_with_other_holders_survives_the_grace_period_of_run() {
     let Some(stage) = stage_as_user() else { return };
     let other = Talker::start(
         archfs().args(["run", "-q"]).arg(&stage.image).arg(&stage.mount_point).args(["--", "cat"]),
@@ -317,7 +318,7 @@ fn a_mount_that_others_hold_stays_when_the_grace_period_of_run_ends() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// A shell with the name of the process by which Slurm starts and signals the tasks of a step.
+/// A shell named like the Slurm process that starts and signals the tasks of a step.
 fn slurmstepd(stage: &Stage) -> Command {
     let path = stage.work.path().join("slurmstepd");
     let copied = Command::new("cp").arg("/bin/bash").arg(&path).status();
@@ -328,7 +329,7 @@ fn slurmstepd(stage: &Stage) -> Command {
     command
 }
 
-/// What starts `task` as a step of Slurm does, and runs the lines that are written to it.
+/// Starts `task` as a Slurm step would, and runs the lines written to it.
 fn step(stage: &Stage, task: &str) -> Talker {
     let script = format!(
         "set -m; {task} </dev/null & task=$!; while read -r line; do eval \"$line\"; done; wait"
@@ -336,10 +337,10 @@ fn step(stage: &Stage, task: &str) -> Talker {
     Talker::start(slurmstepd(stage).args(["-c", &script]))
 }
 
-/// Signals that `scancel --signal` sends while the job works on.
+/// Signals that `scancel --signal` may send while the job continues.
 const NOT_THE_END: &str = "for signal in TERM INT HUP TERM INT HUP; do kill -$signal $task; done";
 
-/// Whether the daemon has heard all signals that were sent to it: it answers requests afterwards.
+/// Whether the daemon has received all signals sent to it: it answers requests afterwards.
 fn assert_works_on(stage: &Stage) {
     for _ in 0..3 {
         stage.assert_readable();
@@ -347,7 +348,7 @@ fn assert_works_on(stage: &Stage) {
     }
 }
 
-/// On the node of the batch script, which the step is told of, and on another node of the job.
+/// On the node of the batch script, which is named to the step, and on another node of the job.
 #[test]
 fn a_mount_step_survives_scancel_signal_and_ends_with_the_job() {
     let Some(stage) = stage_as_user() else { return };
@@ -375,7 +376,7 @@ fn a_mount_step_survives_scancel_signal_and_ends_with_the_job() {
 }
 
 #[test]
-fn a_signal_of_the_user_ends_a_mount_step() {
+fn a_user_signal_ends_a_mount_step() {
     let Some(stage) = stage_as_user() else { return };
     let mut step = step(&stage, "$ARCHFS mount --foreground -q --ready-fd 1 $IMAGE mount");
     assert_eq!(step.line(), "ready");
@@ -416,7 +417,7 @@ fn the_grace_period_of_a_step_begins_only_at_the_end_of_the_job() {
     assert_eq!(step.end(), Some(0));
 }
 
-/// The default grace is two thirds of KillWait, which slurm.conf has.
+/// The default grace period is two thirds of KillWait from slurm.conf.
 #[test]
 fn the_default_grace_ends_before_slurm_kills() {
     let Some(stage) = stage_as_user() else { return };

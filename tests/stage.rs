@@ -1,8 +1,7 @@
-//! `--stage` and `--preload`: archives brought near before they are mounted.
+//! `--stage` and `--preload` copy or load archives before they are mounted.
 //!
-//! Owns the copy as the system shows it (private, nameless, gone however its daemon ends), what
-//! is refused, and both sides of each limit. Limits of control groups are made up: a folder in the
-//! place of /sys/fs/cgroup, in a mount namespace of the process under test.
+//! The copy is private, has no name, and is freed however the daemon ends. Limits of control groups
+//! are faked: a mount namespace has a directory in place of /sys/fs/cgroup.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -25,10 +24,10 @@ use support::{archfs, can_mount, image, run, source, tar, wait_until, work_folde
 
 const PAGE: u64 = 4096;
 
-/// What tests that look at memory give the cache.
+/// Cache size for tests that measure memory.
 const CACHE: u64 = 4 << 20;
 
-/// A file system in memory with nothing in it, gone at the end.
+/// An empty file system in memory, removed when dropped.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -39,7 +38,7 @@ impl Tmpfs {
         Self(mount_point)
     }
 
-    /// Bytes that its files take, with and without names.
+    /// Bytes used by its files, named or unlinked.
     fn used(&self) -> u64 {
         let found = rustix::fs::statvfs(&self.0).unwrap();
         (found.f_blocks - found.f_bfree) * found.f_frsize
@@ -56,7 +55,7 @@ impl Drop for Tmpfs {
     }
 }
 
-/// A folder of files of all kinds and sizes.
+/// A directory with files of all kinds and sizes.
 fn tree(work: &Path) -> PathBuf {
     let root = work.join("tree");
     fs::create_dir_all(root.join("folder/empty")).unwrap();
@@ -72,7 +71,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What `archfs mount` says that must fail with status 1.
+/// The output of an `archfs mount` that must exit with status 1.
 fn refused(archive: &Path, mount_point: &Path, options: &[&str]) -> String {
     let output =
         archfs().arg("mount").args(options).arg(archive).arg(mount_point).output().unwrap();
@@ -82,7 +81,7 @@ fn refused(archive: &Path, mount_point: &Path, options: &[&str]) -> String {
     said
 }
 
-/// Mode, links and size of the files that process `id` has open below `folder`.
+/// Mode, link count and size of the files below `folder` that process `id` has open.
 fn held(id: u32, folder: &Path) -> Vec<(u32, u64, u64)> {
     let descriptors = fs::read_dir(format!("/proc/{id}/fd")).unwrap();
     let paths = descriptors.map(|entry| entry.unwrap().path());
@@ -95,7 +94,7 @@ fn held(id: u32, folder: &Path) -> Vec<(u32, u64, u64)> {
 
 /// > A copy made by `--stage` is not affected.
 #[test]
-fn a_staged_archive_is_read_from_a_private_copy_whatever_becomes_of_the_original() {
+fn a_staged_archive_does_not_depend_on_the_original() {
     if !can_mount() {
         return;
     }
@@ -123,7 +122,7 @@ fn a_staged_archive_is_read_from_a_private_copy_whatever_becomes_of_the_original
         assert_eq!(fs::read_dir(&tmpfs.0).unwrap().count(), 0, "it has a name");
         assert_eq!(held(mounted.daemon(), &tmpfs.0), [(0o600, 0, len)]);
         assert_eq!(held(mounted.daemon(), &archive), [], "the original is still open");
-        // Nothing of the original is read any more.
+        // The original is no longer read.
         File::options().write(true).open(&archive).unwrap().set_len(0).unwrap();
         fs::remove_file(&archive).unwrap();
         assert_same(
@@ -140,7 +139,7 @@ fn a_staged_archive_is_read_from_a_private_copy_whatever_becomes_of_the_original
 }
 
 #[test]
-fn tasks_that_share_a_mount_share_one_copy_until_the_last_of_them_ends() {
+fn tasks_of_a_shared_mount_share_one_copy_until_the_last_ends() {
     if !can_mount() {
         return;
     }
@@ -149,7 +148,7 @@ fn tasks_that_share_a_mount_share_one_copy_until_the_last_of_them_ends() {
     let len = fs::metadata(&image).unwrap().len();
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
-    // Two copies would fit.
+    // There is room for two copies.
     let tmpfs = Tmpfs::new(work.path().join("near"), 16 * len);
     let line = format!("$ARCHFS mount -q {} small.sqfs mount", tmpfs.option());
     let mut tasks = [(); 2].map(|()| shell(work.path()));
@@ -171,12 +170,12 @@ fn tasks_that_share_a_mount_share_one_copy_until_the_last_of_them_ends() {
 }
 
 #[test]
-fn a_copy_that_takes_long_is_shown_at_a_terminal() {
+fn a_slow_copy_shows_a_progress_bar() {
     if !can_mount() {
         return;
     }
     let work = work_folder();
-    // No archive in the end.
+    // It turns out not to be an archive.
     let archive = work.path().join("huge");
     File::create(&archive).unwrap().set_len(1 << 30).unwrap();
     let tmpfs = Tmpfs::new(work.path().join("near"), 2 << 30);
@@ -186,12 +185,12 @@ fn a_copy_that_takes_long_is_shown_at_a_terminal() {
         let (archive, shown) = (archive.display(), mount_point.display());
         let line = format!("{program} mount {options} {} {archive} {shown}", tmpfs.option());
         let mut terminal = Command::new("script");
-        // Not its last command, which a shell puts in its own place.
+        // Not as the last command, which the shell would exec.
         terminal.args(["-qefc", &format!("{line}; echo ended"), "/dev/null"]);
         terminal.env("SHELL", "/bin/bash").stdin(Stdio::null()).stdout(Stdio::piped());
         let child = terminal.spawn().unwrap();
         wait_until("it is at work", || tmpfs.used() > 0);
-        // However fast it is: it takes longer than a second now.
+        // Stopped for a second, so that every copy takes longer than that.
         let words = [mount_point.to_str().unwrap(), "--daemon="];
         let daemons = processes_about(&words).into_iter().filter_map(Pid::from_raw);
         let daemons: Vec<_> = daemons.collect();
@@ -211,7 +210,7 @@ fn a_copy_that_takes_long_is_shown_at_a_terminal() {
 }
 
 #[test]
-fn the_copy_is_gone_when_the_daemon_was_killed() {
+fn the_copy_is_freed_when_the_daemon_is_killed() {
     if !can_mount() {
         return;
     }
@@ -227,7 +226,7 @@ fn the_copy_is_gone_when_the_daemon_was_killed() {
 }
 
 #[test]
-fn a_copy_that_fits_to_the_page_is_made_and_one_page_more_is_refused() {
+fn a_copy_one_page_over_the_limit_is_refused() {
     if !can_mount() {
         return;
     }
@@ -250,7 +249,7 @@ fn a_copy_that_fits_to_the_page_is_made_and_one_page_more_is_refused() {
     assert!(said.contains(&format!("{} bytes", len - PAGE)), "{said}");
     assert!(said.contains("hint: ") && said.contains("$TMPDIR"), "{said}");
     assert_eq!(small.used(), 0);
-    // On a disk nothing else is asked for.
+    // A copy on a disk counts against no other limit.
     let disk = work.path().join("disk");
     fs::create_dir(&disk).unwrap();
     let option = format!("--stage={}", disk.display());
@@ -258,11 +257,11 @@ fn a_copy_that_fits_to_the_page_is_made_and_one_page_more_is_refused() {
     assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);
 }
 
-/// Folders like /sys/fs/cgroup, one for each hierarchy here that may limit memory, in which it
-/// leaves this process `left` bytes.
+/// Directories like /sys/fs/cgroup, one for each hierarchy that may limit memory here, in which
+/// this process has `left` bytes left.
 fn limits(work: &Path, left: u64) -> Vec<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-    // Where systemd mounts version 2 beside version 1.
+    // systemd may mount version 2 beside version 1 here.
     let two = if Path::new("/sys/fs/cgroup/unified").exists() { "unified" } else { "" };
     let mut made = Vec::new();
     for line in own.lines() {
@@ -287,7 +286,7 @@ fn limits(work: &Path, left: u64) -> Vec<PathBuf> {
     made
 }
 
-/// `archfs run OPTIONS archive place -- cat place/hello`, under made-up limits.
+/// `archfs run OPTIONS archive mount_point -- cat mount_point/hello`, under fake limits.
 fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) -> Output {
     let script = "mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
     let mut command = Command::new("unshare");
@@ -298,7 +297,7 @@ fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) 
 }
 
 #[test]
-fn what_the_memory_limit_of_the_job_leaves_is_enough_or_refused_to_the_byte() {
+fn a_copy_one_byte_over_the_job_memory_is_refused() {
     if !can_mount() {
         return;
     }
@@ -311,7 +310,7 @@ fn what_the_memory_limit_of_the_job_leaves_is_enough_or_refused_to_the_byte() {
     for (what, options) in [
         ("--stage", &[stage.as_str()][..]),
         ("--preload", &["--preload"]),
-        // A copy in memory is loaded.
+        // A copy in memory counts as loaded.
         ("--stage", &[&stage, "--preload"]),
     ] {
         for groups in limits(work.path(), len + CACHE) {
@@ -332,7 +331,7 @@ fn what_the_memory_limit_of_the_job_leaves_is_enough_or_refused_to_the_byte() {
             assert!(said.contains("hint: "), "{said}");
         }
     }
-    // A disk is no memory of the job.
+    // A disk is not memory of the job.
     let disk = format!("--stage={}", work.path().display());
     for groups in limits(work.path(), 1) {
         let output = limited(&groups, &image, &mount_point, &[&disk]);
@@ -342,7 +341,7 @@ fn what_the_memory_limit_of_the_job_leaves_is_enough_or_refused_to_the_byte() {
 }
 
 #[test]
-fn a_thousand_shards_are_one_copy_and_few_open_files() {
+fn a_thousand_shards_become_one_copy_with_few_open_files() {
     if !can_mount() {
         return;
     }
@@ -380,13 +379,13 @@ fn a_thousand_shards_are_one_copy_and_few_open_files() {
     wait_until("the room is given back", || tmpfs.used() == 0);
 }
 
-/// How many pages of the file are in the page cache.
+/// Number of pages of the file in the page cache.
 fn resident_pages(path: &Path) -> u64 {
     let output = run(Command::new("fincore").args(["-n", "-o", "PAGES"]).arg(path));
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 
-/// Lets the page cache forget the file; whether it did.
+/// Drops the file from the page cache; returns whether that worked.
 fn forget(path: &Path) -> bool {
     let file = File::open(path).unwrap();
     file.sync_all().unwrap();
@@ -394,7 +393,7 @@ fn forget(path: &Path) -> bool {
     resident_pages(path) == 0
 }
 
-/// Whether this kernel tells what is in the page cache without bringing it in (docs/CACHE.md).
+/// Whether this kernel reports what is in the page cache without loading it (docs/CACHE.md).
 fn has_cachestat() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers =
@@ -403,7 +402,7 @@ fn has_cachestat() -> bool {
 }
 
 #[test]
-fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() {
+fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
     if !can_mount() {
         return;
     }
@@ -424,8 +423,8 @@ fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() 
     let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
     drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option()]));
     assert_eq!(archives.iter().map(|path| resident_pages(path)).sum::<u64>(), 0);
-    // Somebody else is at work with one of them. A kernel that takes back memory ahead of need may
-    // have some pages again, at one time or another; archfs would have them every time.
+    // Another process uses one of the files. A kernel that reclaims memory early may have loaded
+    // some pages again at times; archfs would load them every time.
     let staged = [(); 5].map(|()| {
         assert!(forget(&archives[0]));
         fs::read(&archives[1]).unwrap();
@@ -446,7 +445,7 @@ fn preloaded_archives_are_in_the_page_cache_and_staged_ones_only_if_they_were() 
 }
 
 #[test]
-fn the_index_of_a_staged_tar_is_beside_the_original_and_used_from_there() {
+fn a_staged_tar_uses_the_index_beside_the_original() {
     if !can_mount() {
         return;
     }
@@ -510,7 +509,7 @@ fn an_archive_that_grows_while_it_is_copied_is_refused() {
 }
 
 #[test]
-fn a_place_for_the_copy_that_is_none_is_told() {
+fn a_bad_stage_directory_is_reported() {
     if !can_mount() {
         return;
     }
@@ -532,12 +531,12 @@ fn a_place_for_the_copy_that_is_none_is_told() {
 }
 
 #[test]
-fn a_signal_while_an_archive_is_copied_ends_everything_at_once() {
+fn a_signal_while_copying_an_archive_ends_the_command_at_once() {
     if !can_mount() {
         return;
     }
     let work = work_folder();
-    // Takes a second or more, and is no archive in the end.
+    // Takes a second or more, and turns out not to be an archive.
     let archive = work.path().join("huge");
     File::create(&archive).unwrap().set_len(2 << 30).unwrap();
     let tmpfs = Tmpfs::new(work.path().join("near"), 3 << 30);
@@ -553,7 +552,7 @@ fn a_signal_while_an_archive_is_copied_ends_everything_at_once() {
             let mut child =
                 std::os::unix::process::CommandExt::process_group(&mut command, 0).spawn().unwrap();
             wait_until("it is at work", || tmpfs.used() > 0);
-            // Foreground: the daemon itself. Background: as Ctrl-C does, or the launcher alone.
+            // Foreground: only the daemon. Background: both, like Ctrl-C, or only the launcher.
             let pid = Pid::from_child(&child);
             match signal {
                 Signal::INT => kill_process_group(pid, signal).unwrap(),

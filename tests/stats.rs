@@ -1,6 +1,6 @@
-//! The numbers that a mount tells at its end, against what was done with it.
+//! The statistics of a mount (`--stats-json`, the line in the log) match what was done with it.
 //!
-//! Owns `--stats-json` and the line in the log. What the keys mean is in docs/STATS.md.
+//! docs/STATS.md explains the keys.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -15,14 +15,14 @@ mod support;
 use support::mount::{CleanUp, is_mounted, unmount};
 use support::{archfs, can_mount_as_user, image, run, source, work_folder};
 
-/// Files of several sizes: none, less than a page, some blocks, some requests.
+/// Files of several sizes: empty, less than a page, several blocks, several requests.
 const SIZES: [usize; 6] = [0, 1, 5000, 131_072, 300_000, 2_000_000];
 
 struct Stage {
     archive: PathBuf,
     mount_point: PathBuf,
     stats: PathBuf,
-    // In this order: unmounted first, then removed.
+    // In this order: unmounted before the directory is removed.
     _clean_up: CleanUp,
     work: tempfile::TempDir,
 }
@@ -35,7 +35,7 @@ fn stage() -> Option<Stage> {
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     for (number, size) in SIZES.into_iter().enumerate() {
-        // Every second piece compresses, so that all blocks are decoded.
+        // Every second piece compresses, so that every block is decoded.
         let mut bytes = source::noise(number as u64 + 1, size);
         bytes.chunks_mut(512).step_by(2).for_each(|piece| piece.fill(b'x'));
         fs::write(source.join(number.to_string()), bytes).unwrap();
@@ -63,19 +63,19 @@ impl Stage {
         }
     }
 
-    fn told(&self) -> Value {
+    fn written(&self) -> Value {
         serde_json::from_str(&fs::read_to_string(&self.stats).unwrap()).unwrap()
     }
 }
 
-/// A number below `value`, by the names on the way.
+/// A number in `value`, by the path of keys.
 fn number(value: &Value, path: &[&str]) -> u64 {
     let found = path.iter().fold(value, |value, name| &value[*name]);
     found.as_u64().unwrap_or_else(|| panic!("{path:?} is {found}"))
 }
 
 #[test]
-fn a_live_mount_tells_the_same_numbers() {
+fn a_live_mount_reports_the_same_numbers() {
     let Some(stage) = stage() else { return };
     stage.mount(&["-q"], &stage.stats);
     stage.read_all();
@@ -89,13 +89,13 @@ fn a_live_mount_tells_the_same_numbers() {
     assert!(stats(&[]).contains(&format!("\nserved_bytes {bytes}\n")));
     stage.unmount();
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(&live), keys(&stage.told()));
+    assert_eq!(keys(&live), keys(&stage.written()));
     let gone = archfs().arg("stats").arg(&stage.mount_point).output().unwrap();
     assert_eq!(gone.status.code(), Some(5));
 }
 
 #[test]
-fn the_numbers_are_those_of_what_was_done() {
+fn the_numbers_match_the_requests() {
     let Some(stage) = stage() else { return };
     let mut reads = Vec::new();
     for passes in [1, 3] {
@@ -106,35 +106,35 @@ fn the_numbers_are_those_of_what_was_done() {
         }
         assert!(fs::symlink_metadata(stage.mount_point.join("not there")).is_err());
         stage.unmount();
-        let told = stage.told();
+        let stats = stage.written();
         fs::remove_file(&stage.stats).unwrap();
         let bytes: usize = SIZES.iter().sum();
-        assert_eq!(number(&told, &["served_bytes"]), bytes as u64, "{told}");
+        assert_eq!(number(&stats, &["served_bytes"]), bytes as u64, "{stats}");
         let not_empty = SIZES.iter().filter(|size| **size > 0).count();
-        assert!(number(&told, &["requests", "read"]) >= not_empty as u64, "{told}");
-        assert_eq!(number(&told, &["requests", "lookup"]), SIZES.len() as u64 + 1, "{told}");
-        assert_eq!(number(&told, &["faults"]), 0, "{told}");
+        assert!(number(&stats, &["requests", "read"]) >= not_empty as u64, "{stats}");
+        assert_eq!(number(&stats, &["requests", "lookup"]), SIZES.len() as u64 + 1, "{stats}");
+        assert_eq!(number(&stats, &["faults"]), 0, "{stats}");
         let [p50, p90, p99, max] = ["p50_ns", "p90_ns", "p99_ns", "max_ns"]
-            .map(|key| number(&told["read_latency"], &[key]));
-        assert!(0 < p50 && p50 <= p90 && p90 <= p99 && p99 <= max, "{told}");
-        assert!(number(&told, &["data_cache", "loads"]) >= 16, "{told}");
-        assert!(number(&told, &["data_cache", "loaded_bytes"]) >= bytes as u64, "{told}");
-        assert!(number(&told, &["metadata_cache", "hits"]) > 0, "{told}");
-        let archive_bytes = number(&told, &["archive_bytes"]);
-        assert!(archive_bytes >= bytes as u64 / 2, "{told}");
-        assert!(number(&told, &["archive_reads"]) > 16, "{told}");
-        assert!(number(&told, &["peak_memory_bytes"]) > 1 << 20, "{told}");
-        assert_eq!(told["archives"][0], stage.archive.to_str().unwrap());
-        assert_eq!(told["mountpoint"], stage.mount_point.to_str().unwrap());
-        reads.push(number(&told, &["requests", "read"]));
+            .map(|key| number(&stats["read_latency"], &[key]));
+        assert!(0 < p50 && p50 <= p90 && p90 <= p99 && p99 <= max, "{stats}");
+        assert!(number(&stats, &["data_cache", "loads"]) >= 16, "{stats}");
+        assert!(number(&stats, &["data_cache", "loaded_bytes"]) >= bytes as u64, "{stats}");
+        assert!(number(&stats, &["metadata_cache", "hits"]) > 0, "{stats}");
+        let archive_bytes = number(&stats, &["archive_bytes"]);
+        assert!(archive_bytes >= bytes as u64 / 2, "{stats}");
+        assert!(number(&stats, &["archive_reads"]) > 16, "{stats}");
+        assert!(number(&stats, &["peak_memory_bytes"]) > 1 << 20, "{stats}");
+        assert_eq!(stats["archives"][0], stage.archive.to_str().unwrap());
+        assert_eq!(stats["mountpoint"], stage.mount_point.to_str().unwrap());
+        reads.push(number(&stats, &["requests", "read"]));
     }
     assert_eq!(reads[0], reads[1], "further passes come from the page cache");
 }
 
 #[test]
-fn damage_is_counted_and_the_line_tells_of_it() {
+fn damage_is_counted_and_logged() {
     let Some(stage) = stage() else { return };
-    // In the middle of the largest file, whose blocks take most of the image.
+    // In the middle of the largest file, whose blocks are most of the image.
     let mut bytes = fs::read(&stage.archive).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle..middle + 300_000].fill(0xff);
@@ -143,7 +143,7 @@ fn damage_is_counted_and_the_line_tells_of_it() {
     stage.mount(&["--log-file", log.to_str().unwrap()], &stage.stats);
     assert!(fs::read(stage.mount_point.join("5")).is_err());
     stage.unmount();
-    assert!(number(&stage.told(), &["faults"]) > 0, "{}", stage.told());
+    assert!(number(&stage.written(), &["faults"]) > 0, "{}", stage.written());
     let log = fs::read_to_string(log).unwrap();
     let last = log.lines().last().unwrap();
     assert!(last.starts_with("archfs: served data.sqfs at ") && last.contains(" FAULTS"), "{log}");
@@ -152,7 +152,7 @@ fn damage_is_counted_and_the_line_tells_of_it() {
 /// > **Names in sticky directories**: a log that another user made or linked there is refused
 /// > (status 1). `--stats-json` replaces no link, and no file except an earlier one of its own.
 #[test]
-fn a_file_that_can_not_be_written_is_a_warning_and_the_mount_goes_on() {
+fn an_unwritable_statistics_file_is_only_a_warning() {
     let Some(stage) = stage() else { return };
     let dataset = fs::read(&stage.archive).unwrap();
     let no_folder = stage.work.path().join("none/stats.json");
@@ -161,8 +161,8 @@ fn a_file_that_can_not_be_written_is_a_warning_and_the_mount_goes_on() {
         (&stage.archive, "data.sqfs: holds something else: not overwritten"),
     ] {
         let output = stage.mount(&[], mount_point);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(why) && said.contains("mounting all the same"), "{said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains(why) && stderr.contains("mounting all the same"), "{stderr}");
         stage.read_all();
         stage.unmount();
     }
@@ -170,7 +170,7 @@ fn a_file_that_can_not_be_written_is_a_warning_and_the_mount_goes_on() {
 }
 
 #[test]
-fn run_writes_it_too_and_others_may_read_it_as_the_umask_says() {
+fn run_writes_statistics_with_the_mode_of_the_umask() {
     let Some(stage) = stage() else { return };
     for (umask, mode) in [("022", 0o644), ("077", 0o600)] {
         let script = format!("umask {umask}; exec \"$0\" run \"$1\" \"$2\" -- cat \"$2/1\"");
@@ -179,26 +179,26 @@ fn run_writes_it_too_and_others_may_read_it_as_the_umask_says() {
         let ran = run(shell.arg(&stage.mount_point).env("ARCHFS_STATS_JSON", &stage.stats));
         assert_eq!(ran.stdout, b"x");
         assert!(!is_mounted(&stage.mount_point));
-        assert_eq!(number(&stage.told(), &["served_bytes"]), 1);
+        assert_eq!(number(&stage.written(), &["served_bytes"]), 1);
         assert_eq!(fs::metadata(&stage.stats).unwrap().permissions().mode() & 0o777, mode);
     }
 }
 
 #[test]
-fn the_foreground_tells_on_standard_error_unless_quiet() {
+fn the_foreground_prints_statistics_unless_quiet() {
     let Some(stage) = stage() else { return };
     for quiet in [false, true] {
-        let said = stage.work.path().join("said");
+        let stderr = stage.work.path().join("said");
         let mut mount = archfs();
         mount.args(["mount", "--foreground", "--ready-fd", "1"]).args(quiet.then_some("--quiet"));
-        mount.arg(&stage.archive).arg(&stage.mount_point).stderr(File::create(&said).unwrap());
+        mount.arg(&stage.archive).arg(&stage.mount_point).stderr(File::create(&stderr).unwrap());
         let mut daemon = mount.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
         stage.unmount();
         assert!(daemon.wait().unwrap().success());
-        let said = fs::read_to_string(&said).unwrap();
-        assert_eq!(said.starts_with("archfs: served data.sqfs at "), !quiet, "{said}");
+        let stderr = fs::read_to_string(&stderr).unwrap();
+        assert_eq!(stderr.starts_with("archfs: served data.sqfs at "), !quiet, "{stderr}");
     }
 }

@@ -1,8 +1,8 @@
-//! Tars of every writer and format against what GNU tar extracts and what Python's tarfile reads.
+//! Compares tars with what GNU tar extracts and Python's tarfile reads.
 //!
-//! Owns the corpora: GNU tar in each of its formats, sparse files in each of its versions, bsdtar,
-//! Python, Python's own test archive, odd paths, appended and concatenated archives, damage. Saved
-//! indexes are tested in `tar_index.rs`, archives in archives and beside each other in `many.rs`.
+//! Covers every GNU tar format and sparse version, bsdtar, Python and its own test archive, odd
+//! paths, appended and concatenated archives, and damage. `tar_index.rs` covers saved indexes,
+//! `many.rs` nested and merged archives.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,25 +22,25 @@ use support::snapshot::{Depth, assert_same, take};
 use support::tar::member;
 use support::{can_mount, run, source, tree, work_folder};
 
-/// GNU tar, packing `folder`; it complains of what its format can not hold and packs the rest.
-fn gnu_tar(archive: &Path, folder: &Path, options: &[&str]) {
+/// Packs `directory` with GNU tar, which skips what its format does not support and reports it.
+fn gnu_tar(archive: &Path, directory: &Path, options: &[&str]) {
     let mut command = Command::new("tar");
-    command.arg("-C").arg(folder).args(options).arg("-cf").arg(archive).arg(".");
+    command.arg("-C").arg(directory).args(options).arg("-cf").arg(archive).arg(".");
     let status = command.output().unwrap().status;
     assert!(matches!(status.code(), Some(0 | 2)), "{command:?}: {status}");
 }
 
-/// What GNU tar makes of an archive, in a new folder.
-fn extracted(archive: &Path, folder: &Path) -> PathBuf {
-    let _ = fs::remove_dir_all(folder);
-    fs::create_dir(folder).unwrap();
+/// Extracts an archive with GNU tar into a new directory.
+fn extracted(archive: &Path, directory: &Path) -> PathBuf {
+    let _ = fs::remove_dir_all(directory);
+    fs::create_dir(directory).unwrap();
     let mut command = Command::new("tar");
     command.args(["--xattrs", "--xattrs-include=*", "--numeric-owner", "-S"]);
-    run(command.arg("-xpf").arg(archive).arg("-C").arg(folder));
-    folder.to_owned()
+    run(command.arg("-xpf").arg(archive).arg("-C").arg(directory));
+    directory.to_owned()
 }
 
-/// The lines that Python's tarfile gives for an archive.
+/// The lines for an archive from Python's tarfile.
 fn python_lines(archive: &Path) -> BTreeMap<Vec<u8>, String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/tar_tree.py");
     let output = run(Command::new("python3").arg(script).arg(archive));
@@ -60,7 +60,7 @@ fn python_lines(archive: &Path) -> BTreeMap<Vec<u8>, String> {
         .collect()
 }
 
-/// Compares with tarfile, but for folders that no member describes and so only we have.
+/// Compares with tarfile, except for directories that have no member, which only archfs shows.
 fn assert_as_python(what: &str, archive: &Path) {
     let found = tree::lines(tree::open_one(archive).as_ref());
     let expected = python_lines(archive);
@@ -75,15 +75,15 @@ fn assert_as_python(what: &str, archive: &Path) {
     }
 }
 
-/// A mounted archive must show what GNU tar extracts.
+/// Checks that a mounted archive shows what GNU tar extracts.
 fn assert_as_extracted(what: &str, archive: &Path, work: &Path) {
     let mut expected = take(&extracted(archive, &work.join("extracted")), Depth::Everything);
     assert!(expected.len() > 1, "{what}: nothing was extracted");
     let mounted = Mounted::archfs(archive, &work.join("mount"), &[]);
     let mut found = take(mounted.path(), Depth::Everything);
     if what.starts_with("bsdtar") {
-        // It packs a folder, then others, then what is in the folder, and GNU tar forgets the time
-        // of a folder that it comes back to.
+        // bsdtar packs a directory, others, then the contents of the first. GNU tar loses the mtime
+        // of a directory that it returns to.
         let folders = |node: &&mut support::snapshot::Node| node.mode & 0o170_000 == 0o040_000;
         expected.values_mut().chain(found.values_mut()).filter(folders).for_each(|n| n.seconds = 0);
     }
@@ -91,7 +91,7 @@ fn assert_as_extracted(what: &str, archive: &Path, work: &Path) {
 }
 
 #[test]
-fn every_format_of_gnu_tar_shows_what_it_extracts() {
+fn every_gnu_tar_format_shows_what_gnu_tar_extracts() {
     if !can_mount() {
         return;
     }
@@ -129,14 +129,14 @@ fn archives_of_bsdtar_show_what_gnu_tar_extracts() {
     for format in ["ustar", "pax", "gnutar", "v7"] {
         let mut command = Command::new("bsdtar");
         command.arg("-C").arg(source::varied()).arg("--format").arg(format);
-        // It fails for names that a format can not hold, and packs the rest.
+        // It fails on names that the format does not support, and packs the rest.
         let status = command.arg("-cf").arg(&archive).arg(".").output().unwrap().status;
         assert!(status.code().is_some_and(|code| code < 2), "{format}: {status}");
         if format != "pax" {
-            // GNU tar and Python do not know libarchive's other way to write an attribute.
+            // GNU tar and Python do not support libarchive's other encoding of extended attributes.
             assert_as_python(format, &archive);
         }
-        // To v7 it writes a link to a pipe that the format can not hold, at which GNU tar fails.
+        // It writes a link to a pipe that v7 does not support, on which GNU tar fails.
         if format != "v7" {
             assert_as_extracted(&format!("bsdtar {format}"), &archive, work.path());
         }
@@ -147,7 +147,7 @@ fn archives_of_bsdtar_show_what_gnu_tar_extracts() {
 fn archives_of_python_show_what_python_reads_and_gnu_tar_extracts() {
     let work = work_folder();
     let archive = work.path().join("archive.tar");
-    // Prints the paths that the format can not hold.
+    // Prints the paths that the format does not support.
     let program = "import os, sys, tarfile\n\
         top = os.fsencode(sys.argv[2])\n\
         with tarfile.open(sys.argv[1], 'w', format=getattr(tarfile, sys.argv[3])) as archive:\n\
@@ -180,7 +180,7 @@ fn archives_of_python_show_what_python_reads_and_gnu_tar_extracts() {
 }
 
 #[test]
-fn the_test_archive_of_python_is_read_as_python_reads_it() {
+fn pythons_test_archive_matches_tarfile() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/tar_tree.py");
     let output = run(Command::new("python3").arg(script).arg("--find"));
     let path = String::from_utf8(output.stdout).unwrap();
@@ -194,7 +194,7 @@ fn the_test_archive_of_python_is_read_as_python_reads_it() {
 }
 
 #[test]
-fn a_sparse_file_of_5_gib_has_its_size_its_bytes_and_its_holes() {
+fn a_sparse_file_of_5_gib_keeps_its_size_data_and_holes() {
     if !can_mount() {
         return;
     }
@@ -236,7 +236,7 @@ fn a_sparse_file_of_5_gib_has_its_size_its_bytes_and_its_holes() {
     }
 }
 
-/// Where a file has data, as SEEK_DATA and SEEK_HOLE tell.
+/// The data ranges of a file, from SEEK_DATA and SEEK_HOLE.
 fn pieces(file: &File) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -250,14 +250,14 @@ fn pieces(file: &File) -> Vec<(u64, u64)> {
 /// > **lseek** with SEEK_DATA and SEEK_HOLE finds the holes that the archive records: in an image
 /// > in units of its block size, in a tar as they were packed.
 #[test]
-fn a_sparse_file_of_20_gib_has_its_pieces_behind_base_256_numbers() {
+fn a_sparse_file_of_20_gib_uses_base_256_offsets() {
     if !can_mount() {
         return;
     }
     let work = work_folder();
-    let folder = work.path().join("folder");
-    fs::create_dir(&folder).unwrap();
-    let source = File::create_new(folder.join("sparse")).unwrap();
+    let directory = work.path().join("folder");
+    fs::create_dir(&directory).unwrap();
+    let source = File::create_new(directory.join("sparse")).unwrap();
     // Octal numbers end at 8 GiB.
     let len = 20 << 30;
     source.set_len(len).unwrap();
@@ -265,7 +265,7 @@ fn a_sparse_file_of_20_gib_has_its_pieces_behind_base_256_numbers() {
     for (seed, start) in (1..).zip(starts) {
         source.write_all_at(&source::noise(seed, 100_000), start).unwrap();
     }
-    let source = File::open(folder.join("sparse")).unwrap();
+    let source = File::open(directory.join("sparse")).unwrap();
     let archive = work.path().join("archive.tar");
     for (options, has_base_256) in [
         (&["--format=gnu"][..], true),
@@ -276,11 +276,12 @@ fn a_sparse_file_of_20_gib_has_its_pieces_behind_base_256_numbers() {
     ] {
         let what = options.join(" ");
         let mut tar = Command::new("tar");
-        let tar = tar.arg("-C").arg(&folder).args(options).args(["--sparse", "-cf"]).arg(&archive);
+        let tar =
+            tar.arg("-C").arg(&directory).args(options).args(["--sparse", "-cf"]).arg(&archive);
         run(tar.arg("sparse"));
         let packed = fs::read(&archive).unwrap();
         assert!(packed.len() < 1 << 20, "{what}: {} bytes", packed.len());
-        // Where old GNU headers have the size with the holes.
+        // Old GNU headers store the size including holes here.
         assert_eq!(packed[483] == 0x80, has_base_256, "{what}");
         let listed = run(Command::new("tar").arg("-tvf").arg(&archive)).stdout;
         let listed = String::from_utf8(listed).unwrap();
@@ -305,8 +306,8 @@ fn a_sparse_file_of_20_gib_has_its_pieces_behind_base_256_numbers() {
 }
 
 #[test]
-fn a_file_over_8_gib_is_found_behind_a_base_256_size() {
-    // Octal sizes end at 8 GiB. The archive itself is sparse: nobody writes the zeros.
+fn a_file_over_8_gib_uses_a_base_256_size() {
+    // Octal sizes end at 8 GiB. The archive itself is sparse, so the zeros are never written.
     let work = work_folder();
     let big = work.path().join("big");
     File::create(&big).unwrap().set_len(9 << 30).unwrap();
@@ -315,7 +316,7 @@ fn a_file_over_8_gib_is_found_behind_a_base_256_size() {
     for format in ["gnu", "posix"] {
         let header_only = work.path().join("head");
         let mut command = Command::new("sh");
-        // The first blocks of the archive, then a hole as long as the data, then the small file's.
+        // The first blocks of the archive, a hole of the length of the data, then the small file.
         let script = format!(
             "cd \"$1\" && tar --format={format} -cf - big | head -c 10240 > head && \
              tar --format={format} -cf tail small"
@@ -339,21 +340,21 @@ fn a_file_over_8_gib_is_found_behind_a_base_256_size() {
 #[test]
 fn appended_updated_and_concatenated_archives_show_the_latest() {
     let work = work_folder();
-    let folder = work.path().join("folder");
-    fs::create_dir_all(folder.join("sub")).unwrap();
-    let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+    let directory = work.path().join("folder");
+    fs::create_dir_all(directory.join("sub")).unwrap();
+    let write = |name: &str, text: &str| fs::write(directory.join(name), text).unwrap();
     write("a", "old");
     write("sub/b", "old");
-    fs::hard_link(folder.join("a"), folder.join("hard")).unwrap();
+    fs::hard_link(directory.join("a"), directory.join("hard")).unwrap();
     let archive = work.path().join("archive.tar");
-    gnu_tar(&archive, &folder, &["--sort=name"]);
-    // Replaced; the other name of the old contents must keep them.
-    fs::remove_file(folder.join("a")).unwrap();
+    gnu_tar(&archive, &directory, &["--sort=name"]);
+    // The file was replaced; its other name must keep the old contents.
+    fs::remove_file(directory.join("a")).unwrap();
     write("a", "new and longer");
     write("sub/c", "added");
     run(Command::new("tar")
         .arg("-C")
-        .arg(&folder)
+        .arg(&directory)
         .arg("-rf")
         .arg(&archive)
         .args(["./a", "./sub/c"]));
@@ -368,14 +369,14 @@ fn appended_updated_and_concatenated_archives_show_the_latest() {
 
     let second = work.path().join("second.tar");
     write("sub/b", "from the second");
-    gnu_tar(&second, &folder, &[]);
+    gnu_tar(&second, &directory, &[]);
     let both = work.path().join("both.tar");
     fs::write(&both, [fs::read(&archive).unwrap(), fs::read(&second).unwrap()].concat()).unwrap();
     assert_as_python("concatenated", &both);
     assert_eq!(tree::lines(tree::open_one(&both).as_ref()).len(), 6);
 }
 
-/// Writes a tar made by hand: name, type, link target, data.
+/// Makes a tar by hand: name, type, link target, data.
 fn by_hand(path: &Path, members: &[(&str, u8, &str, &str)]) {
     let members = members.iter();
     let members =
@@ -387,7 +388,7 @@ fn write_members(path: &Path, members: &[Vec<u8>]) {
     fs::write(path, [members.concat(), vec![0; 1024]].concat()).unwrap();
 }
 
-/// A pax header with such records.
+/// A pax header with these records.
 fn pax(kind: u8, records: &[(&str, &str)]) -> Vec<u8> {
     let record = |(keyword, value): &(&str, &str)| {
         let body = format!(" {keyword}={value}\n");
@@ -407,7 +408,7 @@ fn paths(archive: &Path) -> Vec<String> {
 }
 
 #[test]
-fn no_member_leaves_the_mount_and_odd_paths_are_cleaned() {
+fn no_member_escapes_the_mount_and_odd_paths_are_normalized() {
     let work = work_folder();
     let archive = work.path().join("odd.tar");
     by_hand(
@@ -452,46 +453,49 @@ fn no_member_leaves_the_mount_and_odd_paths_are_cleaned() {
 }
 
 #[test]
-fn a_truncated_archive_serves_what_is_whole_and_says_what_is_missing() {
+fn a_truncated_archive_serves_its_intact_files_and_reports_the_rest() {
     let work = work_folder();
     let archive = work.path().join("whole.tar");
-    let folder = work.path().join("folder");
-    fs::create_dir(&folder).unwrap();
+    let directory = work.path().join("folder");
+    fs::create_dir(&directory).unwrap();
     for number in 0..20 {
-        fs::write(folder.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
+        fs::write(directory.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
     }
-    gnu_tar(&archive, &folder, &["--sort=name", "--format=gnu"]);
+    gnu_tar(&archive, &directory, &["--sort=name", "--format=gnu"]);
     let bytes = fs::read(&archive).unwrap();
     let whole = tree::lines(tree::open_one(&archive).as_ref());
     let cut = work.path().join("cut.tar");
-    // The root's header, then for each file a header and two blocks.
+    // The root's header, then a header and two blocks for each file.
     for len in (1024..512 + 20 * 1536).step_by(512 - 100) {
         fs::write(&cut, &bytes[..len]).unwrap();
         let found = tree::lines(tree::open_one(&cut).as_ref());
         let files = (len - 512) / 1536 + usize::from((len - 512) % 1536 >= 512 + 700);
         assert_eq!(found.len(), files + 1, "{len} bytes");
         assert!(found.iter().all(|(path, line)| whole.get(path) == Some(line)), "{len} bytes");
-        let said = support::archfs().arg("ls").arg(&cut).output().unwrap();
-        let said = String::from_utf8(said.stderr).unwrap();
+        let stderr = support::archfs().arg("ls").arg(&cut).output().unwrap();
+        let stderr = String::from_utf8(stderr.stderr).unwrap();
         let missing = "missing";
         let no_mark = "no mark of the end";
-        assert!(said.contains(missing) || said.contains(no_mark), "{len} bytes: {said}");
+        assert!(stderr.contains(missing) || stderr.contains(no_mark), "{len} bytes: {stderr}");
         if (len - 512) % 1536 > 512 && (len - 512) % 1536 < 512 + 700 {
-            assert!(said.contains(&format!("f{files:02}\" and what came behind")), "{len}: {said}");
+            assert!(
+                stderr.contains(&format!("f{files:02}\" and what came behind")),
+                "{len}: {stderr}"
+            );
         }
     }
 }
 
 #[test]
-fn a_damaged_header_costs_its_member_and_no_other() {
+fn a_damaged_header_loses_only_its_member() {
     let work = work_folder();
     let archive = work.path().join("archive.tar");
-    let folder = work.path().join("folder");
-    fs::create_dir(&folder).unwrap();
+    let directory = work.path().join("folder");
+    fs::create_dir(&directory).unwrap();
     for number in 0..20 {
-        fs::write(folder.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
+        fs::write(directory.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
     }
-    gnu_tar(&archive, &folder, &["--sort=name", "--format=gnu"]);
+    gnu_tar(&archive, &directory, &["--sort=name", "--format=gnu"]);
     let whole = tree::lines(tree::open_one(&archive).as_ref());
     let mut bytes = fs::read(&archive).unwrap();
     bytes[512 + 5 * 1536 + 3] ^= 0x40;
@@ -502,18 +506,18 @@ fn a_damaged_header_costs_its_member_and_no_other() {
     let missing: Vec<_> = whole.keys().filter(|path| !found.contains_key(*path)).collect();
     assert_eq!(missing, [b"f05"]);
     assert!(found.iter().all(|(path, line)| whole.get(path) == Some(line)));
-    // GNU tar goes on behind it as well.
+    // GNU tar also continues after it.
     let mut list = Command::new("tar");
     let listed = list.arg("-tf").arg(&damaged).output().unwrap().stdout;
     assert_eq!(listed.split(|byte| *byte == b'\n').filter(|l| !l.is_empty()).count(), found.len());
-    let said = support::archfs().arg("ls").arg(&damaged).output().unwrap();
-    let said = String::from_utf8(said.stderr).unwrap();
-    assert!(said.contains("there is no header"), "{said}");
-    assert!(said.contains("no tar: ignored"), "{said}");
+    let stderr = support::archfs().arg("ls").arg(&damaged).output().unwrap();
+    let stderr = String::from_utf8(stderr.stderr).unwrap();
+    assert!(stderr.contains("there is no header"), "{stderr}");
+    assert!(stderr.contains("no tar: ignored"), "{stderr}");
 }
 
 #[test]
-fn an_empty_archive_is_an_empty_folder() {
+fn an_empty_archive_is_an_empty_directory() {
     let work = work_folder();
     let archive = work.path().join("empty.tar");
     run(Command::new("tar").arg("-cf").arg(&archive).args(["-T", "/dev/null"]));
@@ -534,28 +538,28 @@ fn a_tar_at_an_offset_is_found_there() {
 }
 
 #[test]
-fn a_folder_of_a_hundred_thousand_members_is_scanned_in_several_places_at_once() {
+fn a_hundred_thousand_members_are_scanned_in_parallel() {
     let work = work_folder();
     let archive = work.path().join("archive.tar");
-    // Members whose data looks like headers: what a scan from the middle would fall for.
+    // Members whose data looks like headers, to fool a scan that starts in the middle.
     let decoy = work.path().join("decoy.tar");
     by_hand(&decoy, &[("decoy", b'0', "", "x"), ("decoy2", b'0', "", "y")]);
     let decoy = fs::read(&decoy).unwrap();
     let decoy = &decoy[..2048];
-    let folder = work.path().join("folder");
-    fs::create_dir(&folder).unwrap();
+    let directory = work.path().join("folder");
+    fs::create_dir(&directory).unwrap();
     for number in 0..30_000_u64 {
         let len = (number * 7919 % 5000) as usize;
         let data = if number % 3 == 0 { decoy.to_vec() } else { source::noise(number, len) };
-        fs::write(folder.join(format!("{number:05}")), data).unwrap();
+        fs::write(directory.join(format!("{number:05}")), data).unwrap();
     }
-    gnu_tar(&archive, &folder, &["--format=gnu"]);
+    gnu_tar(&archive, &directory, &["--format=gnu"]);
     assert!(fs::metadata(&archive).unwrap().len() > 50 << 20);
     assert_as_python("decoys", &archive);
 }
 
 #[test]
-fn a_path_that_ends_with_a_slash_is_still_what_it_is() {
+fn a_trailing_slash_does_not_change_the_kind_of_a_member() {
     let work = work_folder();
     let archive = work.path().join("slashes.tar");
     by_hand(
@@ -583,7 +587,7 @@ fn a_sparse_file_without_pieces_is_one_hole() {
 }
 
 #[test]
-fn records_for_all_members_give_owners_and_times_and_nothing_else() {
+fn global_pax_records_set_only_owners_and_times() {
     let work = work_folder();
     let archive = work.path().join("global.tar");
     let value = "v".repeat(60_000);
@@ -604,7 +608,7 @@ fn records_for_all_members_give_owners_and_times_and_nothing_else() {
 }
 
 #[test]
-fn a_path_of_pax_wins_over_a_long_name_whatever_their_order() {
+fn a_pax_path_wins_over_a_gnu_long_name_in_any_order() {
     let work = work_folder();
     let archive = work.path().join("names.tar");
     let said = |keyword, value| pax(b'x', &[(keyword, value)]);
@@ -613,7 +617,7 @@ fn a_path_of_pax_wins_over_a_long_name_whatever_their_order() {
     let target = || said("linkpath", "pax-target");
     let (name, link) = (|| long(b'L', "long"), || long(b'K', "long-target"));
     let both = || pax(b'x', &[("path", "pax"), ("linkpath", "pax-target")]);
-    // tarfile goes by whichever comes first, GNU tar by pax.
+    // tarfile uses whichever comes first, GNU tar prefers pax.
     for (what, extensions, names, is_as_python) in [
         ("x L", vec![path(), name()], ["pax", "target"], true),
         ("L x", vec![name(), path()], ["pax", "target"], false),
@@ -650,7 +654,7 @@ fn a_path_of_pax_wins_over_a_long_name_whatever_their_order() {
 }
 
 #[test]
-fn as_many_extensions_as_the_limit_are_read_and_not_one_more() {
+fn extension_headers_are_read_up_to_the_limit() {
     let work = work_folder();
     let archive = work.path().join("extensions.tar");
     for (count, shown) in [(64, true), (65, false)] {
@@ -663,7 +667,7 @@ fn as_many_extensions_as_the_limit_are_read_and_not_one_more() {
 }
 
 #[test]
-fn as_many_folders_deep_as_the_limit_is_shown_and_not_one_more() {
+fn directories_are_shown_down_to_the_depth_limit() {
     let work = work_folder();
     let archive = work.path().join("deep.tar");
     for (depth, count) in [(1024, 1026), (1025, 1)] {
@@ -674,11 +678,11 @@ fn as_many_folders_deep_as_the_limit_is_shown_and_not_one_more() {
 }
 
 #[test]
-fn damage_in_a_sparse_map_shows_the_same_stored_and_compressed() {
+fn a_damaged_sparse_map_reads_alike_with_and_without_compression() {
     let work = work_folder();
     let archive = work.path().join("map.tar");
-    // Blocks of an old sparse map, each saying that another one follows, up to where a stream is
-    // decoded in another piece; there one is a sound header, too, and the next is no map.
+    // Blocks of an old sparse map, each announcing another, up to where a stream is decoded in
+    // another chunk. There a valid header follows instead of a map block.
     let mut head = member("sparse", b'S', "", b"");
     head[386] = 0;
     head[482] = 1;
@@ -712,14 +716,14 @@ fn damage_in_a_sparse_map_shows_the_same_stored_and_compressed() {
 }
 
 #[test]
-fn ten_thousand_folders_in_a_row_are_the_same_stored_and_compressed() {
+fn ten_thousand_directories_read_alike_with_and_without_compression() {
     let work = work_folder();
     let archive = work.path().join("folders.tar");
     let folders = (0..10_000).map(|number| member(&format!("{number:05}/"), b'5', "", b""));
     write_members(&archive, &folders.collect::<Vec<_>>());
     let expected = tree::lines(tree::open_one(&archive).as_ref());
     assert_eq!(expected.len(), 10_001);
-    // Blocks of bzip2 do not end where blocks of a tar do.
+    // bzip2 blocks do not end at tar block boundaries.
     run(Command::new("bzip2").arg("-1k").arg(&archive));
     let found = tree::lines(tree::open_one(&work.path().join("folders.tar.bz2")).as_ref());
     assert_eq!(found, expected);

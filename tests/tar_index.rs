@@ -1,9 +1,8 @@
-//! Saved indexes, as a user meets them: made once, used from then on, and never believed wrongly.
+//! Saved indexes: made once, used by later commands, and never used for another archive.
 //!
-//! Owns where they are kept, when they are made anew, and many processes at once. That an index is
-//! used is proven by an archive in which a name was changed where no sample is taken, with its
-//! length and time as before: the index has the old name, a scan finds the new one. Where the time
-//! of the last change counts as well, a name is changed in the index instead.
+//! To prove that an index is used, a test changes a name in the archive at an offset that is not
+//! sampled and keeps length and mtime. The index has the old name, a scan finds the new one. If the
+//! ctime counts too, the test changes a name in the index instead.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
@@ -19,18 +18,18 @@ use support::mount::{CleanUp, unmount_by};
 use support::node::{self, OTHER, OWNER};
 use support::{archfs, can_mount, run, work_folder};
 
-/// Members of the usual archive: more than make an index worthwhile, so that few are sampled.
+/// Members of the usual archive: enough for an index, so that only a few are sampled.
 const MEMBERS: usize = 1200;
 
-/// A member that no sample is taken of, and its name once it was changed.
+/// A member that is not sampled, and its changed name.
 const UNSAMPLED: usize = 10;
 const OLD_NAME: &str = "f00010";
 const NEW_NAME: &str = "g00010";
 
-/// The name that it gets in an index, between those of its neighbours.
+/// Its name in a changed index, which sorts between its neighbours.
 const NAME_IN_INDEX: &str = "f0000x";
 
-/// The header of a file: ustar.
+/// The ustar header of a file.
 fn header(name: &str, size: usize) -> [u8; 512] {
     let mut header = [0; 512];
     header[..name.len()].copy_from_slice(name.as_bytes());
@@ -51,7 +50,7 @@ fn name(number: usize) -> String {
     format!("f{number:05}")
 }
 
-/// A tar of `count` files, each of a header and a block with its number.
+/// A tar of `count` files, each a header and a block with its number.
 fn tar(count: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(count * 1024 + 1024);
     for number in 0..count {
@@ -64,7 +63,7 @@ fn tar(count: usize) -> Vec<u8> {
     bytes
 }
 
-/// An archive in a folder of its own, and folders that stand for the user's.
+/// An archive in its own directory, and directories for the user's home and cache.
 struct Stage {
     folder: PathBuf,
     archive: PathBuf,
@@ -103,7 +102,7 @@ impl Stage {
         command
     }
 
-    /// `archfs ls -lR` as the user `id`, from a copy of the program where everybody may go.
+    /// Runs `archfs ls -lR` as user `id`, from a copy of the program in an accessible directory.
     fn ls_as(&self, id: u32) -> Command {
         let program = self.work.path().join("archfs");
         if !program.exists() {
@@ -116,23 +115,23 @@ impl Stage {
         command
     }
 
-    /// The listing, and what was said.
+    /// The listing and the stderr.
     fn ls(&self) -> (String, String) {
         listed(&mut self.archfs(&["ls", "-lR"]))
     }
 
-    /// Makes the index ahead of time; returns its bytes.
+    /// Makes the index ahead of time and returns its bytes.
     fn make_index(&self) -> Vec<u8> {
         run(&mut self.archfs(&["index"]));
         fs::read(&self.index).unwrap()
     }
 
-    /// Changes a name where no sample is taken, and leaves length and time.
+    /// Changes a name that is not sampled, and keeps length and mtime.
     fn rename_unsampled(&self) {
         self.overwrite(UNSAMPLED as u64 * 1024, &header(NEW_NAME, "data 10".len()));
     }
 
-    /// Lists by an index that has another name than the archive.
+    /// Changes the name only in the index, and checks that `list` shows that name.
     fn assert_used(&self, index: &Path, list: &dyn Fn() -> (String, String)) {
         let good = fs::read(index).unwrap();
         let mut bytes = good.clone();
@@ -153,9 +152,9 @@ impl Stage {
         file.set_modified(time).unwrap();
     }
 
-    /// Lists with an index that is not to be believed: there is a note, all is right, and the index
-    /// is a good one afterwards.
-    fn assert_made_anew(&self, what: &str, expected: &str, good: &[u8]) {
+    /// Lists with an index that must not be used: a note is printed, the listing is right, and the
+    /// index is valid afterwards.
+    fn assert_rebuilt(&self, what: &str, expected: &str, good: &[u8]) {
         let (found, said) = self.ls();
         assert!(said.contains("made anew"), "{what}: no note: {said}");
         assert!(found == expected, "{what}: another listing");
@@ -168,13 +167,13 @@ impl Stage {
         assert_eq!(names_in(&self.folder), slice::from_ref(&self.archive));
     }
 
-    /// Nothing but the archive and its index.
+    /// Checks that there is nothing but the archive and its index.
     fn assert_nothing_else(&self, what: &str) {
         assert_eq!(names_in(&self.folder), [self.archive.clone(), self.index.clone()], "{what}");
     }
 }
 
-/// The files in a folder, sorted.
+/// The files in a directory, sorted.
 fn names_in(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> =
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -187,7 +186,7 @@ fn text(output: &Output) -> (String, String) {
     (String::from_utf8(out.clone()).unwrap(), String::from_utf8(err.clone()).unwrap())
 }
 
-/// What a command that succeeds lists, and what it says.
+/// The stdout and stderr of a command that must succeed.
 fn listed(command: &mut Command) -> (String, String) {
     text(&run(command))
 }
@@ -196,15 +195,15 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777
 }
 
-/// Bytes of the tail of an index: its numbers, and the hash behind them.
+/// Bytes of an index's tail: its numbers, followed by their hash.
 const NUMBERS: usize = 11 * 8;
 const TAIL: usize = NUMBERS + 32;
 
-/// Bytes of data that have a checksum.
+/// Bytes of data for each checksum.
 const BLOCK: usize = 16 << 10;
 
-/// An index taken apart: its start, its data, and the numbers of its tail. The second is the length
-/// of its nodes, the last that of its seek points, which are the end of the data.
+/// An index taken apart: header, data, and the numbers of the tail. The second number is the length
+/// of the nodes, the last that of the seek points, which end the data.
 struct Parts {
     start: Vec<u8>,
     data: Vec<u8>,
@@ -221,7 +220,7 @@ impl Parts {
         Self { start: start.to_vec(), data: rest[..data].to_vec(), numbers }
     }
 
-    /// The index with right checksums.
+    /// The index with correct checksums.
     fn sealed(&self) -> Vec<u8> {
         let Self { start, data, numbers } = self;
         let sum = |block: &[u8]| crc32fast::hash(block).to_le_bytes();
@@ -248,13 +247,13 @@ fn start_len(index: &[u8]) -> usize {
     72 + 40 * u32::from_le_bytes(index[68..72].try_into().unwrap()) as usize
 }
 
-/// Makes the checksums of an index right.
+/// Corrects the checksums of an index.
 fn sealed(index: &[u8]) -> Vec<u8> {
     Parts::of(index).sealed()
 }
 
 #[test]
-fn an_index_is_made_beside_the_archive_and_used_from_then_on() {
+fn an_index_is_written_beside_the_archive_and_used_afterwards() {
     let stage = Stage::new(MEMBERS);
     fs::set_permissions(&stage.archive, Permissions::from_mode(0o664)).unwrap();
     let (first, said) = stage.ls();
@@ -262,7 +261,7 @@ fn an_index_is_made_beside_the_archive_and_used_from_then_on() {
     let names: Vec<_> = first.lines().map(|line| line.split(' ').next_back().unwrap()).collect();
     assert_eq!(names, (0..MEMBERS).map(name).collect::<Vec<_>>());
     stage.assert_nothing_else("after the first");
-    // Who may read the archive may read what is in it.
+    // The index has the permissions of the archive.
     assert_eq!(mode(&stage.index), 0o644);
 
     stage.rename_unsampled();
@@ -276,48 +275,48 @@ fn an_index_is_made_beside_the_archive_and_used_from_then_on() {
 /// > Beside the archive, in a directory that only the user, root and the owner of the archive can
 /// > write to, length, time and samples are enough.
 #[test]
-fn a_mount_uses_the_index_and_serves_what_the_archive_holds() {
+fn a_mount_uses_the_index_and_serves_the_archive() {
     if !can_mount() {
         return;
     }
     let stage = Stage::new(MEMBERS);
     stage.make_index();
     stage.rename_unsampled();
-    let place = stage.work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = stage.work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     let mut mount = stage.archfs(&["mount", "--keep"]);
-    run(mount.arg(&place));
-    assert_eq!(fs::read_to_string(place.join(OLD_NAME)).unwrap(), "data 10");
-    assert_eq!(fs::read_to_string(place.join("f01199")).unwrap(), "data 1199");
-    assert_eq!(fs::read_dir(&place).unwrap().count(), MEMBERS);
-    unmount_by(stage.command(archfs()).arg("unmount").arg(&place));
+    run(mount.arg(&mount_point));
+    assert_eq!(fs::read_to_string(mount_point.join(OLD_NAME)).unwrap(), "data 10");
+    assert_eq!(fs::read_to_string(mount_point.join("f01199")).unwrap(), "data 1199");
+    assert_eq!(fs::read_dir(&mount_point).unwrap().count(), MEMBERS);
+    unmount_by(stage.command(archfs()).arg("unmount").arg(&mount_point));
 }
 
 /// Members of an archive whose index is read block by block.
 const MANY: usize = 25_000;
 
-/// A mount by a large index, of which the node of `f00010` was read, before something becomes of
-/// the index; then what was not read yet is EIO, with the remedy in the log.
+/// Mounts with a large index and reads the node of `f00010`; then `harm` changes the index. What
+/// was not read before must give EIO, with the remedy in the log.
 fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
     let stage = Stage::new(MANY);
     let good = stage.make_index();
     assert!(Parts::of(&good).data.len() > 1 << 20, "checked as a whole");
     let log = stage.work.path().join("log");
-    let place = stage.work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
+    let mount_point = stage.work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
     let log_file = format!("--log-file={}", log.display());
     let mut mount = stage.archfs(&["mount", "--keep", "--cache-idle=0", &log_file]);
-    run(mount.arg(&place));
-    assert_eq!(fs::metadata(place.join(OLD_NAME)).unwrap().len(), 7);
+    run(mount.arg(&mount_point));
+    assert_eq!(fs::metadata(mount_point.join(OLD_NAME)).unwrap().len(), 7);
 
-    // In place, as nobody should: the daemon has this very file open.
+    // Written in place, because the daemon has this file open.
     let file = File::options().write(true).open(&stage.index).unwrap();
     harm(&file, good.len() as u64);
     // Its node was read before, its data was not.
-    assert_eq!(fs::read_to_string(place.join(OLD_NAME)).unwrap(), "data 10", "{what}");
+    assert_eq!(fs::read_to_string(mount_point.join(OLD_NAME)).unwrap(), "data 10", "{what}");
     let mut failed = 0;
     for number in (0..MANY).step_by(500) {
-        match fs::read_to_string(place.join(name(number))) {
+        match fs::read_to_string(mount_point.join(name(number))) {
             Ok(found) => assert_eq!(found, format!("data {number}"), "{what}"),
             Err(error) => {
                 assert_eq!(error.raw_os_error(), Some(5), "{what}: {error}");
@@ -326,21 +325,21 @@ fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
         }
     }
     assert!(failed > 10, "{what}: {failed} lookups failed");
-    assert_eq!(fs::read_to_string(place.join(OLD_NAME)).unwrap(), "data 10", "{what}");
+    assert_eq!(fs::read_to_string(mount_point.join(OLD_NAME)).unwrap(), "data 10", "{what}");
     let said = fs::read_to_string(&log).unwrap();
     assert!(said.contains("data.tar.archfs-index") && said.contains("with archfs index"), "{said}");
-    unmount_by(stage.command(archfs()).arg("unmount").arg(&place));
-    // The remedy is one.
+    unmount_by(stage.command(archfs()).arg("unmount").arg(&mount_point));
+    // The remedy works.
     assert!(stage.make_index() == good);
-    run(stage.archfs(&["mount", "--keep"]).arg(&place));
-    assert_eq!(fs::read_to_string(place.join("f24999")).unwrap(), "data 24999");
-    unmount_by(stage.command(archfs()).arg("unmount").arg(&place));
+    run(stage.archfs(&["mount", "--keep"]).arg(&mount_point));
+    assert_eq!(fs::read_to_string(mount_point.join("f24999")).unwrap(), "data 24999");
+    unmount_by(stage.command(archfs()).arg("unmount").arg(&mount_point));
 }
 
 /// > An index that is truncated or overwritten while it is in use gives EIO for the parts that were
 /// > not read yet, and never another file.
 #[test]
-fn an_index_cut_short_while_mounted_is_an_error_and_no_end() {
+fn an_index_truncated_while_mounted_gives_eio() {
     if can_mount() {
         assert_survives("cut short", &|file, len| file.set_len(len / 2).unwrap());
         assert_survives("empty", &|file, _| file.set_len(0).unwrap());
@@ -348,18 +347,18 @@ fn an_index_cut_short_while_mounted_is_an_error_and_no_end() {
 }
 
 #[test]
-fn an_index_overwritten_while_mounted_is_an_error_and_no_end() {
+fn an_index_overwritten_while_mounted_gives_eio() {
     if can_mount() {
         assert_survives("overwritten", &|file, len| {
             file.write_all_at(&support::source::noise(3, len as usize), 0).unwrap();
         });
-        // Another index, as sound as the first: that of an archive with other names.
+        // A valid index of an archive with other names.
         let other = Stage::of("data.tar", &renamed(MANY)).make_index();
         assert_survives("another", &|file, _| file.write_all_at(&other, 0).unwrap());
     }
 }
 
-/// An archive of `count` members whose names are others.
+/// An archive of `count` members with other names.
 fn renamed(count: usize) -> Vec<u8> {
     let mut bytes = tar(count);
     for number in 0..count {
@@ -370,12 +369,12 @@ fn renamed(count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn damage_to_a_large_index_is_met_where_it_is_and_nowhere_else() {
+fn damage_to_a_large_index_affects_only_its_block() {
     let stage = Stage::new(MANY);
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
     let mut bytes = good.clone();
-    // In the data, which is believed block by block: a part of the nodes.
+    // In the data, which is verified block by block: part of the nodes.
     let middle = start_len(&good) + 500_000;
     bytes[middle] ^= 4;
     fs::write(&stage.index, &bytes).unwrap();
@@ -385,17 +384,17 @@ fn damage_to_a_large_index_is_met_where_it_is_and_nowhere_else() {
     assert!(said.contains("the index is damaged") && said.contains("with archfs index"), "{said}");
     let read = run(stage.archfs(&["cat"]).arg("f24999")).stdout;
     assert_eq!(read, b"data 24999", "elsewhere");
-    // In the checksums: nothing is believed.
+    // In the checksums: the whole index is rejected.
     let mut bytes = good.clone();
     let last = bytes.len() - TAIL - 1;
     bytes[last] ^= 4;
     fs::write(&stage.index, &bytes).unwrap();
-    stage.assert_made_anew("a checksum", &expected, &good);
+    stage.assert_rebuilt("a checksum", &expected, &good);
 }
 
 #[test]
-fn an_archive_of_fewer_than_a_thousand_members_gets_no_index_unasked() {
-    // The root counts as one.
+fn a_small_archive_gets_no_automatic_index() {
+    // The root counts as a member.
     for (count, made) in [(10, false), (998, false), (999, true)] {
         let stage = Stage::new(count);
         let (found, said) = stage.ls();
@@ -403,14 +402,14 @@ fn an_archive_of_fewer_than_a_thousand_members_gets_no_index_unasked() {
         assert_eq!(stage.index.exists(), made, "{count} files");
     }
     let stage = Stage::new(10);
-    let place = stage.work.path().join("named");
-    listed(stage.archfs(&["ls"]).arg("--index").arg(&place));
-    assert!(place.exists(), "asked for by its name");
+    let index_path = stage.work.path().join("named");
+    listed(stage.archfs(&["ls"]).arg("--index").arg(&index_path));
+    assert!(index_path.exists(), "asked for by its name");
     stage.make_index();
 }
 
 #[test]
-fn an_index_is_made_anew_when_the_archive_changed() {
+fn an_index_is_rebuilt_when_the_archive_changed() {
     let stage = Stage::new(MEMBERS);
     let mut before = stage.make_index();
     let mut expect = |what: &str, shows: &str| {
@@ -425,18 +424,18 @@ fn an_index_is_made_anew_when_the_archive_changed() {
     let file = File::options().write(true).open(&stage.archive).unwrap();
     let time = file.metadata().unwrap().modified().unwrap();
 
-    // A first member replaced: the same length and time, but a block that is always sampled.
+    // The first member is replaced: length and mtime stay, but its block is always sampled.
     stage.overwrite(0, &header("first", "data 0".len()));
     expect("a sampled block", "first");
 
-    // A member added, with the time as before.
+    // A member is added, and the mtime is kept.
     let end = MEMBERS as u64 * 1024;
     file.write_all_at(&header("added", 0), end).unwrap();
     file.write_all_at(&[0; 1024], end + 512).unwrap();
     file.set_modified(time).unwrap();
     expect("another length", "added");
 
-    // The smallest step in time, forward and backward; the change is where no sample is.
+    // The smallest change of time in both directions; the changed name is not sampled.
     for (at, time) in [(11, time + Duration::from_nanos(1)), (12, time - Duration::from_secs(1))] {
         let new = format!("new-{at}");
         file.write_all_at(&header(&new, "data 10".len()), at * 1024).unwrap();
@@ -446,7 +445,7 @@ fn an_index_is_made_anew_when_the_archive_changed() {
 }
 
 #[test]
-fn another_archive_in_the_place_of_the_old_one_is_shown() {
+fn a_replaced_archive_does_not_use_the_old_index() {
     let stage = Stage::new(MEMBERS);
     stage.make_index();
     let time = fs::metadata(&stage.archive).unwrap().modified().unwrap();
@@ -464,13 +463,13 @@ fn another_archive_in_the_place_of_the_old_one_is_shown() {
 }
 
 #[test]
-fn a_damaged_index_is_made_anew_with_a_note() {
+fn a_damaged_index_is_rebuilt_with_a_note() {
     let stage = Stage::new(MEMBERS);
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
     let check = |what: &str, bytes: &[u8]| {
         fs::write(&stage.index, bytes).unwrap();
-        stage.assert_made_anew(what, &expected, &good);
+        stage.assert_rebuilt(what, &expected, &good);
     };
     let start = start_len(&good);
     let lens = (0..start + 24).step_by(7).chain((start + 24..good.len()).step_by(4999));
@@ -492,7 +491,7 @@ fn a_damaged_index_is_made_anew_with_a_note() {
 }
 
 #[test]
-fn an_index_of_another_version_or_choice_is_made_anew() {
+fn an_index_of_another_version_or_with_other_options_is_rebuilt() {
     let stage = Stage::new(MEMBERS);
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
@@ -507,22 +506,22 @@ fn an_index_of_another_version_or_choice_is_made_anew() {
         let mut bytes = good.clone();
         bytes[at] = byte;
         fs::write(&stage.index, sealed(&bytes)).unwrap();
-        stage.assert_made_anew(what, &expected, &good);
+        stage.assert_rebuilt(what, &expected, &good);
     }
-    // Seek points belong to compressed archives.
+    // Only compressed archives have seek points.
     let mut parts = Parts::of(&good);
     parts.set_seek_points(&[0; 4]);
     fs::write(&stage.index, parts.sealed()).unwrap();
-    stage.assert_made_anew("seek points", &expected, &good);
-    // A length of the archive that is not the archive's.
+    stage.assert_rebuilt("seek points", &expected, &good);
+    // A wrong length of the archive.
     let mut parts = Parts::of(&good);
     parts.numbers[0] ^= 1;
     fs::write(&stage.index, parts.sealed()).unwrap();
-    stage.assert_made_anew("another decoded length", &expected, &good);
+    stage.assert_rebuilt("another decoded length", &expected, &good);
 }
 
 #[test]
-fn whatever_else_has_the_name_of_the_index_is_replaced() {
+fn other_files_with_the_name_of_the_index_are_replaced() {
     let stage = Stage::new(MEMBERS);
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
@@ -531,19 +530,19 @@ fn whatever_else_has_the_name_of_the_index_is_replaced() {
     fs::write(&elsewhere, "precious").unwrap();
     fs::remove_file(&stage.index).unwrap();
     symlink(&elsewhere, &stage.index).unwrap();
-    stage.assert_made_anew("a link to something else", &expected, &good);
+    stage.assert_rebuilt("a link to something else", &expected, &good);
     assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "precious");
 
     fs::remove_file(&stage.index).unwrap();
     symlink(&stage.index, &stage.index).unwrap();
-    stage.assert_made_anew("a link to itself", &expected, &good);
+    stage.assert_rebuilt("a link to itself", &expected, &good);
 
     fs::remove_file(&stage.index).unwrap();
     symlink(stage.work.path().join("missing"), &stage.index).unwrap();
-    stage.assert_made_anew("a link to nothing", &expected, &good);
+    stage.assert_rebuilt("a link to nothing", &expected, &good);
     assert!(!stage.work.path().join("missing").exists());
 
-    // A pipe without a writer must not make anybody wait.
+    // A pipe without a writer must not block any command.
     fs::remove_file(&stage.index).unwrap();
     run(Command::new("mkfifo").arg(&stage.index));
     let mut limited = stage.command(Command::new("timeout"));
@@ -554,12 +553,12 @@ fn whatever_else_has_the_name_of_the_index_is_replaced() {
 
     fs::rename(&stage.index, &elsewhere).unwrap();
     symlink(&elsewhere, &stage.index).unwrap();
-    stage.assert_made_anew("a link to a good index", &expected, &good);
+    stage.assert_rebuilt("a link to a good index", &expected, &good);
     assert!(fs::read(&elsewhere).unwrap() == good);
 }
 
 #[test]
-fn a_folder_with_the_name_of_the_index_sends_it_to_the_cache_folder() {
+fn a_directory_with_the_name_of_the_index_moves_it_to_the_cache() {
     let stage = Stage::new(MEMBERS);
     fs::create_dir(&stage.index).unwrap();
     let (expected, said) = stage.ls();
@@ -573,7 +572,7 @@ fn a_folder_with_the_name_of_the_index_sends_it_to_the_cache_folder() {
 
 /// > An index is used only if root, the user or the owner of the archive wrote it.
 #[test]
-fn an_archive_in_a_read_only_folder_has_its_index_in_the_users_cache() {
+fn a_read_only_directory_moves_the_index_to_the_users_cache() {
     let Some(()) = node::enter() else { return };
     for with_xdg in [true, false] {
         let stage = Stage::new(MEMBERS);
@@ -598,7 +597,7 @@ fn an_archive_in_a_read_only_folder_has_its_index_in_the_users_cache() {
 }
 
 #[test]
-fn a_full_disk_sends_the_index_to_the_cache_and_keeps_no_part_of_it() {
+fn a_full_disk_moves_the_index_to_the_cache_and_leaves_nothing() {
     if !can_mount() {
         return;
     }
@@ -606,7 +605,7 @@ fn a_full_disk_sends_the_index_to_the_cache_and_keeps_no_part_of_it() {
     let full = stage.work.path().join("full");
     fs::create_dir(&full).unwrap();
     let _clean_up = CleanUp(full.clone());
-    // Room for the archive and 15 KiB.
+    // Space for the archive and 15 KiB.
     let options = format!("mode=755,size={}k", MEMBERS + 16);
     run(Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(&full));
     let archive = full.join("data.tar");
@@ -621,12 +620,12 @@ fn a_full_disk_sends_the_index_to_the_cache_and_keeps_no_part_of_it() {
 }
 
 #[test]
-fn archives_of_one_name_have_indexes_of_their_own_in_the_cache() {
+fn archives_with_the_same_name_have_separate_indexes_in_the_cache() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     let second = Stage { home: stage.home.clone(), ..Stage::new(MEMBERS + 1) };
     chown(&stage.home, Some(OWNER), Some(OWNER)).unwrap();
-    // Both homes are the first one's, which the user may enter through its folder.
+    // Both homes belong to the first user, who can enter the directory.
     for (stage, count) in [(&stage, MEMBERS), (&second, MEMBERS + 1), (&stage, MEMBERS)] {
         let (found, said) = listed(&mut stage.ls_as(OWNER));
         assert_eq!((found.lines().count(), said.as_str()), (count, ""));
@@ -635,7 +634,7 @@ fn archives_of_one_name_have_indexes_of_their_own_in_the_cache() {
 }
 
 #[test]
-fn an_archive_named_from_its_folder_or_through_a_link_has_its_index_beside_itself() {
+fn a_relative_or_linked_path_uses_the_index_beside_the_archive() {
     let stage = Stage::new(MEMBERS);
     let listed_in = |folder: &Path, name: &str| {
         let mut command = stage.command(archfs());
@@ -655,7 +654,7 @@ fn an_archive_named_from_its_folder_or_through_a_link_has_its_index_beside_itsel
 }
 
 #[test]
-fn without_a_place_for_the_index_it_works_with_a_note() {
+fn without_a_writable_directory_for_the_index_it_works_with_a_note() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     for home in [None, Some("relative"), Some("/dev/null")] {
@@ -671,30 +670,30 @@ fn without_a_place_for_the_index_it_works_with_a_note() {
 }
 
 #[test]
-fn a_named_index_is_kept_there_and_nowhere_else() {
+fn a_named_index_is_kept_only_there() {
     let stage = Stage::new(MEMBERS);
-    let place = stage.work.path().join("named");
-    let ls = || listed(stage.archfs(&["ls", "-lR"]).arg("--index").arg(&place));
+    let index_path = stage.work.path().join("named");
+    let ls = || listed(stage.archfs(&["ls", "-lR"]).arg("--index").arg(&index_path));
     let (expected, said) = ls();
     assert_eq!(said, "");
-    assert_eq!(mode(&place), 0o600);
+    assert_eq!(mode(&index_path), 0o600);
     stage.assert_archive_alone();
     assert_eq!(names_in(&stage.home), [""; 0].map(PathBuf::from));
     assert!(expected.contains(OLD_NAME));
-    stage.assert_used(&place, &ls);
+    stage.assert_used(&index_path, &ls);
     stage.make_index();
     stage.rename_unsampled();
-    // One beside the archive, which shows the old name, is not asked for.
+    // An index beside the archive, which has the old name, is not used.
     let (found, said) = ls();
     assert!(said.contains("made of another file, or the archive has changed"), "{said}");
     assert!(said.contains("made anew") && found.contains(NEW_NAME), "{said}");
-    fs::write(&place, "garbage").unwrap();
+    fs::write(&index_path, "garbage").unwrap();
     let (found, said) = ls();
     assert!(said.contains("made anew") && found.contains(NEW_NAME), "{said}");
 }
 
 #[test]
-fn a_named_index_that_can_not_be_written_is_a_note_for_ls_and_a_failure_for_index() {
+fn an_unwritable_named_index_is_a_note_for_ls_and_an_error_for_index() {
     let stage = Stage::new(MEMBERS);
     let nowhere = stage.work.path().join("missing/index");
     for (arguments, status) in [(["ls", "--index"], 0), (["index", "--index"], 1)] {
@@ -709,7 +708,7 @@ fn a_named_index_that_can_not_be_written_is_a_note_for_ls_and_a_failure_for_inde
 
 /// > An index is used only if root, the user or the owner of the archive wrote it.
 #[test]
-fn an_index_of_somebody_else_is_not_believed() {
+fn an_index_written_by_another_user_is_not_used() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     let theirs = stage.make_index();
@@ -717,7 +716,7 @@ fn an_index_of_somebody_else_is_not_believed() {
     let ls = || listed(&mut stage.ls_as(OWNER));
     stage.assert_used(&stage.index, &ls);
 
-    // As in /tmp: everybody may add files, and nobody may replace those of others.
+    // As in /tmp: everyone may add files, and may not replace those of others.
     fs::set_permissions(&stage.folder, Permissions::from_mode(0o1777)).unwrap();
     stage.assert_used(&stage.index, &ls);
     chown(&stage.index, Some(OTHER), Some(OTHER)).unwrap();
@@ -727,14 +726,14 @@ fn an_index_of_somebody_else_is_not_believed() {
     assert!(fs::read(&stage.index).unwrap() == theirs, "it was replaced");
     assert_eq!(names_in(&stage.home.join("cache/archfs")).len(), 1);
     stage.assert_nothing_else("a sticky folder");
-    // Whose archive it is can say what is in it.
+    // The owner of an archive decides its contents anyway.
     chown(&stage.archive, Some(OTHER), Some(OTHER)).unwrap();
     fs::set_permissions(&stage.folder, Permissions::from_mode(0o755)).unwrap();
     stage.assert_used(&stage.index, &ls);
 }
 
-/// A copy of the archive of `stage` in a folder of `owner`, of the same length and time, in which
-/// the names of two members are exchanged where no sample is taken.
+/// A copy of the archive of `stage` in a directory of `owner`, with the same length and mtime, in
+/// which the names of two unsampled members are exchanged.
 fn forged_copy(stage: &Stage, owner: u32) -> PathBuf {
     let folder = stage.work.path().join("forged");
     fs::create_dir(&folder).unwrap();
@@ -752,7 +751,7 @@ fn forged_copy(stage: &Stage, owner: u32) -> PathBuf {
     copy
 }
 
-/// The member `name`, as the user `id` reads it with `options`.
+/// The member `name`, as user `id` reads it with `options`.
 fn cat_as(
     stage: &Stage,
     id: u32,
@@ -769,14 +768,14 @@ fn cat_as(
 /// > **Saved indexes**: an index of another file is not used, even of a copy with the same length
 /// > and time, because it names the inode, owner and ctime of its archive.
 #[test]
-fn an_index_of_a_forged_copy_is_not_believed_for_the_original() {
+fn an_index_of_a_forged_copy_is_not_used_for_the_original() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     chown(&stage.home, Some(OWNER), Some(OWNER)).unwrap();
     listed(&mut stage.ls_as(OWNER));
     let copy = forged_copy(&stage, OTHER);
     let read = |archive: &Path, options: &[&str]| cat_as(&stage, OWNER, archive, OLD_NAME, options);
-    // The user looks at the copy, and names the same index for both.
+    // The user reads the copy, and names the same index for both archives.
     let index = stage.home.join("index");
     let named = format!("--index={}", index.display());
     assert_eq!(read(&copy, &[&named]).0, "data 11");
@@ -785,7 +784,7 @@ fn an_index_of_a_forged_copy_is_not_believed_for_the_original() {
     let (found, said) = read(&stage.archive, &[&named]);
     assert_eq!(found, "data 10");
     assert!(said.contains("made of another file"), "{said}");
-    // Somebody renames the user's index of the copy to where it is beside the original.
+    // Another user renames the user's index of the copy to the name beside the original.
     fs::set_permissions(&stage.folder, Permissions::from_mode(0o1777)).unwrap();
     let _ = fs::remove_file(&stage.index);
     fs::write(&stage.index, &of_copy).unwrap();
@@ -799,7 +798,7 @@ fn an_index_of_a_forged_copy_is_not_believed_for_the_original() {
 /// > An index is written only beside the archive that was read, even if the path of its directory
 /// > has changed since.
 #[test]
-fn a_directory_that_is_exchanged_for_a_link_gets_no_index_elsewhere() {
+fn a_directory_swapped_for_a_link_redirects_no_index() {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     let stage = Stage::of("data.tar", &empty_files(20_000));
     let precious = stage.work.path().join("precious");
@@ -832,7 +831,7 @@ fn a_directory_that_is_exchanged_for_a_link_gets_no_index_elsewhere() {
 
 /// > An index has the group of its archive, and no wider permissions.
 #[test]
-fn an_index_is_for_those_who_may_read_the_archive() {
+fn an_index_has_the_permissions_of_its_archive() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     for (mode, expected) in [(0o640, 0o640), (0o600, 0o600), (0o644, 0o644), (0o664, 0o644)] {
@@ -843,7 +842,7 @@ fn an_index_is_for_those_who_may_read_the_archive() {
         assert_eq!(found.mode() & 0o7777, expected, "{mode:o}");
         assert!(expected & 0o040 == 0 || found.gid() == OTHER, "{mode:o}");
     }
-    // Nobody but the owner enters the directory.
+    // Only the owner can enter the directory.
     fs::set_permissions(&stage.folder, Permissions::from_mode(0o700)).unwrap();
     stage.make_index();
     assert_eq!(mode(&stage.index) & 0o007, 0);
@@ -851,7 +850,7 @@ fn an_index_is_for_those_who_may_read_the_archive() {
 
 /// > Root writes no index into a directory of another user.
 #[test]
-fn root_leaves_no_index_in_a_directory_of_a_user() {
+fn root_writes_no_index_into_a_users_directory() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
     chown(&stage.folder, Some(OWNER), Some(OWNER)).unwrap();
@@ -877,20 +876,19 @@ fn a_fuse_file_system_has_no_index_beside_the_archive() {
     fs::write(&stage.index, sealed(&other)).unwrap();
     assert!(stage.ls().0.contains(NAME_IN_INDEX), "used on another file system");
     let image = support::image::make(stage.work.path(), "image.sqfs", &stage.folder, &[]);
-    let place = stage.work.path().join("mount");
-    let _clean_up = CleanUp(place.clone());
-    run(archfs().args(["mount", "--keep", "-q"]).arg(&image).arg(&place));
+    let mount_point = stage.work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    run(archfs().args(["mount", "--keep", "-q"]).arg(&image).arg(&mount_point));
     let mut command = stage.command(archfs());
-    let (found, said) = listed(command.args(["ls", "-lR"]).arg(place.join("data.tar")));
+    let (found, said) = listed(command.args(["ls", "-lR"]).arg(mount_point.join("data.tar")));
     assert!(found.contains(OLD_NAME) && said.is_empty(), "{said}");
     assert_eq!(names_in(&stage.home.join("cache/archfs")).len(), 1);
-    unmount_by(archfs().arg("unmount").arg(&place));
+    unmount_by(archfs().arg("unmount").arg(&mount_point));
 }
 
-/// A directory that a group may write to is no place for an index, unless the owner of the archive
-/// asks for one.
+/// A group-writable directory gets no index unless the owner of the archive asks for one.
 #[test]
-fn a_directory_of_a_group_has_an_index_where_its_owner_asks_for_it() {
+fn a_group_writable_directory_gets_an_index_only_on_request_of_the_owner() {
     let stage = Stage::new(MEMBERS);
     fs::set_permissions(&stage.folder, Permissions::from_mode(0o775)).unwrap();
     stage.ls();
@@ -898,14 +896,14 @@ fn a_directory_of_a_group_has_an_index_where_its_owner_asks_for_it() {
     stage.make_index();
     let ls = || stage.ls();
     stage.assert_used(&stage.index, &ls);
-    // It counts for that file alone, since others could have put it there.
+    // Asking covers that one file, because others could have planted it.
     stage.rename_unsampled();
     let (found, _) = stage.ls();
     assert!(found.contains(NEW_NAME));
 }
 
 #[test]
-fn an_archive_that_is_exchanged_for_a_pipe_makes_nobody_wait() {
+fn an_archive_swapped_for_a_pipe_blocks_no_command() {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     let stage = Stage::new(10);
     let pipe = stage.work.path().join("pipe");
@@ -921,7 +919,7 @@ fn an_archive_that_is_exchanged_for_a_pipe_makes_nobody_wait() {
             let mut limited = stage.command(Command::new("timeout"));
             limited.arg("30").arg(env!("CARGO_BIN_EXE_archfs")).arg("ls").arg(&stage.archive);
             let status = limited.output().unwrap().status;
-            // 2: a pipe is wrong use.
+            // 2: a pipe is a usage error.
             assert!(matches!(status.code(), Some(0 | 2)), "{status}");
         }
         done.store(true, Ordering::Relaxed);
@@ -929,7 +927,7 @@ fn an_archive_that_is_exchanged_for_a_pipe_makes_nobody_wait() {
 }
 
 #[test]
-fn twelve_processes_at_once_are_right_while_another_deletes_the_index() {
+fn twelve_processes_read_correctly_while_the_index_is_deleted() {
     let stage = Stage::new(MEMBERS);
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
@@ -965,7 +963,7 @@ fn twelve_processes_at_once_are_right_while_another_deletes_the_index() {
 }
 
 #[test]
-fn twelve_processes_at_once_without_an_index_leave_one_whole_index() {
+fn twelve_processes_without_an_index_leave_one_complete_index() {
     let stage = Stage::new(MEMBERS);
     std::thread::scope(|scope| {
         let users: Vec<_> = (0..12).map(|_| scope.spawn(|| stage.ls())).collect();
@@ -980,7 +978,7 @@ fn twelve_processes_at_once_without_an_index_leave_one_whole_index() {
     assert!(left == stage.make_index());
 }
 
-/// A tar of `count` empty files: the most index for an archive's length.
+/// A tar of `count` empty files: the largest index for the length of an archive.
 fn empty_files(count: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..count).flat_map(|number| header(&name(number), 0)).collect();
     bytes.resize((count + 2) * 512, 0);
@@ -988,7 +986,7 @@ fn empty_files(count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_process_killed_while_it_writes_leaves_no_half_index() {
+fn a_process_killed_while_writing_leaves_no_partial_index() {
     let stage = Stage::of("data.tar", &empty_files(60_000));
     let good = stage.make_index();
     assert!(good.len() > 2 << 20, "written in several steps");
@@ -997,8 +995,8 @@ fn a_process_killed_while_it_writes_leaves_no_half_index() {
         paths.retain(|path| *path != stage.archive && *path != stage.index);
         paths
     };
-    // A write that fails on the way, in the start, the data, the checksums, the tail, and at the
-    // last byte; there was a good index, and then none.
+    // A write fails in the header, the data, the checksums, the tail, and at the last byte; first
+    // with a valid index, then with none.
     let len = good.len();
     let ends = [10, 1000, 1_500_000, len - TAIL - 10, len - TAIL + 10, len - 20, len - 1];
     let both = ends.iter().map(|end| (true, end)).chain(ends.iter().map(|end| (false, end)));
@@ -1016,7 +1014,7 @@ fn a_process_killed_while_it_writes_leaves_no_half_index() {
         assert!(!there_is_one || fs::read(&stage.index).unwrap() == good);
         assert!(temporary().is_empty(), "nothing is left of it: {:?}", temporary());
     }
-    // SIGKILL as soon as it has a file without a name open in the folder, whenever that is.
+    // SIGKILL as soon as it has an unnamed file open in the directory.
     let mut interrupted = 0;
     for _ in 0..100 {
         let mut child = stage.archfs(&["index", "--quiet"]).spawn().unwrap();
@@ -1034,7 +1032,7 @@ fn a_process_killed_while_it_writes_leaves_no_half_index() {
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        // It may have been at its last step, and done.
+        // It may have just finished.
         interrupted += u32::from(met_it && !stage.index.exists());
         assert!(temporary().is_empty(), "nothing is left of it: {:?}", temporary());
         match fs::read(&stage.index) {
@@ -1052,7 +1050,7 @@ fn a_process_killed_while_it_writes_leaves_no_half_index() {
 }
 
 #[test]
-fn archfs_index_makes_indexes_ahead_of_time_and_makes_them_anew() {
+fn archfs_index_builds_and_rebuilds_indexes() {
     let stage = Stage::new(MEMBERS);
     let (out, said) = text(&run(&mut stage.archfs(&["index"])));
     assert_eq!(out, "");
@@ -1070,7 +1068,7 @@ fn archfs_index_makes_indexes_ahead_of_time_and_makes_them_anew() {
 }
 
 #[test]
-fn the_index_for_recursive_mounts_is_another_one() {
+fn recursive_mounts_have_a_separate_index() {
     let stage = Stage::new(MEMBERS);
     let mut bytes = tar(MEMBERS);
     bytes.truncate(MEMBERS * 1024);
@@ -1089,7 +1087,7 @@ fn the_index_for_recursive_mounts_is_another_one() {
     let (deep, said) = listed(&mut stage.archfs(&["ls", "-lR", "--recursive"]));
     assert!(deep.contains("inner/f00019") && !deep.contains("inner.tar"));
     assert!(deep.contains(OLD_NAME) && said.is_empty(), "{said}");
-    // One for the other is noticed.
+    // An index for the other mode is detected.
     fs::copy(&recursive, &stage.index).unwrap();
     let (again, said) = stage.ls();
     assert!(said.contains("another choice of --recursive"), "{said}");
@@ -1097,18 +1095,18 @@ fn the_index_for_recursive_mounts_is_another_one() {
 }
 
 #[test]
-fn one_place_for_the_indexes_of_several_archives_is_wrong_use() {
+fn one_index_path_for_several_archives_is_a_usage_error() {
     let stage = Stage::new(3);
-    let place = stage.work.path().join("index");
+    let index_path = stage.work.path().join("index");
     let mut command = stage.archfs(&["index"]);
-    let output = command.arg(&stage.archive).arg("--index").arg(&place).output().unwrap();
+    let output = command.arg(&stage.archive).arg("--index").arg(&index_path).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output).1.contains("--index is about one archive"));
-    assert!(!place.exists());
+    assert!(!index_path.exists());
     stage.assert_archive_alone();
 }
 
-/// Compresses `bytes` with a program from its standard input.
+/// Compresses `bytes` with a program that reads its stdin.
 fn compressed(program: &str, bytes: &[u8]) -> Vec<u8> {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), bytes).unwrap();
@@ -1116,9 +1114,9 @@ fn compressed(program: &str, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_compressed_archive_is_decoded_once_and_then_opened_by_its_index() {
+fn a_compressed_archive_is_decoded_once_then_opened_by_its_index() {
     for (program, suffix) in [("gzip", "gz"), ("zstd", "zst"), ("xz", "xz"), ("bzip2", "bz2")] {
-        // Bytes that do not compress, so that most of the file is no sample.
+        // Bytes that do not compress, so that most of the file is not sampled.
         let mut bytes = tar(20);
         let noise = support::source::noise(7, 3 << 20);
         bytes.truncate(20 * 1024);
@@ -1133,7 +1131,7 @@ fn a_compressed_archive_is_decoded_once_and_then_opened_by_its_index() {
         let read = stage.archfs(&["cat"]).arg("noise").output().unwrap();
         assert!(read.stdout == noise, "{program}: other bytes through the index");
 
-        // Damage where no sample is: a scan meets it and stops, the index knows what comes behind.
+        // Damage in an unsampled part: a scan stops there, but the index has the members after it.
         let len = fs::metadata(&stage.archive).unwrap().len();
         stage.overwrite(len / 2 + 5000, &[0xff; 64]);
         assert_eq!(stage.ls(), (expected.clone(), String::new()), "{program}: with the index");
@@ -1147,7 +1145,7 @@ fn a_compressed_archive_is_decoded_once_and_then_opened_by_its_index() {
 }
 
 #[test]
-fn damaged_seek_points_are_made_anew() {
+fn damaged_seek_points_are_rebuilt() {
     let stage = Stage::of("data.tar.gz", &compressed("gzip", &tar(5000)));
     let (expected, _) = stage.ls();
     let good = fs::read(&stage.index).unwrap();
@@ -1157,12 +1155,12 @@ fn damaged_seek_points_are_made_anew() {
     let at = end - len;
     let check = |what: &str, bytes: Vec<u8>| {
         fs::write(&stage.index, bytes).unwrap();
-        stage.assert_made_anew(what, &expected, &good);
+        stage.assert_rebuilt(what, &expected, &good);
         let read = run(stage.archfs(&["cat"]).arg("f04999")).stdout;
         assert_eq!(read, b"data 4999", "{what}");
     };
-    // Container, kind, decoded length, count, and the first point's places.
-    for (what, place) in [
+    // Container, kind, decoded length, count, and the offsets of the first seek point.
+    for (what, offset) in [
         ("container", 0),
         ("kind", 1),
         ("length", 2),
@@ -1172,11 +1170,11 @@ fn damaged_seek_points_are_made_anew() {
         ("the last bytes", len - 1),
     ] {
         let mut bytes = good.clone();
-        bytes[at + place] ^= 0x55;
+        bytes[at + offset] ^= 0x55;
         check(&format!("{what}, unsealed"), bytes.clone());
         if what != "the last bytes" {
             let mut parts = Parts::of(&good);
-            parts.seek_points()[place] ^= 0x55;
+            parts.seek_points()[offset] ^= 0x55;
             check(what, parts.sealed());
         }
     }
@@ -1194,23 +1192,23 @@ fn damaged_seek_points_are_made_anew() {
 }
 
 #[test]
-fn a_named_place_that_holds_something_else_is_not_overwritten() {
+fn a_named_index_path_with_another_file_is_not_overwritten() {
     let stage = Stage::new(MEMBERS);
     let archive = fs::read(&stage.archive).unwrap();
     let precious = stage.work.path().join("precious");
     fs::write(&precious, "a dataset").unwrap();
-    for place in [&precious, &stage.archive] {
-        let before = fs::read(place).unwrap();
-        let option = format!("--index={}", place.display());
+    for path in [&precious, &stage.archive] {
+        let before = fs::read(path).unwrap();
+        let option = format!("--index={}", path.display());
         let output = stage.archfs(&["index", &option]).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{}", text(&output).1);
         assert!(text(&output).1.contains("is no index of archfs: not overwritten"));
         let (out, said) = listed(&mut stage.archfs(&["ls", "-lR", &option]));
         assert!(out.contains(OLD_NAME) && said.contains("not overwritten"), "{said}");
-        assert!(fs::read(place).unwrap() == before);
+        assert!(fs::read(path).unwrap() == before);
     }
     assert!(fs::read(&stage.archive).unwrap() == archive);
-    // An empty file, as mktemp makes it, and an old index may be.
+    // It may be an empty file, as from mktemp, or an old index.
     fs::write(&precious, "").unwrap();
     for _ in 0..2 {
         run(&mut stage.archfs(&["index", &format!("--index={}", precious.display())]));
@@ -1219,7 +1217,7 @@ fn a_named_place_that_holds_something_else_is_not_overwritten() {
 }
 
 #[test]
-fn an_index_that_everybody_may_write_to_is_not_believed() {
+fn a_world_writable_index_is_not_used() {
     let stage = Stage::new(MEMBERS);
     stage.make_index();
     fs::set_permissions(&stage.index, PermissionsExt::from_mode(0o666)).unwrap();

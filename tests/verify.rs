@@ -1,8 +1,7 @@
-//! `archfs verify`: sound archives are found sound, and of damaged ones just the files that can not
-//! be read.
+//! `archfs verify` reports exactly the files that cannot be read.
 //!
-//! Owns the comparison of its report with what a reader meets, path by path; the reader here goes
-//! along known paths, and so finds what no listing shows any more.
+//! Compares its report, path by path, with reading known paths, because a damaged listing no longer
+//! shows them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -38,7 +37,7 @@ fn verify(archive: &Path) -> archfs::error::Result<Verified> {
     verify_with(archive, &options())
 }
 
-/// The report of the program, as JSON.
+/// The report of the program, from its JSON.
 fn reported(archive: &Path) -> (Output, Vec<Value>) {
     let output = archfs().args(["verify", "--json"]).arg(archive).output().unwrap();
     let text = String::from_utf8(output.stdout.clone()).unwrap();
@@ -46,12 +45,12 @@ fn reported(archive: &Path) -> (Output, Vec<Value>) {
     (output, rows)
 }
 
-/// All paths of a folder without a leading slash; the folder itself is "".
+/// All paths of a directory without a leading slash; the directory itself is "".
 fn paths(root: &Path) -> BTreeSet<Vec<u8>> {
     let mut found = BTreeSet::from([Vec::new()]);
     let mut waiting = vec![root.to_owned()];
-    while let Some(folder) = waiting.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
+    while let Some(directory) = waiting.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             found.insert(path.strip_prefix(root).unwrap().as_os_str().as_bytes().to_vec());
             if path.symlink_metadata().unwrap().is_dir() {
@@ -62,7 +61,7 @@ fn paths(root: &Path) -> BTreeSet<Vec<u8>> {
     found
 }
 
-/// What `find` would count in a folder.
+/// The counts that `find` would give for a directory.
 fn counts(root: &Path) -> Counts {
     let mut counts = Counts::default();
     let mut inodes = BTreeSet::new();
@@ -83,7 +82,7 @@ fn counts(root: &Path) -> Counts {
     counts
 }
 
-/// Reads what is at `path` as somebody does who knows that it is there.
+/// Reads `path` without listing its directory.
 fn read(tree: &dyn Tree, path: &[u8]) -> archfs::error::Result<()> {
     let attr = vfs::resolve(tree, path)?;
     for name in tree.list_xattrs(attr.ino)?.split(|&byte| byte == 0) {
@@ -100,7 +99,7 @@ fn read(tree: &dyn Tree, path: &[u8]) -> archfs::error::Result<()> {
     }
 }
 
-/// Of `paths`, those that can not be read; all of them where the archive can not be opened.
+/// The unreadable paths among `paths`; all of them if the archive cannot be opened.
 fn unreadable(archive: &Path, paths: &BTreeSet<Vec<u8>>) -> BTreeSet<Vec<u8>> {
     match tree::open(&[archive.to_owned()], OpenOptions::default()) {
         Ok(tree) => {
@@ -111,7 +110,7 @@ fn unreadable(archive: &Path, paths: &BTreeSet<Vec<u8>>) -> BTreeSet<Vec<u8>> {
     }
 }
 
-/// The paths that a report says are damaged.
+/// The paths that a report calls damaged.
 fn damaged(findings: &[Finding]) -> BTreeSet<Vec<u8>> {
     let damaged = findings.iter().filter(|finding| finding.severity == Severity::Damage);
     damaged
@@ -122,33 +121,33 @@ fn damaged(findings: &[Finding]) -> BTreeSet<Vec<u8>> {
         .collect()
 }
 
-/// Whether `path` or a folder above it is one of `damaged`.
+/// Whether `path` or a directory above it is in `damaged`.
 fn is_covered(path: &[u8], damaged: &BTreeSet<Vec<u8>>) -> bool {
     let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
     damaged.contains(path)
         || damaged.contains(&b""[..])
-        || above.map(|(at, _)| &path[..at]).any(|folder| damaged.contains(folder))
+        || above.map(|(at, _)| &path[..at]).any(|directory| damaged.contains(directory))
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> usize {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize
 }
 
-/// A tree for damage: files of blocks, of tails, of both, with two names, in folders, with
-/// attributes. Its text compresses, so that no byte of an image is stored as it is.
+/// A tree for damage: files of blocks, of tails and of both, with two names, in directories, with
+/// extended attributes. Its text compresses, so that an image stores no byte uncompressed.
 fn small_tree(root: &Path) {
     let text = |seed: usize, len: usize| -> Vec<u8> {
         let lines = (0..).map(|line| format!("{} of {seed}: {}\n", line, line * line * seed));
         lines.flat_map(String::into_bytes).take(len).collect()
     };
-    for folder in 0..4_usize {
-        let path = root.join(format!("folder{folder}/inner"));
+    for directory in 0..4_usize {
+        let path = root.join(format!("folder{directory}/inner"));
         fs::create_dir_all(&path).unwrap();
         for file in 0..30_usize {
-            let seed = folder * 100 + file + 1;
+            let seed = directory * 100 + file + 1;
             fs::write(path.join(format!("small{file}")), text(seed, 50 + seed * 9)).unwrap();
         }
-        fs::write(path.join("../large"), text(folder + 7, 100_000)).unwrap();
+        fs::write(path.join("../large"), text(directory + 7, 100_000)).unwrap();
         std::os::unix::fs::symlink("inner/small1", path.join("../link")).unwrap();
     }
     fs::hard_link(root.join("folder0/large"), root.join("folder2/hard")).unwrap();
@@ -160,7 +159,7 @@ fn small_tree(root: &Path) {
 }
 
 #[test]
-fn sound_images_are_found_sound_and_what_is_in_them_is_counted() {
+fn sound_images_pass_and_their_contents_are_counted() {
     let work = work_folder();
     let source = source::varied();
     let expected = counts(&source);
@@ -174,7 +173,7 @@ fn sound_images_are_found_sound_and_what_is_in_them_is_counted() {
         assert_eq!(findings, [], "{options:?}");
         assert_eq!(counts, expected, "{options:?}");
     }
-    // What mksquashfs adds to an image that is there. Old folders lie about in it.
+    // mksquashfs appends to an existing image, which leaves old directories in it.
     let image = image::make(work.path(), "grown.sqfs", &source, &["-comp", "zstd"]);
     fs::create_dir(work.path().join("more")).unwrap();
     fs::write(work.path().join("more/file"), "more").unwrap();
@@ -192,13 +191,13 @@ fn sound_images_are_found_sound_and_what_is_in_them_is_counted() {
 }
 
 #[test]
-fn sound_tars_are_found_sound_and_what_is_in_them_is_counted() {
+fn sound_tars_pass_and_their_contents_are_counted() {
     let work = work_folder();
     let source = source::varied();
     let plain = work.path().join("sound.tar");
     let script = "cd \"$1\" && tar --format=gnu --sparse --xattrs -cf \"$2\" . 2> /dev/null";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(&source).arg(&plain));
-    // A tar holds no sockets.
+    // A tar has no sockets.
     let expected = counts(&source);
     let expected = Counts { others: expected.others - 1, ..expected };
     let bytes = fs::read(&plain).unwrap();
@@ -225,13 +224,13 @@ fn sound_tars_are_found_sound_and_what_is_in_them_is_counted() {
 }
 
 #[test]
-fn of_a_damaged_image_just_the_paths_are_told_that_can_not_be_read() {
+fn a_damaged_image_reports_exactly_its_unreadable_paths() {
     let work = work_folder();
     let source = work.path().join("source");
     small_tree(&source);
     let known = paths(&source);
     let (mut some, mut all, mut none) = (0, 0, 0);
-    // Both check what they decode, so that a wrong bit does not go unseen.
+    // Both compressors have checksums, so every wrong bit is noticed.
     for compressor in ["gzip", "xz"] {
         let options = ["-comp", compressor, "-b", "16K", "-noId"];
         let sound = image::make(work.path(), "sound.sqfs", &source, &options);
@@ -252,12 +251,12 @@ fn of_a_damaged_image_just_the_paths_are_told_that_can_not_be_read() {
                     continue;
                 }
             };
-            let told = damaged(&findings);
+            let paths = damaged(&findings);
             for path in &fails {
                 let shown = path.escape_ascii();
-                assert!(is_covered(path, &told), "{at:#x}: {shown} fails: {findings:?}");
+                assert!(is_covered(path, &paths), "{at:#x}: {shown} fails: {findings:?}");
             }
-            for path in &told {
+            for path in &paths {
                 let shown = path.escape_ascii();
                 assert!(fails.contains(path), "{at:#x}: {shown} can be read: {findings:?}");
             }
@@ -267,51 +266,54 @@ fn of_a_damaged_image_just_the_paths_are_told_that_can_not_be_read() {
             }
         }
     }
-    // Those that nobody sees hit a list of positions or the sizes in front of blocks of options.
+    // The unnoticed ones hit a list of positions, or the size before a block of compressor options.
     assert!(some > 200 && all < 60 && none < 40, "{some} some, {all} all, {none} none");
 }
 
 #[test]
-fn all_files_of_a_damaged_block_are_told_and_each_name_of_them() {
+fn every_name_of_every_file_in_a_damaged_block_is_reported() {
     let work = work_folder();
     let source = work.path().join("source");
     small_tree(&source);
     let sound = image::make(work.path(), "sound.sqfs", &source, &["-comp", "gzip", "-no-exports"]);
     let bytes = fs::read(&sound).unwrap();
     let bad = work.path().join("bad.sqfs");
-    let told = |at: usize| {
+    let reported_paths = |at: usize| {
         let mut bytes = bytes.clone();
         bytes[at] ^= 0x55;
         fs::write(&bad, bytes).unwrap();
         damaged(&verify(&bad).unwrap().findings)
     };
-    // With blocks of 128 KiB all is in fragments; the first one holds the start of the tree.
-    let told = told(200);
-    assert!(told.len() > 20, "{told:?}");
-    let has = |path: &str| told.contains(path.as_bytes());
+    // With blocks of 128 KiB all data is in fragments. The first has the start of the tree.
+    let reported_paths = reported_paths(200);
+    assert!(reported_paths.len() > 20, "{reported_paths:?}");
+    let has = |path: &str| reported_paths.contains(path.as_bytes());
     assert_eq!(has("folder0/large"), has("folder2/hard"));
-    assert!(has("folder0/large") || has("folder0/inner/small0"), "{told:?}");
+    assert!(has("folder0/large") || has("folder0/inner/small0"), "{reported_paths:?}");
 
     let (output, rows) = reported(&bad);
     assert_eq!(output.status.code(), Some(3));
     let (last, findings) = rows.split_last().unwrap();
     let listed: BTreeSet<_> =
         findings.iter().map(|row| row["path"].as_str().unwrap().as_bytes().to_vec()).collect();
-    assert_eq!(listed, told);
-    assert_eq!((&last["status"], &last["damaged"]), (&"damaged".into(), &told.len().into()));
+    assert_eq!(listed, reported_paths);
+    assert_eq!(
+        (&last["status"], &last["damaged"]),
+        (&"damaged".into(), &reported_paths.len().into())
+    );
     let lines = archfs().arg("verify").arg(&bad).output().unwrap();
     assert_eq!(lines.status.code(), Some(3));
     let text = String::from_utf8(lines.stdout).unwrap();
     let listed: BTreeSet<_> =
         text.lines().map(|line| line.split(": ").next().unwrap().as_bytes().to_vec()).collect();
-    assert_eq!(listed, told);
+    assert_eq!(listed, reported_paths);
     assert!(text.contains("squashfs data block at 0x"), "{text}");
-    let said = String::from_utf8(lines.stderr).unwrap();
-    assert!(said.starts_with("archfs: ") && said.contains(": damaged: "), "{said}");
+    let stderr = String::from_utf8(lines.stderr).unwrap();
+    assert!(stderr.starts_with("archfs: ") && stderr.contains(": damaged: "), "{stderr}");
 }
 
 #[test]
-fn tables_that_contradict_each_other_are_told() {
+fn contradicting_tables_are_reported() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir_all(source.join("folder")).unwrap();
@@ -319,14 +321,14 @@ fn tables_that_contradict_each_other_are_told() {
         fs::write(source.join(name), text).unwrap();
     }
     fs::hard_link(source.join("a"), source.join("folder/c")).unwrap();
-    // The metadata as it is, so that fields can be changed.
+    // With uncompressed metadata, so that fields can be changed.
     let options = ["-comp", "gzip", "-noI", "-noF", "-noD", "-noX", "-noId"];
     let sound = image::make(work.path(), "sound.sqfs", &source, &options);
     let bytes = fs::read(&sound).unwrap();
     let (inodes, directories) = (u64_at(&bytes, 64) + 2, u64_at(&bytes, 72) + 2);
     let export = u64_at(&bytes, u64_at(&bytes, 88)) + 2;
     let bad = work.path().join("bad.sqfs");
-    let told = |at: usize, bit: u8| {
+    let finding = |at: usize, bit: u8| {
         let mut bytes = bytes.clone();
         bytes[at] ^= bit;
         fs::write(&bad, bytes).unwrap();
@@ -334,23 +336,23 @@ fn tables_that_contradict_each_other_are_told() {
             .map_or_else(|error| error.to_string(), |verified| format!("{:?}", verified.findings))
     };
     assert_eq!(verify(&sound).unwrap().findings, []);
-    assert!(told(4, 1).contains("announced"), "{}", told(4, 1));
-    assert!(told(export, 1).contains("export table: inode 1"), "{}", told(export, 1));
-    // The first inode is that of "a": of the extended form, since it has two names.
+    assert!(finding(4, 1).contains("announced"), "{}", finding(4, 1));
+    assert!(finding(export, 1).contains("export table: inode 1"), "{}", finding(export, 1));
+    // The first inode is that of "a": an extended inode, because it has two names.
     let number = inodes + 12;
     assert_eq!(bytes[inodes..inodes + 2], [9, 0]);
-    let wrong = told(number, 2);
+    let wrong = finding(number, 2);
     assert!(wrong.contains("inode table: number"), "{wrong}");
-    let links = told(inodes + 16 + 24, 1);
+    let links = finding(inodes + 16 + 24, 1);
     assert!(links.contains("its count of links is 3, but it has 2 names"), "{links}");
     for path in ["\"a\"", "folder/c"] {
         let path = format!("{:?}", path.trim_matches('"').as_bytes());
         assert!(links.contains(&path), "{links}");
     }
-    // In the header of the first run: the number that entries count from.
-    let named = told(directories + 8, 1);
+    // In the first header: the base number of its entries.
+    let named = finding(directories + 8, 1);
     assert!(named.contains("named as inode"), "{named}");
-    // Behind the padding.
+    // After the padding.
     let mut behind = bytes.clone();
     behind.truncate(u64_at(&bytes, 40));
     behind.extend(b"signature");
@@ -363,7 +365,7 @@ fn tables_that_contradict_each_other_are_told() {
 }
 
 #[test]
-fn names_that_are_not_utf_8_are_told_in_json_as_they_are() {
+fn names_that_are_not_utf_8_are_exact_in_json() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -380,47 +382,47 @@ fn names_that_are_not_utf_8_are_told_in_json_as_they_are() {
     assert_eq!(rows[0]["kind"], "damaged");
 }
 
-/// Checks that damage is told of `bytes` as an archive, in these words, of these paths.
-fn tells(name: &str, bytes: &[u8], text: &str, paths: &[&str]) {
+/// Checks that `verify` reports damage of `bytes` in these words and for these paths.
+fn assert_finding(name: &str, bytes: &[u8], text: &str, paths: &[&str]) {
     let work = work_folder();
     let archive = work.path().join(name);
     fs::write(&archive, bytes).unwrap();
     let findings = verify(&archive).unwrap().findings;
     let expected: BTreeSet<_> = paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     assert_eq!(damaged(&findings), expected, "{name}: {findings:?}");
-    let is_told =
+    let matches =
         |finding: &Finding| finding.severity == Severity::Damage && finding.what.contains(text);
-    assert!(findings.iter().any(is_told), "{name}: {text}: {findings:?}");
+    assert!(findings.iter().any(matches), "{name}: {text}: {findings:?}");
 }
 
 #[test]
-fn damage_of_tars_is_told_with_the_member_where_that_is_known() {
+fn damage_of_a_tar_is_reported_with_its_member_if_known() {
     let file = |name: &str| tar::member(name, b'0', "", &[b'x'; 2000]);
     let end = vec![0; 1024];
     let link = tar::member("folder/link", b'1', "nowhere", b"");
     let link = [file("a"), link, file("b"), end.clone()].concat();
-    tells("link.tar", &link, "a hard link to \"nowhere\"", &["folder/link"]);
+    assert_finding("link.tar", &link, "a hard link to \"nowhere\"", &["folder/link"]);
     let sound = [file("a"), file("./folder/b"), file("c"), end].concat();
     let step = file("a").len();
-    tells("cut.tar", &sound[..step + 1000], "cut off", &["folder/b"]);
-    tells("header.tar", &sound[..step + 100], "no mark of the end", &[]);
-    tells("mark.tar", &sound[..3 * step], "no mark of the end", &[]);
+    assert_finding("cut.tar", &sound[..step + 1000], "cut off", &["folder/b"]);
+    assert_finding("header.tar", &sound[..step + 100], "no mark of the end", &[]);
+    assert_finding("mark.tar", &sound[..3 * step], "no mark of the end", &[]);
     let mut header = sound.clone();
     header[step + 3] ^= 1;
-    tells("bad.tar", &header, "there is no header", &[]);
+    assert_finding("bad.tar", &header, "there is no header", &[]);
     let mut size = sound.clone();
-    // Digits that are none, and the checksum that goes with them.
+    // Invalid digits, with a checksum that matches.
     size[step + 124..step + 136].fill(b'z');
     size[step + 148..step + 156].fill(b' ');
     let sum: u32 = size[step..step + 512].iter().map(|byte| u32::from(*byte)).sum();
     size[step + 148..step + 156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    tells("size.tar", &size, "member \"./folder/b\"", &["folder/b"]);
+    assert_finding("size.tar", &size, "member \"./folder/b\"", &["folder/b"]);
     let garbage = [&sound[..], &[b'g'; 512]].concat();
-    tells("behind.tar", &garbage, "is no tar", &[]);
+    assert_finding("behind.tar", &garbage, "is no tar", &[]);
 }
 
 #[test]
-fn damage_anywhere_in_a_compressed_tar_is_told() {
+fn damage_anywhere_in_a_compressed_tar_is_reported() {
     let work = work_folder();
     let source = work.path().join("source");
     small_tree(&source);
@@ -433,38 +435,38 @@ fn damage_anywhere_in_a_compressed_tar_is_told() {
         let script = format!("{program} < \"$1\" > \"$2\"");
         run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&packed));
         let sound = fs::read(&packed).unwrap();
-        let is_told = |what: &str, bytes: &[u8]| {
+        let assert_reported = |what: &str, bytes: &[u8]| {
             fs::write(&packed, bytes).unwrap();
-            let told = match verify(&packed) {
+            let is_reported = match verify(&packed) {
                 Ok(Verified { findings, .. }) => {
                     findings.iter().any(|finding| finding.severity == Severity::Damage)
                 }
                 Err(error) => error.is_damage(),
             };
-            assert!(told, "{program}: {what}");
+            assert!(is_reported, "{program}: {what}");
             assert_eq!(reported(&packed).0.status.code(), Some(3), "{program}: {what}");
         };
         let len = sound.len();
-        is_told("cut", &sound[..len * 2 / 3]);
-        is_told("the last byte is missing", &sound[..len - 1]);
-        is_told("garbage", &[&sound[..], b"garbage"].concat());
+        assert_reported("cut", &sound[..len * 2 / 3]);
+        assert_reported("the last byte is missing", &sound[..len - 1]);
+        assert_reported("garbage", &[&sound[..], b"garbage"].concat());
         for (what, at) in [("middle", len / 2), ("checksum", len - 2), ("early", len - 6)] {
-            // A match may be copied from two places that hold the same bytes, so there are changes
-            // that change nothing: the program itself unpacks what was packed.
+            // A match may have two sources with the same bytes, so some changes have no effect.
+            // Then the compressor itself decompresses to the original.
             let changed = (at..len).map(|at| {
                 let mut bytes = sound.clone();
                 bytes[at] ^= 0x20;
                 bytes
             });
             let damaged = changed.take(10).find(|bytes| !unpacks(program, bytes, &plain));
-            is_told(what, &damaged.unwrap());
+            assert_reported(what, &damaged.unwrap());
         }
         fs::write(&packed, &sound).unwrap();
         assert_eq!(verify(&packed).unwrap().findings, [], "{program}");
     }
 }
 
-/// Whether the program that packed makes the file `plain` of `bytes`, and is content.
+/// Whether the compressor decompresses `bytes` to the file `plain` without an error.
 fn unpacks(program: &str, bytes: &[u8], plain: &Path) -> bool {
     let packed = plain.with_extension("changed");
     fs::write(&packed, bytes).unwrap();
@@ -475,7 +477,7 @@ fn unpacks(program: &str, bytes: &[u8], plain: &Path) -> bool {
 }
 
 #[test]
-fn a_saved_index_is_compared_with_the_archive_and_none_is_made() {
+fn verify_compares_a_saved_index_and_writes_none() {
     let work = work_folder();
     let with = |fiftieth: &str| {
         let names: Vec<_> = (0..100).map(|n| format!("f{n:03}")).collect();
@@ -494,7 +496,7 @@ fn a_saved_index_is_compared_with_the_archive_and_none_is_made() {
     assert!(!beside.exists());
     run(archfs().args(["index", "-q"]).arg(&archive));
     assert_eq!(verify(&archive).unwrap().findings, []);
-    // Another name where no sample is taken, at the same time: a mount believes the index.
+    // Another name in an unsampled member, with the same mtime: a mount uses the index.
     write(&with("f05x"), time);
     let findings = verify(&archive).unwrap().findings;
     assert!(
@@ -502,7 +504,7 @@ fn a_saved_index_is_compared_with_the_archive_and_none_is_made() {
             if what.contains("says something else")),
         "{findings:?}"
     );
-    // A mount does not believe it, so it is no harm.
+    // A mount does not use it, so it does no harm.
     write(&with("f05x"), time + Duration::from_secs(1));
     let findings = verify(&archive).unwrap().findings;
     assert!(
@@ -513,7 +515,7 @@ fn a_saved_index_is_compared_with_the_archive_and_none_is_made() {
 }
 
 #[test]
-fn archives_within_are_verified_under_their_folders() {
+fn nested_archives_are_verified_under_their_directories() {
     let work = work_folder();
     let source = work.path().join("source");
     small_tree(&source);
@@ -535,9 +537,9 @@ fn archives_within_are_verified_under_their_folders() {
     let mut bad = sound;
     bad[200] ^= 0x55;
     pack(&bad, &inner[..600]);
-    let told = damaged(&verify_with(&outer, &recursive).unwrap().findings);
-    assert!(told.iter().any(|path| path.starts_with(b"a/inner/folder0/")), "{told:?}");
-    assert!(told.contains(&b"b/inner"[..]), "{told:?}");
+    let paths = damaged(&verify_with(&outer, &recursive).unwrap().findings);
+    assert!(paths.iter().any(|path| path.starts_with(b"a/inner/folder0/")), "{paths:?}");
+    assert!(paths.contains(&b"b/inner"[..]), "{paths:?}");
     bad[28] = 9;
     pack(&bad, &inner);
     let findings = verify_with(&outer, &recursive).unwrap().findings;
@@ -545,7 +547,7 @@ fn archives_within_are_verified_under_their_folders() {
 }
 
 #[test]
-fn each_outcome_has_its_status() {
+fn every_outcome_has_its_exit_status() {
     let work = work_folder();
     let image = image::small(work.path());
     let status = |arguments: &[&str]| {
@@ -553,23 +555,26 @@ fn each_outcome_has_its_status() {
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     };
     let image = image.to_str().unwrap();
-    let (code, said) = status(&[image]);
-    assert_eq!(code, 0, "{said}");
-    assert!(said.starts_with("archfs: ") && said.contains(": sound: 2 files, 2 folders"), "{said}");
+    let (code, stderr) = status(&[image]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(
+        stderr.starts_with("archfs: ") && stderr.contains(": sound: 2 files, 2 folders"),
+        "{stderr}"
+    );
     assert_eq!(status(&["-q", image]), (0, String::new()));
     let missing = work.path().join("missing").display().to_string();
-    let (code, said) = status(&[&missing]);
-    assert_eq!(code, 1, "{said}");
-    assert!(said.contains("no such file"), "{said}");
+    let (code, stderr) = status(&[&missing]);
+    assert_eq!(code, 1, "{stderr}");
+    assert!(stderr.contains("no such file"), "{stderr}");
     assert_eq!(status(&[]).0, 2);
     assert_eq!(status(&["--offset", "9", image, image]).0, 2);
     let text = work.path().join("text");
     fs::write(&text, "no archive").unwrap();
     let text = text.to_str().unwrap();
-    let (code, said) = status(&[text]);
+    let (code, stderr) = status(&[text]);
     assert_eq!(code, 3);
-    assert!(said.contains("hint: "), "{said}");
-    // The worst of several counts.
+    assert!(stderr.contains("hint: "), "{stderr}");
+    // Of several results the worst counts.
     assert_eq!(status(&[image, text, &missing]).0, 3);
     assert_eq!(status(&[image, &missing]).0, 1);
     let (output, rows) = reported(Path::new(text));
@@ -578,9 +583,9 @@ fn each_outcome_has_its_status() {
 }
 
 #[test]
-fn a_bar_is_shown_on_a_terminal_and_a_signal_ends_it_at_once() {
+fn verify_shows_a_progress_bar_and_ends_at_once_on_a_signal() {
     let work = work_folder();
-    // Without the mark of an end.
+    // Without the end-of-archive marker.
     let archive = tar::slow_archive(work.path(), 20);
     let line = format!("{} verify {}", env!("CARGO_BIN_EXE_archfs"), archive.display());
     let mut terminal = Command::new("script");
@@ -608,7 +613,7 @@ fn a_bar_is_shown_on_a_terminal_and_a_signal_ends_it_at_once() {
 }
 
 #[test]
-fn memory_does_not_grow_with_the_bytes_of_an_archive() {
+fn memory_does_not_grow_with_the_archive() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -622,7 +627,7 @@ fn memory_does_not_grow_with_the_bytes_of_an_archive() {
     let status = format!("/proc/{}/status", child.id());
     let mut most = 0;
     while child.try_wait().unwrap().is_none() {
-        // Gone with the process.
+        // Empty once the process has exited.
         let text = fs::read_to_string(&status).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());

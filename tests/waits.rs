@@ -1,7 +1,7 @@
-//! Waits without a known end: what they show on a terminal, and that a pipe sees none of it.
+//! Waits of unknown length are shown on a terminal and not in a pipe.
 //!
-//! Owns `script` as the terminal, and daemons that are stopped, so that one waits for them. Bars for
-//! opening, copying and packing have an end and are not tested here.
+//! `script` is the terminal, and stopped daemons make a command wait. Progress bars with a known
+//! end are tested elsewhere.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ use support::mount::Mounted;
 use support::stage::{Stage, Stopped, said, stage_as_user};
 use support::{archfs, wait_until};
 
-/// A line of bash at a terminal; what is written there goes to the file `shown`.
+/// A bash line at a terminal, whose output goes to the file `shown`.
 fn at_a_terminal(stage: &Stage, line: &str) -> Terminal {
     let script = format!("exec {line}");
     fs::write(stage.work.path().join("script"), script).unwrap();
@@ -24,7 +24,7 @@ fn at_a_terminal(stage: &Stage, line: &str) -> Terminal {
     Terminal(terminal.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
 }
 
-/// A terminal, which is gone when the test ends, however it ends.
+/// A terminal; its processes are ended when the test ends.
 struct Terminal(Child);
 
 impl Drop for Terminal {
@@ -40,20 +40,20 @@ fn shown(stage: &Stage) -> String {
 }
 
 #[test]
-fn waiting_for_a_mount_shows_for_what_and_how_long_and_nothing_is_left_of_it() {
+fn a_wait_shows_its_reason_and_time_and_is_erased_afterwards() {
     let Some(stage) = stage_as_user() else { return };
     let mut waiting = at_a_terminal(&stage, "$ARCHFS wait mount");
     wait_until("it is shown", || shown(&stage).contains("waiting for a mount at mount (2s)"));
     let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     assert!(waiting.0.wait().unwrap().success());
-    // Cleared at the end: what comes last is no text.
+    // Erased at the end: after the text comes the sequence that clears the line.
     let text = shown(&stage);
     let after = text.rsplit("waiting for a mount").next().unwrap();
     assert!(after.contains("\u{1b}[2K"), "{text:?}");
 }
 
 #[test]
-fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
+fn waiting_for_an_unresponsive_daemon_is_shown() {
     let Some(stage) = stage_as_user() else { return };
     let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     for (line, text) in [
@@ -75,11 +75,11 @@ fn a_daemon_that_does_not_answer_is_waited_for_visibly() {
 }
 
 #[test]
-fn a_mount_that_does_not_answer_can_not_be_read_yet() {
+fn wait_reports_a_mount_that_cannot_be_read_yet() {
     let Some(stage) = stage_as_user() else { return };
     let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
     let stopped = Stopped::new(stage.daemon());
-    // stat(2) would be answered from the kernel's cache.
+    // The kernel's cache would answer stat(2).
     assert!(stage.mount_point.is_dir());
     let before = Instant::now();
     let output = stage.ends(&["wait", "mount", "--timeout", "2s"]);
@@ -93,7 +93,7 @@ fn a_mount_that_does_not_answer_can_not_be_read_yet() {
 }
 
 #[test]
-fn a_pipe_sees_nothing_of_it() {
+fn a_pipe_gets_no_wait_messages() {
     let Some(stage) = stage_as_user() else { return };
     let output =
         archfs().args(["wait", "--timeout", "2s"]).arg(&stage.mount_point).output().unwrap();

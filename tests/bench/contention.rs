@@ -1,7 +1,6 @@
-//! Whether threads that find their blocks in the cache are in each other's way.
+//! Measures whether threads that hit the cache slow each other down.
 //!
-//! Owns a fixed number of hits, shared out among threads: the time of a round tells the rate of all
-//! together. docs/bench has what it printed, and what perf says of the same.
+//! Each round is a fixed number of hits, divided among the threads; results are in docs/bench.
 //!
 //! Usage: cargo bench --bench contention [-- NAME]
 
@@ -21,10 +20,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const THREADS: [usize; 4] = [1, 2, 4, 16];
 
-/// Hits of all threads together in a round.
+/// Hits in a round, by all threads together.
 const HITS: usize = 1 << 20;
 
-/// The different blocks: as many as threads, so that each has its own, or all have the same.
+/// The blocks that are read: the same one by all threads, or a different one for each.
 #[derive(Clone, Copy)]
 enum Blocks {
     One,
@@ -44,7 +43,7 @@ fn main() {
     divan::main();
 }
 
-/// Runs `hit(block, scratch)` so often by so many threads.
+/// Divides HITS calls of `hit(block, scratch)` among the threads.
 fn round(
     bencher: Bencher,
     threads: usize,
@@ -67,8 +66,8 @@ fn round(
     });
 }
 
-/// Keeps this thread on one processor, threads in turn: where others work, too, a scheduler may leave
-/// all threads of so short a round on the processor where they were started.
+/// Pins this thread to a CPU, round robin. On a busy machine the scheduler may otherwise leave all
+/// threads of such a short round on one CPU.
 fn pin(thread: usize) {
     let allowed = sched_getaffinity(None).unwrap();
     let nth = thread % usize::try_from(allowed.count()).unwrap();
@@ -78,7 +77,7 @@ fn pin(thread: usize) {
     sched_setaffinity(None, &one).unwrap();
 }
 
-/// The cache alone.
+/// Only the cache.
 #[divan::bench_group(sample_count = 10, sample_size = 1)]
 mod cache {
     use super::*;
@@ -104,9 +103,9 @@ mod cache {
     }
 }
 
-/// All of a read but the kernel's part. Reads are of one byte: nothing is copied of a block in the
-/// cache, so they cost what 4096 cost, and the block, of which every byte can be handed out once
-/// before it leaves, is there for a million of them.
+/// A whole read except for the kernel's part. Each read is of one byte: a cached block is not
+/// copied, so a byte costs as much as 4096. A block leaves the cache once every byte was handed
+/// out, so it lasts for a million reads.
 #[divan::bench_group(sample_count = 10, sample_size = 1)]
 mod tree {
     use super::*;
@@ -115,7 +114,7 @@ mod tree {
         static TREE: OnceLock<(Arc<dyn Tree>, Vec<Ino>)> = OnceLock::new();
         let (tree, files) = TREE.get_or_init(open);
         round(bencher, threads, blocks, |block, scratch| {
-            // Never at the start, where a reader in order would begin.
+            // Not at the start of the file, which would look like sequential reading.
             let bytes = tree.read(files[block], 5000, 1, scratch).unwrap();
             assert_eq!(black_box(bytes.as_slice()).len(), 1);
         });
@@ -131,7 +130,7 @@ mod tree {
         hits(bencher, threads, Blocks::OneEach);
     }
 
-    /// An image of 16 files of one block of 1 MiB each.
+    /// An image of 16 files, each one block of 1 MiB.
     fn open() -> (Arc<dyn Tree>, Vec<Ino>) {
         let work = tempfile::tempdir().unwrap();
         let source = work.path().join("source");

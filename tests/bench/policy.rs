@@ -1,7 +1,7 @@
-//! Which blocks should stay: the cache's policy and that of `quick_cache` on the loads that matter.
+//! Compares the hit rates of the cache's eviction policy with those of `quick_cache`.
 //!
-//! Owns the loads, made from a seed, and their replay; docs/CACHE.md has what it prints. Each cache
-//! has one shard, so that every run gives the same hit rates; the times are of this machine.
+//! The loads are made from a seed. Each cache has one shard, so hit rates are the same in every
+//! run; times depend on the machine. docs/CACHE.md quotes the output.
 //!
 //! Usage: cargo bench --bench policy
 
@@ -15,13 +15,13 @@ use archfs::cache::{Cache, Cached, Readahead};
 use quick_cache::sync::{Cache as QuickCache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, Weighter};
 
-/// What the caches hold of the data, per cent.
+/// Cache size in percent of the data.
 const SHARES: [u64; 4] = [10, 25, 50, 90];
 
-/// What an entry takes besides its value, as in the cache, bytes.
+/// Bytes that an entry takes in addition to its value, as in the real cache.
 const OVERHEAD: u64 = 128;
 
-/// Replays of each load; the fastest is shown.
+/// Times that each load is replayed; the fastest replay is printed.
 const ROUNDS: usize = 3;
 
 fn main() {
@@ -55,16 +55,16 @@ fn main() {
 struct Load {
     name: &'static str,
     blocks: u64,
-    /// Bytes of each.
+    /// Bytes of a block.
     block_size: u64,
     trace: fn(&Load, u64) -> Vec<Step>,
 }
 
 #[derive(Clone, Copy)]
 enum Step {
-    /// A reader wants so many bytes of a block.
+    /// A reader needs that many bytes of a block.
     Read { block: u64, bytes: u64 },
-    /// A thread that decodes ahead brings a block in.
+    /// A read-ahead thread loads a block.
     Ahead { block: u64 },
 }
 
@@ -95,10 +95,10 @@ fn loads() -> Vec<Load> {
     ]
 }
 
-/// Every block is shared by `files` files, each of which is read once an epoch, in a new order.
+/// Each block has `files` files. Every epoch reads each file once, in a new random order.
 ///
-/// One epoch is also what a mount sees of many if the page cache keeps what was read; two are what
-/// it sees if the page cache is too small to keep anything.
+/// If the page cache keeps what was read, a mount sees only the first epoch. If it is too small,
+/// the mount sees them all.
 fn epochs(load: &Load, files: u64, epochs: u64) -> Vec<Step> {
     let mut random = Random::new();
     let bytes = load.block_size / files;
@@ -114,14 +114,14 @@ fn epochs(load: &Load, files: u64, epochs: u64) -> Vec<Step> {
 
 #[derive(PartialEq)]
 enum Again {
-    /// A part that was read before is asked for again.
+    /// A part that was read before is requested again.
     Asked,
-    /// The page cache has it.
+    /// The page cache serves it.
     PageCache,
 }
 
-/// Every second read is of a part, an eighth, of a random block of the first tenth; the others go
-/// through all blocks in order, twice, each in so many parts.
+/// Half of the reads are of a random eighth of a random block in the first tenth. The others read
+/// all blocks in order, twice, each in `parts` parts.
 fn scans(load: &Load, parts: u64, again: Again) -> Vec<Step> {
     let mut random = Random::new();
     let mut was_read = vec![false; usize::try_from(load.blocks * 8).unwrap()];
@@ -144,7 +144,7 @@ fn scans(load: &Load, parts: u64, again: Again) -> Vec<Step> {
     trace
 }
 
-/// Four readers of a file each, in requests of 128 KiB, taking turns; `ahead` bytes of each file are
+/// Four readers of a file each take turns with requests of 128 KiB. `ahead` bytes of each file are
 /// decoded before they are read.
 fn in_order(load: &Load, ahead: u64) -> Vec<Step> {
     const READERS: u64 = 4;
@@ -175,11 +175,11 @@ enum Contender {
     QuickCache(UsedUp),
 }
 
-/// What becomes of a block of which as many bytes were handed out as it has.
+/// What happens to a block once all its bytes were handed out.
 #[derive(Clone, Copy, PartialEq)]
 enum UsedUp {
     Leaves,
-    /// The same, and what was handed out counts on when the block was evicted and is loaded again.
+    /// It leaves, and the count continues after the block is evicted and loaded again.
     Remembered,
     Stays,
 }
@@ -211,7 +211,7 @@ impl Contender {
     }
 }
 
-/// A block, without its bytes.
+/// A block without its data.
 #[derive(Clone)]
 struct Block(Arc<Counted>);
 
@@ -267,7 +267,7 @@ type Quick = QuickCache<u64, Block, Weight, RandomState, DefaultLifecycle<u64, B
 impl Blocks for Quick {
     fn get_or_load(&self, key: u64, load: &mut dyn FnMut() -> Block) -> Block {
         let Ok(block) = self.get_or_insert_with(&key, || Ok::<_, Infallible>(load()));
-        // It has no way to say that a value is not to be kept.
+        // quick_cache cannot decline to keep a value.
         if block.is_used_up() {
             QuickCache::remove(self, &key);
         }
@@ -281,7 +281,7 @@ impl Blocks for Quick {
 
 fn cache(load: &Load, capacity: u64, contender: Contender) -> Box<dyn Blocks> {
     if let Contender::Cache(_) = contender {
-        // Values as heavy as all make one shard.
+        // A maximum value size equal to the capacity gives one shard.
         return Box::new(Cache::new(capacity, capacity));
     }
     let options = OptionsBuilder::new()
@@ -319,8 +319,7 @@ fn replay(load: &Load, trace: &[Step], capacity: u64, contender: Contender) -> O
         };
         *before += bytes;
         let mut was_loaded = false;
-        // As the contents of SquashFS do it: what the first reader takes counts before the block
-        // may enter.
+        // Like the SquashFS reader: the first read counts before the block may enter the cache.
         let block = cache.get_or_load(key, &mut || {
             was_loaded = true;
             let handed_out = AtomicU64::new(counted);
@@ -341,7 +340,7 @@ fn replay(load: &Load, trace: &[Step], capacity: u64, contender: Contender) -> O
     Outcome { hit_rate, loads_per_block: loads as f64 / load.blocks as f64, nanoseconds }
 }
 
-/// Numbers that look random, the same ones each time.
+/// A random number generator with a fixed seed.
 struct Random(u64);
 
 impl Random {

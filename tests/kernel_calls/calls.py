@@ -1,9 +1,9 @@
-"""Makes system calls on all kinds of files below a directory, and prints the outcome of each.
+"""Makes system calls on all kinds of files below a directory and prints the result of each.
 
     calls.py DIRECTORY
 
-A line is a call, a tab, and its result or the name of its error. Paths are printed without the directory, so that
-the output for two mounts of one image can be compared line by line.
+Each line is a call, a tab, and its result or error name. Paths are printed without DIRECTORY, so that the output
+for two mounts of one image can be compared line by line.
 """
 
 import ctypes
@@ -29,14 +29,14 @@ ALL = FILES + FOLDERS + OTHERS + MISSING
 
 
 def shown(value):
-    """`value` in a few words."""
+    """A short form of `value`."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes {hashlib.md5(value).hexdigest()}" if len(value) > 40 else repr(value)
     return repr(value)
 
 
 def call(label, function, *arguments):
-    """Calls, and prints."""
+    """Makes a call and prints its result."""
     try:
         outcome = shown(function(*arguments))
     except OSError as error:
@@ -59,7 +59,7 @@ def path(name):
 
 
 def opened(name, flags, use):
-    """What `use` returns of the opened file."""
+    """Opens the file and returns the result of `use`."""
     descriptor = os.open(path(name), flags | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return use(descriptor)
@@ -71,7 +71,7 @@ FIELDS = "mode ino nlink uid gid size rdev mtime ctime atime blocks blksize".spl
 
 
 def attribute(function, name, field):
-    """What stat says of one of them."""
+    """The stat fields of a path."""
     value = getattr(function(path(name)), "st_" + field)
     return oct(value) if field == "mode" else f"{value:.0f}"
 
@@ -80,7 +80,7 @@ STATX = struct.Struct("=IIQIIIHHQQ")
 
 
 def statx(name, flags):
-    """What statx says, but for the number, which stat shows."""
+    """The statx fields, except for the inode number, which stat shows."""
     buffer = ctypes.create_string_buffer(256)
     checked(libc.statx(-100, path(name).encode(), flags, 0x7ff, buffer))
     got, _, attributes, nlink, uid, gid, mode, _, _, size = STATX.unpack_from(buffer.raw)
@@ -88,7 +88,7 @@ def statx(name, flags):
 
 
 def listing(name):
-    """All entries: name, kind, and whether their number is that of stat."""
+    """All entries: name, type, and whether the inode number matches stat."""
     def row(entry):
         kinds = (entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False), entry.is_symlink())
         return entry.name, kinds, entry.inode() == entry.stat(follow_symlinks=False).st_ino
@@ -98,7 +98,7 @@ def listing(name):
 
 
 def directory_positions(descriptor):
-    """Lists some, and goes on from the position of the descriptor after a rewind."""
+    """Lists some entries, rewinds, and continues from the earlier position of the descriptor."""
     buffer = ctypes.create_string_buffer(400)
 
     def names():
@@ -134,7 +134,7 @@ def mapped(length, offset, kind, protection):
 
 
 def mapped_past_the_end(descriptor):
-    """Reads a page past the end, by a child: the signal that ends it."""
+    """Reads a mapped page past the end of file in a child and returns the signal that kills it."""
     child = os.fork()
     if child == 0:
         end = (os.fstat(descriptor).st_size + 4095) // 4096 * 4096
@@ -182,7 +182,7 @@ def copied_range(descriptor):
 
 
 def executed(name):
-    """How a child ends that executes it."""
+    """Executes the file in a child and returns how it ends."""
     child = os.fork()
     if child == 0:
         try:
@@ -203,7 +203,7 @@ def changed_to(name):
 
 
 def look_up():
-    """Names and attributes."""
+    """Lookups and attributes."""
     for name in ALL:
         for function in (os.stat, os.lstat):
             for field in FIELDS:
@@ -225,7 +225,7 @@ def access(name, mode):
 
 
 def open_all():
-    """All ways to open."""
+    """Ways to open a file."""
     flags = {
         "RDONLY": os.O_RDONLY, "WRONLY": os.O_WRONLY, "RDWR": os.O_RDWR, "PATH": os.O_PATH,
         "DIRECTORY": os.O_DIRECTORY, "NOFOLLOW": os.O_NOFOLLOW, "DIRECT": os.O_DIRECT, "NOATIME": os.O_NOATIME,
@@ -307,7 +307,7 @@ def extended_attributes():
 
 
 def change():
-    """All that changes a file system."""
+    """Every call that would change a file system."""
     for name in ["text", "private", "folder", "link", "fifo", "none", "closed/new"]:
         at = path(name)
         for label, function, arguments in [

@@ -1,7 +1,7 @@
-//! System calls on a mount of archfs and on the kernel's SquashFS, of the same image: each call
-//! gives the same, or the difference is in a list with its reason.
+//! Compares system calls on a mount of archfs with those on the kernel's SquashFS, as root and as
+//! an ordinary user.
 //!
-//! Owns that list; the calls are those of `calls.py`, made by root and by an ordinary user.
+//! `calls.py` makes the calls. Every difference is listed here with its reason.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -18,11 +18,11 @@ use support::mount::Mounted;
 use support::skip::skip;
 use support::{can_mount, image, run, source, work_folder};
 
-/// As whom an ordinary user calls. No test mounts as it.
+/// UID of the ordinary user. No other test mounts with it.
 const USER: u32 = 13;
 
-/// A difference that is meant: calls, what archfs gives, what the kernel's SquashFS gives, why. A
-/// star stands for any text.
+/// An allowed difference: calls, result of archfs, result of the kernel's SquashFS, reason. A star
+/// stands for any text.
 type Difference = (&'static str, &'static str, &'static str, &'static str);
 
 const DIFFERENCES: [Difference; 17] = [
@@ -45,17 +45,17 @@ const DIFFERENCES: [Difference; 17] = [
     ("FIBMAP *", "b'*'", "EINVAL", "FUSE says that no block is known, SquashFS does not answer"),
 ];
 
-/// One that the user can execute, too.
+/// An interpreter that the user can execute as well.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// The least number of calls that are compared.
+/// Minimum number of compared calls.
 const LEAST: usize = 500;
 
 fn tree(work: &Path) -> PathBuf {
     let root = work.join("tree");
     let at = |name: &str| root.join(name);
-    for folder in ["", "folder", "many", "closed", "sticky"] {
-        fs::create_dir(at(folder)).unwrap();
+    for directory in ["", "folder", "many", "closed", "sticky"] {
+        fs::create_dir(at(directory)).unwrap();
     }
     let program = b"#!/bin/sh\nexit 7\n";
     for (name, bytes) in [
@@ -119,7 +119,7 @@ fn tree(work: &Path) -> PathBuf {
     root
 }
 
-/// The calls and their outcomes, as root or as the user.
+/// The calls and their results, as root or as the user.
 fn calls(script: &Path, mount: &Path, user: Option<u32>) -> Vec<(String, String)> {
     let mut command = match user {
         None => Command::new(PYTHON),
@@ -139,7 +139,7 @@ fn calls(script: &Path, mount: &Path, user: Option<u32>) -> Vec<(String, String)
     text.lines().map(line).collect()
 }
 
-/// Whether `text` is `pattern`, in which a star stands for any text.
+/// Whether `text` matches `pattern`, in which a star stands for any text.
 fn is_like(text: &str, pattern: &str) -> bool {
     match pattern.split_once('*') {
         None => text == pattern,
@@ -150,7 +150,7 @@ fn is_like(text: &str, pattern: &str) -> bool {
 }
 
 #[test]
-fn each_call_gives_what_the_kernels_squashfs_gives_or_a_difference_that_is_meant() {
+fn every_call_matches_the_kernels_squashfs_or_a_listed_difference() {
     if !can_mount() {
         return;
     }
@@ -169,7 +169,7 @@ fn each_call_gives_what_the_kernels_squashfs_gives_or_a_difference_that_is_meant
             return;
         }
     };
-    // The flags that every mount of archfs has.
+    // The flags that every archfs mount has.
     run(Command::new("mount").args(["-o", "remount,ro,nosuid,nodev"]).arg(kernel.path()));
     let mount = Mounted::archfs(&image, &work.path().join("mount"), &["-oallow_other"]);
     let script = work.path().join("calls.py");

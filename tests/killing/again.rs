@@ -1,7 +1,4 @@
-//! What is done at the place of a round afterwards, which has to work whatever was killed.
-//!
-//! Owns the next `mount`, `run`, `unmount` and `gc` there, at once and later; leaves what has to be
-//! gone to `round`.
+//! After a round: `mount`, `run`, `unmount` and `gc` work at its mount point, whatever was killed.
 
 use std::process::Command;
 use std::time::Instant;
@@ -31,7 +28,7 @@ impl Round<'_> {
             }
             Then::Collect => {
                 self.archfs(&["gc"], 0)?;
-                if let Some(left) = self.what_is_there() {
+                if let Some(left) = self.leftover() {
                     return Err(format!("after gc there is {left}"));
                 }
             }
@@ -49,12 +46,12 @@ impl Round<'_> {
         self.finish("run, again", self.archfs_run(&words), 0)
     }
 
-    /// `archfs mount`, reading and `unmount`, while those who were killed still are about to end:
-    /// as a script does it, or a person who keeps the mount.
+    /// `archfs mount`, a read and `unmount`, while the killed processes still exit: from a script,
+    /// or as a user with `--keep`.
     pub(super) fn mount_at_once(&self) -> Result<(), String> {
         let [image, mount_point] =
             [&self.stage.image, &self.mount_point].map(|path| path.to_str().unwrap());
-        // The other script may unmount what is kept, if it comes to that.
+        // Another script of the round may also unmount a kept mount.
         let is_kept = self.plan.by_run[0] || !self.plan.unmounts;
         let mount = ["mount", "-q", image, mount_point, "--keep"];
         self.archfs(if is_kept { &mount } else { &mount[..4] }, 0)?;
@@ -62,7 +59,7 @@ impl Round<'_> {
         let words: Vec<&str> = reader.iter().map(String::as_str).collect();
         self.finish("reading at once", self.command(&words), 0)?;
         if is_kept {
-            // As long as others hold it, too, unmounting is refused.
+            // `unmount` refuses as long as there are other holders.
             self.wait_until("those who were killed have ended", || {
                 self.processes().iter().all(|process| process.role == Role::Daemon)
             })?;
@@ -83,7 +80,7 @@ impl Round<'_> {
         words.map(str::to_owned).to_vec()
     }
 
-    /// Runs to its end, which is that status.
+    /// Runs `command`, which must end with status `expected`.
     fn finish(&self, what: &str, mut command: Command, expected: i32) -> Result<(), String> {
         self.prepare(&mut command, "then");
         let mut child = command.spawn().unwrap();

@@ -1,32 +1,32 @@
-//! The files that archfs keeps about the places of the test, in the folder of each user.
+//! Finds the files that archfs keeps for this test's mount points.
 //!
-//! Owns telling them from those of other tests, which mount as root at the same time: a file is
-//! named by a digest of its place, and only some name the place within. So the digest is learned
-//! from a record, which does, while something is mounted there.
+//! Other tests mount as root at the same time. A file is named by a digest of its mount point, and
+//! only a record contains the path, so the digest is learned from the record while the mount
+//! exists.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The folder of a user's files.
+/// The directory of a user's files.
 pub(crate) fn folder(user: u32) -> PathBuf {
     PathBuf::from(format!("/tmp/archfs-{user}"))
 }
 
-/// What the names of the files about `place`, where that user has just mounted, begin with.
-pub(crate) fn start_of_names(user: u32, mount_point: &Path) -> String {
+/// The common prefix of the file names for `mount_point`, which the user has just mounted.
+pub(crate) fn name_prefix(user: u32, mount_point: &Path) -> String {
     let is_record = |path: &PathBuf| path.extension() == Some("mount".as_ref());
     let record =
         entries(user).into_iter().find(|path| is_record(path) && names_place(path, mount_point));
     let record = record.expect("a record of the mount");
     let start = record.file_stem().unwrap().to_str().unwrap().to_owned();
-    // Else nothing would ever be found by it.
+    // A wrong prefix would find no file and hide every leftover.
     let socket = folder(user).join(format!("{start}.socket"));
     assert!(fs::symlink_metadata(&socket).is_ok(), "{} is not there", socket.display());
     start
 }
 
-/// All files about a place by the beginning of their names, and those that name it within.
+/// All files for a mount point: by their prefix, or because they contain its path.
 pub(crate) fn about(user: u32, start: &str, mount_point: &Path) -> Vec<PathBuf> {
     let is_about = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default();
@@ -42,7 +42,7 @@ pub(crate) fn entries(user: u32) -> Vec<PathBuf> {
 }
 
 fn names_place(file: &Path, mount_point: &Path) -> bool {
-    // Sockets can not be read.
+    // Sockets cannot be read.
     let text = fs::read(file).unwrap_or_default();
     let mount_point = mount_point.as_os_str().as_bytes();
     text.windows(mount_point.len()).any(|part| part == mount_point)

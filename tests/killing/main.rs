@@ -1,11 +1,10 @@
-//! Kills whatever takes part in a mount, at random moments, and looks at what is left.
+//! Kills the processes of a mount at random moments and checks that nothing is left: no mount,
+//! socket, record, directory or process.
 //!
-//! Owns the number of rounds and of places in parallel, and the look at the whole at the end: no
-//! mount, socket, record, directory or process of the test's is left. What one round is stands in
-//! `plan`, how it is played in `round`.
+//! `plan` draws what a round does, `round` runs it.
 //!
-//! ARCHFS_KILL_ROUNDS sets how many rounds in all (300), ARCHFS_SEED repeats the choices of an
-//! earlier run; what the processes then do in which order is up to the machine.
+//! ARCHFS_KILL_ROUNDS sets the number of rounds (300). ARCHFS_SEED repeats the choices of an
+//! earlier run, but not the scheduling of its processes.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -33,25 +32,25 @@ use plan::{Plan, ROOT};
 use process::Processes;
 use table::Table;
 
-/// Places that are killed at in parallel; most of a round is waiting.
-const PLACES: usize = 6;
+/// Rounds that run in parallel, each at its own mount point; most of a round is waiting.
+const PARALLEL_ROUNDS: usize = 6;
 
-/// What all rounds share.
+/// Shared by all rounds.
 struct Stage {
     work: PathBuf,
     image: PathBuf,
     source: PathBuf,
     users: [u32; 2],
-    /// The program, where any user can run it, and this test, which has the readers in it.
+    /// The program, where any user can run it, and this test program, which contains the readers.
     archfs: PathBuf,
     reader: PathBuf,
     processes: Processes,
-    /// Of each place by its user, what the names of the files begin with that archfs keeps about it.
+    /// For each mount point: its user and the prefix of the files that archfs keeps for it.
     mount_points: HashMap<PathBuf, (u32, String)>,
 }
 
 #[test]
-fn whatever_is_killed_nothing_is_left_and_the_place_can_be_used_again() {
+fn kills_leave_nothing_and_the_mount_point_works_again() {
     if !support::can_mount() {
         return;
     }
@@ -67,7 +66,7 @@ fn whatever_is_killed_nothing_is_left_and_the_place_can_be_used_again() {
     let since = Instant::now();
     let (next, table, failures) = (AtomicU64::new(0), Mutex::default(), Mutex::new(Vec::new()));
     thread::scope(|scope| {
-        for worker in 0..PLACES {
+        for worker in 0..PARALLEL_ROUNDS {
             let (stage, next, table, failures) = (&stage, &next, &table, &failures);
             scope.spawn(move || {
                 loop {
@@ -90,7 +89,7 @@ fn whatever_is_killed_nothing_is_left_and_the_place_can_be_used_again() {
     let table: Table = table.into_inner().unwrap();
     say(&format!("{table}{rounds} rounds took {:.0?}\n", since.elapsed()));
     let mut failures = failures.into_inner().unwrap();
-    failures.extend(what_is_left(&stage));
+    failures.extend(leftovers(&stage));
     assert!(
         failures.is_empty(),
         "ARCHFS_SEED={seed}: {} failures\n{}",
@@ -99,14 +98,14 @@ fn whatever_is_killed_nothing_is_left_and_the_place_can_be_used_again() {
     );
 }
 
-/// Not a test: what the readers of a round run, each as a process of its own.
+/// Not a test: each reader of a round runs this in its own process.
 #[test]
 #[ignore = "the readers of the test above"]
 fn reads() {
     reader::main();
 }
 
-/// Past the capturing of the test's output, since it is of interest when all goes well, too.
+/// Writes past the test's output capture, because the table is of interest after a success as well.
 fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
@@ -116,13 +115,13 @@ fn stage(work: &Path) -> Stage {
     let source = work.join("source");
     reader::make_source(&source);
     let image = support::image::make(work, "image.sqfs", &source, &["-comp", "zstd"]);
-    // What this was built to may lie where only root can go.
+    // The build directory may be accessible only to root.
     let (archfs, reader) = (work.join("archfs"), work.join("reader"));
     fs::copy(env!("CARGO_BIN_EXE_archfs"), &archfs).unwrap();
     fs::copy(std::env::current_exe().unwrap(), &reader).unwrap();
     let users = plan::users();
     let mut mount_points = HashMap::new();
-    for worker in 0..PLACES {
+    for worker in 0..PARALLEL_ROUNDS {
         for user in [ROOT].into_iter().chain(users) {
             let parent = work.join(format!("{worker}/{user}"));
             fs::create_dir_all(&parent).unwrap();
@@ -131,7 +130,7 @@ fn stage(work: &Path) -> Stage {
             let [program, place_word] = [&archfs, &mount_point].map(|path| path.to_str().unwrap());
             let mount = [program, "mount", "--keep", "-q", image.to_str().unwrap(), place_word];
             support::run(&mut as_user(user, &mount));
-            let start = files::start_of_names(user, &mount_point);
+            let start = files::name_prefix(user, &mount_point);
             support::run(&mut as_user(user, &[program, "unmount", place_word]));
             mount_points.insert(mount_point, (user, start));
         }
@@ -148,7 +147,7 @@ fn stage(work: &Path) -> Stage {
     }
 }
 
-/// Lets ordinary users open the device, as every distribution does; gives it its old mode back.
+/// Lets ordinary users open the device, as every distribution does; restores its mode when dropped.
 fn open_device() -> impl Drop {
     struct Restore(Permissions);
     impl Drop for Restore {
@@ -161,23 +160,23 @@ fn open_device() -> impl Drop {
     restore
 }
 
-/// What there is of the test after `archfs gc` as each user.
-fn what_is_left(stage: &Stage) -> Vec<String> {
+/// Leftovers of the test after `archfs gc` as each user.
+fn leftovers(stage: &Stage) -> Vec<String> {
     let mut left = Vec::new();
     for user in [ROOT].into_iter().chain(stage.users) {
         let output = as_user(user, &[stage.archfs.to_str().unwrap(), "gc"]).output().unwrap();
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            left.push(format!("gc as user {user}: {}: {said}", output.status));
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            left.push(format!("gc as user {user}: {}: {stderr}", output.status));
         }
-        // Other tests mount as root, too.
+        // Other tests mount as root too.
         if user != ROOT && files::folder(user).exists() {
             left.push(format!("{}: left", files::folder(user).display()));
             left.extend(
                 files::entries(user).iter().map(|file| format!("{}: left", file.display())),
             );
         }
-        for worker in 0..PLACES {
+        for worker in 0..PARALLEL_ROUNDS {
             let parent = stage.work.join(format!("{worker}/{user}"));
             for entry in fs::read_dir(parent).unwrap().flatten() {
                 left.push(format!("{}: left", entry.path().display()));
@@ -198,7 +197,7 @@ fn what_is_left(stage: &Stage) -> Vec<String> {
     left
 }
 
-/// The command with these words, run by `user`.
+/// A command run by `user`.
 fn as_user(user: u32, words: &[&str]) -> Command {
     if user == ROOT {
         let mut command = Command::new(words[0]);

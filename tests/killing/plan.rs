@@ -1,17 +1,15 @@
-//! What is tried in a round: drawn from the seed and the round's number alone.
-//!
-//! Owns the choices and which of them go together.
+//! The choices of a round, drawn from the seed and the number of the round.
 
 use std::time::Duration;
 
 use rustix::process::Signal;
 
-/// Whom the rounds play: root, and two as whom no other test mounts, so that their records are the
-/// test's alone. fusermount serves only users that /etc/passwd knows.
+/// The users of the rounds: root, and two that no other test mounts as, so that their records
+/// belong to this test. fusermount requires users in /etc/passwd.
 pub(crate) const ROOT: u32 = 0;
 const USERS: [&str; 2] = ["bin", "games"];
 
-/// The ids of the two.
+/// The UIDs of the two.
 pub(crate) fn users() -> [u32; 2] {
     let known = std::fs::read_to_string("/etc/passwd").unwrap();
     USERS.map(|name| {
@@ -21,35 +19,35 @@ pub(crate) fn users() -> [u32; 2] {
     })
 }
 
-/// Who mounts, and how.
+/// How an archive is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Variant {
     MountAsRoot,
     RunAsRoot,
     MountAsUser,
     RunAsUser,
-    /// As a user where there is no fusermount.
+    /// As an ordinary user without fusermount.
     RunInNamespace,
     /// `run --private` as root.
     RunPrivately,
-    /// Two hold one mount, of which one is killed.
+    /// Two holders share a mount, and one is killed.
     Shared,
 }
 
-/// Who gets the signal.
+/// The process that gets the signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Victim {
     Daemon,
     /// The script that mounted, or `run`.
     Holder,
-    /// What `run` runs; the readers of a script.
+    /// The command of `run`, or the readers of a script.
     Command,
-    /// `archfs mount` in a script while it mounts.
+    /// `archfs mount` in a script, while it mounts.
     Launcher,
     All,
 }
 
-/// What goes on when the signal comes.
+/// The phase in which the signal is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Mount,
@@ -57,39 +55,39 @@ pub(crate) enum Phase {
     Unmount,
 }
 
-/// What is done at the place then.
+/// The command that follows at the same mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// `archfs run`, while the processes of the round are still about to end.
+    /// `archfs run`, while processes of the round still exit.
     RunAtOnce,
-    /// `archfs mount` and `unmount` at that time.
+    /// `archfs mount` and `unmount`, while processes of the round still exit.
     MountAtOnce,
-    /// `archfs mount` when they have ended.
+    /// `archfs mount` after they have exited.
     Mount,
-    /// `archfs unmount`, and then `mount`.
+    /// `archfs unmount`, then `mount`.
     Unmount,
-    /// `archfs gc`, and then `mount`.
+    /// `archfs gc`, then `mount`.
     Collect,
 }
 
-/// One round.
+/// A round.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) number: u64,
     pub(crate) variant: Variant,
-    /// How each of two who share holds it; the first for the others.
+    /// Whether each of two sharing holders uses `run`. With one holder, the first entry applies.
     pub(crate) by_run: [bool; 2],
     pub(crate) user: u32,
     pub(crate) victim: Victim,
     pub(crate) phase: Phase,
     pub(crate) signal: Signal,
-    /// After the beginning of the phase, or, while it mounts, of the victim.
+    /// Delay after the start of the phase, or of the victim while it mounts.
     pub(crate) delay: Duration,
-    /// When SIGKILL to all follows, as batch systems send it.
+    /// Delay until SIGKILL to all, as batch systems send it.
     pub(crate) kill_after: Option<Duration>,
     pub(crate) then: Then,
     pub(crate) readers: u64,
-    /// Whether a script unmounts, rather than leave that to its end.
+    /// Whether the script unmounts itself before it exits.
     pub(crate) unmounts: bool,
     pub(crate) seed: u64,
 }
@@ -129,7 +127,7 @@ impl Plan {
             Variant::RunInNamespace | Variant::RunPrivately => {
                 [Then::RunAtOnce, Then::Mount].to_vec()
             }
-            // It would clear what other tests of root's are about to look at.
+            // No `gc` as root: it would clear stale mounts that other tests still check.
             _ if user == ROOT => {
                 [Then::RunAtOnce, Then::MountAtOnce, Then::Mount, Then::Unmount].to_vec()
             }
@@ -145,7 +143,7 @@ impl Plan {
             victim: *random.one_of(&victims),
             phase,
             signal: *random.one_of(&[Signal::TERM, Signal::INT, Signal::HUP, Signal::KILL]),
-            // Mounting and unmounting are short, so more of the moments are soon.
+            // Mounting and unmounting are short, so half of the delays are short.
             delay: Duration::from_micros(match random.below(2) {
                 0 => most,
                 _ => most * most / 60_000,
@@ -159,18 +157,18 @@ impl Plan {
         }
     }
 
-    /// Whether something is done at the place while the processes of the round are about to end.
+    /// Whether the next command runs while processes of the round still exit.
     pub(crate) fn is_used_at_once(&self) -> bool {
         matches!(self.then, Then::RunAtOnce | Then::MountAtOnce)
     }
 
-    /// Whether the mount is in a namespace of its own.
+    /// Whether the mount is in its own mount namespace.
     pub(crate) fn is_private(&self) -> bool {
         matches!(self.variant, Variant::RunInNamespace | Variant::RunPrivately)
     }
 }
 
-/// Splitmix64 of Steele, Lea and Flood: enough to choose with.
+/// SplitMix64 of Steele, Lea and Flood.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

@@ -1,7 +1,7 @@
-//! The processes of a round, and the mounts of the test, as /proc tells.
+//! Finds the processes and mounts of a round in /proc.
 //!
-//! Owns telling them from all others: each has a variable of the test in its environment, which
-//! every process hands down. A signal is sent only to a process that has it.
+//! Every process of the test has a variable of the test in its environment, which its children
+//! inherit. Only such processes are sent a signal.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 /// The name of the variable.
 pub(crate) const MARK: &str = "ARCHFS_KILLING";
 
-/// What a process is in its round.
+/// What a process does in its round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Daemon,
@@ -33,18 +33,18 @@ pub(crate) enum Role {
 pub(crate) struct Process {
     pub(crate) pid: i32,
     pub(crate) role: Role,
-    /// Which one it takes part with: `a` or `b` of those that share, or what is done afterwards.
+    /// The part of the round: `a` or `b` of two that share a mount, or the commands that follow.
     pub(crate) part: String,
     mark: String,
 }
 
-/// The look at all processes.
+/// Finds the processes of the test.
 pub(crate) struct Processes {
     test: String,
-    /// Those that were there before the test, which need no look.
+    /// PIDs that existed before the test, which are skipped.
     older: Mutex<HashSet<i32>>,
-    /// Those that had the variable when they were last looked at, with their start times. A process
-    /// on its way out has no environment any more, but still its files, locks and mounts.
+    /// Processes that had the variable when last checked, with their start times. An exiting
+    /// process has no environment any more, but still its files, locks and mounts.
     known: Mutex<HashMap<i32, (String, Process)>>,
 }
 
@@ -54,17 +54,17 @@ impl Processes {
         Self { test, older: Mutex::new(pids().collect()), known: Mutex::default() }
     }
 
-    /// What stands in the variable.
+    /// The value of the variable.
     pub(crate) fn mark(&self, round: u64, part: &str) -> String {
         format!("{}.{round}.{part}", self.test)
     }
 
-    /// Those of one round that have not ended.
+    /// The processes of a round that have not exited.
     pub(crate) fn of_round(&self, round: u64) -> Vec<Process> {
         self.marked(&format!("{}.{round}.", self.test))
     }
 
-    /// Those of all rounds.
+    /// The processes of all rounds.
     pub(crate) fn of_test(&self) -> Vec<Process> {
         self.marked(&format!("{}.", self.test))
     }
@@ -93,19 +93,19 @@ impl Processes {
 }
 
 impl Process {
-    /// Sends `signal`; tells whether it was there to get it.
+    /// Sends `signal` and returns whether the process was there to get it.
     pub(crate) fn kill(&self, signal: Signal) -> bool {
         let Some(descriptor) =
             Pid::from_raw(self.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         else {
             return false;
         };
-        // The descriptor is of whoever has the number now, so this is looked at behind it.
+        // The PID may have been reused before the descriptor was opened, so check afterwards.
         mark_of(self.pid).as_ref() == Some(&self.mark)
             && pidfd_send_signal(descriptor, signal).is_ok()
     }
 
-    /// All that helps to understand why it is still there.
+    /// State of a process that should have exited, for the failure message.
     pub(crate) fn describe(&self) -> String {
         let pid = self.pid;
         let mut text =
@@ -127,7 +127,7 @@ impl Process {
     }
 }
 
-/// What is mounted at or below `folder`, as lines of mountinfo.
+/// Mounts at or below `folder`, as lines of mountinfo.
 pub(crate) fn mounts_below(folder: &Path) -> Vec<String> {
     let text = fs::read("/proc/self/mountinfo").unwrap();
     let text = String::from_utf8_lossy(&text);
@@ -142,7 +142,7 @@ fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Field 22 of /proc/PID/stat; nothing for a process all threads of which have ended.
+/// Field 22 of /proc/PID/stat; `None` once all threads of the process have exited.
 fn start_time(pid: i32) -> Option<String> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -153,7 +153,7 @@ fn start_time(pid: i32) -> Option<String> {
     (!has_ended).then_some(start_time)
 }
 
-/// Nothing for what is on its way out.
+/// `None` for a process that is exiting.
 fn mark_of(pid: i32) -> Option<String> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     let start = format!("{MARK}=");
@@ -188,7 +188,7 @@ fn role(words: &[String]) -> Role {
         Some(word) if is(first, "archfs") && word == "mount" => Role::Launcher,
         Some(word) if is(first, "archfs") && word != "run" => Role::Helper,
         Some(word) if is(first, "bash") && is(word, "command.sh") => Role::Command,
-        // Those that become the script or `run`, too.
+        // Also processes that will exec the script or `run`.
         _ => Role::Holder,
     }
 }

@@ -1,10 +1,10 @@
-//! The readers: processes that compare what they read with what was packed.
+//! Processes that read the mount and compare the bytes with the source.
 //!
-//! Owns the source of the image and the words in which a reader tells. Errors are counted, since
-//! killing what serves a mount leads to them; a wrong byte is told by itself, and never right.
+//! Killing a daemon causes read errors, so errors are only counted. A wrong byte always fails the
+//! test.
 //!
-//! A reader makes `begun.PART.PID` when it has read something right, and writes what it met to
-//! `ended.PART.PID`; the first wrong bytes stand in `wrong.PART.PID`.
+//! A reader creates `begun.PART.PID` after its first correct read and writes its result to
+//! `ended.PART.PID`. The first wrong bytes are in `wrong.PART.PID`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,15 +16,15 @@ use std::time::Duration;
 use super::plan::Random;
 use super::support::source::noise;
 
-/// How a reader goes about it.
+/// Ways to read.
 pub(crate) const WAYS: [&str; 3] = ["by-path", "inside", "open"];
-/// Reads all of it once; each error ends it.
+/// Reads everything once and fails at the first error.
 pub(crate) const ONCE: &str = "once";
 
 const FILES: u64 = 12;
 const PIECE: u64 = 96 << 10;
 
-/// Makes what is packed: some of it compresses, so that serving it takes time.
+/// Makes the source files. Some compress, so that decoding takes time.
 pub(crate) fn make_source(folder: &Path) {
     fs::create_dir(folder).unwrap();
     for number in 0..FILES {
@@ -37,14 +37,14 @@ pub(crate) fn make_source(folder: &Path) {
     }
 }
 
-/// What the environment tells a reader.
+/// Settings of a reader, from its environment.
 struct Reader {
     mount_point: PathBuf,
     source: PathBuf,
     results: PathBuf,
-    /// Ends of the names of its results.
+    /// Suffix of the names of its result files.
     part: String,
-    /// All right reads and errors so far.
+    /// Correct reads and errors so far.
     reads: u64,
     errors: u64,
     last_error: String,
@@ -94,7 +94,7 @@ impl Reader {
     fn until_stopped(mut self, way: &str, seed: u64) {
         let mut random = Random(seed ^ u64::from(std::process::id()));
         let mount_point = match way {
-            // Which makes the mount busy, and goes on after a lazy unmount.
+            // This keeps the mount in use, and works after a lazy unmount.
             "inside" if std::env::set_current_dir(&self.mount_point).is_ok() => PathBuf::from("."),
             _ => self.mount_point.clone(),
         };
@@ -142,7 +142,7 @@ impl Reader {
         if file.metadata()?.len() != len {
             self.wrong(&format!("{name}: size"));
         }
-        // Beyond the end, too.
+        // Also past the end of the file.
         (0..=len)
             .step_by(PIECE as usize)
             .try_for_each(|start| self.compare(name, file, &source, start, PIECE))

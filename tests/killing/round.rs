@@ -1,13 +1,12 @@
-//! One round: mount, read, kill, and look at what came of it.
+//! One round: mount, read, kill, check.
 //!
-//! Owns what has to hold afterwards. Whatever a round that failed leaves is cleared by force, so
-//! that the next one at the place says something of its own.
+//! After a round: all processes end within LIMIT, and no reader got a wrong byte. Unless SIGKILL
+//! ended the daemon, the mount and its directory are gone within AFTER_HOLDERS of the end of the
+//! last holder. The same holds if SIGKILL ended only the daemon, and `run` or `mount` was there to
+//! notice. The next `run` or `mount` there works, `unmount` and `gc` clear a stale mount, and
+//! nothing is left.
 //!
-//! What has to hold: all processes end within LIMIT. No reader met a wrong byte. Unless SIGKILL
-//! ended the daemon, the mount goes within AFTER_HOLDERS of the last process that held it, and its
-//! directory with it; so it does where SIGKILL ended only the daemon while `run` or `mount` was
-//! there to see it. The next `run` or `mount` at the place works and reads right, `unmount` and
-//! `gc` clear a dead mount, and nothing is there at the end.
+//! A failed round is cleaned up by force, so that it does not fail the next one.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -23,13 +22,13 @@ use super::plan::{Phase, Plan, Then, Variant, Victim};
 use super::process::{MARK, Role, mounts_below};
 use super::{Stage, as_user, reader};
 
-/// What takes longer hangs.
+/// A wait longer than this is a hang.
 const LIMIT: Duration = Duration::from_secs(15);
-/// A mount goes within that time of its last holder.
+/// A mount must end within this time after its last holder.
 const AFTER_HOLDERS: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(8);
+const POLL_INTERVAL: Duration = Duration::from_millis(8);
 
-/// Starts readers and waits for them: what `run` runs, and most of a script.
+/// Starts readers and waits for them: the command of `run`, and most of a script.
 const COMMAND: &str = "\
 for way in $READ_WAYS; do
     READ_WAY=$way \"$READER\" --exact reads --ignored --nocapture > /dev/null &
@@ -43,10 +42,10 @@ const SCRIPT: &str = "\
 [ \"$UNMOUNTS\" = 0 ] || \"$ARCHFS\" unmount \"$READ_PLACE\"
 ";
 
-/// The status of a script whose mount failed.
+/// Exit status of a script whose mount failed.
 const NOT_MOUNTED: i32 = 9;
 
-/// Hides fusermount from what it runs.
+/// Hides fusermount from its command.
 const WITHOUT_HELPER: &str = "\
 for folder in /usr/bin /bin /usr/local/bin /usr/sbin; do
     for name in fusermount3 fusermount; do
@@ -56,23 +55,23 @@ done
 exec \"$@\"
 ";
 
-/// What came of a round.
+/// The result of a round.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// How many processes got the signal.
+    /// Number of processes that got the signal.
     pub(crate) hits: usize,
-    /// Whether something was read before the end.
+    /// Whether anything was read before the end.
     pub(crate) was_read: bool,
-    /// Whether the mount was dead when all had ended.
+    /// Whether the mount was stale after all processes had exited.
     pub(crate) dead: bool,
     pub(crate) reads: u64,
     pub(crate) errors: u64,
-    /// How long after the end of the last process that held it it was seen to be gone, at most.
+    /// Upper bound of the time between the end of the last holder and the end of the mount.
     pub(crate) mounted_for: Option<Duration>,
     pub(crate) ended_after: Duration,
 }
 
-/// Plays `plan` at a place of `worker`.
+/// Runs `plan` at a mount point of `worker`.
 pub(crate) fn play(stage: &Stage, worker: usize, plan: &Plan) -> Result<Seen, String> {
     let folder = stage.work.join(format!("{worker}/round-{}", plan.number));
     let mount_point = stage.work.join(format!("{worker}/{}/mount", plan.user));
@@ -110,16 +109,16 @@ pub(super) struct Round<'a> {
     pub(super) mount_point: PathBuf,
 }
 
-/// What the signal has hit.
+/// What the signal hit.
 #[derive(Default)]
 struct Hits {
     count: usize,
-    /// Whether it ended what serves or makes the mount before that could do anything.
+    /// Whether it killed the daemon or the mounting process before either could clean up.
     hard: bool,
     command: bool,
 }
 
-/// Since when it is so, if it is.
+/// Since when a condition has held, if it holds.
 #[derive(Default)]
 struct Watch {
     without_holder: Option<Instant>,
@@ -140,7 +139,7 @@ impl Round<'_> {
         if plan.phase == Phase::Unmount {
             self.stop("a");
         }
-        self.wait_for_the_moment();
+        self.wait_for_kill_time();
         let mut hits = Hits::default();
         self.kill(plan.victim, plan.signal, &mut hits);
         seen.hits = hits.count;
@@ -151,34 +150,34 @@ impl Round<'_> {
         let mut watch = Watch::default();
         let stop = Instant::now() + Duration::from_millis(plan.seed % 50);
         while plan.phase != Phase::Unmount && Instant::now() < stop {
-            self.look(&mut watch);
-            sleep(LOOK_AGAIN);
+            self.update(&mut watch);
+            sleep(POLL_INTERVAL);
         }
         if plan.phase != Phase::Unmount {
             self.stop("a");
         }
         if is_shared {
-            self.look_at_the_other(&mut holders[1])?;
+            self.check_other_holder(&mut holders[1])?;
         }
         match plan.then {
             Then::RunAtOnce => self.run_again()?,
             Then::MountAtOnce => self.mount_at_once()?,
             Then::Mount | Then::Unmount | Then::Collect => {}
         }
-        self.wait_for_the_end(&mut watch, seen)?;
+        self.wait_for_processes(&mut watch, seen)?;
         let ended: Vec<ExitStatus> =
             holders.iter_mut().map(|child| child.wait().unwrap()).collect();
         self.look_at_results(seen, &ended, &hits)?;
-        self.look_at_the_place(seen, &ended, &hits)?;
+        self.check_mount_point(seen, &ended, &hits)?;
         self.use_it_again()?;
-        let left = self.what_is_there().or_else(|| self.files_of_the_place());
+        let left = self.leftover().or_else(|| self.leftover_file());
         match left {
             Some(left) => Err(format!("at the end of the round there is {left}")),
             None => Ok(()),
         }
     }
 
-    /// Starts a process that holds the mount, and readers.
+    /// Starts a holder of the mount and its readers.
     fn start(&self, part: &str, by_run: bool) -> Child {
         let plan = self.plan;
         let ways = reader::WAYS.iter().cycle().skip(plan.seed as usize % 3);
@@ -196,7 +195,7 @@ impl Round<'_> {
         child.spawn().unwrap()
     }
 
-    /// `archfs run` of a command at the place.
+    /// `archfs run` of a command at the mount point.
     pub(super) fn archfs_run(&self, words: &[&str]) -> Command {
         let [image, mount_point] =
             [&self.stage.image, &self.mount_point].map(|path| path.to_str().unwrap());
@@ -207,9 +206,9 @@ impl Round<'_> {
         self.command(&run)
     }
 
-    /// A command of the round's user, in a session of its own, as batch systems start tasks. In
-    /// the session of a container's init, `archfs mount` could not tell a script that was killed
-    /// before archfs started from an init that called it, and would hold the mount for init.
+    /// A command of the round's user in a new session, as batch systems start tasks. In the session
+    /// of a container's init, `archfs mount` could not distinguish a script killed before archfs
+    /// started from a call by init. It would then keep the mount for init.
     pub(super) fn command(&self, words: &[&str]) -> Command {
         let command = as_user(self.plan.user, words);
         let mut leader = Command::new("setsid");
@@ -238,7 +237,7 @@ impl Round<'_> {
         self.stage.processes.of_round(self.plan.number)
     }
 
-    /// Whether a reader of `part` has made a result of that kind.
+    /// Whether a reader of `part` has written a result of that kind.
     fn has(&self, part: &str, kind: &str) -> bool {
         !self.results(part, kind).is_empty()
     }
@@ -252,7 +251,7 @@ impl Round<'_> {
 
     fn wait_until_read(&self, part: &str, holder: &mut Child) -> Result<(), String> {
         self.wait_until(&format!("something is read by {part}"), || {
-            // One that could not mount is told of later.
+            // A failed mount is reported later.
             self.has(part, "begun") || holder.try_wait().unwrap().is_some()
         })
     }
@@ -267,7 +266,7 @@ impl Round<'_> {
             if Instant::now() >= deadline {
                 return Err(format!("HANGS: waited {LIMIT:?} until {what}"));
             }
-            sleep(LOOK_AGAIN);
+            sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -276,9 +275,9 @@ impl Round<'_> {
         File::create(self.folder.join(part).join("stop")).unwrap();
     }
 
-    /// The moment is what the test is about. `archfs mount` and a daemon that mounts live so
-    /// shortly that they would hardly be met.
-    fn wait_for_the_moment(&self) {
+    /// Waits for the chosen moment. `archfs mount` and a daemon that is mounting live so briefly
+    /// that a random moment would rarely hit them.
+    fn wait_for_kill_time(&self) {
         let role = match (self.plan.phase, self.plan.victim) {
             (Phase::Mount, Victim::Launcher) => Role::Launcher,
             (Phase::Mount, Victim::Daemon) => Role::Daemon,
@@ -312,15 +311,16 @@ impl Round<'_> {
             hits.command |= process.role == Role::Command;
             hits.hard |= match process.role {
                 Role::Daemon => signal == Signal::KILL,
-                // One that has mounted and not yet handed over leaves a mount that nobody knows of.
+                // If it is killed after mounting and before passing on the connection, nothing
+                // knows of the mount.
                 Role::Helper => true,
                 _ => false,
             };
         }
     }
 
-    /// The one who shares the mount with those who were killed must not notice.
-    fn look_at_the_other(&self, holder: &mut Child) -> Result<(), String> {
+    /// The other holder of a shared mount must not be affected by the kill.
+    fn check_other_holder(&self, holder: &mut Child) -> Result<(), String> {
         self.wait_until("all readers of the other have read", || {
             let begun = self.results("b", "begun").len() as u64;
             begun == self.plan.readers || holder.try_wait().unwrap().is_some()
@@ -333,11 +333,13 @@ impl Round<'_> {
         self.stop("b");
         self.wait_until("the other has ended", || holder.try_wait().unwrap().is_some())?;
         let status = holder.wait().unwrap();
-        let told = self.results("b", "ended");
-        if !status.success() || told.len() as u64 != self.plan.readers {
-            return Err(format!("the other ended with {status}, its readers with {told:?}"));
+        let results = self.results("b", "ended");
+        if !status.success() || results.len() as u64 != self.plan.readers {
+            return Err(format!("the other ended with {status}, its readers with {results:?}"));
         }
-        match told.iter().find(|text| !text.contains(" errors 0 ") || text.starts_with("reads 0 "))
+        match results
+            .iter()
+            .find(|text| !text.contains(" errors 0 ") || text.starts_with("reads 0 "))
         {
             Some(text) => Err(format!("a reader of the other met errors: {text}")),
             None => Ok(()),
@@ -345,17 +347,17 @@ impl Round<'_> {
     }
 
     /// Waits until no process of the round is left.
-    fn wait_for_the_end(&self, watch: &mut Watch, seen: &mut Seen) -> Result<(), String> {
+    fn wait_for_processes(&self, watch: &mut Watch, seen: &mut Seen) -> Result<(), String> {
         let since = Instant::now();
-        while self.look(watch) {
+        while self.update(watch) {
             if since.elapsed() > LIMIT {
                 return Err(format!("HANGS: not all processes have ended within {LIMIT:?}"));
             }
-            sleep(LOOK_AGAIN);
+            sleep(POLL_INTERVAL);
         }
         seen.ended_after = since.elapsed();
         seen.dead = !mounts_below(&self.mount_point).is_empty();
-        // What comes at once holds the mount, too.
+        // The command that follows at once also holds the mount.
         if !seen.dead
             && !self.plan.is_used_at_once()
             && let (Some(start), Some(end)) = (watch.without_holder, watch.gone)
@@ -365,14 +367,14 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Notes since when nobody holds the mount, and since when it is gone; tells whether processes
-    /// of the round are left.
-    fn look(&self, watch: &mut Watch) -> bool {
+    /// Updates the times since which there is no holder and no mount. Returns whether processes of
+    /// the round are left.
+    fn update(&self, watch: &mut Watch) -> bool {
         let is_private = self.plan.is_private();
         let processes = self.processes();
         let is_held = processes.iter().any(|process| match process.role {
             Role::Holder | Role::Launcher | Role::Command => true,
-            // What is in the namespace keeps it.
+            // A process in the private namespace keeps the mount.
             Role::Reader => is_private,
             Role::Daemon | Role::Helper => false,
         });
@@ -401,8 +403,8 @@ impl Round<'_> {
             if let Some(wrong) = self.results(part, "wrong").first() {
                 return Err(format!("WRONG BYTES: {wrong}"));
             }
-            for told in self.results(part, "ended") {
-                let mut numbers = told.split(' ').filter_map(|word| word.parse::<u64>().ok());
+            for result in self.results(part, "ended") {
+                let mut numbers = result.split(' ').filter_map(|word| word.parse::<u64>().ok());
                 seen.reads += numbers.next().unwrap_or_default();
                 seen.errors += numbers.next().unwrap_or_default();
             }
@@ -418,7 +420,7 @@ impl Round<'_> {
         if said.contains("panicked") {
             return Err("a panic".into());
         }
-        // `run` tells what became of its command, whatever else goes on.
+        // `run` returns the status of its command in every case.
         let status = ended[0];
         if hits.command
             && (plan.victim, plan.phase, plan.signal)
@@ -434,21 +436,21 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// When all have ended.
-    fn look_at_the_place(
+    /// Checks the mount point after all processes have exited.
+    fn check_mount_point(
         &self,
         seen: &Seen,
         ended: &[ExitStatus],
         hits: &Hits,
     ) -> Result<(), String> {
         let plan = self.plan;
-        // Somebody was there to see the daemon's end, and to clear up behind it.
+        // Another process noticed the end of the daemon and could clean up.
         let was_seen = plan.victim == Victim::Daemon
             && plan.kill_after.is_none()
             && ended[0].signal().is_none()
             && (plan.by_run[0] || ended[0].code() == Some(NOT_MOUNTED));
         let may_be_left = hits.hard && !was_seen && !plan.is_used_at_once();
-        if let Some(left) = self.what_is_there().filter(|_| !may_be_left) {
+        if let Some(left) = self.leftover().filter(|_| !may_be_left) {
             return Err(format!("when all had ended there was {left}"));
         }
         match seen.mounted_for {
@@ -459,18 +461,19 @@ impl Round<'_> {
         }
     }
 
-    /// A mount or a directory at the place. What is mounted is not looked at, which might hang.
-    pub(super) fn what_is_there(&self) -> Option<String> {
+    /// A mount or directory at the mount point, if any. Its contents are not accessed, because that
+    /// might hang.
+    pub(super) fn leftover(&self) -> Option<String> {
         if let Some(line) = mounts_below(&self.mount_point).first() {
             return Some(line.clone());
         }
         fs::symlink_metadata(&self.mount_point).is_ok().then(|| "its directory".to_owned())
     }
 
-    /// A file that archfs keeps about the place. None has to be there once somebody has unmounted
-    /// or run to the end, but what is left to `gc`: whatever was killed in a namespace, and the
-    /// file of a directory where SIGKILL came between the removals of the two.
-    fn files_of_the_place(&self) -> Option<String> {
+    /// A file that archfs keeps for the mount point, if any. After an unmount or a completed `run`
+    /// there may be none. Exceptions are left to `gc`: anything killed in a private namespace, and
+    /// the record of a directory if SIGKILL came between the two removals.
+    fn leftover_file(&self) -> Option<String> {
         if self.plan.is_private() {
             return None;
         }
@@ -489,7 +492,7 @@ impl Round<'_> {
             if processes.is_empty() {
                 break;
             }
-            sleep(LOOK_AGAIN);
+            sleep(POLL_INTERVAL);
         }
         while !mounts_below(&self.mount_point).is_empty() && unmount_by_force(&self.mount_point) {}
         let _ = fs::remove_dir(&self.mount_point);

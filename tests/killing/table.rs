@@ -1,4 +1,4 @@
-//! What a run of the test has tried, for people.
+//! Counts what the rounds of a run tried, and prints the table.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,7 @@ pub(crate) struct Table {
 #[derive(Default)]
 struct Row {
     rounds: u64,
-    /// In which somebody got the signal: the others came too late, or too early.
+    /// Rounds in which a process got the signal; in the others it was sent too early or too late.
     hits: u64,
     mounted: u64,
     dead: u64,

@@ -1,10 +1,8 @@
-//! Damage that knows nothing of a format: flipped bits, runs of one byte, splices, cuts.
-//!
-//! Owns what a bad disk, a broken copy and an interrupted download do to a file.
+//! Damage that does not depend on the format: flipped bits, runs of one byte, splices, truncation.
 
 use crate::random::Random;
 
-/// Damages `bytes` in one to three places; what is spliced in comes from `other` or from itself.
+/// Damages `bytes` in one to three places. Spliced bytes come from `other` or from `bytes`.
 pub(crate) fn damage(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
     for _ in 0..=random.below(3) {
         if bytes.is_empty() {
@@ -34,7 +32,7 @@ pub(crate) fn flip(bytes: &mut [u8], random: &mut Random) {
     }
 }
 
-/// Overwrites some bytes with one byte, as a hole in a file does.
+/// Overwrites some bytes with one value, like a hole in a file.
 fn run(bytes: &mut [u8], random: &mut Random) {
     let at = random.below(bytes.len());
     let longest = *random.of_list(&[4, 64, 512, 4096]);
@@ -43,7 +41,7 @@ fn run(bytes: &mut [u8], random: &mut Random) {
     bytes.iter_mut().skip(at).take(len).for_each(|target| *target = byte);
 }
 
-/// Brings bytes from elsewhere: over others, or between them.
+/// Copies bytes from elsewhere, overwriting or inserting them.
 fn splice(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
     let source = if random.once_in(3) { other.to_vec() } else { bytes.clone() };
     let longest = *random.of_list(&[8, 96, 512, 4096]);

@@ -1,14 +1,14 @@
-//! All that a reader tells of an archive, as facts: a key and a value each.
+//! What a reader returns for an archive, as facts: pairs of a key and a value. The oracles print
+//! the same keys.
 //!
-//! Owns the keys, and how a tree of archfs becomes facts. The oracles print the same keys.
-//! Invariant: a fact stands alone. So of an archive that is damaged in part, what is handed out can
-//! be compared, and what was refused is no fact.
+//! Invariant: each fact stands alone. If an archive is damaged in part, its remaining facts can
+//! still be compared; what was refused is not a fact.
 //!
-//! A key is an object and what is told of it: `kind` (a number as in SquashFS), `mode`, `uid`,
-//! `gid`, `mtime`, `nlink`, `device`, `size`, `target`, `nNAME:OBJECT:KIND` for an entry, `end` for
-//! how many entries there were, `xNAME` and `xend` likewise for attributes, and `cN`, the CRC of a
-//! piece of 4 KiB of its contents. An object of an image is its inode reference, so that loops of
-//! folders end; an object of a tar is its path.
+//! A key is an object and a property: `kind` (a number as in SquashFS), `mode`, `uid`, `gid`,
+//! `mtime`, `nlink`, `device`, `size`, `target`, `nNAME:OBJECT:KIND` for an entry, `end` for the
+//! number of entries, `xNAME` and `xend` for attributes in the same way, and `cN`, the CRC of a 4
+//! KiB piece of the contents. In an image an object is an inode reference, so that directory loops
+//! end; in a tar it is a path.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
@@ -17,38 +17,38 @@ use archfs::vfs::{Attr, Cookie, FileKind, Finding, Ino, Location, Name, Scratch,
 
 use crate::numbers::Numbers;
 
-/// Bytes of a file that are one fact: no more than a block, so that no fact is of two blocks.
+/// Bytes of a file in one fact. No more than a block, so that a fact covers only one block.
 const CHUNK: u64 = 4096;
 
-/// A file is read whole up to so many pieces; of a longer one, its start and its last pieces.
+/// A file is read completely up to this many pieces; of a longer file, its first and last pieces.
 const CHUNKS_MAX: u64 = 512;
 const TAIL_CHUNKS: u64 = 16;
 
-/// Objects that are looked at.
+/// Maximum number of objects that are read.
 const OBJECTS_MAX: usize = 1 << 12;
 
-/// Sizes of reads, odd ones among them, so that they start and end anywhere in blocks.
+/// Read sizes, some odd, so that reads start and end anywhere in a block.
 const STEPS: [u32; 4] = [99_991, 3001, 131_072, 8191];
 
-/// What objects are called.
+/// How objects are named.
 #[derive(Clone, Copy)]
 pub(crate) enum Naming<'n> {
-    /// Inode references, which the numbers of the image lead to.
+    /// By inode reference, derived from inode numbers.
     Reference(&'n Numbers),
     Path,
 }
 
-/// Facts, and what was refused with the reason.
+/// Facts, and refusals with their reasons.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) known: BTreeMap<String, String>,
     pub(crate) refused: BTreeMap<String, String>,
-    /// What archfs says of a tar beside what it shows: that it is damaged, what is left out.
-    pub(crate) told: Vec<Finding>,
+    /// Archive-level messages: damage, and what is left out of the tree.
+    pub(crate) findings: Vec<Finding>,
 }
 
 impl Facts {
-    /// The first of several values counts.
+    /// Only the first of several values is kept.
     pub(crate) fn put(&mut self, key: String, value: impl ToString) {
         self.known.entry(key).or_insert_with(|| value.to_string());
     }
@@ -57,31 +57,32 @@ impl Facts {
         self.refused.entry(key).or_insert_with(|| why.to_string());
     }
 
-    /// Whether something was told of the archive that says `what`.
-    pub(crate) fn tells(&self, what: &str) -> bool {
-        self.told.iter().any(|fault| fault.what.contains(what))
+    /// Whether a message about the archive contains `what`.
+    pub(crate) fn has_finding(&self, what: &str) -> bool {
+        self.findings.iter().any(|fault| fault.what.contains(what))
     }
 
-    /// Whether something was told of the archive, or of what is at `path` (in hex), on the way to
-    /// it or beneath it.
-    pub(crate) fn tells_of(&self, path: &str) -> bool {
+    /// Whether a message concerns the whole archive, or `path` (in hex), one of its parents, or
+    /// anything below it.
+    pub(crate) fn has_finding_at(&self, path: &str) -> bool {
         let leads_to = |above: &str, path: &str| {
             let rest = path.strip_prefix(above);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("2f"))
         };
-        self.told.iter().any(|fault| match &fault.location {
-            Location::Path(told) => {
-                let told = hex(told);
-                leads_to(&told, path) || leads_to(path, &told)
+        self.findings.iter().any(|fault| match &fault.location {
+            Location::Path(reported) => {
+                let reported = hex(reported);
+                leads_to(&reported, path) || leads_to(path, &reported)
             }
             Location::Archive | Location::Inode(_) => true,
         })
     }
 
-    /// All that archfs tells of `tree`. `step` chooses the sizes of reads.
+    /// All facts that archfs returns for `tree`. `step` chooses the read sizes.
     ///
     /// # Panics
-    /// Where two answers on one thing differ.
+    ///
+    /// If two answers about the same thing differ.
     pub(crate) fn of(tree: &dyn Tree, naming: Naming<'_>, step: u64) -> Self {
         let mut walk = Walk { tree, naming, facts: Self::default(), step, seen: HashSet::new() };
         let root = match naming {
@@ -102,7 +103,7 @@ impl Facts {
             walk.object(ino, &object, &mut due);
         }
         if matches!(naming, Naming::Path) {
-            tree.audit(&mut |fault| walk.facts.told.push(fault));
+            tree.audit(&mut |fault| walk.facts.findings.push(fault));
         }
         walk.facts
     }
@@ -198,19 +199,19 @@ impl Walk<'_> {
             self.look_up(ino, name, *child);
         }
         match outcome {
-            // The names of a tar stand alone: each has a header of its own.
+            // Each name in a tar has its own header, so there is no `end` fact.
             Ok(()) if matches!(self.naming, Naming::Path) => {}
             Ok(()) => self.facts.put(format!("{object}.end"), entries.len()),
             Err(error) => self.facts.refuse(format!("{object}.end"), error),
         }
     }
 
-    /// A name that is listed leads to what is listed, or to an error.
+    /// Looks up a listed name: the result is the listed inode or an error.
     fn look_up(&mut self, folder: Ino, name: &[u8], child: Ino) {
         let parsed = Name::parse(name).expect("a name that was listed is a name");
         match self.tree.lookup(folder, parsed) {
             Ok(Some(attr)) => assert_eq!(attr.ino, child, "name {}", hex(name)),
-            // The index of a large folder may lead past it.
+            // The damaged index of a large directory may skip the name.
             Ok(None) => self.facts.refuse(format!("lookup {}", hex(name)), "not found"),
             Err(error) => self.facts.refuse(format!("lookup {}", hex(name)), error),
         }
@@ -248,7 +249,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The first `len` bytes, read in odd steps; none where that fails.
+    /// The first `len` bytes, read in odd steps; `None` for bytes that cannot be read.
     fn in_steps(&self, attr: &Attr, len: u64) -> Vec<Option<u8>> {
         let mut scratch = Scratch::default();
         let mut content: Vec<Option<u8>> = Vec::new();
@@ -272,7 +273,7 @@ impl Walk<'_> {
             Err(error) => return self.facts.refuse(format!("{object}.xend"), error),
         };
         let names: Vec<_> = names.split(|&byte| byte == 0).collect();
-        // Each name has a NUL behind it.
+        // Each name ends with a NUL.
         let names = &names[..names.len() - 1];
         for name in names {
             let key = format!("{object}.x{}", hex(name));
@@ -287,13 +288,13 @@ impl Walk<'_> {
     }
 }
 
-/// What the fact of piece `nth` of a file of `size` bytes is where it is all zeros.
+/// The fact for piece `nth` of a file of `size` bytes if it is all zeros.
 pub(crate) fn crc_of_zeros(size: u64, nth: u64) -> String {
     let len = CHUNK.min(size.saturating_sub(nth.saturating_mul(CHUNK)));
     format!("{:08x}", crc32fast::hash(&[0; CHUNK as usize][..len as usize]))
 }
 
-/// Whether no piece is behind `nth` in a file of `size` bytes.
+/// Whether piece `nth` is the last of a file of `size` bytes.
 pub(crate) fn is_last(size: u64, nth: u64) -> bool {
     nth + 1 == size.div_ceil(CHUNK)
 }

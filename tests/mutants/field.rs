@@ -1,11 +1,9 @@
-//! Numbers in a format's structures, and what to put there.
-//!
-//! Owns the interesting values: the ends of the range, the neighbours of what was there, steps of
-//! whole blocks, a bit, the value of another field. Leaves where fields are to each format.
+//! Interesting values for a number in a structure: range limits, neighbours of the old value, steps
+//! of whole blocks, one bit, the value of another field.
 
 use crate::random::Random;
 
-/// A number of `width` bytes, little-endian.
+/// A little-endian number of `width` bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Field {
     pub(crate) at: usize,
@@ -29,7 +27,7 @@ impl Field {
     }
 }
 
-/// Something else than `old`, a number of `bits` bits; `other` is the value of another field.
+/// A value of `bits` bits other than `old`; `other` is the value of another field.
 pub(crate) fn interesting(old: u64, bits: u32, other: u64, random: &mut Random) -> u64 {
     let max = u64::MAX >> (64 - bits);
     let step = *random.of_list(&[1, 1, 1, 2, 3, 8, 12, 16, 512, 4096, 8192, 8194]);

@@ -1,7 +1,5 @@
-//! Tars, and what may stand in their headers.
-//!
-//! Owns the layout of a header (POSIX ustar, GNU), where the headers of a sound tar are, and edits
-//! of their fields with the checksum made good, mostly. Leaves what is around the tar to `outside`.
+//! Finds the headers of a sound tar (POSIX ustar, GNU) and edits their fields, usually with a
+//! corrected checksum.
 
 use crate::damage;
 use crate::field::interesting;
@@ -9,7 +7,7 @@ use crate::random::Random;
 
 const BLOCK: usize = 512;
 
-/// Fields of numbers in octal digits: at, width. The last four are of GNU's sparse files.
+/// Fields with octal numbers: offset, width. The last four belong to GNU sparse files.
 const NUMBERS: [(usize, usize); 12] = [
     (100, 8),
     (108, 8),
@@ -25,23 +23,23 @@ const NUMBERS: [(usize, usize); 12] = [
     (483, 12),
 ];
 
-/// Fields of text.
+/// Fields with text.
 const TEXTS: [(usize, usize); 6] =
     [(0, 100), (157, 100), (257, 8), (265, 32), (297, 32), (345, 155)];
 
 const KINDS: &[u8] = b"01234567xgLKSDMVNXAI\0 z";
 
-/// A tar and the places of its headers.
+/// A tar and the offsets of its headers.
 #[derive(Clone, Debug)]
 pub(crate) struct Headers {
     pub(crate) bytes: Vec<u8>,
     headers: Vec<usize>,
-    /// Bodies of extension headers: pax records, long names, sparse maps.
+    /// Contents of extension headers: pax records, long names, sparse maps.
     bodies: Vec<(usize, usize)>,
 }
 
 impl Headers {
-    /// Of a sound tar.
+    /// Takes a sound tar.
     pub(crate) fn parse(bytes: Vec<u8>) -> Self {
         let (mut headers, mut bodies) = (Vec::new(), Vec::new());
         let mut at = 0;
@@ -52,7 +50,7 @@ impl Headers {
             let kind = bytes[at + 156];
             let mut data = at + BLOCK;
             if kind == b'S' && bytes[at + 482] != 0 {
-                // More of the map of an old GNU sparse file.
+                // A continuation of the map of an old GNU sparse file.
                 loop {
                     bodies.push((data, BLOCK));
                     data += BLOCK;
@@ -74,7 +72,7 @@ impl Headers {
         Self { bytes, headers, bodies }
     }
 
-    /// A mutant of it; `other` is another tar.
+    /// A mutant of the tar; `other` is another tar.
     pub(crate) fn mutant(&self, other: &[u8], random: &mut Random) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         match random.below(10) {
@@ -93,7 +91,7 @@ impl Headers {
         bytes
     }
 
-    /// Drops, repeats or cuts at whole blocks, as tapes and interrupted copies do.
+    /// Drops, repeats or truncates at whole blocks, as tapes and interrupted copies do.
     fn move_blocks(&self, bytes: &mut Vec<u8>, random: &mut Random) {
         let from = *random.of_list(&self.headers);
         let to = *random.of_list(&self.headers);
@@ -131,19 +129,19 @@ impl Headers {
         }
     }
 
-    /// Changes a digit, a letter or a few bytes of what an extension header says.
+    /// Changes a digit, a letter or a few bytes of an extension header's contents.
     fn edit_body(&self, bytes: &mut [u8], random: &mut Random) {
         let (at, len) = *random.of_list(&self.bodies);
         let body = &mut bytes[at..at + len];
         if body.is_empty() {
             return;
         }
-        let place = random.below(body.len());
+        let offset = random.below(body.len());
         match random.below(4) {
             0 => damage::flip(body, random),
-            1 => body[place] = *random.of_list(b"0179 =\n/.-\0x"),
+            1 => body[offset] = *random.of_list(b"0179 =\n/.-\0x"),
             _ => {
-                let digit = (place..body.len()).find(|&at| body[at].is_ascii_digit());
+                let digit = (offset..body.len()).find(|&at| body[at].is_ascii_digit());
                 if let Some(digit) = digit {
                     body[digit] = b'0' + random.below(10) as u8;
                 }
@@ -152,7 +150,7 @@ impl Headers {
     }
 }
 
-/// A number where another stood: in octal digits, in GNU's base 256, or something that is none.
+/// Replaces a number: with octal digits, GNU base 256, or no number at all.
 fn put_number(field: &mut [u8], other: &[u8], random: &mut Random) {
     let width = field.len();
     let old = octal(field);
@@ -160,7 +158,7 @@ fn put_number(field: &mut [u8], other: &[u8], random: &mut Random) {
     let value = interesting(old, bits, octal(other), random);
     match random.below(12) {
         0 => {
-            // Base 256, of either sign.
+            // Base 256, positive or negative.
             let value = if random.once_in(3) { value.wrapping_neg() } else { value };
             let bytes = value.to_be_bytes();
             let sign = if value >> 63 == 1 { 0xff } else { 0 };
@@ -205,7 +203,7 @@ fn put_text(field: &mut [u8], other: &[u8], random: &mut Random) {
     }
 }
 
-/// Makes the checksum right.
+/// Corrects the checksum.
 fn seal(header: &mut [u8]) {
     header[148..156].fill(b' ');
     let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();

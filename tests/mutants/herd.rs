@@ -1,6 +1,4 @@
-//! The mutants of a format, by number.
-//!
-//! Owns which sound archive a number is of; leaves the mutation to the formats.
+//! All mutants of a format, by number.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +10,7 @@ use crate::rules::Format;
 
 /// A mutant.
 pub(crate) struct Mutant {
-    /// Which sound archive it is of.
+    /// Index of the sound archive it is made of.
     pub(crate) seed: usize,
     pub(crate) bytes: Vec<u8>,
 }
@@ -29,7 +27,7 @@ enum Stock {
 }
 
 impl Herd {
-    /// Reads those in `folder`.
+    /// Reads the archives in `folder`.
     pub(crate) fn load(format: Format, folder: &Path) -> Self {
         let seeds = folder.join("seeds");
         let names = fs::read_dir(&seeds).unwrap();
@@ -45,7 +43,7 @@ impl Herd {
                 names
                     .iter()
                     .map(|name| {
-                        // "07-pax.tar.gz" holds "pax.tar".
+                        // "07-pax.tar.gz" contains "pax.tar".
                         let (_, ending) = name.rsplit_once('.').expect("an ending");
                         let inner = name.split_once('-').expect("a number").1;
                         let inner = &inner[..inner.find(".tar").expect("a tar") + 4];

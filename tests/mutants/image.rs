@@ -1,9 +1,8 @@
-//! SquashFS images, taken apart so that fields behind compression can be edited.
+//! Takes a SquashFS image apart, so that fields in compressed tables can be edited.
 //!
-//! Owns the layout of an image's tables, its own reading of it, and the way back: tables that were
-//! edited are stored plain. References name the place of a block among the stored ones, so a table
-//! is taken apart only if it is one block, or if all its blocks are plain and stay what they were.
-//! Trusts its input, which is a sound image that mksquashfs made.
+//! Edited tables are written back uncompressed. A reference contains the position of a block in the
+//! file, so a table is taken apart only if it has one block, or if all its blocks are uncompressed
+//! and keep their size. The input is trusted: a sound image from mksquashfs.
 
 use archfs::codecs::Codec;
 
@@ -44,14 +43,14 @@ const DIRECTORIES: Field = field(72, 8);
 const FRAGMENTS: Field = field(80, 8);
 const EXPORTS: Field = field(88, 8);
 
-/// A table with all its bytes decoded, and the fields in them.
+/// A decoded table, and the fields in it.
 #[derive(Clone, Debug, Default)]
 struct Table {
     bytes: Vec<u8>,
     fields: Vec<Field>,
 }
 
-/// An image and its parts.
+/// An image taken apart.
 #[derive(Clone, Debug)]
 pub(crate) struct Image {
     pub(crate) bytes: Vec<u8>,
@@ -113,7 +112,7 @@ impl Image {
         }
     }
 
-    /// The image with its tables plain.
+    /// The image with uncompressed tables.
     pub(crate) fn assemble(&self) -> Vec<u8> {
         let mut bytes = self.head.clone();
         INODES.write(&mut bytes, self.head.len() as u64);
@@ -145,7 +144,7 @@ impl Image {
         bytes
     }
 
-    /// A mutant of it; `other` is another image.
+    /// A mutant of the image; `other` is another image.
     pub(crate) fn mutant(&self, other: &Self, random: &mut Random) -> Vec<u8> {
         let mut bytes = match random.below(10) {
             0..3 => {
@@ -168,7 +167,7 @@ impl Image {
         bytes
     }
 
-    /// Edits one table: a field, or its bytes without regard to fields.
+    /// Edits one table: a field, or any bytes.
     fn edit_table(&mut self, other: &Self, random: &mut Random) {
         let (table, theirs) = match random.below(16) {
             0..6 => (&mut self.inodes, &other.inodes),
@@ -183,7 +182,7 @@ impl Image {
             0 if !table.bytes.is_empty() && !theirs.bytes.is_empty() => {
                 let mut bytes = table.bytes.clone();
                 damage::damage(&mut bytes, &theirs.bytes, random);
-                // Blocks stay where they are.
+                // Blocks keep their positions.
                 bytes.resize(table.bytes.len(), 0);
                 table.bytes = bytes;
             }
@@ -193,14 +192,14 @@ impl Image {
     }
 }
 
-/// Reads tables of an image.
+/// Reads the tables of an image.
 struct Reader<'b> {
     codec: Codec,
     bytes: &'b [u8],
 }
 
 impl Reader<'_> {
-    /// The bytes of the metadata blocks from `start` to `end`.
+    /// The decoded metadata blocks from `start` to `end`.
     fn chain(&self, start: usize, end: usize) -> Vec<u8> {
         let mut decoded = Vec::new();
         let (mut at, mut blocks, mut packed) = (start, 0, 0);
@@ -223,7 +222,7 @@ impl Reader<'_> {
         decoded
     }
 
-    /// The bytes of a table with a list of blocks at `list`, and where its first block is.
+    /// The decoded table whose block list is at `list`, and the position of its first block.
     fn listed(&self, list: usize, len: usize) -> (Vec<u8>, usize) {
         let first = field(list, 8).read(self.bytes) as usize;
         let last = field(list + (len.div_ceil(BLOCK) - 1) * 8, 8).read(self.bytes) as usize;
@@ -232,7 +231,7 @@ impl Reader<'_> {
     }
 }
 
-/// Appends blocks that hold `bytes`; tells where each starts.
+/// Appends blocks that hold `bytes` and returns their positions.
 fn append_chain(image: &mut Vec<u8>, bytes: &[u8]) -> Vec<u64> {
     let mut starts = Vec::new();
     for block in bytes.chunks(BLOCK) {
@@ -243,7 +242,7 @@ fn append_chain(image: &mut Vec<u8>, bytes: &[u8]) -> Vec<u64> {
     starts
 }
 
-/// Appends blocks and a list of them; tells where the list is.
+/// Appends blocks and a list of them, and returns the position of the list.
 fn append_listed(image: &mut Vec<u8>, bytes: &[u8]) -> u64 {
     let starts = append_chain(image, bytes);
     let list = image.len() as u64;
@@ -251,7 +250,7 @@ fn append_listed(image: &mut Vec<u8>, bytes: &[u8]) -> u64 {
     list
 }
 
-/// The compressor of that number in a superblock.
+/// The compressor with that number in the superblock.
 pub(crate) fn codec(number: usize) -> Codec {
     match number {
         1 => Codec::Gzip,

@@ -1,14 +1,14 @@
-//! Where the fields of inodes, listings and attributes are in their decoded tables.
+//! Offsets of the fields of inodes, listings and attributes in their decoded tables.
 //!
-//! Owns the layouts (squashfs_fs.h), written down a second time: a reader that tests itself would
-//! miss what it takes for something else. Trusts its input, as `image` does.
+//! Written from squashfs_fs.h, independently of src, so that a mistake in the reader is not
+//! repeated here. The input is trusted, as in `image`.
 
 use crate::field::{Field, field};
 
 /// Bytes of a decoded metadata block.
 pub(crate) const BLOCK: usize = 8192;
 
-/// A listing in the table of directories.
+/// A listing in the directory table.
 pub(crate) struct Folder {
     block: usize,
     offset: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Folder {
 impl Folder {
     pub(crate) fn fields(&self, table: &[u8]) -> Vec<Field> {
         let mut fields = Vec::new();
-        // Blocks are one, or plain with two bytes in front of each.
+        // There is either one block, or all are uncompressed and preceded by two bytes each.
         let mut at = self.block / (BLOCK + 2) * BLOCK + self.offset;
         let end = at + self.len;
         while at < end {
@@ -36,7 +36,7 @@ impl Folder {
     }
 }
 
-/// The fields of all inodes, and the folders among them.
+/// The fields of all inodes, and the directories among them.
 pub(crate) fn inode_fields(table: &[u8], block_size: usize) -> (Vec<Field>, Vec<Folder>) {
     let (mut fields, mut folders) = (Vec::new(), Vec::new());
     let mut at = 0;

@@ -1,10 +1,10 @@
 /*
- * What libsquashfs reads of an image, as facts: the oracle for mutants of images.
+ * What libsquashfs reads from an image, as facts: the oracle for mutants of images.
  *
  * Reads paths from stdin, one a line (answer() has the rest), and answers each with lines "KEY VALUE" and a last line ".". The
  * keys are those of facts.rs. A key that could not be read has the value "!" and libsquashfs' number of
- * the error; an image that can not be opened has the key "open". Nothing is read that the library does
- * not decode itself: the program only walks.
+ * the error; an image that cannot be opened has the key "open". The library does all the decoding; this
+ * program only walks the tree.
  */
 #include <stdbool.h>
 #include <stdio.h>
@@ -79,13 +79,13 @@ static void hex(const sqfs_u8 *bytes, size_t len)
 }
 
 /*
- * A reader that failed has parts of the damaged block in its buffer and takes them for the block that it
- * had before, so after each failure it is made anew.
+ * After a failure a reader has parts of the damaged block in its buffer and treats them as its previous
+ * block, so it is created again after each failure.
  */
 static int open_metadata(struct image *image)
 {
 	sqfs_destroy(image->metadata);
-	/* No narrower than the image: Linux looks no closer, either. */
+	/* The limits are those of the image: Linux has no narrower ones either. */
 	image->metadata = sqfs_meta_reader_create(image->file, image->compressor, sizeof(image->super),
 						  image->super.bytes_used);
 	return image->metadata ? 0 : SQFS_ERROR_ALLOC;
@@ -378,7 +378,7 @@ static void answer(char *path)
 			snprintf(name, sizeof(name), ",%llx,", image.queue[at]);
 			if (skip && strstr(skip, name))
 				continue;
-			/* Whoever reads this knows where it ended, if it does. */
+			/* If this program crashes, its reader knows at which inode. */
 			printf("at %llx\n", image.queue[at]);
 			fflush(stdout);
 			inode(&image, image.queue[at]);

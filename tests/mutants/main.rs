@@ -1,16 +1,14 @@
-//! Mutants: archives damaged on purpose, of which every byte that is handed out must be right.
+//! Mutants: for an archive damaged on purpose, archfs returns correct bytes or an error.
 //!
-//! Owns the tests; what they are made of stands in the other files. A mutant is made of a sound
-//! archive (`seeds`) by its number (`herd`): damaged as disks and copies do (`damage`), or edited
-//! in a field of a table or a header that is stored again so that only that field is wrong
-//! (`image`, `header`). A `worker` opens it, walks through it and reads it whole, under a limit of
-//! its address space; what it was told (`facts`) must be what another reader says (`oracle`:
-//! libsquashfs, Python's tarfile), or an error. Where the two may differ stands in `rules`, and the
-//! table at the end counts it. What the other reader finds in a tar and archfs does not show, it
-//! must tell of.
+//! A mutant is made of a sound archive (`seeds`) by its number (`herd`). It is either damaged as by
+//! a disk or a copy (`damage`), or one field of a table or header is edited and the rest kept valid
+//! (`image`, `header`). A `worker` opens and reads it under a limit of address space. Its `facts`
+//! must match another reader (`oracle`: libsquashfs, Python's tarfile) or be errors; `rules` lists
+//! the allowed differences. If tarfile finds a member that archfs does not show, archfs must report
+//! it.
 //!
-//! ARCHFS_MUTANTS sets how many of each format (20,000), ARCHFS_SEED chooses others, and
-//! ARCHFS_MUTANT=squashfs:4711 reads one again, tells what was refused, and keeps it in target/tmp.
+//! ARCHFS_MUTANTS sets the number for each format (20,000), ARCHFS_SEED chooses others.
+//! ARCHFS_MUTANT=squashfs:4711 runs one again, prints what was refused, and keeps it in target/tmp.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -40,7 +38,7 @@ use rules::Format;
 use support::skip::skip;
 use worker::{ORDER, Order};
 
-/// Mutants of each format, where ARCHFS_MUTANTS does not say.
+/// Mutants of each format if ARCHFS_MUTANTS is not set.
 const MUTANTS: u64 = 20_000;
 
 #[test]
@@ -51,7 +49,7 @@ fn worker() {
 }
 
 #[test]
-fn every_byte_of_a_squashfs_mutant_is_right_or_an_error() {
+fn squashfs_mutants_give_correct_bytes_or_errors() {
     if !can_compare("/usr/include/sqfs/super.h") {
         return;
     }
@@ -69,22 +67,23 @@ fn every_byte_of_a_squashfs_mutant_is_right_or_an_error() {
 }
 
 #[test]
-fn every_byte_of_a_tar_mutant_is_right_or_an_error() {
+fn tar_mutants_give_correct_bytes_or_errors() {
     if !can_compare("/usr/bin/lz4") {
         return;
     }
     let folder = folder();
     let within = |name: &str| {
-        let place = folder.path().join(name);
-        std::fs::create_dir(&place).unwrap();
-        place
+        let parent = folder.path().join(name);
+        std::fs::create_dir(&parent).unwrap();
+        parent
     };
     seeds::make_tars(&within("seeds"), &within("inner"), &folder.path().join("work"));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mutants/tarfile_facts.py");
     supervisor::run(Format::Tar, folder.path(), &format!("python3 {script}"));
 }
 
-/// Whether the trees can be made, which takes root, and `needed` is there. In CI both are.
+/// Whether the test can run: making the trees needs root, and `needed` must be installed. CI has
+/// both.
 fn can_compare(needed: &str) -> bool {
     if rustix::process::geteuid().is_root() && Path::new(needed).exists() {
         return true;
@@ -94,10 +93,10 @@ fn can_compare(needed: &str) -> bool {
     false
 }
 
-/// In memory, where there is such a place: mutants are written one after the other.
+/// A work directory in memory if possible, because mutants are written one after the other.
 fn folder() -> tempfile::TempDir {
-    let builder = |place: &Path| {
-        tempfile::Builder::new().prefix("archfs-mutants-").tempdir_in(place).unwrap()
+    let builder = |parent: &Path| {
+        tempfile::Builder::new().prefix("archfs-mutants-").tempdir_in(parent).unwrap()
     };
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { builder(memory) } else { builder(&std::env::temp_dir()) }

@@ -1,9 +1,8 @@
-//! Which inode of an image the number that archfs shows for it stands for.
+//! Maps an inode number shown by archfs back to an inode reference.
 //!
-//! Owns the way back from a number to an inode reference, written down a second time: by the
-//! export table of the mutant, or out of the number itself where the table does not know the inode
-//! (src/formats/squashfs/numbers.rs says when). A wrong reference names another object, so facts
-//! about it would be compared with another inode's and fail.
+//! Written independently of src/formats/squashfs/numbers.rs: by the mutant's export table, or from
+//! the number itself if the table does not have the inode. A wrong reference names another object,
+//! so its facts would differ and fail the test.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,34 +15,34 @@ use crate::layout::BLOCK;
 
 const NO_TABLE: u64 = u64::MAX;
 
-/// A number made of the reference, if the image has an export table, is behind all 32-bit ones.
+/// If the image has an export table, numbers made from a reference start above all 32-bit numbers.
 const BEHIND_STORED: u64 = 1 << 32;
 
-/// If it has none: behind the root, which is 1.
+/// Without an export table they start above the root's number, 1.
 const BEHIND_ROOT: u64 = 2;
 
-/// What is made of references past the end of a metadata block.
+/// The number for all references past the end of a metadata block.
 const NOWHERE: u64 = 1 << 46;
 
-/// A metadata block, decoded, and where the next one starts.
+/// A decoded metadata block, and the position of the next one.
 type Decoded = Option<(Vec<u8>, usize)>;
 
-/// The numbers of one image.
+/// The inode numbers of an image.
 pub(crate) struct Numbers {
     pub(crate) root: u64,
-    /// The number that the root stores, if the table leads from it to the root.
+    /// The number stored in the root inode, if the export table maps it to the root.
     root_number: Option<u64>,
-    /// Where the blocks of the export table start.
+    /// Positions of the blocks of the export table.
     exports: Option<Vec<u64>>,
     count: u64,
-    /// What the superblock says belongs to the image.
+    /// The bytes of the image, up to the length in the superblock.
     bytes: Vec<u8>,
     codec: Codec,
     blocks: RefCell<HashMap<usize, Decoded>>,
 }
 
 impl Numbers {
-    /// The numbers of the image in `bytes`, which archfs has opened.
+    /// Takes the bytes of an image that archfs has opened.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let number = |at, width| field(at, width).read(bytes);
         let (count, root, used) = (number(4, 4), number(32, 8), number(40, 8) as usize);
@@ -58,7 +57,7 @@ impl Numbers {
             blocks: RefCell::default(),
         };
         let len = count.div_ceil(BLOCK as u64 / 8) * 8;
-        // A list that does not fit counts as no table.
+        // A list that does not fit counts as a missing table.
         if list != NO_TABLE && list.checked_add(len).is_some_and(|end| end <= used as u64) {
             let list = &bytes[list as usize..(list + len) as usize];
             numbers.exports =
@@ -70,11 +69,12 @@ impl Numbers {
         numbers
     }
 
-    /// The reference of the inode with that number; `None` for the one number of all references
-    /// to where no inode can be.
+    /// The reference of the inode with that number. `None` for the number that all impossible
+    /// references share.
     ///
     /// # Panics
-    /// Where no inode can have it.
+    ///
+    /// If no inode can have that number.
     pub(crate) fn reference(&self, number: u64) -> Option<u64> {
         if number == 1 {
             return Some(self.root);
@@ -89,15 +89,15 @@ impl Numbers {
         Some(exported.unwrap_or_else(|| panic!("inode {number} is shown, and none has it")))
     }
 
-    /// What the export table says of the inode that stores that number.
+    /// The export table's reference for the inode that stores `stored`.
     fn exported(&self, stored: u64) -> Option<u64> {
-        let place = stored.checked_sub(1).filter(|place| *place < self.count)?;
-        let (nth, within) = (place / (BLOCK as u64 / 8), place % (BLOCK as u64 / 8));
+        let index = stored.checked_sub(1).filter(|index| *index < self.count)?;
+        let (nth, within) = (index / (BLOCK as u64 / 8), index % (BLOCK as u64 / 8));
         let start = *self.exports.as_ref()?.get(nth as usize)?;
         self.metadata(start, within as usize * 8).map(u64::from_le_bytes)
     }
 
-    /// `N` bytes of metadata, which may go on in the next block.
+    /// `N` bytes of metadata, which may continue in the next block.
     fn metadata<const N: usize>(&self, start: u64, mut offset: usize) -> Option<[u8; N]> {
         let mut found = Vec::new();
         let mut start = usize::try_from(start).ok()?;

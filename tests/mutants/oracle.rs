@@ -1,13 +1,12 @@
-//! The other reader, in a process of its own: it may crash or hang on a mutant, and archfs may not.
-//!
-//! Owns asking it for the facts of an archive, and starting another one where it ended.
+//! Runs the other reader in its own process, because it may crash or hang on a mutant, and restarts
+//! it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::facts::Facts;
 
-/// Why an object was refused over which the oracle ended.
+/// The refusal of an object over which the oracle ended.
 pub(crate) const ENDED: &str = "!ended";
 
 /// A reader that answers paths with facts.
@@ -27,8 +26,8 @@ impl Oracle {
         Self { command: command.split(' ').map(str::to_owned).collect(), process: None }
     }
 
-    /// The facts of the archive at `path`. Where the oracle ends over an object, which it names
-    /// before it looks, that is refused with the reason `!ended`, and another one tells the rest.
+    /// The facts of the archive at `path`. The oracle prints each object before it reads it. If it
+    /// ends, that object is refused with the reason `!ended`, and a new process reads the rest.
     pub(crate) fn ask(&mut self, path: &str) -> Facts {
         let mut skipped: Vec<String> = Vec::new();
         loop {
@@ -69,7 +68,7 @@ impl Process {
         Self { child, questions, answers }
     }
 
-    /// Asks; `Err` names the object over which it ended.
+    /// Asks the oracle; `Err` names the object over which it ended.
     fn ask(&mut self, question: &str, facts: &mut Facts) -> Result<(), String> {
         let mut object = String::from("archive");
         let _ = writeln!(self.questions, "{question}");

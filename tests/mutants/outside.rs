@@ -1,7 +1,4 @@
-//! What a tar is wrapped in.
-//!
-//! Owns packing a mutant again, so that its headers lie behind a compressor that finds nothing
-//! wrong.
+//! Compresses a mutant tar again, so that its damage is below a valid compressed stream.
 
 use std::io::Read;
 
@@ -9,22 +6,22 @@ use crate::damage;
 use crate::header::Headers;
 use crate::random::Random;
 
-/// A tar, packed or not.
+/// A tar, compressed or not.
 #[derive(Clone, Debug)]
 pub(crate) struct Wrapped {
-    /// As it stands in the file.
+    /// The bytes of the file.
     pub(crate) bytes: Vec<u8>,
     tar: Headers,
     ending: String,
 }
 
 impl Wrapped {
-    /// The tar in `bytes`, which the name of its file ends with `ending`; `tar` is what it holds.
+    /// Takes `bytes` of a file whose name has `ending`; `tar` is the uncompressed tar.
     pub(crate) fn new(bytes: Vec<u8>, tar: Vec<u8>, ending: &str) -> Self {
         Self { bytes, tar: Headers::parse(tar), ending: ending.to_owned() }
     }
 
-    /// A mutant: of what is inside, or of what is around it.
+    /// Makes a mutant: of the tar, or of its container.
     pub(crate) fn mutant(&self, other: &Self, random: &mut Random) -> Vec<u8> {
         let pack: fn(&[u8]) -> Vec<u8> = match &*self.ending {
             "tar" => |tar| tar.to_vec(),
@@ -71,8 +68,8 @@ fn zstd(tar: &[u8]) -> Vec<u8> {
     zstd::bulk::compress(tar, 1).expect("memory")
 }
 
-/// A frame of blocks that are stored as they are, with no checksums but that of its head (LZ4 Frame
-/// Format Description).
+/// A frame of uncompressed blocks, without checksums except that of its header (LZ4 Frame Format
+/// Description).
 fn lz4(tar: &[u8]) -> Vec<u8> {
     let head = [0x60, 0x40];
     let mut bytes = vec![0x04, 0x22, 0x4d, 0x18, head[0], head[1]];

@@ -1,13 +1,11 @@
-//! Numbers that look random and are the same for the same seed (SplitMix64).
-//!
-//! Owns the generator and the choices that are made with it; what is chosen is up to the mutators.
+//! A random number generator with a seed (SplitMix64).
 
 /// The state of the generator.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The generator of mutant `number` of the run with that `seed`.
+    /// The generator for mutant `number` of the run with that `seed`.
     pub(crate) fn of(seed: u64, number: u64) -> Self {
         let mut random = Self(seed ^ number.wrapping_mul(0xd134_2543_de82_ef95));
         random.next();
@@ -22,7 +20,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `end`, which is not 0.
+    /// A number below `end`, which is not 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
@@ -32,7 +30,7 @@ impl Random {
         &choices[self.below(choices.len())]
     }
 
-    /// True once in `times`.
+    /// True once in `times` on average.
     pub(crate) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

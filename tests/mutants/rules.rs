@@ -1,14 +1,14 @@
-//! Where archfs and another reader may differ, and why.
+//! Allowed differences between archfs and the other reader, each with its reason.
 //!
-//! Owns the rules, each as narrow as what it is about. Invariant: for images no rule allows that
-//! both say something and not the same; rules are about what only archfs reads.
+//! Invariant: for an image, no rule allows two different values; rules only allow facts that archfs
+//! alone returns.
 
 use std::fmt;
 
 use crate::facts::{self, Facts};
 use crate::oracle::ENDED;
 
-/// What mutants are made of.
+/// The formats of mutants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Squashfs,
@@ -20,7 +20,7 @@ pub(crate) enum Format {
 pub(crate) struct Case<'f> {
     pub(crate) key: &'f str,
     pub(crate) value: &'f str,
-    /// What the other reader says instead.
+    /// The other reader's value.
     pub(crate) other: Option<&'f String>,
     pub(crate) ours: &'f Facts,
     pub(crate) theirs: &'f Facts,
@@ -30,7 +30,7 @@ pub(crate) struct Case<'f> {
 }
 
 impl Case<'_> {
-    /// The rule that allows it.
+    /// The rule that allows the difference.
     pub(crate) fn rule(&self, format: Format) -> Option<&'static str> {
         match format {
             Format::Squashfs => self.rule_of_images(),
@@ -51,25 +51,26 @@ impl Case<'_> {
         if self.is_as_packed() {
             return Some("libsquashfs refuses it, and archfs gives what was packed");
         }
-        // libsquashfs reads an inode with its block list, index and target, however long, archfs
-        // and Linux those parts when they are asked for. What lies behind the lie are holes.
+        // libsquashfs reads the whole inode at once: block list, index and target, whatever their
+        // length. archfs and Linux read those parts on demand. Beyond a false length they find
+        // holes.
         let is_content = what.starts_with('c');
-        // Only the piece at the very end may lie in a fragment.
+        // Only the last piece may be in a fragment.
         if refused_inode.is_some() && (!is_content || self.is_zeros(object) || self.is_last(object))
         {
             return Some(
                 "libsquashfs refuses an inode for the end of it, which archfs reads later",
             );
         }
-        // libsquashfs alone refuses bytes behind a stream; unsquashfs, Linux and archfs end where
-        // it does. Damage within is found by the checksum that mksquashfs has in each stream.
+        // Only libsquashfs refuses bytes after a stream; unsquashfs, Linux and archfs stop at its
+        // end. Damage inside is found by the checksum that mksquashfs puts into each stream.
         let is_xz = self.seed.contains("xz");
         if is_content && is_xz && self.theirs.refused.get(self.key).is_some_and(|why| why == "!-3")
         {
             return Some("bytes behind an xz stream, which only libsquashfs minds");
         }
-        // libsquashfs reads names and values in turn, so it ends at the first bad value. archfs
-        // lists names without values and reads each value by itself.
+        // libsquashfs reads names and values in turn and stops at the first bad value. archfs lists
+        // names without values and reads each value separately.
         let is_attribute = what.starts_with('x');
         let prefix = format!("{object}.x");
         let mut behind = self.ours.refused.range(prefix.clone()..);
@@ -88,12 +89,12 @@ impl Case<'_> {
         let theirs = |what: &str| self.theirs.known.get(&format!("{object}.{what}"));
         let is_folder = ours("kind").is_some_and(|kind| kind == "1");
         if is_folder && !what.starts_with('n') {
-            // GNU tar makes it with the usual mode, and the owner and time of who extracts.
+            // GNU tar makes it with the default mode, the current user and the current time.
             let is_usual = what != "mode" || self.value == "755";
             if theirs("implied").is_some() && is_usual {
                 return Some("a folder that no header names: its attributes are made up");
             }
-            // Linux shows nothing beneath what is no folder.
+            // Linux shows nothing below anything but a directory.
             let prefix = format!("{object}.n");
             let is_child =
                 |(key, _): (&String, &String)| key.starts_with(&prefix) && !key.ends_with(".nlink");
@@ -107,27 +108,27 @@ impl Case<'_> {
         if matches!(what, "uid" | "gid") && self.value == "65534" && self.other.is_some_and(wide) {
             return Some("an owner beyond 32 bits is shown as nobody");
         }
-        // GNU tar stays with the header's own where an extension says an empty one.
+        // If an extension gives an empty name, GNU tar uses the header's own.
         if what == "target" && self.other.is_some_and(String::is_empty) && self.is_as_packed() {
             return Some("an empty long name is none");
         }
-        // GNU tar gives it to all links that follow.
+        // GNU tar applies it to all links that follow.
         let for_all = "records for all members but of owners and times";
-        if what == "target" && self.ours.tells(for_all) {
+        if what == "target" && self.ours.has_finding(for_all) {
             return Some("a target for all members alike, which archfs leaves out and tells of");
         }
-        // As GNU tar. tarfile minds no end of the line. A hundred bytes have room in the header.
+        // Like GNU tar. tarfile ignores a missing newline. The header has room for a hundred bytes.
         let begins = |sound: &String| self.value.len() == 200 && sound.starts_with(self.value);
         if what == "target" && self.sound.known.get(self.key).is_some_and(begins) {
             return Some("a damaged record of a long target: the target is the header's own");
         }
-        // Only a header that names its format is believed there.
-        let is_cut = self.ours.tells("nor behind it; the rest is missing");
+        // After damage, only a header that names its format is accepted.
+        let is_cut = self.ours.has_finding("nor behind it; the rest is missing");
         if self.seed.contains("v7") && is_cut && self.is_as_packed() {
             return Some("v7 headers behind damage are not looked for, of which archfs tells");
         }
-        // tarfile takes a record of another length than it says, GNU tar and archfs drop it. What
-        // is left is the start of the name that stands in the header itself.
+        // tarfile accepts a record whose length is wrong; GNU tar and archfs drop it. Then the
+        // header's own name remains, which is the start of the long name.
         let name = what.strip_prefix('n').unwrap_or(object);
         let begins = |(key, _): (&String, &String)| {
             key.rsplit_once(if what.starts_with('n') { ".n" } else { "." }).is_some_and(
@@ -146,7 +147,7 @@ impl Case<'_> {
         None
     }
 
-    /// Whether it is what the sound archive has there, or a block of it that moved.
+    /// Whether the value is that of the sound archive, or of another block of it.
     fn is_as_packed(&self) -> bool {
         let sound = &self.sound.known;
         let is_content = self.key.contains(".c");
@@ -155,7 +156,7 @@ impl Case<'_> {
                 && sound.iter().any(|(key, value)| key.contains(".c") && value == self.value)
     }
 
-    /// Whether it is the CRC of zeros, of as many bytes as that piece of `object` has.
+    /// Whether the value is the CRC of zeros, for the length of that piece of `object`.
     fn is_zeros(&self, object: &str) -> bool {
         self.piece(object).is_some_and(|(size, nth)| facts::crc_of_zeros(size, nth) == self.value)
     }
@@ -165,7 +166,7 @@ impl Case<'_> {
         self.piece(object).is_some_and(|(size, nth)| facts::is_last(size, nth))
     }
 
-    /// The size of the file `object`, and which piece of it this is.
+    /// The size of the file `object`, and the index of this piece.
     fn piece(&self, object: &str) -> Option<(u64, u64)> {
         let size = self.ours.known.get(&format!("{object}.size"))?;
         let (_, nth) = self.key.rsplit_once(".c")?;

@@ -1,8 +1,7 @@
-//! The sound archives that mutants are made of: small, with one of everything.
+//! Makes the sound archives that mutants are made of: small, with one file of every kind.
 //!
-//! Owns the tree that is packed and the options of the packers. They are made anew by each run, and
-//! come out the same: all times and owners are fixed, so a mutant has a number for good, as long as
-//! the packers stay the same.
+//! All times and owners are fixed, so each run makes the same bytes and a mutant keeps its number
+//! while mksquashfs and tar stay the same.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -13,7 +12,7 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags, lsetxattr, makedev, mknodat, s
 
 use crate::support::{image, run, source::noise};
 
-/// The options of mksquashfs, beside those that all have.
+/// Options of mksquashfs, in addition to the common ones.
 const IMAGES: [(&str, &str, &[&str]); 11] = [
     ("gzip", "tree", &["-comp", "gzip", "-b", "4096"]),
     ("xz", "tree", &["-comp", "xz", "-b", "4096"]),
@@ -28,7 +27,7 @@ const IMAGES: [(&str, &str, &[&str]); 11] = [
     ("wide", "wide", &["-comp", "gzip", "-b", "4096", "-noI", "-noId", "-noX", "-no-exports"]),
 ];
 
-/// Makes the images in `folder`, under their names.
+/// Makes the images in `folder`.
 pub(crate) fn make_images(folder: &Path, work: &Path) {
     make_tree(&work.join("tree"));
     make_wide(&work.join("wide"));
@@ -39,17 +38,17 @@ pub(crate) fn make_images(folder: &Path, work: &Path) {
     }
 }
 
-/// Text that compresses, with each place in it unlike the others.
+/// Text that compresses, with every position different.
 fn text(len: usize) -> Vec<u8> {
     (0..len).map(|at| if at % 16 == 0 { (at / 16) as u8 } else { b'a' + (at % 16) as u8 }).collect()
 }
 
-/// Half text, half noise: of the blocks some are stored plain.
+/// Half text, half noise, so that some blocks are stored uncompressed.
 fn mixed(len: usize) -> Vec<u8> {
     [text(len / 2), noise(len as u64, len - len / 2)].concat()
 }
 
-/// One of everything.
+/// One file of every kind.
 pub(crate) fn make_tree(root: &Path) -> PathBuf {
     let at = |name: &str| root.join(name);
     fs::create_dir_all(at("folder/within/another")).unwrap();
@@ -81,7 +80,7 @@ pub(crate) fn make_tree(root: &Path) -> PathBuf {
     for name in ["text-10", "many", "folder/noise"] {
         setxattr(at(name), "user.small", b"v", none).unwrap();
         setxattr(at(name), "user.empty", b"", none).unwrap();
-        // The same large value at several files is stored out of line.
+        // A large value that several files share is stored out of line.
         setxattr(at(name), "user.large", &text(700), none).unwrap();
         setxattr(at(name), "trusted.bytes", b"\0\xff\n", none).unwrap();
         setxattr(at(name), "security.archfs", name.as_bytes(), none).unwrap();
@@ -92,7 +91,7 @@ pub(crate) fn make_tree(root: &Path) -> PathBuf {
     root.to_owned()
 }
 
-/// A folder with an index, and few inodes.
+/// A directory with an index, and few inodes.
 fn make_wide(root: &Path) {
     fs::create_dir_all(root.join("wide")).unwrap();
     for number in 0..4 {
@@ -105,7 +104,7 @@ fn make_wide(root: &Path) {
     }
 }
 
-/// The options of GNU tar for each format. The oldest two hold less.
+/// Options of GNU tar for each format. The oldest two formats support less.
 const TARS: [(&str, &[&str]); 5] = [
     ("gnu", &["--format=gnu", "--sparse"]),
     ("pax", &["--format=posix", "--sparse", "--xattrs", "--xattrs-include=*"]),
@@ -117,7 +116,7 @@ const TARS: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// Which of them are packed, and how: some in several members, frames or blocks.
+/// Which tars are compressed, and how: some in several members, frames or blocks.
 const PACKED: [(&str, &str, &str); 6] = [
     ("gnu", "gz", "gzip -n"),
     ("pax", "gz", "sh -c 'head -c 20000 | gzip -n; gzip -n'"),
@@ -127,16 +126,16 @@ const PACKED: [(&str, &str, &str); 6] = [
     ("pax", "lz4", "lz4 -q -B4"),
 ];
 
-/// Makes the tars in `folder`, and what the packed ones hold in `inner`.
+/// Makes the tars in `folder`, and the contents of the compressed ones in `inner`.
 pub(crate) fn make_tars(folder: &Path, inner: &Path, work: &Path) {
     let tree = make_tree(&work.join("tree"));
-    // A socket is in no tar, and so many small files would only take time.
+    // A tar has no sockets, and this many small files would only take time.
     fs::remove_file(tree.join("socket")).unwrap();
     for number in 8..30 {
         fs::remove_file(tree.join(format!("many/{number:03}"))).unwrap();
     }
     let mut number = 0;
-    let mut place = |name: String| {
+    let mut destination = |name: String| {
         number += 1;
         folder.join(format!("{:02}-{name}", number - 1))
     };
@@ -150,12 +149,12 @@ pub(crate) fn make_tars(folder: &Path, inner: &Path, work: &Path) {
             command.arg(pax);
         }
         run(command.arg("-C").arg(&tree).arg("."));
-        fs::copy(&tar, place(format!("{name}.tar"))).unwrap();
+        fs::copy(&tar, destination(format!("{name}.tar"))).unwrap();
     }
     for (name, ending, packer) in PACKED {
         let tar = inner.join(format!("{name}.tar"));
         let script = format!("{packer} < \"$1\" > \"$2\"");
-        let packed = place(format!("{name}.tar.{ending}"));
+        let packed = destination(format!("{name}.tar.{ending}"));
         run(Command::new("sh").args(["-c", &script, "sh"]).arg(tar).arg(packed));
     }
 }

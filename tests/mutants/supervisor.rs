@@ -1,7 +1,7 @@
-//! Runs the workers, and takes note of those that crash or hang.
+//! Runs the workers and restarts those that crash or hang.
 //!
-//! Owns who does which mutants, the time that one may take, and what fails the test: a crash, a
-//! hang, too much memory, a wrong answer, and that too few were healthy to tell anything.
+//! The test fails on a crash, a hang, too much memory, a wrong answer, or too few mutants that
+//! could be read.
 
 use std::io::{BufRead, BufReader, Write, stderr};
 use std::path::Path;
@@ -16,19 +16,20 @@ use crate::rules::Format;
 use crate::table::{Done, Table};
 use crate::worker::{ORDER, Order};
 
-/// What archfs may take of the processors for one mutant.
+/// CPU time that archfs may use for one mutant.
 const PROCESSOR_MICROS: u64 = 5_000_000;
 
-/// When it counts as hanging, and the other reader likewise, on a machine that may be busy.
+/// Wall-clock time after which archfs or the other reader counts as hanging, even on a busy
+/// machine.
 const HANGING: Duration = Duration::from_secs(120);
 
-/// Memory that may be resident while a mutant is read: the cache, the program, the seeds.
+/// Resident memory allowed while a mutant is read: the cache, the program, the sound archives.
 const MEMORY_KIB: u64 = 192 << 10;
 
-/// Failures that are told; the others are counted.
+/// Failures that are printed; more are only counted.
 const TOLD: usize = 40;
 
-/// Lets workers read the mutants of `format`, whose sound archives are in `folder`.
+/// Has workers read the mutants of `format`, made of the archives in `folder`.
 pub(crate) fn run(format: Format, folder: &Path, oracle: &str) {
     let text = format!("{format:?}").to_lowercase();
     let number = |name: &str| Some(std::env::var(name).ok()?.parse::<u64>().expect(name));
@@ -88,7 +89,7 @@ pub(crate) fn run(format: Format, folder: &Path, oracle: &str) {
     }
 }
 
-/// Sees to it that all mutants of `order` are read.
+/// Runs workers until all mutants of `order` have been read.
 fn watch(mut order: Order, table: &Mutex<Table>, failures: &Mutex<Vec<String>>) {
     let fail = |failure: String| failures.lock().unwrap().push(failure);
     while order.first < order.end {
@@ -131,12 +132,12 @@ fn watch(mut order: Order, table: &Mutex<Table>, failures: &Mutex<Vec<String>>) 
     }
 }
 
-/// A worker, and the lines it says.
+/// A worker, and the lines it prints.
 fn start(order: &Order) -> (Child, Receiver<String>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["worker", "--exact", "--ignored", "--nocapture"])
         .env(ORDER, order.to_text())
-        // Each arena takes 64 MiB of addresses.
+        // Each malloc arena takes 64 MiB of address space.
         .env("MALLOC_ARENA_MAX", "4")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -156,7 +157,8 @@ fn start(order: &Order) -> (Child, Receiver<String>) {
     (child, lines)
 }
 
-/// Past the capture of the test: the numbers are worth seeing when all is well, too.
+/// Writes past the test's output capture, because the numbers are of interest after a success as
+/// well.
 fn say(text: &str) {
     let _ = stderr().write_all(text.as_bytes());
 }

@@ -1,11 +1,9 @@
-//! What is shown at the end: how many mutants of each sound archive became what.
-//!
-//! Owns the counts, and nothing of what they mean.
+//! The table at the end: outcomes of the mutants of each sound archive.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What a worker says of one mutant.
+/// A worker's result for one mutant.
 #[derive(Clone, Debug)]
 pub(crate) struct Done {
     pub(crate) number: u64,
@@ -19,7 +17,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Reads `NUMBER SEED OUTCOME MICROS KIB RIGHT WRONG DISPUTES`.
+    /// Parses `NUMBER SEED OUTCOME MICROS KIB RIGHT WRONG DISPUTES`.
     pub(crate) fn of_text(text: &str) -> Self {
         let mut words = text.splitn(8, ' ');
         let mut word = || words.next().unwrap_or_default().to_owned();
@@ -41,7 +39,7 @@ impl Done {
     }
 }
 
-/// One row.
+/// A row of the table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Row {
     pub(crate) mutants: u64,
@@ -50,9 +48,9 @@ pub(crate) struct Row {
     pub(crate) whole: u64,
     pub(crate) right: u64,
     pub(crate) wrong: u64,
-    /// The longest time, and whose it was.
+    /// The longest time, and its mutant.
     slowest: (u64, u64),
-    /// The most memory, and whose it was.
+    /// The most memory, and its mutant.
     largest: (u64, u64),
 }
 
@@ -81,7 +79,7 @@ impl Table {
         }
     }
 
-    /// Facts that only rules allow.
+    /// Number of facts that only a rule allows.
     pub(crate) fn by_rule(&self) -> u64 {
         self.rules.values().sum()
     }

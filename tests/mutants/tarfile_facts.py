@@ -1,10 +1,10 @@
-"""What Python's tarfile reads of tars, as facts: the oracle for mutants of tars.
+"""What Python's tarfile reads from tars, as facts: the oracle for mutants of tars.
 
-Reads paths from stdin, one a line, and answers each with lines "KEY VALUE" and a last line ".", with the
-keys of facts.rs; an object is a path in hex. A key that could not be read has the value "!" and a reason.
-A compressed tar is decoded first, as far as the decoder gets; what a damaged stream gave before it broke is
-as good as what a cut one gave, which all decoders hand out. Members of one path: the last one counts, but
-a folder stays one, as in tests/python/tar_tree.py. "implied" is told of a folder that no member is.
+Reads paths from stdin, one a line. Answers each with lines "KEY VALUE" and a last line "."; the keys are those of
+facts.rs, and an object is a path in hex. A key that could not be read has the value "!" and a reason.
+A compressed tar is decoded first, up to the first damage, like a truncated one. If members have the same path, the
+last one counts, but a directory stays a directory, as in tests/python/tar_tree.py. The key "implied" marks a
+directory that has no member.
 """
 
 import bz2
@@ -20,12 +20,12 @@ import tarfile
 import zlib
 
 CHUNK, CHUNKS_MAX, TAIL_CHUNKS = 4096, 512, 16
-# Seconds of the processor for one tar, and bytes that a compressed one may decode to.
+# Limits for one tar: CPU seconds, and decoded bytes of a compressed one.
 SECONDS, DECODED_MAX = 20, 64 << 20
 
 
 def step_by_step(decoder, data, more=lambda: None):
-    """Decodes piece by piece, so that what comes before damage is there; tells whether there was any."""
+    """Decodes in pieces, to keep what precedes damage; returns whether there was damage."""
     out, damaged = [], False
     at, size = 0, 0
     try:
@@ -70,14 +70,14 @@ def decoded(data):
     return data, False
 
 
-# Numbers of a header but its size: without them a member is there all the same.
+# Numbers in a header other than the size. A member exists even if they are invalid.
 NUMBERS = [(100, 8), (108, 8), (116, 8), (136, 12), (329, 8), (337, 8)]
 SIZE, CHECKSUM = (124, 12), (148, 8)
 
 
 def number(field):
-    """A number as GNU tar reads it (from_header in list.c): digits up to a space or NUL; None if it is none, or
-    has no room in 64 bits."""
+    """A number as GNU tar reads it (from_header in list.c): digits up to a space or NUL. None if it is invalid
+    or exceeds 64 bits."""
     if field[0] & 0x80:
         value = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
         value = value if not field[0] & 0x40 else value - (1 << (8 * len(field) - 1))
@@ -90,23 +90,23 @@ def number(field):
 
 
 def repaired(header):
-    """The header with numbers that tarfile takes. It takes int()'s, and drops the member where one is none."""
+    """The header with numbers that tarfile accepts. tarfile uses int() and drops the member if that fails."""
     sums = tarfile.calc_chksums(header)
     at, width = CHECKSUM
     if number(header[at:at + width]) not in sums:
         return header
     header = bytearray(header)
     if header[257:263] != b"ustar\0" and header[156:157] != tarfile.GNUTYPE_SPARSE:
-        # Only POSIX has a prefix there. tarfile takes it from all.
+        # Only POSIX headers have a prefix there. tarfile uses it for all formats.
         header[345:500] = bytes(155)
     for at, width in NUMBERS + [SIZE]:
         value = number(header[at:at + width])
-        # What has no data needs no size.
+        # A member without data needs no size.
         if value is None and ((at, width) != SIZE or header[156] in b"123456"):
             value = 0
         if value is not None:
             if width == 8 and not -1 << 55 <= value < 1 << 55:
-                # tarfile has no room for it. Of a mode the lowest bits count, of an owner that it is too large.
+                # tarfile cannot store it. For a mode the low bits matter, for an owner only that it is too large.
                 value = value & 0o7777 | 1 << 54
             header[at:at + width] = tarfile.itn(value, width, tarfile.GNU_FORMAT)
     at, width = CHECKSUM
@@ -115,7 +115,7 @@ def repaired(header):
 
 
 class Member(tarfile.TarInfo):
-    """Of two extensions of one member the later one counts, as POSIX has it. To tarfile the first one does."""
+    """If a member has two extensions, the later one counts, as in POSIX. tarfile alone uses the first."""
 
     def _proc_gnulong(self, archive):
         member = super()._proc_gnulong(archive)
@@ -150,8 +150,8 @@ def nanoseconds(member):
 
 
 def kind(member):
-    # As GNU tar: D is a folder with a list of its files, and so is what would be a file but for the slash that
-    # its name ends with. A sparse file stays one.
+    # Like GNU tar: D is a directory with a list of its files. A file whose name ends with a slash is a directory,
+    # unless it is sparse.
     if member.isdir() or member.type == b"D":
         return 1
     if member.issym():
@@ -215,8 +215,8 @@ def member_facts(archive, member, key):
 
 
 def members(archive):
-    """All that tarfile takes for a member. Where it gives up, it is sent on to the next block, as it does
-    itself where a header is damaged, and not one behind another."""
+    """Every member that tarfile finds. After an error it continues at the next block. By itself tarfile does so
+    for a damaged header, but not for several in a row."""
     errors = 0
     while errors < 1000:
         before = archive.offset
@@ -229,19 +229,19 @@ def members(archive):
             continue
         if member is None:
             return
-        # A label is no file to GNU tar either.
+        # GNU tar does not treat a volume label as a file either.
         if member.type != b"V":
             yield member
         if archive.offset <= member.offset:
-            # A size below 0 leads back, and tarfile in circles.
+            # With a negative size tarfile would go back and loop.
             yield "error !circle"
             archive.offset = member.offset + tarfile.BLOCKSIZE
             errors += 1
 
 
 def target(listed, named, nth):
-    """What a hard link names: the last member before it of that path, and where there is none, the first behind
-    it, which GNU tar and tarfile do not look for; never a folder."""
+    """The target of a hard link: the last earlier member with that path, or else the first later one, which
+    GNU tar and tarfile ignore. Never a directory."""
     seen = set()
     while listed[nth].islnk():
         if nth in seen:
@@ -269,7 +269,7 @@ def facts(path):
         return
     found = {}
     listed = list(members(archive))
-    # What is there is known; looking for the target of a link would go on reading.
+    # All members are known. Looking up the target of a link would read further.
     archive._loaded = True
     named = {}
     for nth, member in enumerate(listed):
@@ -289,7 +289,7 @@ def facts(path):
         found[name] = inode
     shown = {b""}
     for name in [*found, *lost]:
-        # GNU tar, too, makes the folder for a link before it knows that there is nothing to link to.
+        # GNU tar also creates the directory of a link before it finds the target missing.
         if name in lost and name not in found:
             name = name.rpartition(b"/")[0]
         while name and name not in shown:
@@ -306,7 +306,7 @@ def facts(path):
 
 
 class TooLong(BaseException):
-    """No error that tarfile or the code here would take for one of the archive's."""
+    """Not an Exception, so that neither tarfile nor this program handles it as an error of the archive."""
 
 
 def too_long(_number, _frame):

@@ -1,31 +1,30 @@
-//! What archfs handed out, judged by what the other reader says.
+//! Compares the facts from archfs with those from the other reader.
 //!
-//! Owns the comparison of facts. Where the two may differ is for `rules` to say.
-//! Invariant: what archfs refuses is never wrong, and nothing else is right but what the other
-//! says. What the other finds in a tar is shown, or told to be missing.
+//! Invariant: a refusal is never wrong. Any other fact is right only if the other reader or a rule
+//! confirms it. An entry that only the other reader finds in a tar must be reported as missing.
 
 use std::collections::BTreeMap;
 
 use crate::facts::Facts;
 use crate::rules::{Case, Format};
 
-/// How names are counted that archfs does not show and says so.
+/// The count of names that archfs leaves out and reports.
 const LEFT_OUT: &str = "a name that is missing, of which archfs tells";
 
-/// What became of the facts of one mutant.
+/// The verdict on the facts of a mutant.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
-    /// Both say the same.
+    /// Facts that both readers agree on.
     pub(crate) right: usize,
-    /// By the rule that allows the difference.
+    /// Allowed differences, by rule.
     pub(crate) disputes: BTreeMap<&'static str, usize>,
-    /// What no rule allows.
+    /// Differences that no rule allows.
     pub(crate) wrong: Vec<String>,
 }
 
 impl Verdict {
-    /// Compares what archfs says of a mutant with `theirs`; `sound` is what archfs says of the
-    /// archive it was made of.
+    /// Compares the facts from archfs with `theirs`; `sound` are the facts of the undamaged
+    /// archive.
     pub(crate) fn of(
         format: Format,
         ours: &Facts,
@@ -52,14 +51,14 @@ impl Verdict {
         verdict
     }
 
-    /// A name that only the other reader finds is one of which archfs tells that it is not there.
+    /// If only the other reader finds a name, archfs must have reported it as missing.
     fn look_for_missing(&mut self, ours: &Facts, theirs: &Facts) {
         for key in theirs.known.keys().filter(|key| !ours.known.contains_key(*key)) {
             let Some((folder, name)) = key.split_once(".n") else {
                 continue;
             };
             let path = if folder == "/" { name.to_owned() } else { format!("{folder}2f{name}") };
-            if ours.tells_of(&path) {
+            if ours.has_finding_at(&path) {
                 *self.disputes.entry(LEFT_OUT).or_default() += 1;
             } else {
                 self.wrong.push(format!("{key} is missing, and nothing is told of it"));

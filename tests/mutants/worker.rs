@@ -1,8 +1,7 @@
-//! A process that opens mutants, walks through them, reads them whole, and asks the other reader.
+//! A process that opens and reads mutants, and asks the other reader about each.
 //!
-//! Owns what is done with one mutant, and the limits of this process: address space, and the memory
-//! that a mutant touched at most. Each step is told on stdout, so that whoever watches knows at
-//! which mutant a crash or a hang came. A panic ends the process, as it would end a mount.
+//! It limits its address space and measures peak memory. It prints each step, so the supervisor
+//! knows which mutant crashed or hung. A panic ends the process, as it would end a mount.
 
 use std::fs;
 use std::io::{Write, stdout};
@@ -20,13 +19,13 @@ use crate::oracle::Oracle;
 use crate::rules::Format;
 use crate::verdict::Verdict;
 
-/// Address space that archfs may take, with stacks of threads and all.
+/// Address space that archfs may use, including thread stacks.
 const ADDRESSES: u64 = 1 << 30;
 
-/// For decoded blocks. Small, so that caches are full.
+/// The cache for decoded blocks. Small, so that it is full.
 const CACHE: u64 = 4 << 20;
 
-/// What a worker is told to do, in the environment.
+/// The variable with the worker's orders.
 pub(crate) const ORDER: &str = "ARCHFS_MUTANT_ORDER";
 
 /// Mutants `first`, `first + step`, and so on below `end`.
@@ -37,7 +36,7 @@ pub(crate) struct Order {
     pub(crate) first: u64,
     pub(crate) step: u64,
     pub(crate) end: u64,
-    /// Where the sound archives are, and mutants go.
+    /// The directory of the sound archives, and of the mutants.
     pub(crate) folder: PathBuf,
     pub(crate) oracle: String,
 }
@@ -63,7 +62,7 @@ impl Order {
     }
 }
 
-/// Does as ordered.
+/// Carries out the orders.
 pub(crate) fn work(order: &Order) {
     let limit = Rlimit { current: Some(ADDRESSES), maximum: Some(ADDRESSES) };
     setrlimit(Resource::As, limit).expect("a limit");
@@ -104,7 +103,7 @@ pub(crate) fn work(order: &Order) {
                 for (key, why) in &ours.refused {
                     log(order, &format!("{name}: {key} refused: {why}"));
                 }
-                for fault in &ours.told {
+                for fault in &ours.findings {
                     log(order, &format!("{name}: told {:?}: {}", fault.location, fault.what));
                 }
                 for wrong in verdict.wrong.iter().take(8) {
@@ -128,7 +127,7 @@ pub(crate) fn work(order: &Order) {
     say("end");
 }
 
-/// All that archfs tells of the archive at `path`, which holds `bytes`.
+/// All facts that archfs returns for the archive at `path` with contents `bytes`.
 fn open(format: Format, path: &Path, bytes: &[u8], number: u64) -> archfs::error::Result<Facts> {
     let options = OpenOptions { cache_bytes: CACHE, ..OpenOptions::default() };
     let tree = formats::open(&[path.to_owned()], &options, &Progress::default())?;
@@ -141,14 +140,14 @@ fn open(format: Format, path: &Path, bytes: &[u8], number: u64) -> archfs::error
     })
 }
 
-/// What this process took of the processors, all its threads, microseconds. Unlike the time that
-/// passes, it is about the same on a machine that is busy.
+/// CPU time of all threads of this process, in microseconds. Unlike wall-clock time, it does not
+/// depend much on the load of the machine.
 fn processor_micros() -> i64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }
 
-/// The memory that was resident at most since it was asked last, KiB.
+/// Peak resident memory since the last call, in KiB.
 fn peak_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -156,12 +155,12 @@ fn peak_kib() -> u64 {
     number.unwrap_or(0)
 }
 
-/// Past the test's capture, whole lines at once.
+/// Writes whole lines past the test's output capture.
 fn say(line: &str) {
     let _ = stdout().write_all(format!("@{line}\n").as_bytes());
 }
 
-/// What only the replay of one mutant tells.
+/// Printed only when a single mutant is replayed.
 fn log(order: &Order, line: &str) {
     if order.first + 1 == order.end {
         say(&format!("note {line}"));

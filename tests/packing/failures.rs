@@ -1,4 +1,4 @@
-//! Files that can not be packed, places that can not be written to, and ends before the end.
+//! `archfs pack` with unreadable files, unwritable output, and signals before it is done.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
@@ -14,11 +14,11 @@ use super::*;
 use crate::support::mount::CleanUp;
 use crate::support::{archfs, can_mount, image, run, source, tar, work_folder};
 
-/// An ordinary user.
+/// UID of an ordinary user.
 const NOBODY: u32 = 65_534;
 
 #[test]
-fn each_unreadable_file_is_named_and_nothing_is_made_but_when_told_to_go_on() {
+fn unreadable_files_are_named_and_nothing_is_written_unless_errors_are_skipped() {
     if !can_mount() {
         return;
     }
@@ -48,20 +48,20 @@ fn each_unreadable_file_is_named_and_nothing_is_made_but_when_told_to_go_on() {
         let mut command = Command::new("setpriv");
         command.args([&user, "--clear-groups", text(&program), "pack"]).args(more);
         let output = command.arg(&tree).arg(made).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        said
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        stderr
     };
     for name in ["a.sqfs", "a.tar"] {
         let made = home.join(name);
-        let said = attempt(&[], &made);
-        assert!(said.contains("--keep-going"), "{said}");
-        // What can not be listed is known before anything is read.
-        assert!(said.contains(&format!("{}: ", text(&tree.join("closed")))), "{said}");
+        let stderr = attempt(&[], &made);
+        assert!(stderr.contains("--keep-going"), "{stderr}");
+        // A directory that cannot be listed is known before anything is read.
+        assert!(stderr.contains(&format!("{}: ", text(&tree.join("closed")))), "{stderr}");
         assert_eq!(names(&home), ["archfs", "tree"]);
-        let said = attempt(&["--keep-going"], &made);
+        let stderr = attempt(&["--keep-going"], &made);
         for bad in ["bad-1", "sub/bad-2", "closed"] {
-            assert!(said.contains(&format!("{}: ", text(&tree.join(bad)))), "{bad}: {said}");
+            assert!(stderr.contains(&format!("{}: ", text(&tree.join(bad)))), "{bad}: {stderr}");
         }
         let found = by_archfs(&made, work.path());
         let files = contents(&found).into_iter().map(|(path, _)| path);
@@ -74,7 +74,7 @@ fn each_unreadable_file_is_named_and_nothing_is_made_but_when_told_to_go_on() {
 }
 
 #[test]
-fn a_file_that_changes_meanwhile_is_named() {
+fn a_file_that_changes_while_it_is_packed_is_named() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("steady", b"steady"), ("growing", &source::noise(1, 40 << 20))]);
@@ -88,9 +88,9 @@ fn a_file_that_changes_meanwhile_is_named() {
         });
         for name in ["a.sqfs", "a.tar"] {
             let made = work.path().join(name);
-            let said = refused(&[text(&tree), text(&made)], 1);
-            assert!(said.contains("growing: ") && said.contains("changed"), "{said}");
-            assert!(!said.contains("steady"), "{said}");
+            let stderr = refused(&[text(&tree), text(&made)], 1);
+            assert!(stderr.contains("growing: ") && stderr.contains("changed"), "{stderr}");
+            assert!(!stderr.contains("steady"), "{stderr}");
             assert!(!made.exists());
         }
         stop.store(true, Ordering::Relaxed);
@@ -109,9 +109,9 @@ fn a_full_disk_leaves_nothing() {
     let _unmounted = CleanUp(small.clone());
     run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "none"]).arg(&small));
     for name in ["a.sqfs", "a.tar"] {
-        let said = refused(&[text(&tree), text(&small.join(name))], 1);
-        assert!(said.contains(name) && said.contains("No space left"), "{said}");
-        assert!(said.contains("hint: "), "{said}");
+        let stderr = refused(&[text(&tree), text(&small.join(name))], 1);
+        assert!(stderr.contains(name) && stderr.contains("No space left"), "{stderr}");
+        assert!(stderr.contains("hint: "), "{stderr}");
         assert_eq!(names(&small), Vec::<String>::new());
     }
     let free = rustix::fs::statvfs(&small).unwrap();
@@ -119,9 +119,9 @@ fn a_full_disk_leaves_nothing() {
     run(Command::new("umount").arg(&small));
 }
 
-/// The system ends a program that writes on past such a limit, unless that listens.
+/// The system kills a program that writes past this limit, unless it handles SIGXFSZ.
 #[test]
-fn a_limit_to_the_size_of_files_leaves_nothing() {
+fn a_file_size_limit_leaves_nothing() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("noise", &source::noise(1, 6 << 20))]);
@@ -131,36 +131,36 @@ fn a_limit_to_the_size_of_files_leaves_nothing() {
         limited.args([env!("CARGO_BIN_EXE_archfs"), name]).current_dir(work.path());
         let output = limited.output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "1\ntree\n");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(name) && said.contains("File too large"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(name) && stderr.contains("File too large"), "{stderr}");
     }
 }
 
 #[test]
-fn what_is_there_is_replaced_only_by_force_and_only_when_the_new_one_is_whole() {
+fn an_existing_file_is_replaced_only_by_force_and_a_complete_archive() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("a", b"a")]);
     for name in ["a.sqfs", "a.tar"] {
         let made = work.path().join(name);
         fs::write(&made, "precious").unwrap();
-        let said = refused(&[text(&tree), text(&made)], 1);
-        assert!(said.contains("--force"), "{said}");
+        let stderr = refused(&[text(&tree), text(&made)], 1);
+        assert!(stderr.contains("--force"), "{stderr}");
         let nowhere = tree.join("nowhere");
         refused(&["--force", text(&nowhere), text(&made)], 1);
         assert_eq!(fs::read(&made).unwrap(), b"precious");
         pack(&["-q", "--force", text(&tree), text(&made)]);
         assert_ne!(fs::read(&made).unwrap(), b"precious");
     }
-    let said = refused(&[text(&tree), "/nowhere/at/all.sqfs"], 1);
-    assert!(said.contains("/nowhere/at: no such folder"), "{said}");
+    let stderr = refused(&[text(&tree), "/nowhere/at/all.sqfs"], 1);
+    assert!(stderr.contains("/nowhere/at: no such folder"), "{stderr}");
 }
 
 #[test]
-fn a_signal_leaves_nothing_and_the_next_run_begins_anew() {
+fn a_signal_leaves_nothing_and_the_next_run_starts_over() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
-    // Seconds of work for the slowest compressor.
+    // Takes the slowest compressor several seconds.
     let line = |number: u64| format!("{number} {}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let slow: String = (0..1_500_000).map(line).collect();
     write_all(&tree, &[("slow", slow.as_bytes())]);
@@ -192,7 +192,7 @@ fn a_signal_leaves_nothing_and_the_next_run_begins_anew() {
     }
 }
 
-/// Waits until the process has its output open, so that there is something to leave behind.
+/// Waits until the process has opened its output, so that it could leave a file behind.
 fn wait_for_output(pid: Pid) {
     let folder = format!("/proc/{}/fd", pid.as_raw_nonzero());
     for _ in 0..1000 {
@@ -208,42 +208,42 @@ fn wait_for_output(pid: Pid) {
 }
 
 #[test]
-fn damaged_archives_and_other_files_are_told_apart() {
+fn damaged_archives_and_other_files_are_distinguished() {
     let work = work_folder();
     let made = work.path().join("made.sqfs");
     let bad = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
-    let said = refused(&[text(&bad.join("block-size-0.sqfs")), text(&made)], 3);
-    assert!(said.contains("block-size-0.sqfs"), "{said}");
-    // A file whose blocks are damaged is named like any other that can not be read.
-    let said = refused(&[text(&bad.join("block-garbage.sqfs")), text(&made)], 1);
-    assert!(said.contains("block-garbage.sqfs"), "{said}");
+    let stderr = refused(&[text(&bad.join("block-size-0.sqfs")), text(&made)], 3);
+    assert!(stderr.contains("block-size-0.sqfs"), "{stderr}");
+    // A file whose blocks are damaged is named like any other unreadable file.
+    let stderr = refused(&[text(&bad.join("block-garbage.sqfs")), text(&made)], 1);
+    assert!(stderr.contains("block-garbage.sqfs"), "{stderr}");
     assert!(!made.exists());
-    // And so is a folder that can not be listed, be it the root.
+    // So is a directory that cannot be listed, including the root.
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("the-name", b"bytes")]);
     let image = image::make(work.path(), "root.sqfs", &tree, &["-noI"]);
     let mut bytes = fs::read(&image).unwrap();
-    // Before a name lie the 8 bytes of its entry, and before the first the header's 12, which begins
-    // with their number less 1: 256 at most.
+    // The 8 bytes of an entry precede its name, and the 12 bytes of a header precede the first
+    // entry. A header begins with the number of its entries minus 1; the limit is 256 entries.
     let at = bytes.windows(8).position(|window| window == b"the-name").unwrap();
     bytes[at - 20..at - 16].copy_from_slice(&256_u32.to_le_bytes());
     fs::write(&image, bytes).unwrap();
-    let said = refused(&[text(&image), text(&made)], 1);
-    assert!(said.contains("root.sqfs: ") && said.contains("257 entries"), "{said}");
+    let stderr = refused(&[text(&image), text(&made)], 1);
+    assert!(stderr.contains("root.sqfs: ") && stderr.contains("257 entries"), "{stderr}");
     assert!(!made.exists());
-    // What is no archive is packed as the file that it is.
+    // A file that is not an archive is packed as a file.
     let plain = work.path().join("notes.txt");
     File::create(&plain).unwrap().write_all(b"just text").unwrap();
     pack(&["-q", text(&plain), text(&made)]);
-    assert_eq!(said_of(&made, "notes.txt"), "just text");
+    assert_eq!(contents_of(&made, "notes.txt"), "just text");
 }
 
-fn said_of(image: &Path, file: &str) -> String {
+fn contents_of(image: &Path, file: &str) -> String {
     said(&["unsquashfs", "-cat", text(image), file])
 }
 
 #[test]
-fn what_is_missing_in_an_archive_is_a_problem_and_not_a_smaller_archive() {
+fn missing_parts_of_a_source_archive_are_an_error() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     for number in 0..30 {
@@ -265,18 +265,18 @@ fn what_is_missing_in_an_archive_is_a_problem_and_not_a_smaller_archive() {
     ] {
         let archive = work.path().join(name);
         fs::write(&archive, bytes).unwrap();
-        let said = refused(&["-q", text(&archive), text(&made)], 1);
-        assert!(said.contains(name) && said.contains(complaint), "{name}: {said}");
+        let stderr = refused(&["-q", text(&archive), text(&made)], 1);
+        assert!(stderr.contains(name) && stderr.contains(complaint), "{name}: {stderr}");
         assert!(!made.exists(), "{name}");
-        let said = refused(&["-q", "--keep-going", "--force", text(&archive), text(&made)], 1);
-        assert!(said.contains(complaint) && made.exists(), "{name}: {said}");
+        let stderr = refused(&["-q", "--keep-going", "--force", text(&archive), text(&made)], 1);
+        assert!(stderr.contains(complaint) && made.exists(), "{name}: {stderr}");
         fs::remove_file(&made).unwrap();
     }
     assert!(!names(work.path()).iter().any(|name| name.ends_with("-index")), "no index is left");
 }
 
 #[test]
-fn an_archive_within_that_can_not_be_opened_costs_what_is_in_it_alone() {
+fn an_unreadable_nested_archive_loses_only_its_own_files() {
     let work = work_folder();
     let inner = folder(work.path(), "inner");
     for number in 0..4 {
@@ -288,19 +288,22 @@ fn an_archive_within_that_can_not_be_opened_costs_what_is_in_it_alone() {
     let cut = inner.join("n02.sqfs");
     let len = fs::metadata(&cut).unwrap().len();
     File::options().write(true).open(&cut).unwrap().set_len(len / 2).unwrap();
-    // In a tar of nothing but archives they are folders unasked.
+    // In a tar of only archives they become directories without an option.
     let tar = work.path().join("outer.tar");
     run(Command::new("tar").arg("-C").arg(&inner).args(["--sort=name", "-cf"]).arg(&tar).arg("."));
     let image = packed(work.path(), "outer.sqfs", &inner, &[]);
     let made = work.path().join("made.sqfs");
     for (outer, how) in [(&tar, "--quiet"), (&tar, "--recursive"), (&image, "--recursive")] {
         let words = [how, text(outer), text(&made)];
-        let said = refused(&words, 1);
+        let stderr = refused(&words, 1);
         let named = format!("{}: n02: truncated: ", text(outer));
-        assert!(said.contains(&named) && said.contains("for at least 1 file could not"), "{said}");
-        assert!(said.contains("--keep-going") && !made.exists(), "{said}");
-        let said = refused(&[&["--keep-going"], &words[..]].concat(), 1);
-        assert!(said.contains(&named) && said.contains("made without 1 file"), "{said}");
+        assert!(
+            stderr.contains(&named) && stderr.contains("for at least 1 file could not"),
+            "{stderr}"
+        );
+        assert!(stderr.contains("--keep-going") && !made.exists(), "{stderr}");
+        let stderr = refused(&[&["--keep-going"], &words[..]].concat(), 1);
+        assert!(stderr.contains(&named) && stderr.contains("made without 1 file"), "{stderr}");
         let listed = self::said(&["unsquashfs", "-d", "", "-lc", text(&made)]);
         for name in ["n00/file", "n01/file", "n03/file"] {
             assert!(listed.contains(name), "{name}: {listed}");
@@ -308,14 +311,14 @@ fn an_archive_within_that_can_not_be_opened_costs_what_is_in_it_alone() {
         assert!(!listed.contains("n02/file"), "{listed}");
         fs::remove_file(&made).unwrap();
     }
-    // Named on the command line it is no part of anything.
+    // An archive named on the command line is no part of another, so its error is final.
     for options in [&["-q"][..], &["-q", "--keep-going"]] {
-        let said = refused(&[options, &[text(&cut), text(&made)]].concat(), 3);
-        assert!(said.contains("n02.sqfs: truncated: ") && !made.exists(), "{said}");
+        let stderr = refused(&[options, &[text(&cut), text(&made)]].concat(), 3);
+        assert!(stderr.contains("n02.sqfs: truncated: ") && !made.exists(), "{stderr}");
     }
 }
 
-/// A tar with one member whose name no file system takes, told by a pax record.
+/// A tar with one member whose name, from a pax record, no file system accepts.
 fn long_member(path: &[u8]) -> Vec<u8> {
     let record = [b" path=".as_slice(), path, b"\n"].concat();
     let len = (0..).find(|len: &usize| len.to_string().len() + record.len() == *len).unwrap();
@@ -328,22 +331,22 @@ fn long_member(path: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_list_of_nothing_is_refused() {
+fn an_empty_list_is_refused() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("a", b"a")]);
     let list = work.path().join("list");
     fs::write(&list, "\n").unwrap();
     let made = work.path().join("made.sqfs");
-    let said = refused(&["--files-from", text(&list), text(&tree), text(&made)], 1);
-    assert!(said.contains("lists nothing") && !made.exists(), "{said}");
+    let stderr = refused(&["--files-from", text(&list), text(&tree), text(&made)], 1);
+    assert!(stderr.contains("lists nothing") && !made.exists(), "{stderr}");
 }
 
 #[test]
-fn a_sparse_file_of_more_blocks_than_can_be_kept_is_named_and_takes_no_memory() {
+fn a_sparse_file_with_too_many_blocks_is_refused_without_using_memory() {
     let work = work_folder();
     let tar = work.path().join("data.tar");
-    // A map of no data, as GNU tar writes it (pax, version 1.0).
+    // A map without data, as GNU tar writes it (pax, version 1.0).
     let make = "import sys, tarfile, io
 with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as tar:
     size = sys.argv[2]
@@ -366,17 +369,17 @@ with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as tar:
     for bits in [44, 46, 50] {
         let size = (1_u64 << bits).to_string();
         run(Command::new("python3").args(["-c", make]).arg(&tar).arg(size));
-        let (status, said) = pack(&[]);
-        assert_eq!(status, Some(1), "2^{bits}: {said}");
-        assert!(said.contains("huge") && said.contains("blocks, at most 67108864"), "{said}");
+        let (status, stderr) = pack(&[]);
+        assert_eq!(status, Some(1), "2^{bits}: {stderr}");
+        assert!(stderr.contains("huge") && stderr.contains("blocks, at most 67108864"), "{stderr}");
         assert!(!work.path().join("made.sqfs").exists());
-        let (_, said) = pack(&["--keep-going"]);
-        assert_eq!(said_of(&work.path().join("made.sqfs"), "good"), "good", "{said}");
+        let (_, stderr) = pack(&["--keep-going"]);
+        assert_eq!(contents_of(&work.path().join("made.sqfs"), "good"), "good", "{stderr}");
         fs::remove_file(work.path().join("made.sqfs")).unwrap();
     }
-    // Just as many as there may be.
+    // Exactly as many as are allowed.
     let size = (1_u64 << 43).to_string();
     run(Command::new("python3").args(["-c", make]).arg(&tar).arg(size));
-    let (status, said) = pack(&[]);
-    assert_eq!(status, Some(0), "{said}");
+    let (status, stderr) = pack(&[]);
+    assert_eq!(status, Some(0), "{stderr}");
 }

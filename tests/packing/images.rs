@@ -1,4 +1,4 @@
-//! Images, read by the kernel, unsquashfs, squashfuse, 7-Zip and archfs.
+//! Packed images, read by the kernel, unsquashfs, squashfuse, 7-Zip and archfs.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +7,7 @@ use std::process::Command;
 use super::*;
 use crate::support::{can_mount, mount, run, source, work_folder};
 
-/// Options of a kind of image, and whether 7-Zip and squashfuse know its compressor.
+/// Options for an image, and whether 7-Zip and squashfuse support its compressor.
 const KINDS: [&[&str]; 10] = [
     &[],
     &["-c", "zstd:3", "-b", "64K", "--read-cost", "16K"],
@@ -22,7 +22,7 @@ const KINDS: [&[&str]; 10] = [
 ];
 
 #[test]
-fn every_kind_shows_the_source_in_the_kernel_and_in_archfs() {
+fn the_kernel_and_archfs_show_the_source_of_every_kind_of_image() {
     if !can_mount() {
         return;
     }
@@ -36,7 +36,7 @@ fn every_kind_shows_the_source_in_the_kernel_and_in_archfs() {
 }
 
 #[test]
-fn unsquashfs_squashfuse_and_7_zip_read_it_too() {
+fn unsquashfs_squashfuse_and_7_zip_read_the_images() {
     if !can_mount() {
         return;
     }
@@ -58,14 +58,14 @@ fn unsquashfs_squashfuse_and_7_zip_read_it_too() {
             &take(&extracted, Depth::Everything),
         );
 
-        let place = folder(work.path(), "squashfuse");
-        let _unmounted = mount::CleanUp(place.clone());
-        run(Command::new("squashfuse_ll").arg(&image).arg(&place));
-        let found = take(&place, Depth::NoXattrs);
+        let mount_point = folder(work.path(), "squashfuse");
+        let _unmounted = mount::CleanUp(mount_point.clone());
+        run(Command::new("squashfuse_ll").arg(&image).arg(&mount_point));
+        let found = take(&mount_point, Depth::NoXattrs);
         assert_same(&format!("{what}: squashfuse"), &take(&tree, Depth::NoXattrs), &found);
-        run(Command::new("umount").arg(&place));
+        run(Command::new("umount").arg(&mount_point));
 
-        // It tests each file; special files are not its business.
+        // 7-Zip tests every file; it does not support special files.
         let tested = said(&["7z", "t", text(&image)]);
         assert!(tested.contains("Everything is Ok"), "{what}: {tested}");
     }
@@ -105,7 +105,7 @@ fn the_same_source_gives_the_same_bytes_on_any_number_of_threads() {
             );
         }
     }
-    // And so does a copy of it that was listed in another order.
+    // A copy that is listed in another order gives the same bytes as well.
     let copy = folder(work.path(), "copy");
     let script = "cd \"$1\" && find . -depth -print0 | cpio --null --pass-through --preserve-modification-time \
                   --make-directories --quiet \"$2\"";
@@ -119,14 +119,14 @@ fn the_same_source_gives_the_same_bytes_on_any_number_of_threads() {
     }
 }
 
-/// The lines of unsquashfs, without the times of folders.
+/// The lines of unsquashfs, without the times of directories.
 fn by_contents(image: &Path) -> Vec<String> {
     let lines = said(&["unsquashfs", "-lls", text(image)]);
     lines.lines().filter(|line| line.starts_with('-')).map(str::to_owned).collect()
 }
 
 #[test]
-fn the_time_of_the_archive_is_the_latest_that_it_shows() {
+fn the_archive_time_is_its_latest_file_time() {
     if !can_mount() {
         return;
     }
@@ -144,14 +144,14 @@ fn the_time_of_the_archive_is_the_latest_that_it_shows() {
     for (path, node) in by_kernel(&image, work.path()) {
         assert_eq!(node.seconds, 1_000_000_000, "{}", path.escape_ascii());
     }
-    // Touched or not, the bytes are the same.
+    // The bytes are the same whether or not the files were touched.
     run(Command::new("touch").arg(tree.join("a")));
     run(command().env("SOURCE_DATE_EPOCH", "1000000000"));
     assert!(first == fs::read(&image).unwrap());
 }
 
 #[test]
-fn what_is_there_twice_is_stored_once() {
+fn duplicates_are_stored_once() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     let (small, large) = (source::noise(1, 30_000), source::noise(2, 3_000_000));
@@ -174,7 +174,7 @@ fn what_is_there_twice_is_stored_once() {
     });
 }
 
-/// A text of 256 words, which compresses the better the more of it there is.
+/// Text of 256 words; more of it compresses better.
 fn words(seed: u64) -> String {
     let letters = source::noise(1, 256 * 7);
     let word = |nth: u8| -> String {
@@ -185,7 +185,7 @@ fn words(seed: u64) -> String {
 }
 
 #[test]
-fn what_does_not_compress_is_stored_plain_and_small_files_share_no_more_than_the_read_cost() {
+fn incompressible_data_stays_uncompressed_and_fragments_respect_the_read_cost() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     for number in 0..200_u64 {
@@ -214,7 +214,7 @@ fn what_does_not_compress_is_stored_plain_and_small_files_share_no_more_than_the
         sizes.push(fs::metadata(&image).unwrap().len());
     }
     assert!(sizes[0] > sizes[1] && sizes[1] > sizes[2], "{sizes:?}");
-    // The noise as it is, and the texts in less than half of their bytes.
+    // Noise stays uncompressed, and the text takes less than half of its size.
     let noise = 200 * 50_000;
     let most = noise + 200 * 500 * 8 / 2;
     assert!(sizes.iter().all(|&size| size > noise && size < most), "{sizes:?}");

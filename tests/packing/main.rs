@@ -1,8 +1,7 @@
-//! `archfs pack`: what it makes, read by everybody else who reads such archives.
+//! `archfs pack` writes archives that other programs read; each is compared with its source tree.
 //!
-//! Owns what docs/PACK.md promises: `images` and `tars` for what is written, `sources` for what they
-//! are made of, `shards` for WebDataset, `failures` for what can not be packed. Each archive is
-//! compared with the tree that it was made of, by programs that are not archfs.
+//! Tests what docs/PACK.md promises: `images` and `tars` the formats, `sources` the input, `shards`
+//! WebDataset, `failures` the errors.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -21,24 +20,24 @@ use support::archfs;
 use support::mount::Mounted;
 use support::snapshot::{Depth, Snapshot, assert_same, take};
 
-/// `archfs pack WORDS`, which must succeed.
+/// Runs `archfs pack WORDS`, which must succeed.
 fn pack(words: &[&str]) -> Output {
     support::run(archfs().arg("pack").args(words))
 }
 
-/// `archfs pack WORDS` with the status `code`; what it says on standard error.
+/// Runs `archfs pack WORDS`, which must end with status `code`, and returns its stderr.
 fn refused(words: &[&str], code: i32) -> String {
     let output = archfs().arg("pack").args(words).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
-    said
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{words:?}: {stderr}");
+    stderr
 }
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Makes `work/name` of `source` with these options.
+/// Packs `source` to `work/name` with these options.
 fn packed(work: &Path, name: &str, source: &Path, options: &[&str]) -> PathBuf {
     let archive = work.join(name);
     let words = [options, &["--force", "--quiet", text(source), text(&archive)]].concat();
@@ -46,19 +45,19 @@ fn packed(work: &Path, name: &str, source: &Path, options: &[&str]) -> PathBuf {
     archive
 }
 
-/// What the kernel shows of an image.
+/// The tree of an image on a kernel mount.
 fn by_kernel(image: &Path, work: &Path) -> Snapshot {
     let mounted = Mounted::kernel(image, &work.join("kernel")).unwrap();
     take(mounted.path(), Depth::Everything)
 }
 
-/// What archfs shows of an archive.
+/// The tree of an archive on an archfs mount.
 fn by_archfs(archive: &Path, work: &Path) -> Snapshot {
     let mounted = Mounted::archfs(archive, &work.join("archfs"), &[]);
     take(mounted.path(), Depth::Everything)
 }
 
-/// A new, empty folder in `work`.
+/// A new, empty directory in `work`.
 fn folder(work: &Path, name: &str) -> PathBuf {
     let folder = work.join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -66,7 +65,7 @@ fn folder(work: &Path, name: &str) -> PathBuf {
     folder
 }
 
-/// Writes files of these contents, with the folders that they are in.
+/// Writes files with these contents, and their directories.
 fn write_all(root: &Path, files: &[(&str, &[u8])]) {
     for (path, bytes) in files {
         let path = root.join(path);
@@ -75,7 +74,7 @@ fn write_all(root: &Path, files: &[(&str, &[u8])]) {
     }
 }
 
-/// The names in a folder, sorted, hidden ones too.
+/// The names in a directory, sorted, including hidden ones.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> =
@@ -84,24 +83,24 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The sum of a file's bytes, to tell whether two are the same.
+/// A hash of a file, to compare two files.
 fn sum(path: &Path) -> u64 {
     support::snapshot::content(path)
 }
 
-/// Paths and contents alone: for what keeps nothing else.
+/// Paths and contents only, for formats that keep nothing else.
 fn contents(snapshot: &Snapshot) -> Vec<(Vec<u8>, u64)> {
     let files = snapshot.iter().filter(|(_, node)| node.mode & 0o170_000 == 0o100_000);
     files.map(|(path, node)| (path.clone(), node.content)).collect()
 }
 
-/// Runs a command made of words, which must succeed; its standard output.
+/// Runs a command, which must succeed, and returns its stdout.
 fn said(words: &[&str]) -> String {
     let output = support::run(Command::new(words[0]).args(&words[1..]));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The image must show `expected` in the kernel and in archfs.
+/// Checks that the image shows `expected` on a kernel mount and on an archfs mount.
 fn assert_shows(what: &str, image: &Path, expected: &Snapshot, work: &Path) {
     assert_same(&format!("{what}: the kernel"), expected, &by_kernel(image, work));
     assert_same(&format!("{what}: archfs"), expected, &by_archfs(image, work));

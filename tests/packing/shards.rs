@@ -1,4 +1,5 @@
-//! Shards for WebDataset: whole samples, one order for one seed, read by tar and by archfs.
+//! Shards for WebDataset: samples are not split, the order depends only on the seed, and tar and
+//! archfs read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +10,7 @@ use crate::support::{can_mount, source, work_folder};
 
 const CLASSES: [&str; 3] = ["bird", "cat", "dog"];
 
-/// Samples of a picture and a caption, and some with a mask too.
+/// Samples of a JPEG and a caption; some have a mask as well.
 fn samples(root: &Path) {
     for class in CLASSES {
         for number in 0..70_u64 {
@@ -37,7 +38,7 @@ fn members(shard: &Path) -> Vec<String> {
     said(&["tar", "-tf", text(shard)]).lines().map(str::to_owned).collect()
 }
 
-/// What WebDataset takes for the key of a sample: up to the first dot of the last name.
+/// The key of a sample, as WebDataset defines it: up to the first dot of the last path component.
 fn key(member: &str) -> &str {
     let base = member.rfind('/').map_or(0, |slash| slash + 1);
     let dot = member[base..].find('.').expect("every member has an extension");
@@ -58,7 +59,7 @@ fn made(work: &Path, name: &str, tree: &Path, options: &[&str]) -> (PathBuf, Vec
 }
 
 #[test]
-fn samples_stay_whole_and_shards_within_their_size() {
+fn samples_are_not_split_and_shards_respect_their_size() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     samples(&tree);
@@ -69,7 +70,7 @@ fn samples_stay_whole_and_shards_within_their_size() {
     for (number, shard) in shards.iter().enumerate() {
         assert_eq!(names_of(shard), format!("train-{number:06}.tar"));
         assert!(fs::metadata(shard).unwrap().len() <= 100 << 10);
-        // Runs of one key, none of which comes again.
+        // Members with the same key follow each other.
         let mut last = String::new();
         for member in members(shard) {
             assert!(found.insert(member.clone()), "{member} twice");
@@ -90,7 +91,7 @@ fn names_of(path: &Path) -> String {
 }
 
 #[test]
-fn a_seed_gives_one_order_and_another_seed_another() {
+fn the_seed_determines_the_order() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     samples(&tree);
@@ -106,13 +107,13 @@ fn a_seed_gives_one_order_and_another_seed_another() {
     let mut again = first.clone();
     again.sort();
     assert_eq!(again, sorted);
-    // All classes come early: the shuffle is global.
+    // All classes appear early, because the shuffle is global.
     let early: BTreeSet<_> = first.iter().take(30).map(|name| &name[..3]).collect();
     assert_eq!(early.len(), CLASSES.len());
 }
 
 #[test]
-fn labels_are_the_numbers_of_the_folders() {
+fn labels_are_directory_numbers() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     samples(&tree);
@@ -131,7 +132,7 @@ fn labels_are_the_numbers_of_the_folders() {
 }
 
 #[test]
-fn mounted_together_they_are_the_source_again() {
+fn shards_mounted_together_show_the_source() {
     if !can_mount() {
         return;
     }
@@ -153,8 +154,8 @@ fn all_shards_appear_or_none() {
     let archive = target.join("train.tar");
     fs::write(target.join("train-000002.tar"), "somebody else's").unwrap();
     let words = ["-q", "--shards", "100K", text(&tree), text(&archive)];
-    let said = refused(&words, 1);
-    assert!(said.contains("train-000002.tar") && said.contains("--force"), "{said}");
+    let stderr = refused(&words, 1);
+    assert!(stderr.contains("train-000002.tar") && stderr.contains("--force"), "{stderr}");
     assert_eq!(names(&target), ["train-000002.tar"]);
     pack(&[&["--force"], &words[..]].concat());
     assert!(names(&target).len() > 5);

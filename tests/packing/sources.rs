@@ -1,4 +1,5 @@
-//! What archives can be made of: folders, lists, maps, tars of all kinds, images, and several.
+//! What `archfs pack` accepts as input: directories, lists, maps, tars, images, and several of
+//! them.
 
 use std::fs;
 use std::process::Command;
@@ -6,7 +7,7 @@ use std::process::Command;
 use super::*;
 use crate::support::{can_mount, image, run, source, work_folder};
 
-/// GNU tar of what is in `folder`, in name order, with attributes.
+/// Makes a tar of the contents of `folder` with GNU tar: sorted by name, with extended attributes.
 fn gnu_tar(archive: &Path, folder: &Path) {
     let mut command = Command::new("tar");
     command.arg("-C").arg(folder).args(["--sort=name", "--format=posix", "--xattrs", "--sparse"]);
@@ -32,7 +33,7 @@ fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
         let mut expected = expected.clone();
         let mut found = by_kernel(&made, work.path());
         if source != &squashed {
-            // No tar holds a socket, and GNU tar makes two of a fifo with two names.
+            // A tar has no sockets, and GNU tar makes two fifos of one with two names.
             for name in [&b"socket"[..], b"fifo", b"hard-fifo"] {
                 expected.remove(name);
             }
@@ -40,7 +41,7 @@ fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
             found.remove(&b"hard-fifo"[..]);
         }
         assert_same(text(source), &expected, &found);
-        // And back again.
+        // Pack the tree again.
         let tar = packed(work.path(), "made.tar", &made, &[]);
         let mut back = by_archfs(&tar, work.path());
         for name in [&b"socket"[..], b"fifo", b"hard-fifo", b""] {
@@ -52,7 +53,7 @@ fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
 }
 
 #[test]
-fn a_tar_of_tars_becomes_a_folder_for_each() {
+fn a_tar_of_tars_becomes_a_directory_for_each() {
     if !can_mount() {
         return;
     }
@@ -73,12 +74,12 @@ fn a_tar_of_tars_becomes_a_folder_for_each() {
         .args(["-c", "cd \"$1\" && tar --format=gnu -cf \"$2\" *.tar", "sh"])
         .arg(&tars)
         .arg(&outer));
-    // No option is needed: there is nothing in it but archives.
+    // A tar of only archives needs no option.
     let made = packed(work.path(), "imagenet.sqfs", &outer, &[]);
     let expected = contents(&take(&tree, Depth::NoXattrs));
     assert_eq!(expected.len(), 90);
     assert_eq!(contents(&by_kernel(&made, work.path())), expected);
-    // A tar that holds other files as well keeps its tars, but where folders are asked for.
+    // If a tar also has other files, its tars become directories only on request.
     write_all(&tars, &[("README", b"three classes")]);
     gnu_tar(&outer, &tars);
     let made = packed(work.path(), "imagenet.sqfs", &outer, &[]);
@@ -90,7 +91,7 @@ fn a_tar_of_tars_becomes_a_folder_for_each() {
 }
 
 #[test]
-fn a_map_puts_files_into_other_folders() {
+fn a_map_moves_files_to_other_directories() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("val_1.JPEG", b"one"), ("val_2.JPEG", b"two"), ("val 3.JPEG", b"three")]);
@@ -110,7 +111,7 @@ fn a_map_puts_files_into_other_folders() {
         assert_eq!(files, ["/n01/third.JPEG", "/n01/val_1.JPEG", "/n02/second.JPEG"]);
         assert_eq!(said(&["unsquashfs", "-cat", text(&made), "n02/second.JPEG"]), "two");
     }
-    // What can not be is named with its line.
+    // A bad line is named in the error.
     for (lines, complaint) in [
         ("val_1.JPEG\ta\nnowhere\tb\n", "nowhere"),
         ("val_1.JPEG\ta\nval_2.JPEG\ta\n", "line 2"),
@@ -119,14 +120,14 @@ fn a_map_puts_files_into_other_folders() {
     ] {
         fs::write(&map, lines).unwrap();
         let made = work.path().join("never.sqfs");
-        let said = refused(&["--map", text(&map), text(&tree), text(&made)], 1);
-        assert!(said.contains(complaint), "{lines:?}: {said}");
+        let stderr = refused(&["--map", text(&map), text(&tree), text(&made)], 1);
+        assert!(stderr.contains(complaint), "{lines:?}: {stderr}");
         assert!(!made.exists());
     }
 }
 
 #[test]
-fn a_list_chooses_files_and_missing_ones_are_all_named() {
+fn a_list_selects_files_and_every_missing_one_is_named() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(
@@ -148,15 +149,16 @@ fn a_list_chooses_files_and_missing_ones_are_all_named() {
 
     fs::write(&list, "a/2\nmissing/1\nb/3\nmissing/2\n").unwrap();
     let made = work.path().join("never.sqfs");
-    let said = refused(&["--files-from", text(&list), text(&tree), text(&made)], 1);
-    assert!(said.contains("missing/1") && said.contains("missing/2"), "{said}");
+    let stderr = refused(&["--files-from", text(&list), text(&tree), text(&made)], 1);
+    assert!(stderr.contains("missing/1") && stderr.contains("missing/2"), "{stderr}");
     assert!(!made.exists());
-    let said = refused(&["--keep-going", "--files-from", text(&list), text(&tree), text(&made)], 1);
-    assert!(said.contains("missing/1") && made.exists(), "{said}");
+    let stderr =
+        refused(&["--keep-going", "--files-from", text(&list), text(&tree), text(&made)], 1);
+    assert!(stderr.contains("missing/1") && made.exists(), "{stderr}");
 }
 
 #[test]
-fn several_folders_keep_their_names_and_archives_come_together() {
+fn several_directories_keep_their_names_and_archives_merge() {
     let work = work_folder();
     let (one, two) = (folder(work.path(), "one"), folder(work.path(), "two"));
     write_all(&one, &[("x/1", b"first"), ("x/2", b"second")]);
@@ -180,12 +182,12 @@ fn several_folders_keep_their_names_and_archives_come_together() {
     let output = pack(&["--force", text(&tars[0]), text(&tars[1]), text(&made)]);
     assert_eq!(list(&made), ["x/1", "x/2", "y/3"]);
     assert_eq!(said(&["tar", "-xOf", text(&made), "x/2"]), "hides");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("1 file"), "tells that one is hidden: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("1 file"), "tells that one is hidden: {stderr}");
 }
 
 #[test]
-fn all_files_belong_to_whom_they_shall() {
+fn owner_options_apply_to_all_files() {
     let work = work_folder();
     let tree = folder(work.path(), "tree");
     write_all(&tree, &[("a/1", b"1")]);

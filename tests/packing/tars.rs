@@ -1,4 +1,4 @@
-//! Tars, read by GNU tar, bsdtar, Python's tarfile and archfs.
+//! Packed tars, read by GNU tar, bsdtar, Python's tarfile and archfs.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::*;
 use crate::support::{can_mount, run, source, tree, work_folder};
 
-/// The tree without its socket, which no tar can hold.
+/// The tree without sockets, which a tar cannot contain.
 fn without_sockets(snapshot: &Snapshot) -> Snapshot {
     let is_socket = |mode: u32| mode & 0o170_000 == 0o140_000;
     let kept = snapshot.iter().filter(|(_, node)| !is_socket(node.mode));
@@ -22,7 +22,7 @@ fn gnu_tar_bsdtar_and_archfs_show_the_source() {
     }
     let work = work_folder();
     let tree = source::varied();
-    // The root itself is no member.
+    // The root is not a member.
     let mut expected = without_sockets(&take(&tree, Depth::Everything));
     expected.remove(&b""[..]);
     let archive = packed(work.path(), "a.tar", &tree, &[]);
@@ -46,13 +46,13 @@ fn gnu_tar_bsdtar_and_archfs_show_the_source() {
     assert_same("archfs", &expected, &found);
     let listed = said(&["tar", "-tf", text(&archive)]);
     assert_eq!(listed.lines().count(), {
-        // GNU tar escapes new lines.
+        // GNU tar escapes newlines.
         expected.len()
     });
 }
 
 #[test]
-fn the_root_is_no_member_and_looks_like_the_first() {
+fn the_root_is_not_a_member_and_copies_the_first_source() {
     if !can_mount() {
         return;
     }
@@ -102,11 +102,11 @@ fn the_same_source_gives_the_same_bytes() {
 }
 
 #[test]
-fn a_sparse_file_of_5_gib_takes_what_it_holds() {
+fn a_sparse_file_of_5_gib_takes_only_its_data() {
     let work = work_folder();
     let archive = packed(work.path(), "a.tar", &source::large(), &[]);
     let size = fs::metadata(&archive).unwrap().len();
-    // A header of 512 bytes for each of 100,000 names, and for some a second one.
+    // A header of 512 bytes for each of 100,000 names, and a second one for some.
     assert!(size < 200 << 20, "{size} bytes");
     let listed = said(&["tar", "-tvf", text(&archive), "sparse-5g"]);
     assert!(listed.contains(" 5368709120 "), "{listed}");

@@ -1,4 +1,5 @@
-//! POSIX ACLs in a tar, where everybody may enter: no user gets more than they gave in the source.
+//! POSIX ACLs in a tar, on a mount that every user may enter: no user gets more access than in the
+//! source.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -13,29 +14,29 @@ use super::support::user::User;
 use super::support::{archfs, run};
 use super::{OTHER, OWNER, Scene, done, mode, scene};
 
-/// The owner of the files, as whom no test acts.
+/// The owner of the files. No test acts as this user.
 const STRANGER: u32 = 1234;
 
 const ATTRIBUTE: &str = "system.posix_acl_access";
 
-/// A name, the rights of the owner, of named users, the group and named groups, of the others; and
-/// whether a mode gives the same to both users.
+/// A name; the permissions of the owner, named users, the group, named groups and others; and
+/// whether a mode alone gives both users the same access.
 type File = (&'static str, u32, &'static [(u32, u16)], u16, &'static [(u32, u16)], u16, bool);
 
 /// The group of all files is that of `OWNER`.
 const FILES: [File; 7] = [
     ("plain", 6, &[], 4, &[], 0, true),
-    // The group bits say rwx, and the group has nothing.
+    // The group bits of the mode are rwx, but the group has no access.
     ("masked", 6, &[(STRANGER, 7)], 0, &[], 0, true),
     ("named", 6, &[(OTHER, 6)], 4, &[], 0, false),
-    // Denied to one user, and given to the others or the group.
+    // Denied to one user, granted to others or the group.
     ("denied", 6, &[(OTHER, 0)], 4, &[], 4, false),
     ("denied-in-group", 6, &[(OWNER, 0)], 6, &[], 4, false),
     ("denied-group", 6, &[], 4, &[(OTHER, 0)], 4, true),
     ("program", 7, &[(STRANGER, 5)], 1, &[], 5, true),
 ];
 
-/// The attribute as the kernel takes it.
+/// The ACL in the encoding of the kernel's extended attribute.
 fn attribute((_, owner, users, group, groups, others, _): &File) -> Vec<u8> {
     let named = |tag, list: &[(u32, u16)]| {
         list.iter().map(|&(id, rights)| (tag, rights, id)).collect::<Vec<_>>()
@@ -56,26 +57,27 @@ fn attribute((_, owner, users, group, groups, others, _): &File) -> Vec<u8> {
 }
 
 fn source(work: &Path) -> std::path::PathBuf {
-    let folder = work.join("acls");
-    for folder in [&folder, &folder.join("closed")] {
-        fs::create_dir(folder).unwrap();
-        fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+    let directory = work.join("acls");
+    for directory in [&directory, &directory.join("closed")] {
+        fs::create_dir(directory).unwrap();
+        fs::set_permissions(directory, Permissions::from_mode(0o755)).unwrap();
     }
-    fs::write(folder.join("closed/file"), "x").unwrap();
+    fs::write(directory.join("closed/file"), "x").unwrap();
     for file in &FILES {
-        let path = folder.join(file.0);
+        let path = directory.join(file.0);
         fs::write(&path, "#!/bin/sh\n").unwrap();
         chown(&path, Some(STRANGER), Some(OWNER)).unwrap();
         setxattr(&path, ATTRIBUTE, &attribute(file), XattrFlags::empty()).unwrap();
     }
-    // A folder that one user may not search.
-    chown(folder.join("closed"), Some(STRANGER), Some(STRANGER)).unwrap();
+    // A directory that one user may not search.
+    chown(directory.join("closed"), Some(STRANGER), Some(STRANGER)).unwrap();
     let closed = ("closed", 7, &[(OTHER, 4)][..], 5, &[][..], 5, false);
-    setxattr(folder.join("closed"), ATTRIBUTE, &attribute(&closed), XattrFlags::empty()).unwrap();
-    folder
+    setxattr(directory.join("closed"), ATTRIBUTE, &attribute(&closed), XattrFlags::empty())
+        .unwrap();
+    directory
 }
 
-/// What `user` may do with each file below `root`, as "NAME KIND" lines, as the kernel allows it.
+/// The accesses that the kernel grants `user` below `root`, as "NAME KIND" lines.
 fn allowed(user: &User, root: &Path) -> Vec<String> {
     let names = FILES.iter().map(|file| file.0).chain(["closed/file"]).collect::<Vec<_>>();
     let script = format!(
@@ -90,11 +92,11 @@ fn allowed(user: &User, root: &Path) -> Vec<String> {
 /// > POSIX ACLs of a tar are then hidden, and the modes are reduced so that no user gets more than
 /// > the ACL gives. Users and groups that an ACL names get the permissions of all others.
 #[test]
-fn no_user_gets_more_from_a_tar_with_acls_than_from_its_source() {
+fn acls_in_a_tar_grant_no_more_than_the_source() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     let work = stage.work.path();
-    let folder = source(work);
+    let directory = source(work);
     for (name, options) in [
         ("acls", &["--acls"][..]),
         ("xattrs", &["--xattrs", "--xattrs-include=*"]),
@@ -102,7 +104,7 @@ fn no_user_gets_more_from_a_tar_with_acls_than_from_its_source() {
     ] {
         let archive = work.join(format!("{name}.tar"));
         let mut pack = Command::new("tar");
-        pack.args(["--format=posix", "--numeric-owner", "-C"]).arg(&folder).args(options);
+        pack.args(["--format=posix", "--numeric-owner", "-C"]).arg(&directory).args(options);
         run(pack.arg("-cf").arg(&archive).arg("."));
         let extracted = work.join(format!("extracted-{name}"));
         fs::create_dir(&extracted).unwrap();
@@ -131,9 +133,9 @@ fn no_user_gets_more_from_a_tar_with_acls_than_from_its_source() {
             assert!(!from_mount.is_empty() && from_source.len() < 2 * FILES.len());
         }
         assert!(less > 0, "{name}: some rights are beyond a mode");
-        // The mode alone gave the group everything.
+        // The mode alone would give the group full access.
         let masked = "masked";
-        assert_eq!(mode(&folder.join(masked)) & 0o070, 0o070);
+        assert_eq!(mode(&directory.join(masked)) & 0o070, 0o070);
         assert_eq!(mode(&stage.mount_point.join(masked)), 0o600, "{name}");
         let mut names = [0; 1000];
         let len = llistxattr(stage.mount_point.join(masked), &mut names[..]).unwrap();
@@ -141,12 +143,12 @@ fn no_user_gets_more_from_a_tar_with_acls_than_from_its_source() {
         let read = lgetxattr(stage.mount_point.join(masked), ATTRIBUTE, &mut names[..]);
         assert!(matches!(read, Err(Errno::NODATA | Errno::OPNOTSUPP)), "{name}: {read:?}");
         unmount(&stage.mount_point);
-        // Where nobody else may enter, nothing is enforced, and modes are as packed.
+        // If other users cannot enter, nothing is enforced, and modes are as packed.
         run(archfs()
             .args(["mount", "-q", "--keep"])
             .arg(work.join(format!("{name}.tar")))
             .arg(&stage.mount_point));
-        assert_eq!(mode(&stage.mount_point.join(masked)), mode(&folder.join(masked)), "{name}");
+        assert_eq!(mode(&stage.mount_point.join(masked)), mode(&directory.join(masked)), "{name}");
         unmount(&stage.mount_point);
     }
 }

@@ -1,4 +1,4 @@
-//! Which fusermount is run.
+//! Which fusermount archfs runs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,20 +9,21 @@ use super::support::stage::{Stage, said};
 use super::support::user::User;
 use super::{OTHER, OWNER, Scene, done, out, scene};
 
-/// Something by the name of the helper, of the user `id`; running it leaves `ran` beside it.
-fn plant(scene: &Scene, id: u32, folder: &str, mode: u32) {
-    let folder = match scene.stage.work.path().join(folder) {
+/// Plants a program with the helper's name that belongs to user `id`. Running it creates `ran`
+/// beside it.
+fn plant(scene: &Scene, id: u32, directory: &str, mode: u32) {
+    let directory = match scene.stage.work.path().join(directory) {
         there if there.exists() => there,
-        _ => scene.folder_of(id, folder, mode),
+        _ => scene.folder_of(id, directory, mode),
     };
-    let helper = folder.join("fusermount3");
+    let helper = directory.join("fusermount3");
     let ran = scene.stage.work.path().join("ran");
     fs::write(&helper, format!("#!/bin/sh\n: > {}\nexit 1\n", ran.display())).unwrap();
     std::os::unix::fs::chown(&helper, Some(id), Some(id)).unwrap();
     fs::set_permissions(helper, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A script of the user where the folders of the system have no helper.
+/// Runs a script of the user with no helper in the system directories.
 fn without_helper(stage: &Stage, user: &User, script: &str) -> Output {
     let mut command = Command::new("unshare");
     let hide = "for it in /usr/bin /bin /usr/local/bin /usr/sbin; do \
@@ -44,7 +45,7 @@ fn a_helper_that_others_planted_is_never_run() {
     let sticky = scene.sticky();
     let work = stage.work.path();
     let ran = work.join("ran");
-    // Where anybody could leave the mark.
+    // Everyone can create the mark there.
     fs::set_permissions(work, fs::Permissions::from_mode(0o777)).unwrap();
     plant(&scene, OTHER, "open", 0o777);
     plant(&scene, OWNER, "theirs", 0o777);
@@ -55,25 +56,25 @@ fn a_helper_that_others_planted_is_never_run() {
     let link = format!("{}/link", owner.home.display());
     let absolute = [format!("{here}/open"), format!("{here}/theirs"), there.to_string(), link];
     let relative = [".", "", "../own", "./link"].map(str::to_owned);
-    for folder in relative.iter().chain(&absolute) {
-        let path = format!("PATH=\"{folder}:$PATH\"");
+    for directory in relative.iter().chain(&absolute) {
+        let path = format!("PATH=\"{directory}:$PATH\"");
         done(owner, &format!("{path} $ARCHFS mount -q --keep $IMAGE mount"));
-        assert_eq!(done(owner, "cat mount/hello"), "hello, world\n", "{folder}");
+        assert_eq!(done(owner, "cat mount/hello"), "hello, world\n", "{directory}");
         done(owner, &format!("{path} $ARCHFS unmount mount"));
-        assert!(!ran.exists(), "{folder}");
+        assert!(!ran.exists(), "{directory}");
     }
     fs::set_permissions(work, fs::Permissions::from_mode(0o755)).unwrap();
-    for folder in &absolute {
-        let path = format!("PATH=\"{folder}:$PATH\"");
+    for directory in &absolute {
+        let path = format!("PATH=\"{directory}:$PATH\"");
         let line = format!("{path} $ARCHFS mount -q --keep $IMAGE mount");
         let refused = without_helper(stage, owner, &line);
-        assert_eq!(refused.status.code(), Some(4), "{folder}: {}", said(&refused));
-        let expected = format!("archfs: {folder}/fusermount3: not run, since other users may");
-        assert!(said(&refused).contains(&expected), "{folder}: {}", said(&refused));
-        assert!(!ran.exists() && !owner.mount_point.exists(), "{folder}");
+        assert_eq!(refused.status.code(), Some(4), "{directory}: {}", said(&refused));
+        let expected = format!("archfs: {directory}/fusermount3: not run, since other users may");
+        assert!(said(&refused).contains(&expected), "{directory}: {}", said(&refused));
+        assert!(!ran.exists() && !owner.mount_point.exists(), "{directory}");
         let line = format!("{path} $ARCHFS run -q $IMAGE mount -- cat mount/hello");
-        assert_eq!(out(&without_helper(stage, owner, &line)), "hello, world\n", "{folder}");
-        assert!(!ran.exists(), "{folder}");
+        assert_eq!(out(&without_helper(stage, owner, &line)), "hello, world\n", "{directory}");
+        assert!(!ran.exists(), "{directory}");
     }
 }
 
@@ -82,7 +83,7 @@ fn a_helper_that_others_planted_is_never_run() {
 ///
 /// > For other users fusermount3 does this, with the user's rights.
 #[test]
-fn one_of_the_users_own_is_run_where_there_is_no_other() {
+fn the_users_own_helper_is_run_if_there_is_no_other() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     plant(&scene, OWNER, "own", 0o755);
@@ -100,8 +101,8 @@ fn one_of_the_users_own_is_run_where_there_is_no_other() {
     assert!(!Path::new(&owner.mount_point).exists());
 }
 
-/// In a user namespace that maps one user alone, the files of all others look alike, those of root
-/// included.
+/// In a user namespace that maps only one user, files of all others, including root, have the same
+/// owner.
 #[test]
 fn in_a_user_namespace_no_helper_of_an_unmapped_user_is_run() {
     let Some(scene) = scene() else { return };
@@ -134,9 +135,9 @@ fn variables_of_the_helper_and_the_loader_change_nothing() {
     assert!(!owner.mount_point.exists());
 }
 
-/// A batch system that finds the processes of a job by their parents sends SIGTERM to it, too.
+/// Batch systems that find the processes of a job by their parents also send SIGTERM to the helper.
 #[test]
-fn a_helper_that_a_signal_ends_before_it_has_unmounted_is_run_again() {
+fn a_helper_killed_before_unmounting_is_run_again() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     let mut command = Command::new("unshare");
@@ -154,7 +155,7 @@ fn a_helper_that_a_signal_ends_before_it_has_unmounted_is_run_again() {
     );
     fs::write(work.join("instead"), instead).unwrap();
     command.args(["--mount", "sh", "-c", replace, "sh"]).arg(work);
-    // Both ways, lazily and not; what is mounted is seen in there alone.
+    // Unmounts both lazily and normally; only this namespace sees the mount.
     let script = "$ARCHFS mount -q --keep $IMAGE mount && touch end-1 end-2 && \
                   $ARCHFS unmount mount && ! ls -d mount end-* 2> /dev/null && \
                   touch end-1 end-2 && $ARCHFS run -q $IMAGE mount -- cat mount/hello && \

@@ -1,4 +1,5 @@
-//! What an archive holds and what has no effect: rights of programs, devices, links that lead out.
+//! What has no effect on a mount: set-uid bits, file capabilities, devices, and links that lead out
+//! of the archive.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -19,9 +20,9 @@ use super::{OWNER, Scene, done, out, said, scene};
 /// CAP_DAC_OVERRIDE, permitted and effective (linux/capability.h, struct vfs_cap_data, revision 2).
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Programs with rights and devices, as root could pack them on another machine.
-fn dangerous(folder: &Path) -> PathBuf {
-    let source = folder.join("dangerous");
+/// Set-uid programs, file capabilities and devices, as root could pack them on another machine.
+fn dangerous(directory: &Path) -> PathBuf {
+    let source = directory.join("dangerous");
     fs::create_dir(&source).unwrap();
     for (program, mode) in [("id", 0o6755), ("grep", 0o755)] {
         let copy = source.join(program);
@@ -39,10 +40,13 @@ fn dangerous(folder: &Path) -> PathBuf {
     source
 }
 
-/// What a user gets of these below `folder`: the effective uid and gid, and capabilities.
-fn rights(user: &User, folder: &Path) -> String {
-    let folder = folder.display();
-    done(user, &format!("{folder}/id -u; {folder}/id -g; {folder}/grep CapEff /proc/self/status"))
+/// The effective uid, gid and capabilities that a user gets from these programs below `directory`.
+fn rights(user: &User, directory: &Path) -> String {
+    let directory = directory.display();
+    done(
+        user,
+        &format!("{directory}/id -u; {directory}/id -g; {directory}/grep CapEff /proc/self/status"),
+    )
 }
 
 /// > **Devices, fifos, sockets** are shown. The mount is `nodev` and `nosuid`, so device nodes
@@ -50,7 +54,7 @@ fn rights(user: &User, folder: &Path) -> String {
 ///
 /// > Therefore set-uid bits and `security.capability` give no rights, and devices cannot be opened.
 #[test]
-fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
+fn programs_gain_no_rights_and_devices_cannot_be_opened() {
     let Some(stage) = node::enter().and_then(|()| stage_with(image::small)) else { return };
     let _device = OpenDevice::new();
     let user = User::new(&stage, OWNER);
@@ -59,14 +63,14 @@ fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
     let script = "cd \"$1\" && tar --xattrs --xattrs-include='*' -cf \"$2\" *";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(&source).arg(&packed));
     let none = format!("{OWNER}\n{OWNER}\nCapEff:\t0000000000000000\n");
-    // Else the test shows nothing.
+    // Outside the archive the programs do have these rights.
     assert_eq!(rights(&user, &source), "0\n0\nCapEff:\t0000000000000002\n");
     for archive in [image::make(stage.work.path(), "dangerous.sqfs", &source, &[]), packed] {
         let mut command = archfs();
         command.args(["mount", "-q", "--keep", "-o", "allow_other"]).arg(&archive);
         run(command.arg(&stage.mount_point));
         assert_eq!(rights(&user, &stage.mount_point), none, "{}", archive.display());
-        // They are shown all the same.
+        // The mode is still shown.
         assert_eq!(fs::metadata(stage.mount_point.join("id")).unwrap().mode() & 0o7777, 0o6755);
         for device in ["null", "zero"].map(|name| stage.mount_point.join(name)) {
             let found = fs::metadata(&device).unwrap();
@@ -80,7 +84,7 @@ fn programs_get_no_rights_from_an_archive_and_its_devices_can_not_be_opened() {
     }
 }
 
-/// The options of the mount at `place`, in a file in the form of /proc/self/mountinfo.
+/// The options of the mount at `mount_point`, from a file in the format of /proc/self/mountinfo.
 fn flags(mountinfo: &str, mount_point: &Path) -> Vec<String> {
     let text = fs::read_to_string(mountinfo).unwrap();
     let line = text
@@ -100,7 +104,7 @@ fn assert_inert(mountinfo: &str, mount_point: &Path) {
 /// > **Flags**: every mount that archfs makes is `ro,nosuid,nodev`, as root, through fusermount3
 /// > and in a namespace.
 #[test]
-fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
+fn every_mount_is_read_only_nosuid_and_nodev() {
     let Some(Scene { _device, owner, stage, .. }) = scene() else { return };
     let own = "/proc/thread-self/mountinfo";
     for options in ["", "-o allow_other", "-o exec,default_permissions"] {
@@ -129,7 +133,7 @@ fn every_way_of_mounting_is_read_only_without_set_uid_and_devices() {
 /// > A mount that was passed as `/dev/fd/N` has the flags of the program that made it, which must
 /// > set `nosuid,nodev`.
 #[test]
-fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
+fn a_connection_passed_in_keeps_the_flags_of_its_mount() {
     let Some(stage) = stage_with(image::small) else { return };
     fs::create_dir(&stage.mount_point).unwrap();
     for (given, inert) in
@@ -161,7 +165,7 @@ fn a_mount_that_is_handed_over_has_the_flags_of_who_made_it() {
 /// > **Links in an archive** are shown as packed. The kernel follows them; `archfs cat`, `ls` and
 /// > `--subdir` follow none out of the archive.
 #[test]
-fn links_that_lead_out_of_an_archive_are_shown_and_followed_by_the_kernel_alone() {
+fn links_out_of_an_archive_are_followed_only_by_the_kernel() {
     let Some(stage) = stage_with(image::small) else { return };
     let work = stage.work.path();
     let secret = work.join("secret");
@@ -190,19 +194,19 @@ fn links_that_lead_out_of_an_archive_are_shown_and_followed_by_the_kernel_alone(
             let output = archfs().arg("ls").arg(&archive).arg(name).output().unwrap();
             assert_eq!((output.status.code(), out(&output)), (Some(1), String::new()), "{name}");
         }
-        for folder in ["away", "folder/up", "..", "../secret"] {
+        for directory in ["away", "folder/up", "..", "../secret"] {
             let mut command = archfs();
-            command.args(["mount", "-q", "--keep", "--subdir", folder]).arg(&archive);
+            command.args(["mount", "-q", "--keep", "--subdir", directory]).arg(&archive);
             let output = command.arg(&stage.mount_point).output().unwrap();
-            match folder {
+            match directory {
                 // The root is its own parent.
                 ".." if output.status.success() => {
                     assert!(stage.mount_point.join("folder").is_dir());
                     archfs_unmount(&stage.mount_point);
                 }
-                _ => assert_eq!(output.status.code(), Some(1), "{folder}: {}", said(&output)),
+                _ => assert_eq!(output.status.code(), Some(1), "{directory}: {}", said(&output)),
             }
-            assert!(stage.is_gone(), "{folder}");
+            assert!(stage.is_gone(), "{directory}");
         }
         run(archfs().args(["mount", "-q", "--keep"]).arg(&archive).arg(&stage.mount_point));
         assert_eq!(fs::read_link(stage.mount_point.join("away")).unwrap(), secret);

@@ -1,11 +1,10 @@
-//! Other users of the node, and archives and folders made by somebody with bad intentions.
+//! Access by other users of the node, and archives and directories made by an attacker.
 //!
-//! Owns what docs/SEMANTICS.md says under "Permissions" and "Who can do what": `others` who may
-//! read what, `modes` on whom modes are enforced, `inert` what in an archive has no effect,
-//! `planted` what somebody put in the way beforehand, `points` whose directories are mounted on,
-//! `races` what somebody swaps meanwhile, `served` what another user's FUSE file system claims,
-//! `helper` which fusermount is run, `terminal` names that a terminal would obey. Each test has
-//! /dev/fuse and a node with its users to itself.
+//! Tests "Permissions" and "Who can do what" of docs/SEMANTICS.md: `others` read access, `modes`
+//! enforced modes, `inert` what has no effect, `planted` files planted in advance, `points` owners
+//! of mount points, `races` swapped paths, `served` another user's FUSE file system, `helper` the
+//! choice of fusermount, `terminal` names with escape sequences. Each test has /dev/fuse and a node
+//! with its users to itself.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -30,16 +29,16 @@ use support::node::{self, OTHER, OWNER};
 use support::stage::{Stage, said, stage};
 use support::user::{OpenDevice, User};
 
-/// An image, its user and somebody else, and the device for them.
+/// An image, its user, another user, and the device for them.
 struct Scene {
     owner: User,
     other: User,
     stage: Stage,
-    // Given back last.
+    // Dropped last.
     _device: OpenDevice,
 }
 
-/// `None` where this machine lets nobody mount.
+/// `None` if this machine cannot mount.
 fn scene() -> Option<Scene> {
     let stage = node::enter().and_then(|()| stage())?;
     let _device = OpenDevice::new();
@@ -48,18 +47,18 @@ fn scene() -> Option<Scene> {
 }
 
 impl Scene {
-    /// A folder like /tmp, where everybody may make names and nobody may touch those of others.
+    /// A directory like /tmp: every user may create names and may not touch those of others.
     fn sticky(&self) -> PathBuf {
-        let folder = self.stage.work.path().join("sticky");
-        if !folder.exists() {
-            fs::create_dir(&folder).unwrap();
+        let directory = self.stage.work.path().join("sticky");
+        if !directory.exists() {
+            fs::create_dir(&directory).unwrap();
         }
-        fs::set_permissions(&folder, Permissions::from_mode(0o1777)).unwrap();
-        folder
+        fs::set_permissions(&directory, Permissions::from_mode(0o1777)).unwrap();
+        directory
     }
 
-    /// Runs `script` as root in the folder of the test, in a mount namespace where /etc/fuse.conf is
-    /// `text`.
+    /// Runs `script` as root in the test's directory, in a mount namespace where /etc/fuse.conf has
+    /// the contents `text`.
     fn where_configured(&self, text: &str, script: &str) -> Output {
         let work = self.stage.work.path();
         fs::write(work.join("fuse.conf"), text).unwrap();
@@ -70,17 +69,17 @@ impl Scene {
         command.output().unwrap()
     }
 
-    /// A folder of the user `id`, in the folder of the test.
+    /// A directory of user `id` in the test's directory.
     fn folder_of(&self, id: u32, name: &str, mode: u32) -> PathBuf {
-        let folder = self.stage.work.path().join(name);
-        fs::create_dir(&folder).unwrap();
-        chown(&folder, Some(id), Some(id)).unwrap();
-        fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
-        folder
+        let directory = self.stage.work.path().join(name);
+        fs::create_dir(&directory).unwrap();
+        chown(&directory, Some(id), Some(id)).unwrap();
+        fs::set_permissions(&directory, Permissions::from_mode(mode)).unwrap();
+        directory
     }
 }
 
-/// The words by which a script of root's runs `script` as `user`, at home.
+/// The words with which a script of root runs `script` as `user` at home.
 fn as_user(user: &User, script: &str) -> String {
     let (uid, home) = (user.uid, user.home.display());
     format!(
@@ -89,7 +88,7 @@ fn as_user(user: &User, script: &str) -> String {
     )
 }
 
-/// Runs a script that has to succeed.
+/// Runs a script that must succeed.
 fn done(user: &User, script: &str) -> String {
     let output = user.runs(script);
     assert!(output.status.success(), "{script}: {}{}", out(&output), said(&output));
@@ -100,7 +99,7 @@ fn out(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The system keeps the user from all of these.
+/// Checks that the system denies all of these to the user.
 fn assert_denied(user: &User, scripts: &[String]) {
     for script in scripts {
         let output = user.runs(&format!("LC_ALL=C; export LC_ALL; {script}"));
@@ -113,11 +112,11 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-fn names_in(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+fn names_in(directory: &Path) -> Vec<PathBuf> {
+    fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The daemon of the user's only mount, as the user's `list` says.
+/// The daemon of the user's only mount, from the user's `list`.
 fn daemon_of(user: &User) -> i64 {
     let row: serde_json::Value = serde_json::from_str(&done(user, "$ARCHFS list --json")).unwrap();
     row["daemon"].as_i64().unwrap()

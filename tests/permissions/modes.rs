@@ -1,4 +1,4 @@
-//! Modes and owners in an archive: on whom they are enforced, and who says so.
+//! Modes and owners in an archive: for which users they are enforced.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -9,10 +9,10 @@ use super::support::mount::unmount;
 use super::support::{archfs, image, run};
 use super::{OWNER, Scene, as_user, assert_denied, done, out, said, scene};
 
-/// Whom none of the files' users is.
+/// A UID that owns no file.
 const STRANGER: u32 = 1234;
 
-/// An image of files of several owners and modes, which everybody may read.
+/// An image with files of several owners and modes, readable by everyone.
 fn archive(work: &Path) -> PathBuf {
     let source = work.join("modes");
     fs::create_dir(&source).unwrap();
@@ -36,7 +36,7 @@ fn archive(work: &Path) -> PathBuf {
 /// > Modes and owners are shown as packed but not enforced on that user, who can also read files of
 /// > other owners with mode 0600. A file without any execute bit cannot be executed.
 #[test]
-fn who_mounts_reads_files_of_others_and_executes_only_programs() {
+fn the_mounting_user_reads_all_files_and_executes_only_programs() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     archive(stage.work.path());
@@ -55,7 +55,7 @@ fn who_mounts_reads_files_of_others_and_executes_only_programs() {
 ///
 /// > **`-o allow_other`** lets every user in, under the modes and owners in the archive.
 #[test]
-fn modes_and_owners_are_enforced_where_everybody_may_enter() {
+fn modes_and_owners_are_enforced_with_allow_other() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     let image = archive(stage.work.path());
@@ -76,8 +76,8 @@ fn modes_and_owners_are_enforced_where_everybody_may_enter() {
     unmount(&stage.mount_point);
 }
 
-/// Runs a script of the owner and one of the other, if the first succeeds, where /etc/fuse.conf is
-/// `text`; unmounts whatever comes of it.
+/// Runs a script of the owner and then one of the other user, with `text` as /etc/fuse.conf, and
+/// unmounts in any case.
 fn with_configuration(scene: &Scene, text: &str, of_owner: &str, of_other: &str) -> Output {
     let line = format!(
         "{} && {}; status=$?; {} 2> /dev/null; exit $status",
@@ -90,7 +90,7 @@ fn with_configuration(scene: &Scene, text: &str, of_owner: &str, of_other: &str)
 
 /// > An ordinary user needs `user_allow_other` in /etc/fuse.conf for `allow_other`.
 #[test]
-fn an_ordinary_user_lets_everybody_in_only_where_the_node_allows_it() {
+fn an_ordinary_user_needs_user_allow_other_for_allow_other() {
     let Some(scene) = scene() else { return };
     let mount = "$ARCHFS mount -q --keep -o allow_other $IMAGE mount";
     let read = format!("cat {}/hello", scene.owner.mount_point.display());

@@ -1,4 +1,4 @@
-//! Who may read what: the mount, the copy, the index, the records, the socket, the log.
+//! Which users can read the mount, the copy, the index, the records, the socket and the log.
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -13,7 +13,7 @@ use super::{Scene, assert_denied, daemon_of, done, mode, names_in, out, said, sc
 
 const UMASKS: [&str; 2] = ["000", "077"];
 
-/// What somebody tries to get at files below `place`.
+/// Attempts to access files below `mount_point`.
 fn tries(mount_point: &Path) -> Vec<String> {
     let mount_point = mount_point.display();
     let below = ["cat", "stat"].map(|verb| format!("{verb} {mount_point}/hello"));
@@ -24,7 +24,7 @@ fn tries(mount_point: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Root is kept out by FUSE itself, whatever the modes are.
+/// FUSE itself keeps root out, whatever the modes are.
 fn assert_root_is_kept_out(mount_point: &Path) {
     let kinds = [
         fs::read_dir(mount_point).map(|_| ()).unwrap_err().kind(),
@@ -34,13 +34,13 @@ fn assert_root_is_kept_out(mount_point: &Path) {
     assert_eq!(kinds, [ErrorKind::PermissionDenied; 3]);
 }
 
-/// A umask that keeps rights from the owner would make a registry and a point that it can not enter.
+/// With such a umask, the registry and the mount point would be inaccessible to their owner.
 #[test]
-fn a_umask_that_keeps_the_owner_out_keeps_nobody_from_mounting() {
+fn a_umask_that_excludes_the_owner_does_not_prevent_mounting() {
     let Some(Scene { _device, owner, stage: _stage, .. }) = scene() else { return };
-    // Whoever leaves it last removes it, which may be the daemon a moment later.
+    // The last process to leave removes it, possibly the daemon a moment later.
     let removed = || wait_until("the registry is removed", || !owner.registry().exists());
-    // Twice, for what the first round leaves would be met by the second.
+    // Each umask twice, because the second round would find leftovers of the first.
     for umask in ["177", "177", "577", "577", "777"] {
         done(&owner, &format!("umask {umask}; $ARCHFS mount -q --keep $IMAGE mount"));
         assert_eq!(mode(&owner.registry()), 0o700, "{umask}");
@@ -51,7 +51,7 @@ fn a_umask_that_keeps_the_owner_out_keeps_nobody_from_mounting() {
         assert_eq!(done(&owner, &script), "hello, world\n", "{umask}");
         removed();
     }
-    // One that was made so before is mended.
+    // An existing registry with such a mode is repaired.
     done(&owner, &format!("mkdir -m 600 {}", owner.registry().display()));
     done(&owner, "$ARCHFS mount -q --keep $IMAGE mount; $ARCHFS unmount mount");
     removed();
@@ -62,10 +62,10 @@ fn a_umask_that_keeps_the_owner_out_keeps_nobody_from_mounting() {
 /// > **Other users** cannot list or read a mount (EACCES, also for root on another user's mount),
 /// > whatever the umask and the mode of the mount point.
 #[test]
-fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_its_point() {
+fn a_users_mount_is_closed_to_others_and_root_with_any_umask_and_mode() {
     let Some(Scene { _device, owner, other, stage: _stage, .. }) = scene() else { return };
     for umask in UMASKS {
-        // The point made by archfs, and one that everybody might enter.
+        // A mount point made by archfs, and one that everyone may enter.
         for point in ["", "mkdir -m 777 mount;"] {
             done(&owner, &format!("umask {umask}; {point} $ARCHFS mount -q --keep $IMAGE mount"));
             assert_eq!(done(&owner, "cat mount/hello"), "hello, world\n");
@@ -83,7 +83,7 @@ fn a_mount_of_a_user_is_closed_to_others_and_to_root_with_any_umask_and_mode_of_
 ///
 /// > **`-o allow_other`** lets every user in, under the modes and owners in the archive.
 #[test]
-fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
+fn roots_mount_is_closed_to_others_without_allow_other() {
     let Some(Scene { _device, owner, stage, .. }) = scene() else { return };
     for umask in UMASKS {
         for (point, option) in [("", ""), ("mkdir -m 777 mount;", ""), ("", "-o allow_other")] {
@@ -103,7 +103,7 @@ fn a_mount_of_root_is_closed_to_others_unless_it_is_for_everybody() {
 
 /// > They do not see a private mount.
 #[test]
-fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
+fn a_private_mount_is_hidden_also_through_proc() {
     let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };
     let line = "umask 000; exec $ARCHFS run --private -q $IMAGE mount -- \
                 sh -c 'cat mount/hello; echo $$; read x'";
@@ -131,16 +131,16 @@ fn a_private_mount_is_seen_by_nobody_else_and_not_through_proc() {
 
 /// > They cannot open a copy made by `--stage`, by name or through /proc.
 #[test]
-fn a_copy_has_no_name_and_is_not_to_be_had_through_proc() {
+fn a_staged_copy_has_no_name_and_is_not_readable_through_proc() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
-    let folder = scene.sticky();
+    let directory = scene.sticky();
     done(owner, "umask 000; $ARCHFS mount -q --keep --stage ../sticky $IMAGE mount");
     run(&mut stage.bash("umask 000; $ARCHFS mount -q --keep --stage sticky $IMAGE mount"));
-    assert_eq!(names_in(&folder), Vec::<std::path::PathBuf>::new());
+    assert_eq!(names_in(&directory), Vec::<std::path::PathBuf>::new());
     for pid in [daemon_of(owner), daemon_of_root(&stage.mount_point).unwrap().into()] {
         let descriptors = names_in(Path::new(&format!("/proc/{pid}/fd")));
-        let is_copy = |link: &Path| fs::read_link(link).is_ok_and(|to| to.starts_with(&folder));
+        let is_copy = |link: &Path| fs::read_link(link).is_ok_and(|to| to.starts_with(&directory));
         let copy = descriptors.into_iter().find(|link| is_copy(link)).expect("a copy");
         assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o7777, 0o600);
         let tries = [
@@ -158,10 +158,10 @@ fn a_copy_has_no_name_and_is_not_to_be_had_through_proc() {
 /// > They cannot open the index in the cache directory (0600, in a directory 0700), the records and
 /// > the socket (in a directory 0700), or the log (0600).
 #[test]
-fn the_index_the_log_and_the_records_are_the_users_alone_with_any_umask() {
+fn index_log_and_records_are_private_with_any_umask() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
-    // In a folder of root, so that the index is in the cache folder.
+    // In a directory of root, so that the index is in the cache directory.
     fs::write(stage.work.path().join("data.tar"), tar::of(&[("hello", b"hello, world\n")]))
         .unwrap();
     for umask in UMASKS {
@@ -197,7 +197,7 @@ fn the_index_the_log_and_the_records_are_the_users_alone_with_any_umask() {
 /// > is closed to others if it was open. It is not used if it, a link at its name, or its parent
 /// > belongs to another user, as under sudo with the HOME of a user.
 #[test]
-fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_elses() {
+fn the_cache_directory_is_made_private_or_not_used() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     fs::write(stage.work.path().join("data.tar"), tar::of(&[("hello", b"hello, world\n")]))
@@ -219,7 +219,7 @@ fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_else
         let refused = owner.runs("XDG_CACHE_HOME=$PWD/../sticky $ARCHFS index -q ../data.tar");
         assert_eq!(refused.status.code(), Some(1), "{planted}: {}", said(&refused));
         assert!(said(&refused).contains("archfs: "), "{}", said(&refused));
-        // Looking into the archive works without.
+        // Reading the archive works without a cache directory.
         let listed = owner.runs("XDG_CACHE_HOME=$PWD/../sticky $ARCHFS ls ../data.tar");
         assert_eq!(out(&listed), "hello\n", "{planted}");
         assert_eq!(names_in(&dear).len(), 0, "{planted}");
@@ -228,7 +228,7 @@ fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_else
         }
         done(other, "rm -rf ../sticky/archfs");
     }
-    // Of a variable that says nothing sensible, HOME is left.
+    // A relative XDG_CACHE_HOME is ignored, and HOME is used.
     done(owner, "XDG_CACHE_HOME=cache2 HOME=$PWD $ARCHFS index -q ../data.tar");
     assert!(!owner.home.join("cache2").exists());
     assert_eq!(names_in(&owner.home.join(".cache/archfs")).len(), 1);
@@ -246,8 +246,8 @@ fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_else
     };
     refused_to_root();
     assert_eq!(names_in(&owner.home.join("rootish")).len(), 0);
-    // Where only the folder above it is there, or not even that; nothing is made, which would keep
-    // its owner out.
+    // If only the parent directory exists, or not even that, root creates nothing, because that
+    // would lock out the owner.
     done(owner, "rm .cache/archfs");
     refused_to_root();
     assert!(!owner.home.join(".cache/archfs").exists());
@@ -259,15 +259,15 @@ fn the_cache_folder_is_closed_if_it_was_open_and_not_used_if_it_is_somebody_else
 /// > The daemon answers only the same uid and root at its socket, even if the directory of the
 /// > socket was opened to others.
 #[test]
-fn who_is_refused_at_the_socket_does_not_count_as_a_holder() {
+fn a_client_refused_at_the_socket_is_no_holder() {
     let Some(Scene { _device, owner, other, stage, .. }) = scene() else { return };
     done(&owner, "umask 000; $ARCHFS mount -q --keep $IMAGE mount");
-    let folder = owner.registry();
+    let directory = owner.registry();
     let is_socket = |path: &std::path::PathBuf| path.extension() == Some("socket".as_ref());
-    let socket = names_in(&folder).into_iter().find(is_socket).unwrap();
+    let socket = names_in(&directory).into_iter().find(is_socket).unwrap();
     assert_denied(&other, &[format!("stat {}", socket.display())]);
     // Opened up on purpose.
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o711)).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o711)).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
     let script = format!(
         "import socket\nit = socket.socket(socket.AF_UNIX)\nit.settimeout(10)\nit.connect('{}')\n\
@@ -286,7 +286,7 @@ fn who_is_refused_at_the_socket_does_not_count_as_a_holder() {
     assert_eq!(status, "{\"holders\":[],\"kept\":true}\n");
     holder.write("\n");
     holder.end();
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
     done(&owner, "$ARCHFS unmount mount");
-    wait_until("nothing is left", || !folder.exists());
+    wait_until("nothing is left", || !directory.exists());
 }

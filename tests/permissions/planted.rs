@@ -1,4 +1,4 @@
-//! What somebody put in the way beforehand, and what is written in records.
+//! Links, files and records that an attacker planted in advance.
 
 use std::fs::{self, Permissions};
 use std::os::fd::AsRawFd;
@@ -13,7 +13,7 @@ use super::support::stage::said;
 use super::support::{archfs, can_mount, image, run, tar, wait_until, work_folder};
 use super::{OTHER, OWNER, Scene, done, mode, names_in, out, scene};
 
-/// Names that somebody made outside of the folder of the test; gone when this is dropped.
+/// Names planted outside the test's directory; removed when dropped.
 struct Planted(Vec<PathBuf>);
 
 impl Drop for Planted {
@@ -28,14 +28,14 @@ impl Drop for Planted {
 /// > Records are kept only in a directory of the user that is closed to others: `/tmp/archfs-UID`,
 /// > or `/tmp/archfs-UID-NAME` if another user has taken that name.
 #[test]
-fn records_are_kept_only_in_a_directory_of_the_user_alone() {
+fn records_are_kept_only_in_a_private_directory_of_the_user() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, .. } = &scene;
     let elsewhere = scene.folder_of(OTHER, "elsewhere", 0o777);
     let own = scene.folder_of(OWNER, "own", 0o700);
     let plant = |how: &str| {
         let folders = ["/tmp", "/dev/shm", "/var/tmp"];
-        let all = folders.map(|folder| Path::new(folder).join(format!("archfs-{OWNER}")));
+        let all = folders.map(|directory| Path::new(directory).join(format!("archfs-{OWNER}")));
         for path in &all {
             assert!(fs::symlink_metadata(path).is_err(), "{} is there", path.display());
             let line = how.replace("PATH", path.to_str().unwrap());
@@ -64,7 +64,7 @@ fn records_are_kept_only_in_a_directory_of_the_user_alone() {
     ] {
         let planted = plant(how);
         let before: Vec<_> = planted.0.iter().map(|path| mode(path)).collect();
-        // All processes of the user find the same.
+        // All processes of the user find the same directory.
         for _ in 0..2 {
             done(owner, "timeout 20 $ARCHFS mount -q --keep $IMAGE mount");
             assert_eq!(others(), 1, "{how}");
@@ -89,7 +89,7 @@ fn records_are_kept_only_in_a_directory_of_the_user_alone() {
 /// > create names, such as in /tmp. A symbolic link of another user in such a directory is never
 /// > followed.
 #[test]
-fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
+fn another_users_mount_point_in_a_shared_directory_is_refused() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     let sticky = scene.sticky();
@@ -120,7 +120,7 @@ fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
         assert!(fs::symlink_metadata(&point).is_ok() && dear.is_dir(), "it is not ours to remove");
         done(other, "rm -r ../sticky/point");
     }
-    // Nor is a link of somebody else followed on the way there.
+    // A symbolic link of another user on the way is not followed either.
     done(other, &format!("ln -s {} ../sticky/way", owner.home.display()));
     for output in [
         owner.runs("$ARCHFS mount -q --keep $IMAGE ../sticky/way/mount"),
@@ -130,13 +130,13 @@ fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
         assert!(said(&output).contains("way is a symbolic link of somebody else"));
         assert!(!owner.mount_point.exists());
     }
-    // In a folder of the user root mounts for that user.
+    // In a user's directory root mounts for that user.
     done(owner, "mkdir mount");
     let line = format!("$ARCHFS mount -q --keep $IMAGE {}", owner.mount_point.display());
     run(&mut stage.bash(&line));
     unmount(&owner.mount_point);
     assert!(owner.mount_point.exists());
-    // Of a directory of somebody else that lets everybody in, its owner could make another.
+    // The owner of a world-writable directory could replace it.
     let lent = scene.folder_of(OTHER, "lent", 0o777);
     let _clean_up = CleanUp(lent.clone());
     let refused = owner.runs("$ARCHFS mount -q --keep $IMAGE ../lent");
@@ -146,7 +146,7 @@ fn a_mount_point_of_somebody_else_where_everybody_makes_names_is_refused() {
 
 /// > Root follows no symbolic link of another user anywhere on the path of a mount point.
 #[test]
-fn root_follows_no_link_of_a_user_to_a_mount_point() {
+fn root_follows_no_symlink_of_a_user_to_a_mount_point() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     done(other, "$ARCHFS mount -q --keep $IMAGE mount");
@@ -164,14 +164,14 @@ fn root_follows_no_link_of_a_user_to_a_mount_point() {
         let line = line.replace("HOME", home);
         let refused = stage.bash(&format!("$ARCHFS {line}")).output().unwrap();
         assert!(!refused.status.success(), "{line}");
-        let said = said(&refused);
-        assert!(said.contains(&link.replace("HOME", home)), "{line}: {said}");
-        assert!(said.contains("a symbolic link of somebody else"), "{line}: {said}");
+        let stderr = said(&refused);
+        assert!(stderr.contains(&link.replace("HOME", home)), "{line}: {stderr}");
+        assert!(stderr.contains("a symbolic link of somebody else"), "{line}: {stderr}");
     }
     assert_eq!(done(other, "cat mount/hello"), "hello, world\n");
     assert!(!is_mounted(&owner.home.join("dear")));
     assert_eq!(names_in(&owner.home.join("dear")).len(), 0);
-    // A link of its own it follows, also in several steps and back up.
+    // Root's own links are followed, also in several steps and with `..`.
     run(&mut stage.bash(&format!(
         "ln -s {} one; ln -s one/../one/ two; $ARCHFS unmount $PWD/./two/mount",
         other.home.file_name().unwrap().to_str().unwrap()
@@ -181,11 +181,11 @@ fn root_follows_no_link_of_a_user_to_a_mount_point() {
 
 /// > Root enters no FUSE file system of another user on the way to a mount point.
 #[test]
-fn root_asks_no_file_system_that_a_user_serves() {
+fn root_enters_no_fuse_file_system_of_a_user() {
     let Some(scene) = scene() else { return };
     let Scene { stage, .. } = &scene;
     let served = scene.folder_of(OWNER, "served", 0o755);
-    // Nobody answers here, so whoever asks hangs.
+    // No daemon answers here, so a process that accesses it hangs.
     let device = fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
     let options = format!(
         "fd={},rootmode=40000,user_id={OWNER},group_id={OWNER},allow_other",
@@ -198,12 +198,12 @@ fn root_asks_no_file_system_that_a_user_serves() {
         ["unmount served/m", "mount -q --keep $IMAGE served/m", "run -q $IMAGE served/a/b -- true"]
     {
         let refused = stage.bash(&format!("timeout -k 1 20 $ARCHFS {line}")).output().unwrap();
-        let said = said(&refused);
-        assert!(!matches!(refused.status.code(), Some(0 | 124 | 137)), "{line}: {said}");
+        let stderr = said(&refused);
+        assert!(!matches!(refused.status.code(), Some(0 | 124 | 137)), "{line}: {stderr}");
         let expected = format!("served is a file system that uid {OWNER} serves (fuse.odd)");
-        assert!(said.contains(&expected), "{line}: {said}");
+        assert!(stderr.contains(&expected), "{line}: {stderr}");
     }
-    // The mount point itself is only named.
+    // `unmount` only names the mount point and does not access it.
     let refused = stage.bash("timeout -k 1 20 $ARCHFS unmount served").output().unwrap();
     assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
     drop(device);
@@ -214,7 +214,7 @@ fn root_asks_no_file_system_that_a_user_serves() {
 ///
 /// > The user's own links, /dev/null and the like may be logs.
 #[test]
-fn the_log_and_the_account_are_never_written_through_what_others_planted() {
+fn log_and_statistics_are_never_written_through_planted_files() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, .. } = &scene;
     let sticky = scene.sticky();
@@ -247,7 +247,7 @@ fn the_log_and_the_account_are_never_written_through_what_others_planted() {
         }
         done(other, "rm -r ../sticky/name*");
     }
-    // What is one's own, or the system's, is followed.
+    // The user's own links and those of the system are followed.
     done(owner, "touch log; ln -s $PWD/log ../sticky/own");
     for log in ["../sticky/own", "/dev/null", "log"] {
         done(owner, &format!("$ARCHFS mount -v --keep --log-file {log} $IMAGE mount"));
@@ -260,7 +260,7 @@ fn the_log_and_the_account_are_never_written_through_what_others_planted() {
 
 /// > An index replaces a link, not the target of the link.
 #[test]
-fn an_index_replaces_a_link_and_not_what_it_leads_to() {
+fn an_index_replaces_a_link_and_not_its_target() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, stage, .. } = &scene;
     let sticky = scene.sticky();
@@ -269,20 +269,21 @@ fn an_index_replaces_a_link_and_not_what_it_leads_to() {
     fs::set_permissions(&archive, Permissions::from_mode(0o644)).unwrap();
     done(owner, "echo dear > dear");
     let dear = owner.home.join("dear");
-    // Somebody else's, in a folder where it can not be replaced: the cache has it.
+    // A link of another user in a sticky directory cannot be replaced, so the index is in the
+    // cache.
     let beside = sticky.join("data.tar.archfs-index");
     done(other, &format!("ln -s {} {}", dear.display(), beside.display()));
     done(owner, "XDG_CACHE_HOME=$PWD/cache $ARCHFS index -q ../sticky/data.tar");
     assert_eq!(names_in(&owner.home.join("cache/archfs")).len(), 1);
     assert_eq!(fs::read_link(&beside).unwrap(), dear);
-    // One's own, beside an archive of one's own.
+    // The user's own link, beside the user's own archive.
     done(other, "rm ../sticky/data.tar.archfs-index");
     chown(&archive, Some(OWNER), Some(OWNER)).unwrap();
     done(owner, "ln -s $PWD/dear ../sticky/data.tar.archfs-index");
     done(owner, "XDG_CACHE_HOME=$PWD/cache $ARCHFS index -q ../sticky/data.tar");
     assert!(fs::symlink_metadata(&beside).unwrap().is_file());
     assert_eq!(mode(&beside), 0o644, "as the archive, less what others could write");
-    // Root replaces what somebody planted, and not what that leads to.
+    // Root replaces a planted link, not its target.
     fs::remove_file(&beside).unwrap();
     chown(&archive, Some(0), Some(0)).unwrap();
     done(other, &format!("ln -s {} {}", dear.display(), beside.display()));
@@ -292,7 +293,7 @@ fn an_index_replaces_a_link_and_not_what_it_leads_to() {
     assert_eq!(names_in(&sticky).len(), 2, "nothing is left of the writing");
 }
 
-/// A record of a mount, as archfs writes them (src/lifecycle/share/record.rs).
+/// A record of a mount, as archfs writes it (src/lifecycle/share/record.rs).
 fn record(process: &str, mount_point: &Path) -> String {
     let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
     record_of(&node, process, mount_point)
@@ -315,11 +316,11 @@ fn record_of(node: &str, process: &str, mount_point: &Path) -> String {
 /// > **`gc`, `unmount`, `list`** act only on mounts of type fuse.archfs of this user, whatever the
 /// > records say. Root can also unmount those of other users.
 #[test]
-fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
+fn forged_records_never_affect_files_of_others() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     let work = stage.work.path();
-    // A mount of root's, one of another kind, and an empty folder of somebody else.
+    // A mount of root, a mount of another type, and an empty directory of another user.
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let foreign = work.join("tmpfs");
     fs::create_dir(&foreign).unwrap();
@@ -341,10 +342,10 @@ fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
         ("3.mount", record(gone, &foreign).into_bytes()),
         ("4.mount", record(gone, Path::new("../..")).into_bytes()),
         ("5.mount", record(gone, Path::new("/")).into_bytes()),
-        // Created by archfs, it says, and it is another user's.
+        // It claims that archfs created a directory that belongs to another user.
         ("6.mount", record(gone, &empty).into_bytes()),
         ("7.mount", record(gone, Path::new("/proc")).into_bytes()),
-        // Of another node that has the same /tmp.
+        // From another node that shares /tmp.
         ("8.mount", of_another_node.clone().into_bytes()),
         ("x.socket", b"no socket".to_vec()),
     ];
@@ -369,10 +370,10 @@ fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
         assert_eq!(fs::metadata(&empty).unwrap().ino(), numbers.ino(), "{line}");
     }
     assert_eq!(fs::read(registry.join("8.mount")).unwrap(), of_another_node.as_bytes());
-    // And the user can still mount.
+    // The user can still mount.
     done(owner, "$ARCHFS mount -q --keep $IMAGE mount && $ARCHFS unmount mount");
 
-    // Nor does root take a mount of another kind, or of another user, for its own.
+    // Root does not treat a mount of another type or user as its own either.
     done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
     let roots = Path::new("/tmp/archfs-0");
     let wrong = Planted(["7.mount", "8.mount"].map(|name| roots.join(name)).into());
@@ -389,16 +390,16 @@ fn records_that_are_wrong_make_nobody_touch_what_is_not_his() {
 
 /// As under `sudo -E`.
 #[test]
-fn root_writes_no_file_that_a_variable_of_another_user_names() {
+fn root_ignores_file_paths_in_another_users_variables() {
     if !can_mount() || !rustix::process::geteuid().is_root() {
         return;
     }
     let work = work_folder();
-    let folder = work.path();
-    let [log, stats, index] = ["log", "stats", "index"].map(|name| folder.join(name));
-    let image = image::small(folder);
+    let directory = work.path();
+    let [log, stats, index] = ["log", "stats", "index"].map(|name| directory.join(name));
+    let image = image::small(directory);
     let mount = |user: Option<&str>, options: &[&str]| {
-        let mount_point = folder.join("roots");
+        let mount_point = directory.join("roots");
         let _clean_up = CleanUp(mount_point.clone());
         let mut command = archfs();
         command.env_remove("SUDO_UID").envs(user.map(|user| ("SUDO_UID", user)));
@@ -408,9 +409,9 @@ fn root_writes_no_file_that_a_variable_of_another_user_names() {
         unmount(&mount_point);
         said(&output)
     };
-    let said = mount(Some("1000"), &[]);
+    let stderr = mount(Some("1000"), &[]);
     for name in ["ARCHFS_LOG_FILE", "ARCHFS_STATS_JSON", "ARCHFS_INDEX"] {
-        assert_eq!(said.matches(&format!("{name} is not used as root")).count(), 1, "{said}");
+        assert_eq!(stderr.matches(&format!("{name} is not used as root")).count(), 1, "{stderr}");
     }
     assert!(!log.exists() && !stats.exists() && !index.exists());
     for (user, options) in [

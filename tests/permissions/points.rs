@@ -1,4 +1,4 @@
-//! Whose directories may be mounted on, and who unmounts there.
+//! Which directories can be mount points, and which users can unmount there.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -8,14 +8,14 @@ use super::support::stage::Talker;
 use super::support::{archfs, run, wait_until};
 use super::{OTHER, Scene, done, out, said, scene};
 
-/// A supplementary group that users of one project share.
+/// A supplementary group shared by users of a project.
 const PROJECT: u32 = 60;
 
 /// > **A mount point** that exists must belong to the user. One that another member of a group made
 /// > is accepted unless every user may write to it or to its parent. Otherwise `mount` exits with
 /// > status 4.
 #[test]
-fn a_directory_that_somebody_of_the_group_made_is_a_mount_point_unless_everybody_may_write() {
+fn a_group_members_directory_is_a_mount_point_unless_world_writable() {
     let Some(scene) = scene() else { return };
     let Scene { owner, .. } = &scene;
     let project = scene.folder_of(OTHER, "project", 0o775);
@@ -28,7 +28,7 @@ fn a_directory_that_somebody_of_the_group_made_is_a_mount_point_unless_everybody
     let group = format!("--groups={PROJECT}");
     let script = "$ARCHFS mount -q --keep $IMAGE ../project/point && \
                   cat ../project/point/hello && $ARCHFS unmount ../project/point";
-    // The modes of the folder and of the directory.
+    // The modes of the parent and of the directory.
     for (above, own, is_fine) in
         [(0o775, 0o775, true), (0o775, 0o777, false), (0o777, 0o775, false)]
     {
@@ -50,7 +50,7 @@ fn a_directory_that_somebody_of_the_group_made_is_a_mount_point_unless_everybody
 /// > Root, and a private mount, may use directories of other users, but not where every user may
 /// > create names, such as in /tmp.
 #[test]
-fn root_and_private_mounts_use_directories_of_others_unless_they_lie_where_everybody_makes_names() {
+fn root_and_private_mounts_use_others_directories_unless_in_a_shared_parent() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
     let theirs = scene.folder_of(OTHER, "theirs", 0o755);
@@ -82,7 +82,7 @@ fn root_and_private_mounts_use_directories_of_others_unless_they_lie_where_every
 /// > **`gc`, `unmount`, `list`** act only on mounts of type fuse.archfs of this user, whatever the
 /// > records say. Root can also unmount those of other users.
 #[test]
-fn root_unmounts_what_others_have_mounted_and_others_do_not() {
+fn only_root_unmounts_mounts_of_others() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, .. } = &scene;
     done(owner, "$ARCHFS mount -q --keep $IMAGE mount");
@@ -92,7 +92,7 @@ fn root_unmounts_what_others_have_mounted_and_others_do_not() {
     assert!(!out(&run(archfs().arg("list"))).contains(owner.mount_point.to_str().unwrap()));
     run(archfs().args(["gc", "-q"]));
     assert_eq!(done(owner, "cat mount/hello"), "hello, world\n");
-    // Held by a command of its user, it is left to that.
+    // It is held by a command of its user, so root leaves it alone.
     let holds = "$ARCHFS run -q $IMAGE mount -- sh -c 'echo started; read x; cat mount/hello'";
     let mut holder = Talker::start(&mut owner.bash(holds));
     assert_eq!(holder.line(), "started");

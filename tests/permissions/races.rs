@@ -1,4 +1,4 @@
-//! What somebody swaps while archfs is at work.
+//! Paths that an attacker swaps while archfs mounts or unmounts.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,23 +12,22 @@ use super::support::user::User;
 use super::support::{archfs, run};
 use super::{OTHER, scene};
 
-/// For how long each loop is played.
+/// How long each loop runs.
 const TIME: Duration = Duration::from_secs(3);
 
-/// Somebody who puts a link in the place of a folder of his, and the folder back, as fast as he
-/// can.
+/// A user who swaps a directory with a symbolic link as fast as possible.
 struct Swapper(Child);
 
 impl Swapper {
-    fn start(user: &User, folder: &Path, trap: &Path) -> Self {
-        // renameat2(2) with RENAME_EXCHANGE, so that there always is one or the other.
+    fn start(user: &User, directory: &Path, trap: &Path) -> Self {
+        // renameat2(2) with RENAME_EXCHANGE, so that the name always exists.
         let script = "import ctypes, os, sys\nname, trap = map(os.fsencode, sys.argv[1:])\n\
                       link = name + b'.link'\nos.symlink(trap, link)\n\
                       swap = ctypes.CDLL(None).renameat2\n\
                       while True: swap(-100, name, -100, link, 2)\n";
         let script = format!("exec /usr/bin/python3 -c \"{script}\" \"$1\" \"$2\"");
         let mut command = user.bash(&script);
-        command.arg("bash").arg(folder).arg(trap).stdin(Stdio::null());
+        command.arg("bash").arg(directory).arg(trap).stdin(Stdio::null());
         Self(command.spawn().unwrap())
     }
 }
@@ -40,16 +39,16 @@ impl Drop for Swapper {
     }
 }
 
-/// The places of all mounts below `folder`.
-fn mounts_below(folder: &Path) -> Vec<PathBuf> {
-    // Another test has a mount whose name is no UTF-8.
+/// The mount points below `directory`.
+fn mounts_below(directory: &Path) -> Vec<PathBuf> {
+    // Another test has a mount point that is not UTF-8.
     let text = fs::read("/proc/thread-self/mountinfo").unwrap();
     let text = String::from_utf8_lossy(&text);
     let mount_points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
-    mount_points.filter(|mount_point| mount_point.starts_with(folder)).collect()
+    mount_points.filter(|mount_point| mount_point.starts_with(directory)).collect()
 }
 
-/// Mounts and unmounts at `place` for a while; looks at `trap` after each step.
+/// Mounts and unmounts at `mount_point` repeatedly, and checks `trap` after each step.
 fn play(stage: &Stage, mount_point: &Path, trap: &Path) -> (usize, usize) {
     let number = fs::metadata(trap).unwrap().ino();
     let (mut mounted, mut refused) = (0, 0);
@@ -71,7 +70,7 @@ fn play(stage: &Stage, mount_point: &Path, trap: &Path) -> (usize, usize) {
     (mounted, refused)
 }
 
-/// Clears what a lost race left, and looks whether that can be done.
+/// Cleans up after a lost race and checks that this works.
 fn clear(stage: &Stage) {
     for mount_point in mounts_below(stage.work.path()) {
         let _ = archfs().args(["unmount", "--lazy"]).arg(mount_point).output();
@@ -83,12 +82,12 @@ fn clear(stage: &Stage) {
 /// > Root opens the parent directory once, without following links, and mounts, unmounts and
 /// > removes from there. A swapped directory or link can make that fail, but cannot redirect it.
 #[test]
-fn root_mounts_over_and_removes_nothing_where_the_mount_point_is_swapped_for_a_link() {
+fn swapping_the_mount_point_for_a_link_never_redirects_root() {
     let Some(scene) = scene() else { return };
-    let folder = scene.folder_of(OTHER, "theirs", 0o755);
-    let (mount_point, trap) = (folder.join("point"), scene.stage.work.path().join("trap"));
+    let directory = scene.folder_of(OTHER, "theirs", 0o755);
+    let (mount_point, trap) = (directory.join("point"), scene.stage.work.path().join("trap"));
     let _clean_up =
-        [&trap, &mount_point, &folder.join("point.link")].map(|path| CleanUp(path.clone()));
+        [&trap, &mount_point, &directory.join("point.link")].map(|path| CleanUp(path.clone()));
     for made in [&mount_point, &trap] {
         fs::create_dir(made).unwrap();
     }

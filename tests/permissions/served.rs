@@ -1,5 +1,4 @@
-//! FUSE file systems that another user serves, who can claim any owner and mode for what is in
-//! them.
+//! FUSE file systems of another user, whose daemon can claim any owner and mode for a file.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -8,9 +7,9 @@ use std::path::Path;
 use super::support::stage::said;
 use super::{OTHER, Scene, as_user, out, scene};
 
-/// Runs `before` as the other user of the scene, and then `script` while the owner serves an image
-/// of `source` to everybody at $SERVED: in a mount namespace where the node allows that. No
-/// directory on the way there is the owner's.
+/// Runs `before` as the other user, then `script` while the owner serves an image of `source` to
+/// all users at $SERVED. This happens in a mount namespace whose /etc/fuse.conf allows it. No
+/// directory on the path belongs to the owner.
 fn beside_served(scene: &Scene, before: &str, source: &Path, script: &str) -> String {
     let (owner, other) = (&scene.owner, &scene.other);
     let served = scene.sticky().join("served");
@@ -33,7 +32,7 @@ fn beside_served(scene: &Scene, before: &str, source: &Path, script: &str) -> St
 /// > **FUSE file systems of others**: their daemon can claim any owner for a file, so no file there
 /// > counts as the user's own or as root's.
 #[test]
-fn a_helper_that_another_users_file_system_calls_roots_is_not_run() {
+fn a_helper_with_a_forged_owner_on_a_fuse_mount_is_not_run() {
     let Some(scene) = scene() else { return };
     let source = scene.stage.work.path().join("source");
     let marks = scene.folder_of(OTHER, "marks", 0o777);
@@ -48,9 +47,9 @@ fn a_helper_that_another_users_file_system_calls_roots_is_not_run() {
     assert!(!marks.join("ran").exists());
 }
 
-/// Made-up records could name any mount and any daemon.
+/// Forged records could name any mount and any daemon.
 #[test]
-fn a_directory_of_records_that_another_users_file_system_calls_ours_is_not_used() {
+fn a_record_directory_with_a_forged_owner_on_a_fuse_mount_is_not_used() {
     let Some(scene) = scene() else { return };
     let source = scene.stage.work.path().join("source");
     let made_up = source.join(format!("archfs-{OTHER}"));
@@ -59,7 +58,7 @@ fn a_directory_of_records_that_another_users_file_system_calls_ours_is_not_used(
         chown(mount_point, Some(OTHER), Some(OTHER)).unwrap();
     }
     fs::set_permissions(&made_up, Permissions::from_mode(0o700)).unwrap();
-    // The names of the records are of this mount namespace.
+    // The names of records contain the mount namespace.
     let before = format!(
         "$ARCHFS mount -q --keep $IMAGE mount && cp /tmp/archfs-{OTHER}/*.mount {} && \
          $ARCHFS unmount mount",
@@ -72,9 +71,9 @@ fn a_directory_of_records_that_another_users_file_system_calls_ours_is_not_used(
     assert_eq!(beside_served(&scene, &before, &source, &script), "1\nhello, world\n");
 }
 
-/// Its server can put another one in its place at any time.
+/// Its daemon could replace it at any time.
 #[test]
-fn an_index_that_another_users_file_system_calls_ours_is_not_believed() {
+fn an_index_with_a_forged_owner_on_a_fuse_mount_is_not_used() {
     let Some(scene) = scene() else { return };
     let source = scene.stage.work.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -86,11 +85,11 @@ fn an_index_that_another_users_file_system_calls_ours_is_not_believed() {
         index.display()
     );
     let script = "stat -c %u $SERVED/index; $ARCHFS ls --index $SERVED/index data.tar 2>&1";
-    let said = beside_served(&scene, &before, &source, script);
+    let stderr = beside_served(&scene, &before, &source, script);
     let expected = format!(
         "archfs\n{OTHER}\n\
          archfs: {}/sticky/served/index: not used: it is on a FUSE file system of another user; made anew\n",
         scene.stage.work.path().display()
     );
-    assert!(said.starts_with(&expected), "{said}");
+    assert!(stderr.starts_with(&expected), "{stderr}");
 }

@@ -1,4 +1,4 @@
-//! Names that a terminal would obey.
+//! Names with escape sequences are made harmless on a terminal.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,7 +10,7 @@ use super::support::mount::{CleanUp, unmount};
 use super::support::stage::{Stage, stage};
 use super::support::{archfs, image, run};
 
-/// Clears the screen, sets a title, turns what follows, begins a line, is no UTF-8.
+/// Clears the screen, sets a title, reverses text direction, starts a new line, and is not UTF-8.
 const NAMES: [&[u8]; 7] = [
     b"clear\x1b[2J",
     b"title\x1b]0;x\x07",
@@ -21,9 +21,9 @@ const NAMES: [&[u8]; 7] = [
     b"bytes\xff\xfe\x9b2J",
 ];
 
-/// What a script writes to a terminal; `$1` is `argument`.
+/// The output of a script to a terminal; `$1` is `argument`.
 fn at_a_terminal(stage: &Stage, script: &str, argument: &OsStr) -> Vec<u8> {
-    // The terminal's shell gets the script by a file, for a line would have to be quoted.
+    // The terminal's shell reads the script from a file, because a command line would need quoting.
     let file = stage.work.path().join("script");
     fs::write(&file, script).unwrap();
     let mut terminal = Command::new("script");
@@ -33,7 +33,7 @@ fn at_a_terminal(stage: &Stage, script: &str, argument: &OsStr) -> Vec<u8> {
     terminal.env("IMAGE", &stage.image).output().unwrap().stdout
 }
 
-/// What of it a terminal would obey, but for the ends of lines.
+/// The control characters in the output, except for ends of lines.
 fn obeyed(written: &[u8]) -> Option<String> {
     let text = match std::str::from_utf8(written) {
         Ok(text) => text.replace("\r\n", ""),
@@ -51,9 +51,9 @@ fn assert_harmless(stage: &Stage, script: &str, argument: &OsStr, shown: &str) {
     assert!(text.contains(shown), "{script} {argument:?}: no {shown:?} in {text}");
 }
 
-/// An image of folders with these names, of links to them, and of a file that has them all.
-fn odd_image(folder: &Path) -> PathBuf {
-    let source = folder.join("odd");
+/// An image with directories of these names, links to them, and a file with all the names.
+fn odd_image(directory: &Path) -> PathBuf {
+    let source = directory.join("odd");
     fs::create_dir(&source).unwrap();
     for name in NAMES.map(OsStr::from_bytes) {
         fs::create_dir(source.join(name)).unwrap();
@@ -61,7 +61,7 @@ fn odd_image(folder: &Path) -> PathBuf {
         std::os::unix::fs::symlink(name, source.join(OsStr::from_bytes(&link))).unwrap();
     }
     fs::write(source.join("contents"), NAMES.concat()).unwrap();
-    image::make(folder, "odd.sqfs", &source, &[])
+    image::make(directory, "odd.sqfs", &source, &[])
 }
 
 /// > **Terminals**: control characters, changes of direction (such as U+202E) and bytes that are
@@ -69,7 +69,7 @@ fn odd_image(folder: &Path) -> PathBuf {
 ///
 /// > `archfs ls` into a pipe and `archfs cat` write the bytes unchanged.
 #[test]
-fn names_are_disarmed_on_a_terminal_and_left_as_they_are_in_a_pipe() {
+fn names_are_escaped_on_a_terminal_and_unchanged_in_a_pipe() {
     let Some(stage) = stage() else { return };
     let odd = odd_image(stage.work.path());
     let none = OsStr::new("");
@@ -78,7 +78,7 @@ fn names_are_disarmed_on_a_terminal_and_left_as_they_are_in_a_pipe() {
             assert_harmless(&stage, &format!("$ARCHFS {line}"), none, shown);
         }
     }
-    // What a file holds is not for people to read.
+    // The contents of files are not escaped.
     let cat = "$ARCHFS cat odd.sqfs contents";
     assert_eq!(run(&mut stage.bash(cat)).stdout, NAMES.concat());
     assert_eq!(at_a_terminal(&stage, &format!("stty raw -echo; {cat}"), none), NAMES.concat());
@@ -107,7 +107,7 @@ fn names_are_disarmed_on_a_terminal_and_left_as_they_are_in_a_pipe() {
 /// > not UTF-8 in a name never reach a terminal or the log. They are shown as `\u{1b}` or U+FFFD.
 /// > In JSON they are written as `\u001b`, with the same value.
 #[test]
-fn places_archives_and_what_the_daemon_says_are_disarmed() {
+fn mount_points_archives_and_daemon_messages_are_escaped() {
     let Some(stage) = stage() else { return };
     for name in NAMES.map(OsStr::from_bytes) {
         let archive = stage.work.path().join("archive").join(name);
@@ -123,7 +123,7 @@ fn places_archives_and_what_the_daemon_says_are_disarmed() {
         let shown = String::from_utf8_lossy(&name.as_bytes()[..2]).into_owned();
         assert_harmless(&stage, script, name, &shown);
         assert!(!mount_point.exists());
-        // The same value in JSON, whatever it is written with.
+        // The decoded JSON has the same value, however it is escaped.
         if let Some(text) = name.to_str() {
             run(archfs().args(["mount", "-q", "--keep"]).arg(&archive).arg(&mount_point));
             let listed = String::from_utf8(run(archfs().args(["list", "--json"])).stdout).unwrap();

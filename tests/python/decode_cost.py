@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Decodes every block of a SquashFS image made with -comp gzip, with nothing but zlib, and prints how
-many bytes reading each file decodes, one file a line in the order of the inode table.
+"""Decodes every block of a SquashFS image made with -comp gzip, using only zlib, and prints how many bytes must be
+decoded to read each file, one file a line in the order of the inode table.
 
-Knows nothing of archfs: written after squashfs_fs.h, as an oracle for `archfs info`.
+An oracle for `archfs info`: written from squashfs_fs.h, without code of archfs.
 """
 
 import struct
@@ -24,7 +24,7 @@ def metadata(image, at, end):
 
 
 def decoded(image, start, word):
-    """Bytes that come out of the decoder for the block that `word` describes."""
+    """Decoded size of the block that `word` describes."""
     length = word & 0xFFFFFF
     if length == 0 or word & (1 << 24):
         return 0

@@ -1,8 +1,8 @@
-"""A per-file loader as training code has it: folders are classes, workers read files in random order.
+"""A per-file loader like that of training code: directories are classes, workers read files in random order.
 
-It follows torchvision's ImageFolder with a DataLoader (sorted classes, one os.scandir walk, a new
-shuffle for each epoch, several worker processes), with nothing but the standard library, and knows
-nothing of archfs. Prints for each epoch what was read, so that two runs can be compared.
+It follows torchvision's ImageFolder with a DataLoader (sorted classes, one os.scandir walk, a new shuffle for each
+epoch, several worker processes), using only the standard library. Prints what each epoch read, so that two runs can
+be compared.
 
 Usage: imagefolder.py FOLDER [EPOCHS] [WORKERS]
 """

@@ -1,7 +1,7 @@
-"""Reads files of a tree by many processes, each in an order of its own, and compares checksums.
+"""Reads files of a tree with many processes, each in its own order, and compares checksums.
 
-read_shuffled.py ROOT LIST PROCESSES, where each line of LIST is a CRC-32 and a path in hex. Prints
-the number of files read by each process; exit status 1 where one differs.
+read_shuffled.py ROOT LIST PROCESSES, where each line of LIST is a CRC-32 and a path in hex. Prints the number of
+files that each process read; exit status 1 if a checksum differs.
 """
 
 import os

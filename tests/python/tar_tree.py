@@ -1,8 +1,8 @@
 """Prints the tree that a tar describes, as Python's tarfile reads it: the oracle of tests/tar.rs.
 
-One line a path, sorted: path and link target in hex, kind, mode, owner, group, size, mtime in
-nanoseconds, CRC-32 of the contents. Members of one path: the last one counts, but a folder stays one.
-With --find, prints where Python keeps its own test archive instead.
+One line a path, sorted: path and link target in hex, kind, mode, owner, group, size, mtime in nanoseconds, CRC-32 of
+the contents. If members have the same path, the last one counts, but a directory stays a directory.
+With --find, prints the path of Python's own test archive instead.
 """
 
 import decimal

@@ -1,8 +1,8 @@
-"""Reads shards with the webdataset package and compares them with the folder they were made of.
+"""Reads shards with the webdataset package and compares them with their source directory.
 
-Each sample must be there once, with all its files and nothing else; with --labels its .cls must be
-the number of its top folder. Says how many there are, and a checksum of the order they come in.
-Exit status 1 where something differs, 77 where the package is missing.
+Each sample must appear once, with all its files and nothing else. With --labels its .cls must be the number of its
+top directory. Prints the number of samples and a checksum of their order. Exit status 1 if something differs, 77 if
+the package is missing.
 
 Usage: webdataset_check.py FOLDER OUT.tar [--labels] [--bytes N]
 """
@@ -21,7 +21,7 @@ except ImportError:
 
 
 def expected_samples(root):
-    """Keys, and the bytes of each extension; grouped without the help of webdataset."""
+    """Keys and the bytes of each extension, grouped without webdataset."""
     samples = {}
     for folder, _, names in os.walk(root):
         below = os.path.relpath(folder, root)

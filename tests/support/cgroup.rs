@@ -1,7 +1,7 @@
-//! Control groups of a test's own, of both versions.
+//! Control groups for a test, of both versions.
 //!
-//! Owns making and removing them. Processes are put into one by a shell that then becomes the
-//! program under test. Where none can be made that is loud, or fatal in CI.
+//! A shell enters the group and executes the program under test. If no group can be made, the test
+//! says so, and fails in CI.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use super::skip::skip;
 
-/// What a group bounds, and by which files in versions 1 and 2.
+/// The resource that a group limits, and its files in versions 1 and 2.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
     Memory,
     Threads,
 }
 
-/// A control group, removed when dropped, once all in it have ended.
+/// A control group. Dropping it removes the group once all its processes have exited.
 pub struct Group {
     folder: PathBuf,
     bound: Bound,
@@ -27,7 +27,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// `None`, and loudly so, where none can be made.
+    /// `None`, with a message, if no group can be made.
     pub fn new(bound: Bound) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -37,7 +37,7 @@ impl Group {
             Bound::Threads => ("pids", "pids.max", "pids.max"),
         };
         let root = Path::new("/sys/fs/cgroup");
-        // Version 2 gives a group only what the one above it hands down.
+        // In version 2 a group gets only the controllers that its parent enables.
         let _ = fs::write(root.join("cgroup.subtree_control"), format!("+{controller}"));
         for (folder, file, is_first_version) in
             [(root.join(controller), first, true), (root.to_owned(), second, false)]
@@ -62,8 +62,8 @@ impl Group {
         match (self.bound, self.is_first_version) {
             (Bound::Threads, _) => set("pids.max").unwrap(),
             (Bound::Memory, true) => {
-                // With swap it is never the smaller one, so it is set before where both become
-                // larger and after where smaller. Kernels without that count have no such file.
+                // The limit with swap must never be the smaller one, so set it first when both grow
+                // and last when both shrink. Some kernels have no such file.
                 let _ = set("memory.memsw.limit_in_bytes");
                 set("memory.limit_in_bytes").unwrap();
                 let _ = set("memory.memsw.limit_in_bytes");
@@ -75,12 +75,12 @@ impl Group {
         }
     }
 
-    /// Where its files are.
+    /// The directory of the group.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The words for mount(8) that mount its hierarchy.
+    /// Arguments of mount(8) that mount the group's hierarchy.
     pub fn mount_words(&self) -> &'static str {
         match (self.is_first_version, self.bound) {
             (true, Bound::Memory) => "-t cgroup -o memory none",
@@ -89,13 +89,13 @@ impl Group {
         }
     }
 
-    /// What a shell in the group makes of `line`.
+    /// Runs `line` in a shell in the group.
     pub fn run(&self, line: &str) -> Output {
         let script = format!("echo $$ > {}/cgroup.procs; {line}", self.folder.display());
         Command::new("sh").args(["-c", &script]).output().unwrap()
     }
 
-    /// How many processes of the group were killed for its memory.
+    /// Number of processes of the group killed for lack of memory.
     pub fn killed(&self) -> u64 {
         let file = if self.is_first_version { "memory.oom_control" } else { "memory.events" };
         let text = fs::read_to_string(self.folder.join(file)).unwrap();
@@ -103,7 +103,7 @@ impl Group {
         line.expect("a count of kills").parse().unwrap()
     }
 
-    /// Whether all in it have ended.
+    /// Whether all processes of the group have exited.
     pub fn is_empty(&self) -> bool {
         fs::read_to_string(self.folder.join("cgroup.procs")).is_ok_and(|text| text.is_empty())
     }

@@ -1,7 +1,7 @@
-//! A file system with one file that fails on demand: the archive's, in tests of what follows.
+//! A FUSE file system with one file, whose reads fail on demand.
 //!
-//! Owns the ways to fail. It is served by the test itself, nothing is cached above it, so that every
-//! read comes here. Dropping it unmounts it, lazily.
+//! The test itself serves it, without caching, so every read arrives here. Dropping it unmounts it
+//! lazily.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -23,29 +23,29 @@ use fuser::{
 const TTL: Duration = Duration::from_secs(3600);
 const ARCHIVE: INodeNo = INodeNo(2);
 
-/// What becomes of a read.
+/// What happens to a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// One in so many gives EIO; 1 for all.
+    /// One in `n` reads gives EIO; 1 for all.
     Failing(u64),
-    /// Each gives an error of this number.
+    /// Every read gives this error.
     Refused(i32),
     /// The file ends there, although its size says more.
     EndsAt(u64),
-    /// Half of the bytes, as read(2) may give.
+    /// Half of the bytes, as read(2) may return.
     Halves,
     /// Every second read is interrupted (EINTR).
     Interrupted,
-    /// Every byte is another.
+    /// Every byte is wrong.
     Wrong,
-    /// It waits until there is another fault, or none.
+    /// The read hangs until the fault changes.
     Hanging,
 }
 
-/// The mount. Its file has the name of the one it was made of.
+/// The mount. Its file has the name of the source file.
 pub struct Faulty {
-    place: PathBuf,
+    mount_point: PathBuf,
     file: PathBuf,
     state: Arc<State>,
     session: Option<BackgroundSession>,
@@ -65,9 +65,9 @@ struct Served {
 }
 
 impl Faulty {
-    /// Shows `file` below `place`, which is made.
-    pub fn new(file: &Path, place: &Path) -> Self {
-        fs::create_dir_all(place).unwrap();
+    /// Shows `file` below `mount_point`, which is created.
+    pub fn new(file: &Path, mount_point: &Path) -> Self {
+        fs::create_dir_all(mount_point).unwrap();
         let (fault, reads, failed) =
             (Mutex::new(Fault::None), AtomicU64::new(0), AtomicU64::new(0));
         let state = Arc::new(State { fault, reads, failed });
@@ -75,34 +75,34 @@ impl Faulty {
         config.mount_options = vec![MountOption::RO, MountOption::FSName("faulty".into())];
         config.n_threads = Some(16);
         let served = Served::new(file, Arc::clone(&state));
-        let session = fuser::Session::new(served, place, &config).unwrap().spawn().unwrap();
-        let shown = place.join(file.file_name().unwrap());
-        Self { place: place.to_owned(), file: shown, state, session: Some(session) }
+        let session = fuser::Session::new(served, mount_point, &config).unwrap().spawn().unwrap();
+        let shown = mount_point.join(file.file_name().unwrap());
+        Self { mount_point: mount_point.to_owned(), file: shown, state, session: Some(session) }
     }
 
-    /// The file on it.
+    /// The path of the file on the mount.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// What becomes of reads from now on.
+    /// Sets the fault for reads from now on.
     pub fn set(&self, fault: Fault) {
         *self.state.fault.lock() = fault;
     }
 
-    /// Reads so far.
+    /// Number of reads so far.
     pub fn reads(&self) -> u64 {
         self.state.reads.load(Ordering::Relaxed)
     }
 
-    /// Reads that were not answered with the right bytes.
+    /// Number of reads that did not get the right bytes.
     pub fn failed(&self) -> u64 {
         self.state.failed.load(Ordering::Relaxed)
     }
 
-    /// Ends the connection to the kernel as the end of its server does: every read gives ENOTCONN.
+    /// Aborts the connection like the death of its daemon: every read gives ENOTCONN.
     pub fn abort(&self) {
-        let number = rustix::fs::minor(fs::metadata(&self.place).unwrap().dev());
+        let number = rustix::fs::minor(fs::metadata(&self.mount_point).unwrap().dev());
         let connections = Path::new("/sys/fs/fuse/connections");
         if fs::read_dir(connections).is_ok_and(|mut it| it.next().is_none()) {
             let mut mount = Command::new("mount");
@@ -111,16 +111,16 @@ impl Faulty {
         fs::write(connections.join(number.to_string()).join("abort"), "1").unwrap();
     }
 
-    /// Takes its name away; files that are open stay so.
+    /// Unmounts lazily; open files stay open.
     pub fn unmount_lazily(&self) {
-        super::run(Command::new("umount").arg("-l").arg(&self.place));
+        super::run(Command::new("umount").arg("-l").arg(&self.mount_point));
     }
 }
 
 impl Drop for Faulty {
     fn drop(&mut self) {
         self.set(Fault::None);
-        let _ = Command::new("umount").arg("-lq").arg(&self.place).output();
+        let _ = Command::new("umount").arg("-lq").arg(&self.mount_point).output();
         // Not joined: a daemon that a failing test left may still have the file open.
         std::mem::forget(self.session.take());
     }
@@ -158,7 +158,7 @@ impl Served {
         }
     }
 
-    /// What is to become of this read, once that is known.
+    /// Decides the outcome of this read; waits while the fault is Hang.
     fn fault(&self) -> Fault {
         loop {
             let fault = *self.state.fault.lock();

@@ -1,6 +1,6 @@
-//! The kernel's side of a FUSE connection, played by a test: any kernel's INIT, without that kernel.
+//! Plays the kernel's side of a FUSE connection, to test the INIT of any kernel.
 //!
-//! A pair of sockets stands for /dev/fuse: like it, SOCK_SEQPACKET passes one message per call.
+//! A pair of sockets replaces /dev/fuse; like it, SOCK_SEQPACKET passes one message per call.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 
-/// Operations of the protocol (include/uapi/linux/fuse.h).
+/// Opcodes of the protocol (include/uapi/linux/fuse.h).
 pub const LOOKUP: u32 = 1;
 pub const OPEN: u32 = 14;
 pub const READ: u32 = 15;
@@ -39,12 +39,12 @@ pub struct Kernel {
     connection: OwnedFd,
     session: JoinHandle<std::io::Result<()>>,
     unique: u64,
-    /// The flags of INIT that archfs took.
+    /// The INIT flags that archfs accepted.
     pub agreed: u32,
 }
 
 impl Kernel {
-    /// Serves `tree` to a kernel that speaks 7.`minor` and offers `offered` in INIT.
+    /// Serves `tree` to a kernel with protocol 7.`minor` that offers `offered` in INIT.
     pub fn new(tree: Arc<dyn Tree>, minor: u32, offered: u32) -> Self {
         let (connection, served) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -55,16 +55,16 @@ impl Kernel {
             Session::from_fd(filesystem, served, SessionACL::All, config)?.run()
         });
         let mut kernel = Self { connection, session, unique: 0, agreed: 0 };
-        // Before 7.36 fuse_init_in has no more than these.
+        // Before 7.36 fuse_init_in ends here.
         let reply = kernel.ask(INIT, 0, &words(&[7, minor, 128 << 10, offered])).unwrap();
-        // Before 7.23 fuse_init_out ends after max_write. A longer reply fails there (EINVAL).
+        // Before 7.23 fuse_init_out ends after max_write; a longer reply fails with EINVAL.
         assert_eq!(reply.len(), if minor < 23 { 24 } else { 64 });
         assert_eq!(u32_at(&reply, 0), 7);
         kernel.agreed = u32_at(&reply, 12);
         kernel
     }
 
-    /// Sends one request and returns what its reply carries, or the error in it.
+    /// Sends a request and returns the payload of its reply, or its error.
     pub fn ask(&mut self, operation: u32, ino: u64, body: &[u8]) -> Result<Vec<u8>, Errno> {
         self.unique += 2;
         let len = u32::try_from(40 + body.len()).unwrap();
@@ -85,7 +85,7 @@ impl Kernel {
         }
     }
 
-    /// Opens by `operation`: handle and flags.
+    /// Opens by `operation` and returns handle and flags.
     pub fn open(&mut self, operation: u32, ino: u64) -> Result<(u64, u32), Errno> {
         // O_RDONLY.
         let reply = self.ask(operation, ino, &words(&[0, 0]))?;
@@ -93,7 +93,7 @@ impl Kernel {
         Ok((u64_at(&reply, 0), u32_at(&reply, 8)))
     }
 
-    /// Reads by `operation`, from the start.
+    /// Reads by `operation` from offset 0.
     pub fn read(&mut self, operation: u32, ino: u64, handle: u64) -> Vec<u8> {
         let mut body = [handle, 0].map(u64::to_ne_bytes).as_flattened().to_vec();
         // size, read_flags, lock_owner, flags, padding.
@@ -129,14 +129,14 @@ impl Kernel {
         self.ask(operation, ino, &body)
     }
 
-    /// Unmounts; the session ends without an error.
+    /// Unmounts; the session must end without an error.
     pub fn unmount(mut self) {
         self.ask(DESTROY, 0, &[]).unwrap();
         self.session.join().unwrap().unwrap();
     }
 }
 
-/// `values` as they lie in a request.
+/// The bytes of `values` in a request.
 pub fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_ne_bytes()).collect()
 }

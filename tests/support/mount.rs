@@ -1,6 +1,5 @@
-//! Mounts that go when the test ends, however it ends.
-//!
-//! Owns archfs mounts, the kernel's own, and the look at mountinfo, that of the thread: see `node`.
+//! Mounts of archfs and of the kernel's SquashFS that are unmounted when a test ends, however it
+//! ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{archfs, run};
 
-/// Something mounted; dropping it unmounts it.
+/// A mount. Dropping it unmounts it.
 pub struct Mounted {
     mount_point: PathBuf,
     how: How,
@@ -22,7 +21,7 @@ enum How {
 }
 
 impl Mounted {
-    /// `archfs mount --keep OPTIONS image place`.
+    /// Runs `archfs mount --keep OPTIONS image mount_point`.
     pub fn archfs(image: &Path, mount_point: &Path, options: &[&str]) -> Self {
         run(archfs()
             .args(["mount", "--keep", "--quiet"])
@@ -32,7 +31,7 @@ impl Mounted {
         Self { mount_point: mount_point.to_owned(), how: How::Archfs }
     }
 
-    /// The same for several archives, by a command in front of it, if there is one.
+    /// The same for several archives, with an optional command prefix.
     pub fn several(
         before: &[&str],
         archives: &[PathBuf],
@@ -45,12 +44,12 @@ impl Mounted {
         Self { mount_point: mount_point.to_owned(), how: How::Archfs }
     }
 
-    /// The process that serves it.
+    /// The PID of the daemon.
     pub fn daemon(&self) -> u32 {
         daemon_of(&self.mount_point).expect("a daemon serves the mount").try_into().unwrap()
     }
 
-    /// The kernel's own SquashFS on a loop device; says why where it can not.
+    /// Mounts the image with the kernel's SquashFS on a loop device, or returns why that fails.
     pub fn kernel(image: &Path, mount_point: &Path) -> Result<Self, String> {
         fs::create_dir_all(mount_point).unwrap();
         let mut command = Command::new("mount");
@@ -62,7 +61,7 @@ impl Mounted {
         Ok(Self { mount_point: mount_point.to_owned(), how: How::Kernel })
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.mount_point
     }
@@ -92,45 +91,45 @@ impl Drop for Mounted {
     }
 }
 
-/// `archfs unmount`, which must succeed.
+/// Runs `archfs unmount`, which must succeed.
 pub fn unmount(mount_point: &Path) {
     unmount_by(archfs().arg("unmount").arg(mount_point));
 }
 
-/// The same by a command of the test's own.
+/// The same with a custom command.
 pub fn unmount_by(command: &mut Command) {
     try_unmount(command, Duration::from_secs(10)).unwrap();
 }
 
-/// A file of the mount that this process has open is open, too, in every program that a test beside
-/// it starts, until that executes. So one that is said to be in use is asked for again, for `limit`.
+/// Retries `archfs unmount` for up to `limit` while it reports the mount in use. A test that forks
+/// shares this process's open files with its child until the child calls exec.
 fn try_unmount(command: &mut Command, limit: Duration) -> Result<(), String> {
     let deadline = Instant::now() + limit;
     loop {
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        let is_in_use = output.status.code() == Some(1) && said.contains(": in use");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let is_in_use = output.status.code() == Some(1) && stderr.contains(": in use");
         if output.status.success() {
             return Ok(());
         }
         if !is_in_use || Instant::now() >= deadline {
-            return Err(format!("{command:?}: {}\n{said}", output.status));
+            return Err(format!("{command:?}: {}\n{stderr}", output.status));
         }
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Takes a mount away although files are open on it. Returns whether that worked.
-fn unmount_lazily(place: &Path) -> bool {
+/// Detaches a mount even if files on it are open. Returns whether that worked.
+fn unmount_lazily(mount_point: &Path) -> bool {
     let words: &[&str] = match rustix::process::geteuid().is_root() {
         true => &["umount", "-l"],
         false => &["fusermount3", "-u", "-z"],
     };
-    let done = Command::new(words[0]).args(&words[1..]).arg(place).status();
+    let done = Command::new(words[0]).args(&words[1..]).arg(mount_point).status();
     done.is_ok_and(|status| status.success())
 }
 
-/// Unmounts `place`, if anything is mounted there, when dropped: for tests of mounting itself.
+/// Unmounts `mount_point` when dropped, if it is mounted; for tests of `mount` itself.
 pub struct CleanUp(pub PathBuf);
 
 impl Drop for CleanUp {
@@ -143,7 +142,7 @@ impl Drop for CleanUp {
     }
 }
 
-/// What `archfs list --json` tells of the mount at `place`.
+/// The entry of `archfs list --json` for the mount at `mount_point`.
 pub fn listed(mount_point: &Path) -> Option<serde_json::Value> {
     let parent = fs::canonicalize(mount_point.parent()?).ok()?;
     let mount_point = parent.join(mount_point.file_name()?);
@@ -155,17 +154,17 @@ pub fn listed(mount_point: &Path) -> Option<serde_json::Value> {
         .find(|row| row["mountpoint"] == mount_point.to_str().unwrap())
 }
 
-/// The process that serves the mount at `place`.
+/// The PID of the daemon of the mount at `mount_point`.
 pub fn daemon_of(mount_point: &Path) -> Option<i32> {
     listed(mount_point)?["daemon"].as_i64()?.try_into().ok()
 }
 
-/// Whether anything is mounted at `place`, also if it is dead.
+/// Whether `mount_point` is a mount point, including of a stale mount.
 pub fn is_mounted(mount_point: &Path) -> bool {
     kind_of_mount(mount_point).is_some()
 }
 
-/// The type of what is mounted at `place`. Only for paths that mountinfo does not escape.
+/// The file system type at `mount_point`. Only for paths that mountinfo does not escape.
 pub fn kind_of_mount(mount_point: &Path) -> Option<String> {
     let parent = mount_point.parent().and_then(|parent| fs::canonicalize(parent).ok())?;
     let mount_point = parent.join(mount_point.file_name()?);

@@ -1,8 +1,8 @@
-//! A node of a test's own: its /tmp and /dev/shm, and two ordinary users who exist nowhere else.
+//! A private node for a test: its own /tmp and /dev/shm, and two ordinary users who exist nowhere
+//! else.
 //!
-//! Owns the mount namespace of the calling thread, so programs that the test starts are on the node
-//! as well, and tests beside it are not. What is mounted there goes with the last of them.
-//! A file of this process that names mounts is that of the thread: /proc/thread-self/mountinfo.
+//! The calling thread has its own mount namespace, which the programs it starts inherit. Read
+//! mounts from /proc/thread-self/mountinfo, because other threads have another namespace.
 
 use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
@@ -16,29 +16,29 @@ use rustix::mount::{
 };
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-/// The users, each with a group of the same number that nobody else is in.
+/// The UIDs of the users, each with a group of the same number that has no other member.
 pub const OWNER: u32 = 47_011;
 pub const OTHER: u32 = 47_012;
 
-/// Puts the calling thread on a node of its own; `None` where this machine lets nobody mount.
+/// Moves the calling thread to a private node; `None` if this machine cannot mount.
 pub fn enter() -> Option<()> {
     super::can_mount().then(make)
 }
 
 #[expect(unsafe_code, reason = "rustix has no safe call that leaves a namespace")]
 fn make() {
-    // SAFETY: of what a thread shares with others, this takes only the mount namespace, the root
-    // and the working directory; no descriptor is closed.
+    // SAFETY: unsharing affects only the mount namespace, the root and the working directory of
+    // this thread. No descriptor is closed.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.expect("a mount namespace");
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private).expect("a private mount namespace");
-    // The program under test may lie below one of these.
+    // The program under test may be below one of these.
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = Path::new(env!("CARGO_BIN_EXE_archfs")).parent().expect("a directory");
-    for place in ["/tmp", "/dev/shm"] {
+    for directory in ["/tmp", "/dev/shm"] {
         let kept = [project, target].map(|path| (path, detached(path)));
-        mount("tmpfs", place, "tmpfs", MountFlags::empty(), c"mode=1777").expect("a tmpfs");
-        for (path, tree) in kept.iter().filter(|(path, _)| path.starts_with(place)) {
+        mount("tmpfs", directory, "tmpfs", MountFlags::empty(), c"mode=1777").expect("a tmpfs");
+        for (path, tree) in kept.iter().filter(|(path, _)| path.starts_with(directory)) {
             fs::create_dir_all(path).unwrap();
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
             move_mount(tree, "", CWD, *path, flags).expect("the project");

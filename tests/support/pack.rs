@@ -1,7 +1,6 @@
-//! The programs that compress a tar, and calling them.
+//! Runs the programs that compress a tar.
 //!
-//! Owns the list of them and the rule on those that are missing: a test says which it did without,
-//! and fails where CI is set.
+//! If a program is missing, the test says so, and fails in CI.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,8 +8,8 @@ use std::process::Command;
 use super::run;
 use super::skip::skip_part;
 
-/// A way to compress a file: the program, and a line for the shell in which $1 is the file and $2
-/// the compressed one.
+/// A way to compress a file: the program, and a shell line in which $1 is the file and $2 the
+/// compressed file.
 #[derive(Clone, Copy, Debug)]
 pub struct Packer {
     pub program: &'static str,
@@ -62,7 +61,7 @@ pub const LZ4: &[Packer] = &[
 ];
 
 impl Packer {
-    /// Compresses `file` to `target`; `None`, and loudly so, where the program is missing.
+    /// Compresses `file` to `target`; `None`, with a message, if the program is missing.
     pub fn pack(&self, file: &Path, target: &Path) -> Option<PathBuf> {
         if !is_there(self.program) {
             return None;
@@ -74,14 +73,14 @@ impl Packer {
     }
 }
 
-/// Whether `program` can be called.
+/// Whether `program` is installed.
 pub fn is_there(program: &str) -> bool {
     let mut shell = Command::new("sh");
     let found = shell.args(["-c", "command -v \"$1\"", "sh", program]).output().unwrap();
     if found.status.success() {
         return true;
     }
-    // Other distributions have no packages of some.
+    // Some of these have no package in other distributions.
     let rare = ["bgzip", "lbzip2", "pbzip2", "pixz", "pzstd"].contains(&program);
     let may_lack = rare && !Path::new("/etc/debian_version").exists();
     assert!(

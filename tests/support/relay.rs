@@ -1,6 +1,6 @@
-//! The running kernel's FUSE connection with another INIT: a relay that clears what it offers.
+//! A relay between /dev/fuse and archfs that clears the features the kernel offers in INIT.
 //!
-//! Requests pass from /dev/fuse to archfs through a pair of sockets and are counted on the way.
+//! It passes requests on through a pair of sockets and counts them.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -24,10 +24,10 @@ use rustix::net::{
 
 use super::kernel::INIT;
 
-/// Bytes of the largest request: archfs grants writes of 1 MiB, though none come.
+/// Size of the largest request: archfs allows writes of 1 MiB, though none arrive.
 const LARGEST: usize = (1 << 20) + 4096;
 
-/// A mount of the running kernel whose INIT offered nothing. It is unmounted when dropped.
+/// A mount of the running kernel whose INIT offers nothing. Dropping it unmounts it.
 pub struct Relay {
     mount_point: PathBuf,
     requests: Arc<Mutex<BTreeMap<u32, u64>>>,
@@ -55,7 +55,7 @@ impl Relay {
             while let Ok(len) = read(&device, &mut message[..]) {
                 let operation = u32::from_ne_bytes(message[4..8].try_into().unwrap());
                 if operation == INIT {
-                    // flags, and flags2 with all that follows, of fuse_init_in.
+                    // flags, and flags2 with the fields after it, of fuse_init_in.
                     message[40 + 12..len].fill(0);
                 }
                 *requests.lock().entry(operation).or_default() += 1;
@@ -78,7 +78,7 @@ impl Relay {
         relay
     }
 
-    /// Requests so far, by operation.
+    /// Requests so far, by opcode.
     pub fn requests(&self) -> BTreeMap<u32, u64> {
         self.requests.lock().clone()
     }

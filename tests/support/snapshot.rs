@@ -1,6 +1,5 @@
-//! Everything a user can see of a tree, to be compared with another.
-//!
-//! Owns the walk and what is left out of a comparison; uses nothing of archfs.
+//! A snapshot of everything a user can see in a tree, to compare it with another. Uses no code of
+//! archfs.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,19 +12,19 @@ use std::path::Path;
 
 use rustix::fs::{lgetxattr, llistxattr};
 
-/// What is seen of each path, by its bytes.
+/// The nodes of a tree by path.
 pub type Snapshot = BTreeMap<Vec<u8>, Node>;
 
-/// What is seen of one file.
+/// The visible properties of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Of a folder every file system says something else, so 0.
+    /// 0 for a directory, whose size differs between file systems.
     pub size: u64,
     pub seconds: i64,
-    /// Of a folder 0, as for the size.
+    /// 0 for a directory, like the size.
     pub nlink: u64,
     pub device: u64,
     pub target: Vec<u8>,
@@ -35,15 +34,15 @@ pub struct Node {
     pub links: BTreeSet<Vec<u8>>,
 }
 
-/// What to look at.
+/// What a snapshot includes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
     Everything,
-    /// All but the extended attributes, for images without.
+    /// Everything except extended attributes, for images without them.
     NoXattrs,
 }
 
-/// Walks `root` and records all below it and itself.
+/// Takes a snapshot of `root` and everything below it.
 pub fn take(root: &Path, depth: Depth) -> Snapshot {
     let mut snapshot = Snapshot::new();
     let mut inodes: BTreeMap<u64, BTreeSet<Vec<u8>>> = BTreeMap::new();
@@ -78,13 +77,13 @@ pub fn assert_same(what: &str, expected: &Snapshot, found: &Snapshot) {
     assert!(first.is_empty(), "{what}: {} differ\n{}", differences.len(), first.join("\n"));
 }
 
-/// The hash of a file's bytes.
+/// A hash of the file's contents.
 pub fn content(path: &Path) -> u64 {
     let mut file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut hasher = DefaultHasher::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
-        // Filled whole, so that the hash does not depend on how much one read gives.
+        // Filled completely, so that the hash does not depend on the length of single reads.
         let mut filled = 0;
         while filled < buffer.len() {
             match file.read(&mut buffer[filled..]).unwrap() {
@@ -114,7 +113,7 @@ fn walk(root: &Path, path: &mut Vec<u8>, depth: Depth, record: &mut dyn FnMut(&[
             path.push(b'/');
         }
         path.extend(entry.file_name().as_bytes());
-        // The kind in the listing must be the kind of the inode.
+        // The type in the listing must match the inode.
         let listed = entry.file_type().unwrap();
         let real = fs::symlink_metadata(entry.path()).unwrap().file_type();
         assert_eq!(listed, real, "{}", path.escape_ascii());

@@ -1,7 +1,7 @@
-//! Source trees: folders with everything that a file system can hold.
+//! Source trees with every kind of file, the same in each run.
 //!
-//! Owns their contents, which are the same at each run. Trees are made once and kept; a lock lets
-//! several test programs ask at once, and a change here changes the folder's name.
+//! Trees are made once and kept, under a lock because several test programs use them. VERSION is
+//! part of their path.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -17,20 +17,20 @@ use rustix::fs::{
 
 use super::cache_folder;
 
-/// Changes when what is made here changes.
+/// Increase when the contents made here change.
 const VERSION: u32 = 3;
 
-/// All kinds of files, sizes around the borders of blocks, odd names, owners, times and attributes.
+/// Files of all kinds, with sizes around block boundaries, odd names, owners, times and attributes.
 pub fn varied() -> PathBuf {
     made_once("varied", make_varied)
 }
 
-/// A folder of 100,000 names, and a sparse file of 5 GiB.
+/// A directory of 100,000 names, and a sparse file of 5 GiB.
 pub fn large() -> PathBuf {
     made_once("large", make_large)
 }
 
-/// Bytes that look random and do not compress, the same for the same seed.
+/// Pseudo-random bytes that do not compress, the same for the same seed.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -57,20 +57,20 @@ fn text(len: usize) -> Vec<u8> {
 }
 
 fn made_once(name: &str, make: fn(&Path)) -> PathBuf {
-    let folder = cache_folder().join(format!("{name}-{VERSION}"));
+    let directory = cache_folder().join(format!("{name}-{VERSION}"));
     let lock = File::create(cache_folder().join(format!("{name}.lock"))).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
-    let done = folder.join("done");
+    let done = directory.join("done");
     if !done.exists() {
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(folder.join("tree")).unwrap();
-        make(&folder.join("tree"));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(directory.join("tree")).unwrap();
+        make(&directory.join("tree"));
         fs::write(done, "").unwrap();
     }
-    folder.join("tree")
+    directory.join("tree")
 }
 
-/// The file `name`, made by `make` at the path it is given, once for all runs.
+/// The file `name`, made once for all runs by `make`, which gets its path.
 pub fn made_file(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     let file = cache_folder().join(format!("{VERSION}-{name}"));
     let lock = File::create(cache_folder().join(format!("{name}.lock"))).unwrap();
@@ -92,7 +92,7 @@ fn make_varied(root: &Path) {
         fs::write(at(&format!("text-{size}")), text(size)).unwrap();
         fs::write(at(&format!("noise-{size}")), noise(size as u64 + 1, size)).unwrap();
     }
-    // Twice the same contents: stored once, by most images.
+    // Identical contents, which most images store once.
     fs::write(at("twin"), text(300 * kib)).unwrap();
     fs::write(at("zeros"), vec![0; 500 * kib]).unwrap();
     fs::create_dir(at("many")).unwrap();
@@ -121,7 +121,7 @@ fn make_varied(root: &Path) {
     mknodat(CWD, at("fifo"), FileType::Fifo, mode(0o640), 0).unwrap();
     mknodat(CWD, at("block"), FileType::BlockDevice, mode(0o660), makedev(7, 300)).unwrap();
     mknodat(CWD, at("char"), FileType::CharacterDevice, mode(0o600), makedev(4095, 77)).unwrap();
-    // The path of a socket has at most 107 bytes, so it is made where it is short and moved.
+    // The path of a socket has at most 107 bytes, so make it at a short path and move it.
     let short = tempfile::tempdir().unwrap();
     drop(UnixListener::bind(short.path().join("s")).unwrap());
     let mut mv = std::process::Command::new("mv");
@@ -150,7 +150,7 @@ fn make_xattrs(root: &Path) {
         let path = root.join(name);
         setxattr(&path, "user.small", b"v", none).unwrap();
         setxattr(&path, "user.empty", b"", none).unwrap();
-        // The same large value at several files is stored out of line.
+        // A large value that several files share is stored out of line.
         setxattr(&path, "user.large", &text(2000), none).unwrap();
         setxattr(&path, "trusted.bytes", b"\0\xff\n", none).unwrap();
         setxattr(&path, "security.archfs", b"s", none).unwrap();
@@ -161,10 +161,10 @@ fn make_xattrs(root: &Path) {
 }
 
 fn make_large(root: &Path) {
-    let folder = root.join("hundred-thousand");
-    fs::create_dir(&folder).unwrap();
+    let directory = root.join("hundred-thousand");
+    fs::create_dir(&directory).unwrap();
     for number in 0..100_000 {
-        File::create(folder.join(format!("{number:05}-{}", number % 7))).unwrap();
+        File::create(directory.join(format!("{number:05}-{}", number % 7))).unwrap();
     }
     let far: [(u64, &[u8]); 4] =
         [(0, b"start"), (3 << 30, b"three"), ((4 << 30) - 2, b"border"), ((5 << 30) - 3, b"end")];

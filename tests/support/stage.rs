@@ -1,7 +1,7 @@
-//! A small image and a place for its mount, and the scripts that ask for it.
+//! A small image, its mount point, and the scripts that mount it.
 //!
-//! Owns starting programs as a job does: shells that go on, as root or as an ordinary user, and
-//! what they say. Whatever a test mounts there is unmounted when it fails, too.
+//! Starts programs as a job does: shells that run on, as root or as an ordinary user. Mounts are
+//! unmounted even if the test fails.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,11 +13,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::mount::{CleanUp, daemon_of, is_mounted};
 use super::{archfs, can_mount, can_mount_as_user, image, run, wait_until, work_folder};
 
-/// A small image and a place for its mount, in a folder of their own.
+/// A small image and its mount point, in a directory of their own.
 pub struct Stage {
     pub image: PathBuf,
     pub mount_point: PathBuf,
-    // In this order: unmounted first, then removed.
+    // In this order: unmounted before the directory is removed.
     _clean_up: CleanUp,
     pub work: tempfile::TempDir,
 }
@@ -27,12 +27,12 @@ pub fn stage() -> Option<Stage> {
     can_mount().then(|| make(image::small))
 }
 
-/// The same for tests that need no root. `None` where whoever runs them cannot mount.
+/// The same for tests that need no root. `None` if the user who runs them cannot mount.
 pub fn stage_as_user() -> Option<Stage> {
     can_mount_as_user().then(|| make(image::small))
 }
 
-/// `stage` with an image of the test's own.
+/// `stage` with another image.
 pub fn stage_with(image: impl FnOnce(&Path) -> PathBuf) -> Option<Stage> {
     can_mount().then(|| make(image))
 }
@@ -56,10 +56,11 @@ impl Stage {
         archfs.output().unwrap()
     }
 
-    /// bash with a script, in the folder, with $ARCHFS and $IMAGE; the place is `mount`.
+    /// A bash script that runs in the directory, with $ARCHFS and $IMAGE; the mount point is
+    /// `mount`.
     pub fn bash(&self, script: &str) -> Command {
-        // What started the tests may ignore some signals (nohup, a shell's background), and
-        // children inherit that.
+        // The process that started the tests may ignore some signals (nohup, a shell's background
+        // job), and children inherit that.
         let mut command = Command::new("env");
         command.args(["--default-signal", "bash", "-c", script]).current_dir(self.work.path());
         command.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env("IMAGE", &self.image);
@@ -67,7 +68,7 @@ impl Stage {
         command
     }
 
-    /// A fifo in the folder, for what shall wait until it is written to.
+    /// A fifo in the directory, on which a script waits until it is written to.
     pub fn fifo(&self, name: &str) -> PathBuf {
         let path = self.work.path().join(name);
         run(Command::new("mkfifo").arg("--mode=666").arg(&path));
@@ -78,27 +79,27 @@ impl Stage {
         !is_mounted(&self.mount_point) && fs::symlink_metadata(&self.mount_point).is_err()
     }
 
-    /// Another process reads: a file that is open in this one is open in every program that a test
-    /// beside it starts, for a moment, and keeps the mount from being unmounted.
+    /// Reads in another process. A file open in this process would also be open for a moment in
+    /// every program that a concurrent test starts, and keep the mount in use.
     pub fn assert_readable(&self) {
         let output = run(Command::new("cat").arg(self.mount_point.join("hello")));
         assert_eq!(output.stdout, b"hello, world\n");
     }
 
-    /// archfs with such words, which a hang ends after half a minute with status 124.
+    /// archfs with these arguments; if it hangs, it is ended after half a minute with status 124.
     pub fn ends(&self, words: &[&str]) -> Output {
         let mut command = Command::new("timeout");
         command.args(["-k", "1", "30", env!("CARGO_BIN_EXE_archfs")]).args(words);
         command.current_dir(self.work.path()).output().unwrap()
     }
 
-    /// The daemon of the mount, as `archfs list` says.
+    /// The PID of the daemon, from `archfs list`.
     pub fn daemon(&self) -> Pid {
         Pid::from_raw(daemon_of(&self.mount_point).expect("a daemon")).unwrap()
     }
 }
 
-/// A daemon that is stopped until this is dropped.
+/// A stopped daemon; continued when dropped.
 pub struct Stopped(Pid);
 
 impl Stopped {
@@ -107,8 +108,8 @@ impl Stopped {
         Self(daemon)
     }
 
-    /// That of the stage's mount, once the kernel has forgotten the root: stat(2) hangs then. It
-    /// forgets after half of the time of `--idle-timeout`.
+    /// Stops the daemon of the stage and waits until the kernel's cache of the root has expired, so
+    /// that stat(2) hangs. It expires after half of `--idle-timeout`.
     pub fn and_forgotten(stage: &Stage) -> Self {
         let stopped = Self::new(stage.daemon());
         wait_until("stat(2) hangs", || {
@@ -134,7 +135,7 @@ pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A shell that runs what is written to it, like a job script that goes on.
+/// A shell that runs the lines written to it, like a job script.
 pub fn shell(work: &Path) -> Child {
     let mut shell = Command::new("bash");
     shell.current_dir(work).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -142,7 +143,7 @@ pub fn shell(work: &Path) -> Child {
     shell.spawn().unwrap()
 }
 
-/// Lets the shell run a line, and returns what it prints last.
+/// Runs a line in the shell and returns the last line it prints.
 pub fn tell(shell: &mut Child, line: &str) -> String {
     writeln!(shell.stdin.as_mut().unwrap(), "{line}; echo done $?").unwrap();
     let mut answer = String::new();
@@ -155,27 +156,27 @@ pub fn tell(shell: &mut Child, line: &str) -> String {
     answer
 }
 
-/// Lets the shell end.
+/// Lets the shell exit.
 pub fn end(mut shell: Child) {
     drop(shell.stdin.take());
     shell.wait().unwrap();
 }
 
-/// A program whose lines are read as they come.
+/// A program whose output is read line by line.
 pub struct Talker {
     child: Child,
     lines: std::io::Lines<BufReader<Box<dyn Read>>>,
 }
 
 impl Talker {
-    /// Its standard output is read, standard input written.
+    /// Reads its stdout and writes to its stdin.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let stdout: Box<dyn Read> = Box::new(child.stdout.take().unwrap());
         Self { child, lines: BufReader::new(stdout).lines() }
     }
 
-    /// Its standard error is read.
+    /// Reads its stderr.
     pub fn complaining(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let stderr: Box<dyn Read> = Box::new(child.stderr.take().unwrap());
@@ -187,7 +188,7 @@ impl Talker {
         self.lines.next().expect("a line before the end").unwrap()
     }
 
-    /// The next line with `word` in it.
+    /// The next line that contains `word`.
     pub fn line_with(&mut self, word: &str) -> String {
         let mut seen = Vec::new();
         while let Some(line) = self.lines.next().transpose().unwrap() {
@@ -199,7 +200,7 @@ impl Talker {
         panic!("no line with {word:?}: {seen:?}")
     }
 
-    /// Writes to its standard input.
+    /// Writes to its stdin.
     pub fn write(&mut self, text: &str) {
         self.child.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
     }
@@ -212,18 +213,18 @@ impl Talker {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Whether it has ended.
+    /// Whether it has exited.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Ends its input, and waits for it.
+    /// Closes its stdin and waits for it.
     pub fn end(mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 }
 
-/// Processes whose command line has all of `words` in it.
+/// Processes whose command line contains all of `words`.
 pub fn processes_about(words: &[&str]) -> Vec<i32> {
     let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let name = entry.unwrap().file_name();

@@ -1,6 +1,4 @@
-//! Tar archives, made by GNU tar or by hand.
-//!
-//! Owns the bytes of what no tar writes.
+//! Makes tar archives, with GNU tar or byte by byte.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,21 +7,21 @@ use std::process::Command;
 
 use super::run;
 
-/// GNU tar, packing what is in `folder` under its bare names, sorted.
-pub fn pack(archive: &Path, folder: &Path) {
+/// Makes a tar of the contents of `directory` with GNU tar, sorted by name.
+pub fn pack(archive: &Path, directory: &Path) {
     let script = "cd \"$1\" && tar --sort=name --format=gnu --sparse --xattrs -cf \"$2\" *";
-    run(Command::new("sh").args(["-c", script, "sh"]).arg(folder).arg(archive));
+    run(Command::new("sh").args(["-c", script, "sh"]).arg(directory).arg(archive));
 }
 
-/// A tar.gz that takes seconds to open: one member of so many times 256 MiB of zeros.
-pub fn slow_archive(folder: &Path, times: usize) -> PathBuf {
-    let path = folder.join("slow.tar.gz");
+/// A tar.gz that takes seconds to open: one member of zeros, `times` times 256 MiB.
+pub fn slow_archive(directory: &Path, times: usize) -> PathBuf {
+    let path = directory.join("slow.tar.gz");
     let script = "cd \"$1\"; truncate -s $((268435456 * $2)) zeros; tar -cf - zeros | head -c 512 | gzip > head.gz; \
                   head -c 268435456 /dev/zero | gzip -1 > piece.gz; rm zeros";
-    run(Command::new("sh").args(["-c", script, "sh"]).arg(folder).arg(times.to_string()));
+    run(Command::new("sh").args(["-c", script, "sh"]).arg(directory).arg(times.to_string()));
     let mut out = File::create(&path).unwrap();
-    out.write_all(&fs::read(folder.join("head.gz")).unwrap()).unwrap();
-    let piece = fs::read(folder.join("piece.gz")).unwrap();
+    out.write_all(&fs::read(directory.join("head.gz")).unwrap()).unwrap();
+    let piece = fs::read(directory.join("piece.gz")).unwrap();
     for _ in 0..times {
         out.write_all(&piece).unwrap();
     }
@@ -38,7 +36,7 @@ pub fn of(files: &[(&str, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// One member: header and data, padded.
+/// One member: header and padded data.
 pub fn member(name: &str, kind: u8, link: &str, data: &[u8]) -> Vec<u8> {
     let mut header = [0_u8; 512];
     header[..name.len()].copy_from_slice(name.as_bytes());

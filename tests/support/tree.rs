@@ -1,6 +1,6 @@
-//! An archive as the library shows it, without a mount: for what needs hundreds of archives.
+//! Opens archives with the library, without a mount, for tests with hundreds of archives.
 //!
-//! Owns opening, and the same lines that tests/python/tar_tree.py prints.
+//! Prints the same lines as tests/python/tar_tree.py.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -12,17 +12,17 @@ use archfs::progress::Progress;
 use archfs::sync::Arc;
 use archfs::vfs::{Cookie, FileKind, Ino, Scratch, Tree};
 
-/// Opens archives, with memory for 64 MiB of decoded blocks.
+/// Opens archives with a cache of 64 MiB.
 pub fn open(paths: &[PathBuf], options: OpenOptions) -> Result<Arc<dyn Tree>> {
     formats::open(paths, &OpenOptions { cache_bytes: 64 << 20, ..options }, &Progress::default())
 }
 
-/// Opens one archive and keeps no index of it.
+/// Opens an archive without saving an index.
 pub fn open_one(path: &Path) -> Arc<dyn Tree> {
     open(&[path.to_owned()], OpenOptions::default()).unwrap()
 }
 
-/// What is seen of each path: kind, mode, owner, group, size, time in nanoseconds, CRC-32 of the
+/// The properties of each path: kind, mode, owner, group, size, mtime in nanoseconds, CRC-32 of the
 /// contents, target in hex. The root's path is "/".
 pub fn lines(tree: &dyn Tree) -> BTreeMap<Vec<u8>, String> {
     let mut found = BTreeMap::new();
@@ -30,13 +30,13 @@ pub fn lines(tree: &dyn Tree) -> BTreeMap<Vec<u8>, String> {
     found
 }
 
-/// The bytes of a file.
+/// The contents of a file.
 pub fn contents(tree: &dyn Tree, ino: Ino) -> Result<Vec<u8>> {
     let size = tree.attr(ino)?.size;
     let mut scratch = Scratch::default();
     let mut bytes = Vec::new();
     while (bytes.len() as u64) < size {
-        // Not a divisor of anything, so that reads cross the borders of blocks.
+        // An odd size, so that reads cross block boundaries.
         let piece = tree.read(ino, bytes.len() as u64, 1_000_003, &mut scratch)?;
         assert!(!piece.as_slice().is_empty(), "ends before its size");
         bytes.extend(piece.as_slice());

@@ -1,7 +1,7 @@
-//! Ordinary users: system accounts of the machine that nobody works as.
+//! Acts as an ordinary user, with a system account that is otherwise unused.
 //!
-//! Owns acting as one, and /dev/fuse, which gets the mode that every distribution gives it and its
-//! old one back. One test at a time has users, since they share that device.
+//! Opens /dev/fuse to all users and restores its mode. Tests share that device, so one test at a
+//! time has users.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -13,15 +13,15 @@ use rustix::fs::{FlockOperation, flock};
 use super::mount::CleanUp;
 use super::stage::Stage;
 
-/// /dev/fuse, open to everybody until this is dropped.
+/// Opens /dev/fuse to all users; dropping it restores the mode.
 pub struct OpenDevice {
     before: fs::Permissions,
-    // Locked; any program's use of the device itself is not affected.
+    // A lock among tests; the device itself works for every program.
     _lock: File,
 }
 
 impl OpenDevice {
-    /// Waits until no other test has it open to everybody.
+    /// Waits until no other test has the device opened up.
     pub fn new() -> Self {
         let lock = File::open("/dev/fuse").unwrap();
         flock(&lock, FlockOperation::LockExclusive).unwrap();
@@ -37,7 +37,7 @@ impl Drop for OpenDevice {
     }
 }
 
-/// An ordinary user with a folder, in which the program and the place `mount` are.
+/// An ordinary user with a home directory that has the program and the mount point `mount`.
 pub struct User {
     pub uid: u32,
     pub home: PathBuf,
@@ -47,18 +47,18 @@ pub struct User {
 }
 
 impl User {
-    /// The user `uid`; fusermount wants one with a name. Each test takes others, so that what it
-    /// finds in /tmp/archfs-UID is its own.
+    /// The user `uid`, who must have a name for fusermount. Each test uses other users, so that
+    /// each finds only its own records in /tmp/archfs-UID.
     pub fn new(stage: &Stage, uid: u32) -> Self {
         let home = stage.work.path().join(format!("home-{uid}"));
         fs::create_dir(&home).unwrap();
-        for folder in [stage.work.path(), &home] {
-            fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+        for directory in [stage.work.path(), &home] {
+            fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
         }
         chown(&home, Some(uid), Some(uid)).unwrap();
-        // The program itself may lie where only root can go. Copied by another process: a child that
-        // another test forks meanwhile would inherit what it is written through, and then it could
-        // not be executed ("Text file busy").
+        // The build directory may be accessible only to root. `cp` copies the program, because a
+        // child forked by another test would inherit a descriptor open for writing, and executing
+        // the copy would fail ("Text file busy").
         let copy = home.join("archfs");
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_archfs")).arg(copy).status();
         assert!(copied.unwrap().success());
@@ -67,12 +67,12 @@ impl User {
         Self { uid, home, mount_point, image, _clean_up }
     }
 
-    /// bash with a script as the user at home, with $ARCHFS and $IMAGE.
+    /// A bash script run as the user at home, with $ARCHFS and $IMAGE.
     pub fn bash(&self, script: &str) -> Command {
         self.bash_in_groups(script, "--clear-groups")
     }
 
-    /// The same, with an option of setpriv for the supplementary groups.
+    /// The same with an option of setpriv for the supplementary groups.
     pub fn bash_in_groups(&self, script: &str, groups: &str) -> Command {
         let mut command = Command::new("setpriv");
         let (uid, gid) = (format!("--reuid={}", self.uid), format!("--regid={}", self.uid));
@@ -82,12 +82,12 @@ impl User {
         command
     }
 
-    /// What a script of the user says and gives.
+    /// Runs a script as the user and returns its output.
     pub fn runs(&self, script: &str) -> Output {
         self.bash(script).output().unwrap()
     }
 
-    /// Where archfs keeps what it knows of the user's mounts.
+    /// The directory of archfs's records for the user.
     pub fn registry(&self) -> PathBuf {
         Path::new("/tmp").join(format!("archfs-{}", self.uid))
     }

@@ -1,4 +1,4 @@
-//! Opening, reading, seeking, locking.
+//! open, read, seek and locks.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, IsTerminal, Read};
@@ -17,14 +17,14 @@ use super::{BLOCK, requests, with_mount};
 
 /// > **open** reaches archfs only once: the kernel remembers that later opens need no request.
 #[test]
-fn only_the_first_open_is_asked_for() {
+fn only_the_first_open_sends_a_request() {
     with_mount(|mount, tree| {
-        // Opening is counted among the rest of the requests.
+        // Other requests are counted together with OPEN.
         let other = || requests(mount, "other");
         for name in ["text-10", "many"] {
             File::open(mount.join(name)).unwrap();
         }
-        // What the question itself costs, if anything.
+        // The requests that the statistics themselves cost.
         let before = [other(), other()];
         let names = fs::read_dir(tree.join("many")).unwrap().map(|it| it.unwrap().file_name());
         for name in names.take(300) {
@@ -39,7 +39,7 @@ fn only_the_first_open_is_asked_for() {
 
 /// > **read, pread, mmap, sendfile, O_DIRECT** return the bytes that were packed.
 #[test]
-fn any_range_read_is_the_range_of_the_source() {
+fn every_range_read_matches_the_source() {
     with_mount(|mount, tree| {
         for name in ["text-2560000", "noise-2560000", "sparse", "twin", "text-8192"] {
             let [ours, theirs] = [mount, tree].map(|root| File::open(root.join(name)).unwrap());
@@ -60,7 +60,7 @@ fn any_range_read_is_the_range_of_the_source() {
 
 /// > **read, pread, mmap, sendfile, O_DIRECT** return the bytes that were packed.
 #[test]
-fn each_way_to_read_gives_the_same_bytes() {
+fn every_way_to_read_gives_the_same_bytes() {
     with_mount(|mount, tree| {
         let name = "text-2560000";
         let expected = fs::read(tree.join(name)).unwrap();
@@ -91,7 +91,7 @@ fn each_way_to_read_gives_the_same_bytes() {
 /// > A damaged block gives EIO, and the log names the block and its archive. The bytes around it
 /// > can still be read.
 #[test]
-fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_right() {
+fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_correct() {
     const BLOCK: usize = 128 << 10;
     if !can_mount() {
         return;
@@ -99,14 +99,14 @@ fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_right() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
-    // Three blocks that compress alike, each with the checksum of zlib.
+    // Three blocks that compress alike, each with a zlib checksum.
     let noise = source::noise(1, 3 * BLOCK / 2);
     let bytes: Vec<u8> = noise.into_iter().flat_map(|byte| [byte, b'x']).collect();
     fs::write(source.join("file"), &bytes).unwrap();
     let options = ["-comp", "gzip", "-no-fragments"];
     let image = image::make(work.path(), "image.sqfs", &source, &options);
     let mut packed = fs::read(&image).unwrap();
-    // Data lie between the superblock and the table of inodes, of which it says at 64 where it is.
+    // Data is between the superblock and the inode table, whose position is at offset 64.
     let tables = u64::from_le_bytes(packed[64..72].try_into().unwrap()) as usize;
     let middle = (96 + tables) / 2;
     packed[middle..middle + 30].fill(0xaa);
@@ -128,7 +128,7 @@ fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_right() {
     let (_, mount_point) = log.split_once("squashfs data block at 0x").expect(&log);
     let digits = mount_point.split(|c: char| !c.is_ascii_hexdigit()).next().unwrap();
     let mount_point = usize::from_str_radix(digits, 16).unwrap();
-    // Behind the first of three, and not the third one.
+    // After the first of three blocks, and not in the third.
     let third = (tables - 96) / 3;
     assert!((96 + third / 2..=middle).contains(&mount_point), "{mount_point:#x}: {log}");
 }
@@ -160,11 +160,11 @@ fn every_change_is_refused_as_on_a_read_only_file_system() {
 /// > **lseek** with SEEK_DATA and SEEK_HOLE finds the holes that the archive records: in an image
 /// > in units of its block size, in a tar as they were packed.
 #[test]
-fn holes_are_found_and_the_end_is_one() {
+fn lseek_finds_holes_and_the_end_of_file() {
     with_mount(|mount, _| {
         let file = File::open(mount.join("sparse")).unwrap();
         let end = file.metadata().unwrap().len();
-        // Six bytes at 5,000,000: the block that they lie in.
+        // Six bytes at offset 5,000,000: data in the block that contains them.
         let block = 5_000_000 / BLOCK * BLOCK;
         assert_eq!(seek(&file, SeekFrom::Data(0)), Ok(block));
         assert_eq!(seek(&file, SeekFrom::Hole(block)), Ok(block + BLOCK));
@@ -186,7 +186,7 @@ fn zeros_in_the_tail_of_a_file_are_data() {
     let work = work_folder();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
-    // A tail of zeros alone would be stored as a hole.
+    // A tail of only zeros would be stored as a hole.
     let end = 2 * BLOCK + 10_000;
     let mut bytes = vec![0; end as usize];
     *bytes.last_mut().unwrap() = b'x';
@@ -202,14 +202,14 @@ fn zeros_in_the_tail_of_a_file_are_data() {
 
 /// > **ioctl** fails with ENOTTY (`isatty` is false). **fsync** succeeds.
 #[test]
-fn a_file_is_no_terminal_and_fsync_has_nothing_to_do() {
+fn ioctl_fails_with_enotty_and_fsync_succeeds() {
     with_mount(|mount, _| {
         let file = File::open(mount.join("text-10")).unwrap();
         // TCGETS.
         assert_eq!(tcgetattr(&file).map(|_| ()), Err(Errno::NOTTY));
         assert!(!file.is_terminal());
-        let folder = File::open(mount.join("many")).unwrap();
-        for opened in [&file, &folder] {
+        let directory = File::open(mount.join("many")).unwrap();
+        for opened in [&file, &directory] {
             opened.sync_all().unwrap();
             opened.sync_data().unwrap();
         }
@@ -219,7 +219,7 @@ fn a_file_is_no_terminal_and_fsync_has_nothing_to_do() {
 /// > **flock** works among the processes of one node, and so do **fcntl locks** for reading. A
 /// > write lock needs a file that is open for writing, so it fails with EBADF.
 #[test]
-fn locks_hold_among_processes() {
+fn locks_work_between_processes() {
     with_mount(|mount, _| {
         let path = mount.join("text-10");
         let file = File::open(&path).unwrap();

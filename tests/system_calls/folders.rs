@@ -1,4 +1,4 @@
-//! Listings, and names that are looked up.
+//! Directory listings and lookups.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -12,25 +12,25 @@ use rustix::fs::{Dir, DirEntry, FileType};
 
 use super::{requests, with_each_format, with_mount};
 
-/// All entries of a folder, in the order of getdents(2).
-fn listed(folder: &Path) -> Vec<DirEntry> {
-    Dir::read_from(File::open(folder).unwrap()).unwrap().map(|entry| entry.unwrap()).collect()
+/// All entries of a directory, in the order of getdents(2).
+fn listed(directory: &Path) -> Vec<DirEntry> {
+    Dir::read_from(File::open(directory).unwrap()).unwrap().map(|entry| entry.unwrap()).collect()
 }
 
-/// That `folder` of the mount has the entries of that in `tree`, as is promised of listings.
-fn assert_listed(mount: &Path, tree: &Path, folder: &str) {
-    let listed = listed(&mount.join(folder));
+/// Checks that `directory` of the mount lists the entries of `tree` as promised.
+fn assert_listed(mount: &Path, tree: &Path, directory: &str) {
+    let listed = listed(&mount.join(directory));
     let names: Vec<&[u8]> = listed.iter().map(|entry| entry.file_name().to_bytes()).collect();
     assert_eq!(names[..2], [&b"."[..], b".."]);
-    assert!(names[2..].is_sorted_by(|one, next| one < next), "{folder}: {names:?}");
-    let expected: BTreeSet<Vec<u8>> = fs::read_dir(tree.join(folder))
+    assert!(names[2..].is_sorted_by(|one, next| one < next), "{directory}: {names:?}");
+    let expected: BTreeSet<Vec<u8>> = fs::read_dir(tree.join(directory))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().as_bytes().to_vec())
         .collect();
     assert_eq!(names[2..].iter().map(|name| name.to_vec()).collect::<BTreeSet<_>>(), expected);
     for entry in &listed {
         let name = std::ffi::OsStr::from_bytes(entry.file_name().to_bytes());
-        let found = fs::symlink_metadata(tree.join(folder).join(name)).unwrap();
+        let found = fs::symlink_metadata(tree.join(directory).join(name)).unwrap();
         assert_eq!(entry.file_type(), FileType::from_raw_mode(found.mode()), "{name:?}");
     }
 }
@@ -39,60 +39,60 @@ fn assert_listed(mount: &Path, tree: &Path, folder: &str) {
 #[test]
 fn names_are_listed_once_with_their_types_sorted_by_bytes() {
     with_mount(|mount, tree| {
-        for folder in ["", "many", "deep", "empty"] {
-            assert_listed(mount, tree, folder);
+        for directory in ["", "many", "deep", "empty"] {
+            assert_listed(mount, tree, directory);
         }
     });
     with_each_format(|_, mount, tree| {
-        for folder in ["", "folder", "folder/below"] {
-            assert_listed(mount, tree, folder);
+        for directory in ["", "folder", "folder/below"] {
+            assert_listed(mount, tree, directory);
         }
     });
 }
 
 /// > `telldir` positions stay valid, also after `rewinddir` and in another descriptor.
 #[test]
-fn a_listing_goes_on_from_any_place_told_before() {
+fn telldir_positions_stay_valid() {
     with_mount(|mount, _| {
         let open = || Dir::read_from(File::open(mount.join("many")).unwrap()).unwrap();
-        let mut folder = open();
+        let mut directory = open();
         let mut names = Vec::new();
         let mut mount_points = Vec::new();
-        while let Some(entry) = folder.read() {
+        while let Some(entry) = directory.read() {
             let entry = entry.unwrap();
             names.push(entry.file_name().to_owned());
             mount_points.push(entry.offset());
         }
         assert_eq!(names.len(), 3003, "3001 names and two dots");
         assert_eq!(&names[..2], [c".".to_owned(), c"..".to_owned()]);
-        let check = |folder: &mut Dir, what: &str| {
+        let check = |directory: &mut Dir, what: &str| {
             for nth in [0, 1, 2, 3, 255, 256, 257, 258, 1500, 3001] {
-                folder.seek(mount_points[nth]).unwrap();
-                let next = folder.read().unwrap().unwrap();
+                directory.seek(mount_points[nth]).unwrap();
+                let next = directory.read().unwrap().unwrap();
                 assert_eq!(next.file_name(), &*names[nth + 1], "{what}: after {nth}");
             }
         };
-        check(&mut folder, "as it was read");
-        folder.rewind();
-        assert_eq!(folder.read().unwrap().unwrap().file_name(), c".");
-        check(&mut folder, "after rewinddir");
+        check(&mut directory, "as it was read");
+        directory.rewind();
+        assert_eq!(directory.read().unwrap().unwrap().file_name(), c".");
+        check(&mut directory, "after rewinddir");
         check(&mut open(), "in another descriptor");
     });
 }
 
 /// > The inode number listed for `..` is 0xffffffff except in the root; stat returns the right one.
 #[test]
-fn the_parent_has_its_number_by_stat_and_not_in_a_listing() {
+fn the_parent_inode_number_is_right_in_stat_and_fixed_in_listings() {
     with_mount(|mount, _| {
-        let number = |folder: &str, name: &CStr| {
-            let entries = listed(&mount.join(folder));
+        let number = |directory: &str, name: &CStr| {
+            let entries = listed(&mount.join(directory));
             entries.into_iter().find(|entry| entry.file_name() == name).unwrap().ino()
         };
         let by_stat = |path: &str| fs::metadata(mount.join(path)).unwrap().ino();
-        for (folder, above) in [("many", ""), ("deep/deep", "deep")] {
-            assert_eq!(number(folder, c".."), 0xffff_ffff);
-            assert_eq!(number(folder, c"."), by_stat(folder));
-            assert_eq!(by_stat(&format!("{folder}/..")), by_stat(above));
+        for (directory, above) in [("many", ""), ("deep/deep", "deep")] {
+            assert_eq!(number(directory, c".."), 0xffff_ffff);
+            assert_eq!(number(directory, c"."), by_stat(directory));
+            assert_eq!(by_stat(&format!("{directory}/..")), by_stat(above));
         }
         assert_eq!(number("", c".."), by_stat(""));
         assert_eq!(number("", c"."), by_stat(""));
@@ -101,7 +101,7 @@ fn the_parent_has_its_number_by_stat_and_not_in_a_listing() {
 
 /// > The kernel also caches that a name does not exist.
 #[test]
-fn a_name_that_is_not_there_is_asked_for_once() {
+fn a_missing_name_is_looked_up_once() {
     with_mount(|mount, _| {
         let missing = |name: &str| {
             assert_eq!(fs::metadata(mount.join(name)).unwrap_err().kind(), ErrorKind::NotFound);
@@ -117,7 +117,7 @@ fn a_name_that_is_not_there_is_asked_for_once() {
 }
 
 #[test]
-fn names_that_can_not_be_there_are_told_apart() {
+fn impossible_names_give_their_own_errors() {
     with_mount(|mount, _| {
         let long = "n".repeat(256);
         let error = fs::metadata(mount.join(long)).unwrap_err();

@@ -1,4 +1,4 @@
-//! Handles of files (name_to_handle_at(2)), as overlayfs and NFS servers keep them.
+//! File handles (name_to_handle_at(2)), which overlayfs and NFS servers store.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,8 +10,8 @@ use super::support::skip::skip;
 use super::support::{can_mount, run, work_folder};
 use super::{Format, archives, small_tree};
 
-/// Makes handles of files of one mount, has the kernel forget their inodes, and opens them on
-/// another mount: prints their contents.
+/// Makes handles of files on one mount, makes the kernel drop their inodes, opens the handles on
+/// another mount, and prints the contents.
 const OPEN: &str = r#"
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -57,7 +57,7 @@ fn opened_by_handle(first: &Path, second: &Path) -> Output {
 /// > A handle (`name_to_handle_at`) stays valid as long as the archive is the same: after the
 /// > kernel has forgotten the inode, and at another mount.
 #[test]
-fn handles_are_opened_after_the_kernel_forgot_and_at_the_next_mount() {
+fn handles_stay_valid_after_eviction_and_at_the_next_mount() {
     if !can_mount() {
         return;
     }
@@ -68,8 +68,8 @@ fn handles_are_opened_after_the_kernel_forgot_and_at_the_next_mount() {
             ["first", "second"].map(|name| Mounted::archfs(&archive, &work.path().join(name), &[]));
         for (from, to) in [(&first, &first), (&first, &second)] {
             let output = opened_by_handle(from.path(), to.path());
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{format:?}: {said}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{format:?}: {stderr}");
             let text = String::from_utf8(output.stdout).unwrap();
             assert!(text.contains("folder/b b'b'"), "{format:?}: {text}");
             assert_eq!(text.lines().count(), 5, "{format:?}: {text}");
@@ -77,7 +77,8 @@ fn handles_are_opened_after_the_kernel_forgot_and_at_the_next_mount() {
     }
 }
 
-/// An overlay on a mount, gone at the end. What was written to another one before is in it.
+/// An overlay on a mount, removed when dropped. It reuses the upper directory of an earlier
+/// overlay.
 fn overlay(work: &Path, lower: &Path) -> Result<(PathBuf, CleanUp), String> {
     let [upper, inner, mount_point] = ["upper", "inner", "overlay"].map(|name| work.join(name));
     let options = format!(
@@ -107,9 +108,9 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
     let work = work_folder();
     let tree = small_tree(work.path());
     for (format, archive) in archives(work.path(), &tree) {
-        for folder in ["upper", "inner", "overlay"].map(|name| work.path().join(name)) {
-            let _ = fs::remove_dir_all(&folder);
-            fs::create_dir(folder).unwrap();
+        for directory in ["upper", "inner", "overlay"].map(|name| work.path().join(name)) {
+            let _ = fs::remove_dir_all(&directory);
+            fs::create_dir(directory).unwrap();
         }
         let lower = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
         let (mount_point, clean_up) = match overlay(work.path(), lower.path()) {
@@ -122,7 +123,7 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
         };
         let number = |name: &str| fs::metadata(mount_point.join(name)).unwrap().ino();
         let before = number("folder/b");
-        // Written through one of its names, a file is so at the other: that takes the index.
+        // A file written through one name must change under its other name, which needs the index.
         fs::write(mount_point.join("folder/a"), "written").unwrap();
         fs::write(mount_point.join("folder/b"), "written, too").unwrap();
         run(Command::new("sh").args(["-c", "echo 2 > /proc/sys/vm/drop_caches"]));
@@ -133,7 +134,7 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
         );
         assert_eq!(number("folder/a"), number("folder/hard"), "{format:?}");
         assert_eq!(number("folder/b"), before, "{format:?}: also after it was copied up");
-        // And at the next mount of the archive below it.
+        // Again at the next mount of the lower archive.
         drop(clean_up);
         drop(lower);
         let lower = Mounted::archfs(&archive, &work.path().join("mount"), &[]);

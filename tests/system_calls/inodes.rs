@@ -21,7 +21,7 @@ use super::{Format, archives, small_tree, with_each_format, with_mount};
 ///
 /// > A directory of a tar has a link count of 1.
 #[test]
-fn stat_shows_what_was_packed_and_one_time_for_all() {
+fn stat_shows_the_packed_metadata_and_one_timestamp() {
     let check = |mount: &Path, tree: &Path, name: &str, has_fraction: bool| {
         let [found, packed] =
             [mount, tree].map(|root| fs::symlink_metadata(root.join(name)).unwrap());
@@ -45,7 +45,7 @@ fn stat_shows_what_was_packed_and_one_time_for_all() {
         }
     });
     with_mount(|mount, tree| {
-        // The last second of 32 bits, and the first one of a sign.
+        // The last second of 32 unsigned bits, and the first that would be negative if signed.
         for (name, second) in [("text-1", 4_294_967_295), ("fifo", 2_147_483_648)] {
             check(mount, tree, name, false);
             assert_eq!(fs::metadata(mount.join(name)).unwrap().mtime(), second, "{name}");
@@ -58,7 +58,7 @@ fn stat_shows_what_was_packed_and_one_time_for_all() {
 
 /// > `st_blocks` does not count holes.
 #[test]
-fn stat_shows_what_readers_want() {
+fn stat_and_statvfs_count_blocks_and_inodes() {
     with_mount(|mount, tree| {
         assert_eq!(fs::metadata(mount).unwrap().ino(), 1);
         let sparse = fs::metadata(mount.join("sparse")).unwrap();
@@ -75,7 +75,7 @@ fn stat_shows_what_readers_want() {
 /// > `st_blksize` is the block size of an image, at least 128 KiB, or 256 KiB for a tar, so that
 /// > Python reads a whole JPEG at once.
 #[test]
-fn the_unit_of_reading_is_a_picture_at_least() {
+fn the_block_size_lets_python_read_a_jpeg_at_once() {
     if !can_mount() {
         return;
     }
@@ -95,7 +95,7 @@ fn the_unit_of_reading_is_a_picture_at_least() {
         let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
         let picture = mounted.path().join("picture");
         assert_eq!(fs::metadata(&picture).unwrap().blksize(), unit, "{}", archive.display());
-        // As a library does that looks at the first bytes to learn what it is.
+        // Like a library that reads the first bytes to detect the type.
         let script = "import os, sys\nit = open(sys.argv[1], 'rb')\nit.read(10)\n\
                       print(os.lseek(it.fileno(), 0, os.SEEK_CUR))";
         let output = run(Command::new("python3").arg("-c").arg(script).arg(picture));
@@ -113,8 +113,8 @@ fn inode_numbers_are_unique_and_the_same_at_the_next_mount() {
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
     let numbers = || -> BTreeMap<_, _> {
         let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
-        let folder = mounted.path().join("many");
-        let entries = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap());
+        let directory = mounted.path().join("many");
+        let entries = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap());
         entries
             .map(|entry| {
                 assert_eq!(entry.ino(), entry.metadata().unwrap().ino());
@@ -152,7 +152,7 @@ fn hard_links_have_one_inode_number_at_every_mount() {
 /// > **Symbolic links** hold the bytes they were packed with, and the kernel resolves them. An
 /// > absolute link leads out of the mount, as on any file system.
 #[test]
-fn links_hold_their_bytes_and_an_absolute_one_leads_out() {
+fn symlinks_keep_their_bytes_and_absolute_ones_leave_the_mount() {
     with_mount(|mount, tree| {
         for name in ["link-long", "link-bytes", "link-absolute", "link-folder"] {
             let [found, packed] = [mount, tree].map(|root| fs::read_link(root.join(name)).unwrap());
@@ -189,7 +189,7 @@ fn device_nodes_and_set_uid_bits_are_inert() {
 /// > **Extended attributes** `user.*`, `trusted.*` and `security.*` are shown as packed; setting
 /// > one fails with EROFS.
 #[test]
-fn attributes_are_shown_as_packed_and_can_not_be_set() {
+fn attributes_are_shown_as_packed_and_cannot_be_set() {
     with_mount(|mount, tree| {
         for (file, name) in [
             ("text-10", "user.small"),
@@ -219,7 +219,7 @@ fn attributes_are_shown_as_packed_and_can_not_be_set() {
 fn an_archive_without_attributes_supports_none() {
     with_each_format(|format, mount, _| {
         let mut value = [0; 100];
-        // Whatever is asked first, and again.
+        // In any order, and again.
         for file in ["folder/a", "folder/b", "folder/a"] {
             let path = mount.join(file);
             let listed = listxattr(&path, &mut value[..]);
@@ -233,7 +233,7 @@ fn an_archive_without_attributes_supports_none() {
 }
 
 #[test]
-fn an_attribute_too_large_for_its_buffer_or_not_there_is_told() {
+fn a_large_or_missing_attribute_gives_its_error() {
     with_mount(|mount, _| {
         let mut small = [0; 10];
         let large = getxattr(mount.join("text-10"), "user.large", &mut small[..]);
@@ -245,7 +245,7 @@ fn an_attribute_too_large_for_its_buffer_or_not_there_is_told() {
     });
 }
 
-/// A mount of a tree with these files, as `prepare` makes them.
+/// A mount of a tree with these files, which `prepare` changes.
 fn with_files(options: &[&str], prepare: impl Fn(&Path), test: impl Fn(&Path)) {
     if !can_mount() {
         return;
@@ -263,7 +263,7 @@ fn with_files(options: &[&str], prepare: impl Fn(&Path), test: impl Fn(&Path)) {
 /// > **access** with X_OK fails with EACCES for a file without any execute bit, also for the user
 /// > who mounted it.
 #[test]
-fn only_what_somebody_may_execute_is_a_program() {
+fn x_ok_needs_an_execute_bit() {
     for options in [&[][..], &["-oallow_other"]] {
         let prepare = |tree: &Path| {
             fs::create_dir(tree.join("folder")).unwrap();
@@ -291,7 +291,7 @@ fn only_what_somebody_may_execute_is_a_program() {
 /// > The names of `trusted.*` are listed only to processes that can read them, which requires
 /// > CAP_SYS_ADMIN.
 #[test]
-fn trusted_attributes_are_listed_to_those_who_can_read_them() {
+fn trusted_attributes_are_listed_only_to_processes_that_can_read_them() {
     let prepare = |tree: &Path| {
         let file = tree.join("file");
         fs::write(&file, "data").unwrap();
@@ -301,7 +301,7 @@ fn trusted_attributes_are_listed_to_those_who_can_read_them() {
     };
     with_files(&["-oallow_other"], prepare, |mount| {
         let file = mount.join("file");
-        // The names alone, or with the values, for which each is read.
+        // Only the names, or with the values, each of which is read.
         let listed_by = |words: &[&str], how: &str| {
             let mut command = Command::new("setpriv");
             command.args(words).args(["getfattr", "--absolute-names", how, "--match=-"]).arg(&file);
@@ -322,24 +322,24 @@ fn trusted_attributes_are_listed_to_those_who_can_read_them() {
 /// > It fits in 32 bits if the archives have fewer than 2^32 inodes. In an image it is the number
 /// > that the image stores, with 1 for the root.
 #[test]
-fn inode_numbers_fit_32_bits_and_are_those_of_the_kernel() {
+fn inode_numbers_fit_32_bits_and_match_the_kernel() {
     if !can_mount() {
         return;
     }
     let tree = source::varied();
     let work = work_folder();
-    // An inode table of more than 64 KiB: references into it take more than 32 bits.
+    // The inode table exceeds 64 KiB, so references into it need more than 32 bits.
     let with_table = |name: &str, options: &[&str]| {
         image::make(work.path(), name, &tree, &[&["-comp", "zstd", "-noI"], options].concat())
     };
     let (exported, plain) = (with_table("a.sqfs", &[]), with_table("b.sqfs", &["-no-exports"]));
     let mount_point = work.path().join("mount");
-    // Of each name the number, from stat and from the listing.
+    // The inode number of each name, from stat and from the listing.
     let numbers = |mount: &Path| {
         let mut found = BTreeMap::new();
         let mut waiting = vec![mount.to_owned()];
-        while let Some(folder) = waiting.pop() {
-            for entry in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()) {
+        while let Some(directory) = waiting.pop() {
+            for entry in fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap()) {
                 let metadata = entry.metadata().unwrap();
                 assert_eq!(entry.ino(), metadata.ino());
                 if metadata.is_dir() {

@@ -1,8 +1,7 @@
-//! What docs/SEMANTICS.md says of each system call on files, folders and what they are, shown on a
-//! mount.
+//! System calls on a mount do what docs/SEMANTICS.md says.
 //!
-//! Owns the promises that a comparison of trees does not see: `files` reading, seeking and locks,
-//! `folders` listings and names, `inodes` what stat and attributes show.
+//! `files` covers reading, seeking and locks, `folders` listings and names, `inodes` stat and
+//! attributes.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -24,10 +23,10 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, makedev, mk
 use support::mount::Mounted;
 use support::{archfs, can_mount, image, run, source, work_folder};
 
-/// Bytes of a block in the images of `with_mount`.
+/// Block size of the images of `with_mount`.
 const BLOCK: u64 = 16 << 10;
 
-/// A mount of the varied tree in an image with small blocks, and that tree.
+/// Mounts the varied tree as an image with small blocks, for a check against that tree.
 fn with_mount(test: impl Fn(&Path, &Path)) {
     if !can_mount() {
         return;
@@ -39,7 +38,7 @@ fn with_mount(test: impl Fn(&Path, &Path)) {
     test(mounted.path(), &tree);
 }
 
-/// A mount of a small tree in an image and in a tar, one after the other, and that tree.
+/// Mounts a small tree as an image and then as a tar, for a check against that tree.
 fn with_each_format(test: impl Fn(Format, &Path, &Path)) {
     if !can_mount() {
         return;
@@ -68,34 +67,36 @@ fn archives(work: &Path, tree: &Path) -> [(Format, PathBuf); 2] {
     [(Format::Image, image), (Format::Tar, tar)]
 }
 
-/// Names whose order by bytes is another one than that of words.
+/// Names whose byte order differs from the alphabetical order.
 const NAMES: [&[u8]; 9] = [b"b", b"B", b"a", b"a-", b"a.b", b"ab", b"\xff", b"\x01", b" "];
 
-/// A file of each kind that every format has, in a folder; times with fractions, no attributes.
+/// A file of each kind that every format supports, in a directory; times with fractions, no
+/// extended attributes.
 fn small_tree(work: &Path) -> PathBuf {
     let tree = work.join("tree");
-    let folder = tree.join("folder");
-    fs::create_dir_all(folder.join("below")).unwrap();
+    let directory = tree.join("folder");
+    fs::create_dir_all(directory.join("below")).unwrap();
     for name in NAMES {
-        fs::write(folder.join(OsStr::from_bytes(name)), name).unwrap();
+        fs::write(directory.join(OsStr::from_bytes(name)), name).unwrap();
     }
-    fs::hard_link(folder.join("a"), folder.join("hard")).unwrap();
-    symlink("a", folder.join("link")).unwrap();
-    mknodat(CWD, folder.join("fifo"), FileType::Fifo, Mode::from(0o640), 0).unwrap();
+    fs::hard_link(directory.join("a"), directory.join("hard")).unwrap();
+    symlink("a", directory.join("link")).unwrap();
+    mknodat(CWD, directory.join("fifo"), FileType::Fifo, Mode::from(0o640), 0).unwrap();
     let device = makedev(7, 300);
-    mknodat(CWD, folder.join("block"), FileType::BlockDevice, Mode::from(0o660), device).unwrap();
-    chown(folder.join("b"), Some(1234), Some(5678)).unwrap();
+    mknodat(CWD, directory.join("block"), FileType::BlockDevice, Mode::from(0o660), device)
+        .unwrap();
+    chown(directory.join("b"), Some(1234), Some(5678)).unwrap();
     for (name, seconds) in [("a", 1), ("link", 1_600_000_000), ("below", 4_000_000_000)] {
         let time = Timespec { tv_sec: seconds, tv_nsec: 123_456_789 };
         let times = Timestamps { last_access: time, last_modification: time };
-        utimensat(CWD, folder.join(name), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        utimensat(CWD, directory.join(name), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
     }
     tree
 }
 
-/// How many requests of a kind the kernel has sent for the mount so far, as docs/STATS.md has them.
+/// Number of requests of that kind sent by the kernel so far (docs/STATS.md).
 fn requests(mount: &Path, kind: &str) -> u64 {
     let output = run(archfs().args(["stats", "--json"]).arg(mount));
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    told["requests"][kind].as_u64().unwrap_or_else(|| panic!("{kind}: {told}"))
+    let stats: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    stats["requests"][kind].as_u64().unwrap_or_else(|| panic!("{kind}: {stats}"))
 }

@@ -1,7 +1,7 @@
 """Runs the tests of the Python package: python tests/python/package [NAME...]. See scripts/test-package.
 
-Prints `ok      package: what` or `FAILED  package: what` for each test, and why on standard error. Given names, only
-tests whose names contain one of them. Exit status 1 where a test fails, or none was found.
+Prints `ok      package: what` or `FAILED  package: what` for each test, and failures on stderr. Given names, runs
+only tests whose names contain one of them. Exit status 1 if a test fails or none is found.
 """
 
 import signal
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Lines(unittest.TestResult):
-    """A line for each test, when it ends."""
+    """Prints a line when a test ends."""
 
     def addSuccess(self, test):
         print(f"ok      package: {name(test)}", flush=True)
@@ -51,7 +51,7 @@ def all_tests(suite):
 
 
 def main():
-    # A shell ignores it in what it starts in the background, and so would all that the tests start.
+    # A shell starts background jobs with it ignored, and every process of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     here = Path(__file__).resolve().parent
     sys.path.insert(0, str(here))

@@ -1,5 +1,5 @@
-"""What the tests of the package share: a folder with small archives, scripts in processes of their own, and
-looks at what is mounted.
+"""Shared by the tests of the package: a directory with small archives, scripts in their own processes, and checks of
+the mount table.
 """
 
 import os
@@ -18,7 +18,7 @@ BIG = bytes(range(256)) * 4096
 
 
 def mounted(about=""):
-    """The mount points of archfs, as this process sees them, with `about` in the mount point or the archive."""
+    """The mount points of archfs in this namespace with `about` in the mount point or the archive."""
     with open("/proc/self/mountinfo", "rb") as file:
         rows = [line.split(b" ") for line in file]
     places = [row[4] for row in rows if b"fuse.archfs" in row and os.fsencode(about) in b" ".join(row)]
@@ -26,7 +26,7 @@ def mounted(about=""):
 
 
 def wait_until(what, is_so, limit=LIMIT):
-    """Waits for a condition. The time between two looks grows up to a twentieth of a second."""
+    """Waits for a condition. The interval between checks grows to 50 ms."""
     deadline, pause = time.monotonic() + limit, 0.001
     while not is_so():
         if time.monotonic() > deadline:
@@ -36,13 +36,13 @@ def wait_until(what, is_so, limit=LIMIT):
 
 
 def run(*words):
-    """What `archfs WORDS` prints."""
+    """The stdout of `archfs WORDS`."""
     command = [archfs.executable(), *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 class Stage(unittest.TestCase):
-    """A test with a folder `work`, in it `data.sqfs`, `more.tar` and the folder `source` both are made of."""
+    """A test with a directory `work` that has `data.sqfs`, `more.tar` and their source directory `source`."""
 
     @classmethod
     def setUpClass(cls):
@@ -82,7 +82,7 @@ class Stage(unittest.TestCase):
         wait_until(f"{place} is gone", lambda: place not in mounted() and not os.path.lexists(place))
 
     def script(self, code, **options):
-        """Starts Python with `code`, which finds IMAGE, TAR and PLACE. It is told things by `tell`."""
+        """Starts Python with `code`, in which IMAGE, TAR and PLACE are set. `tell` writes to its stdin."""
         head = f"import archfs, os, sys\nIMAGE, TAR, PLACE = {self.image!r}, {self.tar!r}, {self.place!r}\n"
         return self.start("-c", head + textwrap.dedent(code), **options)
 
@@ -102,7 +102,7 @@ class Stage(unittest.TestCase):
         process.communicate()
 
     def finished(self, process, status=0):
-        """What it printed, once it has ended, with that status."""
+        """Waits for the process, which must end with that status, and returns its output."""
         output, said = process.communicate(timeout=LIMIT)
         self.assertEqual(process.returncode, status, said)
         self.said = said

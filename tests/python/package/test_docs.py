@@ -1,4 +1,4 @@
-"""Every Python example of docs/PYTHON.md and docs/how-to runs as it stands, in a folder with its archives."""
+"""Every Python example in docs/PYTHON.md and docs/how-to runs unchanged, in a directory with its archives."""
 
 import importlib.util
 import os
@@ -14,12 +14,12 @@ from stage import Stage
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "PYTHON.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
-# Not those that a mark for scripts/test-recipes stands above.
+# Except those below a marker for scripts/test-recipes.
 BLOCK = re.compile(r"(?<! -->\n)(?:<!-- needs (\w+) -->\n)?^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def picture():
-    """A PNG of 8 x 8 red points."""
+    """A PNG of 8 x 8 red pixels."""
 
     def part(kind, data):
         body = kind + data
@@ -48,7 +48,7 @@ class DocsTest(Stage):
             self.skipTest(f"{module} is not installed")
         program = os.path.join(self.folder, "example.py")
         Path(program).write_text(code, encoding="utf-8")
-        # A place that is named after the job is this test's alone.
+        # A mount point with the name of the job belongs to this test only.
         job = dict(os.environ, SLURM_JOB_ID=f"test-{os.getpid()}")
         process = self.start("-W", "error", program, directory=self.folder, env=job)
         output = self.finished(process)
@@ -57,7 +57,7 @@ class DocsTest(Stage):
 
 
 def blocks():
-    """Each example with its page and the line that it begins in."""
+    """Each example with its page and first line."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for found in BLOCK.finditer(text):

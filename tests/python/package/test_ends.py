@@ -1,4 +1,4 @@
-"""Every way in which a process can end, and that its mounts end with it."""
+"""However a process ends, its mounts end with it."""
 
 import contextlib
 import os
@@ -14,14 +14,14 @@ SOON = 5.0
 
 class EndTest(Stage):
     def gone_after(self, code, status=0, at="PLACE"):
-        """Runs `code` behind a mount until exit; the mount is gone when Python has ended."""
+        """Runs `code` after mount_until_exit; the mount must be gone when Python has exited."""
         process = self.script(f"root = archfs.mount_until_exit(IMAGE, at={at})\nprint(root)\n{code}")
         place = self.finished(process, status).splitlines()[0]
-        # Python's own exit handler has unmounted it before.
+        # Python's exit handler unmounts before the process exits.
         self.assertNotIn(place, mounted())
         self.assert_gone(place)
 
-    def test_the_end_of_the_script(self):
+    def test_mounts_end_with_the_script(self):
         self.gone_after("print(len(os.listdir(root)))")
         self.gone_after("print(len(os.listdir(root)))", at=None)
 
@@ -29,7 +29,7 @@ class EndTest(Stage):
         self.gone_after("sys.exit(3)", 3)
         self.gone_after("raise ValueError('mine')", 1)
 
-    def test_a_mount_that_nobody_unmounts_and_one_in_a_cycle(self):
+    def test_a_mount_never_unmounted_and_one_in_a_reference_cycle(self):
         self.gone_after("kept = archfs.mount(TAR)\nkept.itself = kept")
 
     def test_a_file_and_a_map_that_are_still_open(self):
@@ -40,7 +40,7 @@ class EndTest(Stage):
             "os.chdir(root)"
         )
 
-    def test_a_daemon_thread_that_still_reads(self):
+    def test_a_daemon_thread_still_reading(self):
         self.gone_after(
             "import threading\n"
             "started = threading.Event()\n"
@@ -57,7 +57,7 @@ class EndTest(Stage):
         process = self.script(f"root = archfs.mount_until_exit(IMAGE, at=PLACE)\n{code}")
         self.assertEqual(self.finished(process), "hello\n\n")
 
-    def test_os_exit_which_runs_no_handler(self):
+    def test_os_exit_runs_no_handler(self):
         process = self.script("archfs.mount_until_exit(IMAGE, at=PLACE)\nos._exit(0)")
         self.finished(process)
         self.assert_gone_soon(self.place)
@@ -73,7 +73,7 @@ class EndTest(Stage):
                     process.wait()
                     self.assert_gone_soon(place)
 
-    def test_a_signal_while_it_mounts_or_unmounts(self):
+    def test_a_signal_during_mount_or_unmount(self):
         for wait in (0.0, 0.01, 0.03, 0.1, 0.2):
             with self.subTest(wait=wait):
                 process = self.script(
@@ -107,7 +107,7 @@ class EndTest(Stage):
         self.assertIn("interrupted", self.finished(process))
         self.assert_gone_soon(self.place)
 
-    def test_an_interrupt_while_it_mounts_leaves_nothing_before_the_end_either(self):
+    def test_an_interrupt_during_mount_leaves_nothing_even_before_exit(self):
         code = """
             import signal, threading, time
             from stage import mounted
@@ -130,8 +130,8 @@ class EndTest(Stage):
         env = dict(os.environ, PYTHONPATH=os.pathsep.join([os.path.dirname(__file__), *sys.path]))
         self.finished(self.script(code, env=env))
 
-    def test_an_interrupt_before_the_number_of_the_child_is_known(self):
-        """The signal that came while it was started is handled as soon as it has been."""
+    def test_an_interrupt_before_the_pid_of_the_child_is_known(self):
+        """A signal during the start of the child is handled as soon as the child has started."""
         code = """
             import _posixsubprocess, subprocess
             name = '_fork_exec' if hasattr(subprocess, '_fork_exec') else None
@@ -154,7 +154,7 @@ class EndTest(Stage):
         """
         self.assertEqual(self.finished(self.script(code)), "False\nno child is left\n")
 
-    def test_another_program_in_its_place_has_the_mount_until_it_ends(self):
+    def test_a_program_started_by_exec_keeps_the_mount_until_it_ends(self):
         code = "root = archfs.mount_until_exit(IMAGE, at=PLACE)\nos.execvp('sh', ['sh', '-c', 'echo; read x'])"
         process = self.script(code)
         self.line(process)
@@ -172,7 +172,7 @@ class EndTest(Stage):
         )
         self.assertEqual(self.finished(self.script(code)), "True\n")
 
-    def test_children_of_a_process_that_ignores_them(self):
+    def test_a_process_that_ignores_sigchld(self):
         code = (
             "import signal\n"
             "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
@@ -197,7 +197,7 @@ class EndTest(Stage):
         self.assertLess(time.monotonic() - before, SOON)
 
 
-# A program that mounts an image at once, and a tar when it is told to by a file.
+# Mounts an image immediately, and a tar once the file GO exists.
 SLOW = """
             import threading, time
             GO, STARTED, program = 'go', 'started', 'program'
@@ -217,7 +217,7 @@ SLOW = """
 
 
 class UntilExitTest(Stage):
-    def test_asked_again_it_is_the_same_folder(self):
+    def test_a_second_call_returns_the_same_directory(self):
         code = """
             one = archfs.mount_until_exit(IMAGE)
             assert archfs.mount_until_exit(IMAGE) == one
@@ -237,7 +237,7 @@ class UntilExitTest(Stage):
         """
         self.finished(self.script(code))
 
-    def test_it_recovers_when_the_daemon_was_killed(self):
+    def test_a_killed_daemon_is_replaced(self):
         code = """
             import json, time
             for at in (None, PLACE):
@@ -252,7 +252,7 @@ class UntilExitTest(Stage):
         """
         self.finished(self.script(code))
 
-    def test_an_archive_that_is_gone_takes_no_mount_away(self):
+    def test_a_deleted_archive_ends_no_mount(self):
         code = """
             for at in (None, PLACE):
                 archfs.pack('source', 'gone.sqfs')
@@ -268,7 +268,7 @@ class UntilExitTest(Stage):
         """
         self.finished(self.script(code))
 
-    def test_a_relative_place_after_chdir(self):
+    def test_a_relative_mount_point_after_chdir(self):
         code = """
             for name in ('one', 'other'):
                 os.mkdir(name)
@@ -281,7 +281,7 @@ class UntilExitTest(Stage):
         self.finished(self.script(code))
         self.assertTrue(os.path.exists(os.path.join(self.work, "other", "numbers")))
 
-    def test_who_mounts_something_else_does_not_wait(self):
+    def test_another_mount_does_not_wait(self):
         code = SLOW + """
             ask = threading.Thread(target=archfs.mount_until_exit, args=[TAR])
             ask.start()
@@ -292,7 +292,7 @@ class UntilExitTest(Stage):
         """
         self.finished(self.script(code))
 
-    def test_a_mount_under_way_in_a_daemon_thread_keeps_no_exit_waiting(self):
+    def test_a_mount_in_a_daemon_thread_does_not_delay_exit(self):
         code = SLOW + """
             threading.Thread(target=archfs.mount_until_exit, args=[TAR], daemon=True).start()
             wait()
@@ -302,7 +302,7 @@ class UntilExitTest(Stage):
         with open(os.path.join(self.work, "go"), "w", encoding="utf-8"):
             pass
 
-    def test_threads_that_ask_at_once_have_one_mount(self):
+    def test_concurrent_threads_share_one_mount(self):
         code = """
             import threading
             found = []

@@ -1,4 +1,4 @@
-"""What goes wrong, as exceptions."""
+"""Errors are raised as the documented exceptions."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ class ErrorTest(Stage):
         self.assertEqual((type(again), str(again), again.status), (kind, str(error), error.status))
         return error
 
-    def test_an_archive_that_is_not_there(self):
+    def test_a_missing_archive(self):
         error = self.failing(archfs.MissingFile, archfs.mount, "/nowhere/data.sqfs", at=self.place)
         self.assertIsInstance(error, FileNotFoundError)
         self.assertEqual((error.filename, error.errno, error.status), ("/nowhere/data.sqfs", 2, 1))
@@ -34,7 +34,7 @@ class ErrorTest(Stage):
         self.failing(archfs.MissingFile, archfs.info, "/nowhere.tar")
         self.failing(archfs.MissingFile, archfs.pack, "/nowhere", os.path.join(self.work, "never.sqfs"))
 
-    def test_a_link_to_nowhere_and_what_may_not_be_looked_at(self):
+    def test_a_dangling_link_and_an_archive_that_stat_refuses(self):
         link = os.path.join(self.work, "link.sqfs")
         os.symlink("/nowhere/data.sqfs", link)
         self.assertEqual(self.failing(archfs.MissingFile, archfs.mount, link).filename, link)
@@ -42,7 +42,7 @@ class ErrorTest(Stage):
             error = archfs._command.failure(archfs._command.Outcome(1, "", []), [link])
         self.assertIs(type(error), archfs.Error)
 
-    def test_what_is_no_archive_and_a_damaged_one(self):
+    def test_not_an_archive_and_a_damaged_archive(self):
         error = self.failing(archfs.DamagedArchive, archfs.mount, os.path.join(self.source, "hello"))
         self.assertEqual(error.status, 3)
         self.assertRegex(str(error), "(?s)neither a squashfs image nor a tar\nhint: .*--offset")
@@ -55,7 +55,7 @@ class ErrorTest(Stage):
         error = self.failing(archfs.DamagedArchive, archfs.mount, damaged, at=self.place)
         self.assertIn("damaged.sqfs", error.message)
 
-    def test_a_place_that_is_taken(self):
+    def test_a_mount_point_in_use(self):
         with archfs.mount(self.image, at=self.place) as root:
             error = self.failing(archfs.Error, archfs.mount, self.tar, at=self.place)
             self.assertEqual(error.status, 1)
@@ -67,7 +67,7 @@ class ErrorTest(Stage):
         with self.assertRaises(archfs.Error):
             archfs.mount(self.image, at=os.path.join(self.work, "no", "such", "folder"))
 
-    def test_after_a_failure_the_place_can_be_used(self):
+    def test_after_a_failure_the_mount_point_can_be_used(self):
         self.failing(archfs.MissingFile, archfs.mount, "/nowhere.sqfs", at=self.place)
         with archfs.mount(self.image, at=self.place) as root:
             self.assert_readable(root)
@@ -85,7 +85,7 @@ class ErrorTest(Stage):
             self.assertIsInstance(error, ValueError)
             self.assertEqual(error.status, 2)
 
-    def test_a_place_of_somebody_else(self):
+    def test_a_mount_point_of_another_user(self):
         if os.geteuid() != 0:
             self.skipTest("needs root, to be somebody else")
         code = (
@@ -103,13 +103,13 @@ class ErrorTest(Stage):
         self.assertIn(other.stdout.strip(), {"CannotMount 4", "Error 1"}, other.stderr)
 
     def reachable(self):
-        """An environment in which anybody can run this package."""
+        """An environment in which every user can run this package."""
         package = os.path.join(self.work, "package")
         shutil.copytree(os.path.dirname(archfs.__file__), os.path.join(package, "archfs"))
         program = shutil.copy(archfs.executable(), os.path.join(package, "program"))
         return {"PYTHONPATH": package, "ARCHFS_EXECUTABLE": program, "PATH": os.environ["PATH"]}
 
-    def test_it_takes_too_long(self):
+    def test_a_timeout(self):
         slow = self.program('[ "$1" != mount ] || exec sleep 60; exit 5')
         with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=slow):
             error = self.failing(archfs.TimedOut, archfs.mount, self.image, timeout=0.2)
@@ -129,11 +129,11 @@ class ErrorTest(Stage):
             self.assertEqual((error.status, str(error)), (137, "signal 9 ended archfs"))
         with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program("exit 4")):
             self.failing(archfs.CannotMount, archfs.mount, self.image)
-        # It says that it is done, and nothing is mounted.
+        # It reports success, but nothing is mounted.
         with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program("exit 0")):
             self.failing(archfs.Error, archfs.mount, self.image)
 
-    def test_warnings_go_to_the_logger_and_what_is_usual_is_no_warning(self):
+    def test_warnings_go_to_the_logger_and_normal_output_does_not(self):
         with self.assertLogs("archfs", logging.INFO) as told, archfs.mount(self.image, self.tar):
             pass
         levels = {record.levelno: record.getMessage() for record in told.records}
@@ -158,8 +158,8 @@ class ErrorTest(Stage):
 
         return Watch()
 
-    def test_another_fork_does_not_keep_it_waiting(self):
-        """A child that has a copy of the descriptors, and lives on."""
+    def test_another_child_does_not_block_mount(self):
+        """The child keeps copies of the descriptors open."""
         child = []
         real = subprocess.Popen.__init__
 

@@ -1,4 +1,4 @@
-"""Where the program is found, and `python -m archfs`."""
+"""Where the package finds the program, and `python -m archfs`."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ class ExecutableTest(unittest.TestCase):
         self.program = archfs.executable()
 
     def install(self, package, program):
-        """Puts the package and the program where an installer would have."""
+        """Puts the package and the program where an installer would."""
         shutil.copytree(os.path.dirname(archfs.__file__), os.path.join(self.work, package, "archfs"))
         if program:
             path = os.path.join(self.work, program)
@@ -28,7 +28,7 @@ class ExecutableTest(unittest.TestCase):
         code = "import archfs; print(archfs.executable())"
         folder = os.path.join(self.work, package)
         env = {"PYTHONPATH": folder, "PATH": path, "HOME": self.work}
-        # Of the system, where no archfs is installed.
+        # The system Python, which has no archfs installed.
         command = [os.path.realpath(sys.executable), "-c", code]
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 

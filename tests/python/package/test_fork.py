@@ -1,4 +1,4 @@
-"""Children of a process with a mount: they read it, and do not end it."""
+"""Forked children of a process with a mount can read it and do not end it."""
 
 from stage import Stage, mounted
 
@@ -30,7 +30,7 @@ class ForkTest(Stage):
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         """)
 
-    def test_a_child_that_ends_without_a_word_and_one_that_fails(self):
+    def test_a_child_that_exits_silently_and_one_that_fails(self):
         self.in_a_block("""
             for end in (lambda: os._exit(3), lambda: [][0], lambda: os.kill(os.getpid(), 9)):
                 child = os.fork()
@@ -76,7 +76,7 @@ class ForkTest(Stage):
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
         """)
 
-    def test_a_child_that_asks_keeps_the_mount_when_its_parent_ends(self):
+    def test_a_child_that_mounts_keeps_the_mount_when_its_parent_ends(self):
         process = self.script("""
             root = archfs.mount_until_exit(IMAGE)
             ours, theirs = os.pipe()
@@ -99,7 +99,7 @@ class ForkTest(Stage):
         self.assert_gone(place)
 
     def test_a_fork_while_another_thread_mounts(self):
-        """A child has no thread that would let go of a lock, and its copies of descriptors hold nobody up."""
+        """No thread in the child would release a lock. Its copies of descriptors must not block the parent."""
         output = self.finished(self.script("""
             import threading, time
             done = threading.Event()
@@ -124,7 +124,7 @@ class ForkTest(Stage):
         self.assertEqual(output, f"{[0] * 20}\n")
 
     def test_a_fork_while_another_thread_makes_a_temporary_file(self):
-        """The locks of Python's tempfile are taken in the child for ever then."""
+        """Then the lock of Python's tempfile stays locked in the child forever."""
         output = self.finished(self.script("""
             import tempfile
             tempfile.tempdir = None

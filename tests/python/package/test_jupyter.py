@@ -1,6 +1,6 @@
-"""A notebook's kernel: its cells mount, and its restart and its end unmount.
+"""A notebook kernel: cells can mount; a restart or the end of the kernel unmounts.
 
-Only with ARCHFS_TEST_JUPYTER set (scripts/test-package --jupyter): ipykernel and what it needs come from PyPI.
+Runs only with ARCHFS_TEST_JUPYTER set (scripts/test-package --jupyter), because ipykernel comes from PyPI.
 """
 
 import os
@@ -20,7 +20,7 @@ class JupyterTest(Stage):
         self.addCleanup(self.client.stop_channels)
 
     def cell(self, code):
-        """What a cell prints and shows."""
+        """The output of a cell."""
         shown = []
 
         def hear(message):
@@ -35,7 +35,7 @@ class JupyterTest(Stage):
         self.cell(f"import archfs\nmount = archfs.mount({self.image!r}, at={self.place!r})")
         self.assertIn("archfs.Mount of 'data.sqfs'", self.cell("print(mount)"))
         self.assert_readable(self.place)
-        # The same cell again: what the name stood for is dropped.
+        # The same cell again: the object that the name referred to is dropped.
         self.cell(f"mount = archfs.mount({self.image!r}, at={self.place!r})")
         self.assert_readable(self.place)
         self.cell("mount.unmount()")

@@ -1,4 +1,4 @@
-"""mount(): where, for how long, for whom, and what is left."""
+"""mount(): the mount point, the lifetime, access, and cleanup."""
 
 import contextlib
 import gc
@@ -22,7 +22,7 @@ from stage import BIG, Stage, mounted, run
 
 
 class MountTest(Stage):
-    def test_a_block_has_the_files_and_nothing_is_left_behind_it(self):
+    def test_a_with_block_has_the_files_and_leaves_nothing(self):
         with archfs.mount(self.image) as root:
             self.assertIsInstance(root, Path)
             self.assert_readable(root)
@@ -30,7 +30,7 @@ class MountTest(Stage):
         self.assertNotIn(str(root), mounted())
         self.assertFalse(root.exists())
 
-    def test_the_usual_place_is_private(self):
+    def test_the_default_mount_point_is_private(self):
         with archfs.mount(self.image) as root:
             self.assertEqual(root.parent, Path("/dev/shm"))
             self.assertRegex(root.name, f"^archfs-{os.getuid()}-[0-9a-f]{{32}}$")
@@ -38,7 +38,7 @@ class MountTest(Stage):
                 other = subprocess.run(["ls", root], user=65534, capture_output=True, text=True, check=False)
                 self.assertIn("ermission denied", other.stderr)
 
-    def test_without_dev_shm_it_is_in_the_temporary_folder(self):
+    def test_without_dev_shm_the_mount_is_in_the_temporary_directory(self):
         real = os.access
         with unittest.mock.patch("os.access", lambda path, how: path != "/dev/shm" and real(path, how)):
             with unittest.mock.patch("tempfile.tempdir", self.work), archfs.mount(self.image) as root:
@@ -46,7 +46,7 @@ class MountTest(Stage):
                 self.assert_readable(root)
         self.assert_gone(root)
 
-    def test_an_exception_in_the_block_unmounts_and_is_seen(self):
+    def test_an_exception_in_the_block_unmounts_and_propagates(self):
         with self.assertRaisesRegex(KeyError, "mine"), archfs.mount(self.image) as root:
             raise KeyError("mine")
         self.assertFalse(root.exists())
@@ -59,7 +59,7 @@ class MountTest(Stage):
                 self.assert_readable(third)
             self.assert_readable(other)
 
-    def test_at_a_place_that_is_given(self):
+    def test_an_explicit_mount_point(self):
         with archfs.mount(self.image, at=self.place) as root:
             self.assertEqual(root, Path(self.place))
             self.assert_readable(root)
@@ -69,7 +69,7 @@ class MountTest(Stage):
         self.assertEqual(os.listdir(self.place), [], "a folder that was there stays")
         os.rmdir(self.place)
 
-    def test_a_relative_place_and_one_behind_a_link(self):
+    def test_a_relative_and_a_linked_mount_point(self):
         before = os.getcwd()
         self.addCleanup(os.chdir, before)
         os.chdir(self.work)
@@ -85,7 +85,7 @@ class MountTest(Stage):
                 self.assert_readable(same)
             self.assert_readable(root)
 
-    def test_mounts_of_one_process_at_one_place_share_and_the_last_one_unmounts(self):
+    def test_mounts_at_one_mount_point_share_and_the_last_one_unmounts(self):
         one = archfs.mount(self.image, at=self.place)
         other = archfs.mount(self.image, at=self.place)
         one.unmount()
@@ -95,7 +95,7 @@ class MountTest(Stage):
         other.unmount()
         self.assertNotIn(self.place, mounted())
 
-    def test_several_archives_are_one_folder_and_options_are_passed_on(self):
+    def test_several_archives_merge_and_options_are_passed_on(self):
         with archfs.mount(self.image, self.tar, cache="8M", threads=2, cache_idle=0.5) as root:
             self.assert_readable(root)
         numbers = os.path.join(self.work, "numbers.json")
@@ -107,7 +107,7 @@ class MountTest(Stage):
             self.assertEqual((root / "data").stat().st_uid, 7)
         self.assertTrue(os.path.exists(numbers), "written when it is unmounted")
 
-    def test_archives_of_archives_and_an_image_further_into_a_file(self):
+    def test_nested_archives_and_an_image_at_an_offset(self):
         folder = os.path.join(self.work, "inner")
         os.makedirs(folder)
         os.link(self.tar, os.path.join(folder, "a.tar"))
@@ -121,7 +121,7 @@ class MountTest(Stage):
         with archfs.mount(shifted, offset="4K") as root:
             self.assert_readable(root)
 
-    def test_its_numbers_can_be_asked_for(self):
+    def test_stats(self):
         mount = archfs.mount(self.image)
         self.assert_readable(mount)
         self.assertGreater(mount.stats()["requests"]["total"], 0)
@@ -150,7 +150,7 @@ class MountTest(Stage):
             os.chdir(root / "folder")
         self.assertFalse(root.exists())
 
-    def test_a_mount_that_is_dropped_goes_with_a_warning(self):
+    def test_a_dropped_mount_is_unmounted_with_a_warning(self):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             mount = archfs.mount(self.image)
@@ -160,7 +160,7 @@ class MountTest(Stage):
         self.assertFalse(place.exists())
         self.assertEqual([type(one.message) for one in told], [ResourceWarning])
 
-    def test_an_unmount_that_failed_is_told_and_can_be_tried_again(self):
+    def test_a_failed_unmount_raises_and_can_be_retried(self):
         mount = archfs.mount(self.image)
         broken = {"ARCHFS_EXECUTABLE": shutil.which("false")}
         with unittest.mock.patch.dict(os.environ, broken), self.assertRaises(archfs.Error):
@@ -171,7 +171,7 @@ class MountTest(Stage):
         self.assertTrue(mount.closed)
         self.assertFalse(mount.path.exists())
 
-    def test_without_descriptors_the_exception_of_the_block_is_seen_and_the_mount_goes_later(self):
+    def test_without_descriptors_the_exception_propagates_and_the_mount_ends_later(self):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
         taken, mount = [], archfs.mount(self.image)
@@ -188,8 +188,8 @@ class MountTest(Stage):
         mount.unmount()
         self.assertFalse(mount.path.exists())
 
-    def test_it_ends_as_soon_as_the_program_does(self):
-        """It says nothing more some time before it has ended."""
+    def test_unmount_returns_when_the_program_ends(self):
+        """The program closes stderr some time before it exits."""
         program = os.path.join(self.work, "program")
         with open(program, "w", encoding="utf-8") as file:
             file.write(f'#!/bin/sh\n"{archfs.executable()}" "$@"\nexec 2>&-\nsleep 0.02\n')
@@ -202,19 +202,19 @@ class MountTest(Stage):
                 took.append(time.monotonic() - before)
         self.assertLess(sorted(took)[4], 0.1)
 
-    def test_what_somebody_else_has_unmounted_is_no_error(self):
+    def test_a_mount_unmounted_by_another_process_is_no_error(self):
         with archfs.mount(self.image, at=self.place):
             run("unmount", "--lazy", self.place)
         self.assertNotIn(self.place, mounted())
 
-    def test_a_mount_that_a_person_keeps_stays(self):
+    def test_a_mount_kept_by_a_user_stays(self):
         run("mount", "--quiet", "--keep", self.image, self.place)
         with archfs.mount(self.image, at=self.place) as root:
             self.assert_readable(root)
         self.assert_readable(self.place)
         run("unmount", self.place)
 
-    def test_a_daemon_that_was_killed_is_cleared_up(self):
+    def test_cleans_up_after_a_killed_daemon(self):
         for _ in range(5):
             self.kill_the_daemon()
 
@@ -243,7 +243,7 @@ class MountTest(Stage):
             self.assert_readable(root)
         self.assertEqual(os.listdir(folder), [b"-x \xfe.sqfs"])
 
-    def test_threads_that_mount_at_once(self):
+    def test_concurrent_threads(self):
         failed, places = [], []
         start = threading.Barrier(8)
 

@@ -19,7 +19,7 @@ class PackTest(Stage):
             os.unlink(path)
         return path
 
-    def test_what_is_packed_can_be_mounted_and_is_counted(self):
+    def test_a_packed_archive_is_counted_and_can_be_mounted(self):
         image = self.out("out.sqfs")
         made = archfs.pack(self.source, image, compressor="gzip:1", block_size="64K", read_cost=65536)
         self.assertEqual((made["archive"], made["format"], made["files"]), (image, "squashfs", 2))
@@ -63,14 +63,14 @@ class PackTest(Stage):
         archfs.pack(self.source, image, files_from=(name for name in ["hello"]), force=True)
         self.assertEqual(archfs.info(image)["files"], 1)
 
-    def test_one_that_is_there_is_replaced_only_if_asked(self):
+    def test_an_existing_archive_is_replaced_only_on_request(self):
         image = self.out("out.sqfs")
         archfs.pack(self.source, image)
         with self.assertRaisesRegex(archfs.Error, "--force"):
             archfs.pack(self.source, image)
         archfs.pack(self.source, image, force=True)
 
-    def test_what_can_not_be_packed_is_named(self):
+    def test_files_that_cannot_be_packed_are_named(self):
         image = self.out("out.sqfs")
         with self.assertRaises(archfs.Error) as caught:
             archfs.pack(self.source, image, files_from=["hello", "not there", "nor this"])
@@ -84,8 +84,8 @@ class PackTest(Stage):
         self.assertEqual((made["problems"], made["files"]), (1, 1))
         self.assertIn("not there", "".join(told.output))
 
-    def test_on_a_terminal_the_bar_is_drawn_and_lines_are_for_the_exception(self):
-        """A program that draws as archfs does, so that it need not take long."""
+    def test_on_a_terminal_the_bar_is_drawn_and_other_lines_are_in_the_exception(self):
+        """A stand-in that draws a progress bar like archfs, so that the test is short."""
         program = os.path.join(self.work, "program")
         with open(program, "w", encoding="utf-8") as file:
             file.write(
@@ -113,7 +113,7 @@ class PackTest(Stage):
         self.assertEqual((shown, said), (b"", "2\n"))
 
     def at_a_terminal(self, code):
-        """What Python with that code shows on its standard error, a terminal, and what it prints."""
+        """Runs code with a terminal as stderr; returns the text on the terminal and the stdout."""
         ours, theirs = pty.openpty()
         subprocess.run(["stty", "rows", "33", "cols", "77"], stdin=theirs, check=True)
         shown = bytearray()

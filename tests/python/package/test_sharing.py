@@ -1,4 +1,4 @@
-"""Processes that mount the same archives, as the ranks of a node do."""
+"""Processes that mount the same archives, such as the ranks of a node, share a mount."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ RANK = """
 
 
 class SharingTest(Stage):
-    def test_ranks_share_one_mount_and_the_last_one_out_unmounts(self):
+    def test_ranks_share_one_mount_and_the_last_one_unmounts(self):
         ranks = [self.script(RANK) for _ in range(4)]
         for rank in ranks:
             self.assertEqual(self.line(rank), "hello")
@@ -32,7 +32,7 @@ class SharingTest(Stage):
         self.assertNotIn(self.place, mounted())
         self.assertFalse(os.path.exists(self.place))
 
-    def test_ranks_that_give_no_place_share_one_mount(self):
+    def test_ranks_without_a_mount_point_share_one_mount(self):
         rank = """
             root = archfs.mount_until_exit('data.sqfs')
             assert open(root / 'hello').read() == 'hello\\n'
@@ -69,7 +69,7 @@ class SharingTest(Stage):
             self.tell(rank)
             self.finished(rank)
 
-    def test_a_name_that_another_user_took_stops_nobody(self):
+    def test_a_name_taken_by_another_user_blocks_no_mount(self):
         if os.geteuid() != 0:
             self.skipTest("needs root")
         with archfs.mount(self.image) as root:
@@ -84,7 +84,7 @@ class SharingTest(Stage):
         finally:
             os.rmdir(place)
 
-    def test_a_block_ends_only_its_own_hold(self):
+    def test_a_block_releases_only_its_own_lease(self):
         rank = self.script(RANK)
         self.line(rank)
         with archfs.mount(self.image, at=self.place):
@@ -96,8 +96,8 @@ class SharingTest(Stage):
             self.assert_readable(root)
         self.assertNotIn(self.place, mounted())
 
-    def test_ranks_that_come_and_go_always_have_their_files(self):
-        """No rank that leaves takes the mount from one that has just come."""
+    def test_ranks_that_start_and_end_always_have_their_files(self):
+        """A rank that ends does not unmount the files of one that has just started."""
         code = """
             for _ in range(15):
                 with archfs.mount(IMAGE, at=PLACE) as root:
@@ -110,7 +110,7 @@ class SharingTest(Stage):
         self.assert_gone(self.place)
 
     def test_a_batch_job_has_no_other_rules(self):
-        """There `archfs mount` alone would hold for the job's script, and `archfs unmount` give that back."""
+        """In a batch job, `archfs mount` would hold for the job script, and `archfs unmount` would release that."""
         job = dict(os.environ, SLURM_JOB_ID="17", SLURM_TASK_PID=str(os.getpid()))
         rank = self.script(RANK, env=job)
         self.line(rank)
@@ -123,8 +123,8 @@ class SharingTest(Stage):
         self.finished(other)
         self.assertNotIn(self.place, mounted())
 
-    def test_a_daemon_that_is_asked_to_end_serves_on(self):
-        """As it is at scancel, while a script still writes its checkpoint."""
+    def test_a_daemon_asked_to_exit_keeps_serving(self):
+        """As on scancel, while a script still writes its checkpoint."""
         rank = self.script(RANK)
         self.line(rank)
         (row,) = [line for line in run("list", "--json").splitlines() if self.place in line]

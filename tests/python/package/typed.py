@@ -1,4 +1,4 @@
-"""A program that uses the package as its types allow; mypy --strict reads it, nobody runs it."""
+"""Uses the package as its types allow. mypy --strict checks this file; it is never run."""
 
 from __future__ import annotations
 

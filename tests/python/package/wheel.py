@@ -1,7 +1,7 @@
-"""What is in the wheel, or in the source distribution, that pip was given; says what is wrong.
+"""Checks the contents of the wheel or source distribution that pip was given, and prints what is wrong.
 
 Usage: wheel.py WHEEL
-       wheel.py --sdist MATURIN FOLDER      makes the source distribution in FOLDER and looks into that
+       wheel.py --sdist MATURIN FOLDER      makes the source distribution in FOLDER and checks that
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LICENCES = {"LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "THIRD-PARTY"}
-# For the wheel alone; a program of 40 MB has its debug information.
+# Only for the wheel; a program of 40 MB contains debug information.
 LARGEST = 16 << 20
 
 
@@ -27,7 +27,7 @@ def wheel(path):
     program = about.replace(".dist-info", ".data/scripts/archfs")
     expected = modules | {program} | {f"{about}/{name}" for name in ("METADATA", "WHEEL", "RECORD")}
     expected |= {f"{about}/licenses/{name}" for name in LICENCES}
-    # A list of the crates that the program is built of, from some versions of maturin.
+    # A list of the program's crates, which some versions of maturin add.
     extra = {name for name in names - expected if not name.startswith(f"{about}/sboms/")}
     wrong += [f"missing: {name}" for name in sorted(expected - names)]
     wrong += [f"not meant to be in it: {name}" for name in sorted(extra)]

@@ -1,4 +1,4 @@
-"""Reads Parquet, Feather and Arrow IPC files with pyarrow, whole, by columns, by filters and mapped.
+"""Reads Parquet, Feather and Arrow IPC files with pyarrow: whole, by column, with filters, and memory-mapped.
 
 Usage: arrow_files.py FOLDER
 """
@@ -14,7 +14,7 @@ import pyarrow.parquet
 
 
 def digest(table):
-    """Of the values, however they are cut into chunks."""
+    """A digest of the values, however they are chunked."""
     return table.num_rows, hashlib.sha256(repr(table.to_pydict()).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Decodes every picture of a folder by PIL, by its path and its bytes, and by torchvision.io. Prints digests.
+"""Decodes every JPEG of a directory with PIL, by path and from bytes, and with torchvision.io. Prints digests.
 
 Usage: decoders.py FOLDER
 """
@@ -31,7 +31,7 @@ def by_path(path):
 
 
 def draft(path):
-    """A quarter of the size, which PIL does by reading and skipping."""
+    """Decodes to a quarter of the size, for which PIL reads and skips."""
     with Image.open(path) as picture:
         picture.draft("RGB", (32, 32))
         return numpy.asarray(picture)

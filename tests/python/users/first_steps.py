@@ -1,4 +1,4 @@
-"""Imports what a training script imports, and computes something small with each of it."""
+"""Imports the packages of a training script and computes something small with each."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Reads an HDF5 file with h5py as it is opened without any option, in one process and in several.
+"""Reads an HDF5 file with h5py, opened with default options, in one process and in several.
 
 Usage: hdf5.py FOLDER
 """

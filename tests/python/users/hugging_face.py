@@ -1,4 +1,4 @@
-"""Loads an image folder with the datasets package, with nothing but what is on this machine.
+"""Loads an image folder with the datasets package, without network access.
 
 Usage: hugging_face.py FOLDER
 """

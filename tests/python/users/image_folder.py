@@ -1,4 +1,4 @@
-"""Two epochs of torchvision's ImageFolder by a DataLoader, shuffled by a seed. Prints what came, in order.
+"""Two epochs of torchvision's ImageFolder with a DataLoader, shuffled by a seed. Prints the samples in order.
 
 Usage: image_folder.py FOLDER START:WORKERS...       START: fork or spawn
 """

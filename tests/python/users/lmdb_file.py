@@ -1,4 +1,4 @@
-"""Reads LMDB databases that are a folder and a file, with and without lock, in one process and in several.
+"""Reads LMDB databases that are a directory and a file, with and without lock, in one process and in several.
 
 Usage: lmdb_file.py FOLDER
 """

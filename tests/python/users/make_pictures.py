@@ -1,4 +1,4 @@
-"""Makes JPEGs of 64 to 256 pixels a side, a folder for each class: the same bytes every time.
+"""Makes JPEGs of 64 to 256 pixels a side, a directory for each class: the same bytes every time.
 
 Usage: make_pictures.py FOLDER CLASSES PICTURES_OF_EACH
 """
@@ -11,7 +11,7 @@ from PIL import Image
 
 
 def picture(rng, hue):
-    """A gradient of one colour for each class, and noise, so that it takes some kilobytes."""
+    """A gradient in the colour of the class, and noise, so that the file has a few kilobytes."""
     width, height = (int(side) for side in rng.integers(64, 257, 2))
     pixels = rng.integers(0, 64, (height, width, 3)).astype("uint8")
     pixels[:, :, hue % 3] += numpy.linspace(0, 190, width).astype("uint8")

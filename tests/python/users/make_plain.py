@@ -1,4 +1,4 @@
-"""Makes the folder that plain.py reads, with the standard library alone: the same bytes every time.
+"""Makes the directory that plain.py reads, using only the standard library: the same bytes every time.
 
 Usage: make_plain.py FOLDER
 """
@@ -15,7 +15,7 @@ import sys
 import tarfile
 import zipfile
 
-# Whole seconds, which every format keeps.
+# Whole seconds, which every format stores.
 WHEN = 1_700_000_000
 
 
@@ -33,7 +33,7 @@ def samples(root, rng):
 
 
 def package(root):
-    """A package with data beside the code and its compiled files, as pip leaves one."""
+    """A package with data files and compiled code, as pip installs it."""
     place = root / "site" / "greeting"
     (place / "data").mkdir(parents=True)
     (place / "__init__.py").write_text("from greeting.words import WORDS\n")

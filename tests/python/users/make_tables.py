@@ -1,4 +1,4 @@
-"""Makes files that hold one table each, as datasets are kept in one file.
+"""Makes files with one table each, in the formats of single-file datasets.
 
 Usage: make_tables.py FOLDER
 """

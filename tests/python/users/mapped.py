@@ -1,4 +1,4 @@
-"""Rows of arrays and weights of models by memory mapping: NumPy, torch and safetensors.
+"""Memory-maps rows of arrays and weights of models: NumPy, torch and safetensors.
 
 Usage: mapped.py FOLDER
 """
@@ -13,7 +13,7 @@ import torch
 
 
 class Rows(torch.utils.data.Dataset):
-    """A row at a time of an array that is never read whole, as each worker maps it."""
+    """Rows of an array that each worker maps and never reads completely."""
 
     def __init__(self, path):
         self.rows = numpy.load(path, mmap_mode="r")
@@ -30,7 +30,7 @@ def digest(*tensors):
 
 
 def loaded(path):
-    """Newer versions map the file and refuse to run code of it unless told otherwise."""
+    """Newer versions map the file, and run no code from it by default."""
     if "mmap" in torch.load.__code__.co_varnames:
         return torch.load(path, mmap=True, weights_only=True)
     return torch.load(path)

@@ -1,4 +1,4 @@
-"""Reads a folder in the ways that the standard library has. A line for each: its name, and what came of it.
+"""Reads a directory in the ways of the standard library. Prints a line for each: its name and the result.
 
 Usage: plain.py FOLDER SCRATCH [NAME...]
 """
@@ -160,7 +160,7 @@ def imported_of_zip(root):
 
 
 def compiled_files_are_taken(root):
-    """What was compiled before packing counts only if times and sizes of the sources are kept."""
+    """Compiled files are used only if the mtime and size of their sources are preserved."""
     said = subprocess.run([sys.executable, "-v", "-m", "greeting"], check=True, text=True,
                           capture_output=True, cwd=root / "site")
     return said.stdout, sorted(line.replace(str(root), "") for line in said.stderr.splitlines()
@@ -188,7 +188,7 @@ def executors(root):
 
 
 def copied(root):
-    """copytree keeps modes and times; copyfile goes through sendfile."""
+    """copytree preserves modes and times; copyfile uses sendfile."""
     with tempfile.TemporaryDirectory(dir=sys.argv[2]) as scratch:
         place = shutil.copytree(root, pathlib.Path(scratch) / "copy", symlinks=True)
         compared = filecmp.cmpfiles(root, place, [os.path.relpath(path, root) for path in every_file(root)],
@@ -227,7 +227,7 @@ WAYS = {
     "sizes": disk_usage,
 }
 
-# Where nothing can be written, this is an error; so only if it is asked for.
+# An error on a read-only file system, so it runs only on request.
 ASKED = {"sqlite3, WAL": lambda root: database(root, "wal.db?mode=ro")}
 
 

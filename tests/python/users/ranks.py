@@ -1,4 +1,4 @@
-"""A rank of a distributed job: its share of an image folder, summed over all ranks. The first one prints.
+"""A rank of a distributed job: reads its share of an image folder and sums over all ranks. The first rank prints.
 
 Usage: torchrun ... ranks.py FOLDER [fail]
 """
@@ -21,7 +21,7 @@ def main():
         shares.set_epoch(epoch)
         mine = torch.zeros(2, dtype=torch.int64)
         for number, (pictures, labels) in enumerate(loader):
-            # What stands where counts, and what came when.
+            # The sum depends on the position of each pixel and the order of the samples.
             weights = torch.arange(1, pictures.numel() + 1) % 10_007
             mine += torch.tensor([(pictures.long().flatten() * weights).sum() * (number + 1), labels.sum()])
         each = [torch.zeros_like(mine) for _ in range(world)]

@@ -1,4 +1,4 @@
-"""Reads shards with the webdataset package: pictures decoded, shards and samples shuffled by a seed.
+"""Reads shards with the webdataset package: JPEGs decoded, shards and samples shuffled by a seed.
 
 Usage: shards.py FOLDER WORKERS
 """

@@ -1,4 +1,4 @@
-"""Reads SQLite databases read-only: one as it is, also by memory mapping, and one in WAL mode as immutable.
+"""Reads SQLite databases read-only: one with and without memory mapping, and one in WAL mode as immutable.
 
 Usage: sqlite_file.py FOLDER
 """

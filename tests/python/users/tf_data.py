@@ -1,4 +1,4 @@
-"""Two epochs of tf.data on a list of files, shuffled by a seed, and of Keras's folder of classes. Prints what came.
+"""Two epochs of tf.data on a list of files, shuffled by a seed, and of Keras's directory of classes. Prints a digest.
 
 Usage: tf_data.py FOLDER
 """
@@ -17,7 +17,7 @@ SIDE = 64
 
 def decoded(path):
     picture = tensorflow.io.decode_jpeg(tensorflow.io.read_file(path), channels=3)
-    # Where an image is cut does not depend on how a resize is rounded.
+    # Cropping, because the rounding of a resize may differ.
     return path, tensorflow.image.resize_with_crop_or_pad(picture, SIDE, SIDE)
 
 

@@ -1,4 +1,4 @@
-"""Says of modules what is in them and whether they lie in the environment whose python runs this.
+"""Prints the version (or WORDS) of modules, and whether they are in the environment of the running python.
 
 Usage: where.py MODULE...
 """
