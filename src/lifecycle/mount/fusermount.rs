@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gives_a_hint_that_fits_what_the_helper_said() {
+    fn hint_depends_on_the_error_of_the_helper() {
         let hint = |said: &str| {
             let error = refused(Path::new("/m"), said);
             error.hint().unwrap_or_default().to_owned()
