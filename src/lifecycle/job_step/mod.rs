@@ -1,8 +1,8 @@
 //! Runs the daemon of `archfs mount` as a step of a Slurm job.
 //!
 //! With process tracking by control groups, Slurm sends SIGKILL to all processes of a batch script
-//! as soon as the script ends, and a killed daemon leaves a stale mount. Slurm ends a step in
-//! order: SIGCONT, SIGTERM, time to unmount, SIGKILL. So srun starts the daemon.
+//! as soon as the script ends. A killed daemon leaves a stale mount. Slurm ends a step in order:
+//! SIGCONT, SIGTERM, time to unmount, SIGKILL. So srun starts the daemon.
 //!
 //! ```text
 //! mount (launcher) --stdin--> srun --> task on each node: the daemon, in the foreground

@@ -74,8 +74,8 @@ impl Srun {
         // A variable instead of --overlap, because an old srun rejects unknown options.
         command.env("SLURM_OVERLAP", "1");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A process group of its own, so that srun does not get Ctrl-C and signals to the group of
-        // the script, which it would pass on.
+        // A process group of its own: srun must not get Ctrl-C and other signals to the group of
+        // the script, because it would pass them on.
         command.process_group(0).current_dir("/");
         let mut child = command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => Error::new(Kind::CannotMount, "srun is not in PATH"),

@@ -155,8 +155,8 @@ impl Task {
     }
 }
 
-/// The standard error of this process as `INODE:PATH`, if it is a file opened for appending, so
-/// that other processes can append to it as well.
+/// The standard error of this process as `INODE:PATH`, if it is a file opened for appending. Then
+/// other processes can append to it as well.
 pub(super) fn script_log() -> Option<String> {
     let stderr = rustix::stdio::stderr();
     let found = rustix::fs::fstat(stderr).ok()?;

@@ -92,8 +92,8 @@ impl Attached {
     /// Its current entry in mountinfo, with its current path.
     ///
     /// The kernel reuses the numbers of a detached mount for the next one, which may belong to
-    /// another daemon. So this looks only at the current path of the directory that the mount
-    /// covers, whose lock this process holds, and returns `None` once the mount is detached.
+    /// another daemon. So this looks only at the current path of the covered directory, whose lock
+    /// this process holds. Once the mount is detached, it returns `None`.
     fn current_entry(&self) -> Result<Option<MountEntry>> {
         if self.is_detached.load(Ordering::Relaxed) {
             return Ok(None);

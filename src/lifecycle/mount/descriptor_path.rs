@@ -77,7 +77,7 @@ fn resolve(path: &Path, number: RawFd) -> Result<PathBuf> {
         return Ok(name);
     }
     if number > 2 {
-        // This process has inherited it, and the daemon will too.
+        // This process has inherited it, so the daemon inherits it again.
         return Ok(link);
     }
     // The daemon gets other standard streams, so the file is opened once more.

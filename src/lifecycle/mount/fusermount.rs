@@ -49,8 +49,8 @@ const DIRECTORIES: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin
 /// mounts without that file.
 const TABLE: &str = "/etc/mtab";
 
-/// How often to try to unmount if a signal ends the helper. A batch system that finds the processes
-/// of a job by their parents sends SIGTERM to the helper as well, some of them more than once.
+/// How often to try to unmount if a signal ends the helper. Some batch systems find the processes
+/// of a job by their parents, so they send SIGTERM to the helper as well, and may do so repeatedly.
 const ATTEMPTS: usize = 10;
 
 /// Mounts at `mount_point` with the helper, which holds `lock` while it runs. Returns the daemon's

@@ -200,8 +200,8 @@ fn is_world_writable(directory: Option<&Path>) -> bool {
 /// directory can remove it in a private mount namespace, and create another one at the same path
 /// that shows something else.
 ///
-/// Members of a group that shares a project are trusted, so a user may mount on the directory of a
-/// colleague unless it or its parent is world-writable. Root, and a user with a private mount, may
+/// Members of a group that shares a project are trusted. So a user may mount on the directory of a
+/// colleague, unless it or its parent is world-writable. Root, and a user with a private mount, may
 /// mount on the directory of any user unless its parent is world-writable.
 fn check_owner(mount_point: &Path, found: &Metadata, allowed: AllowedOwner) -> Result<()> {
     let is_own = found.uid() == geteuid().as_raw();

@@ -7,8 +7,8 @@
 //! and the last one, which can take the lock exclusively, removes it.
 //!
 //! archfs marks a directory that it created by a fixed modification time. Creating a file in the
-//! directory changes that time; a mount on it does not. A process announces in the record file that
-//! it is about to create the directory, in case it is killed before it has set the time.
+//! directory changes that time; a mount on it does not. A process may be killed before it has set
+//! the time. So it first writes in the record file that it is about to create the directory.
 //!
 //! Invariant: archfs removes a directory only if archfs created it, it is empty and no mount uses
 //! it.

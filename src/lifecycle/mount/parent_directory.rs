@@ -1,7 +1,7 @@
 //! Pins a mount point while others rename the directories above it.
 //!
-//! After root has checked a path and before it acts on it, the owner of a directory in the path can
-//! replace that with a link. Then root would mount over /etc, or unmount /home. So root opens the
+//! After root has checked a path, the owner of a directory in it can replace that with a link
+//! before root acts on it. Then root would mount over /etc, or unmount /home. So root opens the
 //! parent of the mount point once, by a path without links. It does everything else relative to
 //! that descriptor, through its name in /proc. (fusermount does the same for other users, with
 //! their rights.)

@@ -1,7 +1,7 @@
 //! Joins a live mount, or takes the lock to mount.
 //!
 //! Invariant: of any number of processes that ask at once, one gets the lock of the mount point,
-//! with nothing mounted there, and all others get a lease on what it mounts.
+//! with nothing mounted there. All others get a lease on what it mounts.
 //!
 //! The daemon listens on its socket before it opens the archives, so the others connect and wait
 //! for its answer, however long opening takes. If the daemon fails, the connection ends and each
@@ -250,8 +250,9 @@ fn check_same(
 }
 
 /// Refuses a mount that may end before this process. A batch system kills a daemon when its job or
-/// step ends, and the mount fails then. A mount of the same job that stays until it is unmounted
-/// explicitly, for example one of a step of its own, is meant to outlast the other steps.
+/// step ends, and the mount fails then. It accepts a mount of the same job that stays until it is
+/// unmounted explicitly: such a mount, for example of a mount step, is meant to outlast other
+/// steps.
 fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<()> {
     let own = JobStep::own();
     let Some(step) = client.daemon().and_then(|daemon| JobStep::of(daemon.pid())) else {

@@ -1,6 +1,6 @@
 //! The record file of a mount point, which is also its lock.
 //!
-//! The daemon holds an exclusive flock(2) on the file until it has unmounted or has ended, so a
+//! The daemon holds an exclusive flock(2) on the file until it has unmounted or has ended. So a
 //! mount is alive exactly while its file is locked. The lock belongs to the open file, not to a
 //! process. `archfs mount` takes it before it starts the daemon, and passes it on. The daemon
 //! passes it on to fusermount, which may outlive it. The kernel frees the lock when the last of

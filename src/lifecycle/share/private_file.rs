@@ -1,8 +1,8 @@
 //! Files of the registry, with mode 0600 whatever the umask is.
 //!
-//! Under a umask that denies permissions to the owner, for example 0577, the process that creates a
-//! file has it open, but no other process of the same user can open it. Then a record could not be
-//! read, nor its lock taken.
+//! A umask may deny permissions to the owner, for example 0577. Then only the process that creates
+//! a file has it open; no other process of the same user can open it. So others could neither read
+//! a record nor take its lock.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Result};

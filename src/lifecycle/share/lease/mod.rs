@@ -1,6 +1,6 @@
 //! Leases: a mount stays until the last process with a lease has ended or returned it.
 //!
-//! A lease is a connection to the daemon's socket, so however its holder ends, the lease ends too.
+//! A lease is a connection to the daemon's socket, so it ends with its holder, however that ends.
 //! A process that knows nothing of archfs, such as a job script, has no connection. The process
 //! that mounts for it asks the daemon to watch it; then its process descriptor is the lease.
 //!
