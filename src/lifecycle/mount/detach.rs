@@ -9,7 +9,7 @@ use crate::error::{Error, Kind};
 pub enum Detach {
     /// Only a mount that is not in use.
     IfIdle,
-    /// At once from the directory tree, as `umount -l` does. Open files stay usable.
+    /// Any mount, at once, as `umount -l` does. Open files stay usable.
     Lazily,
 }
 
