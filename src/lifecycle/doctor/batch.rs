@@ -18,7 +18,7 @@ pub struct Batch {
     pub step: Option<u32>,
     /// The job or step with which daemons started here are killed, if control groups show it.
     pub killed_with: Option<String>,
-    /// The process whose end would unmount what the script mounts.
+    /// The process that SLURM_TASK_PID names. A mount in the script is unmounted when it ends.
     pub task: Task,
 }
 
