@@ -1,25 +1,24 @@
-//! The batch job that this process is in.
+//! The batch job that this process runs in.
 //!
-//! Owns telling which system started it; leaves to `system::slurm` whose end ends a daemon.
-//! Invariant: nothing but variables and control groups is asked, so it costs the scheduler nothing.
+//! It is found from variables and control groups only, so it causes no load on the scheduler.
 
 use std::env;
 
 use crate::lifecycle::system::process::ProcessId;
 use crate::lifecycle::system::slurm;
 
-/// A job.
+/// A batch job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Who started it.
+    /// The batch system that started it.
     pub scheduler: Scheduler,
-    /// Its number there.
+    /// Its id in the batch system.
     pub job: String,
-    /// A step of srun: its number.
+    /// The number of the step, if this process runs in a step of srun.
     pub step: Option<u32>,
-    /// What it is killed with, daemons included, where control groups tell.
+    /// The job or step with which daemons started here are killed, if control groups show it.
     pub killed_with: Option<String>,
-    /// The process that a mount in the script would live for.
+    /// The process that SLURM_TASK_PID names. A mount in the script is unmounted when it ends.
     pub task: Task,
 }
 
@@ -36,14 +35,14 @@ pub enum Scheduler {
     GridEngine,
 }
 
-/// SLURM_TASK_PID.
+/// The process that SLURM_TASK_PID names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// It is not set.
+    /// The variable is not set.
     Unset,
-    /// That process lives.
+    /// This process is alive.
     Alive(i32),
-    /// What is set is no process that lives here.
+    /// It does not name a process that is alive on this node.
     Gone,
 }
 
@@ -58,7 +57,7 @@ impl Batch {
             Some((scheduler, env::var(name).ok().filter(|job| !job.is_empty())?))
         });
         let (scheduler, job) = named.or_else(|| {
-            // Others use this name, too.
+            // Other programs set JOB_ID as well.
             env::var_os("SGE_ROOT")?;
             Some((Scheduler::GridEngine, env::var("JOB_ID").ok()?))
         })?;

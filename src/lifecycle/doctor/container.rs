@@ -1,7 +1,4 @@
-//! What this process is in, where that is not the node itself.
-//!
-//! Owns telling it from what runtimes leave for those inside. Invariant: without such a sign
-//! nothing is claimed.
+//! The container that this process runs in, found from variables and files that runtimes set.
 
 use std::env;
 use std::fs;
@@ -10,9 +7,9 @@ use std::path::Path;
 /// A container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
-    /// Who made it, such as `apptainer`.
+    /// Its runtime, such as `apptainer`.
     pub runtime: String,
-    /// How that was told.
+    /// The variable or file that shows it.
     pub sign: String,
 }
 
@@ -29,7 +26,7 @@ impl Container {
                 return found(runtime, name);
             }
         }
-        // What systemd's protocol asks runtimes to set (systemd.io/CONTAINER_INTERFACE).
+        // Runtimes set this variable by systemd's protocol (systemd.io/CONTAINER_INTERFACE).
         if let Some(runtime) = variable("container") {
             return found(&runtime, "the variable container");
         }

@@ -1,7 +1,6 @@
-//! /dev/fuse.
+//! The state of /dev/fuse, found by opening it as a mount does.
 //!
-//! Owns what is wrong with it, by really opening it as a mount does. Invariant: opening it changes
-//! nothing; a connection begins only with a mount.
+//! Opening it changes nothing: a connection starts only with a mount.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,28 +9,28 @@ use rustix::io::Errno;
 
 use crate::lifecycle::mount::{device as fuse_device, inherited};
 
-/// How it does.
+/// The state of /dev/fuse.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Device {
     /// This user can open it.
     Opens,
-    /// There is none.
+    /// It does not exist.
     Missing,
-    /// Something else has its name.
+    /// The path is not the FUSE device.
     Other,
-    /// Its mode and owner keep this user from it.
+    /// Its mode does not allow this user to open it.
     Refused {
-        /// Permission bits.
+        /// Its permission bits.
         mode: u32,
-        /// The user whom it belongs to.
+        /// The uid of its owner.
         owner: u32,
     },
-    /// The system keeps this process from it, whatever its mode: a container that it was not given
-    /// to.
+    /// The kernel does not allow this process to open it, whatever its mode is: for example, the
+    /// device was not added to the container.
     Denied,
-    /// The kernel has no FUSE behind it.
+    /// The kernel has no FUSE module for it.
     NoModule,
-    /// Something else.
+    /// Another error.
     Failed(String),
 }
 

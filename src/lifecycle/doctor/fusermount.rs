@@ -1,7 +1,6 @@
-//! The helper that mounts for ordinary users, and its configuration.
+//! The helper that mounts for ordinary users, its version and its configuration.
 //!
-//! Owns why one that is there does not help; leaves finding it to `lifecycle::fusermount`.
-//! Invariant: it is asked for its version only, with the environment that a mount would give it.
+//! The helper is run only with `--version`, in the environment that it would get for a mount.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,16 +11,16 @@ use rustix::fs::{StatVfsMountFlags, statvfs};
 use crate::kernel_file;
 use crate::lifecycle::mount::fusermount::Helper;
 
-/// Why there is no helper for this user.
+/// Why this user cannot use a helper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unusable {
-    /// There is none, or none that is safe to run; why, and what to do.
+    /// There is none, or none that is safe to run; the error and its hint.
     NotFound(String, Option<String>),
     /// It is not set-user-ID root.
     NotSetUid(PathBuf),
-    /// It lies on a file system where that does not count.
+    /// It is on a file system mounted with nosuid.
     NoSuid(PathBuf),
-    /// This process may gain no rights, as in containers and some batch systems (no_new_privs).
+    /// no_new_privs is set for this process, as in containers and some batch systems.
     NoNewRights(PathBuf),
     /// It does not run.
     DoesNotRun(PathBuf, String),
@@ -60,9 +59,9 @@ pub(super) fn probe() -> Result<(PathBuf, String), Unusable> {
 /// /etc/fuse.conf, which the helper reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
-    /// Whether ordinary users may let others into their mounts.
+    /// Whether ordinary users may allow others access to their mounts.
     pub user_allow_other: bool,
-    /// How many mounts users other than root may have in all, if that is said.
+    /// The maximum number of mounts of all users other than root, if it is set.
     pub mount_max: Option<u64>,
 }
 
@@ -73,7 +72,7 @@ impl Configuration {
 
     fn parse(text: &str) -> Self {
         let mut found = Self::default();
-        // What stands behind a # is a comment, anywhere in a line (libfuse, util/fusermount.c).
+        // A # starts a comment anywhere in a line (libfuse, util/fusermount.c).
         let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
         for line in lines {
             if line == "user_allow_other" {
@@ -93,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_the_configuration_as_the_helper_does() {
+    fn parses_the_configuration_as_the_helper_does() {
         let found = Configuration::parse("# comment\nmount_max = 30\n #user_allow_other\n");
         assert_eq!(found, Configuration { user_allow_other: false, mount_max: Some(30) });
         assert!(Configuration::parse("\nuser_allow_other\n").user_allow_other);

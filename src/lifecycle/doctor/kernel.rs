@@ -1,20 +1,20 @@
-//! The kernel: its number, whether it has FUSE, whether /proc is there.
+//! The kernel: its version, whether it has FUSE, and whether /proc is mounted.
 //!
-//! Owns reading those. Invariant: a number is the kernel's own word; distributions carry newer
-//! parts into old numbers, so it explains what a trial shows and decides nothing.
+//! Distributions backport features to old versions. So the version only helps to explain the result
+//! of a trial.
 
 use std::fs;
 
 use rustix::system::uname;
 
-/// What is known of it.
+/// Facts about the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// Such as `6.1.0-18-amd64`.
+    /// The release, such as `6.1.0-18-amd64`.
     pub release: String,
-    /// Major and minor number, where they can be told.
+    /// The major and minor version, if `release` starts with them.
     pub version: Option<(u32, u32)>,
-    /// Whether FUSE is there; `None` where that can not be told.
+    /// Whether the kernel has FUSE; `None` if /proc/filesystems cannot be read.
     pub has_fuse: Option<bool>,
     /// Whether /proc shows this process and its mounts.
     pub has_proc: bool,
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_kernels_are_called() {
+    fn parses_kernel_releases() {
         assert_eq!(version("6.1.0-18-amd64"), Some((6, 1)));
         assert_eq!(version("4.18.0-513.el8.x86_64"), Some((4, 18)));
         assert_eq!(version("7.0"), Some((7, 0)));

@@ -1,6 +1,6 @@
-//! Open files, and processes and threads, against what a mount takes.
+//! Limits of open files, processes and threads, and how many of each a mount needs.
 //!
-//! Owns counting them. Invariant: a limit that can not be read is taken as none.
+//! A limit that cannot be read counts as no limit.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,12 +11,12 @@ use crate::control_group::{Group, Version};
 use crate::kernel_file;
 use crate::lifecycle::daemon::session;
 
-/// Open files of a process.
+/// The limit of open files of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
-    /// How many a process may have; archfs raises its own limit to this.
+    /// The hard limit, to which archfs raises its own limit.
     pub most: Option<u64>,
-    /// How many a mount takes, so that each of its threads has one.
+    /// The number that a mount needs for all its threads.
     pub wanted: u64,
 }
 
@@ -27,14 +27,14 @@ impl Descriptors {
     }
 }
 
-/// Processes and threads.
+/// The limits of processes and threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Processes {
-    /// How many more the user may start (ulimit -u); `None` without such a limit, as for root.
+    /// How many more the user may start (ulimit -u); `None` if there is no limit, as for root.
     pub left_to_user: Option<u64>,
-    /// How many more the job's control group may (pids.max).
+    /// How many more the control group of the job may start (pids.max).
     pub left_to_group: Option<u64>,
-    /// How many threads a mount starts.
+    /// The number of threads that a mount starts.
     pub wanted: u64,
 }
 
@@ -45,12 +45,12 @@ impl Processes {
         Self {
             left_to_user: most.map(|most| most.saturating_sub(threads_of_user())),
             left_to_group: left_to_groups(&Group::own("pids")),
-            // Besides those that answer: the session, the daemon, workers and the launcher.
+            // The others are threads of the session, the daemon, the workers and the launcher.
             wanted: u64::try_from(threads).unwrap_or(u64::MAX).saturating_add(16),
         }
     }
 
-    /// The smaller of both.
+    /// The smaller of the two limits.
     pub fn left(&self) -> Option<u64> {
         [self.left_to_user, self.left_to_group].into_iter().flatten().min()
     }
@@ -58,7 +58,7 @@ impl Processes {
 
 fn left_to_groups(groups: &[Group]) -> Option<u64> {
     let left = |group: &Group| {
-        // Both versions call them the same.
+        // Both versions of control groups use the same file names.
         let (Version::One | Version::Two) = group.version;
         let most = group.number("pids.max")?;
         Some(most.saturating_sub(group.number("pids.current").unwrap_or(0)))
@@ -66,15 +66,15 @@ fn left_to_groups(groups: &[Group]) -> Option<u64> {
     groups.iter().filter_map(left).min()
 }
 
-/// Threads of this user on the node, as far as /proc shows them.
+/// The number of threads of this user on the node that /proc shows.
 fn threads_of_user() -> u64 {
     let user = geteuid().as_raw();
-    let Ok(folder) = fs::read_dir("/proc") else {
+    let Ok(entries) = fs::read_dir("/proc") else {
         return 0;
     };
     let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
     let processes =
-        folder.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_number));
+        entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_number));
     let own = processes.filter(|entry| entry.metadata().is_ok_and(|found| found.uid() == user));
     let threads =
         own.filter_map(|entry| kernel_file::status(&entry.path(), "Threads")?.parse::<u64>().ok());
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_group_with_the_least_left_counts() {
+    fn the_group_with_the_fewest_left_counts() {
         let root = tempfile::tempdir().unwrap();
         let job = root.path().join("slurm/job");
         fs::create_dir_all(&job).unwrap();

@@ -1,21 +1,18 @@
-//! Memory: what is left, what bounds it, what a mount would take.
-//!
-//! Owns putting together what `memory` and `cache` know. Invariant: the cache told is the one that
-//! a mount without --cache would choose now.
+//! Memory: free memory, its limits, and the default cache size of a mount.
 
 use rustix::process::{Resource, getrlimit};
 
 use crate::cache;
 use crate::memory::{self, Headroom};
 
-/// What is known of it.
+/// Facts about memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// What this process may take besides what is taken.
+    /// The memory that this process may still allocate.
     pub left: Option<Headroom>,
-    /// What the cache of a mount would be, bytes.
+    /// The cache size in bytes that a mount without --cache would choose now.
     pub cache: u64,
-    /// A limit of the address space (ulimit -v), bytes.
+    /// The limit of the address space (ulimit -v) in bytes.
     pub address_space: Option<u64>,
 }
 

@@ -1,9 +1,8 @@
-//! What a node has and lacks for mounting, as facts.
+//! Collects facts about mounting on this node for `archfs doctor`; `cli::doctor` judges and reports
+//! them. `trial` mounts an archive, which is the only proof.
 //!
-//! Owns gathering them, one file for each thing that is looked at; leaves words, remedies and the
-//! verdict to `cli::doctor`. `trial` really mounts, which is the only proof.
-//! Invariants: nothing is changed and nothing is left behind; what can not be found out is said so,
-//! never guessed.
+//! Invariants: a check changes nothing permanently. A fact that cannot be determined is reported as
+//! unknown, not guessed.
 
 mod batch;
 mod container;
@@ -35,46 +34,46 @@ use crate::lifecycle::commands::list::{State, list};
 use crate::lifecycle::share;
 use crate::processors;
 
-/// What is known of a node, for this user.
+/// The facts about a node, for this user.
 #[derive(Debug)]
 pub struct Node {
-    /// Whether this user mounts by itself.
+    /// Whether this user is root, and mounts without a helper.
     pub is_root: bool,
     /// /dev/fuse.
     pub device: Device,
-    /// The helper that mounts for ordinary users, with its version, or why it does not.
+    /// The helper that mounts for ordinary users and its version, or why it is unusable.
     pub helper: Result<(PathBuf, String), Unusable>,
     /// /etc/fuse.conf.
     pub configuration: Configuration,
-    /// What keeps this user from making namespaces, where the system tells.
+    /// The settings that keep this user from creating namespaces.
     pub barriers: Vec<Barrier>,
-    /// The kernel, and whether /proc is there.
+    /// The kernel, and whether /proc is mounted.
     pub kernel: Kernel,
-    /// What this process is in.
+    /// The container that this process runs in.
     pub container: Option<Container>,
-    /// The job.
+    /// The batch job that this process runs in.
     pub batch: Option<Batch>,
-    /// Open files.
+    /// The limit of open files.
     pub descriptors: Descriptors,
-    /// Processes and threads.
+    /// The limits of processes and threads.
     pub processes: Processes,
     /// Memory.
     pub memory: Memory,
-    /// Processors that this process may use.
+    /// The number of CPU cores that this process may use.
     pub processors: usize,
-    /// Where one mounts.
+    /// Directories in which users usually mount.
     pub places: Vec<Place>,
-    /// The directory of the registry, or why nothing can be written there.
+    /// The directory of the registry, or the error of writing to it.
     pub records: crate::error::Result<PathBuf>,
-    /// Mounts of this user that are dead, or whose daemon does not answer.
+    /// Mounts of this user that are stale, or whose daemon does not answer.
     pub broken: Vec<(PathBuf, State)>,
 }
 
 impl Node {
-    /// Looks at everything that can be looked at without mounting.
+    /// Collects everything that can be checked without mounting.
     pub fn examine() -> Self {
         let broken = list().unwrap_or_default().into_iter();
-        let broken = broken.filter(|it| matches!(it.state, State::Dead | State::Silent));
+        let broken = broken.filter(|mount| matches!(mount.state, State::Dead | State::Silent));
         let processors = processors::count();
         let threads = super::daemon::usual_threads();
         Self {
@@ -92,7 +91,7 @@ impl Node {
             processors,
             places: places::all(),
             records: share::try_registry(),
-            broken: broken.map(|it| (it.mount_point, it.state)).collect(),
+            broken: broken.map(|mount| (mount.mount_point, mount.state)).collect(),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What may keep a user from a namespace of its own.
+//! Settings that may keep a user from creating a namespace.
 //!
-//! Owns the settings that explain it; whether one can be made is tried by a process that enters one
-//! and ends (`check_namespace`). Invariant: a setting that can not be read is no barrier.
+//! They only explain a failure. To test whether it works, a child process enters a namespace and
+//! exits (`check_namespace`). A setting that cannot be read does not count as a barrier.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::kernel_file;
 use crate::lifecycle::mount::namespace;
 
-/// A setting that forbids what a private mount needs.
+/// A setting that prevents a private mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
     /// user.max_user_namespaces is 0.
@@ -20,11 +20,11 @@ pub enum Barrier {
     OnlyForRoot,
     /// kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu).
     AppArmor,
-    /// A filter of system calls is on this process, as in containers.
+    /// A seccomp filter applies to this process, as in containers.
     Filter,
 }
 
-/// Those that are up.
+/// The barriers that are in effect.
 pub(super) fn barriers() -> Vec<Barrier> {
     let is =
         |path: &str, value: &str| fs::read_to_string(path).is_ok_and(|text| text.trim() == value);
@@ -35,13 +35,13 @@ pub(super) fn barriers() -> Vec<Barrier> {
         (is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"), Barrier::AppArmor),
         (kernel_file::own_status("Seccomp").as_deref() == Some("2"), Barrier::Filter),
     ];
-    found.into_iter().filter_map(|(is_up, barrier)| is_up.then_some(barrier)).collect()
+    found.into_iter().filter_map(|(is_active, barrier)| is_active.then_some(barrier)).collect()
 }
 
-/// Enters a namespace as `run --private` does. To be called by a process that ends then.
+/// Enters a namespace as `run --private` does. Call it in a process that exits afterwards.
 ///
 /// # Errors
-/// `CannotMount` where the node does not allow it; `Io`.
+/// `CannotMount` if the node does not allow it; `Io`.
 pub fn check_namespace() -> Result<()> {
     namespace::enter()
 }

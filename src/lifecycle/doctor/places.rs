@@ -1,33 +1,30 @@
-//! Folders of the node where one mounts.
-//!
-//! Owns whether names can be made there and how much room they have. Invariant: what is made to
-//! find out has no name, or is gone again.
+//! The directories in which users usually mount: whether they are writable, and their free space.
 
 use std::path::{Path, PathBuf};
 
 use rustix::fs::statvfs;
 
-/// A folder.
+/// A directory in which users usually mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Its path.
     pub path: PathBuf,
-    /// How it does.
+    /// Its state.
     pub state: State,
 }
 
-/// How it does.
+/// The state of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// A folder can be made in it, and it has room for that many bytes.
+    /// A directory can be created in it; the free space in bytes.
     Writable(u64),
-    /// Nothing can be made in it, and why.
+    /// Nothing can be created in it; the error.
     Refused(String),
-    /// It is not there.
+    /// It does not exist.
     Missing,
 }
 
-/// The usual folders, and TMPDIR where that is another.
+/// The usual directories, and TMPDIR if it is another one.
 pub(super) fn all() -> Vec<Place> {
     let mut paths = vec![PathBuf::from("/dev/shm"), PathBuf::from("/tmp")];
     let own = std::env::var_os("TMPDIR").map(PathBuf::from);
@@ -45,7 +42,8 @@ impl State {
         if let Err(error) = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(path) {
             return Self::Refused(error.to_string());
         }
-        let room = statvfs(path).map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize));
-        Self::Writable(room)
+        let free_bytes =
+            statvfs(path).map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize));
+        Self::Writable(free_bytes)
     }
 }

@@ -1,10 +1,11 @@
-//! Really mounting a small archive, in each way there is.
+//! Mounts a small archive in each way that archfs offers.
 //!
-//! Owns the archive, the choice of its place, and the processes that try. Each way is what a person
-//! would type, as a process of its own, so that what is tried is what a job will meet, and one that
-//! hangs or moves into a namespace takes nothing with it.
-//! Invariants: each attempt ends in time; what it mounted is gone when it returns, and with this
-//! process at the latest.
+//! Each attempt runs the command that a user would type, in a process of its own. So the trial
+//! tests what a job will do, and an attempt that hangs or enters a namespace does not affect this
+//! process.
+//!
+//! Invariants: each attempt ends within a time limit. Its mount is unmounted when the attempt
+//! returns or, if that fails, when this process ends.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -21,33 +22,33 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::system::process::ProcessId;
 
 /// How long one process may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
-/// The file in the archive, and what is in it.
+/// The name and the content of the file in the archive.
 const NAME: &str = "hello";
 const TEXT: &[u8] = b"archfs can read this\n";
 
-/// A block of a tar, bytes.
+/// The size of a tar block in bytes.
 const BLOCK: usize = 512;
 
-/// How this program has to be called for each step.
+/// The arguments of this program for each step.
 #[derive(Clone, Copy)]
 pub struct Steps {
-    /// Mounts an archive at a place until the process of that number ends.
+    /// Mounts an archive at a mount point until the process with this id ends.
     pub mount: fn(&Path, &Path, i32) -> Vec<OsString>,
     /// Checks the mount at a mount point, as `check_mount` does.
     pub check: fn(&Path) -> Vec<OsString>,
-    /// Unmounts a place.
+    /// Unmounts a mount point.
     pub unmount: fn(&Path) -> Vec<OsString>,
-    /// Runs this program with the last arguments while the archive is mounted.
+    /// Mounts an archive at a mount point while it runs the command in the last argument.
     pub run: fn(&Path, &Path, Vec<OsString>) -> Vec<OsString>,
-    /// The same where only the command sees the mount.
+    /// Like `run`, but only the command sees the mount.
     pub run_private: fn(&Path, &Path, Vec<OsString>) -> Vec<OsString>,
     /// Enters a namespace, as `check_namespace` does.
     pub namespace: fn() -> Vec<OsString>,
 }
 
-/// What came of it.
+/// The results of the trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
     /// `archfs mount`.
@@ -56,22 +57,21 @@ pub struct Trial {
     pub run: Tried,
     /// `archfs run --private`.
     pub run_private: Tried,
-    /// A namespace alone.
+    /// Only entering a namespace.
     pub namespace: Tried,
 }
 
-/// What came of one way.
+/// The result of one attempt.
 pub type Tried = std::result::Result<(), Failure>;
 
-/// Why a way does not work.
+/// Why an attempt failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What was said.
+    /// The error.
     pub said: String,
-    /// What was said to do about it.
+    /// The hint.
     pub hint: Option<String>,
-    /// Whether the process that tries could not even be started, so that nothing is known of the
-    /// way.
+    /// Whether the process could not be started, so that the result is unknown.
     pub is_unknown: bool,
 }
 
@@ -82,97 +82,99 @@ impl Failure {
 }
 
 impl Trial {
-    /// Tries all ways in the first of `places` where a folder can be made.
+    /// Makes all attempts in the first of `places` in which a directory can be created.
     pub fn hold(places: &[Place], steps: &Steps) -> Self {
         let namespace = attempt(&(steps.namespace)());
-        let scene = match Scene::set_in_one(places) {
-            Ok(scene) => scene,
+        let setup = match Setup::create_in_first(places) {
+            Ok(setup) => setup,
             Err(failure) => {
                 let [mount, run, run_private] = [(); 3].map(|()| Err(failure.clone()));
                 return Self { mount, run, run_private, namespace };
             }
         };
-        let (archive, place) = (&scene.archive, &scene.place);
-        let check = || [vec![OsString::from("/proc/self/exe")], (steps.check)(place)].concat();
+        let (archive, mount_point) = (&setup.archive, &setup.mount_point);
+        let check =
+            || [vec![OsString::from("/proc/self/exe")], (steps.check)(mount_point)].concat();
         Self {
-            mount: scene.try_to_mount(steps),
-            run: attempt(&(steps.run)(archive, place, check())),
-            run_private: attempt(&(steps.run_private)(archive, place, check())),
+            mount: setup.try_to_mount(steps),
+            run: attempt(&(steps.run)(archive, mount_point, check())),
+            run_private: attempt(&(steps.run_private)(archive, mount_point, check())),
             namespace,
         }
     }
 
-    /// Whether each process that tries was started, so that what failed tells of the node.
+    /// Whether all processes could be started, so that a failure shows a problem of the node.
     pub fn is_known(&self) -> bool {
         let all = [&self.mount, &self.run, &self.run_private, &self.namespace];
         !all.into_iter().any(|tried| tried.as_ref().is_err_and(|failure| failure.is_unknown))
     }
 }
 
-/// An archive and a place for its mount. Neither has a name on any disk, so nothing is left of them
-/// however this process ends; the folder at the place is made and removed by who mounts there.
-struct Scene {
+/// An archive in memory and the path of a mount point that does not exist. So nothing is left on
+/// disk, however this process ends. The process that mounts creates the mount point and removes it.
+struct Setup {
     archive: PathBuf,
-    place: PathBuf,
+    mount_point: PathBuf,
     _memory: OwnedFd,
 }
 
-impl Scene {
-    /// In the first place where a folder can be made.
-    fn set_in_one(places: &[Place]) -> std::result::Result<Self, Failure> {
+impl Setup {
+    /// Creates it in the first of `places` in which a directory can be created.
+    fn create_in_first(places: &[Place]) -> std::result::Result<Self, Failure> {
         let mut first = None;
         for place in places.iter().filter(|place| matches!(place.state, State::Writable(_))) {
-            match Self::set(&place.path) {
-                Ok(scene) => return Ok(scene),
+            match Self::create_in(&place.path) {
+                Ok(setup) => return Ok(setup),
                 Err(error) => first = first.or(Some(Failure::new(error.to_string()))),
             }
         }
         Err(first.unwrap_or_else(|| Failure::new("there is no folder to mount in".to_owned())))
     }
 
-    fn set(folder: &Path) -> Result<Self> {
+    fn create_in(directory: &Path) -> Result<Self> {
         let failed =
-            |error| Error::io(format!("{}: can not try to mount", folder.display()), error);
-        // Gone again at once: this is for a name that nobody has.
-        let made = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(folder);
-        let place = made.map_err(failed)?.path().to_owned();
+            |error| Error::io(format!("{}: can not try to mount", directory.display()), error);
+        // The directory is removed at once; only its unused name is needed.
+        let created = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(directory);
+        let mount_point = created.map_err(failed)?.path().to_owned();
         let memory =
             memfd_create("trial.tar", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
-        // For other processes of this user as well, as long as this one lives.
+        // Other processes of this user can open this path as long as this process runs.
         let own = rustix::process::getpid().as_raw_nonzero();
         let archive = PathBuf::from(format!("/proc/{own}/fd/{}", memory.as_raw_fd()));
         fs::write(&archive, tar()).map_err(failed)?;
-        Ok(Self { archive, place, _memory: memory })
+        Ok(Self { archive, mount_point, _memory: memory })
     }
 
     fn try_to_mount(&self, steps: &Steps) -> Tried {
         let own = rustix::process::getpid().as_raw_nonzero().get();
-        attempt(&(steps.mount)(&self.archive, &self.place, own))?;
-        let read = attempt(&(steps.check)(&self.place));
-        read.and(attempt(&(steps.unmount)(&self.place)))
+        attempt(&(steps.mount)(&self.archive, &self.mount_point, own))?;
+        let read = attempt(&(steps.check)(&self.mount_point));
+        read.and(attempt(&(steps.unmount)(&self.mount_point)))
     }
 }
 
-/// Runs this program with `arguments`. An error is the first line of what it said.
+/// Runs this program with `arguments`. The error is the first one that it prints.
 fn attempt(arguments: &[OsString]) -> Tried {
     let failed = |error: std::io::Error| Failure {
         is_unknown: true,
         ..Failure::new(format!("can not start archfs: {error}"))
     };
-    // A file and no pipe: whoever holds it open lets nobody wait.
+    // A file instead of a pipe, because a process that keeps a pipe open would block the reader.
     let said = memfd_create("said", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
     let mut said = File::from(said);
     let mut command = Command::new("/proc/self/exe");
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
     command.stderr(said.try_clone().map_err(failed)?);
-    // A person's options would make it another trial.
+    // Options of the user would change the trial.
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_option(name)) {
         command.env_remove(name);
     }
     let mut process = command.spawn().map_err(failed)?;
     let watched = i32::try_from(process.id()).ok().and_then(|pid| ProcessId::of(pid).ok());
-    // One that has ended already is none any more.
-    let has_ended = watched.is_none_or(|it| it.wait_for_end(Some(PATIENCE)).unwrap_or(true));
+    // A process that has already ended has no identity.
+    let has_ended =
+        watched.is_none_or(|process| process.wait_for_end(Some(TIME_LIMIT)).unwrap_or(true));
     if !has_ended {
         let _ = process.kill();
     }
@@ -183,13 +185,13 @@ fn attempt(arguments: &[OsString]) -> Tried {
     let mut text = Vec::new();
     let _ = said.rewind().and_then(|()| said.read_to_end(&mut text));
     let text = String::from_utf8_lossy(&text).into_owned();
-    let first = |mark: &str| text.lines().find_map(|line| line.strip_prefix(mark));
+    let first = |prefix: &str| text.lines().find_map(|line| line.strip_prefix(prefix));
     let said = match (has_ended, first("archfs: ")) {
-        (false, _) => format!("nothing came of it in {} seconds", PATIENCE.as_secs()),
+        (false, _) => format!("nothing came of it in {} seconds", TIME_LIMIT.as_secs()),
         (true, Some(line)) => line.to_owned(),
         (true, None) => format!("archfs ended with {status}"),
     };
-    // Whoever reads this has asked the doctor.
+    // The user is running the doctor, so remove the advice to run it.
     let hint = first("hint: ").and_then(|hint| hint.split("archfs doctor tells").next());
     let hint = hint.map(|hint| hint.trim_end_matches("; ").to_owned());
     Err(Failure { hint: hint.filter(|hint| !hint.is_empty()), ..Failure::new(said) })
@@ -201,7 +203,7 @@ fn is_option(name: &OsStr) -> bool {
 
 /// Checks that the mount at `mount_point` lists and reads as the archive of the trial.
 ///
-/// Both are tried: on some kernels files can be read while no directory can be listed.
+/// It tests both, because on some kernels files can be read but directories cannot be listed.
 ///
 /// # Errors
 /// `Io`; `Corrupt` if the names or the bytes are not those of the archive.
@@ -226,7 +228,7 @@ pub fn check_mount(mount_point: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A tar of that file (POSIX.1-2017, pax, ustar Interchange Format).
+/// A tar archive of the file (POSIX.1-2017, pax, ustar Interchange Format).
 fn tar() -> Vec<u8> {
     let mut header = [0_u8; BLOCK];
     let size = format!("{:011o}", TEXT.len());
@@ -237,19 +239,19 @@ fn tar() -> Vec<u8> {
         (116, b"0000000"),
         (124, size.as_bytes()),
         (136, b"00000000000"),
-        // The sum is counted with spaces in its place.
+        // The checksum counts its own field as spaces.
         (148, b"        "),
         (156, b"0"),
         (257, b"ustar\x0000"),
     ];
-    for (at, bytes) in fields {
-        header[at..at + bytes.len()].copy_from_slice(bytes);
+    for (offset, bytes) in fields {
+        header[offset..offset + bytes.len()].copy_from_slice(bytes);
     }
     let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
     header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
     let mut archive = header.to_vec();
     archive.extend(TEXT);
-    // Up to the next block, and two empty ones at the end.
+    // Pads the file to a block, and adds the two empty blocks at the end.
     archive.resize(4 * BLOCK, 0);
     archive
 }
@@ -262,24 +264,24 @@ mod tests {
     use crate::vfs;
 
     #[test]
-    fn the_archive_is_one_with_a_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let scene = Scene::set(folder.path()).unwrap();
+    fn the_archive_contains_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let setup = Setup::create_in(directory.path()).unwrap();
         let options = OpenOptions::default();
-        let archives = std::slice::from_ref(&scene.archive);
+        let archives = std::slice::from_ref(&setup.archive);
         let tree = formats::open(archives, &options, &Progress::default()).unwrap();
         let attr = vfs::resolve(tree.as_ref(), NAME.as_bytes()).unwrap();
         assert_eq!(attr.size, TEXT.len() as u64);
     }
 
     #[test]
-    fn a_place_that_can_not_be_used_is_passed_over() {
-        let folder = tempfile::tempdir().unwrap();
+    fn skips_an_unusable_directory() {
+        let directory = tempfile::tempdir().unwrap();
         let place = |path: &Path| Place { path: path.to_owned(), state: State::Writable(0) };
-        let gone = place(&folder.path().join("gone"));
-        let scene = Scene::set_in_one(&[gone.clone(), place(folder.path())]).unwrap();
-        assert!(scene.place.starts_with(folder.path()) && !scene.place.exists());
-        let failure = Scene::set_in_one(&[gone]).err().unwrap();
+        let missing = place(&directory.path().join("gone"));
+        let setup = Setup::create_in_first(&[missing.clone(), place(directory.path())]).unwrap();
+        assert!(setup.mount_point.starts_with(directory.path()) && !setup.mount_point.exists());
+        let failure = Setup::create_in_first(&[missing]).err().unwrap();
         assert!(failure.said.contains("gone: can not try to mount"), "{failure:?}");
     }
 

@@ -1,38 +1,39 @@
-//! What the environment says of the Slurm job, and which variables must not reach srun.
+//! The Slurm job in the environment variables, and the variables that must not reach srun.
 //!
-//! Pure: every function works on the variables it is given.
+//! All functions are pure: the caller passes the variables.
 
 use crate::error::{Error, Kind, Result};
 
-/// Prefixes of the variables that Slurm and MPI launchers set, and that srun would read as options.
+/// Prefixes of variables that Slurm and MPI launchers set and that srun would read as options.
 const REMOVED: [&str; 6] = ["SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI"];
 
-/// The variables of those that srun needs to find the controller and the job.
+/// Variables with these prefixes that srun needs to find the controller and the job.
 const KEPT: [&str; 2] = ["SLURM_CONF", "SLURM_JOB_ID"];
 
-/// Whether the variable `name` is removed from the environment of srun.
+/// Whether to remove the variable `name` from the environment of srun.
 ///
-/// srun takes options from the environment, and those of the batch script describe the whole job:
-/// SLURM_EXCLUSIVE, SLURM_MEM_PER_CPU, SLURM_GPUS and a dozen others make the step fail at once.
+/// srun reads options from the environment, but the variables of a batch script describe the whole
+/// job: SLURM_EXCLUSIVE, SLURM_MEM_PER_CPU, SLURM_GPUS and a dozen others make the step fail at
+/// once.
 pub(super) fn is_removed(name: &str) -> bool {
     !KEPT.contains(&name) && REMOVED.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The job whose batch script called.
+/// The job of the batch script that runs archfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
     /// SLURM_JOB_ID.
     pub(super) id: String,
     /// The name of this node in Slurm.
     pub(super) node: String,
-    /// Nodes of the job.
+    /// The number of nodes of the job.
     pub(super) nodes: usize,
     /// Whether it is a heterogeneous job.
     pub(super) is_het: bool,
 }
 
 impl Job {
-    /// The job whose batch script runs with the variables of `lookup`.
+    /// The job of a batch script with the variables that `lookup` returns.
     ///
     /// # Errors
     /// `CannotMount` outside of a batch script on a compute node.
@@ -45,7 +46,7 @@ impl Job {
         if lookup("SLURM_STEP_ID").is_some_and(|step| step.parse::<u32>().is_ok()) {
             return Err(refused("this is a job step already"));
         }
-        // In the shell of salloc on a login node the step would mount on another node.
+        // In a shell of salloc on a login node, the step would mount on another node.
         let node = lookup("SLURMD_NODENAME").ok_or_else(|| refused("this is no compute node"))?;
         let nodes = lookup("SLURM_JOB_NUM_NODES").or_else(|| lookup("SLURM_NNODES"));
         let nodes = nodes.and_then(|count| count.parse().ok()).unwrap_or(1);
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn removes_all_of_slurm_but_the_way_to_the_job() {
+    fn removes_all_slurm_variables_except_those_that_find_the_job() {
         for name in [
             "SLURM_EXCLUSIVE",
             "SLURM_MEM_PER_CPU",
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_login_nodes_and_other_shells_have_none() {
+    fn steps_login_nodes_and_other_shells_have_no_job() {
         assert!(job(&[("SLURM_STEP_ID", "0")], "").is_err());
         // The interactive step of salloc.
         assert!(job(&[("SLURM_STEP_ID", "4294967290")], "").is_err());
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_tracked_by_the_group_of_its_own_script() {
+    fn is_tracked_only_by_the_control_group_of_its_own_script() {
         let found = job(&[], "").unwrap();
         assert!(found.is_tracked(Some("job 12")));
         assert!(!found.is_tracked(None), "proctrack/linuxproc");

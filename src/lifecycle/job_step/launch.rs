@@ -1,4 +1,4 @@
-//! The launcher's side of a step: starts the tasks, waits for their reports, shows what they print.
+//! The launcher's side of a step: starts the tasks, waits for their reports, shows their output.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -15,14 +15,14 @@ use super::srun::{Nodes, Printed, Srun};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::daemon;
 
-/// How long srun may take to start the tasks, and how long a task may be silent after that. The
-/// controller answers within 0.3 s when it is not busy.
+/// How long srun may take to start the tasks, and how long a task may be silent after that. An idle
+/// controller answers within 0.3 s.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long the tasks may take to unmount.
 const UNMOUNT_LIMIT: Duration = Duration::from_secs(60);
 
-/// How a launch ended.
+/// The outcome of a launch.
 pub(super) enum End {
     Done,
     /// These nodes failed, with the highest exit status.
@@ -31,20 +31,20 @@ pub(super) enum End {
     NoStep(String),
 }
 
-/// A step on its way.
+/// A step that is being started.
 pub(super) struct Launch {
     srun: Srun,
     nodes: Nodes,
     expected: usize,
     reports: Reports,
     /// The first error that srun itself printed.
-    complaint: Option<String>,
+    srun_error: Option<String>,
     hints: HashSet<String>,
 }
 
-/// What waiting came to.
+/// The outcome of waiting.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Waited {
+enum WaitOutcome {
     Reached,
     TimedOut,
     SrunEnded,
@@ -57,7 +57,7 @@ impl Launch {
         let srun = Srun::start(job, nodes, program.as_os_str(), arguments)?;
         let expected = if nodes == Nodes::All { job.nodes } else { 1 };
         let (reports, hints) = (Reports::new(expected), HashSet::new());
-        Ok(Self { srun, nodes, expected, reports, complaint: None, hints })
+        Ok(Self { srun, nodes, expected, reports, srun_error: None, hints })
     }
 
     pub(super) fn mount(mut self, mount_point: &Path, ready: Option<u32>) -> Result<End> {
@@ -66,32 +66,32 @@ impl Launch {
             self.srun.cancel();
             return Ok(End::NoStep(why));
         }
-        // From here on the end of srun must not be SIGKILL to tasks that may have mounted.
+        // From now on tasks may have mounted, so the end of srun must not make Slurm kill them.
         self.srun.kill_shepherd();
         self.srun.send(BEGIN)?;
         let is_decided = |progress| matches!(progress, Progress::Ready | Progress::Failed(_));
         self.reports.restart_clocks(Instant::now());
-        if self.wait(is_decided, None) == Waited::SrunEnded {
+        if self.wait(is_decided, None) == WaitOutcome::SrunEnded {
             return self.fail_without_report();
         }
         if let Some((failed, status)) = self.reports.failed() {
-            self.undo();
+            self.unmount_all();
             return Ok(End::Failed(failed, status));
         }
         if std::fs::symlink_metadata(mount_point).is_err()
             || !matches!(share::look(mount_point)?, MountState::Alive(..) | MountState::Other(_))
         {
-            self.undo();
+            self.unmount_all();
             return Ok(End::NoStep("this script does not see the mounts of job steps".into()));
         }
         if let Err(error) = daemon::announce(ready) {
-            self.undo();
+            self.unmount_all();
             return Err(error);
         }
         self.srun.send(HOLD)?;
         let is_holding = |progress| progress == Progress::Holding;
         let waited = self.wait(is_holding, Some(START_LIMIT));
-        if waited != Waited::Reached {
+        if waited != WaitOutcome::Reached {
             self.srun.leave_step();
             let context = "a node does not answer any more; its mount may be stale";
             return Err(Error::new(Kind::Io, context).with_hint("archfs unmount --all-nodes"));
@@ -112,47 +112,51 @@ impl Launch {
         self.drain(Duration::from_secs(5));
         let end = match self.reports.failed() {
             Some((failed, status)) => End::Failed(failed, status),
-            None if waited == Waited::Reached => End::Done,
+            None if waited == WaitOutcome::Reached => End::Done,
             None => return self.fail_without_report(),
         };
         self.srun.finish();
         Ok(end)
     }
 
-    /// Waits until all tasks have started; returns why they have not.
+    /// Waits until all tasks have started; returns the reason if they have not.
     fn wait_for_start(&mut self, has_started: impl Fn(Progress) -> bool) -> Option<String> {
         let waited = self.wait(has_started, Some(START_LIMIT));
         let why = match waited {
-            Waited::Reached => return None,
-            Waited::SrunEnded => "srun ended".to_owned(),
-            Waited::TimedOut => {
+            WaitOutcome::Reached => return None,
+            WaitOutcome::SrunEnded => "srun ended".to_owned(),
+            WaitOutcome::TimedOut => {
                 let (count, expected) = (self.reports.count(), self.expected);
                 format!("{count} of {expected} tasks started in {} s", START_LIMIT.as_secs())
             }
         };
-        Some(self.complaint.clone().unwrap_or(why))
+        Some(self.srun_error.clone().unwrap_or(why))
     }
 
-    /// Reads what srun prints until all nodes are as far as `is_reached` says, or for `limit`.
-    /// Without one, until each node that is not has been silent for `START_LIMIT`.
-    fn wait(&mut self, is_reached: impl Fn(Progress) -> bool, limit: Option<Duration>) -> Waited {
+    /// Reads the output of srun until `is_reached` holds for all nodes, at most for `limit`.
+    /// Without a limit, a node that is silent for `START_LIMIT` has failed.
+    fn wait(
+        &mut self,
+        is_reached: impl Fn(Progress) -> bool,
+        limit: Option<Duration>,
+    ) -> WaitOutcome {
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
             if self.reports.all(&is_reached) {
-                return Waited::Reached;
+                return WaitOutcome::Reached;
             }
             let now = Instant::now();
             let pause = match deadline {
-                Some(deadline) if now >= deadline => return Waited::TimedOut,
+                Some(deadline) if now >= deadline => return WaitOutcome::TimedOut,
                 Some(deadline) => deadline.saturating_duration_since(now),
                 None => Duration::from_secs(1),
             };
             match self.srun.next(pause) {
-                Ok(printed) => self.take(printed),
+                Ok(printed) => self.process_line(printed),
                 Err(RecvTimeoutError::Disconnected) => {
                     return match self.reports.all(&is_reached) {
-                        true => Waited::Reached,
-                        false => Waited::SrunEnded,
+                        true => WaitOutcome::Reached,
+                        false => WaitOutcome::SrunEnded,
                     };
                 }
                 Err(RecvTimeoutError::Timeout) if deadline.is_none() => {
@@ -168,7 +172,7 @@ impl Launch {
         }
     }
 
-    fn take(&mut self, printed: Printed) {
+    fn process_line(&mut self, printed: Printed) {
         match printed {
             Printed::Output(line) => {
                 if let Some(message) = Message::parse(&line) {
@@ -180,7 +184,7 @@ impl Launch {
                 if text.starts_with("srun: ") || text.starts_with("slurmstepd") {
                     log::info!("{text}");
                     let said = text.split_once("error: ").map_or(text, |(_, what)| what);
-                    self.complaint.get_or_insert_with(|| format!("srun: {said}"));
+                    self.srun_error.get_or_insert_with(|| format!("srun: {said}"));
                 } else {
                     let node = task.and_then(|task| self.reports.name(task)).map(str::to_owned);
                     self.show(text, node.as_deref());
@@ -189,22 +193,22 @@ impl Launch {
         }
     }
 
-    /// Shows a line of a daemon's standard error; with the name of its node where there are others.
+    /// Shows a line of a daemon's standard error, with the name of its node if there are several.
     fn show(&mut self, text: &str, node: Option<&str>) {
         let line = match (text.strip_prefix("archfs: "), node) {
             (Some(text), Some(node)) if self.nodes == Nodes::All => {
                 format!("archfs: {node}: {text}")
             }
-            // One remedy is not told once for each node.
+            // Several nodes may print the same hint; show it once.
             (None, _) if !self.hints.insert(text.to_owned()) => return,
             _ => text.to_owned(),
         };
-        // There is nowhere to report that nobody reads it.
+        // An error on standard error cannot be reported anywhere.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 
-    /// Has all tasks unmount and end.
-    fn undo(mut self) {
+    /// Makes all tasks unmount and exit.
+    fn unmount_all(mut self) {
         self.srun.close_input();
         self.drain(UNMOUNT_LIMIT);
         self.srun.finish();
@@ -213,13 +217,13 @@ impl Launch {
     fn drain(&mut self, limit: Duration) {
         let deadline = Instant::now() + limit;
         while let Ok(printed) = self.srun.next(deadline.saturating_duration_since(Instant::now())) {
-            self.take(printed);
+            self.process_line(printed);
         }
     }
 
     fn fail_without_report(self) -> Result<End> {
-        let why = self.complaint.clone().unwrap_or_else(|| "srun ended".to_owned());
-        self.undo();
+        let why = self.srun_error.clone().unwrap_or_else(|| "srun ended".to_owned());
+        self.unmount_all();
         let context = format!("the job step ended before it reported: {why}");
         Err(Error::new(Kind::Io, context)
             .with_hint("perhaps memory ran out: --cache and --threads take less"))

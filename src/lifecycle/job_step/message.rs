@@ -1,28 +1,28 @@
-//! What a task of the step writes to its standard output, and the launcher reads through srun.
+//! The lines that a task writes to its standard output and the launcher reads through srun.
 //!
-//! A line is `archfs-step NODE WORD`; srun puts the number of the task before it (`--label`). Other
-//! lines come from the site's TaskProlog, and mean nothing.
+//! A line is `archfs-step NODE PROGRESS`; srun puts the number of the task before it (`--label`).
+//! Other lines come from the site's TaskProlog and are ignored.
 
 use std::fmt;
 
-/// How far a task is.
+/// The progress of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// It waits for `begin`.
     Started,
-    /// It opens the archives. Repeated, so that silence means that it has ended.
+    /// It is opening the archives. Repeated, so that a task that stays silent has ended.
     Opening,
     /// Its files can be read. It waits for `hold`.
     Ready,
-    /// It holds the mount and needs nobody any more.
+    /// It keeps the mount, and no longer needs srun or the launcher.
     Holding,
-    /// It has done what it was started for, and ends.
+    /// It has succeeded, and exits.
     Done,
-    /// It failed with that exit status, and has written why to standard error.
+    /// It has failed with this exit status, and has written the error to standard error.
     Failed(u8),
 }
 
-/// What the launcher writes to the standard input of all tasks.
+/// The lines that the launcher writes to the standard input of all tasks.
 pub(super) const BEGIN: &str = "begin";
 pub(super) const HOLD: &str = "hold";
 
@@ -31,14 +31,14 @@ const PREFIX: &str = "archfs-step";
 /// A line of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Message {
-    /// The number of the task, where srun says it.
+    /// The number of the task, if srun has put it before the line.
     pub(super) task: Option<u32>,
     pub(super) node: String,
     pub(super) progress: Progress,
 }
 
 impl Message {
-    /// Reads a line of srun's standard output; `None` where it is not from archfs.
+    /// Parses a line of srun's standard output; `None` if it is not from archfs.
     pub(super) fn parse(line: &str) -> Option<Self> {
         let (task, text) = split_label(line);
         let mut words = text.split_ascii_whitespace();
@@ -73,7 +73,7 @@ impl fmt::Display for Message {
     }
 }
 
-/// The number that srun puts before a line of a task, and the line.
+/// Splits a line into the number of the task, which srun puts before it, and the text.
 pub(super) fn split_label(line: &str) -> (Option<u32>, &str) {
     match line.split_once(": ") {
         Some((label, rest)) => match label.trim_start().parse() {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_it_writes_with_and_without_a_label() {
+    fn parses_its_own_lines_with_and_without_a_label() {
         use Progress::{Done, Failed, Holding, Opening, Ready, Started};
         for progress in [Started, Opening, Ready, Holding, Done, Failed(3)] {
             let message = Message { task: None, node: "n1".into(), progress };
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn other_lines_mean_nothing() {
+    fn ignores_other_lines() {
         for line in [
             "",
             "0: ",

@@ -1,20 +1,23 @@
-//! The daemon of `archfs mount` as a step of a Slurm job.
+//! Runs the daemon of `archfs mount` as a step of a Slurm job.
 //!
-//! With process tracking by control groups Slurm sends SIGKILL to whatever a batch script has
-//! started as soon as the script ends, and a daemon that is killed leaves a stale mount. Steps end
-//! in order: SIGCONT, SIGTERM, time to unmount, SIGKILL. So the daemon is started by srun.
+//! With process tracking by control groups, Slurm sends SIGKILL to all processes of a batch script
+//! as soon as the script ends. A killed daemon leaves a stale mount. Slurm ends a step in order:
+//! SIGCONT, SIGTERM, time to unmount, SIGKILL. So srun starts the daemon.
 //!
 //! ```text
 //! mount (launcher) --stdin--> srun --> task on each node: the daemon, in the foreground
 //!                  <-stdout-- srun <--
 //! ```
 //!
-//! The tasks write `started` and wait. When all nodes have, the launcher sends `begin`. The tasks
-//! write `ready` or `failed`. When all are ready, the launcher sends `hold`, the tasks write
-//! `holding` and close their descriptors to srun, and the launcher kills srun. Until `hold` the end
-//! of standard input makes a task unmount and exit. So either all nodes are mounted when `mount`
-//! returns or none is, also where the launcher is killed, and a step that starts too late mounts
-//! nothing.
+//! 1. Each task writes `started` and waits.
+//! 2. When all have, the launcher sends `begin`. Each task mounts, and writes `ready` or `failed`.
+//! 3. When all are ready, the launcher sends `hold`. Each task writes `holding` and closes its
+//!    descriptors to srun.
+//! 4. The launcher kills srun.
+//!
+//! Until `hold`, a task unmounts and exits if its standard input ends. So when `mount` returns,
+//! either all nodes have mounted or none has, even if the launcher is killed. A step that starts
+//! too late mounts nothing.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -41,65 +44,64 @@ pub use task::Task;
 /// Whether the daemon runs as a job step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobStep {
-    /// Where that makes a difference, and is possible.
+    /// If that makes a difference and is possible.
     Auto,
-    /// Or not at all.
+    /// Always; it is an error if that is impossible.
     Always,
     /// Never.
     Never,
 }
 
-/// What became of a mount by a job step.
+/// The outcome of mounting with a job step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Mounted, until the job ends.
+    /// Mounted until the job ends.
     Mounted {
-        /// The number of the job.
+        /// The id of the job.
         job: String,
-        /// How many nodes it has.
+        /// The number of nodes of the job.
         nodes: usize,
     },
     /// Mounting failed, and no node is mounted.
     Failed {
         /// The highest exit status.
         status: u8,
-        /// The nodes that failed. They have said why.
+        /// The nodes that failed. Each has printed its error.
         failed: Vec<String>,
-        /// How many nodes the job has.
+        /// The number of nodes of the job.
         nodes: usize,
     },
-    /// No step, for that reason, if a person should know it: mount without one.
+    /// There is no step, so mount without one. Contains the reason if the user should know it.
     NoStep(Option<String>),
 }
 
-/// Mounts as `plan` says by a job step, on `nodes`. `arguments` are those of the task, which get
-/// the script's output as `INODE:PATH`. `ready` is the descriptor at which somebody waits for the
-/// line `ready`.
+/// Mounts `plan` with a job step, on `nodes`. `arguments` returns those of the task, given the
+/// script's output as `INODE:PATH`. `ready` is the descriptor to which the line `ready` is written.
 ///
 /// # Errors
-/// `CannotMount` where a step was asked for and cannot be had; `Io`.
+/// `CannotMount` if a step was requested but is impossible; `Io`.
 pub fn mount(
     plan: &MountPlan,
     (choice, nodes): (JobStep, Nodes),
     arguments: &dyn Fn(Option<String>) -> Vec<OsString>,
     ready: Option<u32>,
 ) -> Result<Outcome> {
-    let must = choice == JobStep::Always || nodes == Nodes::All;
+    let is_required = choice == JobStep::Always || nodes == Nodes::All;
     let job = match Job::of_batch_script(&|name| std::env::var(name).ok()) {
         _ if choice == JobStep::Never => return Ok(Outcome::NoStep(None)),
-        Ok(job) if must || job.is_tracked(slurm::killed_with().as_deref()) => job,
+        Ok(job) if is_required || job.is_tracked(slurm::killed_with().as_deref()) => job,
         Ok(_) => return Ok(Outcome::NoStep(None)),
-        Err(error) if must => return Err(error),
+        Err(error) if is_required => return Err(error),
         Err(_) => return Ok(Outcome::NoStep(None)),
     };
-    if let Some(path) = own_path(plan) {
-        if !must {
+    if let Some(path) = process_local_path(plan) {
+        if !is_required {
             return Ok(Outcome::NoStep(None));
         }
         let context = format!("{}: a job step cannot see it", path.display());
         return Err(Error::new(Kind::CannotMount, context));
     }
-    // What is mounted here already is shared, or is in the way, as without a step.
+    // A mount that is already here is shared, or is an error, as without a step.
     let mount_point = mount_point::locate(&plan.mountpoint)?;
     if nodes == Nodes::This
         && matches!(share::look(&mount_point)?, MountState::Alive(..) | MountState::Other(_))
@@ -113,7 +115,7 @@ pub fn mount(
     Ok(match end {
         End::Done => Outcome::Mounted { job: job.id, nodes: job.nodes },
         End::Failed(failed, status) => Outcome::Failed { status, failed, nodes: job.nodes },
-        End::NoStep(why) if must => {
+        End::NoStep(why) if is_required => {
             let context = format!("cannot run the daemon as a job step: {why}");
             return Err(Error::new(Kind::CannotMount, context));
         }
@@ -121,11 +123,11 @@ pub fn mount(
     })
 }
 
-/// Runs `archfs ARGUMENTS`, which unmount, on all nodes of the job. Returns the nodes that failed
-/// and the highest exit status; all have said why.
+/// Runs `archfs ARGUMENTS`, which unmounts, on all nodes of the job. Returns the nodes that failed,
+/// each of which has printed its error, and the highest exit status.
 ///
 /// # Errors
-/// `CannotMount` where there is no step; `Io`.
+/// `CannotMount` if there is no step; `Io`.
 pub fn unmount(arguments: &[OsString]) -> Result<Option<(Vec<String>, u8)>> {
     let job = Job::of_batch_script(&|name| std::env::var(name).ok())?;
     match Launch::start(&job, Nodes::All, arguments)?.unmount()? {
@@ -137,11 +139,11 @@ pub fn unmount(arguments: &[OsString]) -> Result<Option<(Vec<String>, u8)>> {
     }
 }
 
-/// A path of `plan` that means something else in another process.
-fn own_path(plan: &MountPlan) -> Option<&PathBuf> {
+/// A path of `plan` that means something else in another process, if there is one.
+fn process_local_path(plan: &MountPlan) -> Option<&PathBuf> {
     if inherited::number(&plan.mountpoint).is_some() {
         return Some(&plan.mountpoint);
     }
-    let is_own = |path: &&PathBuf| path.starts_with("/proc") || path.starts_with("/dev/fd");
-    plan.archives.iter().find(is_own)
+    let is_local = |path: &&PathBuf| path.starts_with("/proc") || path.starts_with("/dev/fd");
+    plan.archives.iter().find(is_local)
 }

@@ -1,50 +1,51 @@
-//! How far the tasks of a step are. Pure.
+//! The progress of the tasks of a step, as a pure data structure.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use super::message::{Message, Progress};
 
-/// The nodes of a step, as far as they have reported.
+/// The nodes of a step that have reported.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     expected: usize,
     reports: BTreeMap<String, Report>,
+    /// The node of each task.
     names: HashMap<u32, String>,
 }
 
 #[derive(Debug)]
 struct Report {
     progress: Progress,
-    at: Instant,
+    time: Instant,
 }
 
 impl Nodes {
-    /// That many nodes, none of which has reported.
+    /// `expected` nodes, none of which has reported.
     pub(super) fn new(expected: usize) -> Self {
         Self { expected, ..Self::default() }
     }
 
-    /// Takes down a message that came at `now`.
+    /// Records a message that arrived at `now`.
     pub(super) fn note(&mut self, message: Message, now: Instant) {
         if let Some(task) = message.task {
             self.names.insert(task, message.node.clone());
         }
-        self.reports.insert(message.node, Report { progress: message.progress, at: now });
+        self.reports.insert(message.node, Report { progress: message.progress, time: now });
     }
 
-    /// Whether every node has reported, and `is_far_enough` is true of all of them.
+    /// Whether every node has reported, and `is_far_enough` holds for all of them.
     pub(super) fn all(&self, is_far_enough: impl Fn(Progress) -> bool) -> bool {
         self.reports.len() >= self.expected
             && self.reports.values().all(|report| is_far_enough(report.progress))
     }
 
-    /// How many have reported.
+    /// The number of nodes that have reported.
     pub(super) fn count(&self) -> usize {
         self.reports.len()
     }
 
-    /// The name of the node of that task.
+    /// The name of the node of `task`.
     pub(super) fn name(&self, task: u32) -> Option<&str> {
         self.names.get(&task).map(String::as_str)
     }
@@ -59,8 +60,8 @@ impl Nodes {
         statuses.into_iter().max().map(|status| (names, status))
     }
 
-    /// Marks the nodes that `is_waited_for` and that have said nothing for `limit` as failed.
-    /// Returns their names.
+    /// Marks nodes as failed that have not reported for `limit`, if `is_waited_for` holds for their
+    /// progress. Returns their names.
     pub(super) fn give_up_silent(
         &mut self,
         is_waited_for: impl Fn(Progress) -> bool,
@@ -69,7 +70,8 @@ impl Nodes {
     ) -> Vec<String> {
         let mut silent = Vec::new();
         for (name, report) in &mut self.reports {
-            if is_waited_for(report.progress) && now.saturating_duration_since(report.at) >= limit {
+            if is_waited_for(report.progress) && now.saturating_duration_since(report.time) >= limit
+            {
                 report.progress = Progress::Failed(1);
                 silent.push(name.clone());
             }
@@ -77,10 +79,10 @@ impl Nodes {
         silent
     }
 
-    /// Starts the time that `give_up_silent` counts anew, for all.
+    /// Restarts, for all nodes, the time that `give_up_silent` measures.
     pub(super) fn restart_clocks(&mut self, now: Instant) {
         for report in self.reports.values_mut() {
-            report.at = now;
+            report.time = now;
         }
     }
 }
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn all_means_every_expected_node() {
+    fn all_waits_for_every_expected_node() {
         let now = Instant::now();
         let mut nodes = Nodes::new(2);
         let is_ready = |progress| progress == Progress::Ready;
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_status_counts_and_all_that_failed_are_named() {
+    fn failed_returns_all_failed_nodes_and_the_highest_status() {
         let now = Instant::now();
         let mut nodes = Nodes::new(3);
         nodes.note(message(0, "n1", Progress::Failed(1)), now);
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_node_has_failed_and_one_that_is_ready_may_be_silent() {
+    fn a_silent_node_has_failed_unless_it_is_ready() {
         let now = Instant::now();
         let limit = Duration::from_secs(30);
         let mut nodes = Nodes::new(2);

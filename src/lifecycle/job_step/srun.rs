@@ -1,11 +1,12 @@
-//! srun as a child process: how it is called, what it prints, and how to end it without ending the
-//! step.
+//! srun as a child process: its options, its output, and how to end it without ending the step.
 //!
-//! srun forks a "shepherd", which asks the controller to SIGKILL the step when srun vanishes. At
-//! the end of a batch script Slurm kills srun and its shepherd one by one. If srun dies first, the
-//! daemon gets SIGKILL before SIGTERM, and its mount is stale. So archfs leaves no srun to be
-//! killed: it kills the shepherd when the tasks have started, and srun when they hold the mount.
-//! The step lives on, and Slurm ends it in order: SIGCONT, SIGTERM, and SIGKILL after KillWait.
+//! srun forks a "shepherd". If srun vanishes, the shepherd asks the controller to send SIGKILL to
+//! the step. At the end of a batch script Slurm kills srun and its shepherd one by one. If srun
+//! dies first, the daemon gets SIGKILL before SIGTERM, and its mount is stale.
+//!
+//! So archfs leaves no srun running: it kills the shepherd when the tasks have started, and srun
+//! when they keep the mount. The step continues without srun, and Slurm ends it in order: SIGCONT,
+//! SIGTERM, and SIGKILL after KillWait.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -22,22 +23,22 @@ use super::environment::{Job, is_removed};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::system::process;
 
-/// How long srun may take to end after SIGTERM.
+/// How long to wait for a process to end.
 const TERM_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often it is checked whether a process has ended.
+/// How often to check whether a process has ended.
 const CHECK_AGAIN: Duration = Duration::from_millis(5);
 
-/// On which nodes of the job a step runs.
+/// The nodes of the job on which a step runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nodes {
     /// The node of the batch script.
     This,
-    /// All.
+    /// All nodes.
     All,
 }
 
-/// A line of output.
+/// A line of output of srun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Printed {
     Output(String),
@@ -56,7 +57,7 @@ impl Srun {
     /// Starts `program ARGUMENTS` as a step of `job`, one task on each of `nodes`.
     ///
     /// # Errors
-    /// `CannotMount` where there is no srun; `Io`.
+    /// `CannotMount` if there is no srun; `Io`.
     pub(super) fn start(
         job: &Job,
         nodes: Nodes,
@@ -70,10 +71,11 @@ impl Srun {
                 command.env_remove(name);
             }
         }
-        // A variable, because an unknown option is an error to an old srun.
+        // A variable instead of --overlap, because an old srun rejects unknown options.
         command.env("SLURM_OVERLAP", "1");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Ctrl-C and signals to the group of the script are not for srun, which would pass them on.
+        // A process group of its own: srun must not get Ctrl-C and other signals to the group of
+        // the script, because it would pass them on.
         command.process_group(0).current_dir("/");
         let mut child = command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => Error::new(Kind::CannotMount, "srun is not in PATH"),
@@ -89,7 +91,7 @@ impl Srun {
         Ok(Self { input: child.stdin.take(), child, lines })
     }
 
-    /// The next line. `Disconnected` after the last one.
+    /// The next line; `Disconnected` after the last one.
     pub(super) fn next(&self, limit: Duration) -> std::result::Result<Printed, RecvTimeoutError> {
         self.lines.recv_timeout(limit)
     }
@@ -97,7 +99,7 @@ impl Srun {
     /// Sends a line to all tasks.
     ///
     /// # Errors
-    /// `Io` where srun has ended.
+    /// `Io` if srun has ended.
     pub(super) fn send(&mut self, word: &str) -> Result<()> {
         let failed = |error| Error::io("srun has ended", error);
         match &mut self.input {
@@ -113,11 +115,11 @@ impl Srun {
 
     /// Kills the shepherd, so that the end of srun does not end the step.
     ///
-    /// It is known by what it is: a process without children that runs its parent's program. srun
-    /// itself is not, also where the site's srun is a script that calls the real one.
+    /// The shepherd is a process without children that runs the same program as its parent. srun
+    /// itself is not, even if the site's srun is a script that runs the real one.
     pub(super) fn kill_shepherd(&self) {
         let found = self.pid().map(descendants).unwrap_or_default();
-        let is_parent = |pid: i32| found.iter().any(|it| it.parent == pid);
+        let is_parent = |pid: i32| found.iter().any(|other| other.parent == pid);
         let program = |pid: i32| fs::read_link(format!("/proc/{pid}/exe")).ok();
         for Descendant { pid, parent } in &found {
             if !is_parent(*pid) && program(*pid).is_some() && program(*pid) == program(*parent) {
@@ -126,10 +128,10 @@ impl Srun {
         }
     }
 
-    /// Kills the shepherd and then srun; the step lives on.
+    /// Kills the shepherd and then srun; the step continues.
     pub(super) fn leave_step(mut self) {
         self.kill_shepherd();
-        // Deepest first.
+        // Children before their parents.
         for Descendant { pid, .. } in self.pid().map(descendants).unwrap_or_default().iter().rev() {
             kill_and_wait(*pid);
         }
@@ -137,7 +139,7 @@ impl Srun {
         let _ = self.child.wait();
     }
 
-    /// Ends srun, and with it the step, or its position in the queue of the controller.
+    /// Ends srun, and with it the step or, if that has not started, its request to the controller.
     pub(super) fn cancel(mut self) {
         drop(self.input.take());
         if let Some(pid) = self.pid().and_then(Pid::from_raw) {
@@ -146,7 +148,7 @@ impl Srun {
         self.reap_within(TERM_LIMIT);
     }
 
-    /// Waits until srun has ended, which it does when all tasks have; kills it after a while.
+    /// Waits until srun has ended, which it does when all tasks have; kills it after `TERM_LIMIT`.
     pub(super) fn finish(mut self) {
         drop(self.input.take());
         self.reap_within(TERM_LIMIT);
@@ -169,8 +171,8 @@ impl Srun {
     }
 }
 
-/// The options of srun before the program. `--exact` is not among them, because it binds the daemon
-/// to one CPU core.
+/// The options of srun. `--exact` is not one of them, because it would bind the daemon to one CPU
+/// core.
 fn options(job: &Job, nodes: Nodes) -> Vec<OsString> {
     let count = match nodes {
         Nodes::This => 1,
@@ -194,7 +196,7 @@ fn options(job: &Job, nodes: Nodes) -> Vec<OsString> {
         "--job-name=archfs",
         "--label",
         "--quiet",
-        // Else one node that fails would be SIGKILL to the daemons of the others.
+        // Without this, the failure of one node would make Slurm kill the daemons of the others.
         "--kill-on-bad-exit=0",
         "--wait=0",
     ];
@@ -202,7 +204,7 @@ fn options(job: &Job, nodes: Nodes) -> Vec<OsString> {
     options
 }
 
-/// Sends each line of `source` in a thread.
+/// Starts a thread that sends each line of `source` to `sender`.
 fn forward(
     source: impl Read + Send + 'static,
     sender: Sender<Printed>,
@@ -221,7 +223,7 @@ fn forward(
     });
 }
 
-/// A process that another has started, itself or by others.
+/// A child, grandchild and so on of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Descendant {
     pid: i32,
@@ -249,18 +251,18 @@ fn children(pid: i32) -> Vec<i32> {
         Some(lists) => {
             lists.iter().flat_map(|list| list.split_whitespace()).flat_map(str::parse).collect()
         }
-        // Kernels without CONFIG_PROC_CHILDREN.
+        // The kernel has no CONFIG_PROC_CHILDREN.
         None => fs::read_dir("/proc")
             .into_iter()
             .flatten()
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-            .filter(|it| process::stat(*it).is_some_and(|stat| stat.parent == pid))
+            .filter(|child| process::stat(*child).is_some_and(|stat| stat.parent == pid))
             .collect(),
     }
 }
 
-/// Kills a process and waits until it runs no more; its parent may not have reaped it.
+/// Kills a process and waits until it has ended, though its parent may not have reaped it.
 fn kill_and_wait(pid: i32) {
     if let Some(pid) = Pid::from_raw(pid) {
         let _ = kill_process(pid, Signal::KILL);
@@ -276,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_node_is_named_and_all_are_counted() {
+    fn options_name_one_node_or_count_all() {
         let job = Job { id: "1".into(), node: "n1".into(), nodes: 4, is_het: true };
         let this = options(&job, Nodes::This);
         assert_eq!(this[..4], ["--het-group=0", "-N1", "-n1", "--nodelist=n1"]);
@@ -294,7 +296,7 @@ mod tests {
             .unwrap();
         let mut line = String::new();
         BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        // The inner shell has said so; its cat may be a moment later.
+        // The inner shell runs; its cat may start a moment later.
         let pid = i32::try_from(shell.id()).unwrap();
         let deadline = Instant::now() + Duration::from_secs(30);
         while descendants(pid).len() < 2 {

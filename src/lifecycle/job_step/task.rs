@@ -1,8 +1,8 @@
-//! The daemon as a task of the step, and what it tells the launcher.
+//! The daemon as a task of the step, and its reports to the launcher.
 //!
-//! It writes `started` and waits for `begin`; serves, writes `ready` and waits for `hold`; writes
-//! `holding` and lets go of srun. Where its standard input ends before that, nobody waits for the
-//! mount any more, and it unmounts and ends.
+//! It writes `started` and waits for `begin`. It mounts, writes `ready` and waits for `hold`. Then
+//! it writes `holding` and closes its descriptors to srun. If its standard input ends before
+//! `hold`, the launcher has ended, so the task unmounts and exits.
 
 use std::fs::File;
 use std::io::{self, BufRead, PipeReader, Read, Write};
@@ -23,7 +23,7 @@ use crate::lifecycle::system::process::{ProcessId, timespec};
 use crate::progress;
 use crate::sync::{Arc, AtomicBool, Ordering};
 
-/// How often a task says that it still opens the archives.
+/// How often a task reports that it is still opening the archives.
 const BEAT: Duration = Duration::from_secs(5);
 
 /// A task of the step.
@@ -35,8 +35,8 @@ pub struct Task {
 }
 
 impl Task {
-    /// The task that this process is. `script_log` is what `script_log` returned in the batch
-    /// script.
+    /// The task of this process. `script_log` is what the function `script_log` returned in the
+    /// batch script.
     pub fn own(script_log: Option<&str>) -> Self {
         let node = std::env::var("SLURMD_NODENAME")
             .unwrap_or_else(|_| rustix::system::uname().nodename().to_string_lossy().into_owned());
@@ -48,7 +48,8 @@ impl Task {
         Self { node, log, is_holding: Arc::new(AtomicBool::new(false)) }
     }
 
-    /// Reports to the launcher and waits until all nodes have; `false` where nobody waits.
+    /// Reports to the launcher, and waits until all nodes have reported; `false` if the launcher
+    /// has ended.
     ///
     /// # Errors
     /// `Io`.
@@ -71,21 +72,21 @@ impl Task {
         progress: &progress::Progress,
     ) -> Result<()> {
         let failed = |error| Error::io("cannot report to the launcher", error);
-        let (ready, teller) = io::pipe().map_err(failed)?;
-        let number = u32::try_from(teller.as_raw_fd()).ok();
+        let (ready, writer) = io::pipe().map_err(failed)?;
+        let number = u32::try_from(writer.as_raw_fd()).ok();
         let watcher = {
             let task = self.clone();
             thread::Builder::new().name("step".into()).spawn(move || task.watch(ready))
         };
         let watcher = watcher.map_err(failed)?;
         let served = daemon::serve_in_foreground(plan, holder, number, progress, || ());
-        drop(teller);
+        drop(writer);
         let _ = watcher.join();
         served
     }
 
-    /// Reports that it has failed with `status`, and has said why; `false` where nobody waits any
-    /// more, so that its exit status has to say so.
+    /// Reports that it has failed with `status`, after it has printed the error; `false` if the
+    /// launcher no longer waits, so that only the exit status can report it.
     pub fn fail(&self, status: u8) -> bool {
         let is_awaited = !self.is_holding.load(Ordering::Relaxed);
         if is_awaited {
@@ -94,18 +95,18 @@ impl Task {
         is_awaited
     }
 
-    /// Reports that all is done.
+    /// Reports success.
     pub fn finish(&self) {
         self.report(Progress::Done);
     }
 
     fn report(&self, progress: Progress) {
         let message = Message { task: None, node: self.node.clone(), progress };
-        // One write, so that srun gets a whole line.
+        // One write, so that srun reads a whole line.
         let _ = io::stdout().lock().write_all(format!("{message}\n").as_bytes());
     }
 
-    /// Waits for `ready` from the daemon in this process, and for what the launcher says to it.
+    /// Waits for `ready` from the daemon in this process, and for `hold` from the launcher.
     fn watch(&self, mut ready: PipeReader) {
         let stdin = io::stdin();
         let mut is_ready = false;
@@ -116,11 +117,11 @@ impl Task {
             ];
             let limit = (!is_ready).then(|| timespec(BEAT));
             let Ok(count) = poll(&mut watched, limit.as_ref()) else { continue };
-            let [daemon, launcher] = watched.map(|it| !it.revents().is_empty());
+            let [daemon, launcher] = watched.map(|descriptor| !descriptor.revents().is_empty());
             if count == 0 {
                 self.report(Progress::Opening);
             } else if daemon {
-                // Its end, without a word, is the daemon's.
+                // The end of the pipe without a line means that the daemon has ended.
                 if !matches!(ready.read(&mut [0; 16]), Ok(1..)) {
                     return;
                 }
@@ -134,7 +135,7 @@ impl Task {
                     self.report(Progress::Holding);
                     let _ = self.detach();
                 } else {
-                    // Nobody waits for the mount: unmount at once.
+                    // The launcher has ended: unmount at once.
                     let _ = kill_process(getpid(), Signal::INT);
                 }
                 return;
@@ -142,7 +143,8 @@ impl Task {
         }
     }
 
-    /// Lets go of srun. Warnings go to the script's own output from here on, if that is a file.
+    /// Closes the descriptors to srun. From now on warnings go to the script's output, if that is a
+    /// file.
     fn detach(&self) -> io::Result<()> {
         let null = File::options().read(true).write(true).open("/dev/null")?;
         let log = self.log.as_deref().and_then(|log| open_log(log).ok());
@@ -153,8 +155,8 @@ impl Task {
     }
 }
 
-/// The file that the standard error of this process goes to, as `INODE:PATH`, where it is one that
-/// others may append to.
+/// The standard error of this process as `INODE:PATH`, if it is a file opened for appending. Then
+/// other processes can append to it as well.
 pub(super) fn script_log() -> Option<String> {
     let stderr = rustix::stdio::stderr();
     let found = rustix::fs::fstat(stderr).ok()?;
@@ -165,7 +167,7 @@ pub(super) fn script_log() -> Option<String> {
         .then(|| Some(format!("{}:{}", found.st_ino, path.to_str()?)))?
 }
 
-/// Whether the script's output can be seen here under the same path.
+/// Whether `path` is the file `inode` on this node as well, and belongs to this user.
 fn is_log(path: &Path, inode: u64) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| {
         found.is_file() && found.ino() == inode && found.uid() == geteuid().as_raw()

@@ -1,12 +1,11 @@
-//! Attaching a FUSE connection to a directory, and detaching it.
+//! Attaches a FUSE connection to a directory and detaches it: with mount(2) as root, otherwise with
+//! fusermount.
 //!
-//! Owns the two ways there are: mount(2) as root, fusermount as anybody else; and the check that
-//! what is detached is what was attached. Leaves serving the connection to `session`. Invariants: a
-//! mount that somebody made later at the same mount point is never touched; root follows no link to
-//! the mount point (`parent`).
+//! A mount is identified by its mount id and device number, which are unique while it exists. Its
+//! path may change: a rename of a directory above the mount point moves the mount.
 //!
-//! A mount is found by its mount id and its device number, which no other mount has while it
-//! exists. Its path may change: a rename of a directory above the mount point moves the mount.
+//! Invariants: archfs never detaches a mount that another process made later at the same mount
+//! point. Root follows no symbolic link to the mount point (`parent_directory`).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,27 +24,27 @@ use crate::lifecycle::system::probe;
 use crate::mountinfo::{self, MountEntry, TYPE};
 use crate::sync::{AtomicBool, Ordering};
 
-/// How long a mount may take to show that it is not stale.
+/// How long to probe a mount before it counts as not stale.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// A mount of this process. Dropping it detaches it, lazily, which for a mount that is not in use
-/// is the same, and takes one call of fusermount less.
+/// A mount of this process. Dropping it detaches it lazily. If the mount is not in use, that equals
+/// a plain unmount; if it is, no second call of fusermount is needed.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Attached {
     mount_point: PathBuf,
-    /// The directory that it covers, where this user may open that.
+    /// The directory that the mount covers, if this user may open it.
     directory: Option<OwnedFd>,
     entry: MountEntry,
-    /// Whether it was detached.
-    is_gone: AtomicBool,
+    /// Whether the mount is detached.
+    is_detached: AtomicBool,
 }
 
 impl Attached {
-    /// Attaches a new connection to `mount_point`, shown as `source` and locked by `lock`; returns
-    /// the daemon's end of it.
+    /// Attaches a new connection to `mount_point`, whose lock is `lock`, with `source` as its name
+    /// in the mount table. Returns the daemon's end of the connection.
     ///
     /// # Errors
-    /// `CannotMount` where the node, the user or the mount point does not allow it; `Io`.
+    /// `CannotMount` if the node, the user or the mount point does not allow it; `Io`.
     pub(in crate::lifecycle) fn new(
         mount_point: &Path,
         source: &Path,
@@ -56,13 +55,13 @@ impl Attached {
             let (connection, directory) = mount_as_root(mount_point, source, access)?;
             (connection, Some(directory))
         } else {
-            let directory = ParentDirectory::new(mount_point).and_then(|it| it.directory());
+            let directory = ParentDirectory::new(mount_point).and_then(|parent| parent.directory());
             (fusermount::mount(mount_point, source, access, duplicate(lock)?)?, directory.ok())
         };
         match mountinfo::topmost(mount_point)? {
             Some(entry) if entry.is_own() => {
                 let mount_point = mount_point.to_owned();
-                Ok((Self { mount_point, directory, entry, is_gone: false.into() }, connection))
+                Ok((Self { mount_point, directory, entry, is_detached: false.into() }, connection))
             }
             _ => {
                 drop(connection);
@@ -77,69 +76,70 @@ impl Attached {
         }
     }
 
-    /// The line of mountinfo.
+    /// Its entry in mountinfo when it was attached.
     pub(in crate::lifecycle) fn entry(&self) -> &MountEntry {
         &self.entry
     }
 
-    /// Whether it is still there; somebody may have unmounted it.
+    /// Whether it is still mounted; another process may have unmounted it.
     ///
     /// # Errors
-    /// `Io` where /proc can not be read.
+    /// `Io` if /proc cannot be read.
     pub(in crate::lifecycle) fn is_there(&self) -> Result<bool> {
-        Ok(self.now()?.is_some())
+        Ok(self.current_entry()?.is_some())
     }
 
-    /// Its line of mountinfo now, with the path that leads there now.
+    /// Its current entry in mountinfo, with its current path.
     ///
-    /// The kernel gives the numbers of a mount that is gone to the next one, which may be that of
-    /// another daemon. So it is looked for only where the directory is now that it covers, whose
-    /// lock this process holds, and not again once it was detached.
-    fn now(&self) -> Result<Option<MountEntry>> {
-        if self.is_gone.load(Ordering::Relaxed) {
+    /// The kernel reuses the numbers of a detached mount for the next one, which may belong to
+    /// another daemon. So this looks only at the current path of the covered directory, whose lock
+    /// this process holds. Once the mount is detached, it returns `None`.
+    fn current_entry(&self) -> Result<Option<MountEntry>> {
+        if self.is_detached.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let covered = self.directory.as_ref();
-        let covered = covered.and_then(|it| std::fs::read_link(parent_directory::path_of(it)).ok());
+        let covered = covered
+            .and_then(|directory| std::fs::read_link(parent_directory::path_of(directory)).ok());
         let is_there = |entry: &MountEntry| {
             covered.as_ref().is_none_or(|covered| entry.mount_point == *covered)
         };
         mountinfo::find(|entry| self.is(entry) && is_there(entry))
     }
 
-    /// Whether something is mounted over it, which has to go first.
+    /// Whether another mount covers it, which must be unmounted first.
     ///
     /// # Errors
-    /// `Io` where /proc can not be read.
+    /// `Io` if /proc cannot be read.
     pub(in crate::lifecycle) fn is_covered(&self) -> Result<bool> {
-        let Some(now) = self.now()? else {
+        let Some(current) = self.current_entry()? else {
             return Ok(false);
         };
-        Ok(mountinfo::topmost(&now.mount_point)?.is_some_and(|entry| !self.is(&entry)))
+        Ok(mountinfo::topmost(&current.mount_point)?.is_some_and(|entry| !self.is(&entry)))
     }
 
     fn is(&self, entry: &MountEntry) -> bool {
         entry.id == self.entry.id && entry.device == self.entry.device
     }
 
-    /// Detaches it if it is still there, wherever that is by now.
+    /// Detaches it, if it is still mounted, at its current path.
     ///
     /// # Errors
-    /// `Busy` where `how` is `IfIdle` and somebody uses it; `Io`.
+    /// `Busy` if `how` is `IfIdle` and the mount is in use; `Io`.
     pub(in crate::lifecycle) fn detach(&self, how: Detach) -> Result<()> {
-        let mut before = self.now()?;
+        let mut before = self.current_entry()?;
         for _ in 0..RENAMES_MAX {
             let Some(entry) = before else {
                 return Ok(());
             };
             let detached = self.detach_at(&entry.mount_point, how);
-            before = self.now()?;
-            // Under another path by now, a directory above it was renamed in between.
-            let Some(now) = &before else {
-                self.is_gone.store(true, Ordering::Relaxed);
+            before = self.current_entry()?;
+            // If its path has changed, a directory above it was renamed: retry with the new path.
+            let Some(current) = &before else {
+                self.is_detached.store(true, Ordering::Relaxed);
                 return Ok(());
             };
-            if now.mount_point == entry.mount_point {
+            if current.mount_point == entry.mount_point {
                 return detached;
             }
         }
@@ -159,8 +159,8 @@ impl Attached {
         }
     }
 
-    /// Ends the connection of a mount that can not be detached: its users get errors, but nothing
-    /// waits for this process, which can exit.
+    /// Aborts the connection of a mount that cannot be detached. Processes that use the mount get
+    /// errors, but none waits for this process, which can exit.
     fn end_connection(&self) {
         let number = self.entry.device.rsplit(':').next().unwrap_or_default();
         let abort = Path::new(CONNECTIONS).join(number).join("abort");
@@ -169,17 +169,17 @@ impl Attached {
             return;
         };
         log::debug!("{}: {error}", abort.display());
-        // The connection also ends with the last descriptor of it, and those end with this process.
-        // SIGINT ends a daemon at once.
+        // The connection also ends when its last descriptor is closed, that is, when this process
+        // ends. SIGINT ends a daemon at once.
         let _ = kill_process(getpid(), Signal::INT);
     }
 }
 
-/// How often detaching follows a mount whose path changes.
+/// How often to retry detaching a mount whose path changes.
 const RENAMES_MAX: usize = 100;
 
-/// Where the kernel shows FUSE connections, each by the minor number of its device, and only where
-/// fusectl is mounted.
+/// The directory of FUSE connections, each named by the minor number of its device. It exists only
+/// if fusectl is mounted.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 impl Drop for Attached {
@@ -191,11 +191,11 @@ impl Drop for Attached {
     }
 }
 
-/// Detaches what is seen at `mount_point`, whoever mounted it. That somebody else does so at the
-/// same time is as good.
+/// Detaches the topmost mount at `mount_point`, whichever process mounted it. Succeeds also if
+/// another process unmounts it at the same time.
 ///
 /// # Errors
-/// `Busy` where `how` is `IfIdle` and somebody uses it; `Io`.
+/// `Busy` if `how` is `IfIdle` and the mount is in use; `Io`.
 pub(in crate::lifecycle) fn detach(mount_point: &Path, how: Detach) -> Result<()> {
     let detached = match geteuid().is_root() {
         true => detach_as_root(mount_point, how),
@@ -224,18 +224,18 @@ fn detach_as_root(mount_point: &Path, how: Detach) -> Result<()> {
     }
 }
 
-/// Unmounts what is mounted at `mount_point`, if it still is a mount of archfs.
+/// Unmounts the topmost mount at `mount_point`, if it is still one of archfs.
 fn unmount_pinned(mount_point: &Path, flags: UnmountFlags) -> rustix::io::Result<()> {
     let parent = ParentDirectory::new(mount_point)?;
-    // A folder that is mounted on can not be renamed itself, and those above it do not matter now.
+    // A mount point cannot be renamed, and `parent` does not depend on the directories above it.
     match mountinfo::topmost(mount_point) {
         Ok(Some(entry)) if entry.is_ours() => unmount(parent.path(), flags),
         _ => Err(Errno::INVAL),
     }
 }
 
-/// Clears the dead mount on `directory`, which somebody moved while it was mounted on. Where that
-/// fails, `gc` finds it.
+/// Detaches the stale mount on `directory`, which was renamed during the mount. If that fails,
+/// `archfs gc` finds it.
 fn detach_moved(directory: &OwnedFd) {
     let Ok(mount_point) = std::fs::read_link(parent_directory::path_of(directory)) else {
         return;
@@ -249,8 +249,8 @@ fn detach_moved(directory: &OwnedFd) {
     }
 }
 
-/// Mounts at `mount_point` in the namespace of this process, where it has the right to; returns the
-/// daemon's end of the connection.
+/// Mounts at `mount_point` in the mount namespace of this process, which must have the right to.
+/// Returns the daemon's end of the connection.
 ///
 /// # Errors
 /// As `Attached::new`.
@@ -262,7 +262,7 @@ pub(in crate::lifecycle) fn mount_here(
     mount_as_root(mount_point, source, access).map(|(connection, _)| connection)
 }
 
-/// Takes away, lazily, what `mount_here` mounted.
+/// Detaches lazily what `mount_here` mounted.
 ///
 /// # Errors
 /// `Io`.
@@ -272,7 +272,7 @@ pub(in crate::lifecycle) fn detach_here(mount_point: &Path) -> Result<()> {
     })
 }
 
-/// The daemon's end of the connection, and the directory that is mounted on.
+/// Returns the daemon's end of the connection, and the directory that the mount covers.
 fn mount_as_root(mount_point: &Path, source: &Path, access: Access) -> Result<(OwnedFd, OwnedFd)> {
     let device = device::open()?;
     let directory = ParentDirectory::new(mount_point)
@@ -305,7 +305,7 @@ fn mount_as_root(mount_point: &Path, source: &Path, access: Access) -> Result<(O
             ),
         )
         .with_hint("in a container it needs --device /dev/fuse and the capability SYS_ADMIN")),
-        // The options are ours and sound, so it is the descriptor that the kernel does not like.
+        // The options are known to be valid, so the kernel rejects the descriptor.
         Err(Errno::INVAL) => Err(Error::new(
             Kind::CannotMount,
             format!(
@@ -320,10 +320,10 @@ fn mount_as_root(mount_point: &Path, source: &Path, access: Access) -> Result<(O
     }
 }
 
-/// `lock` again, for another process.
+/// A duplicate of `lock`, for another process.
 ///
 /// # Errors
-/// `Io` where there are no more descriptors.
+/// `Io` if there are no more descriptors.
 pub(in crate::lifecycle) fn duplicate(lock: &impl AsFd) -> Result<OwnedFd> {
     let duplicate = lock.as_fd().try_clone_to_owned();
     duplicate.map_err(|error| Error::io("cannot duplicate a lock", error))

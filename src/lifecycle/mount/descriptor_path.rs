@@ -1,9 +1,9 @@
 //! Archive paths that name an open descriptor, such as /dev/stdin or /dev/fd/7.
 //!
-//! The daemon is another process and closes what it inherits, so the launcher resolves such paths
-//! first. A file that still has its name is mounted by that name. The descriptor of a file without
-//! a usable name (deleted, or below a directory that is out of reach) is inherited by the daemon,
-//! which keeps it open under the same number.
+//! The daemon is another process and closes the descriptors that it inherits, so the launcher
+//! resolves such paths first. If the file still has a name, the daemon opens it by that name. If
+//! not (it was deleted, or is below a directory without access), the daemon inherits the descriptor
+//! and keeps it open under the same number.
 
 use std::fs::{self, File, Metadata};
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
@@ -16,13 +16,13 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::storage::FileStorage;
 
-/// The descriptors of a process.
+/// The directory of this process's descriptors.
 const DIRECTORY: &str = "/proc/self/fd";
 
-/// Symbolic links followed on the way to a descriptor, as in the kernel.
+/// The maximum number of symbolic links to follow to a descriptor, as in the kernel.
 const LINKS_MAX: usize = 40;
 
-/// `plan` with archives and index that another process can open. Call it in the launcher.
+/// Replaces descriptor paths in `plan` by paths that the daemon can open. Call it in the launcher.
 ///
 /// # Errors
 /// `NotFound` for a descriptor that is not open; `Usage` for a pipe; `UnknownFormat` for another
@@ -48,7 +48,7 @@ fn number_in(path: &Path) -> Option<RawFd> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
         let mut parent = path.parent()?.to_owned();
-        // Only these lead to descriptors; other directories may be slow to look up.
+        // Only paths below these lead to descriptors; looking up others may be slow.
         if parent.starts_with("/proc") || parent.starts_with("/dev") {
             parent = fs::canonicalize(parent).ok()?;
         }
@@ -70,14 +70,14 @@ fn resolve(path: &Path, number: RawFd) -> Result<PathBuf> {
         return Err(Error::new(Kind::NotFound, context));
     };
     if !found.is_file() && !found.file_type().is_block_device() {
-        // Opening reports what it is instead.
+        // Opening it returns the error for its type.
         FileStorage::open(path)?;
     }
     if let Some(name) = name_of(&link, &found) {
         return Ok(name);
     }
     if number > 2 {
-        // It was inherited, so the daemon inherits it again.
+        // This process has inherited it, so the daemon inherits it again.
         return Ok(link);
     }
     // The daemon gets other standard streams, so the file is opened once more.
@@ -85,12 +85,12 @@ fn resolve(path: &Path, number: RawFd) -> Result<PathBuf> {
     let file = File::open(&link).map_err(failed)?;
     fcntl_setfd(&file, FdFlags::empty()).map_err(|error| failed(error.into()))?;
     let link = Path::new(DIRECTORY).join(file.as_raw_fd().to_string());
-    // Stays open until this process ends: the daemon inherits it.
+    // It stays open until this process ends, so that the daemon inherits it.
     let _ = file.into_raw_fd();
     Ok(link)
 }
 
-/// The name of the open file behind `link`, if that file can still be opened by it.
+/// The name of the open file behind `link`, if that name still leads to the file.
 fn name_of(link: &Path, open: &Metadata) -> Option<PathBuf> {
     let name = fs::read_link(link).ok().filter(|name| name.is_absolute())?;
     let named = fs::metadata(&name).ok()?;
@@ -127,7 +127,7 @@ mod tests {
         let link = Path::new(DIRECTORY).join(file.as_raw_fd().to_string());
         let resolved = || resolve(&link, file.as_raw_fd()).unwrap();
         assert_eq!(resolved(), fs::canonicalize(&name).unwrap());
-        // Another file of that name is not the one that is open.
+        // Now another file has that name.
         fs::rename(&name, work.path().join("old")).unwrap();
         fs::remove_file(work.path().join("old")).unwrap();
         fs::write(&name, "b").unwrap();

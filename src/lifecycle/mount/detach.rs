@@ -4,12 +4,12 @@ use std::path::Path;
 
 use crate::error::{Error, Kind};
 
-/// How hard to detach.
+/// Whether to detach a mount that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detach {
-    /// Only if nobody uses it.
+    /// Only a mount that is not in use.
     IfIdle,
-    /// From the tree of directories at once; files still open go on working.
+    /// Any mount, at once, as `umount -l` does. Open files stay usable.
     Lazily,
 }
 
@@ -18,7 +18,7 @@ pub(in crate::lifecycle) fn busy(mount_point: &Path) -> Error {
     busy_with(format!("{}: in use", mount_point.display()))
 }
 
-/// The same, where its daemon says how it is in use.
+/// The error for a mount in use, with the daemon's description `why`.
 pub(in crate::lifecycle) fn busy_with(why: String) -> Error {
     Error::new(Kind::Busy, why).with_hint(
         "close the files and leave the folders below it (fuser -vm tells who), or use --lazy",

@@ -7,15 +7,15 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Kind, Result};
 
-/// A connection to FUSE that belongs to no mount yet.
+/// Opens a FUSE connection that belongs to no mount yet.
 ///
 /// # Errors
-/// The system's.
+/// The error of the system call.
 pub(in crate::lifecycle) fn open_connection() -> std::io::Result<OwnedFd> {
     File::options().read(true).write(true).open("/dev/fuse").map(OwnedFd::from)
 }
 
-/// The same, with an error for a person.
+/// Like `open_connection`, with an error for the user.
 ///
 /// # Errors
 /// `CannotMount`.
@@ -23,13 +23,13 @@ pub(in crate::lifecycle) fn open() -> Result<OwnedFd> {
     open_connection().map_err(|error| no_device(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
 }
 
-/// The error for a device of FUSE that this process can not have.
+/// The error for a FUSE device that this process cannot open.
 pub(in crate::lifecycle) fn no_device(error: Errno) -> Error {
     let hint = match error {
         Errno::ACCESS => {
             "its mode must be 0666, as distributions set it; ask the administrator of the node"
         }
-        // A container may have the device and yet no right to it.
+        // A container may have the device but no permission to use it.
         Errno::PERM => "in a container, add --device /dev/fuse",
         _ => {
             "the kernel module must be loaded (modprobe fuse); in a container, add --device /dev/fuse"

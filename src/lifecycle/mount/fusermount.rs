@@ -1,20 +1,22 @@
-//! Mounting as an ordinary user, through the set-uid helper fusermount3 or fusermount.
+//! Mounts as an ordinary user, with the set-uid helper fusermount3 or fusermount.
 //!
-//! Owns the helper's protocol (libfuse, lib/mount.c): it mounts, and sends the descriptor of the
-//! connection over the socket whose number stands in _FUSE_COMMFD. Invariants: the helper gets no
-//! descriptor but that socket and the lock of the mount point, and what it says becomes the error;
-//! none is run that other users could have put there.
+//! The helper mounts, and sends the descriptor of the connection over the socket whose number is in
+//! _FUSE_COMMFD (libfuse, lib/mount.c). Its message on standard error becomes the error. The helper
+//! inherits only standard streams and that socket; its standard input is the lock of the mount
+//! point.
 //!
-//! PATH is whatever a job script made of it, and may hold folders of others, or of everybody. So
-//! only absolute folders of it count, and of those only what nobody but root and the user can have
-//! changed (`storage::first_untrusted`). In a user namespace that does not map root,
-//! that is nothing of the system. A helper that is set-uid root is taken before any other, since
-//! a package of libfuse in somebody's PATH has one that may not mount; it needs nothing of the
-//! environment and gets none. One that is not has the rights of the user alone, and may be a
-//! container's stand-in that finds its server by a variable, so it gets the user's environment.
+//! PATH comes from a job script, and may contain directories that other users can write to. archfs
+//! uses only absolute directories of PATH, and of those only a helper that no user but root and
+//! this one can have changed (`storage::first_untrusted`). In a user namespace that does not map
+//! root, no helper of the system qualifies.
 //!
-//! The helper outlives a daemon that is killed meanwhile, and a moment later mounts, finds nobody
-//! to hand the mount to, and unmounts what is there. Until then nobody else may mount.
+//! A set-uid helper comes first, because PATH may contain a libfuse package whose helper has no
+//! right to mount. It needs no environment and gets none. Any other helper has only the rights of
+//! the user. It may be a container's replacement that finds its server through a variable, so it
+//! gets the user's environment.
+//!
+//! If the daemon is killed, the helper outlives it. It mounts, cannot send the descriptor, and
+//! unmounts the mount point. Until then it holds the lock, so no other process can mount there.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -37,24 +39,25 @@ use crate::lifecycle::system::scm_rights;
 use crate::mountinfo;
 use crate::storage;
 
-/// Names of the helper, the newer first.
+/// The names of the helper, newest first.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 
-/// Where the helper is looked for besides PATH; batch jobs often start with a short one.
-const FOLDERS: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"];
+/// Directories to search after PATH, which is often short in batch jobs.
+const DIRECTORIES: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"];
 
-/// Where a set-uid helper reads whose mount it is before it unmounts one. It mounts without.
+/// The file in which a set-uid helper looks up the owner of a mount before it unmounts it. It
+/// mounts without that file.
 const TABLE: &str = "/etc/mtab";
 
-/// How often unmounting is tried where a signal ends the helper. Batch systems that find the
-/// processes of a job by their parents send SIGTERM to this one, too, and some more than once.
+/// How often to try to unmount if a signal ends the helper. Some batch systems find the processes
+/// of a job by their parents, so they send SIGTERM to the helper as well, and may do so repeatedly.
 const ATTEMPTS: usize = 10;
 
-/// Lets the helper mount at `mount_point`, whose lock it holds as long as it runs; returns the
-/// daemon's end of the connection.
+/// Mounts at `mount_point` with the helper, which holds `lock` while it runs. Returns the daemon's
+/// end of the connection.
 ///
 /// # Errors
-/// `CannotMount` with what the helper said.
+/// `CannotMount` with the message of the helper.
 pub(in crate::lifecycle) fn mount(
     mount_point: &Path,
     source: &Path,
@@ -68,7 +71,7 @@ pub(in crate::lifecycle) fn mount(
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
-    // The helper must inherit this one end.
+    // The helper must inherit this end of the socket.
     fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed)?;
     let mut child = helper
         .command()
@@ -81,7 +84,7 @@ pub(in crate::lifecycle) fn mount(
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| helper.can_not_be_run(error))?;
+        .map_err(|error| helper.cannot_run(error))?;
     drop(theirs);
     let connection = scm_rights::receive(&ours);
     let mut said = String::new();
@@ -96,10 +99,10 @@ pub(in crate::lifecycle) fn mount(
     }
 }
 
-/// Lets the helper unmount `mount_point`.
+/// Unmounts `mount_point` with the helper.
 ///
 /// # Errors
-/// `Busy`; `Io` with what the helper said.
+/// `Busy`; `Io` with the message of the helper.
 pub(in crate::lifecycle) fn unmount(mount_point: &Path, how: Detach) -> Result<()> {
     let helper = Helper::find()?;
     let before = mountinfo::topmost(mount_point)?;
@@ -107,7 +110,7 @@ pub(in crate::lifecycle) fn unmount(mount_point: &Path, how: Detach) -> Result<(
         let mut command = helper.command();
         command.arg("-u").args((how == Detach::Lazily).then_some("-z")).arg("--").arg(mount_point);
         let output = command.stdin(Stdio::null()).output();
-        let output = output.map_err(|error| helper.can_not_be_run(error))?;
+        let output = output.map_err(|error| helper.cannot_run(error))?;
         if output.status.success() {
             return Ok(());
         }
@@ -131,7 +134,7 @@ pub(in crate::lifecycle) fn unmount(mount_point: &Path, how: Detach) -> Result<(
     Err(Error::new(Kind::Io, context))
 }
 
-/// Options for the helper; in names, it takes a comma or backslash with a backslash before it.
+/// The options for the helper. A backslash escapes a comma or backslash in a name.
 fn options(source: &Path, access: Access) -> OsString {
     let mut bytes = b"ro,nosuid,nodev,subtype=archfs".to_vec();
     if access == Access::Everybody {
@@ -147,7 +150,7 @@ fn options(source: &Path, access: Access) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// Whether this node has the helper.
+/// Whether this node has a helper that is safe to run.
 pub(in crate::lifecycle) fn is_there() -> bool {
     Helper::find().is_ok()
 }
@@ -160,36 +163,38 @@ pub(in crate::lifecycle) struct Helper {
 }
 
 impl Helper {
-    /// The first that is set-user-ID root, else one that is not.
+    /// The first helper that is set-user-ID root or, if there is none, the first other one.
     ///
     /// # Errors
-    /// `CannotMount` where there is none, or none that is safe to run.
+    /// `CannotMount` if there is none, or none that is safe to run.
     pub(in crate::lifecycle) fn find() -> Result<Self> {
         Self::find_in(&std::env::var_os("PATH").unwrap_or_default())
     }
 
     fn find_in(path: &OsStr) -> Result<Self> {
-        let folders: Vec<PathBuf> =
-            std::env::split_paths(path).chain(FOLDERS.map(PathBuf::from)).collect();
-        let all = HELPERS.iter().flat_map(|name| folders.iter().map(move |it| it.join(name)));
-        let there = all.filter(|helper| helper.is_absolute() && helper.is_file());
-        let (mut plain, mut passed_over) = (None, None);
-        for helper in there {
+        let directories: Vec<PathBuf> =
+            std::env::split_paths(path).chain(DIRECTORIES.map(PathBuf::from)).collect();
+        let all = HELPERS
+            .iter()
+            .flat_map(|name| directories.iter().map(move |directory| directory.join(name)));
+        let existing = all.filter(|helper| helper.is_absolute() && helper.is_file());
+        let (mut not_set_uid, mut rejected) = (None, None);
+        for helper in existing {
             let is_set_uid = is_set_uid_root(&helper);
             match storage::first_untrusted(&helper) {
                 None if is_set_uid => return Ok(Self { path: helper, is_set_uid }),
-                None => plain = plain.or(Some(helper)),
-                Some(weak) => passed_over = passed_over.or(Some((helper, weak))),
+                None => not_set_uid = not_set_uid.or(Some(helper)),
+                Some(weak) => rejected = rejected.or(Some((helper, weak))),
             }
         }
-        match (plain, passed_over) {
+        match (not_set_uid, rejected) {
             (Some(path), _) => Ok(Self { path, is_set_uid: false }),
             (None, Some((helper, weak))) => Err(unsafe_to_run(&helper, &weak)),
             (None, None) => Err(missing()),
         }
     }
 
-    /// A call of it, with the environment that it may have.
+    /// A command that runs the helper; without environment if it is set-uid.
     pub(in crate::lifecycle) fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         if self.is_set_uid {
@@ -198,7 +203,7 @@ impl Helper {
         command
     }
 
-    /// Nothing may be mounted that nobody can unmount.
+    /// Checks that the helper will be able to unmount, before it mounts.
     fn check_table(&self, table: &Path) -> Result<()> {
         match fs::File::open(table) {
             Err(error) if self.is_set_uid => {
@@ -213,7 +218,7 @@ impl Helper {
         }
     }
 
-    fn can_not_be_run(&self, error: std::io::Error) -> Error {
+    fn cannot_run(&self, error: std::io::Error) -> Error {
         let context = format!("{}: can not be run", self.path.display());
         Error::new(Kind::CannotMount, context)
             .with_source(error)
@@ -229,7 +234,7 @@ fn missing() -> Error {
 }
 
 fn unsafe_to_run(helper: &Path, weak: &Path) -> Error {
-    let is_unmapped = fs::symlink_metadata(weak).is_ok_and(|it| storage::is_unmapped(it.uid()));
+    let is_unmapped = fs::symlink_metadata(weak).is_ok_and(|file| storage::is_unmapped(file.uid()));
     let (helper, weak) = (helper.display(), weak.display());
     if is_unmapped {
         let context =
@@ -256,7 +261,7 @@ fn access_device() -> rustix::io::Result<()> {
     access("/dev/fuse", Access::READ_OK | Access::WRITE_OK)
 }
 
-/// The helper's own message about the device is terse, so it is looked at first.
+/// Checks the device before the helper does, whose message about it is terse.
 fn check_device() -> Result<()> {
     match access_device() {
         Ok(()) => Ok(()),
@@ -289,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gives_a_hint_that_fits_what_the_helper_said() {
+    fn hint_depends_on_the_error_of_the_helper() {
         let hint = |said: &str| {
             let error = refused(Path::new("/m"), said);
             error.hint().unwrap_or_default().to_owned()
@@ -306,45 +311,45 @@ mod tests {
     }
 
     #[test]
-    fn escapes_what_would_start_another_option() {
+    fn escapes_commas_and_backslashes() {
         let options = options(Path::new("/a,b\\c d.sqfs"), Access::Owner);
         assert_eq!(options, "ro,nosuid,nodev,subtype=archfs,fsname=/a\\,b\\\\c d.sqfs");
     }
 
-    /// Of a folder with a helper in it, and one beside it of the mode `mode`.
+    /// Searches a directory of mode `mode` with a helper of mode `helper_mode` in it.
     fn found_in(mode: u32, helper_mode: u32) -> (PathBuf, Result<Helper>) {
         let work = tempfile::tempdir().unwrap();
-        let folder = fs::canonicalize(work.path()).unwrap().join("bin");
-        fs::create_dir(&folder).unwrap();
-        let helper = folder.join("fusermount3");
+        let directory = fs::canonicalize(work.path()).unwrap().join("bin");
+        fs::create_dir(&directory).unwrap();
+        let helper = directory.join("fusermount3");
         fs::write(&helper, "").unwrap();
         fs::set_permissions(&helper, fs::Permissions::from_mode(helper_mode)).unwrap();
-        fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
-        let found = Helper::find_in(folder.as_os_str());
+        fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+        let found = Helper::find_in(directory.as_os_str());
         (helper, found)
     }
 
     #[test]
-    fn one_that_is_set_uid_root_comes_first_and_none_is_taken_that_others_may_replace() {
-        let here = |found: &Result<Helper>, helper: &Path| {
+    fn prefers_a_set_uid_helper_and_rejects_one_that_others_may_replace() {
+        let is_found = |found: &Result<Helper>, helper: &Path| {
             found.as_ref().is_ok_and(|found| found.path == helper)
         };
-        // Nodes without any other take what is not set-uid.
+        // A node without a set-uid helper uses this one.
         let has_other = Helper::find_in(OsStr::new("")).is_ok_and(|found| found.is_set_uid);
         let (helper, found) = found_in(0o755, 0o755);
-        assert_eq!(here(&found, &helper), !has_other, "{found:?}");
+        assert_eq!(is_found(&found, &helper), !has_other, "{found:?}");
         for (mode, helper_mode) in [(0o777, 0o4755), (0o777, 0o755), (0o755, 0o4757)] {
             let (helper, found) = found_in(mode, helper_mode);
-            assert!(!here(&found, &helper), "{mode:o} {helper_mode:o} {found:?}");
+            assert!(!is_found(&found, &helper), "{mode:o} {helper_mode:o} {found:?}");
         }
         if rustix::process::geteuid().is_root() {
             let (helper, found) = found_in(0o755, 0o4755);
-            assert!(here(&found, &helper), "{found:?}");
+            assert!(is_found(&found, &helper), "{found:?}");
         }
     }
 
     #[test]
-    fn one_that_is_set_uid_gets_no_environment_but_the_socket() {
+    fn a_set_uid_helper_gets_no_environment_but_the_socket() {
         let environment = |is_set_uid| {
             let helper = Helper { path: "/usr/bin/env".into(), is_set_uid };
             let output = helper.command().env("_FUSE_COMMFD", "3").output().unwrap();
@@ -355,10 +360,10 @@ mod tests {
     }
 
     #[test]
-    fn mounts_nothing_that_a_set_uid_helper_would_not_unmount() {
-        let (here, missing) = (Path::new("/proc/self/mounts"), Path::new("/nonexistent/mtab"));
+    fn refuses_to_mount_if_a_set_uid_helper_could_not_unmount() {
+        let (table, missing) = (Path::new("/proc/self/mounts"), Path::new("/nonexistent/mtab"));
         let helper = |is_set_uid| Helper { path: "/bin/fusermount3".into(), is_set_uid };
-        assert!(helper(true).check_table(here).is_ok());
+        assert!(helper(true).check_table(table).is_ok());
         assert!(helper(false).check_table(missing).is_ok());
         let error = helper(true).check_table(missing).unwrap_err();
         assert_eq!(error.kind(), Kind::CannotMount);
@@ -366,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_folders_of_path_do_not_count() {
+    fn ignores_relative_directories_in_path() {
         let found = |path: &str| Helper::find_in(OsStr::new(path)).ok();
         assert_eq!(found(".:bin::../../../../../../../usr/bin/"), found(""));
     }

@@ -1,8 +1,8 @@
-//! Descriptors that a process gets from whoever started it.
+//! Descriptors that a process inherits from its parent.
 //!
-//! Owns closing those that a daemon must not keep (one that kept the writing end of a pipe would
-//! let its reader wait for as long as the mount holds), and taking one that was handed over by
-//! number. Standard input, output and error are the business of `launcher`.
+//! A daemon closes those that it must not keep. If it kept the writing end of a pipe, the reader
+//! would wait until the mount ends. Other functions here take a descriptor that was passed on by
+//! number. `launcher` handles standard input, output and error.
 #![expect(unsafe_code, reason = "a descriptor that is only a number has no safe form")]
 
 use std::fs;
@@ -14,20 +14,20 @@ use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::error::{Error, Kind, Result};
 
-/// The number in a path such as `/dev/fd/3`, which is how libfuse 3 and container runtimes name a
-/// connection that is mounted already.
+/// The number in a path such as `/dev/fd/3`. libfuse 3 and container runtimes use such a path for a
+/// connection that is already mounted.
 pub(in crate::lifecycle) fn number(path: &Path) -> Option<RawFd> {
     path.to_str()?.strip_prefix("/dev/fd/")?.parse().ok().filter(|number| *number >= 0)
 }
 
-/// Numbers of the FUSE device, /dev/fuse (Linux, Documentation/admin-guide/devices.txt).
+/// Major and minor number of /dev/fuse (Linux, Documentation/admin-guide/devices.txt).
 const DEVICE: (u32, u32) = (10, 229);
 
-/// A duplicate of the connection to the kernel that was handed over as descriptor `number`.
+/// A duplicate of the FUSE connection that was passed on as descriptor `number`.
 ///
 /// # Errors
-/// `NotFound` where it is not open; `InvalidInput` where it is no FUSE device: another would let
-/// one wait for requests for ever.
+/// `NotFound` if it is not open; `InvalidInput` if it is not the FUSE device. On another file the
+/// daemon might wait for requests for ever.
 pub(in crate::lifecycle) fn connection(number: RawFd) -> Result<OwnedFd> {
     let duplicate = duplicate(number)?;
     let is_fuse = fstat(&duplicate).is_ok_and(|found| is_device(found.st_mode, found.st_rdev));
@@ -38,7 +38,7 @@ pub(in crate::lifecycle) fn connection(number: RawFd) -> Result<OwnedFd> {
     Ok(duplicate)
 }
 
-/// Whether a file of that mode and device number is the FUSE device.
+/// Whether a file with this mode and device number is the FUSE device.
 pub(in crate::lifecycle) fn is_device(mode: u32, device: u64) -> bool {
     FileType::from_raw_mode(mode) == FileType::CharacterDevice
         && (major(device), minor(device)) == DEVICE
@@ -47,7 +47,7 @@ pub(in crate::lifecycle) fn is_device(mode: u32, device: u64) -> bool {
 /// A duplicate of the descriptor `number`, which was inherited.
 ///
 /// # Errors
-/// `NotFound` where it is not open.
+/// `NotFound` if it is not open.
 pub(in crate::lifecycle) fn duplicate(number: RawFd) -> Result<OwnedFd> {
     let is_open = fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
     let not_open = || {
@@ -56,15 +56,15 @@ pub(in crate::lifecycle) fn duplicate(number: RawFd) -> Result<OwnedFd> {
     if !is_open {
         return Err(not_open());
     }
-    // SAFETY: it is open, as was just seen, and was when this process began, so that no object here
-    // owns it, which might close it before it is duplicated.
+    // SAFETY: the descriptor is open, as checked above. It was open when this process started, so
+    // no object of this process owns it, and none can close it before it is duplicated.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl_dupfd_cloexec(borrowed, 3).map_err(|_| not_open())
 }
 
-/// Closes every descriptor above standard error but those in `kept`.
+/// Closes all descriptors except standard input, output and error, and those in `kept`.
 ///
-/// Call it first of all in a process that was started for one purpose, before it opens anything.
+/// Call it before this process opens anything.
 pub(in crate::lifecycle) fn close_all(kept: &[RawFd]) {
     let Ok(listing) = fs::read_dir("/proc/self/fd") else {
         return;
@@ -73,10 +73,11 @@ pub(in crate::lifecycle) fn close_all(kept: &[RawFd]) {
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|&descriptor| descriptor > 2 && !kept.contains(&descriptor))
         .collect();
-    // The listing's own descriptor was closed with it; it is in the list, and closing it fails.
+    // The list contains the descriptor of the listing itself, which is closed; closing it again
+    // fails.
     for descriptor in open {
-        // SAFETY: no object of this process owns any of these numbers: it has opened nothing yet,
-        // and the listing above, the only exception, is gone.
+        // SAFETY: no object of this process owns any of these descriptors. It has opened nothing
+        // but the listing, which is dropped.
         unsafe { libc::close(descriptor) };
     }
 }

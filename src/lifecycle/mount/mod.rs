@@ -1,5 +1,5 @@
-//! Making one mount, and undoing it: the mount point, the ways to attach a FUSE connection to it,
-//! and what is handed over by another process.
+//! Mounts and unmounts one FUSE connection: the mount point, mount(2) or fusermount, and
+//! descriptors that another process passes on.
 
 pub(super) mod attach;
 pub(super) mod descriptor_path;

@@ -1,7 +1,6 @@
-//! The directory that shows the archive.
+//! Locates and checks the mount point.
 //!
-//! Owns its checks; leaves making and removing it to `registry`. Invariant: nothing is mounted over
-//! anything but an empty directory.
+//! Invariant: archfs mounts only on an empty directory.
 
 use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind};
@@ -17,32 +16,32 @@ use crate::lifecycle::mount::root_path::{self, Refusal};
 use crate::mountinfo::{self, MountEntry};
 use crate::storage;
 
-/// Links in a row that are followed, as many as the kernel does (path_resolution(7)).
+/// The maximum number of symbolic links to follow, as in the kernel (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 
-/// A directory that is ready to be mounted on. Dropping it removes it if archfs created it.
+/// A directory that archfs may mount on. Dropping it removes the directory if archfs created it.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Mountpoint {
-    /// `None` where something else is mounted there, which only a namespace of its own covers.
+    /// `None` if something is mounted there already, which only a private namespace may cover.
     _directory: Option<OwnedDirectory>,
 }
 
 impl Mountpoint {
-    /// Checks the directory `mount_point`, and creates it where it is missing; calls `before`
-    /// before that.
+    /// Checks the directory `mount_point`, and creates it if it is missing. Calls `before` before
+    /// it creates it.
     ///
     /// # Errors
-    /// `Busy` where something is in the directory; `NotADirectory`; `NotFound` where its parent is
-    /// missing; `Io`; what `before` returns.
+    /// `Busy` if the directory is not empty; `NotADirectory`; `NotFound` if its parent is missing;
+    /// `Io`; any error of `before`.
     pub(in crate::lifecycle) fn prepare(
         mount_point: &Path,
         before: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Self> {
-        Self::check_or_create(mount_point, Whose::Own, before)
+        Self::check_or_create(mount_point, AllowedOwner::Own, before)
     }
 
-    /// The same for a mount that only a namespace of its own sees: what is mounted there outside
-    /// does not matter. `begun` is called before the directory is created.
+    /// Like `prepare`, for a mount in a private namespace. It may cover a mount of the outer
+    /// namespace. Calls `begun` before it creates the directory.
     ///
     /// # Errors
     /// As `prepare`.
@@ -53,77 +52,77 @@ impl Mountpoint {
         if mountinfo::topmost(mount_point)?.is_some() {
             return Ok(Self { _directory: None });
         }
-        Self::check_or_create(mount_point, Whose::Any, begun)
+        Self::check_or_create(mount_point, AllowedOwner::Any, begun)
     }
 
     fn check_or_create(
         mount_point: &Path,
-        whose: Whose,
+        allowed: AllowedOwner,
         before: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Self> {
         let (directory, is_new) = OwnedDirectory::create_or_use(mount_point, before)?;
         if !is_new {
-            check_existing(mount_point, whose)?;
+            check_existing(mount_point, allowed)?;
         }
         Ok(Self { _directory: Some(directory) })
     }
 }
 
-/// Whose directory may be mounted on.
+/// Whose directories may be the mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
-    /// That of the user.
+enum AllowedOwner {
+    /// Those of this user; see `check_owner` for exceptions.
     Own,
-    /// That of anybody.
+    /// Those of any user.
     Any,
 }
 
-/// The error for a mount point that something else has.
+/// The error for a mount point at which `entry` is mounted.
 pub(in crate::lifecycle) fn taken(mount_point: &Path, entry: &MountEntry) -> Error {
     let context = format!("{}: {} is mounted here", mount_point.display(), entry.describe());
     Error::new(Kind::Busy, context).with_hint("choose another place, or unmount that first")
 }
 
-/// `path` as the kernel will name it. Of the mount point itself it is only asked whether it is a
-/// link, as it may be a mount that is dead or hangs. Root follows no link of another user, and
-/// enters no file system that another user serves (`root_path`).
+/// The absolute path of `path` without symbolic links. The mount point itself may be a mount that
+/// is stale or hangs, so this checks only whether it is a link. Root follows no link of another
+/// user, and enters no file system that another user serves (`root_path`).
 ///
 /// # Errors
-/// `NotFound` where the parent does not exist; `Usage` for the root directory and descriptors.
+/// `NotFound` if the parent does not exist; `Usage` for the root directory and descriptors.
 pub(in crate::lifecycle) fn locate(path: &Path) -> Result<PathBuf> {
     let shown = path.display();
     if path == Path::new("/") {
         return Err(Error::new(Kind::Usage, "/: is the root directory, no mount point"));
     }
     if path.starts_with("/dev/fd") {
-        // Another folder in each process; `mount` has taken the numbers of descriptors before.
+        // It is another directory in each process. `mount` has handled descriptor numbers before.
         let context = format!("{shown}: can not be the mount point");
         return Err(Error::new(Kind::Usage, context).with_hint(
             "a mount that is handed over is served by: archfs mount ARCHIVE /dev/fd/N",
         ));
     }
-    // Without empty components and a `.` at the end, which would hide a symbolic link.
+    // Removes empty components and a trailing `.`, which would hide a symbolic link.
     let path: PathBuf = path.components().collect();
     if geteuid().is_root() {
         return root_path::resolve(&path).map_err(|refusal| match refusal {
             Refusal::Rule(error) => error,
-            Refusal::NoDirectory(at) => no_such_directory(&at),
-            Refusal::System(at, error) => {
-                let context = format!("{shown}: can not be the mount point: {}", at.display());
+            Refusal::NoDirectory(missing) => no_such_directory(&missing),
+            Refusal::System(part, error) => {
+                let context = format!("{shown}: can not be the mount point: {}", part.display());
                 Error::io(context, error.into())
             }
         });
     }
     let link = link_at(&path);
     if let Some(link) = &link {
-        // In /tmp, somebody else could let a link lead to a directory that is not meant.
+        // In /tmp, another user could make a link to a directory that this user does not mean.
         let user = geteuid().as_raw();
         if link.uid() != user && link.uid() != 0 {
             let context = format!("{shown}: a symbolic link of somebody else");
             return Err(Error::new(Kind::Busy, context).with_hint("choose another name"));
         }
     }
-    if let Some(foreign) = path.ancestors().skip(1).find(|part| is_planted(part)) {
+    if let Some(foreign) = path.ancestors().skip(1).find(|part| is_untrusted_link(part)) {
         let context = format!("{shown}: {} is a symbolic link of somebody else", foreign.display());
         return Err(Error::new(Kind::Busy, context).with_hint("choose another place"));
     }
@@ -147,36 +146,36 @@ fn no_such_directory(path: &Path) -> Error {
         .with_hint("archfs makes the last folder of a mount point, not those above it")
 }
 
-/// The symbolic link at `path`, if one is there. readlink(2) tells first: for a mount the kernel
-/// answers it by itself, while stat(2) goes to the daemon.
+/// The metadata of `path`, if it is a symbolic link. Calls readlink(2) first: for a mount, the
+/// kernel answers that call itself, but passes stat(2) on to the daemon.
 fn link_at(path: &Path) -> Option<Metadata> {
     fs::read_link(path).ok()?;
     fs::symlink_metadata(path).ok().filter(Metadata::is_symlink)
 }
 
-/// Where `path` leads, by links that may end with a slash: with one, realpath(3) asks whether a
-/// directory is there.
+/// Resolves the links at `path`. Handles a target that ends with a slash, for which realpath(3)
+/// would check whether it is a directory.
 fn follow(mut path: PathBuf) -> io::Result<PathBuf> {
     for _ in 0..LINKS_MAX {
         let Ok(target) = fs::read_link(&path) else {
             return fs::canonicalize(path);
         };
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        path = folder.join(target).components().collect();
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        path = directory.join(target).components().collect();
     }
     Err(Errno::LOOP.into())
 }
 
-fn check_existing(mount_point: &Path, whose: Whose) -> Result<()> {
+fn check_existing(mount_point: &Path, allowed: AllowedOwner) -> Result<()> {
     let shown = mount_point.display();
     let failed = |error| Error::io(format!("{shown}: can not be the mount point"), error);
-    // Not through a link that somebody has put there since the mount point was located.
+    // Does not follow a link that was created after `locate`.
     let found = fs::symlink_metadata(mount_point).map_err(failed)?;
     if !found.is_dir() {
         return Err(Error::new(Kind::NotADirectory, format!("{shown}: not a directory"))
             .with_hint("the mount point is a directory, or a name that archfs can make one at"));
     }
-    check_owner(mount_point, &found, whose)?;
+    check_owner(mount_point, &found, allowed)?;
     if fs::read_dir(mount_point).map_err(failed)?.next().is_some() {
         return Err(Error::new(Kind::Busy, format!("{shown}: the directory is not empty"))
             .with_hint("mount on an empty directory, or at a name that does not exist yet"));
@@ -184,32 +183,37 @@ fn check_existing(mount_point: &Path, whose: Whose) -> Result<()> {
     Ok(())
 }
 
-/// Whether `path` is a link that somebody made where everybody may make names; the kernel follows
-/// none of them either, where fs.protected_symlinks is set.
-fn is_planted(path: &Path) -> bool {
+/// Whether `path` is a link of another user in a world-writable directory. If fs.protected_symlinks
+/// is set, the kernel does not follow such links either.
+fn is_untrusted_link(path: &Path) -> bool {
     let is_foreign = link_at(path).is_some_and(|link| !storage::is_trusted(&link));
-    is_foreign && is_of_everybody(path.parent())
+    is_foreign && is_world_writable(path.parent())
 }
 
-fn is_of_everybody(folder: Option<&Path>) -> bool {
-    let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-    fs::metadata(folder).is_ok_and(|found| found.mode() & 0o002 != 0)
+fn is_world_writable(directory: Option<&Path>) -> bool {
+    let directory =
+        directory.filter(|directory| *directory != Path::new("")).unwrap_or(Path::new("."));
+    fs::metadata(directory).is_ok_and(|found| found.mode() & 0o002 != 0)
 }
 
-/// Refuses directories that others could take away, and the mount with them: who owns a directory
-/// can remove it in a mount namespace of his own, and make another at its name that shows something
-/// else. Those of a group that shares a project are trusted, so a user may mount on what a
-/// colleague made where not everybody may write. Root may mount in the folders of a user for that
-/// user; a private mount may be over any folder of the node.
-fn check_owner(mount_point: &Path, found: &Metadata, whose: Whose) -> Result<()> {
+/// Refuses directories that other users could remove, and the mount with them. The owner of a
+/// directory can remove it in a private mount namespace, and create another one at the same path
+/// that shows something else.
+///
+/// Members of a group that shares a project are trusted. So a user may mount on the directory of a
+/// colleague, unless it or its parent is world-writable. Root, and a user with a private mount, may
+/// mount on the directory of any user unless its parent is world-writable.
+fn check_owner(mount_point: &Path, found: &Metadata, allowed: AllowedOwner) -> Result<()> {
     let is_own = found.uid() == geteuid().as_raw();
     let is_known = is_own || storage::is_trusted(found);
-    let among_all = || is_of_everybody(mount_point.parent());
-    let is_fine = match whose {
-        Whose::Own if !geteuid().is_root() => is_own || (found.mode() & 0o002 == 0 && !among_all()),
-        Whose::Own | Whose::Any => is_known || !among_all(),
+    let parent_is_world_writable = || is_world_writable(mount_point.parent());
+    let is_allowed = match allowed {
+        AllowedOwner::Own if !geteuid().is_root() => {
+            is_own || (found.mode() & 0o002 == 0 && !parent_is_world_writable())
+        }
+        AllowedOwner::Own | AllowedOwner::Any => is_known || !parent_is_world_writable(),
     };
-    if is_fine {
+    if is_allowed {
         return Ok(());
     }
     let context =
@@ -223,47 +227,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_what_can_not_be_mounted_on() {
-        let folder = tempfile::tempdir().unwrap();
+    fn refuses_unsuitable_mount_points() {
+        let directory = tempfile::tempdir().unwrap();
         let kind = |path: &Path| {
             let mut ignored = || Ok(());
-            let prepared = locate(path)
-                .and_then(|it| Mountpoint::check_or_create(&it, Whose::Own, &mut ignored));
+            let prepared = locate(path).and_then(|located| {
+                Mountpoint::check_or_create(&located, AllowedOwner::Own, &mut ignored)
+            });
             prepared.unwrap_err().kind()
         };
-        fs::write(folder.path().join("file"), "x").unwrap();
-        assert_eq!(kind(folder.path()), Kind::Busy);
-        assert_eq!(kind(&folder.path().join("file")), Kind::NotADirectory);
-        assert_eq!(kind(&folder.path().join("no/such")), Kind::NotFound);
+        fs::write(directory.path().join("file"), "x").unwrap();
+        assert_eq!(kind(directory.path()), Kind::Busy);
+        assert_eq!(kind(&directory.path().join("file")), Kind::NotADirectory);
+        assert_eq!(kind(&directory.path().join("no/such")), Kind::NotFound);
         assert_eq!(kind(Path::new("/")), Kind::Usage);
-        assert!(folder.path().join("file").exists());
+        assert!(directory.path().join("file").exists());
     }
 
     #[test]
-    fn follows_links_to_the_place_the_kernel_names() {
-        let folder = tempfile::tempdir().unwrap();
-        let real = fs::canonicalize(folder.path()).unwrap().join("real");
+    fn resolves_links_as_the_kernel_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let real = fs::canonicalize(directory.path()).unwrap().join("real");
         fs::create_dir(&real).unwrap();
-        std::os::unix::fs::symlink(&real, folder.path().join("link")).unwrap();
-        assert_eq!(locate(&folder.path().join("link")).unwrap(), real);
-        assert_eq!(locate(&folder.path().join("link/new")).unwrap(), real.join("new"));
-        assert_eq!(locate(&folder.path().join("real/")).unwrap(), real);
-        assert_eq!(locate(&folder.path().join("link/.")).unwrap(), real);
+        std::os::unix::fs::symlink(&real, directory.path().join("link")).unwrap();
+        assert_eq!(locate(&directory.path().join("link")).unwrap(), real);
+        assert_eq!(locate(&directory.path().join("link/new")).unwrap(), real.join("new"));
+        assert_eq!(locate(&directory.path().join("real/")).unwrap(), real);
+        assert_eq!(locate(&directory.path().join("link/.")).unwrap(), real);
         for (target, name) in [("real/", "slash"), ("slash/", "second"), ("self", "self")] {
-            std::os::unix::fs::symlink(target, folder.path().join(name)).unwrap();
+            std::os::unix::fs::symlink(target, directory.path().join(name)).unwrap();
         }
-        assert_eq!(locate(&folder.path().join("second")).unwrap(), real);
-        assert_eq!(locate(&folder.path().join("self")).unwrap_err().kind(), Kind::Io);
+        assert_eq!(locate(&directory.path().join("second")).unwrap(), real);
+        assert_eq!(locate(&directory.path().join("self")).unwrap_err().kind(), Kind::Io);
     }
 
     #[test]
-    fn does_not_follow_a_link_of_somebody_else() {
+    fn does_not_follow_a_link_of_another_user() {
         if !geteuid().is_root() {
             return;
         }
-        let folder = tempfile::tempdir().unwrap();
-        let link = folder.path().join("link");
-        fs::create_dir(folder.path().join("real")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let link = directory.path().join("link");
+        fs::create_dir(directory.path().join("real")).unwrap();
         std::os::unix::fs::symlink("real", &link).unwrap();
         assert!(locate(&link).is_ok());
         std::os::unix::fs::lchown(&link, Some(65_534), None).unwrap();

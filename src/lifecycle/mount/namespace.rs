@@ -1,12 +1,11 @@
-//! A mount namespace that only this process and its children see.
+//! A private mount namespace for this process and its children.
 //!
-//! Owns entering one, with a user namespace where the user is not root. Invariant: uid, gid and the
-//! files one may open stay the same; what is mounted outside later is seen inside, not the other
-//! way.
+//! An ordinary user also gets a user namespace. The uid, the gid and access to files stay the same.
+//! Later mounts outside the namespace appear inside it, but not the other way round.
 //!
-//! The kernel takes the mounts of a namespace away with its last process, whatever ended that, so
-//! nothing can be left behind. Supplementary groups still count for the kernel, but programs see
-//! those as nogroup: an ordinary user may map only one group (user_namespaces(7)).
+//! The kernel unmounts everything in the namespace when its last process ends, for whatever reason,
+//! so no mount can be left behind. Supplementary groups still count in the kernel, but programs see
+//! them as nogroup, because an ordinary user may map only one group (user_namespaces(7)).
 #![expect(unsafe_code, reason = "no crate offers unshare(2) as a safe call")]
 
 use std::fs;
@@ -18,22 +17,22 @@ use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
 use crate::error::{Error, Kind, Result};
 
-/// Moves this process into a mount namespace of its own. Call it before there are threads.
+/// Moves this process into a new mount namespace. Call it before any thread is started.
 ///
 /// # Errors
-/// `CannotMount` where the node does not allow it; `Io`.
+/// `CannotMount` if the node does not allow it; `Io`.
 pub(in crate::lifecycle) fn enter() -> Result<()> {
     // A small stack limit makes `cli` use a second thread, which cannot move the process.
     if gettid() != getpid() {
         let context = "a namespace to mount in needs a larger stack limit";
         return Err(Error::new(Kind::CannotMount, context).with_hint("ulimit -s 512, or more"));
     }
-    // Root needs no other user namespace, and keeps its groups and rights without one.
+    // Root needs no user namespace, and keeps its groups and rights without one.
     let has_right = geteuid().is_root() && unshare(UnshareFlags::NEWNS).is_ok();
     if !has_right {
         let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-        unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS).map_err(refused)?;
-        // A group is mapped by an ordinary user only once setgroups(2) is given up.
+        unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS).map_err(not_permitted)?;
+        // An ordinary user may map a group only after disabling setgroups(2).
         for (file, text) in [
             ("setgroups", "deny".to_owned()),
             ("uid_map", format!("{uid} {uid} 1")),
@@ -50,12 +49,12 @@ pub(in crate::lifecycle) fn enter() -> Result<()> {
 }
 
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
-    // SAFETY: FILES is not among the flags, so the table of descriptors stays shared, which is what
-    // the function asks for.
+    // SAFETY: the function requires that threads still share their descriptor table afterwards. The
+    // flags do not contain FILES, so they do.
     unsafe { unshare_unsafe(flags) }
 }
 
-fn refused(error: Errno) -> Error {
+fn not_permitted(error: Errno) -> Error {
     let context = format!("this node lets you make no namespace to mount in: {error}");
     Error::new(Kind::CannotMount, context).with_hint(
         "ask for fusermount3 (package fuse3), or for user namespaces (sysctl \

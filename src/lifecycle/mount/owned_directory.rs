@@ -1,16 +1,17 @@
-//! The directory that a mount covers, and who removes it.
+//! The directory that a mount covers, and its removal.
 //!
-//! archfs creates a missing mount point and removes it again with its last use. Several mounts may
-//! use one directory: each private mount has a namespace of its own, and a job with its own /tmp
-//! sees neither the mounts nor the records of another job. Removing a directory takes away what is
-//! mounted on it in every other namespace. So each mount holds a shared flock(2) on the directory
-//! itself, and the last one, which gets the lock exclusively, removes it.
+//! archfs creates a missing mount point, and removes it after its last use. Several mounts may use
+//! one directory: each private mount has its own mount namespace, and a job with its own /tmp sees
+//! neither the mounts nor the records of another job. Removing a directory detaches what is mounted
+//! on it in every other namespace. So each mount holds a shared flock(2) on the directory itself,
+//! and the last one, which can take the lock exclusively, removes it.
 //!
-//! That archfs created a directory is recorded in its modification time, which is set to a fixed
-//! moment. A file that anybody creates in it changes that time, and nothing else does; a mount on
-//! it leaves it alone. A process that is killed before it has set the time has said before, in the
-//! record file, that it creates the directory. Invariant: only a directory that archfs created,
-//! that is empty and that nobody uses is removed.
+//! archfs marks a directory that it created by a fixed modification time. Creating a file in the
+//! directory changes that time; a mount on it does not. A process may be killed before it has set
+//! the time. So it first writes in the record file that it is about to create the directory.
+//!
+//! Invariant: archfs removes a directory only if archfs created it, it is empty and no mount uses
+//! it.
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
@@ -32,23 +33,23 @@ use crate::mountinfo;
 /// The modification time of a directory that archfs created, seconds since 1970: "arch" in ASCII.
 const CREATED: i64 = 0x6172_6368;
 
-/// How far the clocks of a file system's time stamps may be apart.
+/// The largest difference between two time stamps of a file system that count as equal.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The use of a directory as a mount point. Dropping it removes the directory with its last use, if
-/// archfs created it.
+/// One use of a directory as a mount point. Dropping the last use removes the directory, if archfs
+/// created it.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct OwnedDirectory {
-    /// `None` where it may not be opened: another user's.
+    /// `None` if this user may not open it, because it belongs to another user.
     directory: Option<OwnedFd>,
 }
 
 impl OwnedDirectory {
-    /// Creates the directory `path` (0700), or uses the one that is there. Returns whether it was
-    /// created. Calls `before` when it is about to be created.
+    /// Creates the directory `path` (0700), or uses an existing one; returns whether it was
+    /// created. Calls `before` before it creates one.
     ///
     /// # Errors
-    /// `Io`, also where the parent is missing; what `before` returns.
+    /// `Io`, also if the parent is missing; any error of `before`.
     pub(in crate::lifecycle) fn create_or_use(
         path: &Path,
         before: &mut dyn FnMut() -> Result<()>,
@@ -66,22 +67,22 @@ impl OwnedDirectory {
                 Err(error) => return Err(failed(error)),
             };
             if is_new {
-                // Whatever the umask.
+                // The umask may deny permissions to the owner.
                 let _ = parent.open_to_owner();
             }
             let directory = match open_directory(&parent.path()) {
                 Ok(directory) => directory,
-                // Removed by its last user just now.
+                // Another process has just removed it, after its last use.
                 Err(Errno::NOENT) => continue,
                 Err(error) if is_new => return Err(failed(error.into())),
-                // Not ours to remove, and not a directory perhaps.
+                // Not ours to remove; it may not even be a directory.
                 Err(_) => return Ok((Self { directory: None }, false)),
             };
             if is_new {
                 mark(&directory).map_err(|error| failed(error.into()))?;
             }
-            // Others hold the exclusive lock for a moment only, to remove it. Some network file
-            // systems have no locks.
+            // Another process holds the exclusive lock only briefly, to remove the directory. Some
+            // network file systems have no locks.
             let _ = flock(&directory, FlockOperation::LockShared);
             if is_named(&directory, &parent.path()) {
                 return Ok((Self { directory: Some(directory) }, is_new));
@@ -100,10 +101,10 @@ impl Drop for OwnedDirectory {
     }
 }
 
-/// Removes the directory `path` if archfs created it and nothing uses it. `begun` is when a killed
-/// process was about to create it. Returns whether it was removed.
+/// Removes the directory `path` if archfs created it and no mount uses it; returns whether it did.
+/// `begun` is the time at which a process that was killed was about to create it.
 pub(in crate::lifecycle) fn remove_unused(path: &Path, begun: Option<SystemTime>) -> bool {
-    // What is mounted there hides it, and might never answer.
+    // A mount there hides the directory, and its daemon may never answer.
     if !matches!(mountinfo::topmost(path), Ok(None)) {
         return false;
     }
@@ -116,8 +117,8 @@ pub(in crate::lifecycle) fn remove_unused(path: &Path, begun: Option<SystemTime>
         && remove(&directory)
 }
 
-/// Marks the directory `path` as created by archfs where it is what a killed process was about to
-/// create at the time `begun`. A mount that uses it removes it then.
+/// Marks the directory `path` as created by archfs, if it is the one that a killed process was
+/// about to create at the time `begun`. The last mount that uses it then removes it.
 pub(in crate::lifecycle) fn adopt(path: &Path, begun: SystemTime) {
     if matches!(mountinfo::topmost(path), Ok(None))
         && let Ok(directory) =
@@ -128,14 +129,14 @@ pub(in crate::lifecycle) fn adopt(path: &Path, begun: SystemTime) {
     }
 }
 
-/// Removes `directory`, wherever it is now, unless another mount uses it.
+/// Removes `directory` at its current path, unless another mount uses it.
 fn remove(directory: &OwnedFd) -> bool {
-    // On file systems without locks nothing tells of others.
+    // A file system without locks cannot show other uses.
     let locked = flock(directory, FlockOperation::NonBlockingLockExclusive);
     if let Err(Errno::WOULDBLOCK | Errno::INTR) = locked {
         return false;
     }
-    // A parent may have been renamed.
+    // A directory above it may have been renamed.
     let Ok(path) = fs::read_link(parent_directory::path_of(directory)) else {
         return false;
     };
@@ -170,8 +171,8 @@ fn is_marked(directory: &OwnedFd) -> bool {
         .is_ok_and(|found| found.st_mtime == CREATED && found.st_uid == geteuid().as_raw())
 }
 
-/// Whether `directory` is ours and was created, or changed, at `time`. One that another process
-/// creates later is younger.
+/// Whether `directory` belongs to this user and was created or changed at `time`. One that another
+/// process created later has a later time.
 fn is_created_at(directory: &OwnedFd, time: SystemTime) -> bool {
     let Ok(found) = fstat(directory) else {
         return false;
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn goes_with_its_last_use() {
+    fn last_use_removes_it() {
         let (_work, path) = work();
         let (first, is_new) = create(&path);
         assert!(is_new);
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn stays_where_archfs_did_not_create_it_or_it_was_filled_or_replaced() {
+    fn stays_if_archfs_did_not_create_it_or_it_was_filled_or_replaced() {
         let (work, path) = work();
         fs::create_dir(&path).unwrap();
         drop(create(&path));
@@ -244,15 +245,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_created_is_removed() {
+    fn removes_what_a_killed_process_created() {
         let (_work, path) = work();
-        // A killed process closes its files and does nothing more.
+        // Like a killed process, which only closes its files.
         let (used, _) = create(&path);
         let used = std::mem::ManuallyDrop::new(used);
         flock(used.directory.as_ref().unwrap(), FlockOperation::Unlock).unwrap();
         assert!(remove_unused(&path, None) && !path.exists());
 
-        // Killed before it was marked.
+        // As if killed before it marked the directory.
         let begun = SystemTime::now();
         fs::create_dir(&path).unwrap();
         assert!(!remove_unused(&path, None));

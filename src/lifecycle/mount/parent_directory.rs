@@ -1,12 +1,12 @@
-//! A mount point that stays the same while others rename what is above it.
+//! Pins a mount point while others rename the directories above it.
 //!
-//! Owns the way from a path that was checked to the directory that was meant by it. Invariant: no
-//! symbolic link is followed, so what is mounted, unmounted or removed lies where the path said.
+//! After root has checked a path, the owner of a directory in it can replace that with a link
+//! before root acts on it. Then root would mount over /etc, or unmount /home. So root opens the
+//! parent of the mount point once, by a path without links. It does everything else relative to
+//! that descriptor, through its name in /proc. (fusermount does the same for other users, with
+//! their rights.)
 //!
-//! Between a look at a path and what is then done to it, whoever owns a folder on the way can put a
-//! link in its place, and root would mount over /etc, or unmount /home. So root looks up the folder
-//! above the mount point once, by a path that has no links, and does everything else from there, by
-//! the name of its descriptor in /proc. (fusermount does the same for others, with their rights.)
+//! Invariant: no symbolic link is followed.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,53 +19,54 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat, openat2};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-/// A mount point by the folder above it, which is open, and its name there.
+/// A mount point: its parent directory, which is open, and its name in there.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct ParentDirectory {
-    folder: OwnedFd,
+    parent: OwnedFd,
     name: OsString,
 }
 
-const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 impl ParentDirectory {
     /// Pins `mount_point`, an absolute path without symbolic links, which need not exist itself.
     ///
     /// # Errors
-    /// The system's, such as ELOOP where there are links by now.
+    /// The error of the system call, for example ELOOP if the path now contains a link.
     pub(in crate::lifecycle) fn new(mount_point: &Path) -> rustix::io::Result<Self> {
-        let folder = mount_point.parent().unwrap_or(Path::new("/"));
+        let parent = mount_point.parent().unwrap_or(Path::new("/"));
         let name = mount_point.file_name().unwrap_or_default().to_owned();
-        let opened = openat2(CWD, folder, FOLDER, Mode::empty(), ResolveFlags::NO_SYMLINKS);
-        let folder = match opened {
-            // Before Linux 5.6, or forbidden by a container: at least not through the last name.
+        let opened = openat2(CWD, parent, FLAGS, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        let parent = match opened {
+            // Linux before 5.6, or a container forbids openat2(2). At least the last component is
+            // not followed.
             Err(Errno::NOSYS | Errno::PERM) => {
-                open(folder, FOLDER | OFlags::NOFOLLOW, Mode::empty())?
+                open(parent, FLAGS | OFlags::NOFOLLOW, Mode::empty())?
             }
             opened => opened?,
         };
-        Ok(Self { folder, name })
+        Ok(Self { parent, name })
     }
 
-    /// A path of the mount point for this process, as long as this lives. Whoever uses it must not
-    /// follow a link in its last name.
+    /// A path of the mount point for this process, valid while `self` exists. The caller must not
+    /// follow a link in its last component.
     pub(in crate::lifecycle) fn path(&self) -> PathBuf {
-        path_of(&self.folder).join(&self.name)
+        path_of(&self.parent).join(&self.name)
     }
 
-    /// The directory at the mount point, open; what is mounted there, if something is.
+    /// Opens the directory at the mount point or, if something is mounted there, the root of that.
     ///
     /// # Errors
-    /// The system's, such as ENOTDIR, also for a link.
+    /// The error of the system call, for example ENOTDIR, which a link causes as well.
     pub(in crate::lifecycle) fn directory(&self) -> rustix::io::Result<OwnedFd> {
-        openat(&self.folder, &self.name, FOLDER | OFlags::NOFOLLOW, Mode::empty())
+        openat(&self.parent, &self.name, FLAGS | OFlags::NOFOLLOW, Mode::empty())
     }
 
-    /// Gives the caller all rights to its own directory at the mount point, some of which a umask
-    /// may have kept from it. Nobody else gets any.
+    /// Gives the owner all permissions on the directory at the mount point, if this user owns it: a
+    /// umask may have denied some. The permissions of others do not change.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the system call.
     pub(in crate::lifecycle) fn open_to_owner(&self) -> io::Result<()> {
         let directory = self.directory()?;
         let path = path_of(&directory);
@@ -78,7 +79,7 @@ impl ParentDirectory {
     }
 }
 
-/// A path of what `descriptor` has open, for this process. The kernel follows it to that very file.
+/// A path for this process that the kernel resolves to the file which `descriptor` has open.
 pub(in crate::lifecycle) fn path_of(descriptor: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
 }
@@ -93,25 +94,25 @@ mod tests {
     /// > removes from there. A swapped directory or link can make that fail, but cannot redirect
     /// > it.
     #[test]
-    fn stays_where_it_was_when_a_folder_above_it_is_replaced() {
+    fn keeps_its_directory_when_one_above_it_is_replaced() {
         let work = tempfile::tempdir().unwrap();
         let work = fs::canonicalize(work.path()).unwrap();
-        let (folder, moved, trap) = (work.join("folder"), work.join("moved"), work.join("trap"));
-        for made in [folder.join("place"), trap.join("place")] {
-            fs::create_dir_all(made).unwrap();
+        let (parent, moved, trap) = (work.join("folder"), work.join("moved"), work.join("trap"));
+        for directory in [parent.join("place"), trap.join("place")] {
+            fs::create_dir_all(directory).unwrap();
         }
-        let pinned = ParentDirectory::new(&folder.join("place")).unwrap();
-        fs::rename(&folder, &moved).unwrap();
-        symlink(&trap, &folder).unwrap();
+        let pinned = ParentDirectory::new(&parent.join("place")).unwrap();
+        fs::rename(&parent, &moved).unwrap();
+        symlink(&trap, &parent).unwrap();
         fs::remove_dir(pinned.path()).unwrap();
         assert!(!moved.join("place").exists() && trap.join("place").exists());
         fs::create_dir(pinned.path()).unwrap();
         assert!(moved.join("place").exists());
-        assert_eq!(ParentDirectory::new(&folder.join("place")).unwrap_err(), Errno::LOOP);
+        assert_eq!(ParentDirectory::new(&parent.join("place")).unwrap_err(), Errno::LOOP);
     }
 
     #[test]
-    fn the_owner_gets_all_rights_and_others_none() {
+    fn open_to_owner_adds_permissions_for_the_owner_only() {
         let work = tempfile::tempdir().unwrap();
         let mount_point = fs::canonicalize(work.path()).unwrap().join("place");
         fs::create_dir(&mount_point).unwrap();
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_at_the_place_is_no_directory() {
+    fn a_link_at_the_mount_point_is_not_a_directory() {
         let work = tempfile::tempdir().unwrap();
         let work = fs::canonicalize(work.path()).unwrap();
         symlink("/", work.join("link")).unwrap();

@@ -1,13 +1,13 @@
-//! Where a path leads, for root.
+//! Path resolution for root.
 //!
-//! Invariant: root follows no symbolic link of another user, and asks no file system that another
-//! user serves through FUSE.
+//! Invariant: root follows no symbolic link of another user, and sends no request to a FUSE file
+//! system of another user.
 //!
-//! The owner of a directory on the way can replace any part of the path at any time, with a link to
-//! somebody else's mount, or with a FUSE file system that answers what it likes, or never. So root
-//! walks one component at a time, and checks what it has opened instead of the name. O_PATH opens
-//! without asking the file system of the file itself, only that of the directory above it, which
-//! was checked before.
+//! The owner of a directory in the path can replace the components below it at any time: with a
+//! link to another user's mount, or with a FUSE file system that answers anything, or never. So
+//! root walks one component at a time, and checks what it has opened, not the name. Opening with
+//! O_PATH sends no request to the file system of the file, only to that of its parent directory,
+//! which is already checked.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -23,42 +23,42 @@ use crate::error::{Error, Kind};
 use crate::mountinfo::{self, MountEntry};
 use crate::storage;
 
-/// Links that are followed, as many as the kernel does (path_resolution(7)).
+/// The maximum number of symbolic links to follow, as in the kernel (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 
 const FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Why a path leads nowhere.
+/// Why a path cannot be resolved.
 #[derive(Debug)]
 pub(in crate::lifecycle) enum Refusal {
-    /// There is no directory at this path, which is only the beginning.
+    /// This prefix of the path does not exist.
     NoDirectory(PathBuf),
-    /// The system cannot open the directory at this path.
+    /// A system call failed for this prefix of the path.
     System(PathBuf, Errno),
-    /// A rule of this file.
+    /// The path breaks the invariant of this module.
     Rule(Error),
 }
 
-/// `path`, absolute and without symbolic links. Its last component need not exist, unless a link
-/// leads there, and may be a mount point of anybody.
+/// Resolves `path` to an absolute path without symbolic links. Its last component need not exist,
+/// unless a link points to it, and may be a mount point of any user.
 pub(in crate::lifecycle) fn resolve(path: &Path) -> Result<PathBuf, Refusal> {
     let current = || std::env::current_dir().map_err(|error| system(Path::new("."), &error));
     let whole = if path.is_absolute() { path.to_owned() } else { current()?.join(path) };
     let root = openat(CWD, "/", FLAGS, Mode::empty())
         .map_err(|error| Refusal::System("/".into(), error))?;
-    let mut walk = Walk { shown: path, at: "/".into(), mount: mount_of(&root)?, directory: root };
-    // What is still to be walked, the next part last.
-    let mut ahead = vec![whole];
+    let mut walk = Walk { shown: path, path: "/".into(), mount: mount_of(&root)?, directory: root };
+    // The parts that remain to be walked, the next one last.
+    let mut remaining = vec![whole];
     let mut links = 0;
     let mut must_exist = false;
-    while let Some(part) = ahead.pop() {
+    while let Some(part) = remaining.pop() {
         let mut components = part.components();
         let Some(first) = components.next() else {
             continue;
         };
         let rest = components.as_path().to_owned();
-        let is_last = rest == Path::new("") && ahead.iter().all(|part| part == Path::new(""));
-        ahead.push(rest);
+        let is_last = rest == Path::new("") && remaining.iter().all(|part| part == Path::new(""));
+        remaining.push(rest);
         match first {
             Component::RootDir | Component::Prefix(_) => walk.restart()?,
             Component::CurDir => {}
@@ -72,27 +72,29 @@ pub(in crate::lifecycle) fn resolve(path: &Path) -> Result<PathBuf, Refusal> {
                     if links > LINKS_MAX {
                         return Err(Refusal::System(path.to_owned(), Errno::LOOP));
                     }
-                    ahead.push(target);
+                    remaining.push(target);
                 }
             },
         }
     }
-    Ok(walk.at)
+    Ok(walk.path)
 }
 
-/// What a name is.
+/// The result of walking one component.
 enum Found {
-    /// The walk goes on from there.
+    /// A directory, which the walk has entered.
     Directory,
-    /// The last component, which has this path.
+    /// The last component, with its path.
     End(PathBuf),
+    /// A symbolic link, with its target.
     Link(PathBuf),
 }
 
 struct Walk<'a> {
     /// The path as the user wrote it, for errors.
     shown: &'a Path,
-    at: PathBuf,
+    /// The path walked so far, without symbolic links.
+    path: PathBuf,
     directory: OwnedFd,
     /// The mount id of the directory.
     mount: u64,
@@ -100,33 +102,33 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn restart(&mut self) -> Result<(), Refusal> {
-        self.at = "/".into();
+        self.path = "/".into();
         self.enter(openat(CWD, "/", FLAGS, Mode::empty()))
     }
 
     fn up(&mut self) -> Result<(), Refusal> {
-        self.at.pop();
+        self.path.pop();
         self.enter(openat(&self.directory, "..", FLAGS, Mode::empty()))
     }
 
-    /// Goes on from `opened`, which is at `self.at`.
+    /// Enters the directory `opened`, whose path is `self.path`.
     fn enter(&mut self, opened: rustix::io::Result<OwnedFd>) -> Result<(), Refusal> {
-        let opened = opened.map_err(|error| Refusal::System(self.at.clone(), error))?;
+        let opened = opened.map_err(|error| Refusal::System(self.path.clone(), error))?;
         let mount = mount_of(&opened)?;
         if mount != self.mount
             && let Some(entry) = served_by_another(mount)?
         {
-            return Err(self.refuse_served(&entry));
+            return Err(self.refuse_foreign_fuse(&entry));
         }
         (self.directory, self.mount) = (opened, mount);
         Ok(())
     }
 
     fn step(&mut self, name: &OsStr, is_last: bool, must_exist: bool) -> Result<Found, Refusal> {
-        let next = self.at.join(name);
+        let next = self.path.join(name);
         let failed = |error| Refusal::System(next.clone(), error);
         let open = |flags| openat(&self.directory, name, FLAGS | flags, Mode::empty());
-        // With O_DIRECTORY the kernel mounts what an automount trigger stands for.
+        // O_DIRECTORY makes the kernel resolve an automount trigger.
         let opened = match open(if is_last { OFlags::empty() } else { OFlags::DIRECTORY }) {
             Err(Errno::NOTDIR | Errno::LOOP) if !is_last => open(OFlags::empty()),
             opened => opened,
@@ -136,12 +138,12 @@ impl Walk<'_> {
             Err(Errno::NOENT) if !is_last => return Err(Refusal::NoDirectory(next)),
             opened => opened.map_err(failed)?,
         };
-        // Never a link, and perhaps a mount that does not answer.
+        // A mount point is never a link, and its file system may not answer.
         if mount_of(&opened)? != self.mount {
             if is_last {
                 return Ok(Found::End(next));
             }
-            self.at = next;
+            self.path = next;
             return self.enter(Ok(opened)).map(|()| Found::Directory);
         }
         let file = File::from(opened);
@@ -154,7 +156,7 @@ impl Walk<'_> {
             if !found.is_dir() {
                 return Err(failed(Errno::NOTDIR));
             }
-            self.at = next;
+            self.path = next;
             return self.enter(Ok(opened)).map(|()| Found::Directory);
         }
         if !storage::is_trusted(&found) {
@@ -176,12 +178,12 @@ impl Walk<'_> {
         Ok(Found::Link(std::ffi::OsString::from_vec(target.into_bytes()).into()))
     }
 
-    fn refuse_served(&self, entry: &MountEntry) -> Refusal {
+    fn refuse_foreign_fuse(&self, entry: &MountEntry) -> Refusal {
         let user = entry.owner().map_or("another user".into(), |uid| format!("uid {uid}"));
         let context = format!(
             "{}: {} is a file system that {user} serves ({})",
             self.shown.display(),
-            self.at.display(),
+            self.path.display(),
             entry.kind
         );
         Refusal::Rule(

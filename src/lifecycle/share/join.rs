@@ -1,17 +1,17 @@
-//! Taking part in a mount, or getting the lock to make it.
+//! Joins a live mount, or takes the lock to mount.
 //!
-//! Invariant: of any number of processes that ask at once, one gets the lock of the mount point
-//! with nothing mounted there, and all others a lease on what it mounts.
+//! Invariant: of any number of processes that ask at once, one gets the lock of the mount point,
+//! with nothing mounted there. All others get a lease on what it mounts.
 //!
-//! The daemon listens at its socket before it opens the archives, so the others connect and wait
-//! for its answer, however long opening takes. If it fails, the connection ends, and each looks
-//! again: one of them gets the lock.
+//! The daemon listens on its socket before it opens the archives, so the others connect and wait
+//! for its answer, however long opening takes. If the daemon fails, the connection ends and each
+//! of them starts over: one gets the lock.
 //!
-//! A daemon that was asked to exit gives no lease. Its mount stays until the last holder ends, or
-//! the grace period is over. A process that comes then waits for the end of the connection and
-//! looks again. Nothing that it saw before the wait counts afterwards, so it does no harm to wake
-//! too early, or that others mount, unmount or clear there meanwhile. The cost is the order: a
-//! process that asks later may come first, also with another archive.
+//! A daemon that was asked to exit grants no lease. Its mount stays until the last holder ends or
+//! the grace period is over. A process that asks during that time waits for the end of the
+//! connection and starts over. It keeps nothing that it learned before the wait. So it may wake too
+//! early, and other processes may mount, unmount or clear there during the wait. The cost is the
+//! order: a process that asks later may get the mount point first, even with another archive.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -35,35 +35,35 @@ use crate::memory;
 use crate::mountinfo::MountEntry;
 use crate::vfs::ViewOptions;
 
-/// How long a mount that is ending may take until its mount point is free.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a mount that is ending may take to free its mount point.
+const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a daemon that serves may take to answer.
+/// How long a daemon that has mounted may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// After how long a person is told what is waited for.
+/// How long to wait before a message says why.
 const EXPLAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// How often a state is looked at again that no connection tells of.
+/// How often a state is checked again if no connection reports its changes.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// What a process gets that wants to mount.
+/// The result of asking for a mount.
 #[derive(Debug)]
 pub(in crate::lifecycle) enum Entry {
-    /// A lease on the mount that it asked for.
+    /// A lease on the requested mount, which is live.
     Shared(Client, Record),
-    /// The lock of the mount point, where nothing is mounted.
+    /// The lock of the mount point, which is free.
     Free(MountLock),
 }
 
-/// Takes part in the mount of `plan` at `mount_point`, or locks the mount point for it; clears a
-/// stale mount.
+/// Joins the mount of `plan` at `mount_point`, or locks the mount point for it. Clears a stale
+/// mount first.
 ///
 /// # Errors
-/// `Busy` where something else is mounted there; `Io`; `TimedOut`.
+/// `Busy` if something else is mounted there; `Io`; `TimedOut`.
 pub(in crate::lifecycle) fn enter(mount_point: &Path, plan: &MountPlan) -> Result<Entry> {
     let record = first_record(mount_point, plan)?;
-    let mut patience = Patience::default();
+    let mut waiting = Waiting::default();
     loop {
         if let Some(lock) = MountLock::try_acquire(&record)? {
             return take_over(mount_point, lock, &record);
@@ -72,41 +72,41 @@ pub(in crate::lifecycle) fn enter(mount_point: &Path, plan: &MountPlan) -> Resul
             MountState::Other(entry) => return Err(taken(mount_point, &entry)),
             MountState::Alive(entry, file, found) => {
                 check_same(mount_point, Some(&entry), &found, plan)?;
-                match ask_for_lease(mount_point, &file, &mut patience)? {
-                    Asked::Given(mut client) => {
-                        check_lasts(mount_point, &mut client)?;
+                match ask_for_lease(mount_point, &file, &mut waiting)? {
+                    LeaseAnswer::Granted(mut client) => {
+                        check_outlasts(mount_point, &mut client)?;
                         return Ok(Entry::Shared(client, found));
                     }
-                    Asked::Ending(client) => patience.wait_for_end(mount_point, client)?,
+                    LeaseAnswer::Ending(client) => waiting.wait_for_end(mount_point, client)?,
                 }
             }
             MountState::Starting(file) => match &file.record {
                 Some(found) => {
                     check_same(mount_point, None, found, plan)?;
-                    match ask_for_lease(mount_point, &file, &mut patience)? {
-                        Asked::Given(mut client) => {
-                            check_lasts(mount_point, &mut client)?;
+                    match ask_for_lease(mount_point, &file, &mut waiting)? {
+                        LeaseAnswer::Granted(mut client) => {
+                            check_outlasts(mount_point, &mut client)?;
                             return Ok(Entry::Shared(client, found.clone()));
                         }
                         // Not listening yet, or failed.
-                        Asked::Ending(_) => patience.wait_for_start(mount_point),
+                        LeaseAnswer::Ending(_) => waiting.wait_for_start(mount_point),
                     }
                 }
-                None => patience.wait_for_start(mount_point),
+                None => waiting.wait_for_start(mount_point),
             },
             MountState::Stale(_) => {
                 state::detach_stale(mount_point)?;
-                patience.wait_for_end(mount_point, None)?;
+                waiting.wait_for_end(mount_point, None)?;
             }
-            MountState::Ending => patience.wait_for_end(mount_point, None)?,
-            // Free by now.
+            MountState::Ending => waiting.wait_for_end(mount_point, None)?,
+            // It became free after `try_acquire`.
             MountState::Free => thread::sleep(RETRY),
         }
     }
 }
 
-/// With the lock, what a killed daemon left is cleared, and the file says what is about to be
-/// mounted.
+/// Clears what a killed daemon has left at `mount_point`, whose lock is `lock`, and writes `record`
+/// to the record file.
 fn take_over(mount_point: &Path, lock: MountLock, record: &Record) -> Result<Entry> {
     if let Some(entry) = state::clear_locked(mount_point)? {
         lock.remove();
@@ -120,36 +120,40 @@ fn take_over(mount_point: &Path, lock: MountLock, record: &Record) -> Result<Ent
     Ok(Entry::Free(lock))
 }
 
-/// What a daemon that was asked for a lease does.
-enum Asked {
-    /// It gives one.
-    Given(Client),
-    /// It is ending, and this connection with it, or does not listen.
+/// The answer of a daemon to a request for a lease.
+enum LeaseAnswer {
+    /// It grants one.
+    Granted(Client),
+    /// It is ending, and so is this connection; `None` if it does not listen.
     Ending(Option<Client>),
 }
 
-fn ask_for_lease(mount_point: &Path, file: &RecordFile, patience: &mut Patience) -> Result<Asked> {
+fn ask_for_lease(
+    mount_point: &Path,
+    file: &RecordFile,
+    waiting: &mut Waiting,
+) -> Result<LeaseAnswer> {
     let Ok(mut client) = Client::connect(&file.socket()) else {
-        return Ok(Asked::Ending(None));
+        return Ok(LeaseAnswer::Ending(None));
     };
     let mut answer_by = None;
     let mut wait_longer = || {
         match state::look_within(mount_point, Duration::ZERO) {
             Ok(MountState::Starting(_)) => {
-                patience.explain_start(mount_point);
+                waiting.explain_start(mount_point);
                 answer_by = None;
                 true
             }
-            // Killed: it will not answer.
+            // The daemon was killed, so it will not answer.
             Ok(MountState::Stale(_)) => false,
             _ => Instant::now() < *answer_by.get_or_insert_with(|| Instant::now() + ANSWER),
         }
     };
     match client.hold_while(&mut wait_longer) {
-        Ok(true) => Ok(Asked::Given(client)),
-        Ok(false) => Ok(Asked::Ending(Some(client))),
+        Ok(true) => Ok(LeaseAnswer::Granted(client)),
+        Ok(false) => Ok(LeaseAnswer::Ending(Some(client))),
         Err(error) if error.kind() == Kind::TimedOut => match state::look(mount_point)? {
-            MountState::Stale(_) => Ok(Asked::Ending(None)),
+            MountState::Stale(_) => Ok(LeaseAnswer::Ending(None)),
             _ => Err(error
                 .within(mount_point.display())
                 .with_hint("archfs list shows which process serves it")),
@@ -158,16 +162,16 @@ fn ask_for_lease(mount_point: &Path, file: &RecordFile, patience: &mut Patience)
     }
 }
 
-/// How long a process has waited for others.
+/// How long this process has waited for others.
 #[derive(Default)]
-struct Patience {
+struct Waiting {
     starting_since: Option<Instant>,
     ending: Duration,
     has_explained: bool,
 }
 
-impl Patience {
-    /// Waits until it is worth to look again at a mount that is ending.
+impl Waiting {
+    /// Waits before a mount that is ending is checked again.
     fn wait_for_end(&mut self, mount_point: &Path, ending: Option<Client>) -> Result<()> {
         let since = Instant::now();
         if let Some(mut client) = ending {
@@ -175,7 +179,7 @@ impl Patience {
         }
         thread::sleep(RETRY);
         self.ending += since.elapsed();
-        if self.ending >= PATIENCE {
+        if self.ending >= END_LIMIT {
             let context = format!("{}: the last mount here does not go", mount_point.display());
             return Err(Error::new(Kind::TimedOut, context)
                 .with_hint("archfs list shows which process serves it"));
@@ -186,7 +190,7 @@ impl Patience {
         Ok(())
     }
 
-    /// Waits until it is worth to look again at a mount that is starting.
+    /// Waits before a mount that is starting is checked again.
     fn wait_for_start(&mut self, mount_point: &Path) {
         self.explain_start(mount_point);
         thread::sleep(RETRY);
@@ -207,7 +211,7 @@ impl Patience {
     }
 }
 
-/// A connection to the daemon of the mount at `mount_point`, if it listens.
+/// A connection to the daemon of `file`, if it listens.
 pub(in crate::lifecycle) fn connect(file: &RecordFile) -> Option<Client> {
     Client::connect(&file.socket()).ok()
 }
@@ -245,21 +249,22 @@ fn check_same(
         .with_hint("choose another mount point, or unmount that first"))
 }
 
-/// A daemon that a batch system kills with another job, or with a step that may end first, would
-/// take its mount away while this process still reads. One that is kept, such as a mount step of
-/// its own, is meant to outlast the steps of its job.
-fn check_lasts(mount_point: &Path, client: &mut Client) -> Result<()> {
+/// Refuses a mount that may end before this process. A batch system kills a daemon when its job or
+/// step ends, and the mount fails then. It accepts a mount of the same job that stays until it is
+/// unmounted explicitly: such a mount, for example of a mount step, is meant to outlast other
+/// steps.
+fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<()> {
     let own = JobStep::own();
-    let Some(group) = client.daemon().and_then(|daemon| JobStep::of(daemon.pid())) else {
+    let Some(step) = client.daemon().and_then(|daemon| JobStep::of(daemon.pid())) else {
         return Ok(());
     };
-    if !group.may_end_before(own.as_ref())
-        || (group.is_of_the_job_of(own.as_ref()) && client.status(ANSWER)?.kept)
+    if !step.may_end_before(own.as_ref())
+        || (step.is_of_the_job_of(own.as_ref()) && client.status(ANSWER)?.kept)
     {
         return Ok(());
     }
     let shown = mount_point.display();
-    let context = format!("{shown}: what is mounted here ends with {}", group.describe());
+    let context = format!("{shown}: what is mounted here ends with {}", step.describe());
     Err(Error::new(Kind::Busy, context).with_hint(
         "use a mount point of this job's own, such as one with $SLURM_JOB_ID in it, or `archfs run --private`",
     ))
@@ -268,7 +273,7 @@ fn check_lasts(mount_point: &Path, client: &mut Client) -> Result<()> {
 /// The record of a process that is about to mount as `plan` says.
 ///
 /// # Errors
-/// `NotFound` where this process cannot be identified.
+/// `NotFound` if this process cannot be identified.
 pub(in crate::lifecycle) fn first_record(mount_point: &Path, plan: &MountPlan) -> Result<Record> {
     Ok(Record {
         process: ProcessId::own()?,
@@ -283,14 +288,15 @@ pub(in crate::lifecycle) fn first_record(mount_point: &Path, plan: &MountPlan) -
     })
 }
 
-/// The archives of `plan` by paths that mean the same everywhere.
+/// The archives of `plan` as absolute paths without symbolic links.
 pub(in crate::lifecycle) fn real_paths(plan: &MountPlan) -> Vec<PathBuf> {
     let real = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone());
     plan.archives.iter().map(real).collect()
 }
 
-/// Equal for plans that show the same: the same files, unchanged, in the same order, in the same
-/// way. Memory, threads and the like make no difference; the first process that mounts chooses.
+/// A digest that is equal for plans whose mounts show the same: the same archives, unchanged, in
+/// the same order, with the same options for the view. Memory, threads and similar options do not
+/// count; those of the process that mounts apply.
 pub(in crate::lifecycle) fn identity(plan: &MountPlan) -> String {
     let MountPlan { archives, offset, recursive, view, access, allow_changes, .. } = plan;
     let ViewOptions { subdir, uid, gid } = view;
@@ -305,7 +311,7 @@ pub(in crate::lifecycle) fn identity(plan: &MountPlan) -> String {
                     digest.update(&number.to_le_bytes());
                 }
             }
-            // Opening it reports what is wrong.
+            // Opening it later reports the error.
             Err(_) => digest.update(path.as_os_str().as_bytes()),
         }
     }

@@ -1,10 +1,12 @@
 //! The record file of a mount point, which is also its lock.
 //!
-//! The daemon of a mount holds an exclusive flock(2) on the file until its mount or its process is
-//! gone, so a mount is alive exactly while its file is locked. The lock belongs to the open file,
-//! not to a process: `archfs mount` takes it before it starts the daemon and hands it over, and so
-//! does the daemon with fusermount, which may outlive it. The kernel frees it with the last of
-//! them, however they end. Invariant: the file that is locked is the one that has the name.
+//! The daemon holds an exclusive flock(2) on the file until it has unmounted or has ended. So a
+//! mount is alive exactly while its file is locked. The lock belongs to the open file, not to a
+//! process. `archfs mount` takes it before it starts the daemon, and passes it on. The daemon
+//! passes it on to fusermount, which may outlive it. The kernel frees the lock when the last of
+//! them has ended, for whatever reason.
+//!
+//! Invariant: a locked file is the one that its path names.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -29,23 +31,23 @@ use super::registry::Registry;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::{attach, owned_directory};
 
-/// The ends of the names of record files and sockets.
+/// The suffixes of the names of record files and sockets.
 pub(super) const RECORD: &str = ".mount";
 pub(super) const SOCKET: &str = ".socket";
 
-/// How often a lock that another process holds is tried again.
+/// How often to retry a lock that another process holds.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// How long other processes may keep a private mount from locking a file that only it uses; they
-/// look at it for microseconds.
-const PRIVATE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long other processes may keep a private mount from locking its record file. Only the mount
+/// uses that file; others lock it for microseconds to read it.
+const PRIVATE_LIMIT: Duration = Duration::from_secs(5);
 
-/// The largest record that is read, bytes: some 100,000 archives.
+/// The maximum size of a record in bytes, enough for some 100,000 archives.
 const RECORD_MAX: u64 = 32 << 20;
 
-/// What the files of a mount point are called: a digest of its path, the mount namespace (the same
-/// path is another directory in a container) and the boot of the node (/tmp may be shared between
-/// nodes).
+/// The stem of the names of a mount point's files: a digest of its path, the mount namespace and
+/// the boot of the node. The same path is another directory in a container, and nodes may share
+/// /tmp.
 pub(super) fn key(mount_point: &Path) -> String {
     let mut digest = Xxh3::new();
     let namespace = fs::read_link("/proc/self/ns/mnt").unwrap_or_default();
@@ -56,27 +58,27 @@ pub(super) fn key(mount_point: &Path) -> String {
     format!("{:032x}", digest.digest128())
 }
 
-/// How the names of the records of private mounts at `mount_point` begin.
+/// The prefix of the names of records of private mounts at `mount_point`.
 fn private_prefix(mount_point: &Path) -> String {
     key(mount_point) + "-"
 }
 
-/// The lock of a mount point, free again when this and every duplicate of it is dropped.
+/// The lock of a mount point. It is free again when this and every duplicate is dropped.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct MountLock {
     file: File,
     name: String,
     registry: Registry,
-    /// Keeps cleaners of old files out of the directory.
+    /// Keeps programs that delete old files, such as systemd-tmpfiles, out of the directory.
     _guard: Option<File>,
 }
 
 impl MountLock {
-    /// The lock of `record.mount_point`, unless another process holds it. A new file holds `record`
-    /// already; one that a daemon has left still holds that daemon's.
+    /// Locks `record.mount_point`, unless another process holds the lock. A new file contains
+    /// `record`; one that a daemon has left behind still contains the record of that daemon.
     ///
     /// # Errors
-    /// `Io` where no file can be created or locked.
+    /// `Io` if no file can be created or locked.
     pub(in crate::lifecycle) fn try_acquire(record: &Record) -> Result<Option<Self>> {
         let name = key(&record.mount_point) + RECORD;
         loop {
@@ -87,35 +89,35 @@ impl MountLock {
             };
             match attempt {
                 Attempt::Locked(lock) => return Ok(Some(lock)),
-                Attempt::Taken => return Ok(None),
+                Attempt::Held => return Ok(None),
                 Attempt::Gone => {}
             }
         }
     }
 
-    /// The lock of a record for a private mount, which no other process can share: several may have
-    /// one mount point.
+    /// Locks a new record for a private mount. No other process shares that mount, so several may
+    /// have the same mount point.
     ///
     /// # Errors
-    /// `Io` where no file can be created.
+    /// `Io` if no file can be created.
     pub(in crate::lifecycle) fn private(record: &Record) -> Result<Self> {
         clear_others(&record.mount_point);
         let name = format!("{}{}{RECORD}", private_prefix(&record.mount_point), record.process);
-        let deadline = Instant::now() + PRIVATE_PATIENCE;
+        let deadline = Instant::now() + PRIVATE_LIMIT;
         loop {
             match Registry::create_in(|registry| Self::open(registry, &name, Some(record)))? {
                 Attempt::Locked(lock) => return Ok(lock),
-                // Another process looked at the file, or removed it, before it was locked.
-                Attempt::Taken | Attempt::Gone if Instant::now() < deadline => thread::sleep(RETRY),
-                Attempt::Taken | Attempt::Gone => {
+                // Another process read the file, or removed it, before it was locked.
+                Attempt::Held | Attempt::Gone if Instant::now() < deadline => thread::sleep(RETRY),
+                Attempt::Held | Attempt::Gone => {
                     return Err(Error::new(Kind::Io, "the record is in use"));
                 }
             }
         }
     }
 
-    /// The lock of the existing file `name` in `registry`; `None` where another process holds it or
-    /// there is none.
+    /// Locks the existing file `name` in `registry`; `None` if another process holds the lock or
+    /// there is no such file.
     pub(in crate::lifecycle) fn try_existing(registry: &Registry, name: &str) -> Option<Self> {
         match Self::open(registry, name, None) {
             Ok(Attempt::Locked(lock)) => Some(lock),
@@ -123,8 +125,8 @@ impl MountLock {
         }
     }
 
-    /// The lock of `mount_point` where a file for it exists, as soon as no other process holds it,
-    /// at most until `deadline`. `Err(())` where another still holds it then.
+    /// Locks the file of `mount_point`, if there is one, as soon as no other process holds the
+    /// lock. `Err(())` if another process still holds it at `deadline`.
     pub(in crate::lifecycle) fn wait_for(
         mount_point: &Path,
         deadline: Instant,
@@ -137,8 +139,8 @@ impl MountLock {
             match Self::open(&registry, &name, None) {
                 Ok(Attempt::Locked(lock)) => return Ok(Some(lock)),
                 Ok(Attempt::Gone) => {}
-                Ok(Attempt::Taken) | Err(_) if Instant::now() >= deadline => return Err(()),
-                Ok(Attempt::Taken) | Err(_) => thread::sleep(RETRY),
+                Ok(Attempt::Held) | Err(_) if Instant::now() >= deadline => return Err(()),
+                Ok(Attempt::Held) | Err(_) => thread::sleep(RETRY),
             }
         }
     }
@@ -155,7 +157,7 @@ impl MountLock {
             opened => opened?,
         };
         match retry(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {
-            Err(Errno::WOULDBLOCK) => return Ok(Attempt::Taken),
+            Err(Errno::WOULDBLOCK) => return Ok(Attempt::Held),
             locked => locked?,
         }
         if !is_named(&file, &path) {
@@ -173,11 +175,10 @@ impl MountLock {
         Ok(Attempt::Locked(lock))
     }
 
-    /// The lock of `mount_point` that the process which started this one handed over as
-    /// `descriptor`.
+    /// The lock of `mount_point`, which the parent process passed on as `descriptor`.
     ///
     /// # Errors
-    /// `Usage` where it is no such lock.
+    /// `Usage` if it is not the lock of `mount_point`.
     pub(in crate::lifecycle) fn adopt(descriptor: OwnedFd, mount_point: &Path) -> Result<Self> {
         let (file, name) = (File::from(descriptor), key(mount_point) + RECORD);
         for registry in Registry::all() {
@@ -188,26 +189,27 @@ impl MountLock {
         Err(Error::new(Kind::Usage, "standard input is not the lock of the mount point"))
     }
 
-    /// The lock again, for another process.
+    /// A duplicate of the lock, for another process.
     ///
     /// # Errors
-    /// `Io` where there are no more descriptors.
+    /// `Io` if there are no more descriptors.
     pub(in crate::lifecycle) fn duplicate(&self) -> Result<OwnedFd> {
         attach::duplicate(self)
     }
 
-    /// What the file says; `None` where its last writer was killed while writing.
+    /// The record in the file; `None` if a process was killed while it wrote the record.
     pub(in crate::lifecycle) fn record(&self) -> Option<Record> {
         load(&self.file)
     }
 
-    /// When the last daemon was about to create the directory at the mount point, if it was.
+    /// The time at which the last daemon was about to create the directory at the mount point, if
+    /// it was.
     pub(in crate::lifecycle) fn begun(&self) -> Option<SystemTime> {
         self.record().filter(|record| record.creates)?;
         self.file.metadata().and_then(|found| found.modified()).ok()
     }
 
-    /// Replaces what the file says.
+    /// Replaces the record in the file.
     ///
     /// # Errors
     /// `Io`.
@@ -223,8 +225,8 @@ impl MountLock {
         self.file.set_len(text.len().try_into().unwrap_or(u64::MAX))
     }
 
-    /// The daemons that share a cache budget with the one that holds this lock; `None` where it has
-    /// its own.
+    /// The daemons that share a cache budget with the holder of this lock; `None` if it has a
+    /// budget of its own.
     ///
     /// # Errors
     /// `Io`.
@@ -233,7 +235,7 @@ impl MountLock {
         job.map(|job| Peers::of(&job, &self.registry)).transpose()
     }
 
-    /// Listens at the socket of the mount point, whatever was left of another.
+    /// Listens on the socket of the mount point; replaces a socket that an earlier daemon has left.
     ///
     /// # Errors
     /// `Io`.
@@ -247,9 +249,9 @@ impl MountLock {
         listening.map_err(|error| Error::io(format!("{}: cannot listen", socket.display()), error))
     }
 
-    /// Makes the files look new, so that nothing removes them for their age. Creates a record that
-    /// was removed again, with `record` in it; returns whether the socket has to be created again
-    /// as well.
+    /// Updates the times of the files, so that no cleaner of /tmp removes them for their age. If
+    /// the record file was removed, creates it again with `record`. Returns whether the socket was
+    /// removed and the caller has to create it again.
     pub(in crate::lifecycle) fn keep_fresh(&mut self, record: &Record) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let now = Timestamps { last_access: now, last_modification: now };
@@ -258,7 +260,7 @@ impl MountLock {
             let name = self.name.clone();
             match Registry::create_in(|registry| Self::open(registry, &name, Some(record))) {
                 Ok(Attempt::Locked(again)) => *self = again,
-                Ok(Attempt::Taken | Attempt::Gone) => {}
+                Ok(Attempt::Held | Attempt::Gone) => {}
                 Err(error) => log::warn!("the record of the mount was removed: {error}"),
             }
         }
@@ -267,7 +269,7 @@ impl MountLock {
 
     /// Removes the files and frees the lock.
     pub(in crate::lifecycle) fn remove(self) {
-        // The record last: until then no other process listens at the socket.
+        // The record goes last: until then no other process can listen on the socket.
         let _ = fs::remove_file(self.socket());
         let _ = fs::remove_file(self.registry.path(&self.name));
         self.registry.tidy();
@@ -287,31 +289,31 @@ impl AsFd for MountLock {
 enum Attempt {
     Locked(MountLock),
     /// Another process holds the lock.
-    Taken,
-    /// The file was removed in the meantime.
+    Held,
+    /// The file was removed, or replaced, before it was locked.
     Gone,
 }
 
-/// A record file as another process sees it.
+/// A record file, read without its lock.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct RecordFile {
     registry: Registry,
     name: String,
-    /// `None` while it is being written.
+    /// `None` if it is being written.
     pub(in crate::lifecycle) record: Option<Record>,
-    /// Whether its daemon, or the process that starts it, is alive.
+    /// Whether the daemon, or the process that is starting it, is alive.
     pub(in crate::lifecycle) is_locked: bool,
 }
 
 impl RecordFile {
-    /// The file of the user `uid` for `mount_point`, if there is one.
+    /// The record file of user `uid` for `mount_point`, if there is one.
     pub(in crate::lifecycle) fn of(mount_point: &Path, uid: u32) -> Option<Self> {
         let name = key(mount_point) + RECORD;
         let all = Registry::all_of(uid).into_iter();
         all.filter_map(|registry| Self::read(registry, &name)).next()
     }
 
-    /// All files of the user `uid`.
+    /// All record files of user `uid`.
     pub(in crate::lifecycle) fn all_of(uid: u32) -> Vec<Self> {
         let all = Registry::all_of(uid).into_iter();
         all.flat_map(|registry| {
@@ -324,28 +326,28 @@ impl RecordFile {
 
     fn read(registry: Registry, name: &str) -> Option<Self> {
         let file = File::open(registry.path(name)).ok()?;
-        // Taken for a moment only; a process that wants it then tries again.
+        // The lock is held only briefly; a process that finds it taken retries.
         let tried = retry(|| flock(&file, FlockOperation::NonBlockingLockShared));
         let is_locked = tried == Err(Errno::WOULDBLOCK);
         let _ = flock(&file, FlockOperation::Unlock);
         Some(Self { record: load(&file), name: name.to_owned(), registry, is_locked })
     }
 
-    /// Its lock, where that is free.
+    /// Locks the file, if no other process holds the lock.
     pub(in crate::lifecycle) fn try_lock(&self) -> Option<MountLock> {
         MountLock::try_existing(&self.registry, &self.name)
     }
 
-    /// Where its daemon listens.
+    /// The path of the daemon's socket.
     pub(in crate::lifecycle) fn socket(&self) -> PathBuf {
         self.registry.path(&socket_of(&self.name))
     }
 }
 
-/// Removes other records of `mount_point` whose daemons are gone: those of private mounts, and of
-/// mounts in another namespace. A directory that such a daemon was about to create is marked as
-/// created by archfs. The record of a private mount is known by its name as well: a daemon that was
-/// killed before it had written anything leaves an empty one.
+/// Removes other records of `mount_point` whose daemons have ended: those of private mounts, and of
+/// mounts in another namespace. Marks a directory that such a daemon was about to create as created
+/// by archfs. A daemon that was killed before it wrote anything leaves an empty record; for a
+/// private mount, the file name still identifies the mount point.
 pub(in crate::lifecycle) fn clear_others(mount_point: &Path) {
     let prefix = private_prefix(mount_point);
     for file in RecordFile::all_of(geteuid().as_raw()) {
@@ -365,13 +367,13 @@ pub(in crate::lifecycle) fn clear_others(mount_point: &Path) {
     }
 }
 
-/// Removes the sockets of this user that no record belongs to and at which no process listens, and
-/// the directories that are empty then.
+/// Removes the sockets of this user that have no record and no listener, and then the directories
+/// that are empty.
 pub(in crate::lifecycle) fn clear_sockets() {
     for registry in Registry::all() {
         for name in registry.names(SOCKET) {
             let record = name.strip_suffix(SOCKET).unwrap_or(&name).to_owned() + RECORD;
-            // Cleaners of /tmp may remove the record of a live mount and pass over its socket.
+            // A cleaner of /tmp may remove the record of a live mount but not its socket.
             let socket = registry.path(&name);
             if !registry.path(&record).exists()
                 && UnixStream::connect(&socket)
@@ -404,7 +406,7 @@ fn retry(mut call: impl FnMut() -> rustix::io::Result<()>) -> rustix::io::Result
     }
 }
 
-/// Whether `path` still is the name of `file`.
+/// Whether `path` still names `file`.
 fn is_named(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::symlink_metadata(path)) {
         (Ok(held), Ok(named)) => (held.dev(), held.ino()) == (named.dev(), named.ino()),
@@ -439,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_has_it_at_a_time_and_removing_it_frees_it() {
+    fn one_process_holds_the_lock_and_removing_the_file_frees_it() {
         let work = tempfile::tempdir().unwrap();
         let mount_point = work.path().join("mount");
         let lock = acquire(&mount_point).unwrap();
@@ -459,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn is_held_until_the_last_duplicate_is_closed_and_says_what_a_killed_daemon_wrote() {
+    fn lock_lasts_until_the_last_duplicate_is_closed_and_record_outlasts_its_daemon() {
         let work = tempfile::tempdir().unwrap();
         let mount_point = work.path().join("mount");
         let lock = acquire(&mount_point).unwrap();
@@ -478,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cleaner_removed_is_created_again() {
+    fn creates_files_again_that_a_cleaner_removed() {
         let work = tempfile::tempdir().unwrap();
         let mount_point = work.path().join("mount");
         let mut lock = acquire(&mount_point).unwrap();
@@ -499,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_dead_daemons_at_the_mount_point_go_with_the_next_use() {
+    fn removes_records_of_ended_daemons_at_the_same_mount_point_only() {
         let work = tempfile::tempdir().unwrap();
         let (mount_point, other) = (work.path().join("mount"), work.path().join("other"));
         let private = MountLock::private(&record(&mount_point)).unwrap();
@@ -514,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_record_of_a_private_mount_goes_with_the_next_use() {
+    fn removes_an_empty_record_of_a_private_mount() {
         let work = tempfile::tempdir().unwrap();
         let (mount_point, other) = (work.path().join("mount"), work.path().join("other"));
         let private = MountLock::private(&record(&mount_point)).unwrap();
@@ -530,20 +532,20 @@ mod tests {
     }
 
     #[test]
-    fn a_private_mount_waits_for_those_who_look_at_its_record() {
+    fn a_private_mount_waits_for_readers_of_its_record() {
         let work = tempfile::tempdir().unwrap();
         let mount_point = work.path().join("mount");
         let path = {
             let private = MountLock::private(&record(&mount_point)).unwrap();
             private.registry.path(&private.name)
         };
-        let looking = File::open(&path).unwrap();
-        flock(&looking, FlockOperation::LockShared).unwrap();
+        let reader = File::open(&path).unwrap();
+        flock(&reader, FlockOperation::LockShared).unwrap();
         thread::scope(|scope| {
             let locking = scope.spawn(|| MountLock::private(&record(&mount_point)).unwrap());
             thread::sleep(10 * RETRY);
             assert!(!locking.is_finished());
-            drop(looking);
+            drop(reader);
             locking.join().unwrap().remove();
         });
     }

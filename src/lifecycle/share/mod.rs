@@ -1,9 +1,9 @@
 //! One mount for all processes that ask for the same archives at one mount point.
 //!
 //! - `registry`: the directory of the record files;
-//! - `record`, `lock`: one file per mount point, which says what is mounted and is its lock;
-//! - `state`: what is at a mount point now, judged from the mount table and that lock;
-//! - `join`: take a lease on what is mounted, or the lock to mount;
+//! - `record`, `lock`: one file per mount point, which describes the mount and is its lock;
+//! - `state`: the state of a mount point, derived from the mount table and that lock;
+//! - `join`: take a lease on a live mount, or the lock to mount;
 //! - `lease`: the connection to a daemon that keeps its mount alive.
 
 use std::time::Duration;
@@ -28,5 +28,5 @@ pub(super) use record::Record;
 pub(super) use registry_trial::try_registry;
 pub(super) use state::{MountState, clear, clear_locked, detach_stale, discard, look, look_within};
 
-/// How long a daemon may take to exit once it was killed, or has unmounted.
+/// How long a daemon may take to exit after it was killed or has unmounted.
 pub(super) const EXIT: Duration = Duration::from_secs(5);

@@ -1,8 +1,8 @@
 //! Daemons of this user that share one budget for their caches.
 //!
-//! Each names its job in its record, so a daemon counts as long as its record file is locked.
-//! Changes are seen by inotify(7): a record that is written, goes, or is closed by the end of its
-//! daemon. The kernel reports a closed file a moment before its lock is free.
+//! Each names its job in its record, and counts while its record file is locked. inotify(7) reports
+//! changes: a record is written, removed, or closed when its daemon ends. The kernel reports a
+//! closed file a moment before it frees the lock.
 
 use std::mem::MaybeUninit;
 
@@ -14,21 +14,21 @@ use super::lock::{RECORD, RecordFile};
 use super::registry::Registry;
 use crate::error::{Error, Result};
 
-/// The daemons that share with this one.
+/// The daemons that share a cache budget with this one.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Peers {
     job: String,
     changes: OwnedFd,
-    /// What of `changes` watches the directory.
+    /// The watch descriptor of the directory in `changes`.
     watch: i32,
 }
 
 impl Peers {
-    /// The daemons of `job` whose records are in `registry`, where that of this daemon is, or in
-    /// another directory of this user.
+    /// The daemons of `job`. Watches only `registry`, which has the record of this daemon; `count`
+    /// looks in all directories of this user.
     ///
     /// # Errors
-    /// `Io` where the directory cannot be watched.
+    /// `Io` if the directory cannot be watched.
     pub(super) fn of(job: &str, registry: &Registry) -> Result<Self> {
         let directory = registry.directory();
         let watched = WatchFlags::MODIFY | WatchFlags::DELETE | WatchFlags::CLOSE_WRITE;
@@ -44,7 +44,7 @@ impl Peers {
         Ok(Self { job: job.to_owned(), changes, watch })
     }
 
-    /// How many daemons share, this one included.
+    /// The number of daemons that share the budget, including this one.
     pub(in crate::lifecycle) fn count(&self) -> usize {
         let all = RecordFile::all_of(geteuid().as_raw()).into_iter();
         let shares = |file: &RecordFile| {
@@ -59,14 +59,14 @@ impl Peers {
         &self.changes
     }
 
-    /// Watches no longer. Returns the descriptor, to be closed last: the kernel frees a watch in
-    /// the background, and whoever closes its descriptor waits for that, 13 ms on Linux 6.18.
+    /// Removes the watch. Returns the descriptor, which the caller should close last. The kernel
+    /// frees a watch in the background, and close(2) waits for that: 13 ms on Linux 6.18.
     pub(in crate::lifecycle) fn stop(self) -> OwnedFd {
         let _ = inotify::remove_watch(&self.changes, self.watch);
         self.changes
     }
 
-    /// Whether anything changed since the last call; waits for nothing.
+    /// Whether a record changed since the last call. Does not block.
     pub(in crate::lifecycle) fn take_changes(&self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.changes, &mut buffer);
@@ -103,22 +103,22 @@ mod tests {
     }
 
     #[test]
-    fn counts_the_live_daemons_of_the_job_and_no_others() {
+    fn counts_only_live_daemons_of_the_same_job() {
         let work = tempfile::tempdir().unwrap();
-        let at = |name: &str| work.path().join(name);
-        let own = lock(&at("own"), "test-peers");
+        let path = |name: &str| work.path().join(name);
+        let own = lock(&path("own"), "test-peers");
         let peers = own.peers().unwrap().unwrap();
         assert_eq!(peers.count(), 1);
         for (job, count) in [("test-peers", 2), ("test-peers-2", 1)] {
             peers.take_changes();
-            let other = lock(&at("other"), job);
+            let other = lock(&path("other"), job);
             assert!(peers.take_changes());
             assert_eq!(peers.count(), count, "{job}");
-            // A killed daemon closes its files and does nothing more.
+            // Like a killed daemon, which only closes its files.
             drop(other);
             assert!(peers.take_changes(), "the end of a daemon, however it ends");
             assert_eq!(peers.count(), 1, "{job}");
-            lock(&at("other"), job).remove();
+            lock(&path("other"), job).remove();
         }
         own.remove();
     }

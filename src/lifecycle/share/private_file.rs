@@ -1,10 +1,8 @@
-//! Files of the registry, which their owner can read and write whatever the umask.
+//! Files of the registry, with mode 0600 whatever the umask is.
 //!
-//! Owns how they are opened and made. Invariant: one that is open has the mode 0600.
-//!
-//! A umask that keeps rights from the owner (0577, say) makes files that their maker has open, and
-//! no other process of its user can open again: a record that tells nobody anything, a lock that
-//! nobody else takes.
+//! A umask may deny permissions to the owner, for example 0577. Then only the process that creates
+//! a file has it open; no other process of the same user can open it. So others could neither read
+//! a record nor take its lock.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Result};
@@ -15,13 +13,13 @@ use rustix::process::geteuid;
 
 const MODE: u32 = 0o600;
 
-/// Opens the file at `path`, in a folder of the user alone, or makes it as `options` say.
+/// Opens or creates the file `path`, as `options` say, in a directory that is closed to others.
 ///
 /// # Errors
-/// The system's.
+/// The error of the system call.
 pub(super) fn open(path: &Path, options: &mut OpenOptions) -> Result<File> {
     let file = match options.mode(MODE).open(path) {
-        // Its maker is between these two lines, or was killed there.
+        // The process that created it has not set its mode yet, or was killed before it could.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             let found = fs::symlink_metadata(path)?;
             if !found.is_file() || found.uid() != geteuid().as_raw() {
@@ -38,10 +36,10 @@ pub(super) fn open(path: &Path, options: &mut OpenOptions) -> Result<File> {
     Ok(file)
 }
 
-/// Gives the file or socket at `path`, in a folder of the user alone, to its owner.
+/// Sets the mode of the file or socket `path`, in a directory that is closed to others, to 0600.
 ///
 /// # Errors
-/// The system's.
+/// The error of the system call.
 pub(super) fn open_to_owner(path: &Path) -> Result<()> {
     fs::set_permissions(path, Permissions::from_mode(MODE))
 }
@@ -51,9 +49,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_a_umask_has_closed_is_opened_to_its_owner() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
+    fn opens_a_file_that_a_umask_has_closed_to_its_owner() {
+        let work = tempfile::tempdir().unwrap();
+        let path = work.path().join("file");
         for closed in [0, 0o200, 0o400, 0o600] {
             fs::write(&path, "").unwrap();
             fs::set_permissions(&path, Permissions::from_mode(closed)).unwrap();
@@ -62,7 +60,7 @@ mod tests {
             assert_eq!(mode & 0o7777, MODE, "{closed:o}");
             fs::remove_file(&path).unwrap();
         }
-        let made = open(&path, File::options().write(true).create_new(true)).unwrap();
-        assert_eq!(made.metadata().unwrap().mode() & 0o7777, MODE);
+        let created = open(&path, File::options().write(true).create_new(true)).unwrap();
+        assert_eq!(created.metadata().unwrap().mode() & 0o7777, MODE);
     }
 }

@@ -1,9 +1,9 @@
-//! What a record file says about a mount.
+//! The content of a record file.
 //!
-//! The text has a word and a value a line. It is written in place, because the file is also the
-//! lock of the mount point, so it ends with a checksum: a reader that sees half of an update reads
-//! again. The lines that change have a fixed width, so an update needs no room on a full file
-//! system.
+//! The text has one key and value per line. It is updated in place, because the file is also the
+//! lock of the mount point. The last line is a checksum, so a reader that sees half an update can
+//! tell and retry. Values that change have a fixed width, so an update needs no space on a full
+//! file system.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -15,29 +15,30 @@ use crate::kernel_file;
 use crate::lifecycle::system::process::ProcessId;
 use crate::mountinfo::{self, MountId};
 
-/// The first line. Another version of archfs with another format has another first line.
+/// The first line. It changes with the format, so versions of archfs with different formats do not
+/// read each other's records.
 const VERSION: &str = "archfs 2";
 
-/// The width of the values that change.
+/// The width of the values that change, in characters.
 const WIDTH: usize = 48;
 
-/// What is known of a mount.
+/// The description of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) struct Record {
-    /// The daemon; the process that starts it before there is one. To be shown; whether it is alive
-    /// is what the lock says.
+    /// The daemon or, before that runs, the process that starts it. The lock shows whether it is
+    /// alive, not this.
     pub(in crate::lifecycle) process: ProcessId,
     /// The mount; `None` until the daemon has mounted.
     pub(in crate::lifecycle) mount: Option<MountId>,
     /// Whether the mount point did not exist, so that the daemon creates it.
     pub(in crate::lifecycle) creates: bool,
-    /// Whether the daemon is unmounting, for which the kernel may take seconds.
+    /// Whether the daemon is unmounting, which may take the kernel seconds.
     pub(in crate::lifecycle) is_ending: bool,
-    /// The node on which the daemon runs: /tmp may be shared between nodes.
+    /// The node on which the daemon runs; nodes may share /tmp.
     pub(in crate::lifecycle) node: String,
-    /// The job whose cache budget the daemon shares; `None` where it has its own.
+    /// The job whose cache budget the daemon shares; `None` if it has its own.
     pub(in crate::lifecycle) job: Option<String>,
-    /// Equal for mounts that show the same.
+    /// Equal for mounts that show the same; see `join::identity`.
     pub(in crate::lifecycle) identity: String,
     pub(in crate::lifecycle) archives: Vec<PathBuf>,
     pub(in crate::lifecycle) mount_point: PathBuf,
@@ -49,7 +50,7 @@ impl Record {
         self.node == node()
     }
 
-    /// The text of the record file.
+    /// The text for the record file.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mount = match &self.mount {
             Some(MountId { id, device }) => format!("{id} {device}"),
@@ -67,8 +68,8 @@ impl Record {
         )
         .into_bytes();
         let archives = self.archives.iter().map(|path| ("archive ", path));
-        for (word, path) in archives.chain([("mount-point ", &self.mount_point)]) {
-            text.extend(word.as_bytes());
+        for (key, path) in archives.chain([("mount-point ", &self.mount_point)]) {
+            text.extend(key.as_bytes());
             text.extend(mountinfo::escape(path.as_os_str().as_bytes()));
             text.push(b'\n');
         }
@@ -77,7 +78,7 @@ impl Record {
         text
     }
 
-    /// The record in `text`, if it is whole.
+    /// The record in `text`; `None` if the text is incomplete or of another version.
     pub(super) fn decode(text: &[u8]) -> Option<Self> {
         let end = text.windows(5).rposition(|window| window == b"\nend ")? + 1;
         let (body, sum) = text.split_at(end);
@@ -87,24 +88,24 @@ impl Record {
         {
             return None;
         }
-        let values = |word: &'static str| {
+        let values = |key: &'static str| {
             body.split(|&byte| byte == b'\n')
-                .filter_map(move |line| line.strip_prefix(word.as_bytes())?.strip_prefix(b" "))
+                .filter_map(move |line| line.strip_prefix(key.as_bytes())?.strip_prefix(b" "))
         };
-        let word = |word| Some(std::str::from_utf8(values(word).next()?).ok()?.trim_end());
+        let key = |key| Some(std::str::from_utf8(values(key).next()?).ok()?.trim_end());
         let path = |escaped: &[u8]| PathBuf::from(mountinfo::unescape(escaped));
-        let mount = match word("mount")?.split_once(' ') {
+        let mount = match key("mount")?.split_once(' ') {
             Some((id, device)) => Some(MountId { id: id.parse().ok()?, device: device.to_owned() }),
             None => None,
         };
         Some(Self {
-            process: word("process")?.parse().ok()?,
+            process: key("process")?.parse().ok()?,
             mount,
-            creates: word("creates")? == "yes",
-            is_ending: word("ending")? == "yes",
-            node: word("node")?.to_owned(),
-            job: word("job").filter(|job| *job != "-").map(str::to_owned),
-            identity: word("identity")?.to_owned(),
+            creates: key("creates")? == "yes",
+            is_ending: key("ending")? == "yes",
+            node: key("node")?.to_owned(),
+            job: key("job").filter(|job| *job != "-").map(str::to_owned),
+            identity: key("identity")?.to_owned(),
             archives: values("archive").map(path).collect(),
             mount_point: path(values("mount-point").next()?),
         })
@@ -117,7 +118,7 @@ pub(in crate::lifecycle) fn node() -> String {
     name.split_whitespace().collect()
 }
 
-/// What distinguishes this boot of this node from all others.
+/// The kernel's id of the current boot of this node.
 pub(super) fn boot() -> String {
     let boot = kernel_file::read_text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     boot.trim().to_owned()
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn half_an_update_is_no_record() {
+    fn rejects_half_an_update() {
         let before = record("/a", vec!["/b".into()]).encode();
         let after = Record { creates: false, ..record("/a", vec!["/b".into()]) }.encode();
         let first = before.iter().zip(&after).position(|(before, after)| before != after).unwrap();

@@ -1,10 +1,12 @@
 //! The directory in which this user's archfs processes on this node keep their record files.
 //!
-//! It is `archfs-UID` (0700) in /tmp. Other parents follow where /tmp is full or read-only, and
-//! another name where a different user has taken that one. So a record is looked up in all of them
-//! and created in the first that works.
-//! Invariant: only a directory that this user owns alone, on the file system of its parent, is
-//! used: whoever serves a FUSE file system can claim any owner for its files.
+//! It is `archfs-UID` (0700) in /tmp. If /tmp is full or read-only, archfs tries other parent
+//! directories. If a different user has taken the name, it adds a random suffix. So it looks a
+//! record up in all of them, and creates one in the first that works.
+//!
+//! Invariant: the directory belongs to this user, is closed to others, and is on the file system of
+//! its parent. A FUSE file system could be mounted there, and its daemon can claim any owner for
+//! its files.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File};
@@ -23,10 +25,10 @@ use crate::lifecycle::mount::parent_directory;
 use crate::mountinfo;
 use crate::storage;
 
-/// Parents that are the same in every job and shell of a node.
+/// Parent directories that are the same in every job and shell of a node.
 const PARENTS: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
 
-/// How many directories with a random name are tried.
+/// How often to try to use a parent directory if its subdirectory vanishes.
 const ATTEMPTS: usize = 8;
 
 /// A directory of record files.
@@ -36,12 +38,12 @@ pub(in crate::lifecycle) struct Registry {
 }
 
 impl Registry {
-    /// All directories of the user `uid` that exist, in the order in which they are used.
+    /// All existing directories of user `uid`, in order of preference.
     pub(in crate::lifecycle) fn all_of(uid: u32) -> Vec<Self> {
         Self::all_in(&parents(uid), uid)
     }
 
-    /// All directories of this user that exist.
+    /// All existing directories of this user.
     pub(super) fn all() -> Vec<Self> {
         Self::all_of(own_uid())
     }
@@ -58,16 +60,16 @@ impl Registry {
         all
     }
 
-    /// The directory of the file `name` of this user, if there is one.
+    /// The directory of this user that contains the file `name`, if any.
     pub(super) fn holding(name: &str) -> Option<Self> {
         Self::all().into_iter().find(|registry| registry.path(name).exists())
     }
 
-    /// Calls `create` with each directory of this user until one works: those that exist, and then
-    /// new ones.
+    /// Calls `create` with a directory of this user in each parent until one works. Creates the
+    /// directory if there is none.
     ///
     /// # Errors
-    /// `Io` with the error of the first directory where none works.
+    /// `Io` with the error of the first directory, if none works.
     pub(super) fn create_in<T>(create: impl FnMut(&Self) -> io::Result<T>) -> Result<T> {
         Self::create_below(&parents(own_uid()), create)
     }
@@ -103,7 +105,7 @@ impl Registry {
         ))
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
@@ -120,8 +122,8 @@ impl Registry {
         names.filter(|name| name.ends_with(suffix)).collect()
     }
 
-    /// Keeps systemd-tmpfiles out for as long as the result is open: it skips directories that
-    /// another process has locked (tmpfiles.d(5), "Age").
+    /// Keeps systemd-tmpfiles out while the result is open: it skips directories that another
+    /// process has locked (tmpfiles.d(5), "Age").
     pub(super) fn guard(&self) -> Option<File> {
         let directory = File::open(&self.directory).ok()?;
         flock(&directory, FlockOperation::NonBlockingLockShared).ok()?;
@@ -138,8 +140,8 @@ fn own_uid() -> u32 {
     geteuid().as_raw()
 }
 
-/// Where the directory may lie. Root takes no hint from the environment, which sudo(8) may have
-/// kept from a user.
+/// The parent directories to use. Root ignores the environment, which sudo(8) may have preserved
+/// from a user.
 fn parents(uid: u32) -> Vec<PathBuf> {
     let mut parents: Vec<PathBuf> = PARENTS.map(PathBuf::from).to_vec();
     parents.push(format!("/run/user/{uid}").into());
@@ -151,8 +153,8 @@ fn parents(uid: u32) -> Vec<PathBuf> {
     parents
 }
 
-/// The directories of `uid` in `parent`: the one with the usual name, else those with a random
-/// suffix.
+/// The directories of `uid` in `parent`: the one with the usual name or, if that is not usable,
+/// those with a random suffix.
 fn existing(parent: &Path, uid: u32) -> Vec<PathBuf> {
     let usual = parent.join(name(uid));
     match check(&usual, uid) {
@@ -183,7 +185,7 @@ fn make(parent: &Path) -> io::Result<PathBuf> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
         Err(error) => error,
     };
-    // Another process of this user may have met the same before.
+    // Another process of this user may have created one with a suffix before.
     if let Some(directory) = existing(parent, uid).into_iter().next() {
         return Ok(directory);
     }
@@ -200,7 +202,8 @@ fn name(uid: u32) -> String {
     format!("archfs-{uid}")
 }
 
-/// Whether `directory` is one that `uid` owns alone, on the file system of its parent.
+/// Checks that `directory` belongs to `uid`, is closed to others, and is on the file system of its
+/// parent.
 fn check(directory: &Path, uid: u32) -> io::Result<()> {
     let opened = open_on_parent(directory)?;
     let found = fstat(&opened)?;
@@ -214,15 +217,15 @@ fn check(directory: &Path, uid: u32) -> io::Result<()> {
     if found.st_mode & 0o077 != 0 {
         return denied("is open to other users; its mode must be 0700");
     }
-    // Created under a umask that keeps rights from the owner.
+    // It was created under a umask that denies permissions to the owner.
     if found.st_mode & 0o700 != 0o700 && uid == own_uid() {
         fs::set_permissions(parent_directory::path_of(&opened), fs::Permissions::from_mode(0o700))?;
     }
     Ok(())
 }
 
-/// Opens `directory` without following a link and without entering a file system that is mounted
-/// there, whose server might never answer.
+/// Opens `directory` without following a link. Does not enter a file system that is mounted there,
+/// because its daemon may never answer.
 fn open_on_parent(directory: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let parent = directory.parent().unwrap_or(Path::new("/"));
@@ -230,7 +233,7 @@ fn open_on_parent(directory: &Path) -> io::Result<OwnedFd> {
     let parent = open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let within = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
     match openat2(&parent, name, flags, Mode::empty(), within) {
-        // Before Linux 5.6, or forbidden by a container.
+        // Linux before 5.6, or a container forbids openat2(2).
         Err(Errno::NOSYS | Errno::PERM) => {
             if mountinfo::topmost(directory).map_err(io::Error::other)?.is_some() {
                 return Err(Errno::XDEV.into());
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_only_a_directory_of_the_user_alone() {
+    fn uses_only_a_directory_closed_to_others() {
         let work = tempfile::tempdir().unwrap();
         let parents = [work.path().to_owned()];
         assert_eq!(directories(&parents), Vec::<PathBuf>::new());
@@ -265,14 +268,14 @@ mod tests {
         assert_eq!(usual, work.path().join(name(own_uid())));
         assert_eq!(fs::metadata(&usual).unwrap().mode() & 0o7777, 0o700);
         assert_eq!(directories(&parents), std::slice::from_ref(&usual));
-        // Created under another umask.
+        // As if created under another umask.
         fs::set_permissions(&usual, fs::Permissions::from_mode(0o600)).unwrap();
         assert_eq!(create(&parents).unwrap(), usual);
         assert_eq!(fs::metadata(&usual).unwrap().mode() & 0o7777, 0o700);
     }
 
     #[test]
-    fn takes_another_name_where_the_usual_one_is_taken_and_all_processes_find_it() {
+    fn adds_a_suffix_if_the_usual_name_is_taken_and_all_processes_find_it() {
         let work = tempfile::tempdir().unwrap();
         let parents = [work.path().to_owned()];
         let usual = work.path().join(name(own_uid()));
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn goes_on_to_the_next_parent_where_one_fails() {
+    fn tries_the_next_parent_if_one_fails() {
         let [full, free] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let parents = [full.path().to_owned(), free.path().to_owned()];
         let created = Registry::create_below(&parents, |registry| {

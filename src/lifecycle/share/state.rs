@@ -1,10 +1,11 @@
-//! What is at a mount point now: nothing, a live mount, a stale one, something else.
+//! The state of a mount point: free, or with a live mount, a stale one, or something else.
 //!
-//! Everything that mounts, shares, unmounts or clears starts from this judgement. A mount is alive
-//! while its record file is locked. The mount itself, whose daemon may hang, is asked only where no
-//! record file tells, and for a limited time.
-//! Invariant: only mounts of type fuse.archfs of this user (or of any user, for root) are taken for
-//! ours.
+//! Every command that mounts, shares, unmounts or clears starts from this state. A mount is alive
+//! while its record file is locked. Its daemon may hang, so archfs probes the mount itself only if
+//! there is no record file, and only for a limited time.
+//!
+//! Invariant: only a mount of type fuse.archfs of this user counts as ours; for root, one of any
+//! user.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,36 +21,36 @@ use crate::lifecycle::mount::owned_directory;
 use crate::lifecycle::system::probe;
 use crate::mountinfo::{self, MountEntry, MountId};
 
-/// How long a mount without a record may take to show that it is not stale. A stale one answers at
-/// once.
+/// How long to probe a mount without a record before it counts as not stale. The kernel answers
+/// at once for a stale one.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// What is at a mount point.
+/// The state of a mount point.
 #[derive(Debug)]
 pub(in crate::lifecycle) enum MountState {
-    /// Nothing is mounted, and no process is about to mount.
+    /// Nothing is mounted and no process is about to mount.
     Free,
-    /// A process is about to mount; its record, unless it is just being written.
+    /// A process is about to mount. The file has no record yet if that is being written.
     Starting(Box<RecordFile>),
-    /// A mount of ours that a daemon serves.
+    /// A mount of ours with a running daemon.
     Alive(MountEntry, Box<RecordFile>, Record),
-    /// A mount of ours whose daemon is gone, or was killed and is about to exit.
+    /// A mount of ours whose daemon has ended, or was killed and is about to exit.
     Stale(MountEntry),
-    /// A daemon is unmounting, or has unmounted and not cleared up yet.
+    /// A daemon is unmounting, or has unmounted but not cleaned up.
     Ending,
-    /// Something that is not ours, or a mount of ours without a record.
+    /// A mount that is not ours, or one of ours without a record.
     Other(MountEntry),
 }
 
-/// What is at `mount_point`, an absolute path without symbolic links.
+/// The state of `mount_point`, an absolute path without symbolic links.
 ///
 /// # Errors
-/// `Io` where /proc cannot be read.
+/// `Io` if /proc cannot be read.
 pub(in crate::lifecycle) fn look(mount_point: &Path) -> Result<MountState> {
     look_within(mount_point, ANSWER)
 }
 
-/// The same for a caller who looks again soon, and so need not wait long for what does not answer.
+/// Like `look`, but probes a mount without a record for at most `limit`: for callers that retry.
 ///
 /// # Errors
 /// As `look`.
@@ -57,7 +58,8 @@ pub(in crate::lifecycle) fn look_within(mount_point: &Path, limit: Duration) -> 
     loop {
         let state = look_once(mount_point, limit)?;
         match &state {
-            // It may have been unmounted, and its record removed, between the two looks.
+            // It may have been unmounted after mountinfo was read and before the record was looked
+            // up. If so, start over.
             MountState::Stale(entry) | MountState::Other(entry)
                 if mounted_at(mount_point)?.as_ref() != Some(entry) => {}
             _ => return Ok(state),
@@ -65,8 +67,8 @@ pub(in crate::lifecycle) fn look_within(mount_point: &Path, limit: Duration) -> 
     }
 }
 
-/// What is mounted at `mount_point`. An automount trigger is replaced when the directory is
-/// entered; all else is in the way.
+/// The mount at `mount_point`. An automount trigger does not count, because the kernel replaces it
+/// when the directory is entered.
 fn mounted_at(mount_point: &Path) -> Result<Option<MountEntry>> {
     Ok(mountinfo::topmost(mount_point)?.filter(|entry| entry.kind != "autofs"))
 }
@@ -93,14 +95,14 @@ fn look_once(mount_point: &Path, limit: Duration) -> Result<MountState> {
         return Ok(if is_stale { MountState::Stale(entry) } else { MountState::Other(entry) });
     };
     Ok(match file.record.clone() {
-        // A killed process keeps its lock until its last thread has ended, which may wait for its
-        // storage.
+        // A killed process keeps its lock until its last thread has ended, which may be blocked in
+        // a read.
         Some(record) if record.process.is_killed() => MountState::Stale(entry),
         Some(record) if record.is_ending => MountState::Ending,
         Some(record) if record.mount == Some(MountId::of(&entry)) => {
             MountState::Alive(entry, Box::new(file), record)
         }
-        // It has mounted and not written that yet, or clears a stale mount first.
+        // The process has mounted but not yet updated the record, or is clearing a stale mount.
         _ => MountState::Starting(Box::new(file)),
     })
 }
@@ -120,14 +122,13 @@ pub(in crate::lifecycle) fn detach_stale(mount_point: &Path) -> Result<bool> {
 
 fn detach_one(mount_point: &Path, entry: &MountEntry) -> Result<()> {
     log::warn!("{}: clearing a stale mount of {}", mount_point.display(), entry.describe());
-    // Processes may still have files of it open, which give them ENOTCONN; they are in no one's
-    // way.
+    // Lazily, because processes may still have files of it open. They get ENOTCONN.
     attach::detach(mount_point, Detach::Lazily)
 }
 
-/// Clears what is left at `mount_point` of a daemon that is gone or was killed: stale mounts, the
-/// directory that it created, and its record. Waits until such a daemon has exited, at most until
-/// `deadline`. A process that mounts there now does all this itself.
+/// Removes what a daemon that has ended or was killed has left at `mount_point`: stale mounts, the
+/// directory that it created, and its record. Waits until the daemon has exited, at most until
+/// `deadline`. A process that is about to mount there does the same itself.
 ///
 /// # Errors
 /// `Io`.
@@ -136,7 +137,7 @@ pub(in crate::lifecycle) fn clear(mount_point: &Path, deadline: Instant) -> Resu
     match MountLock::wait_for(mount_point, deadline) {
         Ok(Some(lock)) => discard(mount_point, lock),
         Ok(None) => {
-            // Without a record, for example because /tmp was emptied.
+            // There is no record, for example because /tmp was emptied.
             if matches!(look(mount_point)?, MountState::Free) {
                 owned_directory::remove_unused(mount_point, None);
             }
@@ -149,8 +150,8 @@ pub(in crate::lifecycle) fn clear(mount_point: &Path, deadline: Instant) -> Resu
     }
 }
 
-/// Clears stale mounts at `mount_point`, whose lock the caller holds, so that no daemon serves it;
-/// returns what else is mounted there.
+/// Detaches stale mounts at `mount_point`. The caller holds its lock, so no daemon serves it.
+/// Returns the first mount found there that is not stale.
 ///
 /// # Errors
 /// `Io`.
@@ -166,8 +167,8 @@ pub(in crate::lifecycle) fn clear_locked(mount_point: &Path) -> Result<Option<Mo
     Ok(None)
 }
 
-/// Removes what is left at `mount_point`, and its lock with it. The directory stays where something
-/// else is mounted on it.
+/// Removes what a daemon has left at `mount_point`, and then the record file. The directory stays
+/// if something else is mounted on it.
 ///
 /// # Errors
 /// `Io`.

@@ -1,4 +1,4 @@
-//! What the kernel tells of processes and batch jobs, and calls that it may not answer.
+//! Processes, batch jobs and signals as the kernel reports them, and calls that may block for ever.
 
 pub(super) mod probe;
 pub(super) mod process;

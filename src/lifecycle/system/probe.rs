@@ -1,12 +1,12 @@
-//! Asking a mount for an answer, for a limited time.
+//! Probes a mount, for a limited time.
 //!
-//! Owns the one system call that goes to whoever serves what is mounted, which may be stopped or
-//! hang. Invariant: that costs who asks the limit, and one thread however often it asks again.
+//! The kernel may answer stat(2) from its cache, even for a stale mount, but it passes statfs(2) on
+//! to the daemon. A daemon that is stopped or hangs does not answer, and the call returns only with
+//! an answer or when the process ends. So a thread of its own makes the call, and no other thread
+//! waits for it. If no daemon has read the request, the kernel drops it when this process exits; a
+//! stopped daemon reads none.
 //!
-//! stat(2) may be answered from the kernel's cache, also for the dead; statfs(2) never is. Nothing
-//! but its answer or the end of the process ends such a call, so a thread makes it that nobody
-//! waits for. The kernel lets a process end whose question no daemon has taken yet, and one that is
-//! stopped takes none.
+//! Invariant: a probe returns within its limit, and repeated probes of a mount share one thread.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -22,35 +22,34 @@ use crate::mountinfo::{MountEntry, MountId};
 type Answer = rustix::io::Result<()>;
 
 thread_local! {
-    /// What this thread has asked and heard nothing of so far.
-    static OPEN: RefCell<Vec<(MountId, Receiver<Answer>)>> = const { RefCell::new(Vec::new()) };
+    /// Probes by this thread that have no answer yet.
+    static PENDING: RefCell<Vec<(MountId, Receiver<Answer>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What `entry`, which is mounted at `mount_point`, answers within `limit`; `None` where it does
-/// not.
+/// The answer of the mount `entry` at `mount_point`; `None` if there is none within `limit`.
 pub(in crate::lifecycle) fn of(
     mount_point: &Path,
     entry: &MountEntry,
     limit: Duration,
 ) -> Option<Answer> {
     let mount = MountId::of(entry);
-    let asked = OPEN.with_borrow_mut(|open| {
-        let at = open.iter().position(|(asked, _)| *asked == mount)?;
-        Some(open.swap_remove(at).1)
+    let earlier = PENDING.with_borrow_mut(|pending| {
+        let index = pending.iter().position(|(earlier, _)| *earlier == mount)?;
+        Some(pending.swap_remove(index).1)
     });
-    let answer = asked.or_else(|| ask(mount_point))?;
+    let answer = earlier.or_else(|| start(mount_point))?;
     match answer.recv_timeout(limit) {
         Ok(answer) => Some(answer),
         Err(RecvTimeoutError::Timeout) => {
-            OPEN.with_borrow_mut(|open| open.push((mount, answer)));
+            PENDING.with_borrow_mut(|pending| pending.push((mount, answer)));
             None
         }
         Err(RecvTimeoutError::Disconnected) => None,
     }
 }
 
-/// Whether `entry`, which is mounted at `mount_point`, has no daemon any more. While a daemon exits
-/// the kernel says that the connection was aborted.
+/// Whether the mount `entry` at `mount_point` is stale. ECONNABORTED counts, which the kernel
+/// returns while a daemon exits.
 pub(in crate::lifecycle) fn is_stale(
     mount_point: &Path,
     entry: &MountEntry,
@@ -59,13 +58,13 @@ pub(in crate::lifecycle) fn is_stale(
     matches!(of(mount_point, entry, limit), Some(Err(Errno::NOTCONN | Errno::CONNABORTED)))
 }
 
-/// `None` where no thread can be started.
-fn ask(mount_point: &Path) -> Option<Receiver<Answer>> {
-    let (tell, answer) = channel();
+/// Starts a probe in a new thread; `None` if no thread can be started.
+fn start(mount_point: &Path) -> Option<Receiver<Answer>> {
+    let (sender, answer) = channel();
     let mount_point = mount_point.to_owned();
-    let asking = move || {
-        // Who asked may have gone on.
-        let _ = tell.send(statfs(&mount_point).map(drop));
+    let probe = move || {
+        // The caller may have given up.
+        let _ = sender.send(statfs(&mount_point).map(drop));
     };
-    thread::Builder::new().spawn(asking).ok().map(|_| answer)
+    thread::Builder::new().spawn(probe).ok().map(|_| answer)
 }

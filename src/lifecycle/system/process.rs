@@ -1,14 +1,14 @@
-//! Which process is meant, and waiting for its end.
+//! Identifies a process, and waits for its end.
 //!
-//! Owns identity (a process id may be used again, id and start time together are not) and the
-//! watch.
-//! Invariant: a watch ends when, and only when, that very process has ended.
+//! The kernel reuses process ids, so a process is identified by its id and start time.
 //!
-//! The start time stands in /proc/PID/stat, which may be missing or about another process. With
-//! `hidepid=2`, /proc does not show processes of other users. In a pid namespace that still has the
-//! /proc of the outer one (`unshare --pid --fork`), the same number names another process there. In
-//! both cases the start time stays unknown, and the kernel is asked by number: a process descriptor
-//! keeps naming the process that it was opened for.
+//! The start time is in /proc/PID/stat, which may be missing or describe another process. With
+//! `hidepid=2`, /proc does not show processes of other users. A pid namespace may still have the
+//! /proc of the outer one (`unshare --pid --fork`), where the same id belongs to another process.
+//! In both cases the start time is unknown, and only the id identifies the process. A process
+//! descriptor (pidfd) always refers to the process for which it was opened.
+//!
+//! Invariant: a watch reports the end of exactly the process that it was made for.
 
 use std::fs;
 use std::str::FromStr;
@@ -23,25 +23,25 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use crate::error::{Error, Kind, Result};
 use crate::kernel_file;
 
-/// How often a kernel without process descriptors (before 5.3) is asked.
+/// How often to check a process on a kernel without process descriptors (before 5.3).
 pub(in crate::lifecycle) const ASK_AGAIN: Duration = Duration::from_millis(250);
 
-/// A process, for ever: also after its number was given to another.
+/// The identity of a process, valid even after its id is reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessId {
     pid: i32,
-    /// In clock ticks since boot, as /proc/PID/stat has it; `None` where /proc does not tell.
+    /// Clock ticks since boot, from /proc/PID/stat; `None` if /proc does not show it.
     start_time: Option<u64>,
 }
 
 impl ProcessId {
-    /// The process that has the number `pid` now.
+    /// The process that has the id `pid` now.
     ///
     /// # Errors
-    /// `NotFound` where there is none, or only the remains of one.
+    /// `NotFound` if there is none, or only one that has ended but is not reaped.
     pub fn of(pid: i32) -> Result<Self> {
         let id = match stat(pid) {
-            Some(now) => (!now.has_first_ended()).then_some(Some(now.start_time)),
+            Some(now) => (!now.has_main_thread_ended()).then_some(Some(now.start_time)),
             None => exists(pid).then_some(None),
         };
         match id {
@@ -58,96 +58,100 @@ impl ProcessId {
         Self::of(rustix::process::getpid().as_raw_nonzero().get())
     }
 
-    /// Its number.
+    /// Its id.
     pub fn pid(self) -> i32 {
         self.pid
     }
 
-    /// Whether its first thread still runs, which is the one of a daemon that answers.
+    /// Whether its main thread still runs. In a daemon that is the thread that answers.
     pub fn is_alive(self) -> bool {
         match self.start_time {
-            // Whoever noted the start time counted processes as /proc does.
+            // A known start time means that `pid` is an id as /proc counts, so /proc is read even
+            // if this process counts differently.
             Some(_) => match stat_as_proc_counts(self.pid) {
-                Some(now) => self.is_meant_by(&now) && !now.has_first_ended(),
+                Some(now) => self.matches(&now) && !now.has_main_thread_ended(),
                 None => exists(self.pid),
             },
             None => Self::of(self.pid).is_ok(),
         }
     }
 
-    /// Whether it was killed and has not exited: its first thread has ended, others may still wait
-    /// for their storage.
+    /// Whether it was killed but has not exited: its main thread has ended, but others may still be
+    /// blocked in a read.
     pub(in crate::lifecycle) fn is_killed(self) -> bool {
         self.start_time.is_some()
             && stat_as_proc_counts(self.pid)
-                .is_some_and(|now| self.is_meant_by(&now) && now.has_first_ended())
+                .is_some_and(|now| self.matches(&now) && now.has_main_thread_ended())
     }
 
-    fn is_meant_by(self, now: &Stat) -> bool {
+    fn matches(self, now: &Stat) -> bool {
         self.start_time.is_none_or(|start_time| now.start_time == start_time)
     }
 
-    /// What it is called: the script's name where it is a shell running one, else the program's;
-    /// `?` where /proc does not tell.
+    /// Its name: of the script if it is a shell that runs one, otherwise of the program; `?` if
+    /// /proc does not show it.
     pub fn name(self) -> String {
-        let name = if proc_counts_as_we_do() { self.name_in_proc() } else { String::new() };
+        let name = if proc_is_of_own_namespace() { self.name_in_proc() } else { String::new() };
         if name.is_empty() { "?".to_owned() } else { name }
     }
 
     fn name_in_proc(self) -> String {
         let command = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
-        let words: Vec<_> = command.split(|&byte| byte == 0).filter(|w| !w.is_empty()).collect();
-        let base = |word: &[u8]| {
-            let name = word.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        let arguments: Vec<_> =
+            command.split(|&byte| byte == 0).filter(|argument| !argument.is_empty()).collect();
+        let base = |path: &[u8]| {
+            let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
             String::from_utf8_lossy(name).into_owned()
         };
-        // Kernel threads, and processes that are just being started, have no command line.
+        // Kernel threads, and processes that are being started, have no command line.
         let command_name = || {
             let name = fs::read(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
             base(name.trim_ascii())
         };
-        let program = words.first().map_or_else(command_name, |word| base(word));
+        let program = arguments.first().map_or_else(command_name, |argument| base(argument));
         let is_shell = matches!(
             program.trim_start_matches('-'),
             "sh" | "bash" | "dash" | "zsh" | "ksh" | "csh" | "tcsh" | "fish"
         );
-        match words.iter().skip(1).find(|word| !word.starts_with(b"-")) {
-            Some(script) if is_shell && !words.iter().any(|word| *word == b"-c") => base(script),
+        match arguments.iter().skip(1).find(|argument| !argument.starts_with(b"-")) {
+            Some(script) if is_shell && !arguments.iter().any(|argument| *argument == b"-c") => {
+                base(script)
+            }
             _ => program,
         }
     }
 
-    /// Whether it is what a person sits in front of: the leader of a session with a terminal.
+    /// Whether it is the leader of a session with a terminal, such as an interactive shell.
     pub(in crate::lifecycle) fn is_session_leader_with_terminal(self) -> bool {
         stat(self.pid).is_some_and(|stat| stat.session == self.pid && stat.terminal != 0)
     }
 
-    /// Waits for its end, at most `limit`; tells whether it has ended.
+    /// Waits for its end, at most `limit`; returns whether it has ended.
     ///
     /// # Errors
-    /// `Io` where the system refuses to watch.
+    /// `Io` if the system refuses to watch.
     pub fn wait_for_end(self, limit: Option<Duration>) -> Result<bool> {
         match self.watch()? {
             Watch::Ended => Ok(true),
             Watch::Descriptor(descriptor) => wait_readable(&descriptor, limit),
-            Watch::AskAgain => Ok(self.ask_until_it_ends(limit)),
+            Watch::AskAgain => Ok(self.check_until_it_ends(limit)),
         }
     }
 
-    /// Something that tells of its end.
+    /// A watch for its end.
     ///
     /// # Errors
-    /// `Io` where the system refuses to watch.
+    /// `Io` if the system refuses to watch.
     pub(in crate::lifecycle) fn watch(self) -> Result<Watch> {
         let Some(pid) = Pid::from_raw(self.pid) else {
             return Ok(Watch::Ended);
         };
         match pidfd_open(pid, PidfdFlags::empty()) {
-            // The number may have been given away between the two. Of a process that was killed,
-            // the first thread may have ended and others not: then its files are still open.
-            // If /proc does not show the process, it counts as the same. One that has ended makes
-            // the descriptor readable at once.
-            Ok(descriptor) if stat(self.pid).is_none_or(|now| self.is_meant_by(&now)) => {
+            // The id may have been reused before pidfd_open(2), so the start time is compared. The
+            // state is not: a killed process has files open until its last thread has ended. If
+            // /proc does not show the process, it counts as the same. If it has ended, the
+            // descriptor is readable at once.
+            Ok(descriptor) if stat(self.pid).is_none_or(|now| self.matches(&now)) => {
                 Ok(Watch::Descriptor(descriptor))
             }
             Ok(_) | Err(Errno::SRCH) => Ok(Watch::Ended),
@@ -158,17 +162,17 @@ impl ProcessId {
         }
     }
 
-    /// Whether any of its threads still runs, which may go on when the first has ended. A process
-    /// descriptor tells of the end of the last one, too.
+    /// Whether any of its threads still runs; others may outlive the main thread. A process
+    /// descriptor also becomes readable when the last thread ends.
     fn has_threads(self) -> bool {
         match stat(self.pid) {
-            // The first stays until it is reaped.
-            Some(now) => self.is_meant_by(&now) && (now.threads > 1 || !now.has_first_ended()),
+            // The main thread counts until it is reaped.
+            Some(now) => self.matches(&now) && (now.threads > 1 || !now.has_main_thread_ended()),
             None => exists(self.pid),
         }
     }
 
-    fn ask_until_it_ends(self, limit: Option<Duration>) -> bool {
+    fn check_until_it_ends(self, limit: Option<Duration>) -> bool {
         let deadline = limit.map(|limit| Instant::now() + limit);
         while self.has_threads() {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -183,7 +187,7 @@ impl ProcessId {
 impl FromStr for ProcessId {
     type Err = Error;
 
-    /// Reads what `Display` writes: `PID:STARTTIME`, or `PID:?` where that is unknown.
+    /// Parses the output of `Display`: `PID:STARTTIME`, or `PID:?` if the start time is unknown.
     fn from_str(text: &str) -> Result<Self> {
         let parts = text.split_once(':');
         let parsed = parts.and_then(|(pid, start)| {
@@ -209,19 +213,19 @@ impl std::fmt::Display for ProcessId {
     }
 }
 
-/// How the end of a process is seen.
+/// A way to detect the end of a process.
 #[derive(Debug)]
 pub(in crate::lifecycle) enum Watch {
-    /// It has ended before.
+    /// The process has already ended.
     Ended,
-    /// A process descriptor, readable when the process has ended.
+    /// A process descriptor; it is readable when the process has ended.
     Descriptor(OwnedFd),
-    /// This kernel has none; one has to ask.
+    /// The kernel has no process descriptors, so the process must be checked periodically.
     AskAgain,
 }
 
 impl Watch {
-    /// What to poll for, where that is possible.
+    /// The descriptor to poll, if there is one.
     pub(in crate::lifecycle) fn descriptor(&self) -> Option<&OwnedFd> {
         match self {
             Self::Descriptor(descriptor) => Some(descriptor),
@@ -233,7 +237,7 @@ impl Watch {
     pub(in crate::lifecycle) fn has_ended(&self, process: ProcessId) -> bool {
         match self {
             Self::Ended => true,
-            // Where poll fails there is no telling; it is asked in the other way.
+            // If poll(2) fails, falls back to /proc.
             Self::Descriptor(descriptor) => wait_readable(descriptor, Some(Duration::ZERO))
                 .unwrap_or_else(|_| !process.has_threads()),
             Self::AskAgain => !process.has_threads(),
@@ -241,13 +245,13 @@ impl Watch {
     }
 }
 
-/// Waits until `descriptor` is readable; tells whether it is.
+/// Waits until `descriptor` is readable, at most `limit`; returns whether it is.
 fn wait_readable(descriptor: &OwnedFd, limit: Option<Duration>) -> Result<bool> {
     let deadline = limit.map(|limit| Instant::now() + limit);
     loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.map(timespec);
-        match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], left.as_ref()) {
+        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let remaining = remaining.map(timespec);
+        match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], remaining.as_ref()) {
             Ok(0) => return Ok(false),
             Ok(_) => return Ok(true),
             Err(Errno::INTR) => {}
@@ -256,7 +260,7 @@ fn wait_readable(descriptor: &OwnedFd, limit: Option<Duration>) -> Result<bool> 
     }
 }
 
-/// `time` as poll(2) takes it.
+/// `time` in the form for poll(2).
 pub(in crate::lifecycle) fn timespec(time: Duration) -> Timespec {
     Timespec {
         tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
@@ -264,7 +268,7 @@ pub(in crate::lifecycle) fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// What is used of /proc/PID/stat.
+/// Fields of /proc/PID/stat.
 pub(in crate::lifecycle) struct Stat {
     pub(in crate::lifecycle) pid: i32,
     state: u8,
@@ -277,21 +281,21 @@ pub(in crate::lifecycle) struct Stat {
 }
 
 impl Stat {
-    /// Whether its first thread has ended.
-    fn has_first_ended(&self) -> bool {
+    /// Whether the main thread has ended.
+    fn has_main_thread_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
 }
 
-/// Whether /proc counts processes as this process does. It does not in a pid namespace that still
-/// has the /proc of another one.
-fn proc_counts_as_we_do() -> bool {
+/// Whether the ids in /proc are those of this process's pid namespace. They are not if the
+/// namespace still has the /proc of another one.
+fn proc_is_of_own_namespace() -> bool {
     let own = rustix::process::getpid().as_raw_nonzero().get();
     fs::read_link("/proc/self").is_ok_and(|shown| shown.as_os_str() == own.to_string().as_str())
 }
 
-/// Whether a process has the number `pid`, also where /proc does not show it. One that has ended
-/// and is not reaped yet does not count, where the kernel tells.
+/// Whether a process with the id `pid` exists, even if /proc does not show it. If the kernel has
+/// process descriptors, one that has ended but is not reaped does not count.
 fn exists(pid: i32) -> bool {
     let Some(pid) = Pid::from_raw(pid.max(0)) else {
         return false;
@@ -301,34 +305,34 @@ fn exists(pid: i32) -> bool {
             wait_readable(&descriptor, Some(Duration::ZERO)).is_ok_and(|ended| !ended)
         }
         Err(Errno::SRCH) => false,
-        // EPERM: it is of another user.
+        // EPERM means that it belongs to another user.
         Err(_) => matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)),
     }
 }
 
-/// What the kernel tells of the process with the number `pid`; `None` where /proc does not show it,
-/// or shows another one by this number.
+/// The fields for process `pid`; `None` if /proc does not show it, or counts processes differently.
 pub(in crate::lifecycle) fn stat(pid: i32) -> Option<Stat> {
-    if proc_counts_as_we_do() { stat_as_proc_counts(pid) } else { None }
+    if proc_is_of_own_namespace() { stat_as_proc_counts(pid) } else { None }
 }
 
-/// What the kernel tells of this process, with all numbers as /proc counts.
+/// The fields for this process, with all ids as /proc counts.
 pub(in crate::lifecycle) fn own_stat() -> Option<Stat> {
     read_stat("self")
 }
 
-/// The same of the process that /proc shows as `pid`.
+/// The fields for the process that /proc shows as `pid`.
 pub(in crate::lifecycle) fn stat_as_proc_counts(pid: i32) -> Option<Stat> {
     read_stat(&pid.to_string())
 }
 
 fn read_stat(name: &str) -> Option<Stat> {
     let text = kernel_file::read(format!("/proc/{name}/stat")).ok()?;
-    // The second field is the name in brackets and may hold anything, brackets and spaces included.
-    let behind = text.iter().rposition(|&byte| byte == b')')?;
-    let rest = std::str::from_utf8(text.get(behind + 1..)?).ok()?;
+    // The second field is the name in parentheses. The name may itself contain parentheses and
+    // spaces.
+    let name_end = text.iter().rposition(|&byte| byte == b')')?;
+    let rest = std::str::from_utf8(text.get(name_end + 1..)?).ok()?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    // proc(5) counts from 1 and the first here is its third.
+    // proc(5) counts fields from 1, and the first one here is the third.
     let field = |number: usize| fields.get(number - 3).copied();
     let pid = text.split(|&byte| byte == b' ').next()?;
     Some(Stat {
@@ -350,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_a_process_from_the_next_one_with_its_number() {
+    fn distinguishes_processes_with_the_same_id() {
         let own = ProcessId::own().unwrap();
         assert!(own.is_alive());
         let earlier = ProcessId { start_time: own.start_time.map(|time| time - 1), ..own };
@@ -364,9 +368,9 @@ mod tests {
         }
     }
 
-    /// As with `hidepid=2`, or in a pid namespace that has the /proc of the outer one.
+    /// This happens with `hidepid=2`, or in a pid namespace that has the /proc of the outer one.
     #[test]
-    fn a_process_of_unknown_start_time_is_watched_by_its_number() {
+    fn watches_a_process_of_unknown_start_time_by_its_id() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let pid = child.id().try_into().unwrap();
         let id = ProcessId { pid, start_time: None };
@@ -381,9 +385,9 @@ mod tests {
         assert!(!exists(0) && !exists(-1));
     }
 
-    /// As the daemon's are ended that SIGKILL meets while it reads.
+    /// A daemon is in this state if SIGKILL arrives while one of its threads is blocked in a read.
     #[test]
-    fn a_process_has_ended_with_its_last_thread_and_is_not_alive_without_its_first() {
+    fn a_process_ends_with_its_last_thread_but_is_alive_only_with_its_main_thread() {
         let script = "import ctypes, sys, threading\n\
                       threading.Thread(target=lambda: sys.stdin.read()).start()\n\
                       ctypes.CDLL(None).syscall(int(sys.argv[1]), 0)";
@@ -398,15 +402,15 @@ mod tests {
         }
         assert!(id.has_threads());
         assert!(!id.wait_for_end(Some(Duration::from_millis(20))).unwrap());
-        assert!(!id.ask_until_it_ends(Some(Duration::ZERO)));
+        assert!(!id.check_until_it_ends(Some(Duration::ZERO)));
         assert!(!Watch::AskAgain.has_ended(id) && !id.watch().unwrap().has_ended(id));
         drop(child.stdin.take());
-        assert!(id.wait_for_end(None).unwrap() && id.ask_until_it_ends(None));
+        assert!(id.wait_for_end(None).unwrap() && id.check_until_it_ends(None));
         child.wait().unwrap();
     }
 
     #[test]
-    fn sees_the_end_of_a_process_also_before_it_is_reaped() {
+    fn detects_the_end_of_a_process_before_it_is_reaped() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let id = ProcessId::of(child.id().try_into().unwrap()).unwrap();
         assert_eq!(id.name(), "cat");
@@ -414,7 +418,7 @@ mod tests {
         assert!(!id.wait_for_end(Some(Duration::ZERO)).unwrap());
         drop(child.stdin.take());
         assert!(id.wait_for_end(None).unwrap());
-        assert!(id.ask_until_it_ends(None), "without process descriptors, too");
+        assert!(id.check_until_it_ends(None), "without process descriptors, too");
         child.wait().unwrap();
     }
 }

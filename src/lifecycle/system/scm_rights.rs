@@ -1,7 +1,6 @@
-//! Passing an open file to another process.
+//! Passes a descriptor to another process with SCM_RIGHTS (unix(7)).
 //!
-//! Owns both ends of SCM_RIGHTS (unix(7)). Invariant: one byte goes along, since a message without
-//! data may be lost.
+//! Each message carries one byte of data, because a message without data may be lost.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -16,7 +15,7 @@ use rustix::net::{
 /// Sends `descriptor` over `socket`.
 ///
 /// # Errors
-/// The system's, such as EPIPE.
+/// The error of the system call, for example EPIPE.
 pub(in crate::lifecycle) fn send(
     socket: impl AsFd,
     descriptor: BorrowedFd<'_>,
@@ -35,11 +34,11 @@ pub(in crate::lifecycle) fn send(
     }
 }
 
-/// The descriptor that comes over `socket`; `None` where the other end closes it without sending
+/// Receives a descriptor from `socket`; `None` if the other end closes the socket without sending
 /// one.
 ///
 /// # Errors
-/// The system's.
+/// The error of the system call.
 pub(in crate::lifecycle) fn receive(socket: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -68,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_arrives_and_nothing_else_does() {
+    fn receives_only_a_descriptor_that_was_sent() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         send(&ours, File::open("/proc/self/comm").unwrap().as_fd()).unwrap();
         let mut text = String::new();

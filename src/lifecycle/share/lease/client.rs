@@ -1,6 +1,6 @@
-//! The side of those who need a mount.
+//! The client's side of a lease: a connection to the daemon.
 //!
-//! Owns the connection to a daemon. Invariant: dropping it gives its lease back.
+//! Dropping the connection returns the lease.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -16,47 +16,47 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::system::process::ProcessId;
 
-/// How long a daemon may take to answer; it does nothing else on the thread that answers, but for
-/// unmounting through fusermount.
+/// How long a daemon may take to answer. The thread that answers does nothing else, except to
+/// unmount with fusermount.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// How long the kernel may take to unmount.
 const UNMOUNT: Duration = Duration::from_secs(120);
 
-/// How often, while it does not answer, the caller decides whether to wait longer.
-const SLICE: Duration = Duration::from_millis(250);
+/// The longest time between two checks whether to go on waiting for an answer.
+const POLL_MAX: Duration = Duration::from_millis(250);
 
-/// The first of these times, which doubles: longer than most answers take, also that of a daemon
-/// that mounts.
-const FIRST_SLICE: Duration = Duration::from_millis(20);
+/// The time until the first check; it doubles after each. Most answers take less, even those of a
+/// daemon that is mounting.
+const POLL_FIRST: Duration = Duration::from_millis(20);
 
-/// A socket cannot wait for no time.
-const SHORTEST: Duration = Duration::from_millis(1);
+/// The shortest timeout of a read: a socket does not accept zero.
+const POLL_MIN: Duration = Duration::from_millis(1);
 
 /// A connection to a daemon, with or without a lease.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Client {
     stream: BufReader<UnixStream>,
-    /// The process at the other end, where it was there to be seen.
+    /// The process at the other end; `None` if it could not be identified.
     daemon: Option<ProcessId>,
 }
 
-/// What became of a mount when a lease on it was given back.
+/// What happened to a mount when a lease on it was returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) enum LeaseEnd {
-    /// It is gone; the line tells what was served.
+    /// It is unmounted; the line is a summary of what was served.
     Gone(String),
-    /// Its daemon has ended without a word.
+    /// Its daemon has ended without an answer.
     Lost,
-    /// It stays for now: others hold it, or it lingers.
+    /// It stays: it has other holders, or it lingers.
     Stays,
 }
 
 impl Client {
-    /// The daemon that listens at `socket`.
+    /// Connects to the daemon that listens at `socket`.
     ///
     /// # Errors
-    /// `Io` where nobody listens.
+    /// `Io` if no process listens.
     pub(in crate::lifecycle) fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .map_err(|error| Error::io(format!("{}: nobody answers", socket.display()), error))?;
@@ -65,26 +65,27 @@ impl Client {
         Ok(Self::over(stream, daemon))
     }
 
-    /// The process at the other end, where it can be told.
+    /// The process at the other end, if it is known.
     pub(in crate::lifecycle) fn daemon(&self) -> Option<ProcessId> {
         self.daemon
     }
 
-    /// The process `daemon` at the other end of `stream`.
+    /// A client on `stream`, with `daemon` at its other end.
     pub(in crate::lifecycle) fn over(stream: UnixStream, daemon: Option<ProcessId>) -> Self {
         Self { stream: BufReader::new(stream), daemon }
     }
 
-    /// Takes a lease for as long as this connection is open; `false` where the mount is on its way
-    /// out.
+    /// Takes a lease for as long as this connection is open; `false` if the daemon is about to
+    /// unmount.
     ///
     /// # Errors
-    /// `Io` where the daemon does not answer.
+    /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn hold(&mut self) -> Result<bool> {
         self.ask(Request::Hold).map(|answer| answer == Some(Answer::Done))
     }
 
-    /// The same, for as long as `wait_longer`, which is called now and then, says so.
+    /// Like `hold`, but waits for the answer while `wait_longer` returns true. It is called
+    /// periodically.
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
@@ -99,8 +100,8 @@ impl Client {
         Ok(Answer::decode(&self.line_while(wait_longer)?) == Some(Answer::Done))
     }
 
-    /// Asks the daemon to unmount for `callers`, whose leases it ends where others hold the mount;
-    /// returns its answer, or `None` where the connection ended without one.
+    /// Asks the daemon to unmount for `callers`; if the mount has other holders, it only ends the
+    /// leases of `callers`. Returns its answer, or `None` if the connection ended without one.
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
@@ -120,10 +121,10 @@ impl Client {
         }
     }
 
-    /// Lets the mount hold as long as `process` lives, too; `false` where it has ended.
+    /// Takes a lease for `process`, until that ends; `false` if the daemon is about to unmount.
     ///
     /// # Errors
-    /// `NotFound` where the process has ended already; `Io` where the daemon does not answer.
+    /// `NotFound` if the process has ended already; `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<bool> {
         match self.ask(Request::Watch(process))? {
             Some(Answer::NoProcess) => {
@@ -134,29 +135,29 @@ impl Client {
         }
     }
 
-    /// Lets the mount hold until somebody unmounts it; `false` where it has ended.
+    /// Keeps the mount until it is unmounted explicitly; `false` if the daemon is about to unmount.
     ///
     /// # Errors
-    /// `Io` where the daemon does not answer.
+    /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn keep(&mut self) -> Result<bool> {
         self.ask(Request::Keep).map(|answer| answer == Some(Answer::Done))
     }
 
-    /// Ends what `watch` began.
+    /// Ends the lease that `watch` took.
     ///
     /// # Errors
-    /// `Io` where the daemon does not answer.
+    /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn release(&mut self, process: ProcessId) -> Result<()> {
         self.ask(Request::Release(process)).map(|_| ())
     }
 
-    /// Gives the lease back; returns when the mount is gone, or at once if it stays.
+    /// Returns the lease. If the mount stays, returns at once; if not, when it is unmounted.
     ///
     /// # Errors
-    /// `Io` where the daemon does not answer.
+    /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn leave(mut self) -> Result<LeaseEnd> {
         match self.send(Request::Leave) {
-            // It has ended, and may have told its numbers before.
+            // It has ended, but may have sent its summary before.
             Err(error) if is_end(&error) => {}
             sent => sent?,
         }
@@ -168,8 +169,8 @@ impl Client {
         })
     }
 
-    /// A process that is killed closes one file after the other, and its mount looks alive until
-    /// the last; only then can it be cleared.
+    /// A killed process closes its files one by one. Its mount looks alive until the last one is
+    /// closed, and can be cleared only then.
     fn lost(self) -> Result<LeaseEnd> {
         if let Some(daemon) = self.daemon {
             daemon.wait_for_end(Some(EXIT))?;
@@ -177,10 +178,10 @@ impl Client {
         Ok(LeaseEnd::Lost)
     }
 
-    /// Who holds the mount.
+    /// The holders of the mount.
     ///
     /// # Errors
-    /// `Io` where the daemon does not answer.
+    /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn status(&mut self, limit: Duration) -> Result<Status> {
         self.send(Request::Status)?;
         let line = self.line(Some(limit))?;
@@ -188,7 +189,7 @@ impl Client {
             .map_err(|error| Error::new(Kind::Io, "the daemon answers oddly").with_source(error))
     }
 
-    /// What the mount served so far, as a line of JSON.
+    /// The statistics of the mount so far, as a line of JSON.
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
@@ -197,22 +198,22 @@ impl Client {
         self.line(Some(ANSWER))
     }
 
-    /// Waits until the daemon ends the connection, which it does when the mount is gone, at most
-    /// `limit`.
+    /// Waits, at most `limit`, until the daemon closes the connection, which it does when it has
+    /// unmounted.
     ///
     /// # Errors
     /// `Io`.
     pub(in crate::lifecycle) fn wait_until_gone(&mut self, limit: Duration) -> Result<()> {
-        // It has answered all that it was asked, so there is no line to come.
+        // All requests are answered, so no other line follows.
         match self.line(Some(limit)) {
             Err(error) if error.kind() == Kind::TimedOut => Ok(()),
             line => line.map(drop),
         }
     }
 
-    /// Waits until the daemon, which has unmounted, has reported what it served, and has exited;
-    /// one that has unmounted lazily may have files open that it goes on to serve. Returns whether
-    /// it has done so within `limit`.
+    /// Waits, at most `limit`, until the daemon, which has unmounted, has exited; returns whether
+    /// it has. After a lazy unmount it may serve open files for long, so this waits only until it
+    /// has reported what it served.
     ///
     /// # Errors
     /// `Io`.
@@ -228,9 +229,9 @@ impl Client {
         }
     }
 
-    /// The next line, whole; empty at the end of the connection, or of the daemon's first thread,
-    /// which is the one that answers: others of a killed daemon may go on, with the connection
-    /// open. Waits without end where there is no limit.
+    /// The next whole line; empty if the connection ends, or the main thread of the daemon, which
+    /// is the one that answers. Other threads of a killed daemon may run on and keep the
+    /// connection open. Without a limit this waits for ever.
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
@@ -241,42 +242,42 @@ impl Client {
 
     fn line_while(&mut self, wait_longer: &mut dyn FnMut() -> bool) -> Result<String> {
         let failed = |error| Error::io("the daemon does not answer", error);
-        let (mut line, mut is_killed, mut is_over) = (Vec::new(), false, false);
-        let mut slice = FIRST_SLICE;
+        let (mut line, mut is_killed, mut has_timed_out) = (Vec::new(), false, false);
+        let mut timeout = POLL_FIRST;
         loop {
-            self.stream.get_ref().set_read_timeout(Some(slice)).map_err(failed)?;
+            self.stream.get_ref().set_read_timeout(Some(timeout)).map_err(failed)?;
             match self.stream.read_until(b'\n', &mut line) {
                 Ok(_) => {
                     let text = String::from_utf8(line);
                     return text.map_err(|error| failed(std::io::Error::other(error)));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // A daemon that was killed with unread requests.
+                // The daemon was killed before it had read all requests.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => {
                     return Ok(String::new());
                 }
                 Err(error) => return Err(failed(error)),
             }
-            // Both were seen before that, so what came until then would have been read.
+            // Both were set before this read, so it would have returned any answer sent until then.
             if is_killed {
                 return Ok(String::new());
             }
-            if is_over {
+            if has_timed_out {
                 return Err(Error::new(Kind::TimedOut, "the daemon does not answer"));
             }
             is_killed = self.daemon.is_some_and(ProcessId::is_killed);
-            is_over = !wait_longer();
-            slice = match is_over {
-                true => SHORTEST,
-                false => (slice * 2).min(SLICE),
+            has_timed_out = !wait_longer();
+            timeout = match has_timed_out {
+                true => POLL_MIN,
+                false => (timeout * 2).min(POLL_MAX),
             };
         }
     }
 
-    /// `None` at the end of the connection.
+    /// Sends `request`; returns the answer, or `None` if the connection has ended.
     fn ask(&mut self, request: Request) -> Result<Option<Answer>> {
         match self.send(request) {
-            // The daemon is gone, which the end of its answers tells, too.
+            // The daemon has closed the connection.
             Err(error) if is_end(&error) => return Ok(None),
             sent => sent?,
         }

@@ -1,6 +1,4 @@
-//! What is said over the socket of a mount: one line a request, one line an answer.
-//!
-//! Owns the words. Invariant: a request parsed is the request written, and a line is short.
+//! The protocol on the socket of a mount: one line per request, one line per answer.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,26 +6,26 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::system::process::ProcessId;
 
-/// The longest request, bytes.
+/// The longest request in bytes, with its newline.
 pub(super) const REQUEST_MAX: usize = 160;
 
-/// What a client asks for.
+/// A request from a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     /// A lease for as long as this connection is open.
     Hold,
     /// A lease for as long as that process lives.
     Watch(ProcessId),
-    /// Hold until somebody unmounts.
+    /// Keep the mount until it is unmounted explicitly.
     Keep,
-    /// That process needs the mount no more.
+    /// End the lease of that process.
     Release(ProcessId),
-    /// The lease of this connection ends. Answered at once if others hold the mount; else the
-    /// connection ends when the mount is gone.
+    /// End the lease of this connection. If the mount has other holders, the daemon answers at
+    /// once. If not, it closes the connection once it has unmounted.
     Leave,
-    /// Who holds it, and how it does.
+    /// Report the holders.
     Status,
-    /// What it served so far.
+    /// Report the statistics so far.
     Numbers,
     /// Unmount.
     Unmount(UnmountRequest),
@@ -36,39 +34,40 @@ pub(super) enum Request {
 /// A request to unmount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) struct UnmountRequest {
-    /// What to do with a mount that is in use.
+    /// Whether to unmount a mount that is in use.
     pub(in crate::lifecycle) how: Detach,
-    /// The processes that ask: the one that runs `archfs unmount`, and its script.
+    /// The process that runs `archfs unmount`, and its script.
     pub(in crate::lifecycle) callers: Vec<ProcessId>,
 }
 
-/// What a daemon answers to a request to unmount.
+/// The answer of a daemon to a request to unmount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) enum UnmountAnswer {
-    /// It unmounts; another answer follows. The kernel may take long, to free a large page cache.
+    /// It is unmounting; another answer follows. If the page cache is large, the kernel may take
+    /// long to free it.
     Begun,
-    /// It is unmounted, and what was created for it is removed.
+    /// It has unmounted, and removed what it had created for the mount.
     Done,
-    /// The leases of the callers have ended, but these processes hold the mount.
+    /// The leases of the callers have ended, but the mount stays: these are its other holders.
     Released(String),
-    /// Only these processes hold it.
+    /// The callers hold no lease; these processes do.
     Refused(String),
-    /// It is in use, or covered; the text says how.
+    /// The mount is in use, or another mount covers it; the text says how.
     Busy(String),
 }
 
-/// What the daemon answers.
+/// The answer of a daemon to any other request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// Done.
     Done,
-    /// The mount is on its way out; the connection ends when it is gone.
+    /// The daemon is about to unmount; it closes the connection when it has.
     Ending,
-    /// The process that was named is not there.
+    /// The process in the request does not exist.
     NoProcess,
-    /// Others hold the mount, so it stays.
+    /// The mount has other holders, so it stays.
     Held,
-    /// Nobody holds the mount, but it stays for a while.
+    /// The mount has no holder, but it stays for a while.
     Lingering,
 }
 
@@ -93,13 +92,13 @@ impl Request {
         }
     }
 
-    /// The request of a line, without its end.
+    /// The request in `line`, which has no newline.
     ///
     /// # Errors
     /// `Usage` for anything else.
     pub(super) fn decode(line: &str) -> Result<Self> {
-        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
-        match (word, rest) {
+        let (keyword, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match (keyword, rest) {
             ("hold", "") => Ok(Self::Hold),
             ("watch", process) => process.parse().map(Self::Watch),
             ("keep", "") => Ok(Self::Keep),
@@ -133,11 +132,11 @@ impl UnmountAnswer {
         }
     }
 
-    /// The answer of a whole line.
+    /// The answer in `line`, which ends with a newline.
     pub(super) fn decode(line: &str) -> Option<Self> {
         let line = line.strip_suffix('\n')?;
-        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
-        match word {
+        let (keyword, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match keyword {
             "begun" => Some(Self::Begun),
             "done" => Some(Self::Done),
             "released" => Some(Self::Released(rest.to_owned())),
@@ -161,21 +160,21 @@ impl Answer {
         Self::ALL.iter().find(|(answer, _)| *answer == self).map_or("", |(_, line)| line)
     }
 
-    /// The answer of a whole line.
+    /// The answer in `line`, which ends with a newline.
     pub(super) fn decode(line: &str) -> Option<Self> {
         Self::ALL.iter().find(|(_, text)| *text == line).map(|(answer, _)| *answer)
     }
 }
 
-/// How a mount does.
+/// The status of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::lifecycle) struct Status {
     pub(in crate::lifecycle) holders: Vec<HolderStatus>,
-    /// Whether it holds until somebody unmounts.
+    /// Whether it stays until it is unmounted explicitly.
     pub(in crate::lifecycle) kept: bool,
 }
 
-/// One who holds a mount.
+/// A process that holds a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::lifecycle) struct HolderStatus {
     pub(in crate::lifecycle) pid: i32,
@@ -183,7 +182,7 @@ pub(in crate::lifecycle) struct HolderStatus {
 }
 
 impl HolderStatus {
-    /// For a person: `12 (bash), 13 (python3)`.
+    /// The list for a message: `12 (bash), 13 (python3)`.
     pub(in crate::lifecycle) fn named(holders: &[Self]) -> String {
         let named: Vec<_> =
             holders.iter().map(|holder| format!("{} ({})", holder.pid, holder.name)).collect();
@@ -196,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_and_answers_are_read_as_they_are_written() {
+    fn requests_and_answers_survive_encoding_and_decoding() {
         let process = "2147483647:18446744073709551615".parse().unwrap();
         for request in [
             Request::Hold,

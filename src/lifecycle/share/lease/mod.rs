@@ -1,13 +1,11 @@
-//! Who still needs a mount.
+//! Leases: a mount stays until the last process with a lease has ended or returned it.
 //!
-//! Owns the leases and the conversation about them: a lease is a connection to the mount's socket,
-//! so whatever ends its holder ends the lease. Leaves what follows from them to `hold`.
-//! Invariant: a lease given is counted before its holder is told, and none is given once the mount
-//! is on its way out.
+//! A lease is a connection to the daemon's socket, so it ends with its holder, however that ends.
+//! A process that knows nothing of archfs, such as a job script, has no connection. The process
+//! that mounts for it asks the daemon to watch it; then its process descriptor is the lease.
 //!
-//! A process that knows nothing of archfs, such as a job's script, can not keep a connection.
-//! Whoever mounts for it asks the daemon to watch it instead; then its process descriptor is the
-//! lease.
+//! Invariants: the daemon counts a lease before it answers. It grants none after it has begun to
+//! unmount.
 
 mod client;
 mod message;

@@ -1,7 +1,7 @@
-//! The daemon's side: connections, processes that are watched, and the answers.
+//! The daemon's side of leases: connections, watched processes and answers.
 //!
-//! Owns what is polled for and what was said so far. Invariants: nothing here waits, so no client
-//! can hold up another; only the user of the mount and root are listened to.
+//! Invariants: nothing here blocks, so no client can delay another. Only connections of the user
+//! of the mount and of root are accepted.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -18,39 +18,40 @@ use crate::error::{Error, Result};
 use crate::failpoint;
 use crate::lifecycle::system::process::{ProcessId, Watch};
 
-/// Connections at a time; more are turned away. A task of a node needs one.
+/// The maximum number of open connections; others are closed at once. Each task on the node needs
+/// one.
 const CLIENTS_MAX: usize = 4096;
 
 /// All leases of a mount.
 #[derive(Debug, Default)]
 pub(in crate::lifecycle) struct Leases {
-    /// `None` where nobody can ask: a private mount, or one that is on its way out.
+    /// `None` if no client can connect: the mount is private, or already unmounted.
     listener: Option<UnixListener>,
     clients: Vec<Client>,
     processes: Vec<(ProcessId, Watch)>,
     kept: bool,
-    /// Leases that were given, also again to one who had one.
-    given: u64,
-    /// Whether only those who hold it already may go on to.
-    is_closed: bool,
+    /// Leases granted so far, including those granted again to a client that had one.
+    granted: u64,
+    /// Whether only clients with a lease get another.
+    refuses_newcomers: bool,
     is_ending: bool,
-    /// Whether no connection could be taken, for want of descriptors, say. The listener stays
-    /// readable then, and polling for it would never wait.
-    is_full: bool,
-    /// Requests to unmount that the daemon has to answer, by the number of the client.
-    unmounts: Vec<(u64, UnmountRequest)>,
+    /// Whether accept(2) failed, for example because there are no more descriptors. The listener
+    /// stays readable then, so poll(2) on it would return at once.
+    accept_failed: bool,
+    /// Requests to unmount that the daemon has to answer, with the number of the client.
+    pending_unmounts: Vec<(u64, UnmountRequest)>,
     /// The number of the next client.
-    next: u64,
+    next_number: u64,
 }
 
 #[derive(Debug)]
 struct Client {
     number: u64,
     stream: UnixStream,
-    /// Of the process at the other end, if it can be told.
+    /// The process at the other end, if it is known.
     pid: Option<i32>,
-    /// What it said so far, less what was answered.
-    said: VecDeque<u8>,
+    /// Bytes received that belong to no answered request.
+    received: VecDeque<u8>,
     lease: Lease,
     is_open: bool,
 }
@@ -59,12 +60,12 @@ struct Client {
 enum Lease {
     None,
     Held,
-    /// It gave its lease back, and waits for what becomes of the mount.
+    /// The client has returned its lease and waits to be told what happens to the mount.
     Leaving,
 }
 
 impl Leases {
-    /// Nobody's yet.
+    /// No leases yet; clients connect to `listener`.
     ///
     /// # Errors
     /// `Io`.
@@ -75,7 +76,7 @@ impl Leases {
         Ok(Self { listener, ..Self::default() })
     }
 
-    /// Gives a lease to whoever is at the other end of `stream`.
+    /// Grants a lease to the process at the other end of `stream`.
     ///
     /// # Errors
     /// `Io`.
@@ -87,17 +88,17 @@ impl Leases {
     }
 
     fn add(&mut self, stream: UnixStream, pid: Option<i32>, lease: Lease) {
-        let (number, said) = (self.next, VecDeque::new());
-        self.next += 1;
-        self.clients.push(Client { number, stream, pid, said, lease, is_open: true });
+        let (number, received) = (self.next_number, VecDeque::new());
+        self.next_number += 1;
+        self.clients.push(Client { number, stream, pid, received, lease, is_open: true });
     }
 
-    /// Gives a lease to `process`, unless it has one; tells whether it lives.
+    /// Grants a lease to `process`, unless it has one; returns whether it is alive.
     ///
     /// # Errors
-    /// `Io` where it can not be watched.
+    /// `Io` if it cannot be watched.
     pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<bool> {
-        // A script may ask for its mount again and again.
+        // A script may ask for the same mount many times.
         if self.processes.iter().any(|(watched, _)| *watched == process) {
             return Ok(process.is_alive());
         }
@@ -110,70 +111,71 @@ impl Leases {
         }
     }
 
-    /// Holds until somebody unmounts.
+    /// Keeps the mount until it is unmounted explicitly.
     pub(in crate::lifecycle) fn keep(&mut self) {
         self.kept = true;
     }
 
-    /// Whether it shall hold until somebody unmounts.
+    /// Whether the mount stays until it is unmounted explicitly.
     pub(in crate::lifecycle) fn is_kept(&self) -> bool {
         self.kept
     }
 
-    /// Whether a process holds a lease.
+    /// Whether any process has a lease.
     pub(in crate::lifecycle) fn is_held(&self) -> bool {
         !self.processes.is_empty() || self.clients.iter().any(|client| client.lease == Lease::Held)
     }
 
-    /// How often somebody was given a lease: a sign of use, like a request.
+    /// The number of leases granted so far. A new one is a sign of use, as a request is.
     pub(in crate::lifecycle) fn given(&self) -> u64 {
-        self.given
+        self.granted
     }
 
-    /// Whether something has to be asked for now and then, since it can not be polled for.
+    /// Whether `attend` has to be called periodically, because poll(2) cannot report every change.
     pub(in crate::lifecycle) fn has_to_ask(&self) -> bool {
-        self.is_full || self.processes.iter().any(|(_, watch)| watch.descriptor().is_none())
+        self.accept_failed || self.processes.iter().any(|(_, watch)| watch.descriptor().is_none())
     }
 
-    /// Whether somebody gave back a lease and waits for the end of the mount.
+    /// Whether a client has returned its lease and waits until the mount is unmounted.
     pub(in crate::lifecycle) fn is_awaited(&self) -> bool {
         self.clients.iter().any(|client| client.lease == Lease::Leaving)
     }
 
-    /// The mount goes within a while: a lease is given only to those who have one, for a process
-    /// that they start, say. Others wait until it is gone, and mount anew.
+    /// The mount will be unmounted soon. From now on only clients with a lease get another, for
+    /// example for a process that they start. Others wait until it is unmounted, then mount again.
     pub(in crate::lifecycle) fn close_to_newcomers(&mut self) {
-        self.is_closed = true;
+        self.refuses_newcomers = true;
     }
 
     fn refuses(&self, client: usize) -> bool {
-        self.is_ending || (self.is_closed && self.clients[client].lease != Lease::Held)
+        self.is_ending || (self.refuses_newcomers && self.clients[client].lease != Lease::Held)
     }
 
-    /// No lease is given from now on.
+    /// Grants no lease from now on.
     pub(in crate::lifecycle) fn begin_to_end(&mut self) {
         self.is_ending = true;
     }
 
-    /// The mount is gone: ends all connections, whose other ends wait for that. Those who have a
-    /// lease get a line with `summary`; tells whether any of them had given it back. Who detaches a
-    /// private mount and then gives back its lease may come too late to be heard.
+    /// Closes all connections after the mount is unmounted, which their clients wait for. Sends
+    /// `summary` to each client that has a lease or has returned it; returns whether any has
+    /// returned it. If a process detaches a private mount and then returns its lease, that request
+    /// may arrive too late to be read.
     pub(in crate::lifecycle) fn close(&mut self, summary: &str) -> bool {
         self.begin_to_end();
-        let mut has_told = false;
+        let mut had_leaver = false;
         for client in self.clients.iter_mut().filter(|client| client.lease != Lease::None) {
-            client.say(&format!("{summary}\n"));
-            has_told |= client.lease == Lease::Leaving;
+            client.send(&format!("{summary}\n"));
+            had_leaver |= client.lease == Lease::Leaving;
         }
         self.listener = None;
         self.clients.clear();
         self.processes.clear();
-        has_told
+        had_leaver
     }
 
-    /// What to poll for, in an order of its own.
+    /// The descriptors to poll, in no particular order.
     pub(in crate::lifecycle) fn watched(&self) -> Vec<PollFd<'_>> {
-        let listener = self.listener.iter().filter(|_| !self.is_full);
+        let listener = self.listener.iter().filter(|_| !self.accept_failed);
         let listener = listener.map(|listener| PollFd::new(listener, PollFlags::IN));
         let clients = self.clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN));
         let processes = self.processes.iter().filter_map(|(_, watch)| watch.descriptor());
@@ -183,20 +185,19 @@ impl Leases {
             .collect()
     }
 
-    /// Answers everybody who said something, and drops the leases of those who are gone. `lingers`
-    /// tells whether the mount stays for a while without leases; `numbers` are given to those who
-    /// ask.
+    /// Answers all requests, and drops the leases of processes that have ended. `lingers` is
+    /// whether the mount stays for a while without leases; `numbers` returns the statistics.
     pub(in crate::lifecycle) fn attend(&mut self, lingers: bool, numbers: &dyn Fn() -> String) {
         self.accept();
         self.processes.retain(|(process, watch)| !watch.has_ended(*process));
-        for at in 0..self.clients.len() {
-            self.clients[at].listen();
-            while let Some(line) = self.clients[at].next_line() {
-                self.answer(at, &line, numbers);
+        for index in 0..self.clients.len() {
+            self.clients[index].receive();
+            while let Some(line) = self.clients[index].next_line() {
+                self.answer(index, &line, numbers);
             }
         }
         self.clients.retain(|client| client.is_open);
-        self.tell_leavers(lingers);
+        self.answer_leavers(lingers);
     }
 
     fn accept(&mut self) {
@@ -206,7 +207,7 @@ impl Leases {
                 Err(error) => {
                     let is_passing =
                         matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
-                    self.is_full = !is_passing;
+                    self.accept_failed = !is_passing;
                     return;
                 }
             };
@@ -221,22 +222,22 @@ impl Leases {
         }
     }
 
-    fn answer(&mut self, at: usize, line: &str, numbers: &dyn Fn() -> String) {
+    fn answer(&mut self, index: usize, line: &str, numbers: &dyn Fn() -> String) {
         let Ok(request) = Request::decode(line) else {
-            self.clients[at].is_open = false;
+            self.clients[index].is_open = false;
             return;
         };
         let answer = match &request {
             Request::Status => {
                 let status = serde_json::to_string(&self.status()).unwrap_or_default();
-                return self.clients[at].say(&(status + "\n"));
+                return self.clients[index].send(&(status + "\n"));
             }
             Request::Numbers => {
                 failpoint::panic_at("lease");
-                return self.clients[at].say(&(numbers() + "\n"));
+                return self.clients[index].send(&(numbers() + "\n"));
             }
             Request::Leave => {
-                self.clients[at].lease = Lease::Leaving;
+                self.clients[index].lease = Lease::Leaving;
                 return;
             }
             Request::Release(process) => {
@@ -244,12 +245,14 @@ impl Leases {
                 Answer::Done
             }
             Request::Unmount(request) => {
-                self.unmounts.push((self.clients[at].number, request.clone()));
+                self.pending_unmounts.push((self.clients[index].number, request.clone()));
                 return;
             }
-            Request::Hold | Request::Watch(_) | Request::Keep if self.refuses(at) => Answer::Ending,
+            Request::Hold | Request::Watch(_) | Request::Keep if self.refuses(index) => {
+                Answer::Ending
+            }
             Request::Hold => {
-                self.clients[at].lease = Lease::Held;
+                self.clients[index].lease = Lease::Held;
                 Answer::Done
             }
             Request::Watch(process) => match self.watch(*process) {
@@ -266,24 +269,24 @@ impl Leases {
             }
         };
         let is_lease = matches!(request, Request::Hold | Request::Watch(_) | Request::Keep);
-        self.given += u64::from(is_lease && answer == Answer::Done);
-        self.clients[at].say(answer.encode());
+        self.granted += u64::from(is_lease && answer == Answer::Done);
+        self.clients[index].send(answer.encode());
     }
 
-    /// The oldest request to unmount that was not answered, with the number of its client.
+    /// Takes the oldest request to unmount that is not answered, with the number of its client.
     pub(in crate::lifecycle) fn next_unmount(&mut self) -> Option<(u64, UnmountRequest)> {
-        (!self.unmounts.is_empty()).then(|| self.unmounts.remove(0))
+        (!self.pending_unmounts.is_empty()).then(|| self.pending_unmounts.remove(0))
     }
 
     /// Answers a request to unmount.
     pub(in crate::lifecycle) fn answer_unmount(&mut self, client: u64, answer: &UnmountAnswer) {
-        if let Some(client) = self.clients.iter_mut().find(|one| one.number == client) {
-            client.say(&answer.encode());
+        if let Some(client) = self.clients.iter_mut().find(|candidate| candidate.number == client) {
+            client.send(&answer.encode());
         }
     }
 
-    /// Ends the leases of `callers`, and that of `keep`, where other processes hold the mount;
-    /// `None` where none do.
+    /// If other processes hold the mount, ends the leases of `callers`, and that of `keep`; `None`
+    /// if none do.
     pub(in crate::lifecycle) fn leave_to_others(
         &mut self,
         callers: &[ProcessId],
@@ -303,7 +306,7 @@ impl Leases {
         Some(UnmountAnswer::Released(others))
     }
 
-    /// Listens at `listener` instead.
+    /// Replaces the listener.
     ///
     /// # Errors
     /// `Io`.
@@ -313,9 +316,9 @@ impl Leases {
         Ok(())
     }
 
-    /// Those who left hear that the mount stays; if it does not, they wait for their connection to
-    /// end.
-    fn tell_leavers(&mut self, lingers: bool) {
+    /// If the mount stays, tells the clients that have returned their leases. If not, they wait for
+    /// the end of their connections.
+    fn answer_leavers(&mut self, lingers: bool) {
         let answer = match (self.is_held() || self.kept, lingers) {
             _ if self.is_ending => return,
             (true, _) => Answer::Held,
@@ -324,7 +327,7 @@ impl Leases {
         };
         for client in self.clients.iter_mut().filter(|client| client.lease == Lease::Leaving) {
             client.lease = Lease::None;
-            client.say(answer.encode());
+            client.send(answer.encode());
         }
     }
 
@@ -342,31 +345,31 @@ impl Leases {
 }
 
 impl Client {
-    /// Takes what came, and notes if that was the last.
-    fn listen(&mut self) {
+    /// Reads all bytes received, and detects the end of the connection.
+    fn receive(&mut self) {
         let mut bytes = [0; REQUEST_MAX];
         loop {
             match self.stream.read(&mut bytes) {
                 Ok(0) => return self.is_open = false,
-                Ok(count) => self.said.extend(&bytes[..count]),
+                Ok(count) => self.received.extend(&bytes[..count]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(_) => return self.is_open = false,
             }
-            if self.said.len() > 64 * REQUEST_MAX {
+            if self.received.len() > 64 * REQUEST_MAX {
                 return self.is_open = false;
             }
         }
     }
 
     fn next_line(&mut self) -> Option<String> {
-        let end = self.said.iter().position(|&byte| byte == b'\n')?;
-        let line = self.said.drain(..=end).take(end).collect();
+        let end = self.received.iter().position(|&byte| byte == b'\n')?;
+        let line = self.received.drain(..=end).take(end).collect();
         Some(String::from_utf8(line).unwrap_or_default())
     }
 
-    /// A client that does not take so little has only itself to blame.
-    fn say(&mut self, line: &str) {
+    /// Sends `line`. A client that does not read even these few bytes is disconnected.
+    fn send(&mut self, line: &str) {
         self.is_open &= self.stream.write_all(line.as_bytes()).is_ok();
     }
 }
@@ -380,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_the_leases_that_it_gave_and_nothing_else() {
+    fn counts_only_leases_that_were_granted() {
         let mut leases = Leases::new(None).unwrap();
         let (mut client, daemon) = UnixStream::pair().unwrap();
         leases.give_to(daemon).unwrap();
