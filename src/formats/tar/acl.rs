@@ -1,48 +1,48 @@
-//! What a POSIX ACL of a member leaves of its mode.
+//! Removes from the mode of a member what its POSIX ACL denies.
 //!
-//! With `-o allow_other` the kernel enforces modes. It does not know the ACLs of a tar, and the
-//! group bits of a file with an ACL are only a limit on what the ACL gives (its mask). A mode alone
-//! would give the owning group, and users whom the ACL denies something, more than the source did.
-//! So the ACL is hidden there, and taken from the mode: no user gets more than the ACL gives. Users
-//! and groups that the ACL names get no more than all others, because a mode cannot name them.
+//! With `-o allow_other` the kernel enforces modes, but it does not know the ACLs of a tar. For a
+//! file with an ACL, the group bits of the mode are only the mask, an upper limit. So the mode
+//! alone would give too much to the owning group, and to users whom the ACL denies something.
+//! Therefore the ACL is hidden, and the mode is reduced until no user gets more than the ACL gives.
+//! Users and groups named in the ACL get no more than all others, because a mode cannot name them.
 //!
-//! GNU tar, star and libarchive store an ACL as text (keyword SCHILY.acl.access), in which names
-//! stand for users; or as the value of the extended attribute (linux/posix_acl_xattr.h). The
-//! names do not matter here, so they need no look-up.
+//! GNU tar, star and libarchive store an ACL as text (keyword SCHILY.acl.access) or as the value of
+//! the extended attribute (linux/posix_acl_xattr.h). The names in the text do not matter here, so
+//! they are not looked up.
 
-/// The keyword of pax for the text of an ACL. It is kept as an attribute of that name.
+/// The pax keyword of an ACL as text. It is kept as an attribute with this name.
 pub(super) const TEXT: &[u8] = b"SCHILY.acl.access";
 
-/// The extended attributes of Linux.
+/// The extended attributes of Linux for ACLs.
 const BINARY: &[u8] = b"system.posix_acl_access";
 const BINARY_DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// The only version of the attribute's format.
 const VERSION: [u8; 4] = [2, 0, 0, 0];
 
-/// How the ACLs of members are used.
+/// What happens to the ACLs of members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Acls {
-    /// Shown as they were packed; nothing is enforced.
+    /// Shown as in the archive. Nothing is enforced.
     #[default]
     Shown,
-    /// Hidden, and taken from the modes.
+    /// Hidden, and modes are reduced by what they deny.
     Masked,
 }
 
 impl Acls {
-    /// Whether the attribute `name` is shown.
+    /// Whether to show the attribute `name`.
     pub(super) fn shows(self, name: &[u8]) -> bool {
         name != TEXT && (self == Self::Shown || (name != BINARY && name != BINARY_DEFAULT))
     }
 
-    /// Whether modes are those of members without their ACLs.
+    /// Whether to reduce modes by ACLs.
     pub(super) fn is_masked(self) -> bool {
         self == Self::Masked
     }
 }
 
-/// Whether the attribute `name` is an ACL that says who may use a member.
+/// Whether the attribute `name` is an ACL that controls access to a member.
 pub(super) fn is_access(name: &[u8]) -> bool {
     name == TEXT || name == BINARY
 }
@@ -50,29 +50,29 @@ pub(super) fn is_access(name: &[u8]) -> bool {
 /// The permission bits that the ACL in the attribute `name` leaves.
 pub(super) fn mask(name: &[u8], value: &[u8]) -> u16 {
     let rights = if name == TEXT { Rights::of_text(value) } else { Rights::of_attribute(value) };
-    // What cannot be understood may deny anything.
+    // An ACL that cannot be parsed may deny anything.
     rights.map_or(OWNER_ONLY, Rights::mode)
 }
 
-/// Everything but the rights of the group and of others.
+/// All bits, except those of the group and of others.
 const OWNER_ONLY: u16 = 0o7700;
 
-/// The rights that entries of an ACL give, each of three bits (rwx).
+/// The rights (rwx) that the entries of an ACL give.
 #[derive(Clone, Copy, Debug)]
 struct Rights {
     owner: u16,
     group: u16,
     others: u16,
     mask: u16,
-    /// What each user that is named has, if one is.
+    /// What all named users have in common, if there are any.
     users: Option<u16>,
-    /// What each group that is named has, if one is.
+    /// What all named groups have in common, if there are any.
     groups: Option<u16>,
 }
 
 const ALL: u16 = 7;
 
-/// The class of users of an entry.
+/// Whom an entry applies to.
 #[derive(Clone, Copy, Debug)]
 enum Tag {
     Owner,
@@ -87,11 +87,11 @@ impl Rights {
     const NOT_SAID: Self =
         Self { owner: ALL, group: ALL, others: ALL, mask: ALL, users: None, groups: None };
 
-    /// A mode that gives no user more (acl(5), "access check algorithm").
+    /// A mode that gives no user more than the ACL does (acl(5), "access check algorithm").
     ///
-    /// A named user may be in the owning group, and is one of the others if not. A member of a
-    /// named group is one of the others, or has the rights of the owning group as well. The mask
-    /// limits all but the owner and the others.
+    /// A named user is in the owning group or among the others. A member of a named group is among
+    /// the others, or also has the rights of the owning group. The mask limits everyone except the
+    /// owner and the others.
     fn mode(self) -> u16 {
         let limited = |named: Option<u16>| named.map_or(ALL, |rights| rights & self.mask);
         let group = self.group & self.mask & limited(self.users);
@@ -110,8 +110,8 @@ impl Rights {
         }
     }
 
-    /// Those of a text as acl_to_text(3) writes it: `user::rwx,user:lisa:r-x,mask::r-x`, each entry
-    /// perhaps with a number behind. `None` where it cannot be understood.
+    /// Parses text as acl_to_text(3) writes it: `user::rwx,user:lisa:r-x,mask::r-x`. A number may
+    /// follow each entry. `None` if it cannot be parsed.
     fn of_text(text: &[u8]) -> Option<Self> {
         let mut found = Self::NOT_SAID;
         for entry in text.split(|byte| b",\n".contains(byte)) {
@@ -136,7 +136,7 @@ impl Rights {
         Some(found)
     }
 
-    /// Those of the attribute: a version, then entries of a tag, rights and a number.
+    /// Parses the attribute: a version, then entries with a tag, rights and a number.
     fn of_attribute(value: &[u8]) -> Option<Self> {
         let mut found = Self::NOT_SAID;
         let (entries, rest) = value.strip_prefix(&VERSION)?.as_chunks::<8>();
@@ -156,7 +156,7 @@ impl Rights {
     }
 }
 
-/// Rights as letters, such as `r-x`.
+/// Parses rights as letters, such as `r-x`.
 fn letters(text: &[u8]) -> Option<u16> {
     text.iter().try_fold(0, |rights, letter| {
         Some(
@@ -181,7 +181,7 @@ mod tests {
         acls.fold(mode, |left, (name, value)| left & mask(name, value))
     }
 
-    /// The attribute of these entries: tag, rights, number.
+    /// Encodes an attribute with these entries: tag, rights, number.
     fn attribute(entries: &[(u16, u16, u32)]) -> Vec<u8> {
         let mut value = VERSION.to_vec();
         for (tag, rights, id) in entries {
@@ -194,13 +194,13 @@ mod tests {
     #[test]
     fn an_acl_leaves_no_user_more_than_it_gives() {
         for (mode, text, left) in [
-            // The group bits of the mode are the mask, here of what lisa may.
+            // The group bits of the mode are the mask, which here is what lisa may do.
             (0o660, "user::rw-,user:lisa:rw-,group::---,mask::rw-,other::---", 0o600),
             (0o664, "user::rw-\nuser:lisa:rw-:502\ngroup::r--\nmask::rw-\nother::r--", 0o644),
-            // What is denied to one user is denied to the classes that user may be in.
+            // What is denied to a user is also denied to the classes that the user may be in.
             (0o755, "u::rwx,u:7:---,g::r-x,m::r-x,o::r-x", 0o700),
             (0o755, "user::rwx,user:7:r--,group::r-x,mask::r-x,other::r-x", 0o744),
-            // Members of a group that is named are others.
+            // Members of a named group are others.
             (0o755, "user::rwx,group::r-x,group:users:---,mask:r-x,other:r-x", 0o750),
             (0o757, "user::rwx,group::r-x,group:users:rwx,mask::r-x,other::rwx", 0o755),
             (0o747, "user::rwx,group::r-x,user:users:r-x,mask::r--,other::rwx", 0o744),
@@ -208,7 +208,7 @@ mod tests {
             (0o4755, "user::rwx,group::r-x,other::r-x # a comment", 0o4755),
             (0o755, "", 0o755),
             (0o777, "user::r-x,group::rwx,other::rwx", 0o577),
-            // What is no ACL may mean anything.
+            // An invalid ACL may deny anything.
             (0o755, "user::rwx,group::r-x,other::r-q", 0o700),
             (0o755, "everyone@:rwx::allow", 0o700),
         ] {

@@ -1,11 +1,12 @@
-//! The chain of headers: from one member to the next, reading no data.
+//! The chain of headers: steps from one member to the next and skips the data.
 //!
-//! Owns what several blocks say together: extensions before a member, sparse maps, where the next
-//! member is. Leaves the end of an archive, damage and archives within to `scan`.
-//! Invariant: each step ends behind where it began, so a chain is finite.
+//! It combines blocks that belong together: extensions before a member, and sparse maps. `scan`
+//! handles the end of an archive, damage and nested archives.
+//!
+//! Invariant: each step ends after it starts, so a chain is finite.
 
 use super::extensions::Extensions;
-use super::header::{self, BLOCK, BLOCK_LEN, Block, Header, Seen, Type, padded};
+use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Header, Type, padded};
 use super::members::{Body, Inner, Kind, Member, Members, Parts};
 use super::notes::shown;
 use super::source::{self, Source};
@@ -17,38 +18,38 @@ use crate::formats::limits::{FILE_SIZE_MAX, TAR_EXTENSION_MAX, TAR_EXTENSIONS_MA
 use crate::formats::squashfs::SquashFs;
 use crate::vfs::Timestamp;
 
-/// Where a chain is.
+/// A position in the chain of headers.
 pub(super) struct Chain {
-    /// The next block to look at.
-    at: u64,
-    /// Where the archive ends that this chain runs through.
+    /// Offset of the next block.
+    offset: u64,
+    /// End of the archive that this chain runs through.
     end: u64,
-    /// What global headers said so far.
+    /// Records of the global headers so far.
     globals: Extensions,
     nesting: Nesting,
 }
 
-/// Whether archives within an archive are to be recognised.
+/// Whether to recognise archives within an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nesting {
     Ignore,
     Recognise,
 }
 
-/// What a step came upon.
+/// What a step found.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A member, which is now the last one of the list.
+    /// A member, added to the list.
     Member,
-    /// A label or the like, or a member that can not be shown: why.
+    /// A volume label or the like, or a member that cannot be shown, with the reason.
     Skipped(Option<Skip>),
-    /// The end of the archive's bytes, where a header would be next.
+    /// The end of the archive, at a point where a header could start.
     End,
-    /// Zeros where a header would be.
+    /// Zeros instead of a header.
     Zeros,
-    /// Something else where a header would be.
+    /// Other data instead of a header.
     Garbage,
-    /// A header that contradicts itself: why.
+    /// A header that contradicts itself, with the reason.
     Damaged { path: Vec<u8>, what: String },
     /// The archive ends before the data of this member does.
     Truncated(Vec<u8>),
@@ -61,57 +62,59 @@ pub(super) struct Skip {
     pub(super) path: Option<Vec<u8>>,
 }
 
-/// A header, what extends it, and where its data begins.
+/// A header with its extensions.
 struct Found<'f> {
     header: Header<'f>,
     extensions: &'f Extensions,
     path: Vec<u8>,
-    /// Of its first header, extensions included.
+    /// Offset of the first header, which may be an extension.
     start: u64,
     data: u64,
 }
 
 impl Chain {
-    /// A chain from `at` to `end`.
-    pub(super) fn new(at: u64, end: u64, nesting: Nesting) -> Self {
-        Self { at, end, globals: Extensions::default(), nesting }
+    /// A chain from `offset` to `end`.
+    pub(super) fn new(offset: u64, end: u64, nesting: Nesting) -> Self {
+        Self { offset, end, globals: Extensions::default(), nesting }
     }
 
-    pub(super) fn at(&self) -> u64 {
-        self.at
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
     }
 
-    /// Goes on from `at`, which lies ahead.
-    pub(super) fn skip_to(&mut self, at: u64) {
-        self.at = self.at.max(at);
+    /// Continues at `offset`, unless the chain is already past it.
+    pub(super) fn skip_to(&mut self, offset: u64) {
+        self.offset = self.offset.max(offset);
     }
 
-    /// Whether a global header has said something, so that a chain begun later would not know it.
+    /// Whether there was a global header. A chain that starts later would not know of it.
     pub(super) fn has_globals(&self) -> bool {
         !self.globals.is_empty()
     }
 
-    /// Goes to the next member and adds it to `members`.
+    /// Steps to the next member and adds it to `members`.
     ///
     /// # Errors
-    /// `Io` where the archive can not be read; damage is no error but a `Step`.
+    /// `Io` if the archive cannot be read. Damage is a `Step`, not an error.
     pub(super) fn step(&mut self, source: &mut dyn Source, members: &mut Members) -> Result<Step> {
-        let start = self.at;
+        let start = self.offset;
         let mut extensions: Option<Extensions> = None;
-        let mut at = start;
+        let mut offset = start;
         let (mut extension_count, mut extension_bytes) = (0_u32, 0_u64);
         loop {
-            let Some(block) = self.block(source, at)? else {
-                return Ok(if at == start { Step::End } else { Step::Truncated(Vec::new()) });
+            let Some(block) = self.block(source, offset)? else {
+                return Ok(if offset == start { Step::End } else { Step::Truncated(Vec::new()) });
             };
             let Some(header) = Header::parse(&block) else {
-                return Ok(match header::look(&block) {
-                    _ if at != start => self.damaged_at(at, "an extension without its member"),
-                    Seen::Zeros => Step::Zeros,
+                return Ok(match header::classify(&block) {
+                    _ if offset != start => {
+                        self.damaged_at(offset, "an extension without its member")
+                    }
+                    BlockKind::Zeros => Step::Zeros,
                     _ => Step::Garbage,
                 });
             };
-            let data = at.saturating_add(BLOCK_LEN);
+            let data = offset.saturating_add(BLOCK_LEN);
             match header.kind() {
                 Type::Pax | Type::PaxGlobal | Type::LongName | Type::LongLink => {
                     let len = match header.size() {
@@ -129,40 +132,43 @@ impl Chain {
                     if extension_count > TAR_EXTENSIONS_MAX || extension_bytes > TAR_EXTENSION_MAX {
                         return Ok(self.damaged_at(next, "too many extensions before one member"));
                     }
-                    // Up to its NUL: GNU tar and Python do not mind a size that says less.
-                    let reach = match header.kind() {
+                    // The name ends at its NUL. GNU tar and Python also ignore a size that is too
+                    // small.
+                    let read_len = match header.kind() {
                         Type::LongName | Type::LongLink => padded(len),
                         _ => len,
                     };
-                    let Some(body) = self.bytes(source, data, index(reach))? else {
+                    let Some(body) = self.bytes(source, data, index(read_len))? else {
                         return Ok(Step::Truncated(Vec::new()));
                     };
-                    let said = extensions.get_or_insert_with(|| self.globals.clone());
-                    let taken = match header.kind() {
-                        Type::Pax => said.take(body),
+                    let current = extensions.get_or_insert_with(|| self.globals.clone());
+                    let applied = match header.kind() {
+                        Type::Pax => current.apply(body),
                         Type::LongName => {
-                            said.long_name = Some(header::until_nul(body).to_vec());
+                            current.long_name = Some(header::until_nul(body).to_vec());
                             Ok(())
                         }
                         Type::LongLink => {
-                            said.long_link = Some(header::until_nul(body).to_vec());
+                            current.long_link = Some(header::until_nul(body).to_vec());
                             Ok(())
                         }
-                        _ => match self.globals.take_global(body) {
-                            // It belongs to no member, so the next one may be where a chain begins.
-                            Ok(others) => {
-                                self.at = next;
+                        _ => match self.globals.apply_global(body) {
+                            // A global header belongs to no member, so a guessed chain may start
+                            // right after it.
+                            Ok(has_others) => {
+                                self.offset = next;
                                 let what = "records for all members but of owners and times";
-                                let skip = others.then(|| Skip { what: what.into(), path: None });
+                                let skip =
+                                    has_others.then(|| Skip { what: what.into(), path: None });
                                 return Ok(Step::Skipped(skip));
                             }
                             Err(error) => Err(error),
                         },
                     };
-                    if let Err(error) = taken {
+                    if let Err(error) = applied {
                         return Ok(self.damaged_at(next, &error.to_string()));
                     }
-                    at = next;
+                    offset = next;
                 }
                 _ => {
                     let mut path = Vec::new();
@@ -170,41 +176,41 @@ impl Chain {
                     let globals = (!self.globals.is_empty()).then_some(&self.globals);
                     let extensions = extensions.as_ref().or(globals).unwrap_or(&none);
                     match extensions.path() {
-                        Some(said) => path.extend(said),
+                        Some(extended) => path.extend(extended),
                         None => header.path(&mut path),
                     }
                     let found = Found { header, extensions, path, start, data };
                     let (step, next) = member(found, self.end, self.nesting, source, members)?;
-                    self.at = next;
+                    self.offset = next;
                     return Ok(step);
                 }
             }
         }
     }
 
-    /// The bytes at `at`, or `None` where this archive ends before them.
+    /// The bytes at `offset`, or `None` if this archive ends before they do.
     fn bytes<'s>(
         &self,
         source: &'s mut dyn Source,
-        at: u64,
+        offset: u64,
         len: usize,
     ) -> Result<Option<&'s [u8]>> {
-        source::before(source, at, len, self.end)
+        source::before(source, offset, len, self.end)
     }
 
-    fn block(&self, source: &mut dyn Source, at: u64) -> Result<Option<Block>> {
-        Ok(self.bytes(source, at, BLOCK)?.and_then(|bytes| bytes.first_chunk().copied()))
+    fn block(&self, source: &mut dyn Source, offset: u64) -> Result<Option<Block>> {
+        Ok(self.bytes(source, offset, BLOCK)?.and_then(|bytes| bytes.first_chunk().copied()))
     }
 
-    /// Notes damage found at `at` and goes on behind it.
-    fn damaged_at(&mut self, at: u64, why: &str) -> Step {
-        let shown = self.at;
-        self.at = at.max(shown.saturating_add(BLOCK_LEN));
+    /// Reports damage, and continues at `next` or later.
+    fn damaged_at(&mut self, next: u64, why: &str) -> Step {
+        let shown = self.offset;
+        self.offset = next.max(shown.saturating_add(BLOCK_LEN));
         Step::Damaged { path: Vec::new(), what: format!("header at {shown:#x}: {why}") }
     }
 }
 
-/// Adds the member to the list; returns the place behind its data, too.
+/// Adds the member to `members`. Also returns the end of its data.
 fn member(
     found: Found<'_>,
     end: u64,
@@ -225,18 +231,18 @@ fn member(
     let next = data.saturating_add(padded(stored));
     let limit = source.end().map_or(end, |known| known.min(end));
     if data.saturating_add(stored) > limit {
-        // Of a tar within, what is whole can still be shown.
+        // Of a truncated inner tar, the complete members can still be shown.
         let rest = limit.saturating_sub(data);
         if nesting == Nesting::Recognise
             && header.kind() == Type::Regular
-            && inner(&path, data, rest, limit, source)? == Some(Inner::Tar)
+            && inner_format(&path, data, rest, limit, source)? == Some(Inner::Tar)
         {
             let kind = Kind::Archive(Inner::Tar);
             let member = Member {
                 kind,
                 size: rest,
                 body: Body::Stored(data),
-                ..about(header, extensions, start)
+                ..base_member(header, extensions, start)
             };
             members.push(member, parts(&path, &[], None, extensions));
             return Ok((Step::Member, limit));
@@ -251,24 +257,24 @@ fn member(
         let what = format!("paths over {TAR_PATH_MAX} bytes");
         return Ok((Step::Skipped(Some(Skip { what, path: Some(path) })), next));
     }
-    let mut member = about(header, extensions, start);
+    let mut member = base_member(header, extensions, start);
     match header.kind() {
         Type::Other => {
             let skip = header.left_out().map(|what| Skip { what: what.into(), path: Some(path) });
             return Ok((Step::Skipped(skip), next));
         }
-        // Before POSIX a directory was a file whose name ends with a slash.
+        // Before POSIX, a directory was a file whose name ends with a slash.
         Type::Regular if path.ends_with(b"/") => member.kind = Kind::Directory,
         Type::Regular | Type::GnuSparse => {
             member.size = stored;
             member.body = Body::Stored(data);
             let mut reached = data;
-            let words = &extensions.sparse;
-            let map = sparse::read(header, words, data, stored, limit, source, &mut reached);
+            let records = &extensions.sparse;
+            let map = sparse::read(header, records, data, stored, limit, source, &mut reached);
             let map = match map {
                 Ok(map) => map,
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
-                    // Not back to where the map was read: a stream could not go there.
+                    // Not before the end of the map: a stream cannot go back.
                     return Ok(damaged(&error.to_string(), next.max(reached)));
                 }
                 Err(error) => return Err(error),
@@ -282,7 +288,7 @@ fn member(
                 return Ok((Step::Member, padded(map.end)));
             }
             if nesting == Nesting::Recognise
-                && let Some(inner) = inner(&path, data, stored, limit, source)?
+                && let Some(inner) = inner_format(&path, data, stored, limit, source)?
             {
                 member.kind = Kind::Archive(inner);
             }
@@ -293,7 +299,7 @@ fn member(
         Type::Fifo => member.kind = Kind::Fifo,
         Type::CharDevice => member.kind = Kind::CharDevice,
         Type::BlockDevice => member.kind = Kind::BlockDevice,
-        // The caller took these; for a header that changed meanwhile nothing is shown.
+        // The caller handles these types. If the header has changed since then, it is skipped.
         Type::Pax | Type::PaxGlobal | Type::LongName | Type::LongLink => {
             return Ok((Step::Skipped(None), next));
         }
@@ -310,8 +316,8 @@ fn member(
     Ok((Step::Member, next))
 }
 
-/// What a header and its extensions say of any kind of member.
-fn about(header: Header<'_>, extensions: &Extensions, start: u64) -> Member {
+/// The fields that all kinds of members have, from the header and its extensions.
+fn base_member(header: Header<'_>, extensions: &Extensions, start: u64) -> Member {
     let time = || Timestamp { seconds: header.modified(), nanoseconds: 0 };
     Member {
         permissions: header.permissions(),
@@ -331,8 +337,8 @@ fn parts<'p>(
     Parts { path, link, sparse, xattrs: extensions.xattrs() }
 }
 
-/// The format of the archive that a member is, if its name and its first bytes both say so.
-fn inner(
+/// The format of an archive within the archive, if both its name and its first bytes show it.
+fn inner_format(
     path: &[u8],
     data: u64,
     stored: u64,
@@ -352,11 +358,12 @@ fn inner(
     Ok(recognises(head).then_some(Inner::Tar))
 }
 
-/// The path of the folder that shows the archive at `path`: without `.tar`, `.sqfs` and the like.
+/// The path of the directory that shows the archive at `path`: without `.tar`, `.sqfs` and the
+/// like.
 pub(in crate::formats) fn folder_name(path: &[u8]) -> Option<&[u8]> {
     let suffixes = [&b".tar"[..], b".sqfs", b".squashfs", b".sqsh", b".sfs"];
     let stem = suffixes.iter().find_map(|suffix| path.strip_suffix(*suffix))?;
-    // Of `...tar` would be left what leads out of its folder.
+    // Without its suffix, `...tar` would be `..`.
     let name = stem.rsplit(|&byte| byte == b'/').next();
     name.is_some_and(|name| !matches!(name, b"" | b"." | b"..")).then_some(stem)
 }

@@ -1,11 +1,10 @@
-//! Opening a compressed tar: its saved index and seek points, or one pass over all of it.
+//! Opens a compressed tar, with its saved index and seek points, or after one pass over all of it.
 //!
-//! Owns what a compressed tar needs besides a stored one; leaves decoding to `compressed`, and the
-//! pass itself to `unpack` and `scan`.
-//! Invariant: what is listed can be read, and its bytes passed the checks that the container has.
+//! Invariant: every member in the tree can be read, and its bytes passed the checksums of the
+//! container.
 
 use super::index::{Draft, Index, IndexFile};
-use super::open::{Opened, TarOptions, keep, only_zeros};
+use super::open::{Opened, TarOptions, make_index, only_zeros};
 use super::scan;
 use super::unpack::{Damage, Unpacked, Unpacking};
 use crate::error::{Error, Kind, Result};
@@ -16,39 +15,38 @@ use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{Finding, Location};
 
-/// Parts of a compressed archive that tell it from another one of the same length and time.
-const SAMPLED_PLACES: u64 = 16;
+/// Number of samples that tell a compressed archive from another of the same length and time.
+const SAMPLES: u64 = 16;
 
 /// A compressed archive.
 pub(crate) struct CompressedTar {
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) container: Container,
-    /// Where decoded chunks are kept, under the number of this archive.
+    /// The cache for decompressed chunks, and the number of this archive in its keys.
     pub(crate) cache: Arc<ChunkCache>,
     pub(crate) archive: u32,
 }
 
-/// The tar in `packed`.
+/// Opens a compressed tar.
 ///
 /// # Errors
 /// As `Tar::open`.
-pub(super) fn open(name: &str, packed: CompressedTar, options: &TarOptions<'_>) -> Result<Opened> {
+pub(super) fn open(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Result<Opened> {
     let saved = options.saved()?;
-    if let Some((known, saved)) = &saved
-        && let Some((seek_index, index)) = known.load(saved, options, |found| {
-            Ok((seek_index(&found, packed.storage.len())?, found.index))
-        })
+    if let Some((saved_index, saved)) = &saved
+        && let Some((seek_index, index)) = saved_index
+            .load(saved, options, |file| Ok((seek_index(&file, tar.storage.len())?, file.index)))
     {
-        let decoded = packed.decoded(name, seek_index, options)?;
-        return Ok(opened(decoded, index, true));
+        let decompressed = tar.decompressed(name, seek_index, options)?;
+        return Ok(opened(decompressed, index, true));
     }
-    let CompressedTar { ref storage, container, .. } = packed;
-    let first_pass = FirstPass::start(name, storage.clone(), container, &packed.cache)?;
+    let CompressedTar { ref storage, container, .. } = tar;
+    let first_pass = FirstPass::start(name, storage.clone(), container, &tar.cache)?;
     let storage = storage.clone();
     let mut unpacking = Unpacking::new(first_pass, options.progress);
-    let (is_tar, starts_with_zeros) = unpacking.looks()?;
+    let (is_tar, starts_with_zeros) = unpacking.probe()?;
     if !is_tar {
-        return Err(no_tar(container, unpacking.container()));
+        return Err(not_a_tar(container, unpacking.container()));
     }
     let mut draft = scan::forward(&mut unpacking, options.nesting())?;
     let Unpacked { seek_index, damage, garbage } = unpacking.finish()?;
@@ -59,10 +57,10 @@ pub(super) fn open(name: &str, packed: CompressedTar, options: &TarOptions<'_>) 
     let decoded_len = seek_index.len();
     let mut seek_points = Vec::new();
     seek_index.write(&mut seek_points);
-    let decoded = packed.decoded(name, seek_index, options)?;
+    let decompressed = tar.decompressed(name, seek_index, options)?;
     if let Some(Damage { error, in_doubt }) = damage {
         if in_doubt {
-            draft = scan_sound(decoded.as_ref(), &error, options)?;
+            draft = scan_sound(decompressed.as_ref(), &error, options)?;
         }
         let what = format!("damaged: {error}; what comes behind is missing");
         draft.findings.push(Finding::damage(Location::Archive, what.clone()));
@@ -73,19 +71,19 @@ pub(super) fn open(name: &str, packed: CompressedTar, options: &TarOptions<'_>) 
         draft.findings.push(Finding::damage(Location::Archive, what));
     }
     draft.seek_points = seek_points;
-    let part = storage.len().checked_div(SAMPLED_PLACES).unwrap_or(0);
-    let offsets: Vec<_> = (0..SAMPLED_PLACES).map(|nth| part.saturating_mul(nth)).collect();
-    let (index, is_kept) = keep(name, draft, decoded_len, &offsets, saved, options)?;
-    Ok(opened(decoded, index, is_kept))
+    let step = storage.len().checked_div(SAMPLES).unwrap_or(0);
+    let offsets: Vec<_> = (0..SAMPLES).map(|nth| step.saturating_mul(nth)).collect();
+    let (index, is_saved) = make_index(name, draft, decoded_len, &offsets, saved, options)?;
+    Ok(opened(decompressed, index, is_saved))
 }
 
-fn opened(decoded: Arc<Compressed>, index: Index, is_kept: bool) -> Opened {
-    let storage: Arc<dyn Storage> = Arc::<Compressed>::clone(&decoded);
-    Opened { storage, packed: Some(decoded), index, is_kept }
+fn opened(decompressed: Arc<Compressed>, index: Index, is_saved: bool) -> Opened {
+    let storage: Arc<dyn Storage> = Arc::<Compressed>::clone(&decompressed);
+    Opened { storage, compressed: Some(decompressed), index, is_saved }
 }
 
-/// Scans the part of a damaged archive that is known to be right: the first scan went further, up
-/// to where the damage was noticed, over bytes whose checksum turned out wrong.
+/// Scans the part of a damaged archive whose checksums are right. The first scan went further,
+/// because it noticed the damage only at a later checksum.
 fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> Result<Draft> {
     if sound.is_empty() {
         let context = format!("damaged: {error}; its only checksum is wrong, so nothing is sure");
@@ -94,8 +92,8 @@ fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> R
     scan::stored(sound, options.nesting(), options.progress)
 }
 
-/// What to say of a `container` that holds something else than a tar, perhaps another container.
-fn no_tar(container: Container, inner: Option<Container>) -> Error {
+/// The error for a `container` that does not contain a tar, but perhaps another container.
+fn not_a_tar(container: Container, inner: Option<Container>) -> Error {
     let what = container.name();
     let (context, hint) = match inner {
         Some(inner) => (
@@ -111,8 +109,8 @@ fn no_tar(container: Container, inner: Option<Container>) -> Error {
 }
 
 impl CompressedTar {
-    /// Its decoded bytes.
-    fn decoded(
+    /// The uncompressed bytes as storage.
+    fn decompressed(
         self,
         name: &str,
         seek_index: SeekIndex,
@@ -131,14 +129,14 @@ impl CompressedTar {
     }
 }
 
-/// The seek points in a saved index.
+/// Decodes the seek points in a saved index.
 ///
 /// # Errors
-/// `Corrupt` where they are not sound, or do not end where the tree does.
-fn seek_index(found: &IndexFile, encoded_len: u64) -> Result<SeekIndex> {
-    let mut reader = Reader::new("seek points", &found.seek_points);
+/// `Corrupt` if they are invalid, or if their end is not the end of the archive.
+fn seek_index(file: &IndexFile, encoded_len: u64) -> Result<SeekIndex> {
+    let mut reader = Reader::new("seek points", &file.seek_points);
     let seek_index = SeekIndex::parse(&mut reader, encoded_len)?;
-    match seek_index.len() == found.decoded_len && reader.remaining() == 0 {
+    match seek_index.len() == file.decoded_len && reader.remaining() == 0 {
         true => Ok(seek_index),
         false => Err(Error::corrupt("its seek points are those of another archive")),
     }

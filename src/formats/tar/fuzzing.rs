@@ -1,12 +1,12 @@
-//! The doors to the parsers of a tar and of its saved index, for fuzzing.
+//! Fuzz targets for the parsers of a tar and of its saved index. Not part of the program.
 //!
-//! Owns what has to hold of what they let through, and making checksums right, which chance never
-//! would; leaves the walk through a whole tree to `formats::fuzzing`. Is not part of the program.
+//! They make checksums right, because a fuzzer would hardly ever hit them, and check invariants of
+//! what the parsers accept. `formats::fuzzing` walks the whole tree.
 
 use super::acl::Acls;
 use super::chain::Nesting;
 use super::extensions::Extensions;
-use super::header::{self, BLOCK, BLOCK_LEN, Block, Header, Seen};
+use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Header};
 use super::index::apart::{Apart, read, sealed};
 use super::index::{Allowance, Draft, IndexFile, in_memory};
 use super::open::{Bytes, TarOptions};
@@ -19,17 +19,17 @@ use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 
-/// A header block; its checksum is made right.
+/// A header block. Its checksum is made right.
 pub fn tar_header(data: &[u8]) {
     let mut block = [0; BLOCK];
     let len = data.len().min(BLOCK);
     block[..len].copy_from_slice(&data[..len]);
-    assert_eq!(header::look(&block) == Seen::Header, Header::parse(&block).is_some());
+    assert_eq!(header::classify(&block) == BlockKind::Header, Header::parse(&block).is_some());
     set_checksum(&mut block);
-    // The sum of a block of nothing is that of no header.
+    // The checksum of an empty block does not count as one.
     let Some(header) = Header::parse(&block) else {
-        let elsewhere = block[..148].iter().chain(&block[156..]);
-        assert!(elsewhere.copied().all(|byte| byte == 0));
+        let other_bytes = block[..148].iter().chain(&block[156..]);
+        assert!(other_bytes.copied().all(|byte| byte == 0));
         return;
     };
     let mut path = b"what was there before".to_vec();
@@ -50,69 +50,75 @@ pub fn tar_header(data: &[u8]) {
 
 /// The body of a pax header.
 pub fn pax(data: &[u8]) {
-    let mut behind = 0;
+    let mut offset = 0;
     for record in pax::records(data) {
         let Ok(pax::Record { keyword, value }) = record else { break };
         let text = [b" ", keyword, b"=", value, b"\n"].concat();
-        // Its length is written in front of it, and counts itself.
-        let digits = data[behind..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let claimed = pax::number(&data[behind..behind + digits]).expect("a length");
+        // The length comes first and includes its own digits.
+        let digits = data[offset..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let claimed = pax::number(&data[offset..offset + digits]).expect("a length");
         assert_eq!(claimed, length(digits + text.len()));
-        assert_eq!(&data[behind + digits..behind + digits + text.len()], text);
-        behind += digits + text.len();
+        assert_eq!(&data[offset + digits..offset + digits + text.len()], text);
+        offset += digits + text.len();
         if let Some(time) = pax::time(value) {
             assert!(time.nanoseconds < 1_000_000_000);
         }
         assert!(pax::base64(value).is_none_or(|bytes| bytes.len() <= value.len()));
         assert!(pax::unescaped(keyword).len() <= keyword.len());
     }
-    let mut said = Extensions::default();
-    _ = said.take(data);
-    for (name, value) in said.xattrs() {
+    let mut extensions = Extensions::default();
+    _ = extensions.apply(data);
+    for (name, value) in extensions.xattrs() {
         assert!((1..=255).contains(&name.len()) && value.len() <= 64 << 10);
     }
-    assert!(said.xattrs().iter().map(|(name, _)| name.len() + 1).sum::<usize>() <= 64 << 10);
+    assert!(extensions.xattrs().iter().map(|(name, _)| name.len() + 1).sum::<usize>() <= 64 << 10);
     let mut globals = Extensions::default();
-    _ = globals.take_global(data);
+    _ = globals.apply_global(data);
     assert!(globals.path().is_none() && globals.size.is_none() && globals.xattrs().is_empty());
 }
 
-/// A sparse member: bytes in the archive, length of the pax records, these; then header and data.
+/// A sparse member: length of the data, length of the pax records, the records, header and data.
 pub fn sparse_map(data: &[u8]) {
     let mut reader = Reader::new("input", data);
-    let (stored, said_len) = (reader.u16().unwrap_or(0).into(), reader.u16().unwrap_or(0));
-    let said = reader.bytes(usize::from(said_len).min(reader.remaining())).unwrap_or_default();
+    let (stored, records_len) = (reader.u16().unwrap_or(0).into(), reader.u16().unwrap_or(0));
+    let records =
+        reader.bytes(usize::from(records_len).min(reader.remaining())).unwrap_or_default();
     let mut archive = rest(&mut reader).to_vec();
     let Some(block) = archive.first_chunk_mut::<BLOCK>() else { return };
     set_checksum(block);
     let block = *block;
     let Some(header) = Header::parse(&block) else { return };
     let mut extensions = Extensions::default();
-    if extensions.take(said).is_err() {
+    if extensions.apply(records).is_err() {
         return;
     }
     let storage = MemStorage::new(archive);
     let limit = storage.len();
     let mut source = Windowed::new(&storage, limit);
     let mut reached = BLOCK_LEN;
-    let words = &extensions.sparse;
-    let found = sparse::read(header, words, BLOCK_LEN, stored, limit, &mut source, &mut reached);
+    let sparse_records = &extensions.sparse;
+    let found =
+        sparse::read(header, sparse_records, BLOCK_LEN, stored, limit, &mut source, &mut reached);
     assert!((BLOCK_LEN..=limit).contains(&reached));
     let Ok(Some(map)) = found else { return };
-    let mut behind = (0, BLOCK_LEN);
+    let mut previous_end = (0, BLOCK_LEN);
     for segment in &map.segments {
-        assert!(segment.len > 0 && segment.offset >= behind.0 && segment.at >= behind.1);
-        behind = (segment.end(), segment.at + segment.len);
+        assert!(
+            segment.len > 0
+                && segment.offset >= previous_end.0
+                && segment.archive_offset >= previous_end.1
+        );
+        previous_end = (segment.end(), segment.archive_offset + segment.len);
     }
-    assert!(behind.0 <= map.size, "a segment behind the end of the file");
-    assert!(behind.1 <= map.end, "a segment behind the end of the member");
+    assert!(previous_end.0 <= map.size, "a segment behind the end of the file");
+    assert!(previous_end.1 <= map.end, "a segment behind the end of the member");
 }
 
 /// A saved index without its checksums, which are added.
 pub fn saved_index(data: &[u8]) {
     let file = sealed(data);
     let Ok(found) = read(file.clone(), u64::MAX) else {
-        // Opened without a look at all of it, it may report damage, and is no danger.
+        // Without the check of the whole index, it may report damage, but must be safe to use.
         if let Ok(found) = read(file, 0) {
             walk(&tree_of(found), Folders::MayLie);
         }
@@ -120,24 +126,24 @@ pub fn saved_index(data: &[u8]) {
     };
     assert!(found.seek_points.len() <= data.len() && index(found.index.len()) <= data.len());
     let parts = Apart::of(&found).expect("memory");
-    // Nanoseconds that can not be are cut, and notes in no UTF-8 mended.
+    // Invalid nanoseconds are clamped, and invalid UTF-8 in notes is replaced.
     let again = read(parts.written(), u64::MAX).expect("what was written can be read");
     assert!(Apart::of(&again).expect("memory") == parts, "another index");
     walk(&tree_of(found), Folders::Consistent);
 }
 
-/// The tree of an index. Its files lie in the archive: one of few bytes has room for few.
+/// The tree of an index, on storage that is at most 64 KiB long.
 fn tree_of(found: IndexFile) -> Tar {
     let len = usize::try_from(found.decoded_len).unwrap_or(usize::MAX);
     let storage = Arc::new(MemStorage::new(vec![7; len.min(1 << 16)]));
     let (name, index) = ("fuzz".to_owned(), found.index);
-    Tar { name, storage, packed: None, index, is_kept: false, acls: Acls::Masked }
+    Tar { name, storage, compressed: None, index, is_saved: false, acls: Acls::Masked }
 }
 
-/// A whole archive: how it is opened (bit 0: archives within it, too), then the archive, whose
-/// checksums are made right.
+/// A whole archive: options (bit 0: show archives in it), then the archive, whose checksums are
+/// made right.
 pub fn tar(data: &[u8]) {
-    let Some((&how, archive)) = data.split_first() else { return };
+    let Some((&options_bits, archive)) = data.split_first() else { return };
     let mut archive = archive.to_vec();
     for block in archive.as_chunks_mut::<BLOCK>().0 {
         if block[257..262] == *b"ustar" {
@@ -145,7 +151,7 @@ pub fn tar(data: &[u8]) {
         }
     }
     let storage = Arc::new(MemStorage::new(archive));
-    let recursive = how & 1 != 0;
+    let recursive = options_bits & 1 != 0;
     let progress = Progress::default();
     let memory = 1 << 20;
     let indexes = &Arc::new(Allowance::new(0));
@@ -163,20 +169,20 @@ pub fn tar(data: &[u8]) {
     for nested_image in tar.nested_images() {
         assert!(nested_image.at + nested_image.len <= length(data.len()));
     }
-    // A scan as of a stream, and one in many places, find the same.
-    if how & 2 != 0 && !recursive {
+    // A scan of a stream and a scan in several places find the same.
+    if options_bits & 2 != 0 && !recursive {
         let mut source = Windowed::new(&*storage, u64::MAX);
         let forward = scan::forward(&mut source, Nesting::Ignore).expect("no reason to fail");
         assert!(is_same(forward, &tar), "another tree from the first header to the last");
     }
-    if how & 4 != 0 {
+    if options_bits & 4 != 0 {
         let grain = Grain { sample: 3, per_segment: 2, segment_min: 1 << 10, segment_max: 8 << 10 };
-        let cut = scan::stored_cut(&*storage, options.nesting(), grain, &progress);
-        assert!(is_same(cut.expect("no reason to fail"), &tar), "another tree in many places");
+        let found = scan::stored_with_grain(&*storage, options.nesting(), grain, &progress);
+        assert!(is_same(found.expect("no reason to fail"), &tar), "another tree in many places");
     }
 }
 
-/// Whether `draft` is the tree that is shown, and as much is told of it.
+/// Whether `draft` has the same tree and the same notes.
 fn is_same(draft: Draft, tar: &Tar) -> bool {
     let allowance = Arc::new(Allowance::new(0));
     let len = tar.storage.len();

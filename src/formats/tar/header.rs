@@ -1,50 +1,50 @@
-//! One 512-byte header block of a tar archive (POSIX.1-1988 ustar, GNU and v7 before it).
+//! One 512-byte header block of a tar archive (POSIX.1-1988 ustar, and GNU and v7 before it).
 //!
-//! Owns the fields, their two ways to write numbers, and the checksum; leaves what several blocks
-//! say together (pax records, long names, sparse maps) to `chain`.
-//! Invariant: a `Header` has a right checksum, so its fields are what some tar wrote.
+//! `chain` combines blocks that belong together (pax records, long names, sparse maps).
+//!
+//! Invariant: a `Header` has the right checksum, so a tar program wrote its fields.
 
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
 
-/// The unit of a tar archive, bytes.
+/// Size of a block, the unit of a tar archive, bytes.
 pub(super) const BLOCK: usize = 512;
 
-/// The same for offsets.
+/// The same as an offset.
 pub(super) const BLOCK_LEN: u64 = 512;
 
-/// One block.
+/// One block of a tar archive.
 pub(super) type Block = [u8; BLOCK];
 
-/// What a member is, by its type flag (POSIX.1-2017, pax, "ustar Interchange Format"; GNU's
-/// letters).
+/// The type of a member, from its type flag (POSIX.1-2017, pax, "ustar Interchange Format", and
+/// letters of GNU tar).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
-    /// '0', NUL, '7' and every letter nobody knows: POSIX says to take those for files.
+    /// '0', NUL, '7' and every unknown letter. POSIX says to treat those as regular files.
     Regular,
     /// '1': another name of an earlier member.
     HardLink,
     Symlink,
     CharDevice,
     BlockDevice,
-    /// '5', and GNU's 'D', a directory followed by its listing.
+    /// '5', or GNU's 'D': a directory followed by its listing.
     Directory,
     Fifo,
-    /// 'S': a file with holes, in GNU's old form.
+    /// 'S': a sparse file in the old GNU format.
     GnuSparse,
-    /// 'L' and 'K': the next member's name, or the target of its link.
+    /// 'L' and 'K': the name of the next member, or the target of its link.
     LongName,
     LongLink,
     /// 'x' and Sun's 'X': records for the next member.
     Pax,
     /// 'g': records for all members that follow.
     PaxGlobal,
-    /// 'V' a label, 'M' the rest of a file that began on another volume, 'N' a list of renamings,
-    /// 'A' Sun's access lists: nothing that could be shown as a file.
+    /// 'V' a volume label, 'M' the rest of a file from another volume, 'N' a list of renamings, 'A'
+    /// an access control list of Sun: nothing that can be shown as a file.
     Other,
 }
 
-/// Who wrote a header, as far as it decides what its bytes mean.
+/// The format of a header, as far as it changes the meaning of fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     V7,
@@ -52,52 +52,52 @@ pub(super) enum Dialect {
     Ustar,
 }
 
-/// A header whose checksum is right.
+/// A header with the right checksum.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header<'b> {
     block: &'b Block,
 }
 
-/// What the first blocks of a file say.
+/// What a block contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum BlockKind {
     /// A header.
     Header,
-    /// Nothing but zeros: the mark at the end.
+    /// Only zeros: the end mark.
     Zeros,
-    /// Neither.
+    /// Anything else.
     Garbage,
 }
 
-/// What `block` is.
-pub(super) fn look(block: &Block) -> Seen {
+/// What `block` contains.
+pub(super) fn classify(block: &Block) -> BlockKind {
     if Header::parse(block).is_some() {
-        return Seen::Header;
+        return BlockKind::Header;
     }
-    if is_zero(block) { Seen::Zeros } else { Seen::Garbage }
+    if is_zero(block) { BlockKind::Zeros } else { BlockKind::Garbage }
 }
 
-/// Whether `block` holds nothing but zeros.
+/// Whether `block` is all zeros.
 pub(super) fn is_zero(block: &Block) -> bool {
     block.iter().fold(0, |all, byte| all | byte) == 0
 }
 
 impl<'b> Header<'b> {
-    /// `block` as a header, where its checksum is right.
+    /// `block` as a header, if its checksum is right.
     pub(super) fn parse(block: &'b Block) -> Option<Self> {
         let header = Self { block };
-        // Quick refusal of the zeros at an end, whose checksum field is no number.
+        // Most data fails here, because the field is not a number.
         let stored = number(header.field::<148, 8>()).ok()?;
         let stored = u32::try_from(stored).ok()?;
         let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
         let whole = sum(block);
-        // The field itself counts as eight spaces.
+        // The checksum field itself counts as eight spaces.
         let field = sum(header.field::<148, 8>());
         let unsigned = whole.saturating_sub(field).saturating_add(256);
         if stored == unsigned && whole != field {
             return Some(header);
         }
-        // Some old tars added signed characters: each byte above 127 counts 256 less.
+        // Some old tars summed signed characters: each byte above 127 counts 256 less.
         let high = |bytes: &[u8]| bytes.iter().filter(|&&byte| byte > 127).count();
         let less = high(block).saturating_sub(high(header.field::<148, 8>())).saturating_mul(256);
         let less = u32::try_from(less).ok()?;
@@ -130,10 +130,9 @@ impl<'b> Header<'b> {
         }
     }
 
-    /// Whether `size` bytes of data follow. Links, directories and devices may say a size, but
-    /// neither GNU tar nor Python takes it for data then, but for GNU's listing of a directory.
-    /// (POSIX allows data behind a hard link, `pax -o linkdata`; here it is taken for damage, and
-    /// passed over.)
+    /// Whether `size` bytes of data follow. Links, directories and devices may give a size, but GNU
+    /// tar and Python do not expect data after them, except GNU's listing of a directory. POSIX
+    /// allows data after a hard link (`pax -o linkdata`). Here it counts as damage and is skipped.
     pub(super) fn has_data(self) -> bool {
         match self.kind() {
             Type::Directory => self.field::<156, 1>() == b"D",
@@ -144,7 +143,7 @@ impl<'b> Header<'b> {
         }
     }
 
-    /// The path, with the prefix of ustar in front.
+    /// Replaces `out` with the path, including the prefix of ustar.
     pub(super) fn path(self, out: &mut Vec<u8>) {
         out.clear();
         let prefix = until_nul(self.field::<345, 155>());
@@ -173,10 +172,10 @@ impl<'b> Header<'b> {
         owner(number(self.field::<116, 8>()).unwrap_or(0))
     }
 
-    /// Bytes of data, where there are any.
+    /// Length of the data, bytes, if there is any.
     ///
     /// # Errors
-    /// `Corrupt` where the field is no number or negative: what follows could not be found.
+    /// `Corrupt` if the field is negative or not a number. Then the next header cannot be found.
     pub(super) fn size(self) -> Result<u64> {
         let size = number(self.field::<124, 12>());
         size.ok().and_then(|size| u64::try_from(size).ok()).ok_or_else(|| {
@@ -185,13 +184,13 @@ impl<'b> Header<'b> {
         })
     }
 
-    /// Last modification, seconds since 1970.
+    /// Modification time, seconds since 1970.
     pub(super) fn modified(self) -> i64 {
         number(self.field::<136, 12>()).unwrap_or(0)
     }
 
-    /// The device number, in the kernel's 32-bit encoding: 12 bits of major, 20 of minor; `None`
-    /// where it does not fit.
+    /// The device number in the kernel's 32-bit encoding: 12 bits of major, 20 of minor. `None` if
+    /// it does not fit.
     pub(super) fn device(self) -> Option<u32> {
         let part = |field, max| {
             let number = u32::try_from(number(field).unwrap_or(0)).ok();
@@ -202,7 +201,7 @@ impl<'b> Header<'b> {
         Some((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12))
     }
 
-    /// What members of type `Other` are, in the plural, where somebody may miss them.
+    /// What members of type `Other` are, in the plural, if a user may miss them.
     pub(super) fn left_out(self) -> Option<&'static str> {
         match self.field::<156, 1>() {
             b"M" => Some("rests of files that began on another volume"),
@@ -212,29 +211,29 @@ impl<'b> Header<'b> {
         }
     }
 
-    /// GNU's old sparse form: the size of the file with its holes.
+    /// Old GNU sparse format: the size of the file with its holes.
     pub(super) fn real_size(self) -> Result<u64> {
         sparse_number(self.field::<483, 12>())
     }
 
-    /// GNU's old sparse form: the first four pieces (offset, length), and whether a block of more
-    /// of them follows.
+    /// Old GNU sparse format: the first four pieces (offset, length), and whether a block with more
+    /// pieces follows.
     pub(super) fn sparse_map(self) -> (&'b [u8], bool) {
         (self.field::<386, 96>(), self.field::<482, 1>() != &[0])
     }
 
     fn field<const AT: usize, const LEN: usize>(self) -> &'b [u8; LEN] {
         const { assert!(AT + LEN <= BLOCK) };
-        // In bounds, as was just asserted when this was compiled.
+        // In bounds: asserted at compile time.
         self.block.get(AT..).and_then(<[u8]>::first_chunk).unwrap_or(&[0; LEN])
     }
 }
 
-/// The pieces of an old sparse map in `bytes`: offset and length, 12 bytes each, up to an empty
-/// one.
+/// The pieces of an old sparse map in `bytes`, up to an empty one. Offset and length take 12 bytes
+/// each.
 ///
 /// # Errors
-/// `Corrupt` where one is no number.
+/// `Corrupt` if a field is not a number.
 pub(super) fn sparse_pieces(bytes: &[u8]) -> Result<Vec<(u64, u64)>> {
     let (pairs, _) = bytes.as_chunks::<24>();
     let mut pieces = Vec::new();
@@ -259,8 +258,9 @@ pub(super) fn until_nul(bytes: &[u8]) -> &[u8] {
     bytes.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// Octal digits between spaces and NULs, or GNU's base 256: the first bit set, then a number in
-/// two's complement, highest byte first. Empty is 0, as old tars left fields they did not need.
+/// Decodes octal digits between spaces and NULs, or GNU's base 256: the first bit is set, then a
+/// big-endian number in two's complement. An empty field is 0, because old tars left unused fields
+/// empty.
 fn number(field: &[u8]) -> std::result::Result<i64, ()> {
     match field.split_first() {
         Some((first, rest)) if first & 0x80 != 0 => {
@@ -273,13 +273,13 @@ fn number(field: &[u8]) -> std::result::Result<i64, ()> {
             })
         }
         _ => {
-            // Some tars wrote a NUL in front where the field before was too long (GNU tar, list.c).
+            // Some tars wrote a NUL first if the field before it was too long (GNU tar, list.c).
             let field = field.strip_prefix(b"\0").unwrap_or(field);
             let text = field.trim_ascii_start();
             let digits = text.iter().take_while(|byte| (b'0'..=b'7').contains(byte));
             let count = digits.clone().count();
-            let behind = text.get(count).copied().unwrap_or(0);
-            if behind != 0 && behind != b' ' {
+            let next = text.get(count).copied().unwrap_or(0);
+            if next != 0 && next != b' ' {
                 return Err(());
             }
             digits.into_iter().try_fold(0_i64, |value, digit| {
@@ -290,7 +290,7 @@ fn number(field: &[u8]) -> std::result::Result<i64, ()> {
     }
 }
 
-/// A user or group number; one that Linux could not show becomes the usual nobody.
+/// A user or group ID. If it does not fit in 32 bits, it becomes 65534 (nobody).
 pub(super) fn owner(number: i64) -> u32 {
     u32::try_from(number).unwrap_or(65_534)
 }
@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_octal_numbers_as_old_and_new_tars_wrote_them() {
+    fn reads_octal_numbers_of_old_and_new_tars() {
         for (field, value) in [
             (&b"0000644\0"[..], Ok(0o644)),
             (b"   644 \0", Ok(0o644)),
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_a_header_by_its_sum_signed_or_not_and_nothing_else() {
+    fn accepts_a_header_only_by_its_signed_or_unsigned_sum() {
         let mut block = [0; BLOCK];
         block[..5].copy_from_slice(b"na\xefve");
         let sum = |block: &Block, signed: bool| {
@@ -352,13 +352,13 @@ mod tests {
         for signed in [false, true] {
             let text = format!("{:06o}\0 ", sum(&block, signed));
             block[148..156].copy_from_slice(text.as_bytes());
-            assert_eq!(look(&block), Seen::Header, "{signed}");
+            assert_eq!(classify(&block), BlockKind::Header, "{signed}");
         }
         block[3] ^= 1;
-        assert_eq!(look(&block), Seen::Garbage);
-        assert_eq!(look(&[0; BLOCK]), Seen::Zeros);
+        assert_eq!(classify(&block), BlockKind::Garbage);
+        assert_eq!(classify(&[0; BLOCK]), BlockKind::Zeros);
         let mut spaces = [0; BLOCK];
         spaces[148..156].copy_from_slice(b"0000400\0");
-        assert_eq!(look(&spaces), Seen::Garbage, "the sum of an empty block");
+        assert_eq!(classify(&spaces), BlockKind::Garbage, "the sum of an empty block");
     }
 }

@@ -1,25 +1,24 @@
-//! What a scan found: members in the order of the archive, packed.
+//! The result of a scan: members in the order of the archive, in a compact form.
 //!
-//! Owns the words for a member between the scan and the tree; knows no blocks and no tree.
-//! Invariant: every range of a member lies within the bytes kept here.
+//! Invariant: every range in a member is within the bytes kept here.
 
 use std::ops::Range;
 
 use super::sparse::Segment;
 use crate::vfs::Timestamp;
 
-/// What a member becomes.
+/// What a member is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Regular,
     Directory,
     Symlink,
-    /// Another name of the member whose path is the link.
+    /// Another name of the member at the link's target path.
     HardLink,
     CharDevice,
     BlockDevice,
     Fifo,
-    /// An archive stored as it is, to be shown as a folder.
+    /// An archive, stored uncompressed, to be shown as a directory.
     Archive(Inner),
 }
 
@@ -33,29 +32,29 @@ pub(super) enum Inner {
 /// Where the contents of a member are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// It has none; a device has its number.
+    /// No contents. For a device, its number.
     Device(u32),
-    /// `size` bytes at this place of the archive.
+    /// `size` bytes at this offset in the archive.
     Stored(u64),
-    /// The sparse map of this number in `Members`.
+    /// A sparse map, by its number in `Members`.
     Sparse(usize),
 }
 
-/// One member. Paths are as in the archive: neither cleaned nor checked.
+/// One member. Its path is as in the archive: neither normalized nor checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
-    /// Where its first header is, extensions included.
+    /// Offset of its first header, which may be an extension.
     pub(super) start: u64,
     pub(super) kind: Kind,
     pub(super) permissions: u16,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// Bytes of a file, with its holes.
+    /// Size of a file with its holes, bytes.
     pub(super) size: u64,
     pub(super) modified: Timestamp,
     pub(super) body: Body,
-    /// Where `Members` keeps the path (and how long it is), the target behind it, and the
-    /// attributes.
+    /// Position in `Members`: the start and length of the path, the length of the link target after
+    /// it, and the number of the attributes.
     pub(super) path: (usize, usize),
     pub(super) link: usize,
     pub(super) xattrs: Option<usize>,
@@ -64,7 +63,7 @@ pub(super) struct Member {
 /// Extended attributes: name and value.
 pub(super) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Members in order.
+/// A list of members.
 #[derive(Default)]
 pub(super) struct Members {
     list: Vec<Member>,
@@ -72,14 +71,14 @@ pub(super) struct Members {
     bytes: Vec<u8>,
     sparse: Vec<Vec<Segment>>,
     xattrs: Vec<Xattrs>,
-    /// Bytes that maps and attributes take, about.
+    /// Approximate size of maps and attributes, bytes.
     weight: usize,
 }
 
-/// Bytes of maps and attributes that a list holds before it is heavy.
+/// A list with at least this much in maps and attributes is heavy, bytes.
 const HEAVY: usize = 16 << 20;
 
-/// What of a new member lies outside its record.
+/// The parts of a new member that are not in its record.
 pub(super) struct Parts<'p> {
     pub(super) path: &'p [u8],
     pub(super) link: &'p [u8],
@@ -88,7 +87,7 @@ pub(super) struct Parts<'p> {
 }
 
 impl Member {
-    /// A member of which `Members::push` fills in what lies outside.
+    /// A member without the fields that `Members::push` fills in.
     pub(super) fn new(start: u64, kind: Kind) -> Self {
         Self {
             start,
@@ -135,12 +134,12 @@ impl Members {
         &self.list
     }
 
-    /// Whether it should go into the tree although it is short.
+    /// Whether the list takes much memory even if it is short.
     pub(super) fn is_heavy(&self) -> bool {
         self.weight >= HEAVY
     }
 
-    /// Pieces of the member's sparse map; 0 where it has none.
+    /// Number of pieces in the member's sparse map, 0 if it has none.
     pub(super) fn pieces(&self, member: &Member) -> usize {
         match member.body {
             Body::Sparse(number) => self.sparse(number).len(),
@@ -168,18 +167,19 @@ impl Members {
         member.xattrs.and_then(|number| self.xattrs.get(number)).map_or(&[], Vec::as_slice)
     }
 
-    /// Where in the archive the member's data ends; 0 where it has none.
+    /// The end of the member's data in the archive, 0 if it has none.
     pub(super) fn data_end(&self, member: &Member) -> u64 {
         match member.body {
-            Body::Stored(at) => at.saturating_add(member.size),
-            Body::Sparse(number) => {
-                self.sparse(number).last().map_or(0, |last| last.at.saturating_add(last.len))
-            }
+            Body::Stored(start) => start.saturating_add(member.size),
+            Body::Sparse(number) => self
+                .sparse(number)
+                .last()
+                .map_or(0, |last| last.archive_offset.saturating_add(last.len)),
             Body::Device(_) => 0,
         }
     }
 
-    /// Takes the last member back: its data turned out to be missing.
+    /// Removes the last member, because its data is missing.
     pub(super) fn pop(&mut self) {
         self.list.pop();
     }

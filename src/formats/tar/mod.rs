@@ -1,11 +1,11 @@
-//! Tar archives as a `Tree`: v7, ustar, GNU and pax, stored or compressed.
+//! Tar archives as a `Tree`: v7, ustar, GNU and pax, compressed or not.
 //!
-//! Owns the translation of an index into the words of `vfs`. `open` gets that index, saved or from
-//! a scan; `header`, `pax`, `extensions`, `sparse` and `chain` read members, `scan` and `segments`
-//! all of them, `packed` and `unpack` those of a compressed tar; `index` is the tree, `saved` keeps
-//! it for the next mount.
-//! Invariants: opening reads headers, and not the data of large members; the bytes of a member are
-//! read straight from the archive into the answer, with no lock and no copy in between.
+//! This file answers requests from an index. `open` gets the index: a saved one (`saved`), or a new
+//! one from a scan (`scan`, `segments`). `header`, `pax`, `extensions`, `sparse` and `chain` decode
+//! members. `compressed_tar` and `unpack` do the same for a compressed tar.
+//!
+//! Invariants: opening reads headers, but not the data of large members. A read goes straight from
+//! the archive into the answer, with no lock and no copy in between.
 
 use std::ops::ControlFlow;
 
@@ -43,7 +43,7 @@ mod tests;
 
 use super::bytes::{index, length};
 use super::compressed::Compressed;
-use header::{BLOCK, Block, Seen};
+use header::{BLOCK, Block, BlockKind};
 use index::{Content, Index, Map, Node, NodeId};
 use open::Opened;
 use sparse::Segment;
@@ -55,56 +55,59 @@ pub(in crate::formats) use index::{Allowance, NestedImage};
 pub use open::Saving;
 pub(in crate::formats) use open::{Bytes, SavedIndex, TarOptions};
 
-/// What st_blksize says, bytes: Python takes it as its buffer, so one read takes a whole image.
+/// The st_blksize of files, bytes. Python uses it as its buffer size, so one read gets a whole
+/// JPEG.
 const PREFERRED_READ: u32 = 256 << 10;
 
-/// Bytes of a file that tell whether it is a tar, and any other format: two blocks.
+/// Bytes of a file that show whether it is a tar or another format: two blocks.
 pub(in crate::formats) const HEAD: usize = 2 * BLOCK;
 
-/// An archive.
+/// A tar archive.
 pub(crate) struct Tar {
     /// Its name, for errors.
     name: String,
     storage: Arc<dyn Storage>,
-    /// The chunks of a compressed one.
-    packed: Option<Arc<Compressed>>,
+    /// The chunks of a compressed archive.
+    compressed: Option<Arc<Compressed>>,
     index: Index,
-    /// Whether an index of it is saved.
-    is_kept: bool,
+    /// Whether its index is saved.
+    is_saved: bool,
     acls: Acls,
 }
 
-/// Whether the first blocks of a file look like a tar: a header, or the end mark of an empty one.
+/// Whether the first blocks of a file look like a tar: a header, or the end mark of an empty tar.
 pub(crate) fn recognises(head: &[u8]) -> bool {
     let (blocks, _) = head.as_chunks::<BLOCK>();
-    let seen = |nth: usize| blocks.get(nth).map(|block: &Block| header::look(block));
-    seen(0) == Some(Seen::Header) || (seen(0), seen(1)) == (Some(Seen::Zeros), Some(Seen::Zeros))
+    let kind = |nth: usize| blocks.get(nth).map(|block: &Block| header::classify(block));
+    kind(0) == Some(BlockKind::Header)
+        || (kind(0), kind(1)) == (Some(BlockKind::Zeros), Some(BlockKind::Zeros))
 }
 
 impl Tar {
-    /// Opens a tar; `name` is for errors and for what there is to tell of it.
+    /// Opens a tar. `name` is for errors and log messages.
     ///
     /// # Errors
-    /// `Io` where it can not be read; `UnknownFormat` where a compressed file holds no tar;
-    /// `Unsupported` where it has too many names, or is compressed so that it does not fit here.
+    /// `Io` if it cannot be read. `UnknownFormat` if a compressed file does not contain a tar.
+    /// `Unsupported` if it has too many names, or if archfs cannot read this form of compression.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
-        let Opened { storage, packed, index, is_kept } = open::open(name, bytes, options)?;
-        // Who verifies is told in another way, and more. Also said with --quiet: files are missing.
+        let Opened { storage, compressed, index, is_saved } = open::open(name, bytes, options)?;
+        // `archfs verify` reports these itself, with more detail. Errors are logged even with
+        // --quiet, because files are missing.
         if !options.is_verified() {
             for note in &index.notes {
                 log::error!("{name}: {note}");
             }
         }
         let (name, acls) = (name.to_owned(), options.acls);
-        Ok(Self { name, storage, packed, index, is_kept, acls })
+        Ok(Self { name, storage, compressed, index, is_saved, acls })
     }
 
-    /// Images within the archive whose trees belong into its folders.
+    /// Images within the archive, each to be shown as a directory.
     pub(crate) fn nested_images(&self) -> &[NestedImage] {
         &self.index.nested_images
     }
 
-    /// The bytes of the archive, decoded.
+    /// The bytes of the uncompressed archive.
     pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
         &self.storage
     }
@@ -115,7 +118,7 @@ impl Tar {
             let context = format!("{}: {} is no inode of this archive", self.name, ino.number());
             Error::new(Kind::NotFound, context)
         })?;
-        self.by_index(self.index.inode(id))
+        self.in_index(self.index.inode(id))
     }
 
     fn attr_of(&self, id: NodeId, node: &Node) -> Result<Attr> {
@@ -130,9 +133,10 @@ impl Tar {
             kind: node.kind(),
             permissions: self.permissions(id, node)?,
             nlink: match node.kind() {
-                // Not known without a look at all children: 1, as of large directories in ext4.
+                // Counting subdirectories would take a read of all children. 1 means unknown, as
+                // for large directories in ext4.
                 FileKind::Directory => 1,
-                _ => self.index.names_of(id)?,
+                _ => self.index.link_count(id)?,
             },
             uid: node.uid,
             gid: node.gid,
@@ -144,44 +148,44 @@ impl Tar {
         })
     }
 
-    /// The mode of a node, without what its ACL does not give.
+    /// The mode of a node, without the permissions that its ACL denies.
     fn permissions(&self, id: NodeId, node: &Node) -> Result<u16> {
-        let mut left = node.permissions();
+        let mut permitted = node.permissions();
         if self.acls.is_masked() {
             self.index.xattrs_of(id, &mut |name, value| {
                 if acl::is_access(name) {
-                    left &= acl::mask(name, &self.index.value(value)?);
+                    permitted &= acl::mask(name, &self.index.value(value)?);
                 }
                 Ok(ControlFlow::Continue(()))
             })?;
         }
-        Ok(left)
+        Ok(permitted)
     }
 
-    /// A directory: its node, its first child, and how many it has.
-    fn folder(&self, ino: Ino) -> Result<(NodeId, (NodeId, u32))> {
+    /// A directory: its node, its first child and its number of children.
+    fn directory(&self, ino: Ino) -> Result<(NodeId, (NodeId, u32))> {
         let (id, node) = self.node(ino)?;
         match node.content() {
-            Content::Folder { first, count } => Ok((id, (first, count))),
+            Content::Directory { first, count } => Ok((id, (first, count))),
             _ => Err(Error::new(Kind::NotADirectory, "not a directory")),
         }
     }
 
-    /// Visits the children of a directory from the `skipped`th on.
+    /// Visits the children of a directory, except the first `skipped`.
     fn visit_children(
         &self,
-        folder: NodeId,
+        directory: NodeId,
         (first, count): (NodeId, u32),
         skipped: u32,
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let (mut buffer, mut before) = ([0; 255], [0; 255]);
-        let mut before_len = 0;
+        let (mut buffer, mut previous) = ([0; 255], [0; 255]);
+        let mut previous_len = 0;
         for nth in skipped..count {
-            let (own, (id, node)) = self.index.child(folder, first.saturating_add(nth))?;
-            let name = self.index.name(&own, &mut buffer)?;
-            // A name that came before cannot come again, so a listing has an end.
-            let is_next = before.get(..before_len).is_some_and(|before| before < name);
+            let (own_node, (id, node)) = self.index.child(directory, first.saturating_add(nth))?;
+            let name = self.index.name(&own_node, &mut buffer)?;
+            // Names ascend strictly, so even a listing from a hostile index ends.
+            let is_next = previous.get(..previous_len).is_some_and(|previous| previous < name);
             let name = Name::parse(name).filter(|_| is_next);
             let Some(name) = name else {
                 return Err(Error::corrupt("names of a directory in the index are out of order"));
@@ -191,9 +195,9 @@ impl Tar {
             if visit(DirEntry { ino, kind: node.kind(), name, next }).is_break() {
                 break;
             }
-            before_len = name.as_bytes().len();
-            if let Some(before) = before.get_mut(..before_len) {
-                before.copy_from_slice(name.as_bytes());
+            previous_len = name.as_bytes().len();
+            if let Some(previous) = previous.get_mut(..previous_len) {
+                previous.copy_from_slice(name.as_bytes());
             }
         }
         Ok(())
@@ -207,25 +211,28 @@ impl Tar {
             if segment.offset >= end {
                 return Ok(ControlFlow::Break(()));
             }
-            let from = segment.offset.max(offset);
-            let until = segment.end().min(end);
-            let range = index(from.saturating_sub(offset))..index(until.saturating_sub(offset));
-            let at = segment.at.saturating_add(from.saturating_sub(segment.offset));
-            self.storage.read_exact_at(answer.get_mut(range).unwrap_or_default(), at)?;
+            let part_start = segment.offset.max(offset);
+            let part_end = segment.end().min(end);
+            let range =
+                index(part_start.saturating_sub(offset))..index(part_end.saturating_sub(offset));
+            let skipped = part_start.saturating_sub(segment.offset);
+            let archive_offset = segment.archive_offset.saturating_add(skipped);
+            self.storage
+                .read_exact_at(answer.get_mut(range).unwrap_or_default(), archive_offset)?;
             Ok(ControlFlow::Continue(()))
         })
     }
 
-    /// Visits the segments of `map` that end behind `offset`.
+    /// Visits the segments of `map` that end after `offset`.
     fn segments(
         &self,
         map: &Map,
         offset: u64,
         visit: &mut dyn FnMut(Segment) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
-        // What `visit` reports is no finding of the index.
+        // Errors of `visit` are not errors of the index.
         let mut failed = Ok(());
-        self.by_index(self.index.segments(map, offset, &mut |segment| {
+        self.in_index(self.index.segments(map, offset, &mut |segment| {
             visit(segment).unwrap_or_else(|error| {
                 failed = Err(error);
                 ControlFlow::Break(())
@@ -234,12 +241,12 @@ impl Tar {
         failed
     }
 
-    /// What the index answers; an error names it.
-    fn by_index<T>(&self, outcome: Result<T>) -> Result<T> {
-        outcome.map_err(|error| self.index.named(error))
+    /// Adds the name of the index to an error.
+    fn in_index<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| self.index.name_error(error))
     }
 
-    /// Puts the archive's name in front of an error.
+    /// Adds the name of the archive to an error.
     fn named(&self) -> impl Fn(Error) -> Error + '_ {
         |error| error.within(&self.name)
     }
@@ -252,13 +259,13 @@ fn ino_of(id: NodeId) -> Ino {
 impl Tree for Tar {
     fn attr(&self, ino: Ino) -> Result<Attr> {
         let (id, node) = self.node(ino)?;
-        self.by_index(self.attr_of(id, &node))
+        self.in_index(self.attr_of(id, &node))
     }
 
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
-        let (id, children) = self.folder(parent)?;
-        let found = self.by_index(self.index.find(id, children, name))?;
-        found.map(|(id, node)| self.by_index(self.attr_of(id, &node))).transpose()
+        let (id, children) = self.directory(parent)?;
+        let found = self.in_index(self.index.find(id, children, name))?;
+        found.map(|(id, node)| self.in_index(self.attr_of(id, &node))).transpose()
     }
 
     fn read_dir(
@@ -267,19 +274,19 @@ impl Tree for Tar {
         cookie: Cookie,
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let (id, (first, count)) = self.folder(ino)?;
-        let behind = cookie.0.checked_sub(Cookie::START.0);
-        let skipped = behind.and_then(|skipped| u32::try_from(skipped).ok());
+        let (id, (first, count)) = self.directory(ino)?;
+        let skipped = cookie.0.checked_sub(Cookie::START.0);
+        let skipped = skipped.and_then(|skipped| u32::try_from(skipped).ok());
         let skipped = skipped.filter(|&skipped| skipped <= count).ok_or_else(|| {
             Error::new(Kind::InvalidInput, format!("{} is no place in this directory", cookie.0))
         })?;
-        self.by_index(self.visit_children(id, (first, count), skipped, visit))
+        self.in_index(self.visit_children(id, (first, count), skipped, visit))
     }
 
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
         let (_, node) = self.node(ino)?;
         match node.content() {
-            Content::Symlink { target } => self.by_index(self.index.target(target, node.size)),
+            Content::Symlink { target } => self.in_index(self.index.target(target, node.size)),
             _ => Err(Error::new(Kind::InvalidInput, "not a symbolic link")),
         }
     }
@@ -296,12 +303,14 @@ impl Tree for Tar {
         let answer = scratch.answer(index(end.saturating_sub(offset)));
         let outcome = match node.content() {
             Content::Stored { .. } if answer.is_empty() => Ok(()),
-            Content::Stored { at } => self.storage.read_exact_at(answer, at.saturating_add(offset)),
+            Content::Stored { start } => {
+                self.storage.read_exact_at(answer, start.saturating_add(offset))
+            }
             Content::Sparse { map } => {
-                let map = self.by_index(self.index.map(id, &node, map))?;
+                let map = self.in_index(self.index.map(id, &node, map))?;
                 self.read_sparse(&map, offset, answer)
             }
-            Content::Folder { .. } => Err(Error::new(Kind::IsADirectory, "is a directory")),
+            Content::Directory { .. } => Err(Error::new(Kind::IsADirectory, "is a directory")),
             _ => Err(Error::new(Kind::InvalidInput, "not a regular file")),
         };
         outcome.map_err(self.named())?;
@@ -318,10 +327,10 @@ impl Tree for Tar {
             Content::Stored { .. } => {
                 return Ok(if target == SeekTarget::Data { offset } else { node.size });
             }
-            Content::Sparse { map } => self.by_index(self.index.map(id, &node, map))?,
+            Content::Sparse { map } => self.in_index(self.index.map(id, &node, map))?,
             _ => return Err(Error::new(Kind::InvalidInput, "not a regular file")),
         };
-        // The first gap between segments; the end of the file is one.
+        // The first gap between segments. The end of the file counts as one.
         let (mut data, mut hole) = (None, offset);
         self.segments(&map, offset, &mut |segment| {
             data = data.or(Some(segment.offset.max(offset)));
@@ -341,7 +350,7 @@ impl Tree for Tar {
     fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
         let (id, _) = self.node(ino)?;
         let mut list = Vec::new();
-        self.by_index(self.index.xattrs_of(id, &mut |name, _| {
+        self.in_index(self.index.xattrs_of(id, &mut |name, _| {
             if self.acls.shows(name) {
                 list.extend(name);
                 list.push(0);
@@ -354,7 +363,7 @@ impl Tree for Tar {
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let (id, _) = self.node(ino)?;
         let mut found = None;
-        self.by_index(self.index.xattrs_of(id, &mut |other, value| {
+        self.in_index(self.index.xattrs_of(id, &mut |other, value| {
             if other != name || !self.acls.shows(name) {
                 return Ok(ControlFlow::Continue(()));
             }
@@ -373,8 +382,8 @@ impl Tree for Tar {
     }
 
     fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
-        let (id, _) = self.folder(ino)?;
-        Ok(Some(ino_of(self.by_index(self.index.parent(id))?)))
+        let (id, _) = self.directory(ino)?;
+        Ok(Some(ino_of(self.in_index(self.index.parent(id))?)))
     }
 
     fn numbers_end(&self) -> u64 {
@@ -383,19 +392,19 @@ impl Tree for Tar {
 
     fn data_offset(&self, ino: Ino) -> Result<u64> {
         let (id, node) = self.node(ino)?;
-        let mut place = 0;
+        let mut data_offset = 0;
         match node.content() {
-            Content::Stored { at } => place = at,
+            Content::Stored { start } => data_offset = start,
             Content::Sparse { map } => {
-                let map = self.by_index(self.index.map(id, &node, map))?;
+                let map = self.in_index(self.index.map(id, &node, map))?;
                 self.segments(&map, 0, &mut |first| {
-                    place = first.at;
+                    data_offset = first.archive_offset;
                     Ok(ControlFlow::Break(()))
                 })?;
             }
             _ => {}
         }
-        Ok(place)
+        Ok(data_offset)
     }
 
     fn audit(&self, found: &mut dyn FnMut(Finding)) {

@@ -1,23 +1,22 @@
-//! What the user should be told of an archive: what is missing, what was left out.
-//!
-//! Owns the sentences and that there are few of them, however many members they are about.
+//! Collects what the user should know about an archive: damage, and members that are left out.
+//! There are few lines, however many members they concern.
 
 use std::collections::BTreeMap;
 
-use super::index::cleaned;
+use super::index::components_of;
 use crate::formats::bytes::length;
 use crate::vfs::{Finding, Location};
 
-/// Sentences about damage kept; a damaged archive may hold any number of findings.
+/// Most lines about damage. A damaged archive may have any number of faults.
 const DAMAGES_MAX: usize = 10;
 
-/// What hard links are that are left out.
+/// Hard links that are left out, as a note says it.
 const LOST_LINKS: &str = "hard links whose target is not in the archive";
 
-/// Faults kept for who verifies.
+/// Most findings for `archfs verify`.
 const FINDINGS_MAX: usize = 1 << 16;
 
-/// A path as a person should read it, cut where it is longer than anybody would.
+/// `path` for messages, shortened if it is very long.
 pub(super) fn shown(path: &[u8]) -> String {
     match path.split_at_checked(200) {
         Some((start, rest)) if !rest.is_empty() => format!("{}...", start.escape_ascii()),
@@ -25,25 +24,25 @@ pub(super) fn shown(path: &[u8]) -> String {
     }
 }
 
-/// What was noted so far.
+/// The notes so far.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     damages: Vec<String>,
     more_damages: u64,
-    /// By what they are: how many, and the path of one of them.
+    /// Kinds of members that are left out: how many, and the path of one of them.
     skipped: BTreeMap<String, (u64, Option<String>)>,
-    /// What is damaged, for who wants to know it file by file.
+    /// Damage per file, for `archfs verify`.
     findings: Vec<Finding>,
-    more_faults: u64,
+    more_findings: u64,
 }
 
 impl Notes {
-    /// Something is broken or missing.
+    /// Adds damage to the archive.
     pub(super) fn damage(&mut self, what: String) {
         self.damage_of(&[], what);
     }
 
-    /// The member at `path` is broken or missing; the empty path stands for the archive.
+    /// Adds damage to the member at `path`. An empty path stands for the archive.
     pub(super) fn damage_of(&mut self, path: &[u8], what: String) {
         self.finding(path, &what);
         self.damage_line(what);
@@ -51,10 +50,10 @@ impl Notes {
 
     fn finding(&mut self, path: &[u8], what: &str) {
         if self.findings.len() >= FINDINGS_MAX {
-            self.more_faults = self.more_faults.saturating_add(1);
+            self.more_findings = self.more_findings.saturating_add(1);
             return;
         }
-        let location = match cleaned(path).join(&b'/') {
+        let location = match components_of(path).join(&b'/') {
             path if path.is_empty() => Location::Archive,
             path => Location::Path(path),
         };
@@ -69,8 +68,8 @@ impl Notes {
         }
     }
 
-    /// A member is not shown; `what` says what such members are, in the plural. `path` is its own,
-    /// if it has one.
+    /// Counts a member that is not shown. `what` names its kind in the plural. `path` is `None`
+    /// for a record without a member.
     pub(super) fn skip(&mut self, what: &str, path: Option<&[u8]>) {
         self.skip_many(what, 1, path.map(shown));
     }
@@ -81,22 +80,22 @@ impl Notes {
             return;
         };
         *sum = sum.saturating_add(count);
-        // Not the one that came first: in which order they come depends on how it is scanned.
+        // The smallest path, because the first one depends on the order of the scan.
         *known = match (known.take(), path) {
             (Some(known), Some(path)) => Some(known.min(path)),
             (known, path) => known.or(path),
         };
     }
 
-    /// The hard link at `path` is not shown, since `target` is not there.
+    /// Adds a hard link at `path` that is not shown, because `target` is not in the archive.
     pub(super) fn lost_link(&mut self, path: &[u8], target: &[u8]) {
         self.skip(LOST_LINKS, Some(path));
         let target = shown(target);
         self.finding(path, &format!("a hard link to \"{target}\", which is not in the archive"));
     }
 
-    /// Says of each damage that it is in the archive shown as the folder `path`; the whole archive
-    /// has none.
+    /// Adds the path of the directory that shows the archive to all damage. The path of the
+    /// outermost archive is empty.
     pub(super) fn within(mut self, path: &[u8]) -> Self {
         if !path.is_empty() {
             self.findings = self.findings.into_iter().map(|finding| finding.below(path)).collect();
@@ -106,14 +105,15 @@ impl Notes {
         self
     }
 
-    /// Adds what was noted elsewhere.
+    /// Adds all notes of `other`.
     pub(super) fn append(&mut self, other: Self) {
         for what in other.damages {
             self.damage_line(what);
         }
         let room = FINDINGS_MAX.saturating_sub(self.findings.len()).min(other.findings.len());
         let over = length(other.findings.len().saturating_sub(room));
-        self.more_faults = self.more_faults.saturating_add(other.more_faults).saturating_add(over);
+        self.more_findings =
+            self.more_findings.saturating_add(other.more_findings).saturating_add(over);
         self.findings.extend(other.findings.into_iter().take(room));
         self.more_damages = self.more_damages.saturating_add(other.more_damages);
         for (what, (count, path)) in other.skipped {
@@ -121,14 +121,14 @@ impl Notes {
         }
     }
 
-    /// A line for each, and the same for who verifies.
-    pub(super) fn told(mut self) -> (Vec<String>, Vec<Finding>) {
+    /// One line for each note, and the findings for `archfs verify`.
+    pub(super) fn finish(mut self) -> (Vec<String>, Vec<Finding>) {
         let mut findings = std::mem::take(&mut self.findings);
-        if self.more_faults > 0 {
-            let what = format!("and damage in {} more places", self.more_faults);
+        if self.more_findings > 0 {
+            let what = format!("and damage in {} more places", self.more_findings);
             findings.push(Finding::damage(Location::Archive, what));
         }
-        // A lost link is a finding of its own.
+        // Each lost link already has its own finding.
         let skipped = self.skipped.iter().filter(|(what, _)| *what != LOST_LINKS);
         findings.extend(
             skipped.map(|(what, left_out)| Finding::left_out(left_out_line(what, left_out))),
@@ -146,7 +146,7 @@ impl Notes {
     }
 }
 
-/// How many members of a kind were left out, and which one for example.
+/// How many members of a kind were left out, and the path of one of them.
 fn left_out_line(what: &str, (count, path): &(u64, Option<String>)) -> String {
     let example = path.as_ref().map_or(String::new(), |path| format!(", such as \"{path}\""));
     format!("left out {count}: {what}{example}")
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_of_many_faults_in_few_lines() {
+    fn notes_on_many_faults_take_few_lines() {
         let mut notes = Notes::default();
         for number in 0..100 {
             notes.damage(format!("finding {number}"));

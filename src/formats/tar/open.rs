@@ -1,7 +1,6 @@
-//! Opening a tar: its saved index, or a scan and a new index.
+//! Opens a tar with its saved index, or scans it and makes a new index.
 //!
-//! Owns that decision, and what is the same and what is not for stored and compressed tars.
-//! Invariant: a saved index that does not fit in any way costs a scan, never a wrong tree.
+//! Invariant: a saved index that does not match the archive costs a scan, never a wrong tree.
 
 use std::path::Path;
 
@@ -20,15 +19,15 @@ use crate::progress::Progress;
 use crate::storage::{FileStorage, Storage};
 use crate::sync::Arc;
 
-/// An index is saved by itself where making it took at least so many members.
-const WORTH_SAVING: usize = 1000;
+/// An index with at least this many members is saved without being asked for.
+const MIN_MEMBERS_SAVED: usize = 1000;
 
-/// Or where so many compressed bytes had to be decoded.
-const WORTH_DECODING_ONCE: u64 = 4 << 20;
+/// So is an index that took at least this many compressed bytes to make.
+const MIN_COMPRESSED_SAVED: u64 = 4 << 20;
 
 /// The bytes of an archive.
 pub(crate) enum Bytes {
-    /// As they are.
+    /// Uncompressed.
     Stored(Arc<dyn Storage>),
     /// Compressed as a whole.
     Compressed(CompressedTar),
@@ -36,68 +35,68 @@ pub(crate) enum Bytes {
 
 /// How to open an archive.
 pub(crate) struct TarOptions<'o> {
-    /// Whether archives in it are shown as folders.
+    /// Whether archives in it are shown as directories.
     pub(crate) recursive: bool,
-    /// What is known of saved indexes; `None` where the archive is no file of its own.
+    /// Where to find and save an index. `None` if the archive is not a file of its own.
     pub(crate) saved: Option<SavedIndex<'o>>,
     pub(crate) progress: &'o Progress,
-    /// Whether the archive is opened to see if it is sound.
+    /// Whether `archfs verify` opens the archive.
     pub(crate) verified: bool,
-    /// Memory for decoded chunks, bytes.
+    /// Memory for decompressed chunks, bytes.
     pub(crate) memory: u64,
     pub(crate) acls: Acls,
     /// Memory for blocks of indexes.
     pub(crate) indexes: &'o Arc<Allowance>,
 }
 
-/// A tar that was opened.
+/// An open tar.
 pub(super) struct Opened {
-    /// Its bytes, decoded.
+    /// The uncompressed bytes.
     pub(super) storage: Arc<dyn Storage>,
-    /// The same of a compressed one, with its chunks.
-    pub(super) packed: Option<Arc<Compressed>>,
+    /// The same storage for a compressed archive, with its chunks.
+    pub(super) compressed: Option<Arc<Compressed>>,
     pub(super) index: Index,
-    /// Whether the next one to open it finds a saved index.
-    pub(super) is_kept: bool,
+    /// Whether the index is saved, so that the next mount can use it.
+    pub(super) is_saved: bool,
 }
 
 /// Where a saved index may be, and whether to make one.
 pub(crate) struct SavedIndex<'o> {
     pub(crate) file: &'o FileStorage,
-    /// The only place, where the user named one.
+    /// The path that the user gave. Then no other path is tried.
     pub(crate) place: Option<&'o Path>,
     pub(crate) saving: Saving,
 }
 
-/// When an index that had to be made is saved.
+/// When a new index is saved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Saving {
-    /// Where it took a while to make; that it can not be saved is no failure.
+    /// If it took long to make. A failure to save is only a warning.
     #[default]
     Worthwhile,
-    /// Always, and made anew even if there is one: it is what the user asked for.
+    /// Always, even if there is one already: the user asked for it.
     Demanded,
-    /// Never: one that is there is compared with a new one, for who verifies.
+    /// Never. `archfs verify` compares an existing one with a new one.
     Compared,
-    /// Never, and one that is there is not looked at: for who packs the archive anew, and must know
-    /// what is wrong with it.
+    /// Never, and an existing one is ignored. `archfs pack` needs a new one to know what is wrong
+    /// with the archive.
     Never,
 }
 
-/// The tar in `bytes`.
+/// Opens the tar in `bytes`.
 ///
 /// # Errors
 /// As `Tar::open`.
 pub(super) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Opened> {
     let opened = match bytes {
         Bytes::Stored(storage) => stored(name, storage, options),
-        Bytes::Compressed(packed) => compressed_tar::open(name, packed, options),
+        Bytes::Compressed(tar) => compressed_tar::open(name, tar, options),
     };
     opened.map_err(|error| error.within(name))
 }
 
-/// Whether `storage`, which begins with zeros, holds nothing else: an empty tar. Disk images begin
-/// with zeros, too, and must not be taken for one.
+/// Whether `storage`, which starts with zeros, holds nothing else: an empty tar. Disk images also
+/// start with zeros and must not be mistaken for one.
 fn is_empty(storage: &dyn Storage) -> Result<bool> {
     if storage.len() > TAR_EMPTY_MAX {
         return Ok(false);
@@ -107,7 +106,7 @@ fn is_empty(storage: &dyn Storage) -> Result<bool> {
     Ok(bytes.iter().all(|&byte| byte == 0))
 }
 
-/// The error for what begins as an empty tar does and goes on as none.
+/// The error for a file that starts like an empty tar but is not one.
 pub(super) fn only_zeros() -> Error {
     Error::new(Kind::UnknownFormat, "begins with zeros, but is no empty tar")
         .with_hint("a disk image must be mounted with mount -o loop")
@@ -120,24 +119,24 @@ fn stored(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>) -> Re
         return Err(only_zeros());
     }
     let saved = options.saved()?;
-    let fit = |found: IndexFile| match found.seek_points.is_empty() {
-        true if found.decoded_len == storage.len() => Ok(found.index),
+    let fit = |file: IndexFile| match file.seek_points.is_empty() {
+        true if file.decoded_len == storage.len() => Ok(file.index),
         _ => Err(Error::corrupt("not used: it is that of a compressed archive")),
     };
-    if let Some((known, saved)) = &saved
-        && let Some(index) = known.load(saved, options, fit)
+    if let Some((saved_index, saved)) = &saved
+        && let Some(index) = saved_index.load(saved, options, fit)
     {
-        return Ok(Opened { storage, packed: None, index, is_kept: true });
+        return Ok(Opened { storage, compressed: None, index, is_saved: true });
     }
     let draft = scan::stored(storage.as_ref(), options.nesting(), options.progress)?;
     let len = storage.len();
-    let offsets = draft.places(SAMPLES);
-    let (index, is_kept) = keep(name, draft, len, &offsets, saved, options)?;
-    Ok(Opened { storage, packed: None, index, is_kept })
+    let offsets = draft.header_offsets(SAMPLES);
+    let (index, is_saved) = make_index(name, draft, len, &offsets, saved, options)?;
+    Ok(Opened { storage, compressed: None, index, is_saved })
 }
 
 impl TarOptions<'_> {
-    /// Whether the archive is opened to see if it is sound.
+    /// Whether `archfs verify` opens the archive.
     pub(super) fn is_verified(&self) -> bool {
         self.verified
     }
@@ -146,18 +145,18 @@ impl TarOptions<'_> {
         if self.recursive { Nesting::Recognise } else { Nesting::Ignore }
     }
 
-    /// Where the saved index may be, if there may be one.
+    /// Where the saved index may be, if the archive may have one.
     pub(super) fn saved(&self) -> Result<Option<(&SavedIndex<'_>, Saved)>> {
-        let with_places = |known| {
-            let &SavedIndex { file, place, .. } = known;
-            Saved::new(file, place, self.recursive).map(|saved| (known, saved))
+        let with_saved = |saved_index| {
+            let &SavedIndex { file, place, .. } = saved_index;
+            Saved::new(file, place, self.recursive).map(|saved| (saved_index, saved))
         };
-        self.saved.as_ref().map(with_places).transpose()
+        self.saved.as_ref().map(with_saved).transpose()
     }
 }
 
 impl SavedIndex<'_> {
-    /// What `fit` makes of the index that is there, unless a new one was asked for.
+    /// The result of `fit` for the saved index, unless a new index was asked for.
     pub(super) fn load<T>(
         &self,
         saved: &Saved,
@@ -171,12 +170,12 @@ impl SavedIndex<'_> {
     }
 }
 
-/// The index of a tree that was scanned: saved, or compared with the one that is there; tells
-/// whether it was saved. Blocks at some of `offsets` tell the archive from others.
+/// Makes the index of a new tree. Saves it or compares it with the saved one, as the options say.
+/// Also returns whether it was saved. Samples of blocks at some of `offsets` identify the archive.
 ///
 /// # Errors
 /// As `save`.
-pub(super) fn keep(
+pub(super) fn make_index(
     name: &str,
     draft: Draft,
     decoded_len: u64,
@@ -185,48 +184,48 @@ pub(super) fn keep(
     options: &TarOptions<'_>,
 ) -> Result<(Index, bool)> {
     let indexes = options.indexes;
-    let Some((known, saved)) = saved else {
+    let Some((saved_index, saved)) = saved else {
         return Ok((unsaved(draft, decoded_len, name, indexes)?, false));
     };
-    if known.saving == Saving::Compared {
+    if saved_index.saving == Saving::Compared {
         let seek_points = draft.seek_points.clone();
         let mut index = unsaved(draft, decoded_len, name, indexes)?;
-        index.findings.extend(saved.compare(known.file, &index, &seek_points, indexes));
+        index.findings.extend(saved.compare(saved_index.file, &index, &seek_points, indexes));
         return Ok((index, false));
     }
-    match save(&saved, &draft, decoded_len, offsets, known, options)? {
+    match save(&saved, &draft, decoded_len, offsets, saved_index, options)? {
         Some(index) => Ok((index.with_findings(draft.findings), true)),
         None => Ok((unsaved(draft, decoded_len, name, indexes)?, false)),
     }
 }
 
-/// Saves a new index, or says why not; returns it where it did.
+/// Saves a new index if that is worthwhile or asked for, and returns it if it was saved.
 ///
 /// # Errors
-/// `Io` where it cannot be saved, and that was what the user asked for.
+/// `Io` if it cannot be saved although the user asked for it.
 fn save(
     saved: &Saved,
     draft: &Draft,
     decoded_len: u64,
     offsets: &[u64],
-    known: &SavedIndex<'_>,
+    saved_index: &SavedIndex<'_>,
     options: &TarOptions<'_>,
 ) -> Result<Option<Index>> {
-    let saving = known.saving;
-    let key = saved.key(known.file, offsets)?;
-    let takes_long = !draft.seek_points.is_empty() && key.len >= WORTH_DECODING_ONCE;
-    let worthwhile = draft.len() >= WORTH_SAVING || takes_long;
+    let saving = saved_index.saving;
+    let key = saved.key(saved_index.file, offsets)?;
+    let is_slow_to_make = !draft.seek_points.is_empty() && key.len >= MIN_COMPRESSED_SAVED;
+    let worthwhile = draft.len() >= MIN_MEMBERS_SAVED || is_slow_to_make;
     if saving == Saving::Worthwhile && !worthwhile && !saved.is_named() {
         return Ok(None);
     }
     let new = New { draft, key: &key, decoded_len };
-    match saved.save(known.file, &new, saving == Saving::Demanded) {
-        Ok((place, file)) => {
-            log::info!("{}: index saved as {}", saved.archive().display(), place.display());
-            let name = place.display().to_string();
-            let opening = IndexOptions::new(&name, options.indexes);
-            let found = IndexFile::open(Arc::new(file), &opening, &|_| Ok(()))?;
-            Ok(Some(found.index))
+    match saved.save(saved_index.file, &new, saving == Saving::Demanded) {
+        Ok((path, file)) => {
+            log::info!("{}: index saved as {}", saved.archive().display(), path.display());
+            let name = path.display().to_string();
+            let index_options = IndexOptions::new(&name, options.indexes);
+            let file = IndexFile::open(Arc::new(file), &index_options, &|_| Ok(()))?;
+            Ok(Some(file.index))
         }
         Err(error) if saving == Saving::Demanded => Err(error),
         Err(error) => {

@@ -1,9 +1,7 @@
-//! The records of a pax extended header: `LENGTH KEYWORD=VALUE\n` (POSIX.1-2017, pax, "Extended
-//! Header").
+//! Parses the records of a pax extended header: `LENGTH KEYWORD=VALUE\n` (POSIX.1-2017, pax,
+//! "Extended Header"). `extensions` interprets the keywords.
 //!
-//! Owns cutting them apart and the numbers in them; leaves what a keyword means to
-//! `extensions`.
-//! Invariant: a record never reaches past the length it claims, nor past its header.
+//! Invariant: a record never extends past the length it claims, nor past its header.
 
 use crate::error::{Error, Result};
 use crate::vfs::Timestamp;
@@ -12,14 +10,14 @@ use crate::vfs::Timestamp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record<'a> {
     pub(super) keyword: &'a [u8],
-    /// Any bytes; empty means that the keyword is taken back.
+    /// Any bytes. An empty value revokes earlier ones.
     pub(super) value: &'a [u8],
 }
 
 /// The records in `bytes`, in order.
 pub(super) fn records(mut bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>>> {
     std::iter::from_fn(move || {
-        // Some writers pad the body with NULs.
+        // Some programs pad the body with NULs.
         if bytes.is_empty() || bytes.first() == Some(&0) {
             return None;
         }
@@ -37,20 +35,20 @@ pub(super) fn records(mut bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_
     })
 }
 
-/// The first record, and what is behind it.
+/// The first record, and the bytes after it.
 fn split(bytes: &[u8]) -> Option<(Record<'_>, &[u8])> {
     let space = bytes.iter().take(20).position(|&byte| byte == b' ')?;
     let (digits, _) = bytes.split_at_checked(space)?;
     let len = usize::try_from(number(digits)?).ok()?;
     let (record, rest) = bytes.split_at_checked(len)?;
     let body = record.get(space.checked_add(1)?..)?.strip_suffix(b"\n")?;
-    // Keywords hold no equals sign, values may.
+    // A keyword cannot contain an equals sign. A value can.
     let equals = body.iter().position(|&byte| byte == b'=')?;
     let (keyword, value) = body.split_at_checked(equals)?;
     Some((Record { keyword, value: value.strip_prefix(b"=")? }, rest))
 }
 
-/// Decimal digits, nothing else.
+/// Parses decimal digits and nothing else.
 pub(super) fn number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -58,10 +56,10 @@ pub(super) fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// A time: seconds since 1970, perhaps negative, perhaps with a fraction of any length.
+/// Parses a time: seconds since 1970, possibly negative, with an optional fraction of any length.
 pub(super) fn time(text: &[u8]) -> Option<Timestamp> {
     let text = std::str::from_utf8(text).ok()?;
-    // Of a sign or a point alone nobody knows what it means; an empty value takes a time back.
+    // A sign or a point alone has no meaning. An empty value revokes a time.
     if !text.contains(|c: char| c.is_ascii_digit()) {
         return None;
     }
@@ -76,7 +74,7 @@ pub(super) fn time(text: &[u8]) -> Option<Timestamp> {
     };
     let nine: String = fraction.chars().chain("000000000".chars()).take(9).collect();
     let nanoseconds = u32::try_from(number(nine.as_bytes())?).ok()?;
-    // Nanoseconds count upwards, also before 1970.
+    // Nanoseconds count forward, even before 1970.
     match (sign, nanoseconds) {
         (1, _) | (_, 0) => Some(Timestamp { seconds, nanoseconds }),
         _ => Some(Timestamp {
@@ -86,7 +84,7 @@ pub(super) fn time(text: &[u8]) -> Option<Timestamp> {
     }
 }
 
-/// The bytes that `text` stands for in base 64, as libarchive writes attributes; padding may lack.
+/// Decodes base 64, which libarchive uses for attributes. Padding is optional.
 pub(super) fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let digit = |byte: u8| {
         let value = match byte {
@@ -106,21 +104,21 @@ pub(super) fn base64(text: &[u8]) -> Option<Vec<u8>> {
         let missing = 4_usize.checked_sub(group.len())?;
         let bits = bits << missing.checked_mul(6)?;
         let [_, whole @ ..] = bits.to_be_bytes();
-        // Four digits make three bytes, three make two, two make one.
+        // Four digits are three bytes, three are two, and two are one.
         bytes.extend(whole.get(..3_usize.checked_sub(missing).filter(|&count| count > 0)?)?);
     }
     Some(bytes)
 }
 
-/// `text` with `%XX` undone, as libarchive writes the names of attributes.
+/// Decodes `%XX`, which libarchive uses in the names of attributes.
 pub(super) fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
-    while let Some((&first, behind)) = rest.split_first() {
-        let code = behind.first_chunk::<2>().filter(|_| first == b'%');
+    while let Some((&first, after_first)) = rest.split_first() {
+        let code = after_first.first_chunk::<2>().filter(|_| first == b'%');
         let code = code.and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
         bytes.push(code.unwrap_or(first));
-        rest = if code.is_some() { behind.get(2..).unwrap_or_default() } else { behind };
+        rest = if code.is_some() { after_first.get(2..).unwrap_or_default() } else { after_first };
     }
     bytes
 }
@@ -171,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn undoes_base_64_and_percent_escapes() {
+    fn decodes_base_64_and_percent_escapes() {
         assert_eq!(base64(b"aGVsbG8"), Some(b"hello".to_vec()));
         assert_eq!(base64(b"aGVsbG8="), Some(b"hello".to_vec()));
         assert_eq!(base64(b"AP+/"), Some(vec![0, 0xff, 0xbf]));

@@ -1,22 +1,23 @@
-//! The saved index of an archive: where it lies, whether it can be believed, and making it.
+//! The saved index of an archive: where to find it, when to trust it, and how to replace it.
+//! `index::file` has its format.
 //!
-//! Owns the places (`--index`, beside the archive, the user's cache folder), the rule when an index
-//! belongs to an archive, and replacing the file in one step. Leaves its layout to `index::file`.
-//! Invariant: whoever opens the archive gets a right tree; an index only saves time.
+//! Invariant: the tree is right with and without an index, which only saves time.
 //!
-//! An index is believed if the archive has the same length, modification time and sampled blocks,
-//! if this user, the owner of the archive or root owns the index, and if it passes its own checks.
+//! archfs trusts an index if all of these hold:
+//! - The archive has the same length, modification time and sampled blocks.
+//! - This user, the owner of the archive, or root owns the index.
+//! - The index passes its own checks.
 //!
-//! An attacker can make a copy with the same length, time and samples and other names, and have the
-//! victim make its index. That index belongs to the victim, and the attacker can rename it. So the
-//! archive must also be the same file: inode, owner and ctime, which nobody can set. The exception
-//! is an index beside the archive, in a directory where only this user, root and the owner of the
-//! archive can create files. An archive can be copied together with such an index.
+//! An attacker could make a copy of an archive with the same length, time and samples but other
+//! names, and have the victim make its index. The victim owns that index, and the attacker can
+//! rename it. So the archive must also be the same file: inode, owner and ctime, which nobody can
+//! set. The exception is an index beside the archive, in a directory where only this user, root and
+//! the owner of the archive can create files. An archive can be copied together with such an index.
 //!
-//! Any number of processes on any number of nodes may do this at once. Each writes a file of its
-//! own and renames it, so readers see one complete index or another, and all of them are right.
-//! The directory of the archive is opened once. If an attacker exchanges it for a link while the
-//! archive is read, the index is still written in the directory that was opened.
+//! Any number of processes on any number of nodes may do this at once. Each writes its own file and
+//! renames it, so a reader sees one complete index or another, and each is right. The directory of
+//! the archive is opened once. If an attacker replaces it with a link during the scan, the index
+//! still goes into the directory that was opened.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Permissions};
@@ -36,31 +37,31 @@ use crate::storage::{self, Directory, FileStorage, Identity, Origin, Readers, St
 use crate::sync::Arc;
 use crate::vfs::{Finding, Location};
 
-/// Samples of an archive; each is a read when a saved index is opened.
+/// Samples of an archive. Opening a saved index reads each once.
 pub(super) const SAMPLES: usize = 16;
 
-/// Where the index of an archive may be, and what it has to fit.
+/// Where the index of an archive may be, and what it must match.
 pub(super) struct Saved {
-    places: Vec<Place>,
-    /// Whether the user named the place.
-    named: bool,
+    candidates: Vec<Candidate>,
+    /// Whether the user gave the path of the index.
+    is_named: bool,
     recursive: bool,
     archive: PathBuf,
     identity: Identity,
     origin: Origin,
 }
 
-/// An index that is to be saved.
+/// A new index to save.
 pub(super) struct New<'n> {
     pub(super) draft: &'n Draft,
     pub(super) key: &'n Key,
     pub(super) decoded_len: u64,
 }
 
-/// A place for an index.
-struct Place {
-    kind: PlaceKind,
-    /// `None` where it could not be opened, or is not there yet.
+/// A path where an index may be.
+struct Candidate {
+    kind: CandidateKind,
+    /// `None` if it cannot be opened or does not exist yet.
     directory: Option<Directory>,
     name: OsString,
     /// For messages.
@@ -68,43 +69,43 @@ struct Place {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PlaceKind {
+enum CandidateKind {
     /// In the directory of the archive.
     Beside,
-    /// In the user's cache folder.
+    /// In the user's cache directory.
     Cached,
-    /// Where the user said.
+    /// At the path that the user gave.
     Named,
 }
 
-impl Place {
+impl Candidate {
     fn beside(file: &FileStorage, suffix: &str) -> Option<Self> {
-        // The process that serves such a file system can make anybody the owner of an index.
+        // On FUSE, the daemon can report any owner for an index.
         if file.origin().is_served_by_process() {
             return None;
         }
         let (directory, mut name, path) = Directory::of(file)?;
         name.push(suffix);
         let path = path.with_file_name(&name);
-        Some(Self { kind: PlaceKind::Beside, directory: Some(directory), name, path })
+        Some(Self { kind: CandidateKind::Beside, directory: Some(directory), name, path })
     }
 
     fn cached(file: &FileStorage, suffix: &str) -> Option<Self> {
-        let folder = cache_folder()?;
+        let cache_directory = cache_directory()?;
         let name = cached_name(file.path(), suffix);
-        let path = folder.join(&name);
-        let directory = Directory::open(&folder).ok();
-        Some(Self { kind: PlaceKind::Cached, directory, name, path })
+        let path = cache_directory.join(&name);
+        let directory = Directory::open(&cache_directory).ok();
+        Some(Self { kind: CandidateKind::Cached, directory, name, path })
     }
 
     fn named(path: &Path) -> Self {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let directory = Directory::open(folder.unwrap_or(Path::new("."))).ok();
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = Directory::open(parent.unwrap_or(Path::new("."))).ok();
         let name = path.file_name().unwrap_or_default().to_owned();
-        Self { kind: PlaceKind::Named, directory, name, path: path.to_owned() }
+        Self { kind: CandidateKind::Named, directory, name, path: path.to_owned() }
     }
 
-    /// The file that is there.
+    /// The file at this path, if it exists.
     fn open(&self) -> std::io::Result<Option<File>> {
         let Some(directory) = &self.directory else {
             return Ok(None);
@@ -118,57 +119,57 @@ impl Place {
 }
 
 impl Saved {
-    /// The places for the archive `file`: `index` alone, if it is given.
+    /// The possible paths for the index of `file`: `index` alone, if the user gave it.
     pub(super) fn new(file: &FileStorage, index: Option<&Path>, recursive: bool) -> Result<Self> {
         let suffix = if recursive { ".recursive.archfs-index" } else { ".archfs-index" };
-        let places = match index {
-            Some(index) => vec![Place::named(index)],
+        let candidates = match index {
+            Some(index) => vec![Candidate::named(index)],
             None => {
-                let places = [Place::beside(file, suffix), Place::cached(file, suffix)];
-                places.into_iter().flatten().collect()
+                let candidates = [Candidate::beside(file, suffix), Candidate::cached(file, suffix)];
+                candidates.into_iter().flatten().collect()
             }
         };
         let (archive, identity, origin) = (file.path().to_owned(), file.identity(), file.origin());
-        Ok(Self { places, named: index.is_some(), recursive, archive, identity, origin })
+        Ok(Self { candidates, is_named: index.is_some(), recursive, archive, identity, origin })
     }
 
-    /// What `fit` makes of the saved index, if there is one to believe; if there is none, what is
-    /// wrong with those there are is told.
+    /// The result of `fit` for the first saved index that can be trusted. If there is none, logs
+    /// why each of those found was rejected.
     pub(super) fn load<T>(
         &self,
         archive: &FileStorage,
         allowance: &Arc<Allowance>,
         fit: impl Fn(IndexFile) -> Result<T>,
     ) -> Option<T> {
-        let mut refused = Vec::new();
-        for place in &self.places {
-            let found = self.load_from(place, archive, allowance);
+        let mut rejected = Vec::new();
+        for candidate in &self.candidates {
+            let found = self.load_from(candidate, archive, allowance);
             match found.and_then(|found| found.map(&fit).transpose()) {
                 Ok(Some(found)) => return Some(found),
                 Ok(None) => {}
-                Err(error) => refused.push((place, error)),
+                Err(error) => rejected.push((candidate, error)),
             }
         }
-        for (place, error) in refused {
-            log::warn!("{}: {error}; made anew", place.path.display());
+        for (candidate, error) in rejected {
+            log::warn!("{}: {error}; made anew", candidate.path.display());
         }
         None
     }
 
     fn load_from(
         &self,
-        place: &Place,
+        candidate: &Candidate,
         archive: &FileStorage,
         allowance: &Arc<Allowance>,
     ) -> Result<Option<IndexFile>> {
         let failed = |error| Error::io("can not be read", error);
-        let opened = match place.open() {
+        let opened = match candidate.open() {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
                 return stale("a symbolic link");
             }
             opened => opened.map_err(failed)?,
         };
-        let Some((file, directory)) = opened.zip(place.directory.as_ref()) else {
+        let Some((file, directory)) = opened.zip(candidate.directory.as_ref()) else {
             return Ok(None);
         };
         let found = file.metadata().map_err(failed)?;
@@ -178,9 +179,11 @@ impl Saved {
         if storage::is_served_by_another(&file) {
             return stale("it is on a FUSE file system of another user");
         }
-        // Whose archive it is can say what is in it, unless a process says whose it is.
+        // The owner of the archive may also say what is in it, unless a daemon reports the owner.
         let owner = Some(self.identity.owner)
-            .filter(|_| place.kind != PlaceKind::Cached && !self.origin.is_served_by_process())
+            .filter(|_| {
+                candidate.kind != CandidateKind::Cached && !self.origin.is_served_by_process()
+            })
             .filter(|owner| !storage::is_unmapped(*owner));
         if !storage::is_trusted(&found) && owner != Some(found.uid()) {
             return stale("it belongs to somebody else");
@@ -188,11 +191,11 @@ impl Saved {
         if found.mode() & 0o022 != 0 {
             return stale("others may write to it");
         }
-        let is_bound_to_file = match place.kind {
-            PlaceKind::Beside => !directory.is_written_only_by_us(owner),
-            PlaceKind::Cached | PlaceKind::Named => true,
+        let is_bound_to_file = match candidate.kind {
+            CandidateKind::Beside => !directory.is_written_only_by_us(owner),
+            CandidateKind::Cached | CandidateKind::Named => true,
         };
-        let file = archive.with(file, place.path.clone()).map_err(failed)?;
+        let file = archive.with(file, candidate.path.clone()).map_err(failed)?;
         let fits = |key: &Key| {
             let Key { recursive, len, modified, file, samples } = key;
             if *recursive != self.recursive {
@@ -204,14 +207,14 @@ impl Saved {
             if is_bound_to_file && *file != self.file_key() {
                 return stale("made of another file, or the archive has changed since");
             }
-            for (at, hash) in samples {
-                if sample(archive, *at)? != *hash {
+            for (offset, hash) in samples {
+                if sample(archive, *offset)? != *hash {
                     return stale("the archive has changed since, although its time has not");
                 }
             }
             Ok(())
         };
-        let name = place.path.display().to_string();
+        let name = candidate.path.display().to_string();
         IndexFile::open(Arc::new(file), &IndexOptions::new(&name, allowance), &fits).map(Some)
     }
 
@@ -221,9 +224,8 @@ impl Saved {
         FileKey { file_system, inode, changed, owner }
     }
 
-    /// What is wrong with the saved indexes that are there, if `new` is the right one and
-    /// `seek_points` belong to it: one that is not used is no harm, but one that would be used and
-    /// says something else is.
+    /// What is wrong with the saved indexes, if `new` and its `seek_points` are right. An index
+    /// that would not be used gives only a note. One that would be used but differs is damage.
     pub(super) fn compare(
         &self,
         archive: &FileStorage,
@@ -232,9 +234,9 @@ impl Saved {
         allowance: &Arc<Allowance>,
     ) -> Vec<Finding> {
         let mut findings = Vec::new();
-        for place in &self.places {
-            let shown = place.path.display();
-            let found = match self.load_from(place, archive, allowance) {
+        for candidate in &self.candidates {
+            let shown = candidate.path.display();
+            let found = match self.load_from(candidate, archive, allowance) {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
                 Err(error) => {
@@ -250,34 +252,34 @@ impl Saved {
                 Err(error) => Some(format!("index {shown}: {error}")),
             };
             findings.extend(what.map(|what| Finding::damage(Location::Archive, what)));
-            // The others are never looked at.
+            // The other paths are never tried.
             break;
         }
         findings
     }
 
-    /// The key of the archive as it is now, with samples of the blocks at some of `offsets`.
+    /// The key of the archive as it is now, with samples of blocks at some of `offsets`.
     ///
     /// # Errors
-    /// `Io` where it can not be read.
+    /// `Io` if the archive cannot be read.
     pub(super) fn key(&self, archive: &dyn Storage, offsets: &[u64]) -> Result<Key> {
         let block = u64::try_from(BLOCK).unwrap_or(1);
         let step = offsets.len().div_ceil(SAMPLES).max(1);
         let last = archive.len().checked_sub(block);
         let chosen = offsets.iter().step_by(step).copied().chain(last);
         let samples = chosen
-            .filter(|at| at.checked_add(block).is_some_and(|end| end <= archive.len()))
-            .map(|at| Ok((at, sample(archive, at)?)))
+            .filter(|offset| offset.checked_add(block).is_some_and(|end| end <= archive.len()))
+            .map(|offset| Ok((offset, sample(archive, offset)?)))
             .collect::<Result<_>>()?;
         let Identity { len, modified, .. } = self.identity;
         Ok(Key { recursive: self.recursive, len, modified, file: self.file_key(), samples })
     }
 
-    /// Saves the index of `archive`, which is `new`, in the first place that can be written; tells
-    /// which, and returns the file. `is_demanded` where it is what the user asked for.
+    /// Saves `new`, the index of `archive`, at the first path that can be written. Returns that
+    /// path and the file. `is_demanded` says that the user asked for it.
     ///
     /// # Errors
-    /// `Io` where none of them can.
+    /// `Io` if no path can be written.
     pub(super) fn save(
         &self,
         archive: &FileStorage,
@@ -285,8 +287,11 @@ impl Saved {
         is_demanded: bool,
     ) -> Result<(&Path, FileStorage)> {
         let mut outcome = Err(Error::new(Kind::Io, "no place for an index: set HOME or --index"));
-        for place in self.places.iter().filter(|place| self.may_be_written(place, is_demanded)) {
-            outcome = self.save_to(place, archive, new).map(|file| (place.path.as_path(), file));
+        for candidate in
+            self.candidates.iter().filter(|candidate| self.may_be_written(candidate, is_demanded))
+        {
+            outcome =
+                self.save_to(candidate, archive, new).map(|file| (candidate.path.as_path(), file));
             if outcome.is_ok() {
                 break;
             }
@@ -294,16 +299,17 @@ impl Saved {
         outcome
     }
 
-    /// Whether an index may be left there. One that others could rename could be put beside another
-    /// archive, where it would be believed as this user's.
-    fn may_be_written(&self, place: &Place, is_demanded: bool) -> bool {
-        let Some(directory) = &place.directory else {
+    /// Whether an index may be written there. If others can rename it, they can put it beside
+    /// another archive, where it would be trusted as this user's.
+    fn may_be_written(&self, candidate: &Candidate, is_demanded: bool) -> bool {
+        let Some(directory) = &candidate.directory else {
             return true;
         };
-        match place.kind {
-            PlaceKind::Cached | PlaceKind::Named => true,
-            // Who shares a directory with a group, and asks for it, leaves it to the group.
-            PlaceKind::Beside => {
+        match candidate.kind {
+            CandidateKind::Cached | CandidateKind::Named => true,
+            // A user who shares a directory with a group and asks for an index shares it with the
+            // group.
+            CandidateKind::Beside => {
                 let is_own = self.identity.owner == geteuid().as_raw();
                 directory.is_written_only_by_us(None)
                     || (is_demanded && is_own && !directory.is_open_to_all())
@@ -311,52 +317,57 @@ impl Saved {
         }
     }
 
-    fn save_to(&self, place: &Place, archive: &FileStorage, new: &New<'_>) -> Result<FileStorage> {
-        let shown = place.path.display();
+    fn save_to(
+        &self,
+        candidate: &Candidate,
+        archive: &FileStorage,
+        new: &New<'_>,
+    ) -> Result<FileStorage> {
+        let shown = candidate.path.display();
         let failed = |error| Error::io(format!("{shown}: can not be written"), error);
-        let made;
-        let directory = match (place.kind, &place.directory, place.path.parent()) {
-            (PlaceKind::Cached, _, Some(folder)) => {
-                made = make_cache(folder).map_err(failed)?;
-                &made
+        let cache;
+        let directory = match (candidate.kind, &candidate.directory, candidate.path.parent()) {
+            (CandidateKind::Cached, _, Some(parent)) => {
+                cache = open_cache(parent).map_err(failed)?;
+                &cache
             }
             (_, Some(directory), _) => directory,
             _ => return Err(failed(NotFound.into())),
         };
-        if self.named && !may_be_replaced(directory, &place.name).map_err(failed)? {
+        if self.is_named && !may_be_replaced(directory, &candidate.name).map_err(failed)? {
             let context = format!("{shown}: is no index of archfs: not overwritten");
             return Err(Error::new(Kind::InvalidInput, context));
         }
-        // Beside the archive it is for those who may read that, and nobody else.
-        let mode = match place.kind {
-            PlaceKind::Beside if directory.is_entered_by_others() => self.identity.mode & 0o044,
-            PlaceKind::Beside => self.identity.mode & 0o040,
-            PlaceKind::Cached | PlaceKind::Named => 0,
+        // Beside the archive, those who may read the archive may read the index, and nobody else.
+        let mode = match candidate.kind {
+            CandidateKind::Beside if directory.is_entered_by_others() => self.identity.mode & 0o044,
+            CandidateKind::Beside => self.identity.mode & 0o040,
+            CandidateKind::Cached | CandidateKind::Named => 0,
         };
         let readers = Readers { group: self.origin.group, mode };
         let New { draft, key, decoded_len } = new;
         let write = &mut |file: &mut File| draft.write(key, *decoded_len, file);
-        let file = directory.replace(&place.name, readers, write).map_err(failed)?;
-        archive.with(file, place.path.clone()).map_err(failed)
+        let file = directory.replace(&candidate.name, readers, write).map_err(failed)?;
+        archive.with(file, candidate.path.clone()).map_err(failed)
     }
 
-    /// The archive's path.
+    /// The path of the archive.
     pub(super) fn archive(&self) -> &Path {
         &self.archive
     }
 
-    /// Whether the user named the place, and so expects the index there.
+    /// Whether the user gave the path, and so expects the index there.
     pub(super) fn is_named(&self) -> bool {
-        self.named
+        self.is_named
     }
 }
 
-/// The error for an index that is sound, and not to be believed.
+/// The error for an index that is intact but does not belong to this archive or cannot be trusted.
 fn stale<T>(why: &str) -> Result<T> {
     Err(Error::new(Kind::InvalidInput, format!("not used: {why}")))
 }
 
-/// Whether `name` is free, an empty file or an index: a name typed wrong must not cost a dataset.
+/// Whether `name` does not exist, is empty, or is an index. A typo must not overwrite a dataset.
 fn may_be_replaced(directory: &Directory, name: &OsStr) -> std::io::Result<bool> {
     let mut file = match directory.open_file(name) {
         Ok(file) => file,
@@ -371,62 +382,64 @@ fn may_be_replaced(directory: &Directory, name: &OsStr) -> std::io::Result<bool>
     Ok(found.is_file() && (start.is_empty() || start == MAGIC))
 }
 
-/// The hash of the block at `at`.
-fn sample(archive: &dyn Storage, at: u64) -> Result<Hash> {
+/// The hash of the block at `offset`.
+fn sample(archive: &dyn Storage, offset: u64) -> Result<Hash> {
     let mut block = [0; BLOCK];
-    archive.read_exact_at(&mut block, at)?;
+    archive.read_exact_at(&mut block, offset)?;
     Ok(*blake3::hash(&block).as_bytes())
 }
 
-/// `$XDG_CACHE_HOME/archfs`, else `~/.cache/archfs`.
-fn cache_folder() -> Option<PathBuf> {
+/// `$XDG_CACHE_HOME/archfs`, or else `~/.cache/archfs`.
+fn cache_directory() -> Option<PathBuf> {
     let absolute =
         |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let folder = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(folder.join("archfs"))
+    let parent = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(parent.join("archfs"))
 }
 
-/// Opens the cache folder; makes it where it is not there, and closes it to others. One that
-/// somebody else made or leads to, such as in /tmp or in the home of a user who called sudo, is not
-/// used: its owner could let it lead to any folder of this user.
-fn make_cache(folder: &Path) -> std::io::Result<Directory> {
-    let refused =
+/// Opens the cache directory. Creates it if needed, and denies others access. Rejects a directory
+/// that another user owns or that is reached through another user's directory, for example in /tmp
+/// or in the home of a user who ran sudo. Its owner could redirect it to any directory of this
+/// user.
+fn open_cache(path: &Path) -> std::io::Result<Directory> {
+    let rejected =
         |part: &Path| std::io::Error::other(format!("{} belongs to somebody else", part.display()));
     let check = |part: &Path, found: &fs::Metadata| match storage::is_trusted(found) {
         true => Ok(()),
-        false => Err(refused(part)),
+        false => Err(rejected(part)),
     };
-    // Before something is made, which would be in that owner's way.
-    let there = folder.ancestors().find_map(|part| Some((part, fs::symlink_metadata(part).ok()?)));
-    if let Some((part, found)) = there {
+    // Checked before anything is created in the directory of another user.
+    let existing = path.ancestors().find_map(|part| Some((part, fs::symlink_metadata(part).ok()?)));
+    if let Some((part, found)) = existing {
         check(part, &found)?;
     }
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    for part in folder.ancestors().take(2) {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    for part in path.ancestors().take(2) {
         check(part, &fs::symlink_metadata(part)?)?;
     }
-    let found = fs::metadata(folder)?;
+    let found = fs::metadata(path)?;
     if found.uid() == geteuid().as_raw() && found.mode() & 0o077 != 0 {
-        // The names of the archives are in it.
-        fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+        // It contains the names of archives.
+        fs::set_permissions(path, Permissions::from_mode(0o700))?;
     }
-    let directory = Directory::open(folder)?;
+    let directory = Directory::open(path)?;
     match directory.is_written_only_by_us(None) {
         true => Ok(directory),
-        false => Err(refused(folder)),
+        false => Err(rejected(path)),
     }
 }
 
-/// A name for the archive's index among those of all others: its own name, so that a person finds
-/// it, behind a hash of its whole path.
+/// The file name of the archive's index in the cache: a hash of the archive's whole path, then its
+/// own name for people to read.
 fn cached_name(path: &Path, suffix: &str) -> OsString {
-    let whole = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut name = OsString::from(blake3::hash(whole.as_os_str().as_bytes()).to_hex().as_str());
+    let absolute_path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut name =
+        OsString::from(blake3::hash(absolute_path.as_os_str().as_bytes()).to_hex().as_str());
     name.push("-");
-    let own = path.file_name().unwrap_or_default().as_bytes();
-    // A file's name has 255 bytes at most.
-    let own = own.get(own.len().saturating_sub(150)..).unwrap_or_default();
-    name.push(OsStr::from_bytes(own));
+    let file_name = path.file_name().unwrap_or_default().as_bytes();
+    // A file name has at most 255 bytes.
+    let file_name = file_name.get(file_name.len().saturating_sub(150)..).unwrap_or_default();
+    name.push(OsStr::from_bytes(file_name));
     name.push(suffix);
     name
 }

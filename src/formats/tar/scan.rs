@@ -1,16 +1,16 @@
-//! From the first header of an archive to a tree: the scan.
+//! Scans an archive from its first header and builds the tree.
 //!
-//! Owns what happens where the chain of headers breaks (ends, zeros, damage), archives within the
-//! archive, and the order of things; leaves a single step to `chain` and scanning one archive in
-//! several places at once to `segments`.
+//! It handles the breaks in a chain of headers (ends, zeros, damage) and nested archives. `chain`
+//! does a single step. `segments` scans one archive in several places at once.
+//!
 //! Invariant: members reach the tree in the order of the archive, however many threads read it.
 
 use std::mem;
 use std::ops::ControlFlow;
 
 use super::chain::{Chain, Nesting, Skip, Step};
-use super::header::{self, BLOCK, BLOCK_LEN, Block, Dialect, Header, Seen};
-use super::index::{Builder, Draft, Folder, Nested};
+use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Dialect, Header};
+use super::index::{Builder, DirectoryId, Draft, Nested};
 use super::members::{Inner, Kind, Members};
 use super::notes::{Notes, shown};
 use super::segments::{self, Grain};
@@ -23,41 +23,41 @@ use crate::progress::Progress;
 use crate::storage::Spill;
 use crate::storage::Storage;
 
-/// Threads that scan. Each waits for one small read most of the time, on a parallel file system a
-/// round trip long, so there are more of them than processors.
+/// Threads that scan. On a parallel file system each mostly waits for one small read, so there are
+/// more threads than CPU cores.
 pub(super) const THREADS: usize = 16;
 
-/// What pixz writes behind a tar that it compresses: a list of the members, which starts like this
-/// (pixz.h: PIXZ_INDEX_MAGIC, little-endian).
+/// What pixz appends to a tar that it compresses: a list of the members, which starts with this
+/// magic (pixz.h: PIXZ_INDEX_MAGIC, little-endian).
 const PIXZ_LIST: [u8; 8] = 0xdbae_14d6_2e32_4ca6_u64.to_le_bytes();
 
-/// Members that a list holds before they go into the tree.
+/// Members to collect before they go into the tree.
 const BATCH: usize = 4096;
 
-/// Scans an archive that can be read anywhere.
+/// Scans an archive that can be read at any offset.
 ///
 /// # Errors
-/// `Io` where it can not be read; `Unsupported` where it has too many names.
+/// `Io` if it cannot be read. `Unsupported` if it has too many names.
 pub(super) fn stored(
     storage: &dyn Storage,
     nesting: Nesting,
     progress: &Progress,
 ) -> Result<Draft> {
-    stored_cut(storage, nesting, Grain::USUAL, progress)
+    stored_with_grain(storage, nesting, Grain::USUAL, progress)
 }
 
-/// The same, cut by `grain` into what is scanned at once.
+/// Like `stored`, but divides the archive as `grain` says.
 ///
 /// # Errors
 /// As `stored`.
-pub(super) fn stored_cut(
+pub(super) fn stored_with_grain(
     storage: &dyn Storage,
     nesting: Nesting,
     grain: Grain,
     progress: &Progress,
 ) -> Result<Draft> {
     let mut scan = Scan::default();
-    let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: storage.len() };
+    let whole = Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: storage.len() };
     let mut level = vec![whole];
     let mut depth = 0;
     while !level.is_empty() {
@@ -66,21 +66,22 @@ pub(super) fn stored_cut(
         if level.len() < THREADS {
             for archive in level {
                 let found = &mut inner;
-                let outer = mem::take(&mut scan.notes);
+                let outer_notes = mem::take(&mut scan.notes);
                 segments::scan(storage, archive, nesting, grain, &mut scan, found, progress)?;
-                let own = mem::replace(&mut scan.notes, outer);
-                scan.note(archive.folder, own);
+                let inner_notes = mem::replace(&mut scan.notes, outer_notes);
+                scan.note(archive.directory, inner_notes);
             }
         } else {
-            // Many archives, such as the 1000 of ImageNet: each is scanned by one thread.
-            let work = |nth: usize| level.get(nth).map(|&archive| alone(storage, archive, nesting));
+            // Many archives, for example the 1000 of ImageNet: one thread scans each.
+            let work =
+                |nth: usize| level.get(nth).map(|&archive| scan_one(storage, archive, nesting));
             let mut failed = Ok(());
             ordered(level.len(), THREADS, work, |nth, outcome| {
                 let archive = level.get(nth).copied().zip(outcome);
                 let added = archive.map_or(Ok(()), |(archive, outcome)| {
                     let (members, notes) = outcome?;
                     progress.advance(archive.end.saturating_sub(archive.start));
-                    scan.note(archive.folder, notes);
+                    scan.note(archive.directory, notes);
                     scan.add(archive, &members, &mut inner)
                 });
                 match added {
@@ -99,36 +100,36 @@ pub(super) fn stored_cut(
     scan.finish()
 }
 
-/// Scans an archive that is decoded from its start to its end; archives within are scanned as they
-/// come by.
+/// Scans an archive that is decompressed from start to end. Nested archives are scanned in passing.
 ///
 /// # Errors
 /// As `stored`.
 pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Draft> {
     let mut scan = Scan::default();
     let mut members = Members::default();
-    let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
+    let whole = Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
     let mut frames = vec![(Walk::new(whole.start, whole.end, nesting), whole, Notes::default())];
     while let Some((walk, archive, notes)) = frames.last_mut() {
         let archive = *archive;
-        let goes_on = walk.step(source, &mut members, notes)?;
+        let has_more = walk.step(source, &mut members, notes)?;
         let is_archive = matches!(members.list().last(), Some(last) if is_tar(last.kind));
         let mut inner = Vec::new();
         let is_full = members.list().len() >= BATCH || members.is_heavy();
-        if !goes_on || is_archive || is_full {
-            // What goes into the tree must be there; an archive within is looked through anyway.
-            let behind = members.list().last().map(|last| members.data_end(last));
-            let behind = behind.filter(|&behind| behind > 0 && goes_on && !is_archive);
-            if let Some(behind) = behind
-                && source.bytes(behind, 0)?.is_none()
+        if !has_more || is_archive || is_full {
+            // A member goes into the tree only if all its data is there. A nested tar is scanned in
+            // any case.
+            let data_end = members.list().last().map(|last| members.data_end(last));
+            let data_end = data_end.filter(|&end| end > 0 && has_more && !is_archive);
+            if let Some(data_end) = data_end
+                && source.bytes(data_end, 0)?.is_none()
             {
                 continue;
             }
             scan.add(archive, &members, &mut inner)?;
             members.clear();
         }
-        if !goes_on && let Some((_, _, notes)) = frames.pop() {
-            scan.note(archive.folder, notes);
+        if !has_more && let Some((_, _, notes)) = frames.pop() {
+            scan.note(archive.directory, notes);
         }
         if let Some(&archive) = inner.first() {
             let nesting = if archive.depth < NESTING_MAX { nesting } else { Nesting::Ignore };
@@ -143,8 +144,8 @@ fn is_tar(kind: Kind) -> bool {
     matches!(kind, Kind::Archive(Inner::Tar))
 }
 
-/// Scans one archive from its start to its end, in this thread.
-fn alone(storage: &dyn Storage, archive: Nested, nesting: Nesting) -> Result<(Members, Notes)> {
+/// Scans one archive from start to end in this thread.
+fn scan_one(storage: &dyn Storage, archive: Nested, nesting: Nesting) -> Result<(Members, Notes)> {
     let mut source = Windowed::new(storage, archive.end);
     let (mut members, mut notes) = (Members::default(), Notes::default());
     let mut walk = Walk::new(archive.start, archive.end, nesting);
@@ -152,7 +153,7 @@ fn alone(storage: &dyn Storage, archive: Nested, nesting: Nesting) -> Result<(Me
     Ok((members, notes))
 }
 
-/// The tree so far, and what there is to tell.
+/// The tree so far, and its notes.
 pub(super) struct Scan {
     builder: Builder,
     weight: Weight,
@@ -170,7 +171,7 @@ impl Default for Scan {
 }
 
 impl Scan {
-    /// Adds all of `members`, which are those of `archive`.
+    /// Adds all of `members`, which belong to `archive`.
     pub(super) fn add(
         &mut self,
         archive: Nested,
@@ -180,7 +181,7 @@ impl Scan {
         self.add_from(archive, members, 0, inner)
     }
 
-    /// Adds those from the `nth` on.
+    /// Adds the members from the `nth` on.
     pub(super) fn add_from(
         &mut self,
         archive: Nested,
@@ -193,46 +194,46 @@ impl Scan {
         self.weight.add(list.len())
     }
 
-    /// Adds what was noted of the archive that is shown as `folder`.
-    pub(super) fn note(&mut self, folder: Folder, notes: Notes) {
-        self.notes.append(notes.within(&self.builder.path(folder)));
+    /// Adds the notes of the archive that `directory` shows.
+    pub(super) fn note(&mut self, directory: DirectoryId, notes: Notes) {
+        self.notes.append(notes.within(&self.builder.path(directory)));
     }
 
-    /// The tree of all that was added.
+    /// Finishes the tree.
     ///
     /// # Errors
-    /// `Io` where there is no room for it.
+    /// `Io` if there is no room for it.
     pub(super) fn finish(mut self) -> Result<Draft> {
         let mut draft = self.builder.finish(&mut self.notes)?;
-        (draft.notes, draft.findings) = self.notes.told();
+        (draft.notes, draft.findings) = self.notes.finish();
         Ok(draft)
     }
 }
 
-/// A chain, and what to do where it breaks.
+/// A chain of headers, and what to do where it breaks.
 pub(super) struct Walk {
     pub(super) chain: Chain,
     start: u64,
     end: u64,
-    /// Whether the last step left the mark of an end behind.
-    marked: bool,
+    /// Whether the last step found an end mark.
+    after_end_mark: bool,
 }
 
 impl Walk {
     pub(super) fn new(start: u64, end: u64, nesting: Nesting) -> Self {
-        Self { chain: Chain::new(start, end, nesting), start, end, marked: false }
+        Self { chain: Chain::new(start, end, nesting), start, end, after_end_mark: false }
     }
 
-    /// Goes on from `at`, which lies behind members that were found by another chain.
-    pub(super) fn pass_members(&mut self, at: u64) {
-        self.chain.skip_to(at);
-        self.marked = false;
+    /// Continues at `offset`, after members that another chain found.
+    pub(super) fn pass_members(&mut self, offset: u64) {
+        self.chain.skip_to(offset);
+        self.after_end_mark = false;
     }
 
-    /// Goes to the next member; `false` where there is none.
+    /// Steps to the next member. Returns `false` if there is none.
     ///
     /// # Errors
-    /// `Io` where the archive can not be read.
+    /// `Io` if the archive cannot be read.
     pub(super) fn step(
         &mut self,
         source: &mut dyn Source,
@@ -245,7 +246,7 @@ impl Walk {
             Step::Damaged { path, what } => notes.damage_of(&path, what),
             Step::Truncated(path) => {
                 let what = match path.as_slice() {
-                    [] => format!("a header at {:#x}", self.chain.at()),
+                    [] => format!("a header at {:#x}", self.chain.offset()),
                     path => format!("\"{}\"", shown(path)),
                 };
                 let what = format!("cut off: {what} and what came behind it are missing");
@@ -253,19 +254,19 @@ impl Walk {
                 return Ok(false);
             }
             Step::End => {
-                self.ended(source, members, notes);
+                self.handle_end(source, members, notes);
                 return Ok(false);
             }
-            Step::Zeros => return self.behind_zeros(source, notes),
-            Step::Garbage => return self.behind_garbage(source, notes),
+            Step::Zeros => return self.handle_zeros(source, notes),
+            Step::Garbage => return self.handle_garbage(source, notes),
         }
-        self.marked = false;
+        self.after_end_mark = false;
         Ok(true)
     }
 
-    /// The bytes end where a header could be; a source that did not know its end may have counted
-    /// on data that is not there.
-    fn ended(&self, source: &dyn Source, members: &mut Members, notes: &mut Notes) {
+    /// Handles the end of the bytes where a header could start. A source that did not know its end
+    /// may have added a member whose data is missing.
+    fn handle_end(&self, source: &dyn Source, members: &mut Members, notes: &mut Notes) {
         let end = source.end().unwrap_or(self.end).min(self.end);
         let last = members.list().last().filter(|last| members.data_end(last) > end);
         if let Some(last) = last {
@@ -273,28 +274,28 @@ impl Walk {
             let what = format!("cut off: \"{}\" and what came behind it are missing", shown(path));
             notes.damage_of(path, what);
             members.pop();
-        } else if !self.marked && self.chain.at() > self.start {
+        } else if !self.after_end_mark && self.chain.offset() > self.start {
             notes.damage(format!("no mark of the end at {end:#x}: perhaps cut off"));
         }
     }
 
-    /// Behind the mark of an end another archive may follow, as `cat a.tar b.tar` makes it.
-    fn behind_zeros(&mut self, source: &mut dyn Source, notes: &mut Notes) -> Result<bool> {
-        self.marked = true;
-        let start = self.chain.at();
+    /// Handles zeros. Another archive may follow the end mark, as after `cat a.tar b.tar`.
+    fn handle_zeros(&mut self, source: &mut dyn Source, notes: &mut Notes) -> Result<bool> {
+        self.after_end_mark = true;
+        let start = self.chain.offset();
         let mut at = start;
         while at.saturating_sub(start) < TAR_SEARCH_MAX {
             let Some(block) = self.block(source, at)? else {
                 return Ok(false);
             };
-            match header::look(&block) {
-                Seen::Zeros => at = at.saturating_add(BLOCK_LEN),
-                Seen::Header => {
+            match header::classify(&block) {
+                BlockKind::Zeros => at = at.saturating_add(BLOCK_LEN),
+                BlockKind::Header => {
                     self.chain.skip_to(at);
                     return Ok(true);
                 }
-                Seen::Garbage if block.starts_with(&PIXZ_LIST) => return Ok(false),
-                Seen::Garbage => {
+                BlockKind::Garbage if block.starts_with(&PIXZ_LIST) => return Ok(false),
+                BlockKind::Garbage => {
                     notes.damage(format!("what is behind the end at {at:#x} is no tar: ignored"));
                     return Ok(false);
                 }
@@ -303,14 +304,15 @@ impl Walk {
         Ok(false)
     }
 
-    /// Looks for the next header; only one that names its format is believed here.
-    fn behind_garbage(&mut self, source: &mut dyn Source, notes: &mut Notes) -> Result<bool> {
-        let start = self.chain.at();
+    /// Searches for the next header. Here only a header that names its format counts.
+    fn handle_garbage(&mut self, source: &mut dyn Source, notes: &mut Notes) -> Result<bool> {
+        let start = self.chain.offset();
         let mut at = start;
         while at.saturating_sub(start) < TAR_SEARCH_MAX {
             let Some(block) = self.block(source, at)? else { break };
-            let named = Header::parse(&block).is_some_and(|found| found.dialect() != Dialect::V7);
-            if named {
+            let names_format =
+                Header::parse(&block).is_some_and(|found| found.dialect() != Dialect::V7);
+            if names_format {
                 notes.damage(format!("damaged: from {start:#x} to {at:#x} there is no header"));
                 self.chain.skip_to(at);
                 return Ok(true);
@@ -322,10 +324,10 @@ impl Walk {
         Ok(false)
     }
 
-    fn block(&self, source: &mut dyn Source, at: u64) -> Result<Option<Block>> {
-        if at.saturating_add(BLOCK_LEN) > self.end {
+    fn block(&self, source: &mut dyn Source, offset: u64) -> Result<Option<Block>> {
+        if offset.saturating_add(BLOCK_LEN) > self.end {
             return Ok(None);
         }
-        Ok(source.bytes(at, BLOCK)?.and_then(|bytes| bytes.first_chunk().copied()))
+        Ok(source.bytes(offset, BLOCK)?.and_then(|bytes| bytes.first_chunk().copied()))
     }
 }

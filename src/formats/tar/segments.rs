@@ -1,23 +1,23 @@
-//! One archive scanned in several places at once.
+//! Scans one archive in several places at once.
 //!
-//! Owns the guess where headers are, and the proof that a guess was right.
-//! Invariant: what reaches the tree is what a scan from the first header to the last would find.
+//! Invariant: the tree gets exactly what a scan from the first header to the last would find.
 //!
 //! Problem: each header says where the next one is, so a scan is a chain of small reads. From the
-//! page cache that is fast, from a parallel file system each read is a round trip of up to a
+//! page cache that is fast. On a parallel file system each read is a round trip of up to a
 //! millisecond, and 1.3 million of them take twenty minutes.
 //!
-//! Idea: headers stand at multiples of 512 bytes and can be told from data by their magic and
-//! checksum. So the archive is cut into segments; in each, a thread looks for the first block that
-//! seems to be a header and follows the chain from there. That block may be data that looks like a
-//! header (an inner tar's, say). So nothing is believed until the true chain, which starts at the
-//! first byte, arrives at a member that a segment found at the very same place: from there on both
-//! chains are one, as a step depends on nothing but the place it starts from. Until then the true
-//! chain goes on by itself. Only global pax headers carry over; with those nothing is guessed.
+//! Idea: headers are at multiples of 512 bytes, and their magic and checksum distinguish them from
+//! data. So the archive is divided into segments. In each, a thread searches for the first block
+//! that looks like a header and follows the chain from there. That block may be data that looks
+//! like a header, for example in an inner tar. So the result is only a guess until the true chain,
+//! which starts at the first byte, reaches a member that the guess also contains. From there on the
+//! two chains are the same, because a step depends only on the offset where it starts. Until then
+//! the true chain continues alone. Only global pax headers affect later steps. After one, nothing
+//! is guessed.
 //!
-//! Cost: up to `SEARCH_MAX` bytes of data read in each segment to find its first header, and
-//! guesses thrown away where the data holds tars. Large members, among which hardly any chain would
-//! be saved, are not guessed at all.
+//! Cost: each segment reads up to `SEARCH_MAX` bytes of data to find its first header, and guesses
+//! in data that contains tars are discarded. If members are large,
+//! guesses save little, so the chain is followed without them.
 
 use std::ops::ControlFlow;
 
@@ -33,35 +33,35 @@ use crate::ordered::ordered;
 use crate::progress::Progress;
 use crate::storage::Storage;
 
-/// How finely an archive is cut.
+/// How finely to divide an archive.
 #[derive(Clone, Copy)]
 pub(super) struct Grain {
-    /// Members after which it is decided anew whether to guess.
+    /// Members between two decisions whether to guess.
     pub(super) sample: usize,
-    /// Members that a segment should have, about: enough to be worth a search for the first.
+    /// Expected members per segment: enough to make the search for the first one worthwhile.
     pub(super) per_segment: u64,
-    /// A segment's size, bytes.
+    /// Limits for the size of a segment, bytes.
     pub(super) segment_min: u64,
     pub(super) segment_max: u64,
 }
 
 impl Grain {
-    /// For archives of some size; tests cut small ones finer.
+    /// For real archives. Tests divide small ones more finely.
     pub(super) const USUAL: Self =
         Self { sample: 256, per_segment: 2048, segment_min: 1 << 20, segment_max: 256 << 20 };
 }
 
-/// Bytes from header to header above which the chain is followed as it is.
+/// If headers are further apart than this, the chain is followed without guesses, bytes.
 const STRIDE_MAX: u64 = 1 << 20;
 
-/// How far a segment looks for its first header, in strides, and in bytes.
+/// How far to search for the first header of a segment, in strides and in bytes.
 const SEARCH_STRIDES: u64 = 4;
 const SEARCH_MAX: u64 = 4 << 20;
 
-/// Scans `archive`, adding its members to `scan` and tars among them to `inner`.
+/// Scans `archive`. Adds its members to `scan`, and tars among them to `inner`.
 ///
 /// # Errors
-/// `Io` where it can not be read; `Unsupported` where it has too many names.
+/// `Io` if it cannot be read. `Unsupported` if it has too many names.
 pub(super) fn scan(
     storage: &dyn Storage,
     archive: Nested,
@@ -75,34 +75,35 @@ pub(super) fn scan(
     let mut walk = Walk::new(archive.start, archive.end, nesting);
     let mut members = Members::default();
     loop {
-        let start = walk.chain.at();
-        let goes_on = steps(&mut walk, &mut source, &mut members, scan, archive.end, |_, list| {
-            list.list().len() < grain.sample
-        })?;
-        let known = inner.len();
+        let start = walk.chain.offset();
+        let has_more =
+            steps(&mut walk, &mut source, &mut members, scan, archive.end, |_, list| {
+                list.list().len() < grain.sample
+            })?;
+        let inner_count = inner.len();
         scan.add(archive, &members, inner)?;
-        let read = walk.chain.at().saturating_sub(start);
-        progress.advance(read.saturating_sub(bytes_of(inner, known)));
-        if !goes_on {
+        let read = walk.chain.offset().saturating_sub(start);
+        progress.advance(read.saturating_sub(bytes_of(inner, inner_count)));
+        if !has_more {
             return Ok(());
         }
         let stride = read.checked_div(length(members.list().len())).unwrap_or(u64::MAX);
         members.clear();
         let size =
             stride.saturating_mul(grain.per_segment).clamp(grain.segment_min, grain.segment_max);
-        let left = archive.end.saturating_sub(walk.chain.at());
+        let left = archive.end.saturating_sub(walk.chain.offset());
         if stride > STRIDE_MAX || left < size.saturating_mul(4) || walk.chain.has_globals() {
             continue;
         }
-        let start = walk.chain.at();
-        let cut = Cut { archive, start, size, stride, nesting, sample: grain.sample };
-        if !guided(storage, &cut, &mut walk, scan, inner, progress)? {
+        let start = walk.chain.offset();
+        let division = Division { archive, start, size, stride, nesting, sample: grain.sample };
+        if !scan_guided(storage, &division, &mut walk, scan, inner, progress)? {
             return Ok(());
         }
     }
 }
 
-/// Steps while `wanted` says so; `false` where the archive ends.
+/// Steps while `wanted` returns true. Returns `false` if the archive ends.
 fn steps(
     walk: &mut Walk,
     source: &mut dyn Source,
@@ -111,45 +112,46 @@ fn steps(
     until: u64,
     wanted: impl Fn(u64, &Members) -> bool,
 ) -> Result<bool> {
-    while walk.chain.at() < until && wanted(walk.chain.at(), members) {
+    while walk.chain.offset() < until && wanted(walk.chain.offset(), members) {
         if !walk.step(source, members, &mut scan.notes)? {
             return Ok(false);
         }
     }
-    // Where a header would begin at the very end, the walk still has to say so.
-    if walk.chain.at() >= until && source.end() == Some(until) {
+    // If a header could start right at the end, the walk must still report that end.
+    if walk.chain.offset() >= until && source.end() == Some(until) {
         return walk.step(source, members, &mut scan.notes);
     }
     Ok(true)
 }
 
-/// Bytes of the archives from the `nth` on: they count once they are scanned themselves.
+/// Length of the archives from the `nth` on. Their progress counts when they are scanned
+/// themselves.
 fn bytes_of(archives: &[Nested], nth: usize) -> u64 {
     let archives = archives.get(nth..).unwrap_or_default();
     archives.iter().map(|archive| archive.end.saturating_sub(archive.start)).sum()
 }
 
-/// How an archive is cut.
+/// How an archive is divided.
 #[derive(Clone, Copy)]
-struct Cut {
+struct Division {
     archive: Nested,
-    /// Where the first segment begins.
+    /// Start of the first segment.
     start: u64,
-    /// A segment's size.
+    /// Size of a segment, bytes.
     size: u64,
-    /// From header to header, about.
+    /// Average distance between headers, bytes.
     stride: u64,
     nesting: Nesting,
     sample: usize,
 }
 
-impl Cut {
+impl Division {
     fn count(&self) -> usize {
         let bytes = self.archive.end.saturating_sub(self.start);
         usize::try_from(bytes.div_ceil(self.size.max(1))).unwrap_or(usize::MAX)
     }
 
-    /// Where the `nth` segment begins and ends.
+    /// Start and end of the `nth` segment.
     fn segment(&self, nth: usize) -> (u64, u64) {
         let nth = length(nth);
         let start = self.start.saturating_add(self.size.saturating_mul(nth));
@@ -157,41 +159,41 @@ impl Cut {
     }
 }
 
-/// What a thread found in a segment: a chain that may be the true one.
+/// The chain that a thread found in a segment. It may be the true one.
 struct Guess {
     members: Members,
-    /// Where the first step begins that was not made: behind the segment, or where something else
-    /// than a member comes, which the true chain has to look at itself.
+    /// Where the chain stopped: past the end of the segment, or at something other than a member,
+    /// which only the true chain handles.
     next: u64,
 }
 
-/// Goes on with `walk` to the end, led by guesses; `false` where the archive ended.
-fn guided(
+/// Takes `walk` to the end with the help of guesses. Returns `false` if the archive ended.
+fn scan_guided(
     storage: &dyn Storage,
-    cut: &Cut,
+    division: &Division,
     walk: &mut Walk,
     scan: &mut Scan,
     inner: &mut Vec<Nested>,
     progress: &Progress,
 ) -> Result<bool> {
-    let mut source = Windowed::new(storage, cut.archive.end);
+    let mut source = Windowed::new(storage, division.archive.end);
     let mut members = Members::default();
     let mut outcome: Result<bool> = Ok(true);
     ordered(
-        cut.count(),
+        division.count(),
         THREADS,
-        |nth| guess(storage, cut, nth),
+        |nth| guess(storage, division, nth),
         |nth, guess| {
-            let (_, end) = cut.segment(nth);
-            let (before, known) = (walk.chain.at(), inner.len());
-            let done = guess.and_then(|guess| {
-                let goes_on =
-                    follow(&guess, cut, end, walk, &mut source, &mut members, scan, inner)?;
-                let read = walk.chain.at().saturating_sub(before);
-                progress.advance(read.saturating_sub(bytes_of(inner, known)));
-                Ok(goes_on)
+            let (_, end) = division.segment(nth);
+            let (start, inner_count) = (walk.chain.offset(), inner.len());
+            let has_more = guess.and_then(|guess| {
+                let has_more =
+                    follow(&guess, division, end, walk, &mut source, &mut members, scan, inner)?;
+                let read = walk.chain.offset().saturating_sub(start);
+                progress.advance(read.saturating_sub(bytes_of(inner, inner_count)));
+                Ok(has_more)
             });
-            match done {
+            match has_more {
                 Ok(true) => ControlFlow::Continue(()),
                 ended => {
                     outcome = ended;
@@ -203,11 +205,12 @@ fn guided(
     outcome
 }
 
-/// Takes the true chain to the end of a segment, along the guess as soon as they meet.
+/// Takes the true chain to the end of a segment. As soon as it meets the guess, the guess replaces
+/// it.
 #[expect(clippy::too_many_arguments, reason = "the parts of one scan, borrowed apart")]
 fn follow(
     guess: &Guess,
-    cut: &Cut,
+    division: &Division,
     end: u64,
     walk: &mut Walk,
     source: &mut dyn Source,
@@ -216,65 +219,71 @@ fn follow(
     inner: &mut Vec<Nested>,
 ) -> Result<bool> {
     let guessed = guess.members.list();
-    let archive = cut.archive;
+    let archive = division.archive;
     loop {
-        if walk.chain.at() >= end && end < archive.end {
+        if walk.chain.offset() >= end && end < archive.end {
             return Ok(true);
         }
-        // A guess ends before the first global header, so it has seen none.
-        let known = !walk.chain.has_globals();
-        let meeting = guessed.binary_search_by_key(&walk.chain.at(), |member| member.start);
-        if let (true, Ok(nth)) = (known, meeting) {
+        // A guess ends before the first global header, so it knows of none.
+        let is_comparable = !walk.chain.has_globals();
+        let common = guessed.binary_search_by_key(&walk.chain.offset(), |member| member.start);
+        if let (true, Ok(nth)) = (is_comparable, common) {
             scan.add_from(archive, &guess.members, nth, inner)?;
             walk.pass_members(guess.next);
-            if walk.chain.at() >= end && end < archive.end {
+            if walk.chain.offset() >= end && end < archive.end {
                 return Ok(true);
             }
         }
         members.clear();
-        let before = walk.chain.at();
-        let goes_on = steps(walk, source, members, scan, end, |at, list| {
-            at == before
-                || list.list().len() < cut.sample
-                    && (!known || guessed.binary_search_by_key(&at, |member| member.start).is_err())
+        let start = walk.chain.offset();
+        let has_more = steps(walk, source, members, scan, end, |offset, list| {
+            offset == start
+                || list.list().len() < division.sample
+                    && (!is_comparable
+                        || guessed.binary_search_by_key(&offset, |member| member.start).is_err())
         })?;
         scan.add(archive, members, inner)?;
-        if !goes_on {
+        if !has_more {
             return Ok(false);
         }
     }
 }
 
 /// Follows the chain from the first block in a segment that looks like a header.
-fn guess(storage: &dyn Storage, cut: &Cut, nth: usize) -> Result<Guess> {
-    let (start, end) = cut.segment(nth);
+fn guess(storage: &dyn Storage, division: &Division, nth: usize) -> Result<Guess> {
+    let (start, end) = division.segment(nth);
     let mut members = Members::default();
-    let mut source = Windowed::new(storage, cut.archive.end);
+    let mut source = Windowed::new(storage, division.archive.end);
     let first = match nth {
-        // The true chain begins here.
+        // The true chain continues here.
         0 => Some(start),
-        _ => first_header(&mut source, cut, start, end)?,
+        _ => first_header(&mut source, division, start, end)?,
     };
-    let mut chain = Chain::new(first.unwrap_or(end), cut.archive.end, cut.nesting);
-    let mut next = chain.at();
+    let mut chain = Chain::new(first.unwrap_or(end), division.archive.end, division.nesting);
+    let mut next = chain.offset();
     while next < end && matches!(chain.step(&mut source, &mut members)?, Step::Member) {
-        next = chain.at();
+        next = chain.offset();
     }
     Ok(Guess { members, next })
 }
 
-fn first_header(source: &mut Windowed<'_>, cut: &Cut, start: u64, end: u64) -> Result<Option<u64>> {
-    let span = cut.stride.saturating_mul(SEARCH_STRIDES).clamp(BLOCK_LEN, SEARCH_MAX);
+fn first_header(
+    source: &mut Windowed<'_>,
+    division: &Division,
+    start: u64,
+    end: u64,
+) -> Result<Option<u64>> {
+    let span = division.stride.saturating_mul(SEARCH_STRIDES).clamp(BLOCK_LEN, SEARCH_MAX);
     let end = end.min(start.saturating_add(span));
-    let mut at = start;
-    // Headers stand whole blocks behind the first one.
-    while at.saturating_add(BLOCK_LEN) <= end {
-        let block = source.bytes(at, BLOCK)?.and_then(<[u8]>::first_chunk);
+    let mut offset = start;
+    // Headers are a multiple of the block size apart.
+    while offset.saturating_add(BLOCK_LEN) <= end {
+        let block = source.bytes(offset, BLOCK)?.and_then(<[u8]>::first_chunk);
         let block = block.ok_or_else(|| Error::corrupt("the archive became shorter"))?;
         if Header::parse(block).is_some_and(|header| header.dialect() != Dialect::V7) {
-            return Ok(Some(at));
+            return Ok(Some(offset));
         }
-        at = at.saturating_add(BLOCK_LEN);
+        offset = offset.saturating_add(BLOCK_LEN);
     }
     Ok(None)
 }

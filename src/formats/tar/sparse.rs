@@ -1,13 +1,14 @@
-//! Sparse members: which parts of a file the archive stores, in GNU tar's four ways to say it.
+//! Sparse members: which parts of a file the archive stores, in the four formats of GNU tar.
 //!
-//! Owns finding and checking the map: the texts of versions 0.0, 0.1 and 1.0 ("GNU tar manual",
-//! "Storing Sparse Files"), and the old form, whose fields are `header`'s.
-//! Invariant: the segments of a map ascend, do not overlap, hold at least a byte each, end within
-//! the file, and their bytes end within the member's data.
+//! Versions 0.0, 0.1 and 1.0 are text ("GNU tar manual", "Storing Sparse Files"). The old format is
+//! binary, with fields in the header.
+//!
+//! Invariant: the segments of a map ascend, do not overlap, and have at least one byte each. They
+//! end within the file, and their bytes end within the member's data.
 
 use std::borrow::Cow;
 
-use super::extensions::SparseWords;
+use super::extensions::SparseRecords;
 use super::header::{self, BLOCK, BLOCK_LEN, Header, Type};
 use super::pax;
 use super::source::{self, Source};
@@ -17,16 +18,16 @@ use crate::formats::limits::{FILE_SIZE_MAX, TAR_SPARSE_MAX};
 /// A part of a file that is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
-    /// Where in the file it begins, bytes.
+    /// Offset in the file, bytes.
     pub(super) offset: u64,
-    /// Bytes, at least one.
+    /// Length in bytes, at least one.
     pub(super) len: u64,
-    /// Where in the archive it is stored.
-    pub(super) at: u64,
+    /// Offset in the archive, bytes.
+    pub(super) archive_offset: u64,
 }
 
 impl Segment {
-    /// The byte of the file behind it.
+    /// The end of the segment in the file.
     pub(super) fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
     }
@@ -34,22 +35,22 @@ impl Segment {
 
 /// A sparse member.
 pub(super) struct Sparse {
-    /// Bytes of the file, with its holes.
+    /// Size of the file with its holes, bytes.
     pub(super) size: u64,
     pub(super) segments: Vec<Segment>,
-    /// Where in the archive the member's data ends.
+    /// The end of the member's data in the archive.
     pub(super) end: u64,
 }
 
-/// The map of the member whose header is `header`, of which `words` were said, with `stored` bytes
-/// at `data`; `None` where it is not sparse. Nothing of it lies behind `limit`. What was read ends
-/// at `reached`, also where it fails.
+/// Reads the map of the member with `header`, pax `records`, and `stored` bytes at `data`. Returns
+/// `None` if it is not sparse. Reads nothing past `limit`. Sets `reached` to the end of what was
+/// read, even if it fails.
 ///
 /// # Errors
-/// `Corrupt` where the map can not be true; `Io` where it can not be read.
+/// `Corrupt` if the map contradicts itself or the file. `Io` if it cannot be read.
 pub(super) fn read(
     header: Header<'_>,
-    words: &SparseWords,
+    records: &SparseRecords,
     data: u64,
     stored: u64,
     limit: u64,
@@ -57,29 +58,29 @@ pub(super) fn read(
     reached: &mut u64,
 ) -> Result<Option<Sparse>> {
     if header.kind() == Type::GnuSparse {
-        return gnu(header, data, stored, limit, source, reached).map(Some);
+        return read_old(header, data, stored, limit, source, reached).map(Some);
     }
-    // Where only a size was told, it is a file without holes.
-    if words.pieces.is_none() && !words.has_preface {
+    // A record of the size alone means a file without holes.
+    if records.pieces.is_none() && !records.has_preface {
         return Ok(None);
     }
-    let size = words.real_size.filter(|&size| size <= FILE_SIZE_MAX);
+    let size = records.real_size.filter(|&size| size <= FILE_SIZE_MAX);
     let size =
         size.ok_or_else(|| Error::corrupt("sparse map: the size of the file is not told"))?;
     let end = data.saturating_add(stored);
-    let (pieces, at) = match &words.pieces {
+    let (pieces, data) = match &records.pieces {
         Some(pieces) => (Cow::Borrowed(pieces), data),
         None => {
-            let (pieces, at) = preface(data, end.min(limit), source)?;
-            (Cow::Owned(pieces), at)
+            let (pieces, data) = read_preface(data, end.min(limit), source)?;
+            (Cow::Owned(pieces), data)
         }
     };
-    let segments = map(&pieces, size, at, end.saturating_sub(at))?;
+    let segments = map(&pieces, size, data, end.saturating_sub(data))?;
     Ok(Some(Sparse { size, segments, end }))
 }
 
-/// The old binary form: four pieces in the header, 21 in each block that follows.
-fn gnu(
+/// The old binary format: four pieces in the header, and 21 in each block that follows.
+fn read_old(
     header: Header<'_>,
     data: u64,
     stored: u64,
@@ -89,28 +90,28 @@ fn gnu(
 ) -> Result<Sparse> {
     let (field, mut more) = header.sparse_map();
     let mut pieces = header::sparse_pieces(field)?;
-    let mut at = data;
+    let mut offset = data;
     while more {
-        let block = source::before(source, at, BLOCK, limit)?;
+        let block = source::before(source, offset, BLOCK, limit)?;
         let block = block.ok_or_else(|| Error::corrupt("sparse map: it is cut off"))?;
         let (field, rest) = block.split_at_checked(504).unwrap_or_default();
-        at = at.saturating_add(BLOCK_LEN);
-        *reached = at;
+        offset = offset.saturating_add(BLOCK_LEN);
+        *reached = offset;
         pieces.extend(header::sparse_pieces(field)?);
-        checked_count(pieces.len())?;
+        check_count(pieces.len())?;
         more = rest.first().is_some_and(|&byte| byte != 0);
     }
     let size = header.real_size()?;
-    let segments = map(&pieces, size, at, stored)?;
-    Ok(Sparse { size, segments, end: at.saturating_add(stored) })
+    let segments = map(&pieces, size, offset, stored)?;
+    Ok(Sparse { size, segments, end: offset.saturating_add(stored) })
 }
 
-/// Version 1.0: the pieces written before the data, and where the data begins.
-fn preface(data: u64, end: u64, source: &mut dyn Source) -> Result<(Vec<(u64, u64)>, u64)> {
+/// Version 1.0: reads the pieces before the data. Also returns where the data starts.
+fn read_preface(data: u64, end: u64, source: &mut dyn Source) -> Result<(Vec<(u64, u64)>, u64)> {
     let mut preface = Preface::new();
     loop {
-        let at = data.saturating_add(preface.len());
-        let block = source::before(source, at, BLOCK, end)?;
+        let offset = data.saturating_add(preface.len());
+        let block = source::before(source, offset, BLOCK, end)?;
         let block = block.ok_or_else(|| Error::corrupt("sparse map: it has no end"))?;
         if let Some(pieces) = preface.take(block)? {
             return Ok((pieces, data.saturating_add(preface.len())));
@@ -118,42 +119,43 @@ fn preface(data: u64, end: u64, source: &mut dyn Source) -> Result<(Vec<(u64, u6
     }
 }
 
-/// The map of a file of `size` bytes whose pieces (offset, length) are stored one behind the other
-/// in the `stored` bytes at `at`.
+/// The map of a file of `size` bytes. Its pieces (offset, length) are stored without gaps in the
+/// `stored` bytes at `archive_offset`.
 ///
 /// # Errors
-/// `Corrupt` where the pieces can not be true.
-fn map(pieces: &[(u64, u64)], size: u64, at: u64, stored: u64) -> Result<Vec<Segment>> {
+/// `Corrupt` if the pieces contradict each other or the sizes.
+fn map(pieces: &[(u64, u64)], size: u64, archive_offset: u64, stored: u64) -> Result<Vec<Segment>> {
     let wrong = |why: &str, offset: u64| {
         Error::corrupt(format!("sparse map: the piece at {offset:#x} {why}"))
     };
     let mut segments = Vec::new();
-    let (mut behind, mut used) = (0_u64, 0_u64);
+    let (mut previous_end, mut used) = (0_u64, 0_u64);
     for &(offset, len) in pieces {
-        if offset < behind {
+        if offset < previous_end {
             return Err(wrong("overlaps the one before", offset));
         }
-        behind = offset
+        previous_end = offset
             .checked_add(len)
             .filter(|&end| end <= size)
             .ok_or_else(|| wrong("ends past the end of the file", offset))?;
-        let next = used
+        let used_after = used
             .checked_add(len)
             .filter(|&used| used <= stored)
             .ok_or_else(|| wrong("has no bytes in the archive", offset))?;
         if len > 0 {
-            segments.push(Segment { offset, len, at: at.saturating_add(used) });
+            let archive_offset = archive_offset.saturating_add(used);
+            segments.push(Segment { offset, len, archive_offset });
         }
-        used = next;
+        used = used_after;
     }
     Ok(segments)
 }
 
-/// Version 0.1: `OFFSET,LENGTH,OFFSET,LENGTH...` in one record.
+/// Version 0.1: decodes `OFFSET,LENGTH,OFFSET,LENGTH...` from one record.
 ///
 /// # Errors
-/// `Corrupt` where that is not what it holds, or too much of it.
-pub(super) fn listed(text: &[u8]) -> Result<Vec<(u64, u64)>> {
+/// `Corrupt` if it has another form or too many pieces.
+pub(super) fn parse_list(text: &[u8]) -> Result<Vec<(u64, u64)>> {
     let mut numbers = text.split(|&byte| byte == b',').map(pax::number);
     let mut pieces = Vec::new();
     if text.is_empty() {
@@ -162,18 +164,19 @@ pub(super) fn listed(text: &[u8]) -> Result<Vec<(u64, u64)>> {
     while let Some(offset) = numbers.next() {
         let piece = offset.zip(numbers.next().flatten());
         pieces.push(piece.ok_or_else(|| Error::corrupt("sparse map: no list of pairs"))?);
-        checked_count(pieces.len())?;
+        check_count(pieces.len())?;
     }
     Ok(pieces)
 }
 
-/// Version 1.0: the map stands before the data, a number a line, padded to whole blocks.
+/// Decoder for version 1.0: a map before the data, with one number per line, padded to whole
+/// blocks.
 struct Preface {
-    /// Numbers read so far; the first says how many pairs follow.
+    /// Numbers so far. The first is the number of pairs.
     numbers: Vec<u64>,
-    /// The digits of a number that a block's end cut off.
+    /// The digits of a number that continues in the next block.
     digits: Vec<u8>,
-    /// Blocks read.
+    /// Number of blocks so far.
     blocks: u64,
 }
 
@@ -182,10 +185,10 @@ impl Preface {
         Self { numbers: Vec::new(), digits: Vec::new(), blocks: 0 }
     }
 
-    /// Takes the next block of the member's data; returns the pieces once the map is whole.
+    /// Decodes the next block of the member's data. Returns the pieces once the map is complete.
     ///
     /// # Errors
-    /// `Corrupt` where it holds anything but numbers, or too many.
+    /// `Corrupt` if it contains anything but numbers, or too many of them.
     fn take(&mut self, block: &[u8]) -> Result<Option<Vec<(u64, u64)>>> {
         self.blocks = self.blocks.saturating_add(1);
         for &byte in block {
@@ -200,7 +203,7 @@ impl Preface {
             self.numbers.push(number.ok_or_else(|| Error::corrupt("sparse map: no number"))?);
             self.digits.clear();
             if let Some((&count, rest)) = self.numbers.split_first() {
-                checked_count(usize::try_from(count).unwrap_or(usize::MAX))?;
+                check_count(usize::try_from(count).unwrap_or(usize::MAX))?;
                 let (pairs, _) = rest.as_chunks::<2>();
                 if u64::try_from(pairs.len()) == Ok(count) {
                     return Ok(Some(pairs.iter().map(|&[offset, len]| (offset, len)).collect()));
@@ -213,14 +216,14 @@ impl Preface {
         Ok(None)
     }
 
-    /// Bytes of the member's data that the map took.
+    /// Size of the map so far, bytes.
     fn len(&self) -> u64 {
         self.blocks.saturating_mul(BLOCK_LEN)
     }
 }
 
-/// Refuses more pieces than memory should be spent on.
-pub(super) fn checked_count(count: usize) -> Result<()> {
+/// Rejects more pieces than memory should be spent on.
+pub(super) fn check_count(count: usize) -> Result<()> {
     if count <= TAR_SPARSE_MAX {
         return Ok(());
     }
@@ -232,15 +235,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_pieces_one_behind_the_other() {
+    fn pieces_are_stored_without_gaps() {
         let found = map(&[(0, 10), (10, 0), (512, 5), (1000, 0)], 1000, 4096, 15).unwrap();
-        let expected =
-            [Segment { offset: 0, len: 10, at: 4096 }, Segment { offset: 512, len: 5, at: 4106 }];
+        let expected = [
+            Segment { offset: 0, len: 10, archive_offset: 4096 },
+            Segment { offset: 512, len: 5, archive_offset: 4106 },
+        ];
         assert_eq!(found, expected);
     }
 
     #[test]
-    fn refuses_a_map_that_can_not_be_true() {
+    fn rejects_maps_that_contradict_themselves() {
         for (pieces, size, stored) in [
             (&[(0, 10), (9, 5)][..], 100, 100),
             (&[(0, 101)], 100, 101),
@@ -253,10 +258,10 @@ mod tests {
 
     #[test]
     fn reads_a_list_of_pairs() {
-        assert_eq!(listed(b"0,512,1024,1").unwrap(), [(0, 512), (1024, 1)]);
-        assert_eq!(listed(b"").unwrap(), []);
+        assert_eq!(parse_list(b"0,512,1024,1").unwrap(), [(0, 512), (1024, 1)]);
+        assert_eq!(parse_list(b"").unwrap(), []);
         for text in [&b"1"[..], b"1,2,3", b"1,x", b",", b"1,2,"] {
-            assert!(listed(text).is_err(), "{}", text.escape_ascii());
+            assert!(parse_list(text).is_err(), "{}", text.escape_ascii());
         }
     }
 
@@ -273,8 +278,8 @@ mod tests {
     }
 
     #[test]
-    fn takes_as_many_pieces_as_the_limit_and_not_one_more() {
-        assert!(checked_count(TAR_SPARSE_MAX).is_ok());
-        assert!(checked_count(TAR_SPARSE_MAX + 1).is_err());
+    fn accepts_as_many_pieces_as_the_limit_and_no_more() {
+        assert!(check_count(TAR_SPARSE_MAX).is_ok());
+        assert!(check_count(TAR_SPARSE_MAX + 1).is_err());
     }
 }

@@ -1,17 +1,17 @@
-//! Scanning in several places at once against scanning from the first header to the last.
+//! Compares scans in several places at once with scans from the first header to the last.
 //!
-//! Owns archives made at random: extensions, data that looks like headers, global headers, ends in
-//! the middle, damage; and reads that fail.
+//! The archives are random: extensions, data that looks like headers, global headers, ends in the
+//! middle, damage. Some reads fail.
 
 use std::ops::ControlFlow;
 
 use super::chain::Nesting;
 use super::header::{BLOCK, BLOCK_LEN};
 use super::index::apart::Apart;
-use super::index::{Allowance, Content, Draft, Folder, Index, Nested, in_memory};
+use super::index::{Allowance, Content, DirectoryId, Draft, Index, Nested, in_memory};
 use super::members::Members;
 use super::notes::Notes;
-use super::scan::{Scan, Walk, forward, stored, stored_cut};
+use super::scan::{Scan, Walk, forward, stored, stored_with_grain};
 use super::segments::Grain;
 use super::source::Windowed;
 use crate::error::{Error, Kind, Result};
@@ -21,10 +21,10 @@ use crate::storage::{MemStorage, Storage};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::vfs::Finding;
 
-/// Segments of some members, so that an archive of half a megabyte has a hundred of them.
+/// Segments of a few members, so that an archive of half a megabyte has a hundred of them.
 const FINE: Grain = Grain { sample: 3, per_segment: 2, segment_min: 1 << 10, segment_max: 8 << 10 };
 
-/// Numbers that look random, the same for the same seed.
+/// Pseudorandom numbers, the same for the same seed.
 struct Random(u64);
 
 impl Random {
@@ -79,13 +79,13 @@ fn record(keyword: &str, value: &str) -> Vec<u8> {
     format!("{len}{rest}").into_bytes()
 }
 
-/// An archive of about `count` members, with everything that a scan could fall over.
+/// An archive of about `count` members, with everything that could confuse a scan.
 fn archive(random: &mut Random, count: u64, depth: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     for nth in 0..count {
         let folder = format!("d{}", random.below(3));
         let name = match random.below(5) {
-            // Where inner archives are shown, too.
+            // Nested archives are shown here too.
             0 => format!("{folder}/d{}/{}", random.below(3), random.below(4)),
             1 => format!("{folder}/{}", random.below(4)),
             _ => format!("{folder}/{nth:04}-{}", random.below(count)),
@@ -107,7 +107,7 @@ fn archive(random: &mut Random, count: u64, depth: u32) -> Vec<u8> {
             _ => {}
         }
         let data = match random.below(40) {
-            // What looks like an archive, ended or not.
+            // Data that looks like an archive, complete or not.
             0..8 if depth < 2 => archive(random, 1 + len / 4096, depth + 1),
             8..11 => member(b"decoy", b'0', b"", b"")[..BLOCK].repeat(1 + len as usize / BLOCK),
             11..13 => [random.bytes(len), member(b"end", b'0', b"", b"x")].concat(),
@@ -131,7 +131,7 @@ fn archive(random: &mut Random, count: u64, depth: u32) -> Vec<u8> {
             }
             9 => bytes.extend([0; 2 * BLOCK]),
             10 => bytes.extend([0; BLOCK].repeat(random.below(40) as usize)),
-            // Some damage: no header, a path that can not be, records that are none.
+            // Damage: not a header, an invalid path, invalid records.
             11 => {
                 let blocks = random.below(5);
                 bytes.extend(random.bytes(BLOCK_LEN * blocks));
@@ -142,7 +142,7 @@ fn archive(random: &mut Random, count: u64, depth: u32) -> Vec<u8> {
                 bytes.extend(member(b"pax", b'x', b"", &path));
                 bytes.extend(member(b"short", b'0', b"", &data));
             }
-            // Several of them, and folders, of one name.
+            // Several archives and directories with the same name.
             14..20 => bytes.extend(member(format!("{name}.tar").as_bytes(), b'0', b"", &data)),
             20..24 => {
                 let name = format!("{folder}.tar");
@@ -168,21 +168,22 @@ fn random_archive(seed: u64) -> Vec<u8> {
     archive(&mut random, 60, 0)
 }
 
-/// The index of a tree, in an archive of any length.
+/// The index of a tree, for an archive of unlimited length.
 fn indexed(draft: Draft) -> Index {
     in_memory(draft, u64::MAX, "index", &Arc::new(Allowance::new(1 << 20))).unwrap()
 }
 
-/// All that is shown and told of a tree.
+/// The parts of the index of a tree, and its findings.
 fn apart(draft: Draft) -> (Apart, Vec<Finding>) {
     let findings = draft.findings.clone();
     (Apart::of_index(&indexed(draft)).unwrap(), findings)
 }
 
-/// The tree of an archive whose every header was reached from the one before.
+/// The tree of an archive, scanned strictly from header to header.
 fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Draft> {
     let mut scan = Scan::default();
-    let mut level = vec![Nested { folder: Folder::ROOT, depth: 0, start: 0, end: storage.len() }];
+    let mut level =
+        vec![Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: storage.len() }];
     for depth in 0.. {
         let nesting = if depth < NESTING_MAX { nesting } else { Nesting::Ignore };
         let mut inner = Vec::new();
@@ -192,7 +193,7 @@ fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Draft> {
             let mut walk = Walk::new(archive.start, archive.end, nesting);
             let mut notes = Notes::default();
             while walk.step(&mut source, &mut members, &mut notes)? {}
-            scan.note(archive.folder, notes);
+            scan.note(archive.directory, notes);
             scan.add(archive, &members, &mut inner)?;
         }
         level = inner;
@@ -210,14 +211,14 @@ fn a_scan_in_many_places_finds_what_a_scan_from_the_start_finds() {
         let storage = MemStorage::new(random_archive(seed));
         for nesting in [Nesting::Ignore, Nesting::Recognise] {
             let expected = sequential(&storage, nesting).unwrap();
-            let found = stored_cut(&storage, nesting, FINE, &Progress::default()).unwrap();
+            let found = stored_with_grain(&storage, nesting, FINE, &Progress::default()).unwrap();
             assert_eq!(found.notes, expected.notes, "seed {seed}, {nesting:?}");
             members += found.len();
             noted += found.notes.len();
             assert!(apart(found) == apart(expected), "seed {seed}, {nesting:?}: another tree");
         }
     }
-    // Or else this would compare nothing.
+    // Otherwise this would compare nothing.
     assert!(members > 10_000 && noted > 100, "{members} members, {noted} notes");
 }
 
@@ -250,7 +251,7 @@ fn shape(index: &Index) -> Vec<String> {
             Ok(ControlFlow::Continue(()))
         };
         index.xattrs_of(id, visit).unwrap();
-        let names = index.names_of(id).unwrap();
+        let names = index.link_count(id).unwrap();
         format!("{name} {said:?} {} {content} {xattrs:?} {names}", node.size)
     });
     shape.collect()
@@ -270,10 +271,10 @@ fn a_scan_in_the_order_of_the_bytes_finds_what_a_scan_level_by_level_finds() {
     }
 }
 
-/// Fails one read, by its number.
+/// Storage whose read number `countdown` fails.
 struct Failing<'s> {
     storage: &'s MemStorage,
-    left: AtomicU64,
+    countdown: AtomicU64,
 }
 
 impl Storage for Failing<'_> {
@@ -282,7 +283,7 @@ impl Storage for Failing<'_> {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        if self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.countdown.fetch_sub(1, Ordering::Relaxed) == 1 {
             return Err(Error::io("injected fault", std::io::Error::other("no reason")));
         }
         self.storage.read_exact_at(buffer, offset)
@@ -297,19 +298,19 @@ fn a_read_that_fails_gives_an_error_and_never_another_tree() {
         let nesting = Nesting::Recognise;
         let expected = apart(sequential(&storage, nesting).unwrap());
         storage.fail_next(1);
-        let first = stored_cut(&storage, nesting, FINE, &Progress::default());
+        let first = stored_with_grain(&storage, nesting, FINE, &Progress::default());
         assert_eq!(first.err().unwrap().kind(), Kind::Io, "seed {seed}");
         let before = storage.reads();
-        stored_cut(&storage, nesting, FINE, &Progress::default()).unwrap();
+        stored_with_grain(&storage, nesting, FINE, &Progress::default()).unwrap();
         let reads = storage.reads() - before;
         for nth in (1..=reads).step_by(1 + reads as usize / 40) {
-            let failing = Failing { storage: &storage, left: AtomicU64::new(nth) };
-            match stored_cut(&failing, nesting, FINE, &Progress::default()) {
+            let failing = Failing { storage: &storage, countdown: AtomicU64::new(nth) };
+            match stored_with_grain(&failing, nesting, FINE, &Progress::default()) {
                 Err(error) => {
                     assert_eq!(error.kind(), Kind::Io, "seed {seed}, read {nth}: {error}");
                     failed += 1;
                 }
-                // A read behind what turned out to be the end, which nobody waited for.
+                // The read was past what turned out to be the end, and not needed.
                 Ok(found) => {
                     assert!(apart(found) == expected, "seed {seed}, read {nth}: another tree");
                     fine += 1;
@@ -320,10 +321,9 @@ fn a_read_that_fails_gives_an_error_and_never_another_tree() {
     assert!(failed > 10 * fine && failed > 100, "{failed} failed, {fine} did not");
 }
 
-/// An archive as large as ImageNet's training set that nobody has to store: a header at each
-/// multiple of `STRIDE`, and data that is never written. It counts what is read, and how many reads
-/// are under way at once; a read that is alone lets others begin before it ends, as a slow file
-/// system would.
+/// An archive as large as the training set of ImageNet that takes no space: a header at each
+/// multiple of `STRIDE`, and generated data. It counts bytes and reads, and how many reads run at
+/// once. Each read yields, so that others can start before it ends, as on a slow file system.
 struct Endless {
     headers: u64,
     bytes: AtomicU64,
@@ -375,7 +375,7 @@ fn a_large_archive_is_scanned_by_its_headers_with_many_reads_under_way() {
     assert_eq!(index.notes, [""; 0]);
     let [bytes, reads, most] = [&archive.bytes, &archive.reads, &archive.most]
         .map(|counter| counter.load(Ordering::Relaxed));
-    // A header takes 2 KiB of reading, and each segment looks for its first one through some data.
+    // A header costs a read of 2 KiB, and each segment searches some data for its first header.
     assert!(bytes < archive.len() / 20, "{bytes} bytes read of {}", archive.len());
     assert!(reads < 300_000, "{reads} reads for 200,000 headers");
     assert!(most >= 8, "{most} reads under way at once");

@@ -1,7 +1,8 @@
-//! A compressed tar on its first pass: decoded from its start to its end while it is scanned.
+//! The first pass over a compressed tar, which is decompressed from start to end during the scan.
 //!
-//! Owns the bytes between the pieces that a survey delivers and the blocks that a scan asks for.
-//! Invariant: every byte is decoded once; a request that crosses pieces is put together once.
+//! It turns the pieces of a `FirstPass` into the blocks that a scan asks for.
+//!
+//! Invariant: every byte is decompressed once.
 
 use super::header::{self, BLOCK};
 use super::recognises;
@@ -12,37 +13,37 @@ use crate::formats::compressed::{Container, FirstPass, SeekIndex};
 use crate::progress::Progress;
 use crate::vfs::SharedBytes;
 
-/// A compressed tar, as far as it is decoded.
+/// A compressed tar during its first pass.
 pub(super) struct Unpacking<'p> {
     first_pass: FirstPass,
-    /// The piece at hand, and where in the decoded bytes it begins.
+    /// The current piece, and its offset in the decompressed bytes.
     piece: SharedBytes,
     start: u64,
-    /// The last request that crossed pieces, and where it began.
+    /// The last request that crossed pieces, and its offset.
     joined: Vec<u8>,
-    joined_at: u64,
-    /// Where the decoded bytes end, once they did.
+    joined_start: u64,
+    /// The end of the decompressed bytes, once it is reached.
     end: Option<u64>,
-    /// Why they ended too early.
+    /// The error that ended them early.
     damage: Option<Error>,
     progress: &'p Progress,
-    /// Compressed bytes that the progress knows of.
-    told: u64,
+    /// Compressed bytes that were already reported as progress.
+    reported: u64,
 }
 
-/// What decoding to the end came to.
+/// The result of decompressing the whole file.
 pub(super) struct Unpacked {
     pub(super) seek_index: SeekIndex,
-    /// What ended it too early.
+    /// The error that ended it early.
     pub(super) damage: Option<Damage>,
-    /// Where in the compressed file something begins that is not of its container.
+    /// Offset in the compressed file where data starts that does not belong to the container.
     pub(super) garbage: Option<u64>,
 }
 
-/// Why the decoded bytes ended too early.
+/// Why the decompressed bytes ended early.
 pub(super) struct Damage {
     pub(super) error: Error,
-    /// Whether more was decoded than there are seek points for: its checksum turned out wrong.
+    /// Whether more bytes were decompressed than have seek points. Their checksum was wrong.
     pub(super) in_doubt: bool,
 }
 
@@ -53,40 +54,40 @@ impl<'p> Unpacking<'p> {
             piece: SharedBytes::from([]),
             start: 0,
             joined: Vec::new(),
-            joined_at: 0,
+            joined_start: 0,
             end: None,
             damage: None,
             progress,
-            told: 0,
+            reported: 0,
         }
     }
 
-    /// Whether a tar seems to be what is within, and whether it begins with zeros.
+    /// Whether the content looks like a tar, and whether it starts with zeros.
     ///
     /// # Errors
-    /// What the survey reports but for damage.
-    pub(super) fn looks(&mut self) -> Result<(bool, bool)> {
+    /// The errors of `FirstPass`, and damage before the first block.
+    pub(super) fn probe(&mut self) -> Result<(bool, bool)> {
         for blocks in [2, 1_usize] {
             if let Some(head) = self.bytes(0, BLOCK.saturating_mul(blocks))? {
                 let is_zero = head.first_chunk().is_some_and(header::is_zero);
                 return Ok((recognises(head), is_zero));
             }
         }
-        // Nothing whole came out: the damage says why.
+        // Not even one block was decompressed. Any damage is the reason.
         self.damage.take().map_or(Ok((false, false)), Err)
     }
 
-    /// What the decoded bytes are compressed with, if they are, once `looks` did.
+    /// The compression of the content, if it is compressed again. Call `probe` first.
     pub(super) fn container(&self) -> Option<Container> {
         let head = if self.start == 0 { &*self.piece } else { &*self.joined };
         Container::recognise(head)
     }
 
-    /// Decodes what is left, for a tar may end before its file does; returns the seek points, the
-    /// damage that ended them, if any did, and whether that leaves in doubt what was scanned.
+    /// Decompresses the rest, because a tar may end before its file does. Returns the seek points.
+    /// If damage ended them, also returns whether it puts the scanned members in doubt.
     ///
     /// # Errors
-    /// What the survey reports but for damage.
+    /// The errors of `FirstPass`, except damage.
     pub(super) fn finish(mut self) -> Result<Unpacked> {
         while self.advance()? {}
         let garbage = self.first_pass.garbage();
@@ -96,12 +97,12 @@ impl<'p> Unpacking<'p> {
         Ok(Unpacked { seek_index, damage, garbage })
     }
 
-    /// Goes to the next piece; `false` at the end.
+    /// Moves to the next piece. Returns `false` at the end.
     fn advance(&mut self) -> Result<bool> {
         if self.end.is_some() {
             return Ok(false);
         }
-        let behind = self.start.saturating_add(length(self.piece.len()));
+        let piece_end = self.start.saturating_add(length(self.piece.len()));
         let next = match self.first_pass.next_piece() {
             Err(error) if error.is_damage() => {
                 self.damage = Some(error);
@@ -110,38 +111,38 @@ impl<'p> Unpacking<'p> {
             other => other?,
         };
         let position = self.first_pass.position();
-        self.progress.advance(position.saturating_sub(self.told));
-        self.told = position;
+        self.progress.advance(position.saturating_sub(self.reported));
+        self.reported = position;
         match next {
-            Some(piece) => (self.piece, self.start) = (piece, behind),
-            None => self.end = Some(behind),
+            Some(piece) => (self.piece, self.start) = (piece, piece_end),
+            None => self.end = Some(piece_end),
         }
         Ok(self.end.is_none())
     }
 
-    /// Where the piece at hand ends.
-    fn behind(&self) -> u64 {
+    /// The end of the current piece.
+    fn piece_end(&self) -> u64 {
         self.start.saturating_add(length(self.piece.len()))
     }
 
-    fn within_piece(&self, at: u64, len: usize) -> Option<&[u8]> {
-        let from = index(at.checked_sub(self.start)?);
+    fn within_piece(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let from = index(offset.checked_sub(self.start)?);
         self.piece.get(from..from.checked_add(len)?)
     }
 
-    fn within_joined(&self, at: u64, len: usize) -> Option<&[u8]> {
-        let from = index(at.checked_sub(self.joined_at)?);
+    fn within_joined(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let from = index(offset.checked_sub(self.joined_start)?);
         self.joined.get(from..from.checked_add(len)?)
     }
 
-    /// Puts the `len` bytes at `at` together, which begin in the piece at hand; `false` where the
-    /// decoded bytes end before they do.
-    fn join(&mut self, at: u64, len: usize) -> Result<bool> {
-        self.joined_at = at;
+    /// Joins the `len` bytes at `offset`, which start in the current piece. Returns `false` if the
+    /// decompressed bytes end before that.
+    fn join(&mut self, offset: u64, len: usize) -> Result<bool> {
+        self.joined_start = offset;
         self.joined.clear();
         loop {
             let from =
-                index(at.saturating_add(length(self.joined.len())).saturating_sub(self.start));
+                index(offset.saturating_add(length(self.joined.len())).saturating_sub(self.start));
             let missing = len.saturating_sub(self.joined.len());
             let rest = self.piece.get(from..).unwrap_or_default();
             self.joined.extend(rest.get(..missing.min(rest.len())).unwrap_or_default());
@@ -160,13 +161,13 @@ impl Source for Unpacking<'_> {
         if self.within_joined(at, len).is_some() {
             return Ok(self.within_joined(at, len));
         }
-        while at >= self.behind() && at.saturating_add(length(len)) > self.behind() {
+        while at >= self.piece_end() && at.saturating_add(length(len)) > self.piece_end() {
             if !self.advance()? {
                 return Ok(None);
             }
         }
         if at < self.start {
-            // Gone: whoever asks backwards would get other bytes than a stored archive gives.
+            // Already dropped. `None` would wrongly mean the end of the archive.
             let context = format!("{at:#x} was asked for when decoding was past it");
             return Err(Error::new(Kind::InvalidInput, context));
         }

@@ -1,45 +1,45 @@
-//! Whether the index of a tar fits in the memory that the job has left.
+//! Checks that the index of a tar fits in the memory that the job has left.
 //!
-//! An index takes about 80 bytes a member while it is made, in memory where temporary files are in
-//! memory. A job that cannot hold it gets an error when it mounts, because otherwise the kernel
-//! would kill one of its processes. A saved index is read block by block, so it needs no weighing.
+//! A new index takes about 80 bytes per member, in memory if temporary files are in memory. If a
+//! job has too little memory left, the mount fails with an error. Otherwise the kernel would kill
+//! one of its processes. A saved index is read block by block, so it needs no such check.
 
 use crate::error::{Error, Kind, Result};
 use crate::kernel_file;
 use crate::memory;
 use crate::units::Size;
 
-/// Members between two checks: they take about 10 MiB.
-const EVERY: usize = 1 << 16;
+/// Members between two checks. They take about 10 MiB.
+const CHECK_INTERVAL: usize = 1 << 16;
 
-/// Memory that stays free beside the index, bytes.
-const SPARE: u64 = 16 << 20;
+/// Memory to leave free, bytes.
+const RESERVE: u64 = 16 << 20;
 
-/// Counts members of an index that is being made.
+/// Checks the memory that a new index takes, every few members.
 #[derive(Debug)]
 pub(super) struct Weight {
-    since: usize,
-    /// What the process had before, bytes.
-    before: u64,
+    since_check: usize,
+    /// Memory that the process had in use at the start, bytes.
+    initial: u64,
 }
 
 impl Weight {
     pub(super) fn new() -> Self {
-        Self { since: 0, before: taken() }
+        Self { since_check: 0, initial: anonymous_memory() }
     }
 
-    /// Takes note of `members` that were added.
+    /// Counts `members` that were added, and checks the memory if it is time.
     ///
     /// # Errors
-    /// `Io` where the job has no room for an index of those there are.
+    /// `Io` if the job has no room for the index of the members so far.
     pub(super) fn add(&mut self, members: usize) -> Result<()> {
-        self.since = self.since.saturating_add(members);
-        if self.since < EVERY {
+        self.since_check = self.since_check.saturating_add(members);
+        if self.since_check < CHECK_INTERVAL {
             return Ok(());
         }
-        self.since = 0;
-        // When all members are known, their order takes up to a quarter of what they take.
-        let taken = taken().saturating_sub(self.before);
+        self.since_check = 0;
+        // In the end, the order of the members takes up to a quarter of what they take.
+        let taken = anonymous_memory().saturating_sub(self.initial);
         check(taken / 4)
     }
 }
@@ -47,18 +47,18 @@ impl Weight {
 /// Checks that an index can take `bytes` more.
 ///
 /// # Errors
-/// `Io` where the job has less left.
+/// `Io` if the job has less memory left.
 pub(super) fn check(bytes: u64) -> Result<()> {
     memory::headroom().map_or(Ok(()), |left| fits(bytes, left))
 }
 
 fn fits(bytes: u64, left: memory::Headroom) -> Result<()> {
-    if bytes.saturating_add(SPARE) <= left.bytes {
+    if bytes.saturating_add(RESERVE) <= left.bytes {
         return Ok(());
     }
     let context = format!(
         "the index of its files does not fit in memory: it takes {} more, but {} {}",
-        Size(bytes.saturating_add(SPARE)),
+        Size(bytes.saturating_add(RESERVE)),
         left.bound.leaves(),
         Size(left.bytes)
     );
@@ -68,8 +68,8 @@ fn fits(bytes: u64, left: memory::Headroom) -> Result<()> {
     ))
 }
 
-/// Memory of this process that is no file's, bytes.
-fn taken() -> u64 {
+/// Anonymous memory of this process, bytes.
+fn anonymous_memory() -> u64 {
     kernel_file::own_memory("RssAnon").unwrap_or(0)
 }
 
@@ -79,10 +79,10 @@ mod tests {
     use crate::memory::{Bound, Headroom};
 
     #[test]
-    fn an_index_needs_its_bytes_and_some_to_spare() {
+    fn an_index_needs_its_size_and_a_reserve() {
         let left = |bytes| Headroom { bytes, bound: Bound::ControlGroup };
-        fits(100, left(SPARE + 100)).unwrap();
-        let error = fits(100, left(SPARE + 99)).unwrap_err();
+        fits(100, left(RESERVE + 100)).unwrap();
+        let error = fits(100, left(RESERVE + 99)).unwrap_err();
         assert_eq!(error.kind(), Kind::Io);
         assert!(error.to_string().contains("the limit of the job leaves"), "{error}");
         assert!(error.hint().is_some());
@@ -90,12 +90,12 @@ mod tests {
     }
 
     #[test]
-    fn looks_at_the_memory_once_in_many_members() {
+    fn checks_memory_once_in_many_members() {
         let mut weight = Weight::new();
-        assert!(weight.before > 0);
-        (0..EVERY).for_each(|_| weight.add(1).unwrap());
-        assert_eq!(weight.since, 0);
-        weight.add(EVERY - 1).unwrap();
-        assert_eq!(weight.since, EVERY - 1);
+        assert!(weight.initial > 0);
+        (0..CHECK_INTERVAL).for_each(|_| weight.add(1).unwrap());
+        assert_eq!(weight.since_check, 0);
+        weight.add(CHECK_INTERVAL - 1).unwrap();
+        assert_eq!(weight.since_check, CHECK_INTERVAL - 1);
     }
 }

@@ -1,4 +1,4 @@
-//! An index taken apart and put together again, for tests and fuzzing.
+//! Decodes an index into its parts and encodes it again, for tests and fuzzing.
 
 use super::super::sparse::Segment;
 use super::blocks::BLOCK;
@@ -11,7 +11,7 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::storage::InMemory;
 use crate::sync::Arc;
 
-/// Everything that is in a file.
+/// All parts of an index file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::formats::tar) struct Apart {
     pub(super) key: Key,
@@ -20,7 +20,7 @@ pub(in crate::formats::tar) struct Apart {
     pub(super) nodes: Vec<Node>,
     pub(super) names: Vec<u8>,
     pub(super) segments: Vec<Segment>,
-    /// Where each map ends, whose it is, and bytes that it stores.
+    /// For each map: where it ends in `segments`, its node, and bytes that it stores.
     pub(super) maps: Vec<(u64, NodeId, u64)>,
     pub(super) links: Vec<(NodeId, u32)>,
     pub(super) with_xattrs: Vec<(NodeId, u64)>,
@@ -29,7 +29,7 @@ pub(in crate::formats::tar) struct Apart {
     pub(super) notes: Vec<String>,
 }
 
-/// The records of a section.
+/// Decodes the records of a section.
 fn records<T, const N: usize>(
     index: &Index,
     section: Section,
@@ -58,7 +58,11 @@ impl Apart {
             nodes,
             names: index.section(Section::Names)?,
             segments: records::<_, SEGMENT>(index, Section::Segments, |reader| {
-                Ok(Segment { offset: reader.u64()?, len: reader.u64()?, at: reader.u64()? })
+                Ok(Segment {
+                    offset: reader.u64()?,
+                    len: reader.u64()?,
+                    archive_offset: reader.u64()?,
+                })
             })?,
             maps: records::<_, MAP>(index, Section::Maps, |reader| {
                 Ok((reader.u64()?, reader.u32()?, reader.u64()?))
@@ -75,7 +79,7 @@ impl Apart {
         })
     }
 
-    /// The file.
+    /// Encodes the file.
     pub(in crate::formats::tar) fn written(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut out = Output::new(&mut bytes, &self.key).expect("memory");
@@ -83,7 +87,9 @@ impl Apart {
             (Section::Nodes, self.nodes.iter().flat_map(Node::encoded).collect()),
             (Section::Names, self.names.clone()),
             (Section::Segments, {
-                let numbers = |s: &Segment| [s.offset, s.len, s.at].map(u64::to_le_bytes).concat();
+                let numbers = |s: &Segment| {
+                    [s.offset, s.len, s.archive_offset].map(u64::to_le_bytes).concat()
+                };
                 self.segments.iter().flat_map(numbers).collect()
             }),
             (Section::Maps, {
@@ -98,8 +104,9 @@ impl Apart {
                 self.links.iter().flat_map(numbers).collect()
             }),
             (Section::WithXattrs, {
-                let numbers =
-                    |&(id, at): &(u32, u64)| [&id.to_le_bytes()[..], &at.to_le_bytes()].concat();
+                let numbers = |&(id, offset): &(u32, u64)| {
+                    [&id.to_le_bytes()[..], &offset.to_le_bytes()].concat()
+                };
                 self.with_xattrs.iter().flat_map(numbers).collect()
             }),
             (Section::Xattrs, self.xattrs.clone()),
@@ -128,11 +135,11 @@ impl Apart {
     }
 }
 
-/// Opens the index in `bytes`; up to `small` bytes of data it is checked as a whole.
+/// Opens the index in `bytes`. Up to `small` bytes of data are checked as a whole.
 pub(in crate::formats::tar) fn read(bytes: Vec<u8>, small: u64) -> Result<IndexFile> {
     let allowance = Arc::new(Allowance::new(1 << 20));
-    let opening = IndexOptions { small, ..IndexOptions::new("index", &allowance) };
-    IndexFile::open(Arc::new(InMemory::new(bytes)), &opening, &|_| Ok(()))
+    let options = IndexOptions { small, ..IndexOptions::new("index", &allowance) };
+    IndexFile::open(Arc::new(InMemory::new(bytes)), &options, &|_| Ok(()))
 }
 
 /// A file without its checksums: start, data, and the numbers of the tail.
@@ -145,7 +152,7 @@ pub(in crate::formats::tar) fn without_sums(file: &[u8]) -> Vec<u8> {
     [&before[..before.len() - index(sums)], numbers].concat()
 }
 
-/// The file that `bytes` are without its checksums, with right ones.
+/// The reverse of `without_sums`: adds the checksums.
 pub(in crate::formats::tar) fn sealed(bytes: &[u8]) -> Vec<u8> {
     let (before, numbers) = bytes.split_at(bytes.len().saturating_sub(TAIL - HASH));
     let samples = before.get(68..72).and_then(|count| count.first_chunk().copied());

@@ -1,38 +1,37 @@
-//! The bytes of an index, which are checked when they are first touched.
+//! The bytes of an index, which are checked when they are first used.
 //!
 //! Problem: the index of 14 million members has 900 MB. A mount that reads and checks all of it
 //! takes seconds and keeps all of it in memory, in each daemon of a node, although a job may look
-//! up a thousand names. A mapping would be there at once and shared. But every process that may
-//! write to the file can change what is mapped: cut short, it kills the daemon (SIGBUS);
-//! overwritten, it changes under the reader after it was checked.
+//! up only a thousand names. A memory mapping would be immediate and shared. But any process that
+//! may write to the file can change the mapping. If it truncates the file, the daemon dies
+//! (SIGBUS). If it overwrites the file, the data changes after the check.
 //!
-//! Idea: the bytes are cut into blocks, each with a checksum that the head of the file holds. A
-//! block is read with pread(2) into memory of ours and compared with its checksum when something
-//! in it is first wanted. From then on it cannot change. What is not touched costs nothing but its
-//! checksum and its slot, and the page cache holds the file once for all daemons.
+//! Idea: the bytes are divided into blocks. The file has a checksum for each. When something in a
+//! block is first needed, pread(2) copies the block into private memory, where it is checked and
+//! can no longer change. An unused block costs only its checksum and its slot, and the page cache
+//! holds the file once for all daemons.
 //!
-//! Cost: a copy of each block that is in use. Blocks that were not used lately are dropped when all
-//! indexes of the process together hold more than their allowance, and read and checked again when
-//! they are wanted again, which takes some microseconds from the page cache. A hit takes the lock
-//! of one block for a copy of some bytes. No lock is held over I/O, so two readers that miss a
-//! block at once may both read it.
+//! Cost: a copy of each block in use. All indexes of a process share an allowance. If they exceed
+//! it, blocks that were not used recently are dropped. Reading and checking a dropped block again
+//! takes some microseconds from the page cache. A hit takes the lock of one block to copy some
+//! bytes. No lock is held over I/O, so two readers that miss a block at once may both read it.
 
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
 use crate::storage::Storage;
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering};
 
-/// Bytes of a block. Small ones make a miss cheap, and large ones the table of checksums small.
+/// Size of a block, bytes. Smaller blocks make a miss cheaper but the checksum table larger.
 pub(super) const BLOCK: usize = 16 << 10;
 
-/// Blocks that an index may keep even if others have used up the allowance: the way from the root
-/// to one file.
-const LEAST: usize = 8;
+/// Blocks that an index may keep even if the allowance is used up: enough for the path from the
+/// root to one file.
+const MIN_BLOCKS: usize = 8;
 
 /// Memory for blocks, shared by the indexes of a process.
 #[derive(Debug)]
 pub(in crate::formats) struct Allowance {
-    /// Blocks.
+    /// Most blocks in memory.
     limit: usize,
     held: AtomicUsize,
 }
@@ -44,47 +43,48 @@ impl Allowance {
         Self { limit, held: AtomicUsize::new(0) }
     }
 
-    /// Blocks that are held.
+    /// Number of blocks in memory.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 }
 
-/// Where the bytes come from.
+/// The source of the bytes.
 pub(super) enum Backing {
-    /// Memory that no other process can change, or that was checked when it was read.
+    /// Private memory. If the bytes come from a file, they were checked when they were read.
     Memory(Vec<u8>),
-    /// A file that others may be able to change.
+    /// A file that other processes may be able to change.
     Checked(Checked),
 }
 
-/// Bytes at an offset, right or an error.
+/// Reads bytes at an offset. Invariant: it returns the right bytes or an error.
 pub(super) struct Blocks {
     len: u64,
     backing: Backing,
 }
 
-/// Blocks of a file with their checksums.
+/// The blocks of a file, and their checksums.
 pub(super) struct Checked {
     storage: Arc<dyn Storage>,
-    /// Where in the file the first block begins.
+    /// Offset of the first block in the file.
     start: u64,
     /// The CRC-32 of each block.
     sums: Vec<u32>,
     slots: Vec<Mutex<Slot>>,
     allowance: Arc<Allowance>,
-    /// Blocks that are held.
+    /// Blocks in memory.
     held: AtomicUsize,
-    /// The slot to try next for one to drop.
+    /// The next slot to consider for eviction (a clock hand).
     hand: AtomicUsize,
 }
 
-/// A block, if it is held. The lock guards only that; taken alone, never over I/O.
+/// One block, if it is in memory. The lock guards only the slot. A thread holds one such lock at a
+/// time, and never over I/O.
 #[derive(Default)]
 struct Slot {
     block: Option<Box<[u8]>>,
-    /// Whether it was used since the hand came by.
+    /// Whether the block was used since the hand passed it.
     is_used: bool,
 }
 
@@ -94,37 +94,42 @@ impl Blocks {
         Self { len, backing }
     }
 
-    /// Fills `buffer` with the bytes from `at`.
+    /// Fills `buffer` with the bytes from `offset`.
     ///
     /// # Errors
-    /// `Corrupt` where they are damaged or missing; `Io` where they cannot be read.
-    pub(super) fn read(&self, at: u64, buffer: &mut [u8]) -> Result<()> {
+    /// `Corrupt` if they are damaged or missing. `Io` if they cannot be read.
+    pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         match &self.backing {
             Backing::Memory(bytes) => {
-                let start = index(at);
+                let start = index(offset);
                 let found = bytes.get(start..start.saturating_add(buffer.len()));
-                buffer.copy_from_slice(found.ok_or_else(|| self.outside(at))?);
+                buffer.copy_from_slice(found.ok_or_else(|| self.outside(offset))?);
                 Ok(())
             }
-            Backing::Checked(checked) => self.read_checked(checked, at, buffer),
+            Backing::Checked(checked) => self.read_checked(checked, offset, buffer),
         }
     }
 
-    fn read_checked(&self, checked: &Checked, mut at: u64, mut buffer: &mut [u8]) -> Result<()> {
+    fn read_checked(
+        &self,
+        checked: &Checked,
+        mut offset: u64,
+        mut buffer: &mut [u8],
+    ) -> Result<()> {
         let block_len = length(BLOCK);
         while !buffer.is_empty() {
-            let nth = index(at.checked_div(block_len).unwrap_or(0));
-            let within = index(at.checked_rem(block_len).unwrap_or(0));
-            let now = BLOCK.saturating_sub(within).min(buffer.len());
-            let (here, behind) = buffer.split_at_mut_checked(now).unwrap_or_default();
-            self.copy(checked, nth, within, here)?;
-            at = at.saturating_add(length(now));
-            buffer = behind;
+            let nth = index(offset.checked_div(block_len).unwrap_or(0));
+            let within = index(offset.checked_rem(block_len).unwrap_or(0));
+            let len = BLOCK.saturating_sub(within).min(buffer.len());
+            let (head, rest) = buffer.split_at_mut_checked(len).unwrap_or_default();
+            self.copy(checked, nth, within, head)?;
+            offset = offset.saturating_add(length(len));
+            buffer = rest;
         }
         Ok(())
     }
 
-    /// Fills `buffer` from one block.
+    /// Fills `buffer` from one block, starting `within` bytes into it.
     fn copy(&self, checked: &Checked, nth: usize, within: usize, buffer: &mut [u8]) -> Result<()> {
         let outside = || self.outside(length(nth).saturating_mul(length(BLOCK)));
         let range = within..within.saturating_add(buffer.len());
@@ -143,7 +148,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Reads a block and compares it with its checksum.
+    /// Reads a block and checks it.
     fn load(&self, checked: &Checked, nth: usize) -> Result<Box<[u8]>> {
         let start = length(nth).saturating_mul(length(BLOCK));
         let len = self.len.saturating_sub(start).min(length(BLOCK));
@@ -160,7 +165,7 @@ impl Blocks {
         Error::corrupt(format!("the index points to byte {at:#x} of {:#x}", self.len))
     }
 
-    /// The same bytes in memory, all of them checked.
+    /// Copies all bytes into memory and checks them.
     ///
     /// # Errors
     /// As `read`.
@@ -170,18 +175,18 @@ impl Blocks {
         Ok(Self { len: self.len, backing: Backing::Memory(bytes) })
     }
 
-    /// Drops all blocks of a file. They are read again when they are wanted again.
+    /// Drops all blocks that came from a file. They are read again on demand.
     pub(super) fn release(&self) {
         if let Backing::Checked(checked) = &self.backing {
             for slot in &checked.slots {
-                checked.drop_from(slot);
+                checked.evict(slot);
             }
         }
     }
 }
 
 impl Checked {
-    /// The blocks of `storage` from `start` on, whose checksums are `sums`.
+    /// The blocks of `storage` from `start` on, with the checksums `sums`.
     pub(super) fn new(
         storage: Arc<dyn Storage>,
         start: u64,
@@ -193,42 +198,42 @@ impl Checked {
         Self { storage, start, sums, slots, allowance, held, hand }
     }
 
-    /// Keeps `block` in its slot, and drops others where there are too many.
+    /// Puts `block` into its slot, and evicts others if there are too many.
     fn keep(&self, slot: &Mutex<Slot>, block: Box<[u8]>) {
         {
             let mut slot = slot.lock();
             if slot.block.is_some() {
                 return;
             }
-            // Before another thread can drop the block and count it down.
+            // Counted before another thread can drop the block and subtract it.
             self.held.fetch_add(1, Ordering::Relaxed);
             self.allowance.held.fetch_add(1, Ordering::Relaxed);
             slot.block = Some(block);
             slot.is_used = true;
         }
-        // Each slot is tried twice at most: the first time clears its mark.
-        let mut looks = self.slots.len().saturating_mul(2);
-        while self.is_over() && looks > 0 {
-            looks = looks.saturating_sub(1);
+        // At most two rounds: the first clears the marks.
+        let mut tries = self.slots.len().saturating_mul(2);
+        while self.is_over() && tries > 0 {
+            tries = tries.saturating_sub(1);
             let hand = self.hand.fetch_add(1, Ordering::Relaxed);
-            let Some(slot) = hand.checked_rem(self.slots.len()).and_then(|at| self.slots.get(at))
+            let Some(slot) = hand.checked_rem(self.slots.len()).and_then(|nth| self.slots.get(nth))
             else {
                 return;
             };
-            let mut found = slot.lock();
-            if !std::mem::take(&mut found.is_used) {
-                drop(found);
-                self.drop_from(slot);
+            let mut locked = slot.lock();
+            if !std::mem::take(&mut locked.is_used) {
+                drop(locked);
+                self.evict(slot);
             }
         }
     }
 
     fn is_over(&self) -> bool {
-        self.held.load(Ordering::Relaxed) > LEAST
+        self.held.load(Ordering::Relaxed) > MIN_BLOCKS
             && self.allowance.held.load(Ordering::Relaxed) > self.allowance.limit
     }
 
-    fn drop_from(&self, slot: &Mutex<Slot>) {
+    fn evict(&self, slot: &Mutex<Slot>) {
         let block = slot.lock().block.take();
         if block.is_some() {
             self.held.fetch_sub(1, Ordering::Relaxed);

@@ -1,14 +1,32 @@
-//! Makes the tree out of members in the order of the archive.
+//! Builds the tree of a tar from its members, in the order in which a scan finds them.
 //!
-//! Owns what paths mean; leaves reading members to `scan`, and choosing between members of one path
-//! to `groups`, and the order of nodes to `layout`.
-//! Invariant: whatever a path says, its member ends up below the folder it was added to.
+//! Problem: a member says only its path. Paths come in any order, and some come twice. An index
+//! needs the children of each directory side by side and sorted by name, and an archive may have
+//! millions of members.
 //!
-//! The rules, where tars leave room. A path is cleaned as text: `.` and empty parts vanish, `..`
-//! goes up and stops at the top. Folders that a path implies are made. A later member replaces an
-//! earlier one of the same path; but a folder stays a folder, so that nothing in it is lost, even
-//! if a link or a file has the same path: a link never leads a member elsewhere. A hard link names
-//! the latest member before it that has the path it says.
+//! Idea: work in two steps. `Builder::add` takes each member and appends a pending node to
+//! `pending`. The position of that node is its slot. A pending node has a name and a parent
+//! directory, but no node number yet. The parent is a `DirectoryId`, which is assigned when a path
+//! first leads to that directory. Only directories are looked up in this step. Then
+//! `Builder::finish` (in `layout`) sorts the pending nodes, picks the one to show for each path
+//! (`groups`), resolves hard links, and numbers the nodes.
+//!
+//! For example, the members `a/f`, `b` and `a/f` add four pending nodes. Slot 0 is the directory
+//! `a`, which the first path implies. Slots 1 to 3 are the members. The tree then has four nodes:
+//! the root (0), `a` (1), `b` (2), and the later `f` (3). Slot 1 is not shown.
+//!
+//! Rules where the tar formats leave room:
+//! - A path is normalized as text: `.` and empty components vanish, and `..` goes up, but not above
+//!   the base directory.
+//! - Parent directories that have no member of their own are created.
+//! - A later member replaces an earlier one with the same path. `depths` decides which is later.
+//! - A directory is never replaced by anything else, because that would lose its contents. So a
+//!   symbolic link in the archive cannot redirect other members.
+//! - A hard link names the last member before it that has the target path, or else the first
+//!   after it.
+//!
+//! Invariant: whatever its path says, a member ends up in the directory that shows its archive, or
+//! below it.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,141 +45,150 @@ use crate::formats::limits::{TAR_DEPTH_MAX, TAR_PIECES_MAX, TAR_XATTRS_MAX};
 use crate::storage::{Spill, Spilled};
 use crate::vfs::{FileKind, Name};
 
-/// A folder of the tree that is being made.
+/// The number of a directory in the tree under construction, in order of creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::formats::tar) struct Folder(pub(super) u32);
+pub(in crate::formats::tar) struct DirectoryId(pub(super) u32);
 
-impl Folder {
+impl DirectoryId {
     /// The root of the tree.
     pub(in crate::formats::tar) const ROOT: Self = Self(0);
 }
 
-/// A tar within the archive, to be scanned into a folder.
+/// A tar within the archive, and the directory that shows its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::formats::tar) struct Nested {
-    pub(in crate::formats::tar) folder: Folder,
-    /// Archives it lies in; the outermost one in none.
+    pub(in crate::formats::tar) directory: DirectoryId,
+    /// Number of archives around it. 0 for the outermost archive.
     pub(in crate::formats::tar) depth: u32,
     pub(in crate::formats::tar) start: u64,
     pub(in crate::formats::tar) end: u64,
 }
 
-/// The tree so far.
+/// The tree under construction.
 pub(in crate::formats::tar) struct Builder {
-    /// All members that are shown, if no other has their name. The `parent` of each is the number
-    /// of its `Folder`.
+    /// One node for each name that a member or an implied directory gives. Several may have the
+    /// same path. `parent` is a `DirectoryId`, not yet a node number.
     pub(super) pending: Spilled<Node>,
-    /// Their names, and the targets of symbolic links.
+    /// The names of the pending nodes, and the targets of symbolic links.
     pub(super) names: Spilled<u8>,
-    /// Of each folder the place in `pending`; the root is none.
-    pub(super) folders: Vec<Option<u32>>,
-    pub(super) by_name: HashMap<(Folder, Box<[u8]>), Folder>,
+    /// The slot of each directory in `pending`. `None` for the root, which is in `root` instead.
+    pub(super) directory_slots: Vec<Option<u32>>,
+    /// Each directory except the root, by its parent and its name.
+    pub(super) subdirectories: HashMap<(DirectoryId, Box<[u8]>), DirectoryId>,
     pub(super) root: Node,
     pub(super) hard_links: Vec<HardLink>,
-    /// The paths that hard links say, one behind the other.
+    /// The target paths of hard links, concatenated.
     pub(super) link_paths: Vec<u8>,
+    /// The stored segments of all sparse files, one map after the other.
     pub(super) segments: Vec<Segment>,
-    /// Pieces that `segments` may grow to, and bytes that `xattrs` may.
+    /// Limits: segments in `segments`, and bytes in `xattrs`.
     pub(super) pieces_max: usize,
     pub(super) xattrs_max: usize,
-    pub(super) maps: Vec<u64>,
-    /// Place in `pending`, place in `xattrs`, depth of the member that said so.
+    /// Where the map of each sparse file ends in `segments`.
+    pub(super) map_ends: Vec<u64>,
+    /// Slot of a node with attributes (`u32::MAX` for the root), offset of its set in `xattrs`, and
+    /// depth of its member.
     pub(super) with_xattrs: Vec<(u32, u64, u32)>,
+    /// Sets of attributes, encoded (`xattrs`).
     pub(super) xattrs: Vec<u8>,
-    /// Where a set of attributes is already kept, by its hash: files of one folder often have the
-    /// same. Two sets with one hash are both kept, as often as they come.
-    pub(super) known_xattrs: HashMap<u64, u64>,
-    pub(super) nested_images: Vec<(Folder, u64, u64)>,
-    /// The folder that the last path led to: members mostly come folder by folder.
-    pub(super) last: Option<(Folder, Vec<u8>, Folder)>,
+    /// Offset in `xattrs` by the hash of a set, so that files with the same attributes share one
+    /// set. If different sets have one hash, the entry is that of the set added last.
+    pub(super) xattr_sets: HashMap<u64, u64>,
+    /// Images in the archive: the directory that shows the image, its offset and its length.
+    pub(super) nested_images: Vec<(DirectoryId, u64, u64)>,
+    /// The last lookup in `parent_and_name`: base, path, result. Most members follow one from the
+    /// same directory.
+    pub(super) last_parent: Option<(DirectoryId, Vec<u8>, DirectoryId)>,
     pub(super) depths: Depths,
-    /// Where the parts go that are as long as the archive has members.
+    /// Where to keep lists that are as long as the archive has members: memory or temporary files.
     pub(super) spill: Spill,
 }
 
-/// Members that are left out, as a note says it.
+/// Why members are left out, as a note says it.
 const NOT_SHOWN: &str = "paths that Linux can not show";
 const TOO_MANY_PIECES: &str = "sparse files with more pieces than are kept of one archive";
 
-/// What stands in `Content` of a pending folder or link, whose place in the tree is not known yet.
-const UNPLACED: Content = Content::Link { target: NodeId::MAX };
+/// Content of a hard link until `finish`, and of a new directory until it has a `DirectoryId`.
+const PLACEHOLDER: Content = Content::Link { target: NodeId::MAX };
 
 impl Builder {
-    /// A builder whose long lists go where `spill` says.
+    /// An empty builder that keeps its long lists where `spill` says.
     pub(in crate::formats::tar) fn new(spill: Spill) -> Self {
         Self {
             pending: Spilled::new(&spill),
             names: Spilled::new(&spill),
-            folders: vec![None],
-            by_name: HashMap::new(),
+            directory_slots: vec![None],
+            subdirectories: HashMap::new(),
             root: Node { mode: 0o755, uid: owner(0), gid: owner(0), ..Node::empty() },
             hard_links: Vec::new(),
             link_paths: Vec::new(),
             segments: Vec::new(),
             pieces_max: TAR_PIECES_MAX,
             xattrs_max: TAR_XATTRS_MAX,
-            maps: Vec::new(),
+            map_ends: Vec::new(),
             with_xattrs: Vec::new(),
             xattrs: Vec::new(),
-            known_xattrs: HashMap::new(),
+            xattr_sets: HashMap::new(),
             nested_images: Vec::new(),
-            last: None,
+            last_parent: None,
             depths: Depths::new(),
             spill,
         }
     }
 
-    /// Adds `list`, members of `members`, which are those of `archive`; tars among them go to
-    /// `nested`.
+    /// Adds the members in `batch`, which belong to `archive` and are part of `members`. Appends
+    /// the tars among them to `nested`.
     ///
     /// # Errors
-    /// `Unsupported` for an archive with more names than an index holds (4 GiB of them); `Io` where
-    /// there is no room for them.
+    /// `Unsupported` if the names exceed 4 GiB, the limit of an index. `Io` if there is no room for
+    /// the lists.
     pub(in crate::formats::tar) fn add(
         &mut self,
         archive: Nested,
         members: &Members,
-        list: &[Member],
+        batch: &[Member],
         nested: &mut Vec<Nested>,
         notes: &mut Notes,
     ) -> Result<()> {
-        if let (Some(first), true) = (list.first(), self.pending.is_empty()) {
-            // What the root is like until its own member comes, if it has one.
-            self.describe(Folder::ROOT, first, 0o755);
+        if let (Some(first), true) = (batch.first(), self.pending.is_empty()) {
+            // The root has this owner and time unless a member describes it.
+            self.describe(DirectoryId::ROOT, first, 0o755);
         }
-        let (base, depth) = (archive.folder, archive.depth.saturating_add(1));
-        // Of more members than there are numbers none gets that far.
+        let (base, nested_depth) = (archive.directory, archive.depth.saturating_add(1));
+        // `push` fails before a slot exceeds `u32`.
         self.depths.enter(u32::try_from(self.pending.len()).unwrap_or(u32::MAX), archive.depth);
-        for member in list {
+        for member in batch {
             let path = members.path(member);
             match member.kind {
                 Kind::Directory => {
-                    let Some(folder) = self.folder(base, path, member)? else {
+                    let Some(directory) = self.ensure_directory(base, path, member)? else {
                         notes.skip(NOT_SHOWN, Some(path));
                         continue;
                     };
-                    self.describe(folder, member, member.permissions);
-                    self.set_xattrs(folder.0, members, member, true, notes);
+                    self.describe(directory, member, member.permissions);
+                    self.set_xattrs(directory.0, members, member, true, notes);
                 }
                 Kind::Archive(inner) => {
                     let stem = folder_name(path).unwrap_or(path);
-                    let Some(folder) = self.folder(base, stem, member)? else {
+                    let Some(directory) = self.ensure_directory(base, stem, member)? else {
                         notes.skip(NOT_SHOWN, Some(path));
                         continue;
                     };
-                    // Who may read the archive may enter the folder.
-                    let enter = (member.permissions & 0o444) >> 2;
-                    self.describe(folder, member, member.permissions | enter);
+                    // Permission to read the archive becomes permission to search the directory.
+                    let search = (member.permissions & 0o444) >> 2;
+                    self.describe(directory, member, member.permissions | search);
                     let Body::Stored(start) = member.body else { continue };
                     let end = start.saturating_add(member.size);
                     match inner {
-                        Inner::Tar => nested.push(Nested { folder, depth, start, end }),
-                        Inner::SquashFs => self.nested_images.push((folder, start, member.size)),
+                        Inner::Tar => {
+                            nested.push(Nested { directory, depth: nested_depth, start, end });
+                        }
+                        Inner::SquashFs => self.nested_images.push((directory, start, member.size)),
                     }
                 }
                 _ => {
-                    let placed = self.place(base, path, member)?;
-                    let Some((parent, name)) = placed else {
+                    let found = self.parent_and_name(base, path, member)?;
+                    let Some((parent, name)) = found else {
                         notes.skip(NOT_SHOWN, Some(path));
                         continue;
                     };
@@ -170,9 +197,9 @@ impl Builder {
                         notes.skip(TOO_MANY_PIECES, Some(path));
                         continue;
                     }
-                    let pending = self.add_leaf(base, parent, name, members, member)?;
+                    let slot = self.add_leaf(base, parent, name, members, member)?;
                     if member.kind != Kind::HardLink {
-                        self.set_xattrs(pending, members, member, false, notes);
+                        self.set_xattrs(slot, members, member, false, notes);
                     }
                 }
             }
@@ -180,10 +207,11 @@ impl Builder {
         Ok(())
     }
 
+    /// Adds a member that is not a directory, in the directory `parent`. Returns its slot.
     fn add_leaf(
         &mut self,
-        base: Folder,
-        parent: Folder,
+        base: DirectoryId,
+        parent: DirectoryId,
         name: Name<'_>,
         members: &Members,
         member: &Member,
@@ -191,9 +219,9 @@ impl Builder {
         let target = members.link(member);
         let (content, size) = match (member.kind, member.body) {
             (Kind::Symlink, _) => {
-                let at = length(self.names.len());
+                let offset = length(self.names.len());
                 self.names.extend_from_slice(target).map_err(no_room)?;
-                (Content::Symlink { target: at }, length(target.len()))
+                (Content::Symlink { target: offset }, length(target.len()))
             }
             (Kind::CharDevice, Body::Device(number)) => {
                 (Content::Device { kind: FileKind::CharDevice, number }, 0)
@@ -202,41 +230,45 @@ impl Builder {
                 (Content::Device { kind: FileKind::BlockDevice, number }, 0)
             }
             (Kind::Fifo, _) => (Content::Fifo, 0),
-            (Kind::HardLink, _) => (UNPLACED, 0),
+            (Kind::HardLink, _) => (PLACEHOLDER, 0),
             (_, Body::Sparse(number)) => {
                 self.segments.extend(members.sparse(number));
-                self.maps.push(length(self.segments.len()));
-                (Content::Sparse { map: length(self.maps.len()).saturating_sub(1) }, member.size)
+                self.map_ends.push(length(self.segments.len()));
+                (
+                    Content::Sparse { map: length(self.map_ends.len()).saturating_sub(1) },
+                    member.size,
+                )
             }
-            (_, Body::Stored(at)) => (Content::Stored { at }, member.size),
-            (_, Body::Device(_)) => (Content::Stored { at: 0 }, 0),
+            (_, Body::Stored(start)) => (Content::Stored { start }, member.size),
+            (_, Body::Device(_)) => (Content::Stored { start: 0 }, 0),
         };
-        let pending = self.push(parent, name, content, size, member)?;
+        let slot = self.push(parent, name, content, size, member)?;
         if member.kind == Kind::HardLink {
             let start = self.link_paths.len();
             self.link_paths.extend(target);
             let path = start..self.link_paths.len();
-            self.hard_links.push(HardLink { pending, base, path });
+            self.hard_links.push(HardLink { slot, base, path });
         }
-        Ok(pending)
+        Ok(slot)
     }
 
+    /// Appends a pending node with the attributes of `member`. Returns its slot.
     fn push(
         &mut self,
-        parent: Folder,
+        parent: DirectoryId,
         name: Name<'_>,
         content: Content,
         size: u64,
         member: &Member,
     ) -> Result<u32> {
-        let full =
+        let too_many =
             |_| Error::new(ErrorKind::Unsupported, "more names than an index holds: 4 GiB of them");
-        let place = u32::try_from(self.names.len()).map_err(full)?;
-        let number = u32::try_from(self.pending.len()).map_err(full)?;
+        let name_offset = u32::try_from(self.names.len()).map_err(too_many)?;
+        let slot = u32::try_from(self.pending.len()).map_err(too_many)?;
         let name = name.as_bytes();
         self.names.extend_from_slice(name).map_err(no_room)?;
         let mut node = Node {
-            name: place,
+            name: name_offset,
             name_len: u8::try_from(name.len()).unwrap_or(u8::MAX),
             parent: parent.0,
             mode: member.permissions,
@@ -250,102 +282,116 @@ impl Builder {
         };
         node.set(content);
         self.pending.push(node).map_err(no_room)?;
-        Ok(number)
+        Ok(slot)
     }
 
-    /// The folder at `path` below `base`, made where it is missing, with `member`'s owner and time.
-    fn folder(&mut self, base: Folder, path: &[u8], member: &Member) -> Result<Option<Folder>> {
-        self.folder_of(base, &cleaned(path), member)
-    }
-
-    /// The same for the names on the way to it.
-    fn folder_of(
+    /// The directory at `path` below `base`. Creates missing directories with `member`'s owner and
+    /// time. `None` if Linux cannot show the path.
+    fn ensure_directory(
         &mut self,
-        base: Folder,
-        way: &[&[u8]],
+        base: DirectoryId,
+        path: &[u8],
         member: &Member,
-    ) -> Result<Option<Folder>> {
-        if way.len() > TAR_DEPTH_MAX {
+    ) -> Result<Option<DirectoryId>> {
+        self.ensure_components(base, &components_of(path), member)
+    }
+
+    /// Like `ensure_directory`, for a path split into components.
+    fn ensure_components(
+        &mut self,
+        base: DirectoryId,
+        components: &[&[u8]],
+        member: &Member,
+    ) -> Result<Option<DirectoryId>> {
+        if components.len() > TAR_DEPTH_MAX {
             return Ok(None);
         }
-        let mut folder = base;
-        for name in way {
+        let mut directory = base;
+        for name in components {
             let Some(name) = Name::parse(name) else {
                 return Ok(None);
             };
-            folder = self.subfolder(folder, name, member)?;
+            directory = self.ensure_subdirectory(directory, name, member)?;
         }
-        Ok(Some(folder))
+        Ok(Some(directory))
     }
 
-    fn subfolder(&mut self, parent: Folder, name: Name<'_>, member: &Member) -> Result<Folder> {
+    /// The directory `name` in `parent`. Creates it if it is missing. If it exists, but only
+    /// because another path implied it, `member` may still change its owner and time (`depths`).
+    fn ensure_subdirectory(
+        &mut self,
+        parent: DirectoryId,
+        name: Name<'_>,
+        member: &Member,
+    ) -> Result<DirectoryId> {
         let key = (parent, Box::from(name.as_bytes()));
         let implied = Member { permissions: 0o755, ..*member };
-        if let Some(&folder) = self.by_name.get(&key) {
-            if self.depths.implies(folder) {
-                self.set_attributes(folder, &implied, implied.permissions);
+        if let Some(&directory) = self.subdirectories.get(&key) {
+            if self.depths.record_implied(directory) {
+                self.set_attributes(directory, &implied, implied.permissions);
             }
-            return Ok(folder);
+            return Ok(directory);
         }
-        let pending = self.push(parent, name, UNPLACED, 0, &implied)?;
-        let number = u32::try_from(self.folders.len()).unwrap_or(u32::MAX);
-        let folder = Folder(number);
-        // The number stands in the pending node until the folder's children have a place.
-        if let Some(pending) = self.pending.get_mut(index(pending)) {
-            pending.set(Content::Folder { first: number, count: 0 });
+        let slot = self.push(parent, name, PLACEHOLDER, 0, &implied)?;
+        let number = u32::try_from(self.directory_slots.len()).unwrap_or(u32::MAX);
+        let directory = DirectoryId(number);
+        // The directory number stays in the node until its children have node numbers.
+        if let Some(node) = self.pending.get_mut(index(slot)) {
+            node.set(Content::Directory { first: number, count: 0 });
         }
-        self.folders.push(Some(pending));
-        self.depths.made();
-        self.by_name.insert(key, folder);
-        Ok(folder)
+        self.directory_slots.push(Some(slot));
+        self.depths.add_directory();
+        self.subdirectories.insert(key, directory);
+        Ok(directory)
     }
 
-    /// The folder that the member at `path` belongs into, and its name there.
-    fn place<'p>(
+    /// The parent directory of the member at `path`, and the member's name in it. Creates missing
+    /// directories. `None` if Linux cannot show the path.
+    fn parent_and_name<'p>(
         &mut self,
-        base: Folder,
+        base: DirectoryId,
         path: &'p [u8],
         member: &Member,
-    ) -> Result<Option<(Folder, Name<'p>)>> {
+    ) -> Result<Option<(DirectoryId, Name<'p>)>> {
         let slash = path.iter().rposition(|&byte| byte == b'/');
-        let (before, name) = match slash.and_then(|at| path.split_at_checked(at)) {
-            Some((before, name)) => (before, name.get(1..).unwrap_or_default()),
+        let (parent_path, name) = match slash.and_then(|slash| path.split_at_checked(slash)) {
+            Some((parent, name)) => (parent, name.get(1..).unwrap_or_default()),
             None => (&[][..], path),
         };
         let Some(name) = Name::parse(name) else {
-            // `a/b/` and `a/b/.` are `a/b`, whatever it is.
-            let names = cleaned(path);
-            let Some((last, way)) = names.split_last() else {
+            // For example, the path ends in a slash or `.`: `a/b/` and `a/b/.` mean `a/b`.
+            let components = components_of(path);
+            let Some((last, parents)) = components.split_last() else {
                 return Ok(None);
             };
-            let folder = self.folder_of(base, way, member)?;
-            return Ok(folder.zip(Name::parse(last)));
+            let directory = self.ensure_components(base, parents, member)?;
+            return Ok(directory.zip(Name::parse(last)));
         };
-        match &self.last {
-            Some((from, path, folder)) if *from == base && path == before => {
-                return Ok(Some((*folder, name)));
+        match &self.last_parent {
+            Some((last_base, path, directory)) if *last_base == base && path == parent_path => {
+                return Ok(Some((*directory, name)));
             }
             _ => {}
         }
-        let Some(folder) = self.folder(base, before, member)? else {
+        let Some(directory) = self.ensure_directory(base, parent_path, member)? else {
             return Ok(None);
         };
-        self.last = Some((base, before.to_vec(), folder));
-        Ok(Some((folder, name)))
+        self.last_parent = Some((base, parent_path.to_vec(), directory));
+        Ok(Some((directory, name)))
     }
 
-    /// Gives a folder the mode, owner and time that its member says.
-    fn describe(&mut self, folder: Folder, member: &Member, permissions: u16) {
-        if self.depths.describes(folder) {
-            self.set_attributes(folder, member, permissions);
+    /// Sets the mode, owner and time of a directory from its own member.
+    fn describe(&mut self, directory: DirectoryId, member: &Member, permissions: u16) {
+        if self.depths.record_described(directory) {
+            self.set_attributes(directory, member, permissions);
         }
     }
 
-    fn set_attributes(&mut self, folder: Folder, member: &Member, permissions: u16) {
-        let place = self.folders.get(index(folder.0)).copied().flatten();
-        let node = match place {
-            Some(place) => match self.pending.get_mut(index(place)) {
-                Some(pending) => pending,
+    fn set_attributes(&mut self, directory: DirectoryId, member: &Member, permissions: u16) {
+        let slot = self.directory_slots.get(index(directory.0)).copied().flatten();
+        let node = match slot {
+            Some(slot) => match self.pending.get_mut(index(slot)) {
+                Some(node) => node,
                 None => return,
             },
             None => &mut self.root,
@@ -355,25 +401,25 @@ impl Builder {
         (node.seconds, node.nanoseconds) = (member.modified.seconds, member.modified.nanoseconds);
     }
 
-    /// The member at `place`.
-    pub(super) fn at(&self, place: u32) -> Option<&Node> {
-        self.pending.get(index(place))
+    /// The pending node in `slot`. `None` for the root.
+    pub(super) fn node(&self, slot: u32) -> Option<&Node> {
+        self.pending.get(index(slot))
     }
 
-    pub(super) fn kind(&self, place: u32) -> FileKind {
-        self.at(place).map_or(FileKind::Regular, Node::kind)
+    pub(super) fn kind(&self, slot: u32) -> FileKind {
+        self.node(slot).map_or(FileKind::Regular, Node::kind)
     }
 
-    pub(super) fn is_link(&self, place: u32) -> bool {
-        matches!(self.at(place).map(Node::content), Some(Content::Link { .. }))
+    pub(super) fn is_link(&self, slot: u32) -> bool {
+        matches!(self.node(slot).map(Node::content), Some(Content::Link { .. }))
     }
 
-    pub(super) fn name(&self, place: u32) -> &[u8] {
-        self.at(place).map_or(&[], |node| node.name_in(&self.names))
+    pub(super) fn name(&self, slot: u32) -> &[u8] {
+        self.node(slot).map_or(&[], |node| node.name_in(&self.names))
     }
 }
 
-/// The error of a list that cannot grow.
+/// The error for a list that cannot grow.
 pub(super) fn no_room(error: io::Error) -> Error {
     let directory = std::env::temp_dir();
     let context = format!("making the index in memory or in {}", directory.display());
@@ -383,9 +429,9 @@ pub(super) fn no_room(error: io::Error) -> Error {
     )
 }
 
-/// The names on the way along `path`: `.` and empty ones vanish, `..` goes back and stops at the
-/// start.
-pub(in crate::formats::tar) fn cleaned(path: &[u8]) -> Vec<&[u8]> {
+/// The components of `path`, normalized as text: `.` and empty ones vanish, and `..` removes the
+/// component before it, if there is one.
+pub(in crate::formats::tar) fn components_of(path: &[u8]) -> Vec<&[u8]> {
     let mut names = Vec::new();
     for part in path.split(|&byte| byte == b'/') {
         match part {

@@ -1,6 +1,4 @@
-//! What the maps and attributes of a whole archive may take, on both sides of each limit.
-//!
-//! Owns tests alone; the limits are those of a builder, made small here.
+//! Tests of the limits on sparse maps and attributes of a whole archive, at and above each limit.
 
 use super::super::members::{Kind, Member, Members, Parts, Xattrs};
 use super::super::notes::Notes;
@@ -11,8 +9,12 @@ use crate::storage::Spill;
 use crate::sync::Arc;
 use crate::vfs::FileKind;
 
-/// The tree of `parts`, one file each, with room for so much; and what is told of it.
-fn built(parts: Vec<(Xattrs, Option<Vec<Segment>>)>, room: (usize, usize)) -> (Apart, Vec<String>) {
+/// Builds one file for each of `parts`, with small limits: segments, and bytes of attributes. Also
+/// returns the notes.
+fn built(
+    parts: Vec<(Xattrs, Option<Vec<Segment>>)>,
+    limits: (usize, usize),
+) -> (Apart, Vec<String>) {
     let mut members = Members::default();
     for (number, (xattrs, sparse)) in parts.into_iter().enumerate() {
         let path = format!("f{number}").into_bytes();
@@ -20,8 +22,8 @@ fn built(parts: Vec<(Xattrs, Option<Vec<Segment>>)>, room: (usize, usize)) -> (A
         members.push(member, Parts { path: &path, link: b"", sparse, xattrs });
     }
     let mut builder = Builder::new(Spill::default());
-    (builder.pieces_max, builder.xattrs_max) = room;
-    let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
+    (builder.pieces_max, builder.xattrs_max) = limits;
+    let whole = Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
     let (mut inner, mut notes) = (Vec::new(), Notes::default());
     builder.add(whole, &members, members.list(), &mut inner, &mut notes).unwrap();
     let allowance = Arc::new(Allowance::new(0));
@@ -34,7 +36,7 @@ fn xattrs(value: &[u8]) -> Xattrs {
     vec![(b"user.a".to_vec(), value.to_vec())]
 }
 
-/// Bytes of a set of one attribute with a value of three bytes, as it is kept.
+/// Size of an encoded set of one attribute, with a name of six bytes and a value of three.
 const SET: usize = 4 + 4 + 6 + 4 + 3;
 
 #[test]
@@ -53,7 +55,7 @@ fn keeps_attributes_up_to_the_limit_and_equal_ones_once() {
 #[test]
 fn keeps_pieces_of_sparse_files_up_to_the_limit() {
     let map = |count: u64| {
-        let piece = |number| Segment { offset: number * 10, len: 5, at: 0 };
+        let piece = |number| Segment { offset: number * 10, len: 5, archive_offset: 0 };
         (Xattrs::new(), Some((0..count).map(piece).collect()))
     };
     let parts = || vec![map(3), map(4), map(3), (Xattrs::new(), None)];
@@ -67,7 +69,7 @@ fn keeps_pieces_of_sparse_files_up_to_the_limit() {
 }
 
 #[test]
-fn a_list_is_heavy_by_the_bytes_of_what_its_members_have() {
+fn a_list_is_heavy_by_the_size_of_its_attributes() {
     let mut members = Members::default();
     let mut pushed = 0;
     while !members.is_heavy() {

@@ -1,8 +1,7 @@
-//! What a small index has to be as a whole, beyond what is checked of each record.
+//! Checks a small index as a whole, beyond the checks of each record.
 //!
-//! What passes is a tree that can be walked in time proportional to its size, each name of it is
-//! found, and no file reaches outside the archive. What a scan cannot make is refused, because
-//! something else made it.
+//! A tree that passes can be walked in time proportional to its size, each of its names can be
+//! looked up, and no file reaches outside the archive. What a scan cannot produce is rejected.
 
 use std::ops::ControlFlow;
 
@@ -15,10 +14,10 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::vfs::{FileKind, Name};
 
 impl Index {
-    /// Refuses an index that is no tree, or points outside itself or the archive.
+    /// Rejects an index that is not a tree, or that points outside itself or the archive.
     ///
     /// # Errors
-    /// `Corrupt`, with what is wrong.
+    /// `Corrupt`, with the reason.
     pub(super) fn check(&self) -> Result<()> {
         self.check_root()?;
         self.check_tables()?;
@@ -26,21 +25,21 @@ impl Index {
         self.check_xattrs()
     }
 
-    /// Images lie within the archive, at paths that can be.
-    pub(super) fn check_grafts(&self) -> Result<()> {
-        let sound = |nested_image: &NestedImage| {
+    /// Checks that images lie within the archive and have valid paths.
+    pub(super) fn check_nested_images(&self) -> Result<()> {
+        let is_sound = |nested_image: &NestedImage| {
             let end = nested_image.at.checked_add(nested_image.len);
             let mut names = nested_image.path.split(|&byte| byte == b'/');
             end.is_some_and(|end| end <= self.archive_len)
                 && (nested_image.path.is_empty() || names.all(|name| Name::parse(name).is_some()))
         };
-        match self.nested_images.iter().all(sound) {
+        match self.nested_images.iter().all(is_sound) {
             true => Ok(()),
             false => Err(Error::corrupt("an image lies outside the archive or the tree")),
         }
     }
 
-    /// The root is a directory.
+    /// Checks that the root is a directory.
     pub(super) fn check_root(&self) -> Result<()> {
         match self.len() > 0 && self.node(ROOT)?.kind() == FileKind::Directory {
             true => Ok(()),
@@ -48,27 +47,27 @@ impl Index {
         }
     }
 
-    /// The tables beside the nodes are in order and name nodes that there are.
+    /// Checks that the tables are sorted by node and refer to existing nodes.
     fn check_tables(&self) -> Result<()> {
         let out_of_order = || Error::corrupt("a table of the index is out of order");
         let (mut links, mut with_xattrs) = (None, None);
         self.each(Section::Links, &mut |bytes: [u8; LINK_COUNT]| {
             let mut reader = Reader::new("link", &bytes);
             let (id, count) = (reader.u32()?, reader.u32()?);
-            let is_next = links.replace(id).is_none_or(|before| before < id);
+            let is_next = links.replace(id).is_none_or(|previous| previous < id);
             if is_next && id < self.len() && count > 1 { Ok(()) } else { Err(out_of_order()) }
         })?;
         self.each(Section::WithXattrs, &mut |bytes: [u8; WITH_XATTRS]| {
             let id = Reader::new("node with attributes", &bytes).u32()?;
-            let is_next = with_xattrs.replace(id).is_none_or(|before| before < id);
+            let is_next = with_xattrs.replace(id).is_none_or(|previous| previous < id);
             if is_next && id < self.len() { Ok(()) } else { Err(out_of_order()) }
         })?;
         let segments = self.layout.count(Section::Segments, SEGMENT);
-        let mut before = 0;
+        let mut previous_end = 0;
         self.each(Section::Maps, &mut |bytes: [u8; MAP]| {
             let end = Reader::new("map", &bytes).u64()?;
-            let is_next = before <= end && end <= segments;
-            before = end;
+            let is_next = previous_end <= end && end <= segments;
+            previous_end = end;
             if is_next { Ok(()) } else { Err(out_of_order()) }
         })
     }
@@ -77,8 +76,8 @@ impl Index {
         let mut next_child = 1;
         for id in 0..self.len() {
             let (_, node) = self.inode(id)?;
-            let own = self.node(id)?;
-            match own.content() {
+            let own_node = self.node(id)?;
+            match own_node.content() {
                 Content::Sparse { map } => {
                     let map = self.map(id, &node, map)?;
                     let mut stored = 0_u64;
@@ -90,9 +89,9 @@ impl Index {
                         return Err(wrong(id, "its sparse map is none"));
                     }
                 }
-                Content::Folder { first, count } => {
-                    // Directories stand in the order of their children. Those without children have
-                    // a place as well, because a listing counts up from it.
+                Content::Directory { first, count } => {
+                    // Directories are in the order of their children. An empty directory has a
+                    // first child number too, because a listing counts from there.
                     if first != next_child {
                         return Err(wrong(id, "its children are not where they should be"));
                     }
@@ -108,35 +107,36 @@ impl Index {
         }
     }
 
-    /// The children have names that ascend.
+    /// Checks that the names of the children are valid and ascend.
     fn check_listing(&self, id: NodeId, first: NodeId, count: u32) -> Result<()> {
-        let mut before: Option<Vec<u8>> = None;
+        let mut previous: Option<Vec<u8>> = None;
         let mut buffer = [0; 255];
         for child in first..first.saturating_add(count) {
             let (node, _) = self.child(id, child)?;
             let name = self.name(&node, &mut buffer)?;
-            let is_next = before.as_deref().is_none_or(|before| before < name);
+            let is_next = previous.as_deref().is_none_or(|previous| previous < name);
             if !is_next || Name::parse(name).is_none() {
                 return Err(wrong(id, "its children are no listing"));
             }
-            before = Some(name.to_vec());
+            previous = Some(name.to_vec());
         }
         Ok(())
     }
 
-    /// Sets of attributes stand one behind the other, and each node's is one of them. Sets that
-    /// overlap could make as much work as their number times their length.
+    /// Checks that the sets of attributes follow each other without gaps, and that each node refers
+    /// to the start of one. Overlapping sets could cost their number times their length.
     fn check_xattrs(&self) -> Result<()> {
         let mut starts = Vec::new();
-        let mut at = 0;
-        while at < self.layout.len_of(Section::Xattrs) {
-            starts.push(at);
-            at = self.set(at, &mut |_, _| Ok(ControlFlow::Continue(())))?.unwrap_or(at);
+        let mut offset = 0;
+        while offset < self.layout.len_of(Section::Xattrs) {
+            starts.push(offset);
+            let end = self.set(offset, &mut |_, _| Ok(ControlFlow::Continue(())))?;
+            offset = end.unwrap_or(offset);
         }
         self.each(Section::WithXattrs, &mut |bytes: [u8; WITH_XATTRS]| {
             let mut reader = Reader::new("node with attributes", &bytes);
-            let (_, at) = (reader.u32()?, reader.u64()?);
-            match starts.binary_search(&at) {
+            let (_, offset) = (reader.u32()?, reader.u64()?);
+            match starts.binary_search(&offset) {
                 Ok(_) => Ok(()),
                 Err(_) => Err(Error::corrupt("attributes in the index are none")),
             }
@@ -152,10 +152,10 @@ impl Index {
         (0..self.layout.count(section, N)).try_for_each(|nth| visit(self.record(section, nth)?))
     }
 
-    /// Whether `other` shows the same, whatever there is to tell of it.
+    /// Whether `other` shows the same tree. Notes and findings may differ.
     ///
     /// # Errors
-    /// `Corrupt`, `Io` where one of them cannot be read.
+    /// `Corrupt`, `Io` if one of the two cannot be read.
     pub(in crate::formats::tar) fn is_same_tree(&self, other: &Self) -> Result<bool> {
         let has_same_len =
             |&section: &Section| self.layout.len_of(section) == other.layout.len_of(section);
@@ -165,24 +165,24 @@ impl Index {
     }
 
     fn has_same_bytes(&self, other: &Self) -> Result<bool> {
-        // Those of the tree come first, so they are at the same offsets.
+        // The sections of the tree come first, so they are at the same offsets in both.
         let end = self.layout.range(Section::Xattrs).end;
-        let mut at = 0;
+        let mut offset = 0;
         let (mut mine, mut others) = (vec![0; STEP], vec![0; STEP]);
-        while at < end {
-            let len = index(end.saturating_sub(at)).min(STEP);
+        while offset < end {
+            let len = index(end.saturating_sub(offset)).min(STEP);
             let mine = mine.get_mut(..len).unwrap_or_default();
             let others = others.get_mut(..len).unwrap_or_default();
-            self.blocks.read(at, mine)?;
-            other.blocks.read(at, others)?;
+            self.blocks.read(offset, mine)?;
+            other.blocks.read(offset, others)?;
             if mine != others {
                 return Ok(false);
             }
-            at = at.saturating_add(length(len));
+            offset = offset.saturating_add(length(len));
         }
         Ok(true)
     }
 }
 
-/// Bytes that are compared at once.
+/// Bytes to compare at a time.
 const STEP: usize = 64 << 10;

@@ -1,81 +1,84 @@
-//! How deep, in archives within archives, members lie.
+//! The nesting depth of members, and which of two members with the same path is later.
 //!
-//! Owns the order between members of one path, whichever way they were come upon.
-//! Invariant: what is in an archive comes behind all that the archive around it holds.
+//! An archive that can be read at any offset is scanned level by level: first the outermost
+//! archive, then the archives in it. A stream is scanned in the order of its bytes. Both must give
+//! the same tree. So members are compared by depth first, and by their order only at the same
+//! depth.
 //!
-//! An archive that can be read anywhere is scanned level by level, one that is decoded from its
-//! start to its end in the order of its bytes. The tree must not tell them apart, so where two
-//! members meet it is their depth that decides first, and their order only within one depth.
+//! Invariant: the members of a nested archive rank after all members of the archive around it.
 
-use super::builder::Folder;
+use super::builder::DirectoryId;
 use crate::formats::bytes::index;
 
-/// The depth of everything that was added.
+/// The depths of all pending nodes, and where the attributes of directories come from.
 pub(super) struct Depths {
-    /// The depth of what is added now.
-    now: u32,
-    /// From which place in `pending` on which depth counts.
+    /// The depth of the members being added.
+    current: u32,
+    /// The slots at which the depth changes, and the depth from there.
     changes: Vec<(u32, u32)>,
-    /// Of each folder, who said its mode, owner and time.
-    said: Vec<Said>,
+    /// Where the mode, owner and time of each directory come from.
+    sources: Vec<AttributeSource>,
 }
 
 #[derive(Clone, Copy)]
-enum Said {
-    /// A member within it, of that depth.
+enum AttributeSource {
+    /// From a member at this depth, whose path leads through the directory.
     Implied(u32),
-    /// A member of that depth that is the folder itself.
+    /// From a member at this depth that is the directory itself.
     Described(u32),
 }
 
 impl Depths {
-    /// Of a tree with nothing but its root.
+    /// The depths of a tree that has only its root.
     pub(super) fn new() -> Self {
-        Self { now: 0, changes: Vec::new(), said: vec![Said::Implied(0)] }
+        Self { current: 0, changes: Vec::new(), sources: vec![AttributeSource::Implied(0)] }
     }
 
-    /// From the place `pending` on members lie that deep.
-    pub(super) fn enter(&mut self, pending: u32, depth: u32) {
-        if self.now != depth {
-            self.now = depth;
-            self.changes.push((pending, depth));
+    /// Notes that members from `slot` on are at `depth`.
+    pub(super) fn enter(&mut self, slot: u32, depth: u32) {
+        if self.current != depth {
+            self.current = depth;
+            self.changes.push((slot, depth));
         }
     }
 
-    /// The depth of what is added now.
-    pub(super) fn now(&self) -> u32 {
-        self.now
+    /// The depth of the members being added.
+    pub(super) fn current(&self) -> u32 {
+        self.current
     }
 
-    /// What orders the members at places in `pending`.
-    pub(super) fn rank(&self, place: u32) -> (u32, u32) {
-        let behind = self.changes.partition_point(|&(from, _)| from <= place);
-        let change = behind.checked_sub(1).and_then(|nth| self.changes.get(nth));
-        (change.map_or(0, |&(_, depth)| depth), place)
+    /// The sort key of the pending node in `slot`: among nodes with the same path, the one with the
+    /// highest rank is shown.
+    pub(super) fn rank(&self, slot: u32) -> (u32, u32) {
+        let nth = self.changes.partition_point(|&(first_slot, _)| first_slot <= slot);
+        let change = nth.checked_sub(1).and_then(|nth| self.changes.get(nth));
+        (change.map_or(0, |&(_, depth)| depth), slot)
     }
 
-    /// The next folder is made for a member within it.
-    pub(super) fn made(&mut self) {
-        self.said.push(Said::Implied(self.now));
+    /// Adds a directory, created for a member whose path leads through it.
+    pub(super) fn add_directory(&mut self) {
+        self.sources.push(AttributeSource::Implied(self.current));
     }
 
-    /// Whether a member within `folder` says its owner and time, although another did before.
-    pub(super) fn implies(&mut self, folder: Folder) -> bool {
-        match self.said.get_mut(index(folder.0)) {
-            Some(Said::Implied(depth)) if self.now < *depth => {
-                *depth = self.now;
+    /// Returns true if the current member, whose path leads through `directory`, comes from an
+    /// outer archive and so replaces the implied owner and time. Records its depth.
+    pub(super) fn record_implied(&mut self, directory: DirectoryId) -> bool {
+        match self.sources.get_mut(index(directory.0)) {
+            Some(AttributeSource::Implied(depth)) if self.current < *depth => {
+                *depth = self.current;
                 true
             }
             _ => false,
         }
     }
 
-    /// Whether a member that is `folder` says its mode, owner and time.
-    pub(super) fn describes(&mut self, folder: Folder) -> bool {
-        match self.said.get_mut(index(folder.0)) {
-            Some(Said::Described(depth)) if self.now < *depth => false,
-            Some(said) => {
-                *said = Said::Described(self.now);
+    /// Returns true if the current member, which is `directory` itself, gives its mode, owner and
+    /// time. Records its depth.
+    pub(super) fn record_described(&mut self, directory: DirectoryId) -> bool {
+        match self.sources.get_mut(index(directory.0)) {
+            Some(AttributeSource::Described(depth)) if self.current < *depth => false,
+            Some(source) => {
+                *source = AttributeSource::Described(self.current);
                 true
             }
             None => false,

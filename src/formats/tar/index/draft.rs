@@ -1,4 +1,4 @@
-//! A tree that a scan made, on its way into an index: a file, or memory.
+//! A finished tree, and how it becomes an index: in a file or in memory.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -20,18 +20,19 @@ use crate::storage::{self, FileStorage, InMemory, Storage};
 use crate::sync::Arc;
 use crate::vfs::Finding;
 
-/// A longer index that is saved nowhere goes into a temporary file, bytes.
+/// An unsaved index up to this size stays in memory, bytes. A larger one goes into a temporary
+/// file.
 const IN_MEMORY_MAX: u64 = 1 << 20;
 
-/// A tree that a scan made.
+/// A finished tree that is not an index yet.
 pub(in crate::formats::tar) struct Draft {
     builder: Builder,
     order: Order,
-    /// What `SeekIndex` wrote, for a compressed archive.
+    /// The output of `SeekIndex::write`, for a compressed archive.
     pub(in crate::formats::tar) seek_points: Vec<u8>,
-    /// Warnings about this archive, a line each.
+    /// Warnings about this archive, one line each.
     pub(in crate::formats::tar) notes: Vec<String>,
-    /// The same for who verifies, with paths; not kept in a file.
+    /// The same for `archfs verify`, with paths. Not saved in a file.
     pub(in crate::formats::tar) findings: Vec<Finding>,
 }
 
@@ -41,12 +42,12 @@ impl Draft {
         Self { builder, order, seek_points, notes, findings }
     }
 
-    /// How many nodes there are.
+    /// Number of nodes.
     pub(in crate::formats::tar) fn len(&self) -> usize {
-        self.order.places.len()
+        self.order.slots.len()
     }
 
-    /// Whether there is nothing but the root.
+    /// Whether the tree has only its root.
     pub(in crate::formats::tar) fn is_empty(&self) -> bool {
         self.len() <= 1
     }
@@ -56,30 +57,31 @@ impl Draft {
         ids.map(|id| self.order.node(&self.builder, id))
     }
 
-    /// Where some headers of the archive are, in no order: about `count` blocks before the data of
-    /// stored files.
-    pub(in crate::formats::tar) fn places(&self, count: usize) -> Vec<u64> {
+    /// About `count` offsets of headers, unordered: the blocks before the data of stored files.
+    /// Samples of these blocks identify the archive.
+    pub(in crate::formats::tar) fn header_offsets(&self, count: usize) -> Vec<u64> {
         let step = self.len().div_ceil(count.max(1)).max(1);
-        let at = |id| {
+        let header_offset = |id| {
             let node = self.order.node(&self.builder, NodeId::try_from(id).ok()?);
             match node.content() {
-                Content::Stored { at } => at.checked_sub(BLOCK_LEN),
+                Content::Stored { start } => start.checked_sub(BLOCK_LEN),
                 _ => None,
             }
         };
-        // Not all nodes are stored files; one that is not leaves its place to one behind it.
-        let starts = (0..self.len()).step_by(step);
-        let found = starts.filter_map(|from| {
-            (from..from.saturating_add(step.min(SEARCHED)).min(self.len())).find_map(at)
+        // If a node is not a stored file, one of those after it is taken instead.
+        let candidates = (0..self.len()).step_by(step);
+        let found = candidates.filter_map(|first| {
+            (first..first.saturating_add(step.min(SEARCH_MAX)).min(self.len()))
+                .find_map(header_offset)
         });
-        // The first one begins the archive, whatever comes then.
+        // The archive starts with a header in any case.
         std::iter::once(0).chain(found).collect()
     }
 
-    /// Writes the index that belongs to `key`, of an archive of `decoded_len` bytes.
+    /// Writes the index with `key` of an archive of `decoded_len` bytes.
     ///
     /// # Errors
-    /// What `out` reports.
+    /// The errors of `out`.
     pub(in crate::formats::tar) fn write(
         &self,
         key: &Key,
@@ -88,15 +90,15 @@ impl Draft {
     ) -> io::Result<()> {
         let Self { builder, order, seek_points, notes, .. } = self;
         let mut out = Output::new(out, key)?;
-        let mut owners = vec![NodeId::MAX; builder.maps.len()];
-        let mut at = 0_u32;
+        let mut owners = vec![NodeId::MAX; builder.map_ends.len()];
+        let mut names_offset = 0_u32;
         for (id, node) in (0..).zip(self.nodes()) {
             if let Content::Sparse { map } = node.content()
                 && let Some(owner) = owners.get_mut(index(map))
             {
                 *owner = id;
             }
-            out.bytes(&with_names_from(&mut at, node).encoded())?;
+            out.bytes(&with_name_offsets(&mut names_offset, node).encoded())?;
         }
         out.begin(Section::Names);
         for node in self.nodes() {
@@ -110,17 +112,17 @@ impl Draft {
         for segment in &builder.segments {
             out.bytes(&segment.offset.to_le_bytes())?;
             out.bytes(&segment.len.to_le_bytes())?;
-            out.bytes(&segment.at.to_le_bytes())?;
+            out.bytes(&segment.archive_offset.to_le_bytes())?;
         }
         out.begin(Section::Maps);
-        let mut from = 0;
-        for (end, owner) in builder.maps.iter().zip(&owners) {
-            let map = builder.segments.get(index(from)..index(*end)).unwrap_or_default();
+        let mut start = 0;
+        for (end, owner) in builder.map_ends.iter().zip(&owners) {
+            let map = builder.segments.get(index(start)..index(*end)).unwrap_or_default();
             let stored = map.iter().fold(0_u64, |sum, segment| sum.saturating_add(segment.len));
             out.bytes(&end.to_le_bytes())?;
             out.bytes(&owner.to_le_bytes())?;
             out.bytes(&stored.to_le_bytes())?;
-            from = *end;
+            start = *end;
         }
         out.begin(Section::Links);
         for (node, count) in &order.links {
@@ -128,9 +130,9 @@ impl Draft {
             out.bytes(&count.to_le_bytes())?;
         }
         out.begin(Section::WithXattrs);
-        for (node, at) in order.with_xattrs(builder) {
+        for (node, set_offset) in order.with_xattrs(builder) {
             out.bytes(&node.to_le_bytes())?;
-            out.bytes(&at.to_le_bytes())?;
+            out.bytes(&set_offset.to_le_bytes())?;
         }
         out.begin(Section::Xattrs);
         out.bytes(&builder.xattrs)?;
@@ -148,14 +150,14 @@ impl Draft {
         }
         out.begin(Section::SeekPoints);
         out.bytes(seek_points)?;
-        // The tail makes it an index, so not before all that was written is known to be right.
+        // The tail makes the file an index, so all temporary files are checked first.
         builder.pending.check()?;
         builder.names.check()?;
         order.check()?;
         out.finish(decoded_len)
     }
 
-    /// Bytes that the index takes, about.
+    /// Approximate size of the index, bytes.
     fn estimate(&self) -> u64 {
         let Builder { names, segments, xattrs, .. } = &self.builder;
         let nodes = self.len().saturating_mul(NODE);
@@ -165,26 +167,28 @@ impl Draft {
     }
 }
 
-/// Nodes that are looked at for one whose header can be sampled.
-const SEARCHED: usize = 1000;
+/// Nodes to search for a header that can be sampled.
+const SEARCH_MAX: usize = 1000;
 
-/// The node with its name and target where they are written: at `at`, which goes on behind them.
-fn with_names_from(at: &mut u32, node: Node) -> Node {
-    let behind = at.saturating_add(u32::from(node.name_len));
-    let mut placed = Node { name: *at, ..node };
-    *at = behind;
+/// `node` with the offsets of its name and target in the written names: `offset`, which is advanced
+/// past both.
+fn with_name_offsets(offset: &mut u32, node: Node) -> Node {
+    let name_end = offset.saturating_add(u32::from(node.name_len));
+    let mut placed = Node { name: *offset, ..node };
+    *offset = name_end;
     if let Content::Symlink { .. } = node.content() {
-        placed.content = u64::from(behind);
-        *at = behind.saturating_add(u32::try_from(node.size).unwrap_or(u32::MAX));
+        placed.content = u64::from(name_end);
+        *offset = name_end.saturating_add(u32::try_from(node.size).unwrap_or(u32::MAX));
     }
     placed
 }
 
-/// The index of a tree that is saved nowhere: in a temporary file if it is long, else in memory.
+/// Makes the index of a tree that is not saved: in a temporary file if it is large, or else in
+/// memory.
 ///
 /// # Errors
-/// `Io` where the temporary file cannot be read, or where the index would take memory that the job
-/// does not have.
+/// `Io` if the temporary file cannot be read, or if the index would take memory that the job does
+/// not have.
 pub(in crate::formats::tar) fn unsaved(
     draft: Draft,
     decoded_len: u64,
@@ -210,10 +214,10 @@ pub(in crate::formats::tar) fn unsaved(
     }
 }
 
-/// The index of a tree in memory.
+/// Makes the index of a tree in memory.
 ///
 /// # Errors
-/// `Corrupt` where it is none of an archive of `decoded_len` bytes.
+/// `Corrupt` if the tree does not fit an archive of `decoded_len` bytes.
 pub(in crate::formats::tar) fn in_memory(
     draft: Draft,
     decoded_len: u64,
@@ -226,7 +230,7 @@ pub(in crate::formats::tar) fn in_memory(
     opened(Arc::new(InMemory::new(bytes)), draft, name, allowance)
 }
 
-/// The index in `file`, which lies in `directory` without a name.
+/// Writes the index into `file`, an unlinked file in `directory`.
 fn written(
     mut file: File,
     draft: &Draft,

@@ -1,22 +1,22 @@
-//! An index in a file: its layout, and opening it.
+//! The layout of an index file, and how to open it.
 //!
 //! ```text
 //! start:  magic "ARCHFSIX", version (4), flags (4)
-//!         archive: length (8), modification time: seconds (8) and nanoseconds (4)
-//!         its origin: kind of the file system (8), inode (8), time of the last change: seconds (8)
-//!             and nanoseconds (4), owner (4)
+//!         archive: length (8), mtime: seconds (8) and nanoseconds (4)
+//!         its file: type of the file system (8), inode (8), ctime: seconds (8) and
+//!             nanoseconds (4), owner (4)
 //!         samples: count (4), then for each an offset (8) and the BLAKE3 hash of the block there
 //!             (32)
 //! data:   nodes, names, segments, maps, links, nodes with attributes, attributes, images, notes,
-//!             what random access into a compressed archive needs
+//!             seek points of a compressed archive
 //! sums:   the CRC-32 (4) of each 16 KiB of data; the last block may be shorter
-//! tail:   decoded length of the archive (8), bytes of each of the ten parts of the data (8 each)
+//! tail:   length of the uncompressed archive (8), length of each of the ten sections (8 each),
 //!         the BLAKE3 hash of start, sums and tail up to here (32)
 //! ```
 //!
-//! All numbers are little-endian. Opening reads start, tail and sums, which are 1/4096 of the
-//! file, and believes them if their hash is right. The data is believed block by block (`blocks`).
-//! The tail is written last, so a file that was not written to its end is no index.
+//! All numbers are little-endian. Opening an index reads start, tail and sums (1/4096 of the file)
+//! and checks their hash. The data is checked block by block (`blocks`). The tail is written last,
+//! so an incomplete file is not an index.
 
 use std::ops::Range;
 
@@ -29,28 +29,28 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-/// The longest index of an archive, in lengths of that: the shortest path of a folder that is
-/// nowhere else takes two bytes of a header, and a node and a name of the index.
+/// The largest index of an archive, as a multiple of the archive's length. A directory that only
+/// one path names costs at least two bytes of that path, and a node and a name in the index.
 const LENGTHS_MAX: u64 = 32;
 
-/// What any index may have in addition, bytes.
+/// Extra size that any index may have, bytes.
 const REST_MAX: u64 = 1 << 20;
 
-/// The longest index that is opened, bytes: that of some 400 million members. Whatever a file with
-/// holes claims, its checksums and slots take less than 100 MiB of memory.
+/// The largest index that is opened, bytes. It holds about 400 million members. Even if a sparse
+/// file claims this size, its checksums and slots take less than 100 MiB of memory.
 const INDEX_MAX: u64 = 32 << 30;
 
-/// Images and notes of an index, bytes: they are read when it is opened.
+/// Limit for images and for notes, bytes. Both are read when the index is opened.
 const LISTS_MAX: u64 = 256 << 20;
 
-/// An index whose data is no longer than this is read and checked as a whole when it is opened,
-/// bytes. So damage to it costs a scan and no error, and its file need not stay open.
+/// An index with this much data or less is read and checked as a whole when it is opened, bytes. So
+/// damage costs a scan instead of an error, and the file need not stay open.
 const SMALL: u64 = 1 << 20;
 
-/// Bytes of a hash.
+/// Size of a hash, bytes.
 pub(super) const HASH: usize = 32;
 
-/// A part of the data.
+/// A section of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
     Nodes,
@@ -65,18 +65,18 @@ pub(super) enum Section {
     SeekPoints,
 }
 
-/// How many there are, and bytes of a tail.
+/// Number of sections, and size of the tail in bytes.
 const SECTIONS: usize = 10;
 pub(super) const TAIL: usize = 8 + 8 * SECTIONS + HASH;
 
-/// Bytes of each part of the data.
+/// Length of each section, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sections {
     lens: [u64; SECTIONS],
 }
 
 impl Section {
-    /// Those that are the tree. They come first.
+    /// The sections that make up the tree. They come first.
     pub(super) const TREE: [Self; 7] = [
         Self::Nodes,
         Self::Names,
@@ -87,8 +87,8 @@ impl Section {
         Self::Xattrs,
     ];
 
-    /// What a message calls it.
-    pub(super) fn words(self) -> &'static str {
+    /// Its name in messages.
+    pub(super) fn label(self) -> &'static str {
         match self {
             Self::Nodes => "nodes",
             Self::Names => "names",
@@ -103,8 +103,8 @@ impl Section {
         }
     }
 
-    /// Its position among the others.
-    fn nth(self) -> usize {
+    /// Its position in the data, counted in sections.
+    fn position(self) -> usize {
         match self {
             Self::Nodes => 0,
             Self::Names => 1,
@@ -122,34 +122,34 @@ impl Section {
 
 impl Sections {
     pub(super) fn len_of(&self, section: Section) -> u64 {
-        self.lens.get(section.nth()).copied().unwrap_or(0)
+        self.lens.get(section.position()).copied().unwrap_or(0)
     }
 
-    /// Where in the data it is.
+    /// The range of a section in the data.
     pub(super) fn range(&self, section: Section) -> Range<u64> {
-        let before = self.lens.get(..section.nth()).unwrap_or_default();
+        let before = self.lens.get(..section.position()).unwrap_or_default();
         let start = before.iter().fold(0_u64, |sum, len| sum.saturating_add(*len));
         start..start.saturating_add(self.len_of(section))
     }
 
-    /// Records of `each` bytes in it.
-    pub(super) fn count(&self, section: Section, each: usize) -> u64 {
-        self.len_of(section).checked_div(length(each)).unwrap_or(0)
+    /// Number of records in a section, if a record has `record_len` bytes.
+    pub(super) fn count(&self, section: Section, record_len: usize) -> u64 {
+        self.len_of(section).checked_div(length(record_len)).unwrap_or(0)
     }
 
-    /// Makes `section` longer.
-    pub(super) fn grow(&mut self, section: Section, by: u64) {
-        if let Some(len) = self.lens.get_mut(section.nth()) {
-            *len = len.saturating_add(by);
+    /// Adds `len` bytes to `section`.
+    pub(super) fn grow(&mut self, section: Section, added: u64) {
+        if let Some(len) = self.lens.get_mut(section.position()) {
+            *len = len.saturating_add(added);
         }
     }
 
-    /// Bytes of all data.
+    /// Length of all sections, bytes.
     pub(super) fn total(&self) -> u64 {
         self.lens.iter().fold(0, |sum: u64, len| sum.saturating_add(*len))
     }
 
-    /// Refuses parts that hold no whole number of records, or more than can be.
+    /// Checks that tables hold whole records, and that no section is too long.
     fn check(&self) -> Result<()> {
         let records = [
             (Section::Nodes, NODE),
@@ -158,9 +158,9 @@ impl Sections {
             (Section::Links, LINK_COUNT),
             (Section::WithXattrs, WITH_XATTRS),
         ];
-        for (section, each) in records {
-            if self.len_of(section).checked_rem(length(each)) != Some(0) {
-                let what = format!("the {} of the index end within one", section.words());
+        for (section, record_len) in records {
+            if self.len_of(section).checked_rem(length(record_len)) != Some(0) {
+                let what = format!("the {} of the index end within one", section.label());
                 return Err(Error::corrupt(what));
             }
         }
@@ -177,7 +177,7 @@ impl Sections {
         Ok(())
     }
 
-    /// The tail of a file without its hash.
+    /// The tail of a file, without its hash.
     pub(super) fn tail(&self, decoded_len: u64) -> Vec<u8> {
         let numbers = std::iter::once(&decoded_len).chain(&self.lens);
         numbers.flat_map(|number| number.to_le_bytes()).collect()
@@ -194,7 +194,7 @@ pub(super) fn hash_of(start: &[u8], sums: &[u8], tail: &[u8]) -> Hash {
 /// How to open an index.
 #[derive(Clone)]
 pub(in crate::formats::tar) struct IndexOptions<'o> {
-    /// What it is called in errors.
+    /// The name of the index in errors.
     pub(in crate::formats::tar) name: &'o str,
     pub(in crate::formats::tar) allowance: Arc<Allowance>,
     /// Data up to this length is read and checked as a whole, bytes.
@@ -202,39 +202,40 @@ pub(in crate::formats::tar) struct IndexOptions<'o> {
 }
 
 impl<'o> IndexOptions<'o> {
-    /// Opens an index called `name`, whose blocks come out of `allowance`.
+    /// Options for an index called `name`, which takes memory for blocks from `allowance`.
     pub(in crate::formats::tar) fn new(name: &'o str, allowance: &Arc<Allowance>) -> Self {
         Self { name, allowance: Arc::clone(allowance), small: SMALL }
     }
 }
 
-/// An index from a file with what belongs to it.
+/// An index from a file, and what is stored with it.
 pub(in crate::formats::tar) struct IndexFile {
     #[cfg_attr(not(any(test, fuzzing)), expect(dead_code, reason = "checked before the rest"))]
     pub(in crate::formats::tar) key: Key,
-    /// What `SeekIndex` wrote, for a compressed archive.
+    /// The output of `SeekIndex::write`, for a compressed archive.
     pub(in crate::formats::tar) seek_points: Vec<u8>,
-    /// Bytes of the archive once it is decoded.
+    /// Length of the uncompressed archive, bytes.
     pub(in crate::formats::tar) decoded_len: u64,
     pub(in crate::formats::tar) index: Index,
 }
 
 impl IndexFile {
-    /// Opens the index in `file`, if `accept` finds nothing wrong with its key. Takes memory for
-    /// nothing that the file does not hold, and nothing before the key was accepted.
+    /// Opens the index in `file`, if `accept` returns no error for its key. Reads only the key
+    /// before that. Allocates no more than the length of the file allows.
     ///
     /// # Errors
-    /// `Corrupt` where it is no index, of another version, or damaged; those of `accept`; `Io`.
+    /// `Corrupt` if it is not an index, has another version, or is damaged. The errors of `accept`.
+    /// `Io`.
     pub(in crate::formats::tar) fn open(
         file: Arc<dyn Storage>,
-        opening: &IndexOptions<'_>,
+        options: &IndexOptions<'_>,
         accept: &dyn Fn(&Key) -> Result<()>,
     ) -> Result<Self> {
         let (key, start) = Key::read(file.as_ref())?;
         accept(&key)?;
         let mut tail = [0; TAIL];
-        let tail_at = file.len().saturating_sub(length(TAIL));
-        file.read_exact_at(&mut tail, tail_at)?;
+        let tail_offset = file.len().saturating_sub(length(TAIL));
+        file.read_exact_at(&mut tail, tail_offset)?;
         let mut reader = Reader::new("index", &tail);
         let decoded_len = reader.u64()?;
         let mut layout = Sections::default();
@@ -248,25 +249,25 @@ impl IndexFile {
         layout.check()?;
         let data_len = layout.total();
         let blocks = data_len.div_ceil(length(BLOCK));
-        let data_at = length(start.len());
-        let sums_at = data_at.saturating_add(data_len);
-        if sums_at.saturating_add(blocks.saturating_mul(4)) != tail_at {
+        let data_offset = length(start.len());
+        let sums_offset = data_offset.saturating_add(data_len);
+        if sums_offset.saturating_add(blocks.saturating_mul(4)) != tail_offset {
             return Err(Error::corrupt("the parts of the index do not make up the file"));
         }
-        let encoded = read_all(file.as_ref(), sums_at, blocks.saturating_mul(4))?;
+        let encoded_sums = read_exact(file.as_ref(), sums_offset, blocks.saturating_mul(4))?;
         let (numbers, _) = tail.split_at_checked(TAIL.saturating_sub(HASH)).unwrap_or_default();
-        if hash_of(&start, &encoded, numbers) != hash {
+        if hash_of(&start, &encoded_sums, numbers) != hash {
             return Err(Error::corrupt("the index is damaged: its hash is wrong"));
         }
-        let sums = encoded.as_chunks().0.iter().map(|sum| u32::from_le_bytes(*sum)).collect();
-        let is_small = data_len <= opening.small;
-        let checked = Checked::new(file, data_at, sums, Arc::clone(&opening.allowance));
+        let sums = encoded_sums.as_chunks().0.iter().map(|sum| u32::from_le_bytes(*sum)).collect();
+        let is_small = data_len <= options.small;
+        let checked = Checked::new(file, data_offset, sums, Arc::clone(&options.allowance));
         let mut blocks = Blocks::new(data_len, Backing::Checked(checked));
         if is_small {
             blocks = blocks.into_memory()?;
         }
         let mut index = Index {
-            name: opening.name.to_owned(),
+            name: options.name.to_owned(),
             blocks,
             layout,
             archive_len: decoded_len,
@@ -292,7 +293,7 @@ impl IndexFile {
 }
 
 impl Index {
-    /// Reads images and notes.
+    /// Reads the lists of images and notes.
     fn read_lists(&mut self) -> Result<()> {
         let bytes = self.section(Section::NestedImages)?;
         let mut reader = Reader::new("image in the index", &bytes);
@@ -307,40 +308,41 @@ impl Index {
             let len = index(reader.u64()?);
             self.notes.push(String::from_utf8_lossy(reader.bytes(len)?).into_owned());
         }
-        self.check_grafts()
+        self.check_nested_images()
     }
 
-    /// All bytes of a section.
+    /// Reads a whole section.
     pub(super) fn section(&self, section: Section) -> Result<Vec<u8>> {
         let mut bytes = reserved(self.layout.len_of(section))?;
-        self.layout.range(section).step_by(BLOCK).try_for_each(|at| {
-            let len = self.layout.range(section).end.saturating_sub(at).min(length(BLOCK));
+        self.layout.range(section).step_by(BLOCK).try_for_each(|offset| {
+            let len = self.layout.range(section).end.saturating_sub(offset).min(length(BLOCK));
             let start = bytes.len();
             bytes.resize(start.saturating_add(index(len)), 0);
-            self.blocks.read(at, bytes.get_mut(start..).unwrap_or_default())
+            self.blocks.read(offset, bytes.get_mut(start..).unwrap_or_default())
         })?;
         Ok(bytes)
     }
 }
 
-/// The longest index of an archive of `len` bytes, bytes.
+/// The largest index of an archive of `len` bytes, bytes.
 fn longest(len: u64) -> u64 {
     len.saturating_mul(LENGTHS_MAX).saturating_add(REST_MAX)
 }
 
-/// Room for `len` bytes: a file with holes can be longer than any memory.
+/// An empty buffer for `len` bytes. Fails if there is no memory, because a sparse file can be
+/// larger than memory.
 pub(super) fn reserved(len: u64) -> Result<Vec<u8>> {
-    let mut room = Vec::new();
-    match room.try_reserve_exact(index(len)) {
-        Ok(()) => Ok(room),
+    let mut buffer = Vec::new();
+    match buffer.try_reserve_exact(index(len)) {
+        Ok(()) => Ok(buffer),
         Err(_) => Err(Error::corrupt(format!("no memory for {len} bytes of the index"))),
     }
 }
 
-/// The `len` bytes at `at`.
-fn read_all(file: &dyn Storage, at: u64, len: u64) -> Result<Vec<u8>> {
+/// Reads `len` bytes at `offset`.
+fn read_exact(file: &dyn Storage, offset: u64, len: u64) -> Result<Vec<u8>> {
     let mut bytes = reserved(len)?;
     bytes.resize(index(len), 0);
-    file.read_exact_at(&mut bytes, at)?;
+    file.read_exact_at(&mut bytes, offset)?;
     Ok(bytes)
 }

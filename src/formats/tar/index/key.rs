@@ -1,54 +1,54 @@
-//! What ties an index to an archive: the start of its file.
+//! The start of an index: the key that identifies its archive.
 
 use super::file::TAIL;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
 
-/// Changes with every change of the layout, so that an old file is refused.
+/// Incremented with every change of the layout, so that old files are rejected.
 const FORMAT: u32 = 3;
 
-/// What a file with an index begins with.
+/// The first bytes of an index.
 pub(in crate::formats::tar) const MAGIC: &[u8; 8] = b"ARCHFSIX";
 
-/// The most samples a file may claim; we write far fewer.
+/// Most samples that a file may claim. archfs writes far fewer.
 const SAMPLES_MAX: u32 = 4096;
 
-/// Bytes of a start without samples, and of a sample.
+/// Size of the start without samples, and of one sample, bytes.
 const START: usize = 72;
 const SAMPLE: usize = 40;
 
 /// The hash of a sampled block.
 pub(in crate::formats::tar) type Hash = [u8; 32];
 
-/// Which file an archive was, on its file system.
+/// The identity of the archive's file on its file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::formats::tar) struct FileKey {
-    /// The kind of the file system.
+    /// The type of the file system.
     pub(in crate::formats::tar) file_system: u64,
     pub(in crate::formats::tar) inode: u64,
-    /// When it was last changed in any way: seconds and nanoseconds.
+    /// Its ctime: seconds and nanoseconds.
     pub(in crate::formats::tar) changed: (i64, u32),
     pub(in crate::formats::tar) owner: u32,
 }
 
-/// What ties an index to an archive.
+/// The key of an index: what its archive was when the index was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::formats::tar) struct Key {
-    /// Whether archives within the archive are shown as folders.
+    /// Whether archives within the archive are shown as directories.
     pub(in crate::formats::tar) recursive: bool,
-    /// Bytes of the archive.
+    /// Length of the archive's file, bytes.
     pub(in crate::formats::tar) len: u64,
-    /// Its modification time: seconds and nanoseconds.
+    /// Its mtime: seconds and nanoseconds.
     pub(in crate::formats::tar) modified: (i64, u32),
-    /// Which file it was.
+    /// Its identity on its file system.
     pub(in crate::formats::tar) file: FileKey,
-    /// Some of its blocks: where, and their hashes.
+    /// Samples of its blocks: offset and hash.
     pub(in crate::formats::tar) samples: Vec<(u64, Hash)>,
 }
 
 impl Key {
-    /// The start of a file.
+    /// Encodes the start of the file.
     pub(super) fn encoded(&self) -> Vec<u8> {
         let FileKey { file_system, inode, changed, owner } = self.file;
         let mut bytes = MAGIC.to_vec();
@@ -63,14 +63,14 @@ impl Key {
         bytes.extend(changed.1.to_le_bytes());
         bytes.extend(owner.to_le_bytes());
         bytes.extend(u32::try_from(self.samples.len()).unwrap_or(0).to_le_bytes());
-        for (at, hash) in &self.samples {
-            bytes.extend(at.to_le_bytes());
+        for (offset, hash) in &self.samples {
+            bytes.extend(offset.to_le_bytes());
             bytes.extend(hash);
         }
         bytes
     }
 
-    /// The key in the start of `file`, and the bytes of that start.
+    /// Reads the key at the start of `file`. Also returns the bytes of that start.
     pub(super) fn read(file: &dyn Storage) -> Result<(Self, Vec<u8>)> {
         let mut start = vec![0; START];
         if file.len() < length(START.saturating_add(TAIL)) {

@@ -1,4 +1,4 @@
-//! Which parts of a sparse file the archive stores, as an index has it.
+//! Sparse maps in an index: which parts of a file the archive stores.
 
 use std::ops::ControlFlow;
 
@@ -8,22 +8,22 @@ use super::{Index, MAP, Node, NodeId, SEGMENT, wrong};
 use crate::error::{Error, Result};
 use crate::formats::bytes::Reader;
 
-/// Which parts of a sparse file the archive stores: a range of all segments.
+/// The map of a sparse file: a range of the segments of all files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::formats::tar) struct Map {
     first: u64,
     end: u64,
-    /// Bytes that are stored.
+    /// Bytes stored in the archive.
     pub(in crate::formats::tar) stored: u64,
-    /// Bytes of the file.
+    /// Size of the file, bytes.
     size: u64,
 }
 
 impl Index {
-    /// The map of the sparse file `id`, which is `node`; its number is `number`.
+    /// The map with `number`, which belongs to the sparse file `id` with record `node`.
     ///
     /// # Errors
-    /// `Corrupt` where it is the map of another file, or none; `Io`.
+    /// `Corrupt` if there is no such map, or if it belongs to another file. `Io`.
     pub(in crate::formats::tar) fn map(&self, id: NodeId, node: &Node, number: u64) -> Result<Map> {
         let wrong = || wrong(id, "its sparse map is none");
         if number >= self.layout.count(Section::Maps, MAP) {
@@ -35,11 +35,12 @@ impl Index {
             Ok::<_, Error>((reader.u64()?, reader.u32()?, reader.u64()?))
         };
         let first = match number.checked_sub(1) {
-            Some(before) => read(before)?.0,
+            Some(previous) => read(previous)?.0,
             None => 0,
         };
         let (end, owner, stored) = read(number)?;
-        // With a map of its own each, files can have no more pieces than the index holds.
+        // Each file has its own map, so all files together have at most as many segments as the
+        // index.
         let is_own = owner == id && stored <= node.size;
         match is_own && first <= end && end <= self.layout.count(Section::Segments, SEGMENT) {
             true => Ok(Map { first, end, stored, size: node.size }),
@@ -50,10 +51,12 @@ impl Index {
     fn segment(&self, map: &Map, number: u64) -> Result<Segment> {
         let bytes: [u8; SEGMENT] = self.record(Section::Segments, number)?;
         let mut reader = Reader::new("segment", &bytes);
-        let (offset, len, at) = (reader.u64()?, reader.u64()?, reader.u64()?);
-        let is_within = |at: u64, end: u64| at.checked_add(len).is_some_and(|behind| behind <= end);
-        let fault = match (is_within(offset, map.size), is_within(at, self.archive_len)) {
-            (true, true) if len > 0 => return Ok(Segment { offset, len, at }),
+        let (offset, len, archive_offset) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let is_within =
+            |start: u64, limit: u64| start.checked_add(len).is_some_and(|end| end <= limit);
+        let fault = match (is_within(offset, map.size), is_within(archive_offset, self.archive_len))
+        {
+            (true, true) if len > 0 => return Ok(Segment { offset, len, archive_offset }),
             (true, true) => "it is empty",
             (false, _) => "it lies outside its file",
             (_, false) => "its bytes lie outside the archive",
@@ -61,10 +64,10 @@ impl Index {
         Err(Error::corrupt(format!("segment {number}: {fault}")))
     }
 
-    /// Visits the segments of `map` that end behind `offset`, in ascending order.
+    /// Visits the segments of `map` that end after `offset`, in ascending order.
     ///
     /// # Errors
-    /// `Corrupt` where they are out of order or outside; `Io`.
+    /// `Corrupt` if a segment is out of order, outside the file, or outside the archive. `Io`.
     pub(in crate::formats::tar) fn segments(
         &self,
         map: &Map,
@@ -79,13 +82,13 @@ impl Index {
                 false => high = middle,
             }
         }
-        let mut behind = 0;
+        let mut previous_end = 0;
         for number in low..map.end {
             let segment = self.segment(map, number)?;
-            if segment.offset < behind {
+            if segment.offset < previous_end {
                 return Err(Error::corrupt(format!("segment {number}: it is out of order")));
             }
-            behind = segment.end();
+            previous_end = segment.end();
             if visit(segment).is_break() {
                 break;
             }

@@ -1,16 +1,16 @@
-//! The tree of a tar archive: what a scan of all headers leaves behind, in a file or in memory.
+//! The tree of a tar archive, made from all its headers and kept in a file or in memory.
 //!
-//! Nodes are numbered from the root, which is 0. The children of a directory stand side by side, in
-//! ascending order of their names, behind their directory. So there is no table to find names with:
-//! 24 comparisons find a name among 14 million. A node takes 47 bytes and the bytes of its name.
-//! What few members have (attributes, maps of sparse files, second links) is in tables of its own,
-//! sorted by node.
+//! Node numbers start at the root, which is 0. The children of a directory have consecutive
+//! numbers, ascending by name, and higher than that of their directory. So no table of names is
+//! needed: 24 comparisons find a name among 14 million. A node takes 47 bytes and the bytes of its
+//! name. Rare data (attributes, maps of sparse files, link counts) is in separate tables, sorted by
+//! node.
 //!
-//! Nothing of an index is in memory until it is wanted (`blocks`), so nothing can be checked as a
-//! whole when a large one is opened. Each record is checked when it is read: it is a node that a
-//! file system can show, its bytes are within the archive, its children stand behind it and name it
-//! as their directory. So a directory has one parent, and no walk goes in circles or meets a node
-//! twice, whatever the file says. A small index is read and checked as a whole (`check`).
+//! An index is loaded on demand (`blocks`), so a large one cannot be checked as a whole when it is
+//! opened. Each record is checked when it is read: a file system can show the node, its bytes are
+//! within the archive, its children have higher numbers and name it as their parent. So a directory
+//! has one parent, and no walk loops or visits a node twice, whatever the file contains. A small
+//! index is read and checked as a whole (`check`).
 
 use std::cmp::Ordering;
 
@@ -43,7 +43,7 @@ mod tests;
 mod xattrs;
 
 pub(in crate::formats) use blocks::Allowance;
-pub(super) use builder::{Builder, Folder, Nested, cleaned};
+pub(super) use builder::{Builder, DirectoryId, Nested, components_of};
 #[cfg(any(test, fuzzing))]
 pub(super) use draft::in_memory;
 pub(super) use draft::{Draft, unsaved};
@@ -56,61 +56,62 @@ use blocks::Blocks;
 use file::{Section, Sections};
 use node::NODE;
 
-/// A node's number.
+/// The number of a node.
 pub(super) type NodeId = u32;
 
-/// The root's.
+/// The number of the root.
 pub(super) const ROOT: NodeId = 0;
 
-/// Bytes of the other records of an index.
+/// Sizes of the other records of an index, bytes.
 const SEGMENT: usize = 24;
 const MAP: usize = 20;
 const LINK_COUNT: usize = 8;
 const WITH_XATTRS: usize = 12;
 
-/// Room for any name.
+/// A buffer for any name.
 pub(super) type NameBuffer = [u8; 255];
 
-/// An image within the archive whose tree belongs into a folder.
+/// An image within the archive, shown as a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::formats) struct NestedImage {
-    /// The folder's path, without a leading slash.
+    /// The path of the directory, without a leading slash.
     pub(in crate::formats) path: Vec<u8>,
-    /// Where the image is, bytes.
+    /// The offset of the image in the archive.
     pub(in crate::formats) at: u64,
     pub(in crate::formats) len: u64,
 }
 
 /// The whole tree.
 pub(super) struct Index {
-    /// What it is called in errors.
+    /// The name of the index in errors.
     name: String,
     blocks: Blocks,
     layout: Sections,
-    /// Bytes of the archive, decoded.
+    /// Length of the uncompressed archive, bytes.
     archive_len: u64,
     pub(super) nested_images: Vec<NestedImage>,
-    /// Warnings about this archive, a line each.
+    /// Warnings about this archive, one line each.
     pub(super) notes: Vec<String>,
-    /// The same for who verifies, with paths; not kept in a file.
+    /// The same for `archfs verify`, with paths. Not saved in a file.
     pub(super) findings: Vec<Finding>,
 }
 
 impl Index {
-    /// The same with what there is to tell those who verify.
+    /// The same index with `findings`.
     pub(super) fn with_findings(self, findings: Vec<Finding>) -> Self {
         Self { findings, ..self }
     }
 
-    /// How many nodes there are.
+    /// Number of nodes.
     pub(super) fn len(&self) -> u32 {
         u32::try_from(self.layout.count(Section::Nodes, NODE)).unwrap_or(u32::MAX)
     }
 
-    /// The node of that number.
+    /// The node with number `id`.
     ///
     /// # Errors
-    /// `Corrupt` where it is none, or nothing a file system can show; `Io`.
+    /// `Corrupt` if there is no such node, or if a file system cannot show it. `Io` if the index
+    /// cannot be read.
     pub(super) fn node(&self, id: NodeId) -> Result<Node> {
         let node = Node::decoded(&self.record(Section::Nodes, id.into())?)?;
         match self.fault_of(id, &node) {
@@ -119,10 +120,11 @@ impl Index {
         }
     }
 
-    /// What is wrong with a node by itself.
+    /// What is wrong with a node in itself, if anything.
     fn fault_of(&self, id: NodeId, node: &Node) -> Option<&'static str> {
         let names = self.layout.len_of(Section::Names);
-        let is_within = |at: u64, len: u64, end: u64| at.checked_add(len).is_some_and(|e| e <= end);
+        let is_within =
+            |start: u64, len: u64, end: u64| start.checked_add(len).is_some_and(|e| e <= end);
         if !node.is_known() || node.size > FILE_SIZE_MAX {
             return Some("it is nothing a file system can show");
         }
@@ -130,16 +132,16 @@ impl Index {
             return Some("its name is missing");
         }
         let is_sound = match node.content() {
-            Content::Stored { at } => {
-                return (!is_within(at, node.size, self.archive_len))
+            Content::Stored { start } => {
+                return (!is_within(start, node.size, self.archive_len))
                     .then_some("its bytes lie outside the archive");
             }
-            // Whether the map is its own is checked where the map is read.
+            // The owner of a sparse map is checked when the map is read.
             Content::Sparse { .. } | Content::Device { .. } | Content::Fifo => true,
-            Content::Folder { first, count } => {
+            Content::Directory { first, count } => {
                 let end = first.checked_add(count);
-                let is_behind = first > id && end.is_some_and(|end| end <= self.len());
-                return (!is_behind || u64::from(count) != node.size)
+                let is_after = first > id && end.is_some_and(|end| end <= self.len());
+                return (!is_after || u64::from(count) != node.size)
                     .then_some("its children are not where they should be");
             }
             Content::Symlink { target } => {
@@ -152,7 +154,7 @@ impl Index {
         (!is_sound).then_some("it names nothing")
     }
 
-    /// The node that `id` stands for, which is another one for a second name.
+    /// The node that `id` refers to: the target of a hard link, or else the node itself.
     ///
     /// # Errors
     /// As `node`.
@@ -167,15 +169,15 @@ impl Index {
         };
         let found = self.node(target)?;
         match found.content() {
-            Content::Link { .. } | Content::Folder { .. } => Err(wrong(id, "it names nothing")),
+            Content::Link { .. } | Content::Directory { .. } => Err(wrong(id, "it names nothing")),
             _ => Ok((target, found)),
         }
     }
 
-    /// The child `id` of the directory `parent`: its own node, and what that stands for.
+    /// The child `id` of the directory `parent`: its own node, and the node it refers to.
     ///
     /// # Errors
-    /// As `node`; `Corrupt` where it is a child of another directory.
+    /// As `node`. `Corrupt` if it is a child of another directory.
     pub(super) fn child(&self, parent: NodeId, id: NodeId) -> Result<(Node, (NodeId, Node))> {
         let node = self.node(id)?;
         if node.parent != parent {
@@ -184,19 +186,19 @@ impl Index {
         Ok((node, self.resolved(id, node)?))
     }
 
-    /// The directory that holds the directory `id`; the root is in itself.
+    /// The parent of the directory `id`. The root is its own parent.
     ///
     /// # Errors
-    /// As `node`; `Corrupt` where that directory does not have it.
+    /// As `node`. `Corrupt` if `id` is not among the children of that parent.
     pub(super) fn parent(&self, id: NodeId) -> Result<NodeId> {
         let parent = self.node(id)?.parent;
-        let is_held = match self.node(parent)?.content() {
-            Content::Folder { first, count } => {
+        let is_child = match self.node(parent)?.content() {
+            Content::Directory { first, count } => {
                 id.checked_sub(first).is_some_and(|nth| nth < count)
             }
             _ => false,
         };
-        match is_held || (id, parent) == (ROOT, ROOT) {
+        match is_child || (id, parent) == (ROOT, ROOT) {
             true => Ok(parent),
             false => Err(wrong(id, "it is in another folder")),
         }
@@ -210,14 +212,14 @@ impl Index {
         self.name_at(node.name.into(), node.name_len.into(), buffer)
     }
 
-    fn name_at<'b>(&self, at: u64, len: usize, buffer: &'b mut NameBuffer) -> Result<&'b [u8]> {
+    fn name_at<'b>(&self, offset: u64, len: usize, buffer: &'b mut NameBuffer) -> Result<&'b [u8]> {
         let name = buffer.get_mut(..len).unwrap_or_default();
-        self.bytes(Section::Names, at, name)?;
+        self.read_section(Section::Names, offset, name)?;
         Ok(name)
     }
 
-    /// The child `name` of the directory `parent`, whose children are `count` from `first` on: what
-    /// it stands for.
+    /// Finds the child `name` of the directory `parent`, whose `count` children start at `first`.
+    /// Returns the node that it refers to.
     ///
     /// # Errors
     /// As `child`.
@@ -231,14 +233,14 @@ impl Index {
         let (mut low, mut high) = (first, first.saturating_add(count));
         while low < high {
             let middle = low.midpoint(high);
-            // A node begins with its name.
+            // A record starts with the offset and length of the name.
             let mut head = [0; 5];
-            let at = u64::from(middle).saturating_mul(length(NODE));
-            self.bytes(Section::Nodes, at, &mut head)?;
+            let offset = u64::from(middle).saturating_mul(length(NODE));
+            self.read_section(Section::Nodes, offset, &mut head)?;
             let [a, b, c, d, len] = head;
-            let at = u32::from_le_bytes([a, b, c, d]);
-            let found = self.name_at(at.into(), len.into(), &mut buffer)?;
-            match found.cmp(name.as_bytes()) {
+            let offset = u32::from_le_bytes([a, b, c, d]);
+            let middle_name = self.name_at(offset.into(), len.into(), &mut buffer)?;
+            match middle_name.cmp(name.as_bytes()) {
                 Ordering::Less => low = middle.saturating_add(1),
                 Ordering::Greater => high = middle,
                 Ordering::Equal => return self.child(parent, middle).map(|(_, found)| Some(found)),
@@ -247,33 +249,33 @@ impl Index {
         Ok(None)
     }
 
-    /// The target of a symbolic link, `len` bytes.
+    /// The target of a symbolic link: `len` bytes at `offset` in the names.
     ///
     /// # Errors
     /// As `node`.
-    pub(super) fn target(&self, at: u64, len: u64) -> Result<Vec<u8>> {
+    pub(super) fn target(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         let mut target = vec![0; index(len).min(TAR_PATH_MAX)];
-        self.bytes(Section::Names, at, &mut target)?;
+        self.read_section(Section::Names, offset, &mut target)?;
         Ok(target)
     }
 
-    /// How many names the node has.
+    /// Number of names of a node.
     ///
     /// # Errors
     /// `Corrupt`, `Io`.
-    pub(super) fn names_of(&self, id: NodeId) -> Result<u32> {
+    pub(super) fn link_count(&self, id: NodeId) -> Result<u32> {
         let read = |nth| {
             let bytes: [u8; LINK_COUNT] = self.record(Section::Links, nth)?;
             let mut reader = Reader::new("link", &bytes);
             Ok((reader.u32()?, reader.u32()?))
         };
         let count = self.layout.count(Section::Links, LINK_COUNT);
-        Ok(searched(count, id, read)?.unwrap_or(1).max(1))
+        Ok(binary_search(count, id, read)?.unwrap_or(1).max(1))
     }
 
-    /// Puts the name of the index in front of an error, and a remedy behind damage: a log shows no
-    /// hints.
-    pub(super) fn named(&self, error: Error) -> Error {
+    /// Adds the name of the index to an error. For damage, also adds a remedy, because a log does
+    /// not show hints.
+    pub(super) fn name_error(&self, error: Error) -> Error {
         match error.is_damage() {
             true => {
                 let what = error.within(&self.name).to_string();
@@ -283,37 +285,37 @@ impl Index {
         }
     }
 
-    /// Drops what is in memory only for speed.
+    /// Drops the blocks that can be read again.
     pub(super) fn release(&self) {
         self.blocks.release();
     }
 
     fn record<const N: usize>(&self, section: Section, nth: u64) -> Result<[u8; N]> {
         let mut bytes = [0; N];
-        self.bytes(section, nth.saturating_mul(length(N)), &mut bytes)?;
+        self.read_section(section, nth.saturating_mul(length(N)), &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Fills `buffer` with the bytes of `section` from `at`.
-    fn bytes(&self, section: Section, at: u64, buffer: &mut [u8]) -> Result<()> {
+    /// Fills `buffer` with the bytes at `offset` in `section`.
+    fn read_section(&self, section: Section, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let range = self.layout.range(section);
-        let start = range.start.saturating_add(at);
+        let start = range.start.saturating_add(offset);
         let end = start.saturating_add(length(buffer.len()));
         if end > range.end {
-            let what = section.words();
+            let what = section.label();
             return Err(Error::corrupt(format!("the index points past the end of its {what}")));
         }
         self.blocks.read(start, buffer)
     }
 }
 
-/// The error for a node that contradicts the others or the archive.
+/// The error for a node that contradicts other nodes or the archive.
 fn wrong(id: NodeId, what: &str) -> Error {
     Error::corrupt(format!("node {id}: {what}"))
 }
 
-/// What stands beside `id` in a table of `count` records that ascend.
-fn searched<T>(
+/// Looks up `id` in a table of `count` records, sorted by node.
+fn binary_search<T>(
     count: u64,
     id: NodeId,
     read: impl Fn(u64) -> Result<(NodeId, T)>,
@@ -321,8 +323,8 @@ fn searched<T>(
     let (mut low, mut high) = (0, count);
     while low < high {
         let middle = low.midpoint(high);
-        let (found, value) = read(middle)?;
-        match found.cmp(&id) {
+        let (middle_id, value) = read(middle)?;
+        match middle_id.cmp(&id) {
             Ordering::Less => low = middle.saturating_add(1),
             Ordering::Greater => high = middle,
             Ordering::Equal => return Ok(Some(value)),

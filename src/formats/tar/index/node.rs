@@ -1,4 +1,4 @@
-//! One name of the tree: what it stands for, and its record in an index.
+//! One name in the tree: what it refers to, and its record in an index.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -7,24 +7,24 @@ use crate::error::Result;
 use crate::formats::bytes::{Reader, index};
 use crate::vfs::FileKind;
 
-/// Bytes of a node in an index.
+/// Size of a node in an index, bytes.
 pub(super) const NODE: usize = 47;
 
-/// One name of the tree and what it stands for. The order of the fields leaves no gaps, so that
-/// nodes can be kept in a file while the tree is made.
+/// One name in the tree and what it refers to. The fields are ordered without gaps, so that nodes
+/// can be kept in a file while the tree is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(in crate::formats::tar) struct Node {
     pub(in crate::formats::tar) seconds: i64,
-    /// Bytes of a file or of a link's target; children of a directory.
+    /// Size of a file, length of a symbolic link's target, or number of children of a directory.
     pub(in crate::formats::tar) size: u64,
     /// By kind: offset in the archive, number of the sparse map, first child, offset of the target
-    /// among the names, device number, or the node that this is another name of.
+    /// in the names, device number, or the node of a link's target.
     pub(super) content: u64,
-    /// Where its name is among all names.
+    /// Offset of its name in the names.
     pub(super) name: u32,
-    /// The directory that it is in; the root is in itself. Of a member that is not in an index yet
-    /// the number of a `Folder`.
+    /// The parent directory. The root is its own parent. In a pending node: the number of a
+    /// `DirectoryId`.
     pub(super) parent: NodeId,
     pub(in crate::formats::tar) nanoseconds: u32,
     pub(in crate::formats::tar) uid: u32,
@@ -33,16 +33,16 @@ pub(in crate::formats::tar) struct Node {
     pub(super) mode: u16,
     /// Length of its name in bytes.
     pub(super) name_len: u8,
-    /// Always 0; fills the record.
+    /// Always 0. Fills the record.
     pub(super) padding: u8,
 }
 
-/// What a node is, taken apart.
+/// What a node refers to, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::formats::tar) enum Content {
-    Stored { at: u64 },
+    Stored { start: u64 },
     Sparse { map: u64 },
-    Folder { first: NodeId, count: u32 },
+    Directory { first: NodeId, count: u32 },
     Symlink { target: u64 },
     Device { kind: FileKind, number: u32 },
     Fifo,
@@ -51,7 +51,7 @@ pub(in crate::formats::tar) enum Content {
 
 pub(super) const STORED: u16 = 1;
 const SPARSE: u16 = 2;
-const FOLDER: u16 = 3;
+const DIRECTORY: u16 = 3;
 const SYMLINK: u16 = 4;
 const CHAR: u16 = 5;
 const BLOCK: u16 = 6;
@@ -59,11 +59,11 @@ const FIFO: u16 = 7;
 pub(super) const LINK: u16 = 8;
 
 impl Content {
-    fn pack(self) -> (u16, u64) {
+    fn encode(self) -> (u16, u64) {
         match self {
-            Self::Stored { at } => (STORED, at),
+            Self::Stored { start } => (STORED, start),
             Self::Sparse { map } => (SPARSE, map),
-            Self::Folder { first, .. } => (FOLDER, u64::from(first)),
+            Self::Directory { first, .. } => (DIRECTORY, u64::from(first)),
             Self::Symlink { target } => (SYMLINK, target),
             Self::Device { kind: FileKind::BlockDevice, number } => (BLOCK, u64::from(number)),
             Self::Device { number, .. } => (CHAR, u64::from(number)),
@@ -74,7 +74,7 @@ impl Content {
 }
 
 impl Node {
-    /// A node without a name that is nowhere.
+    /// A node with all fields 0.
     pub(super) fn empty() -> Self {
         Self {
             name: 0,
@@ -96,19 +96,21 @@ impl Node {
         self.mode & 0o7777
     }
 
-    /// What it is; a kind that no index holds is taken for a file that is nowhere.
+    /// What it refers to. An unknown kind counts as a stored file.
     pub(in crate::formats::tar) fn content(&self) -> Content {
         let id = || NodeId::try_from(self.content).unwrap_or(NodeId::MAX);
         let number = || u32::try_from(self.content).unwrap_or(0);
         match self.mode >> 12 {
             SPARSE => Content::Sparse { map: self.content },
-            FOLDER => Content::Folder { first: id(), count: u32::try_from(self.size).unwrap_or(0) },
+            DIRECTORY => {
+                Content::Directory { first: id(), count: u32::try_from(self.size).unwrap_or(0) }
+            }
             SYMLINK => Content::Symlink { target: self.content },
             CHAR => Content::Device { kind: FileKind::CharDevice, number: number() },
             BLOCK => Content::Device { kind: FileKind::BlockDevice, number: number() },
             FIFO => Content::Fifo,
             LINK => Content::Link { target: id() },
-            _ => Content::Stored { at: self.content },
+            _ => Content::Stored { start: self.content },
         }
     }
 
@@ -117,25 +119,25 @@ impl Node {
             Content::Stored { .. } | Content::Sparse { .. } | Content::Link { .. } => {
                 FileKind::Regular
             }
-            Content::Folder { .. } => FileKind::Directory,
+            Content::Directory { .. } => FileKind::Directory,
             Content::Symlink { .. } => FileKind::Symlink,
             Content::Device { kind, .. } => kind,
             Content::Fifo => FileKind::Fifo,
         }
     }
 
-    /// Whether its kind is one that an index can hold.
+    /// Whether an index can hold its kind.
     pub(super) fn is_known(&self) -> bool {
         (STORED..=LINK).contains(&(self.mode >> 12))
     }
 
     pub(super) fn set(&mut self, content: Content) {
-        let (kind, packed) = content.pack();
+        let (kind, value) = content.encode();
         self.mode = kind << 12 | self.permissions();
-        self.content = packed;
+        self.content = value;
     }
 
-    /// Its record.
+    /// The record of this node.
     pub(super) fn encoded(&self) -> [u8; NODE] {
         let Self {
             name,
@@ -153,11 +155,10 @@ impl Node {
         let mut bytes = [0; NODE];
         let mut rest = bytes.as_mut_slice();
         let mut put = |field: &[u8]| {
-            if let Some((here, behind)) =
-                std::mem::take(&mut rest).split_at_mut_checked(field.len())
+            if let Some((head, tail)) = std::mem::take(&mut rest).split_at_mut_checked(field.len())
             {
-                here.copy_from_slice(field);
-                rest = behind;
+                head.copy_from_slice(field);
+                rest = tail;
             }
         };
         put(&name.to_le_bytes());
@@ -173,7 +174,7 @@ impl Node {
         bytes
     }
 
-    /// The node in a record.
+    /// Decodes a record.
     pub(super) fn decoded(bytes: &[u8; NODE]) -> Result<Self> {
         let mut reader = Reader::new("node", bytes);
         Ok(Self {
@@ -181,7 +182,7 @@ impl Node {
             name_len: reader.array::<1>().map(u8::from_le_bytes)?,
             mode: reader.u16()?,
             parent: reader.u32()?,
-            // More than a second of nanoseconds could not be shown.
+            // `timespec` allows no larger value.
             nanoseconds: reader.u32()?.min(999_999_999),
             seconds: reader.array().map(i64::from_le_bytes)?,
             uid: reader.u32()?,
@@ -192,7 +193,7 @@ impl Node {
         })
     }
 
-    /// The part of `bytes`, all names, that is its own.
+    /// Its name, in `bytes`, which are all names.
     pub(super) fn name_in<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
         let start = index(self.name);
         bytes.get(start..start.saturating_add(usize::from(self.name_len))).unwrap_or_default()

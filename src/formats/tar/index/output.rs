@@ -1,4 +1,4 @@
-//! Writing an index from its start to its end, with a checksum for each block.
+//! Writes an index from start to end, with a checksum for each block.
 
 use std::io::{self, Write};
 
@@ -7,14 +7,14 @@ use super::file::{Section, Sections, hash_of};
 use super::key::Key;
 use crate::formats::bytes::length;
 
-/// Bytes that are written at once: some blocks.
+/// Bytes per write: a few blocks.
 const STEP: usize = 16 * BLOCK;
 
-/// An index on its way to `out`, which need not be buffered.
+/// Writes an index to `out`, which needs no buffer of its own.
 pub(super) struct Output<'o> {
     out: &'o mut dyn Write,
     start: Vec<u8>,
-    /// Data that is not written yet: less than `STEP`, from the border of a block on.
+    /// Data not written yet: less than `STEP` bytes, starting at a block boundary.
     buffer: Vec<u8>,
     sums: Vec<u8>,
     layout: Sections,
@@ -22,10 +22,10 @@ pub(super) struct Output<'o> {
 }
 
 impl<'o> Output<'o> {
-    /// Begins the index that belongs to `key`.
+    /// Starts the index with `key`.
     ///
     /// # Errors
-    /// What `out` reports.
+    /// The errors of `out`.
     pub(super) fn new(out: &'o mut dyn Write, key: &Key) -> io::Result<Self> {
         let start = key.encoded();
         out.write_all(&start)?;
@@ -33,18 +33,18 @@ impl<'o> Output<'o> {
         Ok(Self { out, start, buffer, sums, layout: Sections::default(), section: Section::Nodes })
     }
 
-    /// Goes on with `section`, which must come after those before.
+    /// Starts `section`. Sections must come in order.
     pub(super) fn begin(&mut self, section: Section) {
         self.section = section;
     }
 
-    /// Adds `bytes` to the section.
+    /// Appends `bytes` to the current section.
     ///
     /// # Errors
-    /// What `out` reports.
+    /// The errors of `out`.
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.layout.grow(self.section, length(bytes.len()));
-        // Pieces, so that the buffer stays what it is.
+        // Chunks keep the buffer from growing.
         for piece in bytes.chunks(STEP) {
             self.buffer.extend(piece);
             if self.buffer.len() >= STEP {
@@ -54,7 +54,7 @@ impl<'o> Output<'o> {
         Ok(())
     }
 
-    /// Writes the first `len` bytes of the buffer, whole blocks but for the last ones.
+    /// Writes the first `len` bytes of the buffer: whole blocks, except at the end of the data.
     fn flush(&mut self, len: usize) -> io::Result<()> {
         let ready = self.buffer.get(..len).unwrap_or_default();
         for block in ready.chunks(BLOCK) {
@@ -65,10 +65,10 @@ impl<'o> Output<'o> {
         Ok(())
     }
 
-    /// Ends the index of an archive of `decoded_len` bytes.
+    /// Finishes the index of an archive of `decoded_len` bytes.
     ///
     /// # Errors
-    /// What `out` reports.
+    /// The errors of `out`.
     pub(super) fn finish(mut self, decoded_len: u64) -> io::Result<()> {
         self.flush(self.buffer.len())?;
         let tail = self.layout.tail(decoded_len);

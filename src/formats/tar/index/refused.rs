@@ -1,4 +1,4 @@
-//! The refusing side of each rule of a small index, which is checked as a whole.
+//! Tests that a small index, which is checked as a whole, is rejected if it breaks any rule.
 
 use super::apart::{Apart, read};
 use super::node::LINK;
@@ -7,10 +7,10 @@ use super::*;
 use crate::error;
 
 /// The node at `path`.
-fn at<'i>(parts: &'i mut Apart, path: &str) -> &'i mut Node {
+fn node_at<'i>(parts: &'i mut Apart, path: &str) -> &'i mut Node {
     let mut id = ROOT as usize;
     for name in path.split('/') {
-        let Content::Folder { first, count } = parts.nodes[id].content() else {
+        let Content::Directory { first, count } = parts.nodes[id].content() else {
             panic!("{path}: not in a folder");
         };
         let children = first as usize..(first + count) as usize;
@@ -21,17 +21,17 @@ fn at<'i>(parts: &'i mut Apart, path: &str) -> &'i mut Node {
     &mut parts.nodes[id]
 }
 
-/// One rule of an index: how to break it, and the words that tell so.
+/// One rule of an index: its description, how to break it, and text that the error must contain.
 type Rule = (&'static str, fn(&mut Apart), &'static str);
 
-fn assert_refused(rules: &[Rule]) {
-    for (what, break_it, words) in rules {
+fn assert_rejected(rules: &[Rule]) {
+    for (what, break_it, expected) in rules {
         let mut parts = everything();
         break_it(&mut parts);
         let error = read(parts.written(), ALL).err().expect(what);
         assert_eq!(error.kind(), error::Kind::Corrupt, "{what}");
-        assert!(error.to_string().contains(words), "{what}: {error}");
-        // Opened without a look at all of it, it is no danger.
+        assert!(error.to_string().contains(expected), "{what}: {error}");
+        // Without the check of the whole index, it must still be safe to use.
         if let Ok(found) = read(parts.written(), NOTHING) {
             let _ = walk(&found.index, false);
         }
@@ -41,10 +41,10 @@ fn assert_refused(rules: &[Rule]) {
 #[test]
 fn refuses_files_that_reach_outside_the_archive() {
     const OUTSIDE: &str = "outside the archive";
-    assert_refused(&[
-        ("past the end", |parts| at(parts, "z").content = ARCHIVE - 999, OUTSIDE),
-        ("an offset that overflows", |parts| at(parts, "z").content = u64::MAX, OUTSIDE),
-        ("larger than a file can be", |parts| at(parts, "z").size = 1 << 63, "can show"),
+    assert_rejected(&[
+        ("past the end", |parts| node_at(parts, "z").content = ARCHIVE - 999, OUTSIDE),
+        ("an offset that overflows", |parts| node_at(parts, "z").content = u64::MAX, OUTSIDE),
+        ("larger than a file can be", |parts| node_at(parts, "z").size = 1 << 63, "can show"),
         ("an image past the end", |parts| parts.nested_images[0].at = ARCHIVE, OUTSIDE),
         ("an image that overflows", |parts| parts.nested_images[0].len = u64::MAX, OUTSIDE),
         (
@@ -61,13 +61,13 @@ fn refuses_maps_that_no_sparse_file_has() {
     const NONE: &str = "sparse map is none";
     const FILE: &str = "outside its file";
     const ORDER: &str = "out of order";
-    assert_refused(&[
-        ("no such map", |parts| at(parts, "sparse").content = 2, NONE),
-        ("the map of another", |parts| at(parts, "sparse").content = 0, NONE),
-        ("a segment past the file", |parts| at(parts, "sparse").size = 1 << 40, FILE),
+    assert_rejected(&[
+        ("no such map", |parts| node_at(parts, "sparse").content = 2, NONE),
+        ("the map of another", |parts| node_at(parts, "sparse").content = 0, NONE),
+        ("a segment past the file", |parts| node_at(parts, "sparse").size = 1 << 40, FILE),
         (
             "a segment past the archive",
-            |parts| parts.segments[1].at = ARCHIVE,
+            |parts| parts.segments[1].archive_offset = ARCHIVE,
             "outside the archive",
         ),
         ("a segment that overflows", |parts| parts.segments[1].offset = u64::MAX, FILE),
@@ -80,19 +80,19 @@ fn refuses_maps_that_no_sparse_file_has() {
 }
 
 #[test]
-fn refuses_folders_that_make_no_tree() {
+fn refuses_directories_that_form_no_tree() {
     const PLACE: &str = "not where they should be";
     const LISTING: &str = "no listing";
-    assert_refused(&[
-        ("children of another", |parts| at(parts, "folder").content += 1, PLACE),
+    assert_rejected(&[
+        ("children of another", |parts| node_at(parts, "folder").content += 1, PLACE),
         (
             "an empty one without a place",
-            |parts| at(parts, "empty").content = u32::MAX.into(),
+            |parts| node_at(parts, "empty").content = u32::MAX.into(),
             PLACE,
         ),
         ("itself among its children", |parts| parts.nodes[0].content = 0, PLACE),
-        ("more than there are", |parts| at(parts, "images").size = 9, PLACE),
-        ("more than any tree has", |parts| at(parts, "folder2").size = 1 << 40, PLACE),
+        ("more than there are", |parts| node_at(parts, "images").size = 9, PLACE),
+        ("more than any tree has", |parts| node_at(parts, "folder2").size = 1 << 40, PLACE),
         ("past the last", |parts| parts.nodes.truncate(parts.nodes.len() - 1), PLACE),
         ("names out of order", |parts| parts.nodes.swap(1, 2), LISTING),
         (
@@ -107,7 +107,7 @@ fn refuses_folders_that_make_no_tree() {
         (
             "a name with a slash",
             |parts| {
-                let name = at(parts, "z").name as usize;
+                let name = node_at(parts, "z").name as usize;
                 parts.names[name] = b'/';
             },
             LISTING,
@@ -122,16 +122,20 @@ fn refuses_folders_that_make_no_tree() {
             "a root that is a file",
             |parts| {
                 parts.nodes[0].size = 0;
-                parts.nodes[0].set(Content::Stored { at: 0 });
+                parts.nodes[0].set(Content::Stored { start: 0 });
             },
             "the root is no folder",
         ),
-        ("a folder in another one", |parts| at(parts, "folder").parent = 1, "in another folder"),
+        (
+            "a folder in another one",
+            |parts| node_at(parts, "folder").parent = 1,
+            "in another folder",
+        ),
         (
             "a folder in two",
             |parts| {
-                let inner = *at(parts, "folder");
-                let outer = at(parts, "folder2");
+                let inner = *node_at(parts, "folder");
+                let outer = node_at(parts, "folder2");
                 (outer.content, outer.size) = (inner.content, inner.size);
             },
             "where they should be",
@@ -148,11 +152,11 @@ fn refuses_folders_that_make_no_tree() {
 }
 
 #[test]
-fn refuses_links_and_kinds_that_there_are_not() {
+fn refuses_links_to_nothing_and_unknown_kinds() {
     const SHOW: &str = "nothing a file system can show";
-    assert_refused(&[
-        ("a link to nothing", |parts| at(parts, "hard").content = 1 << 20, "names nothing"),
-        ("a link to a folder", |parts| at(parts, "hard").content = 0, "names nothing"),
+    assert_rejected(&[
+        ("a link to nothing", |parts| node_at(parts, "hard").content = 1 << 20, "names nothing"),
+        ("a link to a folder", |parts| node_at(parts, "hard").content = 0, "names nothing"),
         (
             "a link to itself",
             |parts| {
@@ -161,15 +165,19 @@ fn refuses_links_and_kinds_that_there_are_not() {
             },
             "names nothing",
         ),
-        ("no kind", |parts| at(parts, "z").mode = 0o644, SHOW),
-        ("an unknown kind", |parts| at(parts, "z").mode = 9 << 12, SHOW),
-        ("a target outside", |parts| at(parts, "link").content = u64::MAX, "target is missing"),
-        ("a target too long", |parts| at(parts, "link").size = 1 << 30, "target is missing"),
+        ("no kind", |parts| node_at(parts, "z").mode = 0o644, SHOW),
+        ("an unknown kind", |parts| node_at(parts, "z").mode = 9 << 12, SHOW),
+        (
+            "a target outside",
+            |parts| node_at(parts, "link").content = u64::MAX,
+            "target is missing",
+        ),
+        ("a target too long", |parts| node_at(parts, "link").size = 1 << 30, "target is missing"),
         (
             "a target longer than paths are",
             |parts| {
                 parts.names.extend([b'x'; TAR_PATH_MAX + 1]);
-                let link = at(parts, "link");
+                let link = node_at(parts, "link");
                 (link.content, link.size) = (0, TAR_PATH_MAX as u64 + 1);
             },
             "target is missing",
@@ -181,7 +189,7 @@ fn refuses_links_and_kinds_that_there_are_not() {
 fn refuses_tables_that_do_not_fit_the_nodes() {
     const ORDER: &str = "out of order";
     const NONE: &str = "attributes in the index are none";
-    assert_refused(&[
+    assert_rejected(&[
         ("links out of order", |parts| parts.links.reverse(), ORDER),
         ("a node twice", |parts| parts.links[1].0 = parts.links[0].0, ORDER),
         ("a link of no node", |parts| parts.links[1].0 = 1000, ORDER),

@@ -1,7 +1,8 @@
-//! Indexes in memory and in files: what is written comes back, and nothing hostile gets through.
+//! Tests of indexes in memory and in files: they survive a round trip, and hostile ones are
+//! rejected or harmless.
 //!
-//! Owns the mutations, blocks under a reader, and the bytes of a member; `refused` has the rules of
-//! `check`. What a program makes of saved indexes is tested in `tests/tar_index.rs`.
+//! `refused` tests the rules of `check`. `tests/tar_index.rs` tests saved indexes as a user meets
+//! them.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -17,7 +18,7 @@ use crate::storage::{Faults, FaultyStorage, InMemory, MemStorage, Spill, Storage
 use crate::sync::Arc;
 use crate::vfs::Timestamp;
 
-/// Bytes of the archive that the indexes here are of.
+/// Length of the archive that these indexes belong to, bytes.
 pub(super) const ARCHIVE: u64 = 1 << 20;
 
 struct Packer {
@@ -40,7 +41,7 @@ impl Packer {
         self.members.push(member, Parts { path, link, ..parts });
     }
 
-    fn plain(&mut self, kind: Kind, path: &str, link: &str) {
+    fn simple(&mut self, kind: Kind, path: &str, link: &str) {
         let parts = Parts { path: b"", link: b"", sparse: None, xattrs: Vec::new() };
         let body = match kind {
             Kind::Regular | Kind::Archive(_) => Body::Stored(4096),
@@ -51,7 +52,7 @@ impl Packer {
     }
 
     fn sparse(&mut self, path: &str) {
-        let segment = |offset, len, at| Segment { offset, len, at };
+        let segment = |offset, len, archive_offset| Segment { offset, len, archive_offset };
         let map = vec![segment(0, 512, 8192), segment(1 << 40, 100, 8704)];
         let parts = Parts { path: b"", link: b"", sparse: Some(map), xattrs: Vec::new() };
         self.add(Kind::Regular, path, "", Body::Device(0), ((1 << 40) + 4096, parts));
@@ -68,14 +69,14 @@ impl Packer {
         let (mut builder, mut nested) = (Builder::new(spill), Vec::new());
         let mut notes = Notes::default();
         let list = self.members.list();
-        let whole = Nested { folder: Folder::ROOT, depth: 0, start: 0, end: u64::MAX };
+        let whole = Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
         builder.add(whole, &self.members, list, &mut nested, &mut notes).unwrap();
         let mut draft = builder.finish(&mut notes).unwrap();
         draft.notes = vec!["a note".into(), "another, longer note".into()];
         draft
     }
 
-    /// Its parts, of an archive of `ARCHIVE` bytes.
+    /// The parts of the index, for an archive of `ARCHIVE` bytes.
     fn parts(&self) -> Apart {
         self.parts_made(Spill::default())
     }
@@ -87,7 +88,7 @@ impl Packer {
     }
 }
 
-/// One of everything an index holds, made as a scan makes it.
+/// One of everything that an index can hold, built as a scan builds it.
 pub(super) fn everything() -> Apart {
     everything_made(Spill::default())
 }
@@ -97,21 +98,21 @@ fn everything_made(spill: Spill) -> Apart {
     packer.with_xattrs(Kind::Directory, ".", &["user.root"]);
     packer.with_xattrs(Kind::Directory, "folder", &["user.a", "user.bb"]);
     for path in ["folder/file", "folder/deep/er/file", "replaced", "replaced", "z", "folder2/a"] {
-        packer.plain(Kind::Regular, path, "");
+        packer.simple(Kind::Regular, path, "");
     }
     packer.sparse("folder/sparse");
     packer.sparse("sparse");
     packer.with_xattrs(Kind::Regular, "attributes", &["user.a", "user.bb"]);
     packer.with_xattrs(Kind::Regular, "attributes2", &["security.other"]);
-    packer.plain(Kind::Symlink, "link", "../somewhere/else");
-    packer.plain(Kind::HardLink, "folder/hard", "folder/file");
-    packer.plain(Kind::HardLink, "hard", "folder/hard");
-    packer.plain(Kind::Directory, "empty", "");
-    packer.plain(Kind::Fifo, "fifo", "");
-    packer.plain(Kind::HardLink, "hard-fifo", "fifo");
-    packer.plain(Kind::CharDevice, "char", "");
-    packer.plain(Kind::BlockDevice, "block", "");
-    packer.plain(Kind::Archive(Inner::SquashFs), "images/one.sqfs", "");
+    packer.simple(Kind::Symlink, "link", "../somewhere/else");
+    packer.simple(Kind::HardLink, "folder/hard", "folder/file");
+    packer.simple(Kind::HardLink, "hard", "folder/hard");
+    packer.simple(Kind::Directory, "empty", "");
+    packer.simple(Kind::Fifo, "fifo", "");
+    packer.simple(Kind::HardLink, "hard-fifo", "fifo");
+    packer.simple(Kind::CharDevice, "char", "");
+    packer.simple(Kind::BlockDevice, "block", "");
+    packer.simple(Kind::Archive(Inner::SquashFs), "images/one.sqfs", "");
     let key = Key {
         recursive: true,
         len: ARCHIVE,
@@ -129,12 +130,12 @@ fn a_tree_made_in_files_is_the_one_made_in_memory() {
     assert_eq!(everything_made(Spill::new(directory, 0)), everything());
 }
 
-/// Data that is checked as a whole when it is opened, bytes: any, or none.
+/// Limits up to which data is checked as a whole, bytes: always, or never.
 pub(super) const ALL: u64 = u64::MAX;
 pub(super) const NOTHING: u64 = 0;
 
-/// Uses everything of an index; fails where one thing contradicts another. An index that was not
-/// checked as a whole may report damage, and may hide what is in it.
+/// Uses everything in an index, and panics on a contradiction. An index that was not checked as a
+/// whole may report damage, and may hide some of its nodes.
 pub(super) fn walk(index: &Index, is_checked: bool) -> Result<()> {
     let mut maps = HashSet::new();
     let mut waiting = vec![ROOT];
@@ -167,7 +168,7 @@ fn walk_node(
 ) -> Result<()> {
     let archive_len = index.archive_len;
     let (inode, node) = index.inode(id)?;
-    assert!(index.names_of(inode)? > 0);
+    assert!(index.link_count(inode)? > 0);
     assert!(node.nanoseconds < 1_000_000_000);
     index.xattrs_of(inode, &mut |name, value| {
         assert!(!name.is_empty());
@@ -175,25 +176,28 @@ fn walk_node(
         Ok(ControlFlow::Continue(()))
     })?;
     match node.content() {
-        Content::Stored { at } => assert!(at + node.size <= archive_len),
+        Content::Stored { start } => assert!(start + node.size <= archive_len),
         Content::Sparse { map: number } => {
             let map = index.map(inode, &node, number)?;
             assert!(inode != id || maps.insert(number), "a map of two files");
-            let mut behind = 0;
+            let mut previous_end = 0;
             index.segments(&map, 0, &mut |segment| {
-                assert!(segment.at + segment.len <= archive_len && segment.end() <= node.size);
-                assert!(behind <= segment.offset);
-                behind = segment.end();
+                assert!(
+                    segment.archive_offset + segment.len <= archive_len
+                        && segment.end() <= node.size
+                );
+                assert!(previous_end <= segment.offset);
+                previous_end = segment.end();
                 ControlFlow::Continue(())
             })?;
         }
-        Content::Folder { first, count } => {
+        Content::Directory { first, count } => {
             assert_eq!(inode, id, "a second name of a folder");
             assert_eq!(node.size, u64::from(count));
             for child in first..first + count {
-                let (own, found) = index.child(id, child)?;
+                let (own_node, found) = index.child(id, child)?;
                 waiting.push(child);
-                let Some(name) = Name::parse(index.name(&own, buffer)?) else {
+                let Some(name) = Name::parse(index.name(&own_node, buffer)?) else {
                     assert!(!is_checked);
                     continue;
                 };
@@ -212,7 +216,7 @@ fn walk_node(
 }
 
 #[test]
-fn an_index_of_everything_comes_back_from_its_file() {
+fn an_index_of_everything_survives_a_round_trip() {
     let parts = everything();
     let Apart { segments, maps, links, with_xattrs, nested_images, .. } = &parts;
     assert_eq!((segments.len(), maps.len(), links.len()), (4, 2, 2));
@@ -238,7 +242,7 @@ fn an_index_cut_anywhere_or_with_any_byte_changed_is_refused() {
         let mut bytes = bytes.clone();
         bytes[at] ^= 1 << (at % 8);
         assert!(read(bytes.clone(), ALL).is_err(), "byte {at} of {}", bytes.len());
-        // Not checked as a whole, it is refused where it is used.
+        // Without the check of the whole index, the error comes when the damaged part is used.
         let lazily = read(bytes.clone(), NOTHING).and_then(|found| walk(&found.index, false));
         assert!(lazily.is_err(), "byte {at} of {}", bytes.len());
     }
@@ -248,7 +252,7 @@ fn an_index_cut_anywhere_or_with_any_byte_changed_is_refused() {
 }
 
 #[test]
-fn what_is_sealed_again_is_the_same() {
+fn sealing_restores_the_checksums() {
     let bytes = everything().written();
     assert_eq!(sealed(&without_sums(&bytes)), bytes);
 }
@@ -282,7 +286,7 @@ impl Seeded {
 }
 
 #[test]
-fn what_is_accepted_of_20_000_sealed_mutations_is_safe_to_use() {
+fn sealed_mutations_that_are_accepted_are_safe_to_use() {
     let bytes = without_sums(&everything().written());
     let mut seeded = Seeded(0x9e37_79b9_7f4a_7c15);
     let (mut accepted, mut refused, mut opened) = (0, 0, 0);
@@ -299,13 +303,13 @@ fn what_is_accepted_of_20_000_sealed_mutations_is_safe_to_use() {
             }
             Err(_) => refused += 1,
         }
-        // Whatever it says, there is an end to it, and no file outside the archive.
+        // Whatever the index says, the walk ends, and no file reaches outside the archive.
         if let Ok(file) = read(mutated, NOTHING) {
             opened += 1;
             let _ = walk(&file.index, false);
         }
     }
-    // All were tried: times and owners may be anything, places and counts may not.
+    // Each outcome occurs: times and owners may have any value, offsets and counts may not.
     let all = (accepted, refused, opened);
     assert!(accepted > 1000 && refused > 1000 && opened > accepted + 500, "{all:?}");
 }
@@ -313,7 +317,7 @@ fn what_is_accepted_of_20_000_sealed_mutations_is_safe_to_use() {
 #[test]
 fn counts_beyond_the_end_of_the_file_take_no_memory() {
     let bytes = without_sums(&everything().written());
-    // Wherever a count stands, these claim more than there is.
+    // Wherever a count is, one of these values exceeds what the file holds.
     for at in 0..bytes.len() - 8 {
         for count in [u64::MAX, 1 << 62, 1 << 40, bytes.len() as u64 + 1] {
             let mut bytes = bytes.clone();
@@ -329,7 +333,7 @@ fn counts_beyond_the_end_of_the_file_take_no_memory() {
     }
 }
 
-/// A file of zeros but for its first and its last bytes, as large as it says.
+/// A file that is all zeros, except its first and its last bytes.
 struct WithHole {
     start: Vec<u8>,
     end: Vec<u8>,
@@ -360,8 +364,8 @@ fn a_file_with_a_hole_larger_than_memory_is_refused() {
         end[16..24].copy_from_slice(&data.to_le_bytes());
         let allowance = Arc::new(Allowance::new(0));
         let file = WithHole { start: parts.key.encoded(), end, len };
-        let opening = IndexOptions::new("index", &allowance);
-        IndexFile::open(Arc::new(file), &opening, &|_| Ok(())).err().unwrap().to_string()
+        let options = IndexOptions::new("index", &allowance);
+        IndexFile::open(Arc::new(file), &options, &|_| Ok(())).err().unwrap().to_string()
     };
     let error = with_hole(1 << 55, ARCHIVE, 1 << 55);
     assert!(error.contains("longer than the index of such an archive"), "{error}");
@@ -372,33 +376,33 @@ fn a_file_with_a_hole_larger_than_memory_is_refused() {
 }
 
 #[test]
-fn nothing_behind_a_key_that_is_refused_is_read() {
+fn reads_nothing_after_a_rejected_key() {
     let bytes = everything().written();
     let start = everything().key.encoded().len() as u64;
     let file = Arc::new(MemStorage::new(bytes));
     let refuse = |_: &Key| Err(Error::corrupt("refused"));
     let allowance = Arc::new(Allowance::new(0));
-    let opening = IndexOptions::new("index", &allowance);
-    let error = IndexFile::open(file.clone(), &opening, &refuse).err().unwrap();
+    let options = IndexOptions::new("index", &allowance);
+    let error = IndexFile::open(file.clone(), &options, &refuse).err().unwrap();
     assert_eq!(error.to_string(), "refused");
     assert_eq!(file.bytes_read(), start);
 }
 
 #[test]
-fn a_large_index_is_read_where_it_is_touched_and_released() {
+fn a_large_index_is_read_on_demand_and_released() {
     let mut packer = Packer { members: Members::default() };
     for number in 0..20_000 {
-        packer.plain(Kind::Regular, &format!("folder{}/file{number:05}", number % 100), "");
+        packer.simple(Kind::Regular, &format!("folder{}/file{number:05}", number % 100), "");
     }
     let bytes = packer.parts().written();
     let whole = bytes.len() as u64;
     let file = Arc::new(MemStorage::new(bytes));
     let allowance = Arc::new(Allowance::new(64 << 20));
-    let opening = IndexOptions { small: NOTHING, ..IndexOptions::new("index", &allowance) };
-    let index = IndexFile::open(file.clone(), &opening, &|_| Ok(())).unwrap().index;
+    let options = IndexOptions { small: NOTHING, ..IndexOptions::new("index", &allowance) };
+    let index = IndexFile::open(file.clone(), &options, &|_| Ok(())).unwrap().index;
     let look_up = || {
         let root = index.node(ROOT).unwrap();
-        let Content::Folder { first, count } = root.content() else { panic!("no folder") };
+        let Content::Directory { first, count } = root.content() else { panic!("no folder") };
         index.find(ROOT, (first, count), Name::parse(b"folder42").unwrap()).unwrap().unwrap()
     };
     let found = look_up();
@@ -415,14 +419,14 @@ fn a_large_index_is_read_where_it_is_touched_and_released() {
 fn blocks_beyond_the_allowance_are_dropped_and_read_again() {
     let mut packer = Packer { members: Members::default() };
     for number in 0..20_000 {
-        packer.plain(Kind::Regular, &format!("{number:05}"), "");
+        packer.simple(Kind::Regular, &format!("{number:05}"), "");
     }
     let bytes = packer.parts().written();
     for (blocks, again) in [(1000, false), (20, true)] {
         let file = Arc::new(MemStorage::new(bytes.clone()));
         let allowance = Arc::new(Allowance::new(blocks * BLOCK as u64));
-        let opening = IndexOptions { small: NOTHING, ..IndexOptions::new("index", &allowance) };
-        let index = IndexFile::open(file.clone(), &opening, &|_| Ok(())).unwrap().index;
+        let options = IndexOptions { small: NOTHING, ..IndexOptions::new("index", &allowance) };
+        let index = IndexFile::open(file.clone(), &options, &|_| Ok(())).unwrap().index;
         walk(&index, true).unwrap();
         let before = file.reads();
         walk(&index, true).unwrap();
@@ -437,13 +441,13 @@ fn blocks_beyond_the_allowance_are_dropped_and_read_again() {
 fn a_file_that_changes_under_the_reader_gives_errors_and_never_other_bytes() {
     let mut packer = Packer { members: Members::default() };
     for number in 0..20_000 {
-        packer.plain(Kind::Regular, &format!("{number:05}"), "");
+        packer.simple(Kind::Regular, &format!("{number:05}"), "");
     }
     let bytes = packer.parts().written();
     let file = Arc::new(FaultyStorage::new(Arc::new(InMemory::new(bytes)), 1));
     let allowance = Arc::new(Allowance::new(1 << 20));
-    let opening = IndexOptions { small: NOTHING, ..IndexOptions::new("index", &allowance) };
-    let index = IndexFile::open(file.clone(), &opening, &|_| Ok(())).unwrap().index;
+    let options = IndexOptions { small: NOTHING, ..IndexOptions::new("index", &allowance) };
+    let index = IndexFile::open(file.clone(), &options, &|_| Ok(())).unwrap().index;
     let sizes = |id| index.node(id).map(|node| (node.size, node.content()));
     let right: Vec<_> = (1..20_000).map(|id| sizes(id).unwrap()).collect();
     index.release();
@@ -459,7 +463,7 @@ fn a_file_that_changes_under_the_reader_gives_errors_and_never_other_bytes() {
         }
     }
     assert!(same > 1000 && failed > 20, "{same} right, {failed} failed");
-    // No error stays.
+    // No error is cached.
     file.set(Faults::default());
     assert!((1..20_000).zip(&right).all(|(id, right)| sizes(id).unwrap() == *right));
 }
@@ -471,11 +475,11 @@ fn a_member_takes_at_most_100_bytes_beside_its_name() {
     for number in 0..count {
         let path = format!("folder{}/file{number}", number % 100);
         match number % 10 {
-            // As many with something to keep besides as few archives have.
+            // More attributes, links and maps than most archives have.
             0 => packer.with_xattrs(Kind::Regular, &path, &["user.same", "user.for-all"]),
-            1 => packer.plain(Kind::HardLink, &path, "folder0/file0"),
+            1 => packer.simple(Kind::HardLink, &path, "folder0/file0"),
             2 => packer.sparse(&path),
-            _ => packer.plain(Kind::Regular, &path, ""),
+            _ => packer.simple(Kind::Regular, &path, ""),
         }
     }
     let parts = packer.parts();
@@ -486,10 +490,10 @@ fn a_member_takes_at_most_100_bytes_beside_its_name() {
 }
 
 #[test]
-fn plain_members_take_47_bytes_and_their_names() {
+fn simple_members_take_47_bytes_and_their_names() {
     let mut packer = Packer { members: Members::default() };
     for number in 0..10_000 {
-        packer.plain(Kind::Regular, &format!("{number:05}"), "");
+        packer.simple(Kind::Regular, &format!("{number:05}"), "");
     }
     let empty = Packer { members: Members::default() }.parts().written().len();
     let sums = 4 * (10_000 * (47 + 5)) / BLOCK;

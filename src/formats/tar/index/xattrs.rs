@@ -1,7 +1,7 @@
-//! Extended attributes of members, kept once for all that have the same.
+//! Encodes the extended attributes of members. Members with the same attributes share one set.
 //!
-//! Owns the layout of a set: its number of attributes, then name and value of each, behind their
-//! lengths (4 bytes each). `Index::xattrs_of` reads it.
+//! A set is the number of attributes, then the name and the value of each. Each name and value
+//! follows its length (4 bytes). `Index::xattrs_of` decodes it.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -10,17 +10,17 @@ use super::super::notes::Notes;
 use super::builder::Builder;
 use crate::formats::bytes::{index, length};
 
-/// What is left out, as a note says it.
+/// Why attributes are left out, as a note says it.
 const TOO_MANY: &str = "extended attributes of members, more than are kept of one archive";
 
 impl Builder {
-    /// Keeps the attributes of `member`, which is the folder or the pending node `number`.
+    /// Keeps the attributes of `member`. `number` is a directory if `is_directory`, or else a slot.
     pub(super) fn set_xattrs(
         &mut self,
         number: u32,
         members: &Members,
         member: &Member,
-        of_folder: bool,
+        is_directory: bool,
         notes: &mut Notes,
     ) {
         let list = members.xattrs(member);
@@ -28,47 +28,47 @@ impl Builder {
             return;
         }
         let mut set = Vec::new();
-        let number_of = |bytes: &mut Vec<u8>, number: usize| {
+        let put_number = |bytes: &mut Vec<u8>, number: usize| {
             bytes.extend(u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes());
         };
-        number_of(&mut set, list.len());
+        put_number(&mut set, list.len());
         for (name, value) in list {
             for part in [name, value] {
-                number_of(&mut set, part.len());
+                put_number(&mut set, part.len());
                 set.extend(part);
             }
         }
-        let Some(at) = self.kept(&set) else {
+        let Some(offset) = self.intern(&set) else {
             notes.skip(TOO_MANY, Some(members.path(member)));
             return;
         };
-        let pending = if of_folder {
-            // The root has no pending node; it is the one that no number stands for.
-            self.folders.get(index(number)).copied().flatten().unwrap_or(u32::MAX)
+        let slot = if is_directory {
+            // The root has no slot.
+            self.directory_slots.get(index(number)).copied().flatten().unwrap_or(u32::MAX)
         } else {
             number
         };
-        self.with_xattrs.push((pending, at, self.depths.now()));
+        self.with_xattrs.push((slot, offset, self.depths.current()));
     }
 
-    /// Where `set` is kept, or `None` where there are too many.
-    fn kept(&mut self, set: &[u8]) -> Option<u64> {
+    /// The offset of `set` in `xattrs`, or `None` if there is no room for it.
+    fn intern(&mut self, set: &[u8]) -> Option<u64> {
         let hash = xxh3_64(set);
-        let known = self.known_xattrs.get(&hash).copied();
-        let same = |&at: &u64| {
-            let rest = self.xattrs.get(index(at)..).unwrap_or_default();
-            // A set tells its own length, so none is the beginning of another.
+        let offset = self.xattr_sets.get(&hash).copied();
+        let is_equal = |&offset: &u64| {
+            let rest = self.xattrs.get(index(offset)..).unwrap_or_default();
+            // A set starts with its lengths, so no set is a prefix of another.
             rest.starts_with(set)
         };
-        if let Some(at) = known.filter(same) {
-            return Some(at);
+        if let Some(offset) = offset.filter(is_equal) {
+            return Some(offset);
         }
-        let at = self.xattrs.len();
-        if at.saturating_add(set.len()) > self.xattrs_max {
+        let offset = self.xattrs.len();
+        if offset.saturating_add(set.len()) > self.xattrs_max {
             return None;
         }
         self.xattrs.extend(set);
-        self.known_xattrs.insert(hash, length(at));
-        Some(length(at))
+        self.xattr_sets.insert(hash, length(offset));
+        Some(length(offset))
     }
 }
