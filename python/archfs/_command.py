@@ -148,9 +148,9 @@ def _executed(command: Sequence[str], deadline: Optional[float]) -> Outcome:
     return Outcome(process.wait(), text, _lines(messages))
 
 
-def _start(process: subprocess.Popen[bytes], command: Sequence[str], output: int, messages: int) -> None:
+def _start(process: subprocess.Popen[bytes], command: Sequence[str], output: int, error_output: int) -> None:
     try:
-        subprocess.Popen.__init__(process, command, stdin=subprocess.DEVNULL, stdout=output, stderr=messages)
+        subprocess.Popen.__init__(process, command, stdin=subprocess.DEVNULL, stdout=output, stderr=error_output)
     except OSError as error:
         if error.errno is None or error.errno in _SHORT_OF:
             raise

@@ -1,7 +1,7 @@
 """The mounts that this process holds: each mount point once, for any number of Mounts and threads.
 
-The daemon of a mount watches this process, so the hold ends with the process at the latest. To end it
-earlier, `archfs unmount --held-by` is run. That unmounts, unless other processes hold the mount.
+The daemon of a mount watches this process, so the hold ends when the process does. To end it earlier, `archfs
+unmount --held-by` is run. That unmounts, unless other processes hold the mount.
 
 When the process exits normally, an exit handler gives back everything. It is registered when this package is
 imported, so handlers registered later run before it and can still read the files.

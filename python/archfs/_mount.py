@@ -25,7 +25,9 @@ class Mount:
     nothing: the parent holds the mount.
     """
 
-    def __init__(self, mount_point: str, archives: Sequence[str], arguments: Sequence[str], timeout: Optional[float]):
+    def __init__(
+        self, mount_point: str, archives: Sequence[str], arguments: Sequence[str], timeout: Optional[float]
+    ) -> None:
         self._path = Path(mount_point)
         self._archives = tuple(archives)
         self._hold = _Hold(mount_point)
