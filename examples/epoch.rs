@@ -1,14 +1,14 @@
 //! One epoch of a training job as the file system sees it: processes that open, read and close
-//! files in shuffled order, or read one large file. The reader of `scripts/bench`; it is made to cost
-//! little itself.
+//! files in shuffled order, or read one large file. `scripts/bench` uses it as its reader, so it is
+//! written to cost little itself.
 //!
 //! Usage: epoch walk ROOT
-//!        epoch read ROOT LIST PROCESSES SEED      every file of LIST, whole, in shuffled order
-//!        epoch sequence FILE                      one file from its begin to its end
-//!        epoch places FILE PROCESSES COUNT SEED   4 KiB at random places, COUNT by each process
+//!        epoch read ROOT LIST PROCESSES SEED      all files of LIST, complete, in shuffled order
+//!        epoch sequence FILE                      one file from start to end
+//!        epoch places FILE PROCESSES COUNT SEED   COUNT random reads of 4 KiB per process
 //!
-//! LIST holds paths below ROOT, one a line. Prints one line of numbers: files (or reads), bytes,
-//! seconds, checksum. Seconds run from when all processes are ready until the last one is done.
+//! LIST holds paths below ROOT, one per line. Prints one line of numbers: files (or reads), bytes,
+//! seconds, checksum. The time runs from when all processes are ready until the last one is done.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-/// What a reader of one large file asks for at once.
+/// Bytes per read of a sequential reader.
 const SEQUENCE_BYTES: usize = 1 << 20;
-const PLACE_BYTES: usize = 4096;
+const RANDOM_BYTES: usize = 4096;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -40,7 +40,7 @@ fn main() {
             seed.parse().unwrap(),
             nth.parse().unwrap(),
         ),
-        ["places-one", file, count, seed, nth] => places_one(
+        ["places-one", file, count, seed, nth] => random_reads_one(
             Path::new(file),
             count.parse().unwrap(),
             seed.parse::<u64>().unwrap() * 1000 + nth.parse::<u64>().unwrap(),
@@ -53,7 +53,7 @@ fn report(files: u64, bytes: u64, start: Instant, checksum: u64) {
     println!("{files} {bytes} {} {checksum:016x}", start.elapsed().as_secs_f64());
 }
 
-/// Lists every folder and asks for the attributes of everything in it.
+/// Lists every directory and stats everything in it.
 fn walk_timed(root: &Path) {
     let start = Instant::now();
     let mut counts = (0, 0);
@@ -61,8 +61,8 @@ fn walk_timed(root: &Path) {
     report(counts.0, counts.1, start, counts.0 ^ counts.1);
 }
 
-fn walk(folder: &Path, counts: &mut (u64, u64)) {
-    for entry in fs::read_dir(folder).unwrap() {
+fn walk(directory: &Path, counts: &mut (u64, u64)) {
+    for entry in fs::read_dir(directory).unwrap() {
         let entry = entry.unwrap();
         let found = entry.metadata().unwrap();
         counts.0 += 1;
@@ -74,7 +74,7 @@ fn walk(folder: &Path, counts: &mut (u64, u64)) {
     }
 }
 
-/// Reads a file as `cat` does. The checksum does not depend on how the bytes arrived.
+/// Reads a file as `cat` does. The checksum does not depend on the sizes of the reads.
 fn sequence_timed(path: &Path) {
     let mut file = File::open(path).unwrap();
     let mut buffer = vec![0; SEQUENCE_BYTES];
@@ -97,7 +97,7 @@ fn sequence_timed(path: &Path) {
     report(1, bytes, start, checksum);
 }
 
-/// Starts the workers, lets them go at once when all are ready, and adds up what they read. Each
+/// Starts the workers, releases them together when all are ready, and adds up their results. Each
 /// gets `arguments` and its number.
 fn workers_timed(processes: usize, arguments: &[&str]) {
     let mut workers: Vec<Child> = (0..processes)
@@ -137,7 +137,7 @@ fn workers_timed(processes: usize, arguments: &[&str]) {
     }
 }
 
-/// Reads every `processes`-th file of the shuffled list, from the `nth` on.
+/// Reads every `processes`-th file of the shuffled list, starting with the `nth`.
 fn read_one(root: &Path, list: &str, processes: usize, seed: u64, nth: usize) {
     let text = fs::read_to_string(list).unwrap();
     let mut files: Vec<(usize, PathBuf)> =
@@ -163,20 +163,20 @@ fn read_one(root: &Path, list: &str, processes: usize, seed: u64, nth: usize) {
     println!("{count} {bytes} {checksum}");
 }
 
-/// Reads 4 KiB at `count` multiples of 4 KiB, any of the file's.
-fn places_one(path: &Path, count: u64, seed: u64) {
+/// Reads 4 KiB at `count` random multiples of 4 KiB.
+fn random_reads_one(path: &Path, count: u64, seed: u64) {
     let file = File::open(path).unwrap();
-    let blocks = file.metadata().unwrap().len() / PLACE_BYTES as u64;
+    let blocks = file.metadata().unwrap().len() / RANDOM_BYTES as u64;
     let mut random = Random::seeded(seed);
-    let mut buffer = [0; PLACE_BYTES];
+    let mut buffer = [0; RANDOM_BYTES];
     let mut checksum = 0_u64;
     wait_for_start();
     for _ in 0..count {
-        let place = random.below(blocks);
-        file.read_exact_at(&mut buffer, place * PLACE_BYTES as u64).unwrap();
-        checksum = checksum.wrapping_add(sum(&buffer).wrapping_mul(place | 1));
+        let index = random.below(blocks);
+        file.read_exact_at(&mut buffer, index * RANDOM_BYTES as u64).unwrap();
+        checksum = checksum.wrapping_add(sum(&buffer).wrapping_mul(index | 1));
     }
-    println!("{count} {} {checksum}", count * PLACE_BYTES as u64);
+    println!("{count} {} {checksum}", count * RANDOM_BYTES as u64);
 }
 
 fn wait_for_start() {
@@ -200,7 +200,7 @@ impl Random {
     }
 }
 
-/// All bytes in words of eight, added up: as fast as memory, and sees any changed byte.
+/// The sum of all 8-byte words: as fast as memory, and detects any changed byte.
 fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let whole = words.iter().map(|word| u64::from_le_bytes(*word)).fold(0_u64, u64::wrapping_add);

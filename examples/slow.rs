@@ -1,12 +1,13 @@
-//! A file on a slow file system: each read of it takes as long as is asked for, any number at once.
+//! A file on a slow file system: each read takes a given time, and reads run concurrently.
 //!
-//! The archive's place in `scripts/bench-slow`. Nothing is cached above it, so every read that
-//! archfs makes is answered late. When it is unmounted it tells how much was read, and how many
-//! reads were in flight: at most, and on average of those that began.
+//! `scripts/bench-slow` uses it as the location of the archive. Nothing above it is cached, so
+//! every read that archfs makes is delayed. When it is unmounted, it prints how much was read, and
+//! how many reads were in flight: the maximum, and the average over all reads.
 //!
 //! Usage: slow FILE PLACE MILLISECONDS
 //!
-//! PLACE then has FILE under its own name. Ends when PLACE is unmounted.
+//! PLACE is the mount point, which then contains FILE under its own name. Exits when PLACE is
+//! unmounted.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -23,7 +24,7 @@ use fuser::{
     Request,
 };
 
-/// Reads that may be in flight.
+/// Maximum number of reads in flight.
 const THREADS: usize = 64;
 
 const TTL: Duration = Duration::from_secs(3600);
@@ -37,14 +38,14 @@ struct Slow {
     reads: AtomicU64,
     bytes: AtomicU64,
     in_flight: AtomicU64,
-    most: AtomicU64,
-    /// Of each read, how many were in flight when it began.
-    met: AtomicU64,
+    in_flight_max: AtomicU64,
+    /// Sum over all reads of the number in flight when they began.
+    in_flight_sum: AtomicU64,
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [file, place, latency] = arguments.as_slice() else {
+    let [file, mount_point, latency] = arguments.as_slice() else {
         panic!("usage: slow FILE PLACE MILLISECONDS");
     };
     let slow = Slow::new(Path::new(file), latency.parse().unwrap());
@@ -52,7 +53,7 @@ fn main() {
     config.mount_options = vec![MountOption::RO, MountOption::FSName("slow".into())];
     config.n_threads = Some(THREADS);
     config.clone_fd = true;
-    fuser::mount(slow, place, &config).unwrap();
+    fuser::mount(slow, mount_point, &config).unwrap();
 }
 
 impl Slow {
@@ -85,8 +86,8 @@ impl Slow {
             reads: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
-            most: AtomicU64::new(0),
-            met: AtomicU64::new(0),
+            in_flight_max: AtomicU64::new(0),
+            in_flight_sum: AtomicU64::new(0),
         }
     }
 
@@ -99,24 +100,28 @@ impl Slow {
 
     fn begin(&self) {
         let now = self.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
-        self.most.fetch_max(now, Ordering::Relaxed);
-        self.met.fetch_add(now, Ordering::Relaxed);
+        self.in_flight_max.fetch_max(now, Ordering::Relaxed);
+        self.in_flight_sum.fetch_add(now, Ordering::Relaxed);
         self.reads.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Filesystem for Slow {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // A read of a megabyte is one request, as the archive's reader made it.
+        // A 1 MiB read arrives as one request, as archfs made it.
         let _ = config.add_capabilities(InitFlags::FUSE_MAX_PAGES);
         let _ = config.set_max_write(1 << 20);
         Ok(())
     }
 
     fn destroy(&mut self) {
-        let [reads, bytes, most, met] =
-            [&self.reads, &self.bytes, &self.most, &self.met].map(|n| n.load(Ordering::Relaxed));
-        println!("{reads} {bytes} {most} {:.2}", met as f64 / reads.max(1) as f64);
+        let [reads, bytes, in_flight_max, in_flight_sum] =
+            [&self.reads, &self.bytes, &self.in_flight_max, &self.in_flight_sum]
+                .map(|n| n.load(Ordering::Relaxed));
+        println!(
+            "{reads} {bytes} {in_flight_max} {:.2}",
+            in_flight_sum as f64 / reads.max(1) as f64
+        );
     }
 
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""One epoch as Python's loaders read it: open, read, close, of every file in shuffled order.
+"""One epoch as Python's loaders read it: open, read and close every file, in shuffled order.
 
 Usage: epoch.py ROOT LIST PROCESSES SEED
 
-LIST holds paths below ROOT, one a line. Prints files, bytes, seconds and a checksum as examples/epoch
-does, from when all processes are ready until the last one is done. The checksum is that of sizes and
-of the first and last bytes: Python can not look at every byte without that being what is measured.
+LIST holds paths below ROOT, one per line. Prints files, bytes, seconds and a checksum like examples/epoch;
+the time runs from when all processes are ready until the last one is done. The checksum covers sizes and the
+first and last bytes: if Python looked at every byte, that would dominate the measurement.
 """
 
 import os

@@ -1,4 +1,4 @@
-//! The control groups of a process: directories of files with limits, of both versions.
+//! The control groups of a process, versions 1 and 2: directories of files with limits.
 //!
 //! A group is found by joining the path in /proc/PID/cgroup to the mount of its hierarchy. The root
 //! of that mount is in /proc/self/mountinfo. Path and root are relative to the control group
@@ -9,11 +9,12 @@
 //! | `/slurm/job_1` | `/` | `slurm/job_1` |
 //! | `/slurm/job_1` | `/slurm` (bind mount of a subtree) | `job_1` |
 //! | `/slurm/job_1` | `/other` | not below it |
-//! | `/step` | `/../..` (mounted before the namespace was made) | `?/?/step` |
+//! | `/step` | `/../..` (mounted before the namespace was created) | `?/?/step` |
 //!
 //! In the last case the kernel hides the names between the root of the mount and the root of the
-//! namespace. The group is then the directory of that depth whose `cgroup.procs` lists the process.
-//! If none does, the root of the mount still is a group above the process, and its limit counts.
+//! namespace. The group is then the directory at that depth whose `cgroup.procs` lists the process.
+//! If there is none, the root of the mount is still a group above the process, and its limit
+//! counts.
 //!
 //! The groups above count too, because each of them may limit the process. Groups above the root of
 //! a mount cannot be read.
@@ -25,7 +26,7 @@ use std::path::{Path, PathBuf};
 use crate::kernel_file;
 use crate::mountinfo::{self, MountEntry};
 
-/// How the files of a group are called.
+/// The version of a group's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// Documentation/admin-guide/cgroup-v1 of the kernel.
@@ -34,18 +35,18 @@ pub enum Version {
     Two,
 }
 
-/// A group.
+/// A control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Where its files are.
+    /// The directory of its files.
     pub folder: PathBuf,
-    /// How they are called.
+    /// The version of its files.
     pub version: Version,
 }
 
 impl Group {
-    /// The groups of this process that may limit what `controller` counts, each with those above
-    /// it.
+    /// The groups of this process that may limit what `controller` accounts for, each followed by
+    /// its ancestors.
     pub fn own(controller: &str) -> Vec<Self> {
         let groups = kernel_file::read("/proc/self/cgroup").unwrap_or_default();
         let mounts = mountinfo::all().unwrap_or_default();
@@ -66,21 +67,21 @@ impl Group {
             .collect()
     }
 
-    /// The group `group` below `root`, and those above it.
+    /// The group `group` below `root`, followed by its ancestors.
     pub fn up_to_the_root(root: &Path, group: &Path, version: Version) -> Vec<Self> {
         group.ancestors().map(|group| Self { folder: root.join(group), version }).collect()
     }
 
-    /// The number in its file `name`, unless that holds none, such as `max`.
+    /// The number in its file `name`; `None` if the file holds no number, such as `max`.
     pub fn number(&self, name: &str) -> Option<u64> {
         kernel_file::read_text(self.folder.join(name)).ok()?.trim().parse().ok()
     }
 
-    /// What tells it from all other groups of this node, in any namespace: the device and inode
-    /// number of its directory.
+    /// A key that is unique on this node in any namespace: device and inode number of its
+    /// directory.
     pub fn key(&self) -> Option<String> {
-        let found = fs::metadata(&self.folder).ok()?;
-        Some(format!("{:x}-{:x}", found.dev(), found.ino()))
+        let metadata = fs::metadata(&self.folder).ok()?;
+        Some(format!("{:x}-{:x}", metadata.dev(), metadata.ino()))
     }
 }
 
@@ -90,43 +91,43 @@ fn membership<'l>(line: &'l str, controller: &str) -> Option<(&'l str, Version)>
     let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
     match controllers {
         "" => Some((path, Version::Two)),
-        _ if controllers.split(',').any(|one| one == controller) => Some((path, Version::One)),
+        _ if controllers.split(',').any(|part| part == controller) => Some((path, Version::One)),
         _ => None,
     }
 }
 
-/// Whether `mount` is of the hierarchy that has `controller` in that version.
+/// Whether `mount` belongs to the hierarchy that has `controller` in that version.
 fn shows(mount: &MountEntry, controller: &str, version: Version) -> bool {
     match version {
         Version::One => {
-            mount.kind == "cgroup" && mount.options.split(',').any(|one| one == controller)
+            mount.kind == "cgroup" && mount.options.split(',').any(|part| part == controller)
         }
         Version::Two => mount.kind == "cgroup2",
     }
 }
 
-/// Where a group lies below the root of a mount.
+/// The location of a group below the root of a mount.
 #[derive(Debug, PartialEq, Eq)]
 struct Location {
-    /// How many names the kernel hides.
+    /// Number of names the kernel hides.
     hidden: usize,
     /// The path below those.
     path: PathBuf,
 }
 
 impl Location {
-    /// The location of the group `path` below `root`, both relative to the namespace; `None` where
-    /// it is not below.
+    /// The location of the group `path` below `root`, both relative to the namespace; `None` if it
+    /// is not below `root`.
     fn of(path: &str, root: &str) -> Option<Self> {
         let [path, root] = [path, root]
             .map(|path| path.split('/').filter(|name| !name.is_empty()).collect::<Vec<_>>());
-        let common = path.iter().zip(&root).take_while(|(one, other)| one == other).count();
+        let common = path.iter().zip(&root).take_while(|(part, other)| part == other).count();
         let (path, root) = (path.get(common..)?, root.get(common..)?);
         let is_below = root.iter().all(|&name| name == "..") && !path.contains(&"..");
         is_below.then(|| Self { hidden: root.len(), path: path.iter().collect() })
     }
 
-    /// The path below `directory`. Where names are hidden, that of the group that has `pid`.
+    /// The path below `directory`. If names are hidden, that of the group that lists `pid`.
     fn find(&self, directory: &Path, pid: &str) -> Option<PathBuf> {
         match self.hidden {
             0 => Some(self.path.clone()),
@@ -137,7 +138,7 @@ impl Location {
         }
     }
 
-    /// Extends `found` by the names of `hidden` directories below `directory`.
+    /// Extends `found` with the names of `hidden` levels of directories below `directory`.
     fn search(&self, directory: &Path, hidden: usize, pid: &str, found: &mut PathBuf) -> bool {
         let Some(deeper) = hidden.checked_sub(1) else {
             let members = fs::read_to_string(directory.join(&self.path).join("cgroup.procs"));
@@ -164,8 +165,8 @@ mod tests {
     fn knows_both_versions() {
         let two = membership("0::/system.slice/job_1", "memory");
         assert_eq!(two, Some(("/system.slice/job_1", Version::Two)));
-        let one = membership("9:cpu,memory:/slurm/uid_1/job:2", "memory");
-        assert_eq!(one, Some(("/slurm/uid_1/job:2", Version::One)));
+        let part = membership("9:cpu,memory:/slurm/uid_1/job:2", "memory");
+        assert_eq!(part, Some(("/slurm/uid_1/job:2", Version::One)));
         assert_eq!(membership("4:cpu,cpuacct:/x", "memory"), None);
     }
 
@@ -177,11 +178,11 @@ mod tests {
 1 2 0:3 / /x rw
 ";
         let mounts: Vec<_> = mountinfo::entries(lines).collect();
-        let [one, two] = &mounts[..] else {
+        let [part, two] = &mounts[..] else {
             panic!("{mounts:?}");
         };
-        assert!(shows(one, "memory", Version::One) && shows(one, "cpu", Version::One));
-        assert!(!shows(one, "memory", Version::Two) && !shows(one, "pids", Version::One));
+        assert!(shows(part, "memory", Version::One) && shows(part, "cpu", Version::One));
+        assert!(!shows(part, "memory", Version::Two) && !shows(part, "pids", Version::One));
         assert!(shows(two, "memory", Version::Two) && !shows(two, "memory", Version::One));
     }
 
@@ -200,7 +201,7 @@ mod tests {
             ("/slurm/job_1", "/slurm/job_1", Some("")),
             ("/slurm/job_1", "/slurm/job_1/step", None),
             ("/slurm/job_1", "/slurm/job_10", None),
-            // A process outside of the root of its namespace.
+            // A process outside the root of its namespace.
             ("/../../other", "/../..", Some("other")),
             ("/../other", "/", None),
         ] {

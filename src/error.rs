@@ -1,55 +1,53 @@
-//! The one error type of the crate.
+//! The crate's error type: a kind for the caller, a sentence and an optional hint for the user, and
+//! a source. `cli::exit` maps kinds to exit statuses, `fuse::reply` to errno.
 //!
-//! Owns what went wrong as a kind (a caller acts on it), a sentence (a person reads it), an
-//! optional hint and an optional source. Leaves the exit status to `cli::exit` and the errno to
-//! `fuse::reply`.
-//! Invariant: the sentence names what and where; it never repeats the source's text.
+//! Invariant: the sentence names the object and the problem. It never repeats the source's text.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
-/// The result of everything in this crate that can fail.
+/// The result of all fallible functions in this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// What a caller can act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A path, process or mount that was named is not there.
+    /// The path, process or mount does not exist.
     NotFound,
-    /// A directory was needed.
+    /// A directory was expected.
     NotADirectory,
-    /// Something other than a directory was needed.
+    /// Something other than a directory was expected.
     IsADirectory,
-    /// A number or a name that can not be right for this object.
+    /// A number or name that cannot be valid for this object.
     InvalidInput,
-    /// Past the end of the file (lseek).
+    /// The offset is past the end of the file (lseek).
     PastEnd,
-    /// The extended attribute is not there.
+    /// There is no such extended attribute.
     NoAttribute,
     /// The archive contradicts itself or its format.
     Corrupt,
-    /// The archive ends before it should; what came before that is as good as any.
+    /// The archive ends too early. Everything before the end is valid.
     Truncated,
-    /// The file is of no format that archfs reads.
+    /// Not a format that archfs reads.
     UnknownFormat,
-    /// The archive is well formed, but needs something that archfs lacks.
+    /// The archive is valid, but uses a feature that archfs lacks.
     Unsupported,
-    /// The operating system refused.
+    /// The operating system reported an error.
     Io,
     /// In use: a mount with open files, a directory that is not empty.
     Busy,
-    /// The command line is wrong.
+    /// Invalid command line.
     Usage,
-    /// This node, user or place can not mount.
+    /// This node, user or mount point does not allow mounting.
     CannotMount,
-    /// Not mounted, or the mount of somebody else.
+    /// Not mounted, or another user's mount.
     NotMounted,
-    /// Waited as long as was allowed.
+    /// The time limit has passed.
     TimedOut,
-    /// A file is not what it was a moment ago.
+    /// A file has changed since it was opened.
     Changed,
-    /// A signal asked for an end.
+    /// A signal asked the command to stop.
     Interrupted,
 }
 
@@ -63,42 +61,43 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind`; `context` says what and why, such as `data.sqfs: not an archive`.
+    /// An error of `kind`; `context` names the object and the problem, such as `data.sqfs: not an
+    /// archive`.
     pub fn new(kind: Kind, context: impl Into<String>) -> Self {
         Self { kind, context: context.into(), hint: None, source: None }
     }
 
-    /// The archive contradicts itself; `context` names the structure and where it lies.
+    /// The archive contradicts itself; `context` names the structure and its offset.
     pub fn corrupt(context: impl Into<String>) -> Self {
         Self::new(Kind::Corrupt, context)
     }
 
-    /// The archive ends early; `context` names the structure that is cut and where it lies.
+    /// The archive ends early; `context` names the truncated structure and its offset.
     pub fn truncated(context: impl Into<String>) -> Self {
         Self::new(Kind::Truncated, context)
     }
 
-    /// An error of the operating system while doing `context`.
+    /// An error of the operating system during `context`.
     pub fn io(context: impl Into<String>, source: io::Error) -> Self {
         Self::new(Kind::Io, context).with_source(source)
     }
 
-    /// Adds what lies underneath; shown after the sentence.
+    /// Adds the cause, which is shown after the sentence.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// Adds what the person can do about it; shown on a line of its own.
+    /// Adds what the user can do about it, shown on its own line.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Puts `outer` in front of the sentence: `outer: inner`. A sentence that begins with it stays
-    /// as it is: the storage, its format and the command all name the archive.
+    /// Prefixes the sentence with `outer: `, unless it already starts with that: the storage, the
+    /// format and the command all name the archive.
     #[must_use]
     pub fn within(mut self, outer: impl fmt::Display) -> Self {
         let outer = format!("{outer}: ");
@@ -118,7 +117,7 @@ impl Error {
         matches!(self.kind, Kind::Corrupt | Kind::Truncated)
     }
 
-    /// What the person can do about it.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
@@ -147,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shows_the_outer_place_first_and_the_source_last() {
+    fn shows_the_outer_context_first_and_the_source_last() {
         let error = Error::io("can not read 96 bytes at 0x0", io::Error::other("disk on fire"))
             .within("data.sqfs")
             .with_hint("buy a new disk");

@@ -1,7 +1,7 @@
-//! Faults of archfs itself, made on demand, so that tests see what a mount does then.
+//! Faults injected on demand, for tests of how a mount reacts to bugs in archfs.
 //!
-//! Owns the variable that names the place of the fault. Invariant: only builds with debug
-//! assertions have any of it; a release neither reads the variable nor knows its name.
+//! Invariant: only builds with debug assertions contain this. A release build does not read the
+//! variable and does not contain its name.
 
 /// Panics if ARCHFS_PANIC_AT names `place`.
 #[cfg(debug_assertions)]

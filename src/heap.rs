@@ -1,20 +1,21 @@
-//! The heaps of this process: how many there are, and giving freed memory back to the system.
+//! Heap settings of this process, and returning freed memory to the system.
 //!
-//! Three calls of glibc, whose heaps otherwise keep what was freed for its next use. Other
-//! libraries have no such calls; with them this does nothing.
+//! glibc's heaps keep freed memory for reuse unless told otherwise. Other C libraries have no such
+//! calls; with them these functions do nothing.
 #![cfg_attr(
     target_env = "gnu",
     expect(unsafe_code, reason = "no crate offers malloc_trim(3) and mallopt(3) as safe calls")
 )]
 
-/// From this size on, in bytes, a buffer has a mapping of its own: chunks of compressed tars, and
-/// the larger blocks of images.
+/// Buffers of this many bytes or more get their own mapping: chunks of compressed tars and the
+/// larger blocks of images.
 #[cfg(target_env = "gnu")]
 const LARGE: i32 = 512 << 10;
 
-/// Lets each large buffer have a mapping of its own, which ends with the buffer. Left alone, glibc
-/// learns from each large buffer that is freed to serve the next from a heap. There is one heap a
-/// thread, and hardly any of it goes back: a budget of 64 MiB came to 380 MB with chunks of 8 MiB.
+/// Gives each large buffer its own mapping, which is unmapped with the buffer. By default glibc
+/// raises its threshold whenever a large buffer is freed, and serves the next from a heap. There is
+/// one heap per thread, and most of its memory is never returned: with 8 MiB chunks a budget of 64
+/// MiB grew to 380 MB.
 pub(crate) fn map_large_buffers() {
     #[cfg(target_env = "gnu")]
     {
@@ -23,9 +24,9 @@ pub(crate) fn map_large_buffers() {
     }
 }
 
-/// Lets all threads share one heap. Call it before there are threads: glibc reserves 64 MiB of
-/// address space for each heap that it makes, and what one thread allocates and another frees
-/// leaves gaps: making the index of 14 million members took 66 MiB with many heaps, 30 with one.
+/// Makes all threads share one heap. Call it before threads start. glibc reserves 64 MiB of address
+/// space per heap, and memory that one thread allocates and another frees leaves gaps: building the
+/// index of 14 million members took 66 MiB with many heaps, 30 MiB with one.
 pub(crate) fn use_one_heap() {
     #[cfg(target_env = "gnu")]
     {
@@ -34,13 +35,13 @@ pub(crate) fn use_one_heap() {
     }
 }
 
-/// Gives the whole pages of freed memory back, of all heaps. A thread that allocates meanwhile may
-/// wait for its heap: a tenth of a second for a gigabyte.
+/// Returns whole free pages of all heaps to the system. A thread that allocates during the call may
+/// wait for its heap: 0.1 s per gigabyte.
 pub(crate) fn trim() {
     #[cfg(target_env = "gnu")]
     {
         // SAFETY: malloc_trim takes a number, may be called by any thread at any time, takes the
-        // locks of the heaps itself, and leaves alone what is allocated.
+        // locks of the heaps itself, and does not touch allocated memory.
         unsafe { libc::malloc_trim(0) };
     }
 }

@@ -1,47 +1,47 @@
-//! Files that the kernel writes as they are read, in /proc and /sys.
+//! Reads files that the kernel generates, in /proc and /sys.
 //!
-//! Their length is 0 by stat(2), so the standard library reads such a file in ten calls and more:
-//! 32 bytes, then 32, 64 and so on.
+//! stat(2) reports length 0 for them, so the standard library needs ten or more calls for such a
+//! file: it reads 32 bytes, then 32, 64 and so on.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// More than most of them hold, bytes.
-const USUAL: usize = 4096;
+/// Initial buffer size in bytes; larger than most of these files.
+const INITIAL_CAPACITY: usize = 4096;
 
-/// All of `path`.
+/// Reads all of `path`.
 ///
 /// # Errors
-/// The system's.
+/// Those of the system.
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(USUAL);
+    let mut bytes = Vec::with_capacity(INITIAL_CAPACITY);
     File::open(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// All of `path`, which is text.
+/// Reads all of `path` as text.
 ///
 /// # Errors
-/// The system's; `InvalidData` where it is not UTF-8.
+/// Those of the system; `InvalidData` if it is not UTF-8.
 pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     String::from_utf8(read(path)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// The value of the line `name` in the status of `process`, a directory of /proc (proc(5)).
+/// The value of the line `name` in the status file of `process`, a directory of /proc (proc(5)).
 pub fn status(process: &Path, name: &str) -> Option<String> {
     let text = read_text(process.join("status")).ok()?;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(value.trim().to_owned())
 }
 
-/// The same of this process.
+/// The same for this process.
 pub fn own_status(name: &str) -> Option<String> {
     status(Path::new("/proc/self"), name)
 }
 
-/// An amount of memory in the status of this process, bytes.
+/// An amount of memory in the status file of this process, in bytes.
 pub fn own_memory(name: &str) -> Option<u64> {
     own_status(name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

@@ -1,10 +1,10 @@
 //! archfs mounts archives read-only through FUSE, fast and in parallel, for as long as a job runs.
 //!
-//! The folders are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
-//! formats -> { cache, codecs, storage }` and `cli -> pack -> { formats, vfs, codecs, storage }`,
-//! every layer on top of `error`, `units`, `sync`, `stats`, `log`, `memory`, `control_group`,
-//! `heap`, `kernel_file`, `mountinfo`, `ordered`, `processors`, `progress` and `inject`.
-//! docs/ARCHITECTURE.md tells why.
+//! Directories are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
+//! formats -> { cache, codecs, storage }` and `cli -> pack -> { formats, vfs, codecs, storage }`.
+//! Every layer may use `error`, `units`, `sync`, `stats`, `log`, `memory`, `control_group`, `heap`,
+//! `kernel_file`, `mountinfo`, `ordered`, `processors`, `progress` and `failpoint`.
+//! docs/ARCHITECTURE.md explains why.
 
 pub mod cache;
 pub mod cli;

@@ -1,7 +1,7 @@
-//! What the daemon says while it serves: to standard error or to a file.
+//! The daemon's log, to standard error or a file.
 //!
-//! Owns the one logger behind the `log` macros; leaves errors that end a command to `cli`.
-//! Invariant: a fault that repeats does not fill the disk. Nothing is ever written to syslog.
+//! Errors that end a command are printed by `cli` instead. Invariant: a repeated fault does not
+//! fill the disk. Nothing is written to syslog.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,13 +12,13 @@ use log::{LevelFilter, Log, Metadata, Record};
 
 use crate::sync::Mutex;
 
-/// How often one and the same message is written; a corrupt block may be read a million times.
+/// How often the same message is logged: a corrupt block may be read a million times.
 const REPEATS: u32 = 3;
 
-/// Different messages remembered for that, after which all are forgotten and may be written again.
+/// Distinct messages remembered for that. Then all are forgotten, and may be logged again.
 const REMEMBERED: usize = 1024;
 
-/// How much is said.
+/// How much is logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verbosity {
     /// Errors only.
@@ -26,11 +26,11 @@ pub enum Verbosity {
     /// Errors and warnings.
     #[default]
     Default,
-    /// What is done, too.
+    /// Errors, warnings and information.
     Verbose,
 }
 
-/// Sends everything logged from now on to `file`, or to standard error.
+/// Sends all further log messages to `file`, or to standard error.
 pub fn start(verbosity: Verbosity, file: Option<File>) {
     log::set_max_level(match verbosity {
         Verbosity::Quiet => LevelFilter::Error,
@@ -38,11 +38,11 @@ pub fn start(verbosity: Verbosity, file: Option<File>) {
         Verbosity::Verbose => LevelFilter::Info,
     });
     let state = Mutex::new(State { sink: file, repeats: HashMap::new() });
-    // A second logger in one process is no harm: the first goes on.
+    // If there is a logger already, it stays in use.
     let _ = log::set_boxed_logger(Box::new(Logger { state }));
 }
 
-/// Says what is no warning, and is nevertheless to be seen unless only errors are wanted.
+/// Logs a message that is not a warning, but is shown unless only errors are wanted.
 pub fn tell(message: fmt::Arguments<'_>) {
     if log::max_level() >= LevelFilter::Warn {
         log::logger().log(&Record::builder().level(log::Level::Info).args(message).build());
@@ -50,19 +50,20 @@ pub fn tell(message: fmt::Arguments<'_>) {
 }
 
 struct Logger {
-    /// Guards the file and the memory of messages, so that lines do not mix; taken last.
+    /// Guards the file and the remembered messages, so that lines do not mix. No lock is taken
+    /// after it.
     state: Mutex<State>,
 }
 
 struct State {
-    /// Standard error where there is none.
+    /// `None` for standard error.
     sink: Option<File>,
     repeats: HashMap<String, u32>,
 }
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // fuser tells of each request and each capability; only its errors concern a user.
+        // fuser logs each request and each capability. Only its errors matter to a user.
         !metadata.target().starts_with("fuser") || metadata.level() <= log::Level::Error
     }
 
@@ -79,7 +80,7 @@ impl Log for Logger {
             return;
         };
         let line = format!("archfs: {}{note}\n", printable(&message));
-        // There is nowhere to report that a log can not be written.
+        // A failure to write the log cannot be reported.
         let _ = match &mut state.sink {
             Some(file) => file.write_all(line.as_bytes()),
             None => std::io::stderr().write_all(line.as_bytes()),
@@ -90,7 +91,7 @@ impl Log for Logger {
 }
 
 impl State {
-    /// What to write behind `message`, or `None` where it was written often enough.
+    /// The suffix for `message`, or `None` if it was logged often enough.
     fn note(&mut self, message: &str) -> Option<&'static str> {
         if self.repeats.len() >= REMEMBERED {
             self.repeats.clear();
@@ -105,22 +106,24 @@ impl State {
     }
 }
 
-/// Whether fuser tells that nobody waits for an answer any more. The kernel says that to the answer
-/// to a notice of a killed reader whose request was answered just before; nothing went wrong.
+/// Whether fuser reports a reply that no process waits for. That happens if a reader is killed just
+/// after its request was answered: the kernel rejects the reply to its notice of the kill. It is
+/// harmless.
 fn is_late_answer(message: &str) -> bool {
     message.starts_with("Failed to send FUSE reply") && message.ends_with("(os error 2)")
 }
 
-/// `text` on one line: names in an archive may hold control characters that a terminal would obey.
+/// `text` on one line, with control characters escaped: names in an archive may contain some that a
+/// terminal would interpret.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if is_obeyed(c) { c.escape_default().to_string() } else { c.to_string() })
         .collect()
 }
 
-/// Whether a terminal does something at `c` but show it: control characters, those that turn the
-/// direction of what follows (Unicode, UAX 9: a name that ends in `gpj.exe` may look like one in
-/// `exe.jpg`), and those that begin a line.
+/// Whether a terminal interprets `c` instead of showing it: control characters, line separators,
+/// and characters that change the text direction (Unicode, UAX 9: a name that ends in `gpj.exe` may
+/// look as if it ended in `exe.jpg`).
 pub fn is_obeyed(c: char) -> bool {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
@@ -133,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_a_repeated_fault_three_times() {
+    fn logs_a_repeated_fault_three_times() {
         let mut state = State { sink: None, repeats: HashMap::new() };
         let notes: Vec<_> = (0..5).map(|_| state.note("bad block")).collect();
         assert_eq!(notes, [Some(""), Some(""), Some(" (not told again)"), None, None]);
@@ -150,9 +153,9 @@ mod tests {
     }
 
     #[test]
-    fn tells_of_answers_that_can_not_be_sent_and_not_of_those_that_nobody_waits_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("log");
+    fn logs_replies_that_cannot_be_sent_unless_no_process_waits_for_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
         let state = State { sink: File::create(&path).ok(), repeats: HashMap::new() };
         let logger = Logger { state: Mutex::new(state) };
         let tell = |target: &str, number: i32| {
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn disarms_control_characters() {
+    fn escapes_control_characters() {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
         assert_eq!(printable("caf\u{e9}"), "caf\u{e9}");
         assert_eq!(printable("\u{9b}2J\u{7f}"), "\\u{9b}2J\\u{7f}");

@@ -1,4 +1,4 @@
-//! The `archfs` program; all of it is in the library.
+//! The `archfs` program. All code is in the library.
 
 use std::process::ExitCode;
 

@@ -1,11 +1,8 @@
-//! How much memory this process may use: what the node has, and what its control groups allow.
+//! How much memory this process may use: the node's memory and the limits of its control groups.
 //!
-//! Owns reading /proc/meminfo and what control groups say of memory; leaves finding those to
-//! `control_group`, and to others what they make of it. Invariant: a limit that can not be read is
-//! taken as none.
-//!
-//! A job on a cluster lives in a control group whose limit is far below the node's memory, and any
-//! group above it may limit it too, so the smallest on the way to the root counts.
+//! On a cluster, a job's control group usually has a limit far below the node's memory. Every group
+//! above it may limit it too, so the smallest limit on the path to the root counts. Invariant: an
+//! unreadable limit counts as no limit.
 
 use std::sync::OnceLock;
 
@@ -14,26 +11,26 @@ use rustix::process::{Resource, getrlimit};
 use crate::control_group::{Group, Version};
 use crate::kernel_file;
 
-/// What can still be taken.
+/// Memory that can still be allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headroom {
     /// Bytes.
     pub bytes: u64,
-    /// What sets that bound.
+    /// What sets this bound.
     pub bound: Bound,
 }
 
-/// What bounds the memory of a process.
+/// What limits the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// What the node has available.
+    /// The memory available on the node.
     Node,
     /// The limit of a control group, such as the job's.
     ControlGroup,
 }
 
 impl Bound {
-    /// What comes before an amount in a message.
+    /// The start of a message, before an amount.
     pub fn leaves(self) -> &'static str {
         match self {
             Self::Node => "the node has",
@@ -42,8 +39,8 @@ impl Bound {
     }
 }
 
-/// The smallest limit of this process and its control groups, or what the node has available,
-/// bytes. It is read once, so all that is sized by it at the start of a process fits together.
+/// The smallest limit of this process and its control groups, or the memory available on the node,
+/// in bytes. It is read once, so that all sizes derived from it are consistent.
 pub fn limit() -> Option<u64> {
     static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
     *LIMIT.get_or_init(|| {
@@ -53,31 +50,31 @@ pub fn limit() -> Option<u64> {
     })
 }
 
-/// What was left when this was first asked, at the start of a process. What is sized by it leaves
-/// room for those that run already.
+/// The headroom when first called, at the start of the process. Sizes derived from it leave room
+/// for processes that already run.
 pub fn headroom_at_start() -> Option<Headroom> {
     static LEFT: OnceLock<Option<Headroom>> = OnceLock::new();
     *LEFT.get_or_init(headroom)
 }
 
-/// The smaller limit of ulimit -v and ulimit -d, bytes.
+/// The smaller limit of ulimit -v and ulimit -d, in bytes.
 fn address_space() -> Option<u64> {
     [Resource::As, Resource::Data].into_iter().filter_map(|it| getrlimit(it).current).min()
 }
 
-/// Names what bounds the memory of this process: the control group with the smallest limit, or the
-/// node. The names of two processes are equal if they share that bound. Of groups with equal limits
-/// the highest counts, because batch systems give a job and each of its tasks the same limit.
+/// Names what limits the memory of this process: the control group with the smallest limit, or the
+/// node. Two processes get the same name if they share that bound. Of groups with equal limits the
+/// highest counts, because batch systems give a job and each of its tasks the same limit.
 pub fn job() -> String {
     let limited = groups().into_iter().rev().filter_map(|group| Some((group.limit()?, group)));
     let smallest = limited.min_by_key(|(limit, _)| *limit);
-    // Not what is available, which changes from one process to the next.
+    // Not the available memory, which changes from one process to the next.
     let within = smallest.filter(|(limit, _)| total().is_none_or(|total| *limit < total));
     within.and_then(|(_, group)| group.0.key()).unwrap_or_else(|| "node".to_owned())
 }
 
-/// What the node and the control groups let this process take besides what is taken now. Memory
-/// that the kernel gives back when asked, such as the page cache, does not count as taken.
+/// How much more memory the node and the control groups let this process use. Memory that the
+/// kernel reclaims on demand, such as the page cache, counts as free.
 pub fn headroom() -> Option<Headroom> {
     let node = available().map(|bytes| Headroom { bytes, bound: Bound::Node });
     let group = groups().iter().filter_map(Counted::headroom).min();
@@ -85,12 +82,12 @@ pub fn headroom() -> Option<Headroom> {
     [node, group].into_iter().flatten().min_by_key(|left| left.bytes)
 }
 
-/// Memory that the node has available, bytes.
+/// The node's available memory, in bytes.
 fn available() -> Option<u64> {
     meminfo("MemAvailable:")
 }
 
-/// Memory that the node has, bytes.
+/// The node's memory, in bytes.
 fn total() -> Option<u64> {
     meminfo("MemTotal:")
 }
@@ -101,7 +98,7 @@ fn meminfo(key: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The groups of this process that count its memory, all up to the roots.
+/// The groups of this process that count its memory, with all their ancestors.
 fn groups() -> Vec<Counted> {
     Group::own("memory").into_iter().map(Counted).collect()
 }
@@ -110,13 +107,13 @@ fn groups() -> Vec<Counted> {
 #[derive(Debug)]
 struct Counted(Group);
 
-/// What a version calls its files.
+/// The file names of a version.
 #[derive(Debug)]
 struct Names {
     limits: &'static [&'static str],
     usage: &'static str,
-    /// Lines of memory.stat: what the group and those below it give back when asked. Files of tmpfs
-    /// are not in these, for they have nowhere to go.
+    /// Lines of memory.stat with the memory that the group and its descendants can reclaim. They do
+    /// not include tmpfs files, which cannot be reclaimed without swap.
     reclaimable: &'static [&'static str],
 }
 
@@ -127,8 +124,8 @@ const VERSION_1: Names = Names {
     reclaimable: &["total_active_file", "total_inactive_file"],
 };
 
-/// Documentation/admin-guide/cgroup-v2.rst. Above memory.high nothing is killed, but processes are
-/// slowed down until they hardly run.
+/// Documentation/admin-guide/cgroup-v2.rst. Above memory.high processes are not killed, but slowed
+/// down until they almost stop.
 const VERSION_2: Names = Names {
     limits: &["memory.max", "memory.high"],
     usage: "memory.current",
@@ -143,14 +140,15 @@ impl Counted {
         }
     }
 
-    /// Its limit, bytes.
+    /// Its limit, in bytes.
     fn limit(&self) -> Option<u64> {
-        // "max" is no number; version 1 writes about 2^63 for no limit, which a minimum ignores.
+        // "max" does not parse. Version 1 writes about 2^63 for no limit, which the minimum
+        // ignores.
         let limits = self.names().limits.iter().filter_map(|name| self.0.number(name));
         limits.min()
     }
 
-    /// What its limit leaves, bytes.
+    /// Bytes that its limit leaves.
     fn headroom(&self) -> Option<u64> {
         let stat = kernel_file::read_text(self.0.folder.join("memory.stat")).unwrap_or_default();
         let reclaimable: u64 = stat
@@ -159,8 +157,8 @@ impl Counted {
             .filter(|(name, _)| self.names().reclaimable.contains(name))
             .filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok())
             .fold(0, u64::saturating_add);
-        let taken = self.0.number(self.names().usage).unwrap_or(0).saturating_sub(reclaimable);
-        Some(self.limit()?.saturating_sub(taken))
+        let used = self.0.number(self.names().usage).unwrap_or(0).saturating_sub(reclaimable);
+        Some(self.limit()?.saturating_sub(used))
     }
 }
 
@@ -171,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// A hierarchy of files of these contents.
+    /// A hierarchy of files with these contents.
     fn fake(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -193,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn heeds_the_smallest_limit_on_the_way_to_the_root() {
+    fn uses_the_smallest_limit_on_the_path_to_the_root() {
         let mut files = vec![
             ("slurm/job/memory.max", "max\n"),
             ("slurm/memory.max", "4096\n"),
@@ -206,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn page_cache_is_not_taken_and_memory_of_processes_and_tmpfs_is() {
+    fn page_cache_counts_as_free_and_memory_of_processes_and_tmpfs_does_not() {
         let stat = "anon 3000\nfile 2500\nshmem 1000\ninactive_anon 4000\nactive_file 900\n\
                     inactive_file 600\nslab_reclaimable 100\n";
         let files = [

@@ -1,8 +1,8 @@
-//! What is mounted where, as /proc/self/mountinfo tells.
+//! The mount table in /proc/self/mountinfo (proc_pid_mountinfo(5)).
 //!
-//! Owns that file's format (proc_pid_mountinfo(5)). It is read instead of asking the path itself,
-//! since on a dead FUSE mount stat(2) fails and on a hung one it hangs.
-//! Invariant: of several mounts at one mount point, the last is the one that is seen.
+//! It is used instead of querying the path itself, because on a stale FUSE mount stat(2) fails and
+//! on a hung one it hangs. Invariant: of several mounts at one mount point, the last is the visible
+//! one.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,7 +17,7 @@ use rustix::process::geteuid;
 use crate::error::{Error, Result};
 use crate::kernel_file;
 
-/// The type of our mounts: FUSE, subtype archfs.
+/// The type of archfs mounts: FUSE, subtype archfs.
 pub(crate) const TYPE: &str = "fuse.archfs";
 
 const PATH: &str = "/proc/self/mountinfo";
@@ -27,9 +27,10 @@ const PATH: &str = "/proc/self/mountinfo";
 pub(crate) struct MountEntry {
     /// Unique among the mounts that exist now.
     pub(crate) id: u64,
-    /// Major and minor number of the file system's device, `0:53`; one for each FUSE mount.
+    /// Major and minor number of the file system's device, such as `0:53`. Each FUSE mount has its
+    /// own.
     pub(crate) device: String,
-    /// What of the file system is seen at the mount point, a path from its root.
+    /// The part of the file system that is mounted, as a path from its root.
     pub(crate) root: OsString,
     pub(crate) mount_point: PathBuf,
     pub(crate) kind: String,
@@ -44,18 +45,18 @@ impl MountEntry {
         self.kind == TYPE
     }
 
-    /// Whether a process serves it through FUSE.
+    /// Whether it is a FUSE mount.
     pub(crate) fn is_fuse(&self) -> bool {
         matches!(self.kind.as_str(), "fuse" | "fuseblk") || self.kind.starts_with("fuse.")
     }
 
-    /// The user who mounted it, where it is a FUSE mount.
+    /// The user who mounted it, if it is a FUSE mount.
     pub(crate) fn owner(&self) -> Option<u32> {
         let user = self.options.split(',').find_map(|option| option.strip_prefix("user_id="));
         user?.parse().ok()
     }
 
-    /// Whether this user made it with archfs.
+    /// Whether this user mounted it with archfs.
     pub(crate) fn is_own(&self) -> bool {
         self.is_ours() && self.owner() == Some(geteuid().as_raw())
     }
@@ -65,7 +66,7 @@ impl MountEntry {
         self.is_ours() && (geteuid().is_root() || self.is_own())
     }
 
-    /// For a person: what it is.
+    /// A description for messages.
     pub(crate) fn describe(&self) -> String {
         format!("{} ({})", self.source.to_string_lossy(), self.kind)
     }
@@ -80,52 +81,52 @@ pub(crate) struct MountId {
 }
 
 impl MountId {
-    /// That of `entry`.
+    /// The id of `entry`.
     pub(crate) fn of(entry: &MountEntry) -> Self {
         Self { id: entry.id, device: entry.device.clone() }
     }
 }
 
-/// The mount that is seen at `mount_point`, an absolute path without symbolic links.
+/// The visible mount at `mount_point`, an absolute path without symbolic links.
 ///
 /// # Errors
-/// `Io` where /proc can not be read.
+/// `Io` if /proc cannot be read.
 pub(crate) fn topmost(mount_point: &Path) -> Result<Option<MountEntry>> {
     find(|entry| entry.mount_point == mount_point)
 }
 
-/// The last mount that `is_meant` accepts. Some callers unmount or exit when there is none, so an
-/// absence counts only when a second read of the whole table confirms it.
+/// The last mount that `is_meant` accepts. Some callers unmount or exit if there is none, so an
+/// absence counts only if a second read of the whole table confirms it.
 ///
 /// # Errors
-/// `Io` where /proc can not be read.
+/// `Io` if /proc cannot be read.
 pub(crate) fn find(is_meant: impl Fn(&MountEntry) -> bool) -> Result<Option<MountEntry>> {
     find_in(&mut read_once, is_meant)
 }
 
-/// The id of the mount that `file` was opened in. The kernel tells it without asking the file
+/// The id of the mount that `file` was opened on. The kernel knows it without asking the file
 /// system.
 ///
 /// # Errors
-/// The system's, if /proc cannot be read.
+/// Those of the system, if /proc cannot be read.
 pub(crate) fn id_of(file: BorrowedFd<'_>) -> std::io::Result<u64> {
     let text = kernel_file::read_text(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
     id.ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
-/// Something that becomes an exceptional condition for poll(2) with each change of the mounts.
+/// A file on which poll(2) reports an exceptional condition after each change of the mounts.
 ///
 /// # Errors
-/// `Io` where /proc can not be read.
+/// `Io` if /proc cannot be read.
 pub(crate) fn changes() -> Result<File> {
     File::open(PATH).map_err(|error| Error::io(format!("can not open {PATH}"), error))
 }
 
-/// All mounts, the older ones first.
+/// All mounts, oldest first.
 ///
 /// # Errors
-/// `Io` where /proc can not be read.
+/// `Io` if /proc cannot be read.
 pub(crate) fn all() -> Result<Vec<MountEntry>> {
     whole(&mut read_once)
 }
@@ -134,15 +135,16 @@ pub(crate) fn all() -> Result<Vec<MountEntry>> {
 struct Snapshot {
     text: Vec<u8>,
     /// Whether the table changed between the open and the end of the read. Then lines may be
-    /// missing: one read(2) returns one page at most, and before Linux 5.8 the next one continues
-    /// at a line number, which is wrong once an earlier mount is gone.
+    /// missing: one read(2) returns one page at most, and before Linux 5.8 the next read continues
+    /// at a line number, which is wrong after an earlier mount was removed.
     has_changed: bool,
 }
 
-/// How often a table that changes while it is read is read again.
+/// The maximum number of reads of a table that keeps changing.
 const READS_MAX: usize = 16;
 
-/// Enough for the tables of most nodes; the kernel fills at most a page of it at a time.
+/// Buffer size in bytes: enough for the tables of most nodes. The kernel fills at most a page at a
+/// time.
 const BUFFER: usize = 64 << 10;
 
 fn read_once() -> Result<Snapshot> {
@@ -167,7 +169,7 @@ fn read_once() -> Result<Snapshot> {
     Ok(Snapshot { text, has_changed: changed.is_ok_and(|count| count > 0) })
 }
 
-/// The table as it was at one moment, unless it changes all the time.
+/// The table as of one moment, unless it keeps changing.
 fn whole(read: &mut dyn FnMut() -> Result<Snapshot>) -> Result<Vec<MountEntry>> {
     let mut snapshot = read()?;
     for _ in 1..READS_MAX {
@@ -210,7 +212,7 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     Some(MountEntry { id, device, root, mount_point, kind, source, options })
 }
 
-/// `bytes` without newlines, as the kernel writes them: `\012`, and `\134` for a backslash.
+/// Escapes newlines and backslashes in `bytes` as the kernel does: `\012` and `\134`.
 pub(crate) fn escape(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().fold(Vec::with_capacity(bytes.len()), |mut escaped, &byte| {
         match byte {
@@ -221,23 +223,23 @@ pub(crate) fn escape(bytes: &[u8]) -> Vec<u8> {
     })
 }
 
-/// Undoes `\040` for a space, and the like for tab, newline and backslash.
+/// Decodes `\040` for a space, and the escapes for tab, newline and backslash.
 pub(crate) fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
-    while let Some((&byte, behind)) = rest.split_first() {
+    while let Some((&byte, after)) = rest.split_first() {
         let octal = (byte == b'\\')
-            .then(|| behind.get(..3))
+            .then(|| after.get(..3))
             .flatten()
             .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
         match octal {
             Some(decoded) => {
                 bytes.push(decoded);
-                rest = &behind[3..];
+                rest = &after[3..];
             }
             None => {
                 bytes.push(byte);
-                rest = behind;
+                rest = after;
             }
         }
     }
@@ -255,7 +257,7 @@ mod tests {
 ";
 
     #[test]
-    fn decodes_places_sources_and_owners() {
+    fn decodes_mount_points_sources_and_owners() {
         let all: Vec<_> = entries(TEXT).collect();
         assert_eq!(all.len(), 3);
         assert_eq!(all[1].mount_point, Path::new("/tmp/a b\\c"));
@@ -276,7 +278,7 @@ mod tests {
         assert_eq!(unescape(b"\\012"), "\n");
     }
 
-    /// Reads that return each of `texts` once, and the last one from then on.
+    /// A reader that returns each of `texts` once, and then always the last one.
     fn reads(texts: &[(&'static [u8], bool)]) -> impl FnMut() -> Result<Snapshot> {
         let mut texts: Vec<_> = texts.iter().rev().copied().collect();
         move || {
@@ -291,7 +293,7 @@ mod tests {
     const INCOMPLETE: &[u8] = b"25 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n";
 
     #[test]
-    fn one_incomplete_read_is_no_absence() {
+    fn an_incomplete_read_does_not_prove_absence() {
         let is_meant = |entry: &MountEntry| entry.id == 90;
         let found = |texts| find_in(&mut reads(texts), is_meant).unwrap().is_some();
         assert!(found(&[(INCOMPLETE, false), (TEXT, false)]));
@@ -301,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_changed_while_it_was_read_is_read_again() {
+    fn a_table_that_changed_during_the_read_is_read_again() {
         let ids = |texts: &[_]| -> Vec<_> {
             whole(&mut reads(texts)).unwrap().iter().map(|entry| entry.id).collect()
         };

@@ -1,8 +1,7 @@
-//! Work done by several threads, its results taken in order.
+//! Runs work on several threads and delivers the results in order.
 //!
-//! Owns the threads and how far they may run ahead; knows nothing of the work.
-//! Invariant: results arrive in the order of their numbers, and at most `AHEAD` for each thread
-//! wait.
+//! Invariant: results are delivered in the order of their numbers, and at most `AHEAD` per thread
+//! are waiting.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -11,17 +10,17 @@ use std::thread;
 
 use crate::sync::{Condvar, Mutex};
 
-/// Results that may wait for an earlier one, for each thread.
+/// Results per thread that may wait for an earlier one.
 const AHEAD: usize = 4;
 
-/// How far things are: numbers up to `limit` may be begun, `next` is the first that was not.
+/// Progress: numbers below `limit` may be started; `next` is the first that was not.
 struct Gate {
     next: usize,
     limit: usize,
 }
 
-/// Does `work` for the numbers from 0 up to `count` on up to `threads` threads, and gives the
-/// results to `take` in order, in this thread, until it breaks.
+/// Runs `work` for the numbers from 0 to `count` on up to `threads` threads. Passes the results to
+/// `take` in order, on this thread, until it breaks.
 pub fn ordered<R: Send>(
     count: usize,
     threads: usize,
@@ -30,7 +29,7 @@ pub fn ordered<R: Send>(
 ) {
     let threads = threads.min(count).max(1);
     let ahead = threads.saturating_mul(AHEAD);
-    // Guards who begins what; no other lock is taken within.
+    // Guards the choice of the next number. No other lock is taken within it.
     let gate = Mutex::new(Gate { next: 0, limit: ahead.min(count) });
     let opened = Condvar::new();
     thread::scope(|scope| {
@@ -38,7 +37,7 @@ pub fn ordered<R: Send>(
         let start = |_: &usize| {
             let (sender, gate, opened, work) = (sender.clone(), &gate, &opened, &work);
             let run = move || {
-                // A panic in `work` must let the others end, too.
+                // A panic in `work` must also stop the other threads.
                 let _close = Close { gate, opened };
                 while let Some(nth) = begin(gate, opened, count) {
                     if sender.send((nth, work(nth))).is_err() {
@@ -48,19 +47,19 @@ pub fn ordered<R: Send>(
             };
             thread::Builder::new().spawn_scoped(scope, run).is_ok()
         };
-        // At a limit of processes there are fewer, and without any it is done here.
+        // At a process limit there are fewer threads; without any, this thread does the work.
         if (0..threads).take_while(start).count() == 0 {
             let _ = (0..count).try_for_each(|nth| take(nth, work(nth)));
             return;
         }
         drop(sender);
-        // A panic in `take` must let the threads end, too.
+        // A panic in `take` must also stop the threads.
         let _close = Close { gate: &gate, opened: &opened };
-        let mut early = BTreeMap::new();
+        let mut waiting = BTreeMap::new();
         let mut next = 0_usize;
         for (nth, result) in results {
-            early.insert(nth, result);
-            while let Some(result) = early.remove(&next) {
+            waiting.insert(nth, result);
+            while let Some(result) = waiting.remove(&next) {
                 let flow = take(next, result);
                 next = next.saturating_add(1);
                 if flow.is_break() {
@@ -73,10 +72,10 @@ pub fn ordered<R: Send>(
     });
 }
 
-/// The same for work that may fail: stops at the first error in the order of the numbers.
+/// Like `ordered`, for work that may fail: stops at the first error in the order of the numbers.
 ///
 /// # Errors
-/// That one.
+/// The first error of `work`.
 pub fn try_ordered<T: Send, E: Send>(
     count: usize,
     threads: usize,
@@ -97,7 +96,7 @@ pub fn try_ordered<T: Send, E: Send>(
     outcome
 }
 
-/// The next number to work on, once it may be begun; `None` where there is none any more.
+/// Waits for the next number that may be started; `None` if there are no more.
 fn begin(gate: &Mutex<Gate>, opened: &Condvar, count: usize) -> Option<usize> {
     let mut gate = gate.lock();
     while gate.next >= gate.limit && gate.next < count {
@@ -108,7 +107,7 @@ fn begin(gate: &Mutex<Gate>, opened: &Condvar, count: usize) -> Option<usize> {
     (nth < count).then_some(nth)
 }
 
-/// Ends the threads when dropped.
+/// Stops the threads when dropped.
 struct Close<'g> {
     gate: &'g Mutex<Gate>,
     opened: &'g Condvar,
@@ -127,7 +126,7 @@ mod tests {
     use crate::sync::{AtomicU64, Ordering};
 
     #[test]
-    fn results_come_in_order_and_once() {
+    fn results_are_delivered_in_order_and_once() {
         for (count, threads) in [(0, 4), (1, 4), (1000, 7), (1000, 1)] {
             let mut taken = Vec::new();
             let work = |nth: usize| nth * 2;
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_in_order_ends_it() {
+    fn the_first_error_in_order_stops_the_work() {
         let work = |nth: usize| if nth == 30 || nth == 31 { Err(nth) } else { Ok(nth) };
         let mut taken = Vec::new();
         assert_eq!(try_ordered(1000, 4, work, |nth| taken.push(nth)), Err(30));
@@ -148,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn runs_ahead_only_so_far_and_stops_when_told() {
-        let begun = AtomicU64::new(0);
-        let work = |_| begun.fetch_add(1, Ordering::Relaxed);
+    fn limits_how_far_it_runs_ahead_and_stops_on_break() {
+        let started = AtomicU64::new(0);
+        let work = |_| started.fetch_add(1, Ordering::Relaxed);
         ordered(100_000, 4, work, |nth, _| {
-            let begun = begun.load(Ordering::Relaxed) as usize;
-            assert!(begun <= nth + 4 * AHEAD + 4, "{begun} begun, {nth} taken");
+            let started = started.load(Ordering::Relaxed) as usize;
+            assert!(started <= nth + 4 * AHEAD + 4, "{started} begun, {nth} taken");
             if nth == 50 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        assert!(begun.into_inner() <= 50 + 4 * AHEAD as u64 + 8);
+        assert!(started.into_inner() <= 50 + 4 * AHEAD as u64 + 8);
     }
 }

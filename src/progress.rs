@@ -1,26 +1,25 @@
-//! How far a long piece of work is.
+//! Progress of a long operation: the name of its phase and two counters.
 //!
-//! Owns a name and two counters that work sets and somebody may watch; knows neither. Leaves
-//! showing them to `cli::bar`. Invariant: counting costs no lock and no allocation.
+//! `cli::bar` shows them. Invariant: counting takes no lock and allocates nothing.
 
 use std::any::Any;
 
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Shows a person what is waited for, until what it returns is dropped.
+/// Shows the user what is being waited for, until the returned value is dropped.
 pub type Show<'a> = &'a dyn Fn(&str) -> Box<dyn Any>;
 
-/// Bytes done of bytes to do. Relaxed, for nobody decides anything by them.
+/// Bytes done and bytes in total. Relaxed, because nothing depends on their order.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Guards the name of what is being done, which changes a few times in all; taken alone.
+    /// Guards the name of the phase, which changes only a few times. No other lock is held with it.
     phase: Mutex<String>,
     done: AtomicU64,
     total: AtomicU64,
 }
 
 impl Progress {
-    /// Begins `phase`, such as `reading headers`, of which nothing is done or known yet.
+    /// Begins `phase`, such as `reading headers`, and resets the counters.
     pub fn begin(&self, phase: impl Into<String>) {
         let mut name = self.phase.lock();
         *name = phase.into();
@@ -28,22 +27,22 @@ impl Progress {
         self.total.store(0, Ordering::Relaxed);
     }
 
-    /// What is being done.
+    /// The current phase.
     pub fn phase(&self) -> String {
         self.phase.lock().clone()
     }
 
-    /// Adds `bytes` to what is to be done.
+    /// Adds `bytes` to the total.
     pub fn expect(&self, bytes: u64) {
         self.total.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Adds `bytes` to what is done.
+    /// Adds `bytes` to those done.
     pub fn advance(&self, bytes: u64) {
         self.done.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes done, and bytes to do in all as far as known.
+    /// Bytes done, and the total as far as it is known.
     pub fn now(&self) -> (u64, u64) {
         (self.done.load(Ordering::Relaxed), self.total.load(Ordering::Relaxed))
     }

@@ -1,8 +1,7 @@
-//! The one door to locks, so that tests can swap them for a model checker's.
+//! The locks and atomics of the crate, so that tests can replace them with a model checker's.
 //!
-//! Owns the choice of lock; leaves to each user what its lock guards and in which order locks are
-//! taken. Invariants: no other file names `parking_lot` or `std::sync` locks; only unit tests with
-//! the feature `model` get anything but the real ones.
+//! Invariants: no other file names `parking_lot` or `std::sync` locks; only unit tests with the
+//! feature `model` get replacements.
 
 pub use std::sync::OnceLock;
 pub use std::sync::{Arc, Weak};

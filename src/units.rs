@@ -1,8 +1,7 @@
-//! Sizes and times as people write them.
+//! Parses and formats sizes and times for people.
 //!
-//! Owns parsing, where sizes take K, M, G, T (powers of 1024) and times s, m, h, and showing, with
-//! the unit that leaves a few digits. Invariant: what does not fit is an error, never a smaller
-//! number.
+//! Sizes take K, M, G, T (powers of 1024); times take s, m, h. Invariant: a value that overflows is
+//! an error, never a smaller number.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,54 +13,54 @@ use crate::error::{Error, Kind, Result};
 /// # Errors
 /// `Usage` for anything else.
 pub fn parse_size(text: &str) -> Result<u64> {
-    let wrong = || {
+    let invalid = || {
         Error::new(Kind::Usage, format!("{text:?} is no size"))
             .with_hint("give a whole number of bytes, or one with K, M, G or T behind it: 512M")
     };
     let upper = text.trim().to_ascii_uppercase();
     let upper = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
     let (digits, shift) = match upper.char_indices().last() {
-        Some((at, 'K')) => (&upper[..at], 10),
-        Some((at, 'M')) => (&upper[..at], 20),
-        Some((at, 'G')) => (&upper[..at], 30),
-        Some((at, 'T')) => (&upper[..at], 40),
+        Some((index, 'K')) => (&upper[..index], 10),
+        Some((index, 'M')) => (&upper[..index], 20),
+        Some((index, 'G')) => (&upper[..index], 30),
+        Some((index, 'T')) => (&upper[..index], 40),
         _ => (upper, 0),
     };
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(wrong());
+        return Err(invalid());
     }
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number.checked_mul(1 << shift).ok_or_else(wrong)
+    let number: u64 = digits.parse().map_err(|_| invalid())?;
+    number.checked_mul(1 << shift).ok_or_else(invalid)
 }
 
-/// The longest time, seconds: a year.
+/// The longest time, in seconds: a year.
 const TIME_MAX: u64 = 365 * 24 * 3600;
 
-/// Parses a time such as `20`, `90s`, `15m` or `2h`; a number alone is seconds.
+/// Parses a time such as `20`, `90s`, `15m` or `2h`. A plain number means seconds.
 ///
 /// # Errors
 /// `Usage` for anything else, and for more than a year.
 pub fn parse_time(text: &str) -> Result<Duration> {
-    let wrong = || {
+    let invalid = || {
         Error::new(Kind::Usage, format!("{text:?} is no time"))
             .with_hint("give a whole number of seconds, or one with s, m or h behind it: 15m")
     };
     let text = text.trim();
     let (digits, unit) = match text.char_indices().last() {
-        Some((at, 's')) => (&text[..at], 1),
-        Some((at, 'm')) => (&text[..at], 60),
-        Some((at, 'h')) => (&text[..at], 3600),
+        Some((index, 's')) => (&text[..index], 1),
+        Some((index, 'm')) => (&text[..index], 60),
+        Some((index, 'h')) => (&text[..index], 3600),
         _ => (text, 1),
     };
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(wrong());
+        return Err(invalid());
     }
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    let number: u64 = digits.parse().map_err(|_| invalid())?;
     let seconds = number.checked_mul(unit).filter(|&seconds| seconds <= TIME_MAX);
-    seconds.map(Duration::from_secs).ok_or_else(wrong)
+    seconds.map(Duration::from_secs).ok_or_else(invalid)
 }
 
-/// A size as a person reads it: `0 B`, `1.5 KiB`, `137.4 GiB`.
+/// Formats a size: `0 B`, `1.5 KiB`, `137.4 GiB`.
 pub fn show_size(bytes: u64) -> String {
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -74,7 +73,7 @@ pub fn show_size(bytes: u64) -> String {
     format!("{}.{} {}", tenths / 10, tenths % 10, units[unit])
 }
 
-/// A time as a person reads it: `0.8 us`, `3.1 ms`, `1.5 s`, `2m 3s`, `2h 3m`, `1d 2h`.
+/// Formats a time: `0.8 us`, `3.1 ms`, `1.5 s`, `2m 3s`, `2h 3m`, `1d 2h`.
 pub fn show_duration(time: Duration) -> String {
     let (seconds, nanoseconds) = (time.as_secs(), u64::from(time.subsec_nanos()));
     let (minutes, hours) = (seconds / 60, seconds / 3600);
@@ -88,7 +87,7 @@ pub fn show_duration(time: Duration) -> String {
     }
 }
 
-/// A size in bytes to be shown: to the byte, and so that a person can take it in.
+/// Formats a size in bytes, both exactly and rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_numbers_with_and_without_a_unit() {
+    fn parses_numbers_with_and_without_a_unit() {
         for (text, bytes) in [
             ("0", 0),
             ("512", 512),
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_size_or_too_large() {
+    fn rejects_invalid_and_too_large_sizes() {
         for text in
             ["", "K", "-1", "+1", "1.5G", "1 G", "G1", "1X", "16777216T", "99999999999999999999"]
         {
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_times_up_to_a_year() {
+    fn parses_times_up_to_a_year() {
         for (text, seconds) in
             [("0", 0), ("20", 20), ("90s", 90), ("15m", 900), ("8760h", TIME_MAX)]
         {

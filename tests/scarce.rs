@@ -218,7 +218,7 @@ fn a_mount_works_with_few_threads_or_reports_the_limit() {
             match stderr.contains("threads answer instead of") {
                 // "N threads answer instead of 32: only M can be started here"
                 true => {
-                    assert!(numbers.windows(3).any(|it| it[0] == it[2] / 2), "{most}: {stderr}")
+                    assert!(numbers.windows(3).any(|it| it[0] == it[2] / 2), "{most}: {stderr}");
                 }
                 false => assert!(most >= 36, "{most}: {stderr}"),
             }

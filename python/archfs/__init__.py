@@ -1,11 +1,11 @@
-"""SquashFS and tar archives as folders, for as long as a Python process needs them.
+"""Mounts SquashFS and tar archives as directories while a Python process needs them.
 
     with archfs.mount("data.sqfs") as root:         # unmounted at the end of the block
         ...
-    root = archfs.mount_until_exit("data.sqfs")     # unmounted when this process ends, however it does
+    root = archfs.mount_until_exit("data.sqfs")     # unmounted when this process ends, however it ends
     archfs.pack("folder", archive="data.sqfs")
 
-The work is done by the program archfs that comes with this package. See docs/PYTHON.md.
+The program archfs, which is part of this package, does the work. See docs/PYTHON.md.
 """
 
 from ._errors import (

@@ -1,4 +1,4 @@
-"""`python -m archfs ...`: the program itself, in place of this process."""
+"""`python -m archfs ...`: replaces this process with the program archfs."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ def main() -> None:
         sys.exit(f"archfs: {error}")
     try:
         os.execv(program, [program, *sys.argv[1:]])
-    except OSError as error:  # It is for another machine, say.
+    except OSError as error:  # For example, it was built for another architecture.
         sys.exit(f"archfs: {program}: {error.strerror}")
 
 

@@ -1,8 +1,8 @@
-"""Runs the program archfs, and makes exceptions of what it says.
+"""Runs the program archfs, and turns its errors into exceptions.
 
-Owns the child process: it has ended when a function here returns, also by an exception. What archfs says is
-kept for the exception, or goes to the logger "archfs". Its progress bars are shown where standard error is a
-terminal; for that it gets a pseudo terminal, whose bytes are passed on but for whole lines.
+When a function here returns or raises, the child process has exited. The messages of archfs become part of
+the exception, or go to the logger "archfs". If standard error is a terminal, progress bars are shown there.
+For that archfs gets a pseudo terminal, and everything except complete lines is passed on.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from ._options import PathLike, path
 
 LOGGER = logging.getLogger("archfs")
 
-# Seconds that a child which was asked to end may take, and between two looks whether it has ended.
+# Seconds a child may take to exit after SIGTERM, and seconds between two checks whether it has exited.
 _END = 10.0
 _LOOK = 0.1
 
-# What keeps a program that is there from being started.
+# Errors of starting a program that exists.
 _SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
-# What a bar puts before a line: it returns to the first column, and clears what is there.
+# What a progress bar prints before a line: a carriage return, and sequences that clear the line.
 _DRAWN = re.compile(rb".*(?:\r|\x1b\[[0-9;?]*[A-Za-z])", re.DOTALL)
 
-# What is said of a mount where all is as it should be.
+# Messages about a successful mount.
 _ORDINARY = re.compile(
     r"(mounted|sharing) .* until |started inside an srun step|"
     r".*: (Slurm kills the daemon|still held by process|stays mounted)"
@@ -46,14 +46,14 @@ _ORDINARY = re.compile(
 
 
 class Line(NamedTuple):
-    """Something archfs said, without its name in front."""
+    """A message of archfs, without the prefix "archfs: "."""
 
     text: str
     hint: Optional[str]
 
 
 class Outcome(NamedTuple):
-    """How a run ended."""
+    """The result of a run."""
 
     status: int
     output: str
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
 def run(
     words: Sequence[str], *, needs: Sequence[PathLike] = (), timeout: Optional[float] = None
 ) -> Outcome:
-    """Runs `archfs WORDS`. Raises an Error where it fails; a MissingFile where one of `needs` is not there."""
+    """Runs `archfs WORDS`. Raises Error if it fails, or MissingFile if one of `needs` does not exist."""
     outcome = execute(words, timeout)
     if outcome.status != 0:
         raise failure(outcome, needs)
@@ -71,8 +71,8 @@ def run(
     return outcome
 
 
-def told(words: Sequence[str], *, needs: Sequence[PathLike] = ()) -> Any:
-    """What `archfs WORDS --json` prints. Raises as `run` does."""
+def run_json(words: Sequence[str], *, needs: Sequence[PathLike] = ()) -> Any:
+    """Runs `archfs WORDS` and returns the JSON it prints. Raises the same errors as `run`."""
     outcome = run(words, needs=needs)
     if not outcome.output.strip():
         raise failure(outcome, needs)
@@ -80,7 +80,7 @@ def told(words: Sequence[str], *, needs: Sequence[PathLike] = ()) -> Any:
 
 
 def failure(outcome: Outcome, needs: Sequence[PathLike] = ()) -> _errors.Error:
-    """The exception for a run that failed. It may not have told: where SIGCHLD is ignored, no child does."""
+    """The exception for a failed run. The status may be 0: if SIGCHLD is ignored, a child's status is lost."""
     status = outcome.status or 1
     if status < 0:
         return _errors.Error(f"signal {-status} ended archfs", None, 128 - status, _texts(outcome.lines))
@@ -94,26 +94,26 @@ def failure(outcome: Outcome, needs: Sequence[PathLike] = ()) -> _errors.Error:
                 os.stat(path(need))
             except (FileNotFoundError, NotADirectoryError):
                 return _errors.missing(error, path(need))
-            except OSError:  # It may well be there.
+            except OSError:  # It may exist.
                 pass
     return error
 
 
 def log(lines: Sequence[Line]) -> None:
-    """Tells the logger what archfs said though it did not fail."""
+    """Logs the messages of a successful run."""
     for line in lines:
         level = logging.INFO if _ORDINARY.match(line.text) else logging.WARNING
         LOGGER.log(level, "%s", line.text if line.hint is None else f"{line.text} ({line.hint})")
 
 
 def execute(words: Sequence[str], timeout: Optional[float] = None) -> Outcome:
-    """Runs `archfs WORDS` to its end. Raises TimedOut when that takes more than `timeout` seconds."""
+    """Runs `archfs WORDS` until it exits. Raises TimedOut after `timeout` seconds."""
     program = executable()
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
         return _executed([program, *words], deadline)
     except OSError as error:
-        # One without a number comes from a handler of signals.
+        # An error without errno was raised by a signal handler.
         if isinstance(error, _errors.Error) or error.errno is None:
             raise
         raise _errors.Error(f"{program}: can not be run: {error.strerror}") from error
@@ -126,14 +126,15 @@ def _executed(command: Sequence[str], deadline: Optional[float]) -> Outcome:
         if pair is None:
             terminal = None
         ours, theirs = pair or os.pipe()
-        # Known before it is started: the handler of a signal may raise while it is, and it is ended then, too.
+        # Created before the start: a signal handler may raise during the start, and then the child must be
+        # ended too.
         process: subprocess.Popen[bytes] = subprocess.Popen.__new__(subprocess.Popen)
         try:
             try:
                 _start(process, command, output.fileno(), theirs)
             finally:
                 os.close(theirs)
-            said = _listen(process, ours, terminal, deadline)
+            messages = _listen(process, ours, terminal, deadline)
         except BaseException:
             if getattr(process, "pid", None) is None:
                 process.pid = _child_that_writes(output.fileno())
@@ -144,12 +145,12 @@ def _executed(command: Sequence[str], deadline: Optional[float]) -> Outcome:
             os.close(ours)
         output.seek(0)
         text = output.read().decode(errors="replace")
-    return Outcome(process.wait(), text, _lines(said))
+    return Outcome(process.wait(), text, _lines(messages))
 
 
-def _start(process: subprocess.Popen[bytes], command: Sequence[str], output: int, said: int) -> None:
+def _start(process: subprocess.Popen[bytes], command: Sequence[str], output: int, error_output: int) -> None:
     try:
-        subprocess.Popen.__init__(process, command, stdin=subprocess.DEVNULL, stdout=output, stderr=said)
+        subprocess.Popen.__init__(process, command, stdin=subprocess.DEVNULL, stdout=output, stderr=error_output)
     except OSError as error:
         if error.errno is None or error.errno in _SHORT_OF:
             raise
@@ -157,8 +158,9 @@ def _start(process: subprocess.Popen[bytes], command: Sequence[str], output: int
 
 
 def _child_that_writes(output: int) -> int:
-    """Our child with this file as standard output: one that runs already when an interrupt comes before Popen
-    has noted its number. 0 where there is none."""
+    """Finds our child with this file as standard output, or 0. It is needed if an interrupt arrives after the
+    child has started and before Popen has stored its pid.
+    """
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -169,7 +171,7 @@ def _child_that_writes(output: int) -> int:
                 parent = int(file.read().rpartition(b")")[2].split()[1])
             if parent == os.getpid() and os.path.samestat(os.stat(f"/proc/{name}/fd/1"), os.fstat(output)):
                 return int(name)
-        except OSError:  # It has ended meanwhile.
+        except OSError:  # It has exited.
             pass
     return 0
 
@@ -177,9 +179,10 @@ def _child_that_writes(output: int) -> int:
 def _listen(
     process: subprocess.Popen[bytes], ours: int, terminal: Optional[int], deadline: Optional[float]
 ) -> bytes:
-    """What the child says until it ends. Other processes that have its end of `ours` do not matter: a
-    child that another thread forks at the wrong moment would keep this one waiting for ever."""
-    said = b""
+    """Reads messages until the child exits. Other processes may hold its end of `ours`, such as a child that
+    another thread forked at that moment. They must not keep this function waiting.
+    """
+    messages = b""
     poll = select.poll()
     poll.register(ours, select.POLLIN)
     has_ended, is_open = False, True
@@ -190,18 +193,18 @@ def _listen(
         wait = 0 if has_ended else _LOOK if left is None else min(left, _LOOK)
         if not is_open:
             if has_ended or _ends_within(process, wait):
-                return said
+                return messages
         elif poll.poll(wait * 1000):
             try:
                 part = os.read(ours, 65536)
-            except OSError:  # All have closed their end of a pseudo terminal.
+            except OSError:  # All ends of a pseudo terminal are closed.
                 part = b""
-            said += part
+            messages += part
             if terminal is not None:
                 _show(part, terminal)
             is_open = part != b""
         elif has_ended:
-            return said
+            return messages
         else:
             has_ended = process.poll() is not None
 
@@ -222,8 +225,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _terminal() -> Optional[int]:
-    """The descriptor of standard error where that is a terminal. In a notebook it is not, whatever
-    descriptor 2 may be."""
+    """The descriptor of standard error if it is a terminal. In a notebook it is not, whatever descriptor 2
+    is.
+    """
     try:
         if sys.stderr is not None and sys.stderr.isatty():
             return sys.stderr.fileno()
@@ -233,7 +237,7 @@ def _terminal() -> Optional[int]:
 
 
 def _pseudo_terminal(like: int) -> Optional[tuple[int, int]]:
-    """None where there is none to be had. It does without bars then."""
+    """A pair of descriptors, or None if there is no pseudo terminal; then no bars are shown."""
     try:
         ours, theirs = os.openpty()
     except OSError:
@@ -242,13 +246,13 @@ def _pseudo_terminal(like: int) -> Optional[tuple[int, int]]:
         tty.setraw(theirs)
         size = fcntl.ioctl(like, termios.TIOCGWINSZ, b"\0" * 8)
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
-    except (OSError, termios.error):  # It draws for 80 columns then.
+    except (OSError, termios.error):  # Bars are drawn for 80 columns.
         pass
     return ours, theirs
 
 
 def _show(part: bytes, terminal: int) -> None:
-    """Passes on what draws and clears a bar. Lines are for the exception or the logger."""
+    """Passes on what draws and clears a bar. Complete lines go to the exception or the logger."""
     end = part.rfind(b"\n") + 1
     drawn = b"".join(_drawing(line) for line in part[:end].split(b"\n"))
     rest = part[end:]
@@ -265,10 +269,10 @@ def _drawing(line: bytes) -> bytes:
     return found.group() if found else b""
 
 
-def _lines(said: bytes) -> list[Line]:
-    """The lines of `archfs: what` with the `hint: what to do` below them."""
+def _lines(messages: bytes) -> list[Line]:
+    """The messages `archfs: TEXT`, each with the `hint: TEXT` on the line below."""
     lines: list[Line] = []
-    for raw in said.split(b"\n")[:-1]:
+    for raw in messages.split(b"\n")[:-1]:
         text = _DRAWN.sub(b"", raw, count=1).decode(errors="replace").rstrip()
         if text.startswith("hint: ") and lines:
             lines[-1] = Line(lines[-1].text, text[len("hint: ") :])

@@ -1,4 +1,4 @@
-"""What goes wrong, as exceptions: archfs's own line and hint, and its exit status."""
+"""Exceptions for failures of archfs, with its message, hint and exit status."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from typing import Any, Optional
 
 
 class Error(Exception):
-    """archfs failed. `str()` is its message, and its hint on a line below."""
+    """archfs failed. `str()` is its message, with its hint on the next line."""
 
     def __init__(
         self, message: str, hint: Optional[str] = None, status: int = 1, notes: tuple[str, ...] = ()
     ) -> None:
         super().__init__(message)
         self.message = message
-        """What went wrong, and why."""
+        """The message: what failed, and why."""
         self.hint = hint
         """What to do about it, if archfs knows."""
         self.status = status
         """The exit status of archfs (docs/CLI.md)."""
         self.notes = notes
-        """What it said besides: a line for each file that could not be packed, say."""
+        """Further messages, such as a line for each file that could not be packed."""
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As it is, also behind the pipe of a pool of processes.
+        # Unpickles unchanged, for example in a pool of processes.
         return _again, (type(self), self.message, self.hint, self.status, self.notes)
 
 
 class UsageError(Error, ValueError):
-    """Arguments that archfs does not take, or that contradict each other (status 2)."""
+    """Invalid or contradictory arguments (status 2)."""
 
 
 class DamagedArchive(Error):
-    """The archive is damaged, or not one that archfs reads (status 3)."""
+    """The archive is damaged, or not in a format that archfs reads (status 3)."""
 
 
 class CannotMount(Error):
-    """Mounting is impossible here: no /dev/fuse, no fusermount3, a place that is not yours (status 4)."""
+    """Mounting is not possible here: no /dev/fuse, no fusermount3, or not your mount point (status 4)."""
 
 
 class NotMounted(Error):
-    """Nothing is mounted there, or not by archfs for you (status 5)."""
+    """Nothing is mounted there, or not by you with archfs (status 5)."""
 
 
 class TimedOut(Error, TimeoutError):
-    """It took too long (status 6)."""
+    """The time limit has passed (status 6)."""
 
 
 class MissingFile(Error, FileNotFoundError):
-    """A file or folder that was named is not there; `filename` is its path."""
+    """A named file or directory does not exist; `filename` is its path."""
 
     def __init__(
         self, message: str, hint: Optional[str] = None, status: int = 1, notes: tuple[str, ...] = ()
@@ -66,19 +66,19 @@ class MissingFile(Error, FileNotFoundError):
 
 
 class ExecutableNotFound(MissingFile):
-    """The program archfs is not there."""
+    """The program archfs was not found."""
 
 
 _BY_STATUS = {2: UsageError, 3: DamagedArchive, 4: CannotMount, 5: NotMounted, 6: TimedOut}
 
 
 def of_status(status: int, message: str, hint: Optional[str], notes: tuple[str, ...]) -> Error:
-    """The exception for a run of archfs that ended with `status`."""
+    """The exception for a run of archfs with exit status `status`."""
     return _BY_STATUS.get(status, Error)(message, hint, status, notes)
 
 
 def missing(error: Error, path: str) -> MissingFile:
-    """`error`, of which it is known that `path` is not there."""
+    """`error` as a MissingFile for `path`."""
     found = MissingFile(error.message, error.hint, error.status, error.notes)
     found.filename = path
     return found

@@ -1,4 +1,4 @@
-"""Where the program archfs is: the one that came with this package, unless told otherwise."""
+"""Finds the program archfs: the one of this package, unless ARCHFS_EXECUTABLE names another."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ VARIABLE = "ARCHFS_EXECUTABLE"
 
 
 def executable() -> str:
-    """The path of the program: ARCHFS_EXECUTABLE, else that of this package, else what PATH has.
+    """The path of the program: ARCHFS_EXECUTABLE, or that of this package, or the first in PATH.
 
-    Raises ExecutableNotFound where there is none.
+    Raises ExecutableNotFound if there is none.
     """
     told = os.environ.get(VARIABLE)
     if told:
@@ -38,10 +38,10 @@ def executable() -> str:
 
 
 def _folders() -> Iterator[str]:
-    """Where an installer may have put it, the nearest to this package first."""
+    """Directories where an installer may have put it, closest to this package first."""
     package = Path(__file__).resolve().parent
     site = package.parent
-    # pip install --target, and then --prefix or any other with the usual tree.
+    # pip install --target first, then --prefix and all others with the usual layout.
     yield str(site / "bin")
     if site.name in ("site-packages", "dist-packages") and len(site.parents) > 2:
         yield str(site.parents[2] / "bin")

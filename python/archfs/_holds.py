@@ -1,14 +1,14 @@
-"""What this process holds: each place once, however many Mounts it has there, and whichever thread asks.
+"""The mounts that this process holds: each mount point once, for any number of Mounts and threads.
 
-The daemon of a mount watches this process, so the end of the process ends its hold, whatever it is. Giving
-it back before that is `archfs unmount --held-by`: the mount goes then, unless other processes hold it.
+The daemon of a mount watches this process, so the hold ends when the process does. To end it earlier, `archfs
+unmount --held-by` is run. That unmounts, unless other processes hold the mount.
 
-At the usual end of the process an exit handler gives everything back. It was registered when this package was
-imported, so handlers that are registered later run before it and still have the files.
+When the process exits normally, an exit handler gives back everything. It is registered when this package is
+imported, so handlers registered later run before it and can still read the files.
 
-A hold is counted before it is asked for. So a Mount of the same place that is collected meanwhile, in the same
-thread even, does not take the last one away. A forked child starts with nothing: what its parent holds is not its
-to give back.
+A holder is registered before the mount is requested. So if another Mount of the same mount point is collected
+in between, even on the same thread, it does not unmount. A forked child starts without holds: it must not
+give back what its parent holds.
 """
 
 from __future__ import annotations
@@ -22,91 +22,93 @@ from . import _command
 from ._errors import Error, NotMounted, TimedOut
 
 
-class _Place:
+class _MountPoint:
     def __init__(self) -> None:
         self.holders: set[object] = set()
         self.is_held = False
-        # Guards is_held, and that only one thread mounts or unmounts here.
+        # Guards is_held. Held while mounting or unmounting, so that one thread does so at a time.
         self.lock = threading.RLock()
 
 
-_places: dict[str, _Place] = {}
-# Guards the dict; taken before no other lock.
+_mount_points: dict[str, _MountPoint] = {}
+# Guards the dict. No other lock is taken while it is held.
 _lock = threading.RLock()
 
 
-def take(place: str, holder: object, mount: Callable[[], None]) -> None:
-    """Calls `mount`, after which `holder` holds `place`, an absolute path without links."""
+def take(mount_point: str, holder: object, mount: Callable[[], None]) -> None:
+    """Calls `mount`; from then on `holder` holds `mount_point`, an absolute path without links."""
     try:
         with _lock:
-            held = _places.setdefault(place, _Place())
+            held = _mount_points.setdefault(mount_point, _MountPoint())
             held.holders.add(holder)
         with held.lock:
             _mount(held, mount)
     except BaseException:
-        give_back_or_tell(place, holder)
+        give_back_or_tell(mount_point, holder)
         raise
 
 
-def _mount(held: _Place, mount: Callable[[], None]) -> None:
+def _mount(held: _MountPoint, mount: Callable[[], None]) -> None:
     try:
         mount()
         held.is_held = True
     except BaseException as error:
-        # Whoever stops waiting, by Ctrl-C or a time limit, does not know whether it was mounted.
+        # After an interrupt or a time-out it is unknown whether the mount exists.
         if isinstance(error, TimedOut) or not isinstance(error, Error):
             held.is_held = True
         raise
 
 
-def give_back(place: str, holder: object) -> None:
-    """`holder` needs `place` no more. Returns when the mount is gone, unless others hold it. May be called again
-    if it fails."""
+def give_back(mount_point: str, holder: object) -> None:
+    """Ends the hold of `holder`. Returns when the mount is gone, unless others hold it. May be repeated if it
+    fails.
+    """
     with _lock:
-        held = _places.get(place)
+        held = _mount_points.get(mount_point)
         if held is None:
             return
         held.holders.discard(holder)
-    _unmount(place, held)
+    _unmount(mount_point, held)
 
 
-def give_back_or_tell(place: str, holder: object) -> bool:
-    """As `give_back`, for where something else went wrong, or nobody is there to catch what this raises: the logger
-    is told. What failed is tried again at the end of the process."""
+def give_back_or_tell(mount_point: str, holder: object) -> bool:
+    """Like `give_back`, but logs errors instead of raising: for callers that already handle an error, or run
+    where no caller could catch it. A failure is retried when the process exits.
+    """
     try:
-        give_back(place, holder)
+        give_back(mount_point, holder)
     except (Error, OSError) as error:
         _command.LOGGER.warning("%s", error)
         return False
     return True
 
 
-def _unmount(place: str, held: _Place) -> None:
-    """Gives `place` back if nobody here needs it any more."""
+def _unmount(mount_point: str, held: _MountPoint) -> None:
+    """Gives `mount_point` back if this process has no holders left."""
     with held.lock:
         try:
             if held.is_held and not held.holders:
-                _command.run(["unmount", f"--held-by={os.getpid()}", "--", place])
+                _command.run(["unmount", f"--held-by={os.getpid()}", "--", mount_point])
                 held.is_held = False
         except NotMounted:
-            held.is_held = False  # Somebody else ended it.
+            held.is_held = False  # Another process has unmounted it.
         finally:
             with _lock:
-                if not held.holders and not held.is_held and _places.get(place) is held:
-                    del _places[place]
+                if not held.holders and not held.is_held and _mount_points.get(mount_point) is held:
+                    del _mount_points[mount_point]
 
 
 def _give_back_all() -> None:
-    """The process ends, and its mounts would without this, too, but some milliseconds later."""
+    """Runs when the process exits. Its mounts would end without this as well, but some milliseconds later."""
     with _lock:
-        everything = list(_places.items())
-    for place, held in everything:
-        # A thread that still mounts there, a daemon, keeps nobody waiting: its mount goes with this process.
+        everything = list(_mount_points.items())
+    for mount_point, held in everything:
+        # Do not wait for a daemon thread that is still mounting: its mount ends with this process.
         if not held.lock.acquire(blocking=False):
             continue
         try:
             held.holders.clear()
-            _unmount(place, held)
+            _unmount(mount_point, held)
         except (Error, OSError) as error:
             _command.LOGGER.warning("%s", error)
         finally:
@@ -116,7 +118,7 @@ def _give_back_all() -> None:
 def _forget() -> None:
     global _lock
     _lock = threading.RLock()
-    _places.clear()
+    _mount_points.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,4 +1,4 @@
-"""`archfs info`: what is in an archive."""
+"""`archfs info`: describes an archive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Always(TypedDict):
 
 
 class ArchiveInfo(_Always, total=False):
-    """What `archfs info --json` tells (docs/CLI.md), as a dict. It has `squashfs` or `tar`, by `format`."""
+    """The output of `archfs info --json` (docs/CLI.md) as a dict. It has `squashfs` or `tar`, by `format`."""
 
     squashfs: dict[str, Any]
     tar: dict[str, Any]
@@ -43,7 +43,7 @@ def info(
     offset: Optional[Size] = None,
     index: Optional[PathLike] = None,
 ) -> ArchiveInfo:
-    """Tells what is in `archive` from its tables, without mounting it."""
+    """Describes `archive` from its tables, without mounting it."""
     options = words({"json": True, "recursive": recursive, "offset": offset, "index": index})
-    found: ArchiveInfo = _command.told(["info", *options, "--", path(archive)], needs=[archive])
+    found: ArchiveInfo = _command.run_json(["info", *options, "--", path(archive)], needs=[archive])
     return found

@@ -20,34 +20,37 @@ Options = Union[str, Sequence[str]]
 
 
 class Mount:
-    """Archives shown as a folder, from `mount()` until `unmount()`, the end of its `with` block, its own end,
-    or that of the process that called `mount()`. In a forked child it does nothing: the parent holds it.
+    """Archives shown as a directory. It is mounted from `mount()` until `unmount()`, the end of its `with`
+    block, its own collection, or the exit of the process that called `mount()`. In a forked child it does
+    nothing: the parent holds the mount.
     """
 
-    def __init__(self, place: str, archives: Sequence[str], arguments: Sequence[str], timeout: Optional[float]):
-        self._path = Path(place)
+    def __init__(
+        self, mount_point: str, archives: Sequence[str], arguments: Sequence[str], timeout: Optional[float]
+    ) -> None:
+        self._path = Path(mount_point)
         self._archives = tuple(archives)
-        self._hold = _Hold(place)
-        here = os.path.realpath(place)
-        self._hold.place = here
-        command = ["mount", f"--until-pid={os.getpid()}", *arguments, "--", *archives, here]
+        self._hold = _Hold(mount_point)
+        resolved = os.path.realpath(mount_point)
+        self._hold.mount_point = resolved
+        command = ["mount", f"--until-pid={os.getpid()}", *arguments, "--", *archives, resolved]
         try:
-            _holds.take(here, self._hold, lambda: _mounted(command, archives, here, timeout))
+            _holds.take(resolved, self._hold, lambda: _mounted(command, archives, resolved, timeout))
             self._ends = weakref.finalize(self, _dropped, self._hold)
-            # At the end of the process all is given back, and nobody has forgotten anything.
+            # At exit all mounts are given back, and a ResourceWarning would be wrong.
             self._ends.atexit = False
-        except BaseException:  # Ctrl-C between two of these lines, say.
-            _holds.give_back_or_tell(here, self._hold)
+        except BaseException:  # For example, Ctrl-C between two of these lines.
+            _holds.give_back_or_tell(resolved, self._hold)
             raise
 
     @property
     def path(self) -> Path:
-        """The folder. Made by archfs and removed at the end, unless it was there before."""
+        """The directory. If archfs created it, it is removed at the end."""
         return self._path
 
     @property
     def archives(self) -> tuple[str, ...]:
-        """The archives that it shows."""
+        """The archives it shows."""
         return self._archives
 
     @property
@@ -56,17 +59,16 @@ class Mount:
         return not self._ends.alive
 
     def unmount(self) -> None:
-        """Needs the mount no more. Returns when it is gone, unless others hold it. Files of it that are still
-        open, or mapped, stay readable until they are closed. May be called again, and does nothing then, or
-        tries once more if it failed.
+        """Releases the mount. Returns when it is gone, unless others hold it. Open or mapped files stay
+        readable until they are closed. Calling it again does nothing, or retries if it failed.
         """
         if self._ends.alive:
             self._hold.give_back()
             self._ends.detach()
 
     def stats(self) -> dict[str, Any]:
-        """The numbers of the mount until now: requests, bytes, latencies (docs/STATS.md)."""
-        numbers: dict[str, Any] = _command.told(["stats", "--json", "--", self._hold.place])
+        """The counters of the mount so far: requests, bytes, latencies (docs/STATS.md)."""
+        numbers: dict[str, Any] = _command.run_json(["stats", "--json", "--", self._hold.mount_point])
         return numbers
 
     def __enter__(self) -> Path:
@@ -83,7 +85,7 @@ class Mount:
         except (Error, OSError) as failed:
             if error is None:
                 raise
-            # What went wrong in the block is what counts.
+            # An error of the block is more important.
             _command.LOGGER.warning("%s", failed)
 
     def __fspath__(self) -> str:
@@ -100,15 +102,15 @@ class Mount:
 
 
 class _Hold:
-    """What a Mount holds, to be given back also when the Mount itself is gone."""
+    """The hold of a Mount. It can be given back after the Mount itself was collected."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, mount_point: str) -> None:
+        self.mount_point = mount_point
         self.pid = os.getpid()
 
     def give_back(self) -> None:
         if self.pid == os.getpid():
-            _holds.give_back(self.place, self)
+            _holds.give_back(self.mount_point, self)
 
 
 def mount(
@@ -132,13 +134,13 @@ def mount(
     stats_json: Optional[PathLike] = None,
     timeout: Optional[float] = None,
 ) -> Mount:
-    """Mounts `archives`, one or more, as one folder; files can be read when it returns.
+    """Mounts `archives`, one or more, as one directory. Files can be read when it returns.
 
-    Without `at` that is a private directory (0700) below /dev/shm, or below the temporary directory. Its name is
-    derived from the job, the archives and the options. So all ranks of a node that mount the same archives in the
-    same way share one mount, as processes and Mounts with the same `at` do. The last one out unmounts. The other
-    arguments are the options of `archfs mount` (docs/CLI.md); None and False leave them to
-    their ARCHFS_ variables and defaults. After `timeout` seconds without a mount it is TimedOut.
+    Without `at`, the mount point is a private directory (0700) below /dev/shm, or below the temporary
+    directory. Its name is derived from the job, the archives and the options. So all ranks on a node that
+    mount the same archives in the same way share one mount, like processes and Mounts with the same `at`. The
+    last holder to leave unmounts. The other arguments are the options of `archfs mount` (docs/CLI.md); None
+    and False mean their ARCHFS_ variables and defaults. Raises TimedOut after `timeout` seconds.
 
         with archfs.mount("data.sqfs") as root:
             ...
@@ -167,8 +169,8 @@ def mount(
         }
     )
     arguments += [f"-o{option}" for option in given]
-    place = _shared_place(found, arguments) if at is None else os.path.abspath(path(at))
-    return Mount(place, found, arguments, timeout)
+    mount_point = _shared_mount_point(found, arguments) if at is None else os.path.abspath(path(at))
+    return Mount(mount_point, found, arguments, timeout)
 
 
 def mount_until_exit(
@@ -192,12 +194,12 @@ def mount_until_exit(
     stats_json: Optional[PathLike] = None,
     timeout: Optional[float] = None,
 ) -> Path:
-    """Mounts `archives` as `mount()` does, for as long as this process runs; returns the folder.
+    """Mounts `archives` like `mount()` while this process runs; returns the directory.
 
-    It is unmounted when the process ends: by returning, sys.exit, an exception, any signal, SIGKILL too. Called
-    again with the same arguments it returns the same folder, as long as the archives are unchanged; else it
-    unmounts that and mounts anew. A forked child that calls it takes part in the mount of its parent, and keeps it
-    should the parent end first.
+    It is unmounted when the process ends: by returning, sys.exit, an exception or any signal, including
+    SIGKILL. If called again with the same arguments while the archives are unchanged, it returns the same
+    directory. If they have changed, it unmounts and remounts. A forked child that calls it joins the mount of
+    its parent, and keeps it if the parent exits first.
     """
     arguments: dict[str, Any] = {
         "at": _absolute(at),
@@ -226,7 +228,7 @@ def mount_until_exit(
 
 
 class _Kept:
-    """What `mount_until_exit` has mounted for one set of arguments."""
+    """The mount of `mount_until_exit` for one set of arguments."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -234,7 +236,7 @@ class _Kept:
         self._archives: list[tuple[object, ...]] = []
 
     def path(self, names: Sequence[str], arguments: dict[str, Any], timeout: Optional[float]) -> Path:
-        """The folder: that of before, if it still shows the same. Needs the lock."""
+        """The directory: the existing one if it is still up to date. The caller holds the lock."""
         archives = [_identity(name) for name in names]
         made = self._mount
         ours = made if made is not None and made._hold.pid == os.getpid() else None
@@ -243,7 +245,7 @@ class _Kept:
                 return made.path
             arguments = {**arguments, "at": made.path}
         if ours is not None and arguments["at"] is not None:
-            # The place can be had once, so that of before goes first, unless it is all that there is.
+            # A given mount point must be unmounted first, but not if the new archives do not exist.
             for name in names:
                 _check_is_there(name)
             ours.unmount()
@@ -255,7 +257,7 @@ class _Kept:
 
 
 _until_exit: dict[str, _Kept] = {}
-# Guards the dict. What is mounted has a lock of its own, so that nobody waits for a mount of something else.
+# Guards the dict. Each mount has its own lock, so that one mount does not wait for another.
 _until_exit_lock = threading.RLock()
 
 
@@ -269,35 +271,36 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _mounted(command: Sequence[str], archives: Sequence[str], place: str, timeout: Optional[float]) -> None:
+def _mounted(command: Sequence[str], archives: Sequence[str], mount_point: str, timeout: Optional[float]) -> None:
     outcome = _command.run(command, needs=archives, timeout=timeout)
-    # Where SIGCHLD is ignored, the status of a child is not told.
-    if not os.path.ismount(place):
+    # If SIGCHLD is ignored, the exit status of a child is lost.
+    if not os.path.ismount(mount_point):
         raise _command.failure(outcome, archives)
 
 
 def _dropped(hold: _Hold) -> None:
-    """A Mount was collected, and nobody had called unmount()."""
-    if hold.pid != os.getpid() or not _holds.give_back_or_tell(hold.place, hold):
+    """A Mount was collected without a call of unmount()."""
+    if hold.pid != os.getpid() or not _holds.give_back_or_tell(hold.mount_point, hold):
         return
-    warnings.warn(f"{hold.place}: unmounted, as its Mount was dropped", ResourceWarning, stacklevel=2)
+    warnings.warn(f"{hold.mount_point}: unmounted, as its Mount was dropped", ResourceWarning, stacklevel=2)
 
 
-# What batch systems call the job, in its environment.
+# Variables in which batch systems pass the job's id.
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
 
 
-def _shared_place(archives: Sequence[str], arguments: Sequence[str]) -> str:
-    """The mount point of all processes of this user and job that mount these archives, unchanged, with these
-    options. archfs makes the directory, and the last process removes it. A directory of that name that belongs to
-    another user is left to them: this process then has a mount point of its own."""
+def _shared_mount_point(archives: Sequence[str], arguments: Sequence[str]) -> str:
+    """The mount point for all processes of this user and job that mount these archives, unchanged, with these
+    options. archfs creates the directory, and the last process removes it. If another user owns a
+    directory of that name, this process gets a mount point of its own.
+    """
     try:
-        # The same path is another mount point in a container.
+        # In a container the same path may be another mount point.
         namespace = os.readlink("/proc/self/ns/mnt")
     except OSError:
         namespace = ""
     job = [os.environ.get(name, "") for name in _JOB_VARIABLES]
-    # No path: ranks may have different working directories.
+    # Identities, not paths: ranks may have different working directories.
     identities = [_identity(name)[1:] or (os.path.abspath(name),) for name in archives]
     digest = hashlib.sha256(repr((namespace, job, identities, list(arguments))).encode(errors="surrogateescape"))
     directory = "/dev/shm" if _scratch.is_writable("/dev/shm") else _scratch.temporary()
@@ -305,31 +308,30 @@ def _shared_place(archives: Sequence[str], arguments: Sequence[str]) -> str:
     return os.path.join(directory, _scratch.unguessable()) if _is_foreign(shared) else shared
 
 
-def _is_foreign(place: str) -> bool:
+def _is_foreign(mount_point: str) -> bool:
     """Whether another user has taken this name."""
     try:
-        found, parent = os.lstat(place), os.lstat(os.path.dirname(place))
+        found, parent = os.lstat(mount_point), os.lstat(os.path.dirname(mount_point))
     except PermissionError:
         return True
-    except OSError:  # Nothing is there, or a stale mount, which archfs clears.
+    except OSError:  # It does not exist, or is a stale mount, which archfs clears.
         return False
-    # The root of a mount has the owner that its archive says.
+    # The root of a mount has the owner that its archive records.
     return found.st_dev == parent.st_dev and found.st_uid != os.getuid()
 
 
 def _absolute(given: Optional[PathLike]) -> Optional[str]:
-    """What is meant by it also after os.chdir."""
+    """The absolute path, which stays valid after os.chdir."""
     return None if given is None else os.path.abspath(path(given))
 
 
-def _answers(place: Path) -> bool:
-    """Whether something is mounted there, and its daemon lives. stat alone is answered by the kernel, which
-    remembers; statvfs is not."""
+def _answers(mount_point: Path) -> bool:
+    """Whether it is mounted and the daemon responds. The kernel answers stat from its cache, but not statvfs."""
     try:
-        os.statvfs(place)
+        os.statvfs(mount_point)
     except OSError:
         return False
-    return os.path.ismount(place)
+    return os.path.ismount(mount_point)
 
 
 def _check_is_there(name: str) -> None:

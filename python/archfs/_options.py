@@ -1,4 +1,4 @@
-"""Python values as words of the command line."""
+"""Python values as command line arguments."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Optional, Union
 
 PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
-"""A path. Names that are not UTF-8 go as bytes, or as the str that os.fsdecode makes of them."""
+"""A path. Names that are not UTF-8 are passed as bytes, or as the str that os.fsdecode returns."""
 
 Size = Union[int, str]
-"""Bytes, or a text such as "512M" or "4G"."""
+"""A number of bytes, or a text such as "512M" or "4G"."""
 
 Time = Union[int, float, str]
 """Seconds, or a text such as "90s", "15m" or "2h"."""
@@ -20,12 +20,12 @@ Value = Union[None, bool, int, float, str, bytes, "os.PathLike[str]", "os.PathLi
 
 
 def path(value: PathLike) -> str:
-    """A path as a word that can not be taken for an option of archfs."""
+    """A path in a form that archfs cannot take for an option."""
     return os.fsdecode(value)
 
 
 def time(value: Optional[Time]) -> Optional[str]:
-    """Whole seconds, as archfs counts them, and rather a little more than a little less."""
+    """Whole seconds, as archfs expects them, rounded up."""
     if value is None or isinstance(value, str):
         return value
     return str(math.ceil(value))

@@ -1,4 +1,4 @@
-"""`archfs pack`: archives that are read fast, of folders, files and other archives."""
+"""`archfs pack`: packs directories, files and other archives."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class _Always(TypedDict):
 
 
 class PackSummary(_Always, total=False):
-    """What `archfs pack --json` tells (docs/CLI.md), as a dict. Which of the keys below it has depends on
-    `format`: squashfs, tar or shards."""
+    """The output of `archfs pack --json` (docs/CLI.md) as a dict. `format` (squashfs, tar or shards) decides
+    which of the keys below it has.
+    """
 
     folders: int
     symlinks: int
@@ -71,13 +72,14 @@ def pack(
     threads: Optional[int] = None,
     cache: Optional[Size] = None,
 ) -> PackSummary:
-    """Packs folders, files and archives into an archive: `pack("train", "train.sqfs")`, sources first, or
+    """Packs directories, files and archives into an archive: `pack("train", "train.sqfs")`, sources first, or
     `pack("train", archive="train.sqfs")`.
 
-    The arguments are the options of `archfs pack` (docs/PACK.md). `files_from` is a list with a path a line, or
-    the paths themselves (as a list or any other iterable but a str); `map` a file of such lines, or a dict of path to
-    new path; `owner` a number, a pair of them, or "UID:GID". With `keep_going` files that can not be packed are
-    counted as `problems` and told to the logger "archfs"; without, an Error has them as `notes`, and nothing is made.
+    The arguments are the options of `archfs pack` (docs/PACK.md). `files_from` is a file with one path per
+    line, or the paths themselves (a list or any iterable except str). `map` is a file of such lines, or a
+    dict of path to new path. `owner` is a number, a pair of numbers, or "UID:GID". With `keep_going`, files
+    that cannot be packed are counted as `problems` and logged to "archfs". Without it, Error has them as
+    `notes`, and no archive is written.
     """
     given = [*paths] if archive is None else [*paths, archive]
     with ExitStack() as stack:
@@ -104,7 +106,7 @@ def pack(
             }
         )
         outcome = _command.execute(["pack", *options, "--", *(path(one) for one in given)])
-    # One that was made without some files has a summary, whatever the status.
+    # If there is a summary, an archive was written, whatever the status says about skipped files.
     if not outcome.output.strip():
         raise _command.failure(outcome, given[:-1])
     _command.log(outcome.lines)
@@ -116,7 +118,7 @@ def pack(
 def _listed(
     files_from: Union[None, PathLike, Iterable[PathLike]], map: Union[None, PathLike, Mapping[str, str]]
 ) -> Iterator[dict[str, Any]]:
-    """The options for lists, which may be files or have to be written to some first."""
+    """The options for lists: files are passed on, other lists are written to files first."""
     with _scratch.folder() as folder:
         options: dict[str, Any] = {}
         if isinstance(files_from, (str, bytes, os.PathLike)):

@@ -1,7 +1,7 @@
-"""Files that are needed for a moment.
+"""Temporary files.
 
-Not by Python's tempfile, which looks for its folder and its names under a lock: a child forked while another thread
-has it would wait for ever.
+tempfile is not used, because it picks its directory and names under a lock: a child that is forked while
+another thread holds the lock would wait forever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 
 def nameless() -> BinaryIO:
-    """A file without a name, to be written and read."""
+    """An unnamed file, open for reading and writing."""
     try:
         return os.fdopen(os.memfd_create("archfs"), "w+b")
     except (AttributeError, OSError):  # An old C library, or a sandbox that forbids it.
@@ -28,7 +28,7 @@ def nameless() -> BinaryIO:
 
 @contextmanager
 def folder() -> Iterator[str]:
-    """A private folder, removed at the end with all that is in it."""
+    """A private directory, removed at the end with its contents."""
     path = os.path.join(temporary(), unguessable())
     os.mkdir(path, 0o700)
     try:
@@ -38,7 +38,7 @@ def folder() -> Iterator[str]:
 
 
 def temporary() -> str:
-    """The folder that tempfile would take."""
+    """The directory that tempfile would use."""
     if tempfile.tempdir is not None:
         return os.fsdecode(tempfile.tempdir)
     told = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
@@ -49,7 +49,7 @@ def temporary() -> str:
 
 
 def unguessable() -> str:
-    """A name that nobody has taken, nor can."""
+    """A name that no other process has or can guess."""
     return f"archfs-{os.getuid()}-{os.getpid()}-{secrets.token_hex(8)}"
 
 

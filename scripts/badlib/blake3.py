@@ -10,7 +10,7 @@ CHUNK_START, CHUNK_END, ROOT = 1, 2, 8
 
 
 def rotated(word, by):
-    """`word` of 32 bits, rotated to the right."""
+    """`word` of 32 bits, rotated right."""
     return (word >> by | word << 32 - by) & 0xFFFFFFFF
 
 

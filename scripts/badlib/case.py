@@ -1,4 +1,4 @@
-"""A case: one archive, what is broken in it, and what archfs has to say about it."""
+"""A case: one archive, what is broken in it, and what archfs must report."""
 
 import zlib
 
@@ -6,7 +6,7 @@ CASES = []
 
 
 class Case:
-    """What the manifest says of one file."""
+    """The manifest entry of one archive."""
 
     def __init__(self, name, breaks):
         self.name = name
@@ -21,7 +21,7 @@ class Case:
         self.memory = 384
 
     def opens_not(self, *says):
-        """The archive is refused, with all of these words."""
+        """The archive is rejected, with a message that contains all of these words."""
         self.faults.append({"do": "open", "says": list(says)})
         self.healthy = {}
 
@@ -30,17 +30,17 @@ class Case:
         self.faults.append({"do": operation, "path": path, "says": list(says)})
 
     def notes(self, *says):
-        """Opening it succeeds, with a line on the log that holds these words."""
+        """Opening it succeeds, and the log contains a line with these words."""
         self.faults.append({"do": "note", "says": list(says)})
 
     def keeps(self, path, contents):
-        """The file `path` can be read as ever."""
+        """The file `path` is still readable."""
         self.healthy[path] = {"length": len(contents), "crc32": zlib.crc32(contents)}
 
     def entry(self):
-        """The case as the manifest has it."""
+        """The case as an entry of the manifest."""
         entry = {"file": self.name, "breaks": self.breaks, "memory": self.memory}
-        # What is not said is not there.
+        # Empty values are left out.
         others = [("options", self.options), ("modified", self.modified)]
         others += [("sound", self.sound_for_others), ("faults", self.faults)]
         others += [("lists", self.lists), ("healthy", self.healthy)]

@@ -1,6 +1,6 @@
-"""Saved indexes that lie, with a right checksum unless a case says otherwise.
+"""Saved indexes with wrong contents, and a valid checksum unless a case says otherwise.
 
-The archive beside each is whole, so whatever the index says the answer must be the archive's.
+The archive next to each is undamaged, so whatever the index says, the answers must be the archive's.
 """
 
 import struct
@@ -10,7 +10,7 @@ from badlib.blake3 import blake3
 from badlib.case import case
 from badlib.tar import END, member
 
-# Bytes of data with a checksum of their own.
+# Bytes of data per checksum.
 BLOCK = 16384
 
 ONE, TWO = b"one\n" * 10, b"two\n" * 10
@@ -19,13 +19,13 @@ MODIFIED = 1_000_000_000
 STORED, SPARSE, FOLDER, SYMLINK, LINK = 1, 2, 3, 4, 8
 
 
-# The names of the nodes, one behind the other.
+# The names of the nodes, concatenated.
 NAMES = b"foldertwoone"
 FOLDER_NAME, TWO_NAME, ONE_NAME = (0, 6), (6, 3), (9, 3)
 
 
 def node(name, kind, size, content, mode=0o644, parent=0, nanoseconds=0):
-    """A node: 47 bytes; `name` is where its name is, and its length."""
+    """A node: 47 bytes; `name` is the offset and length of its name."""
     head = struct.pack("<IBHII", *name, kind << 12 | mode, parent, nanoseconds)
     return head + struct.pack("<qIIQQ", 1, 0, 0, size, content)
 
@@ -73,7 +73,7 @@ class Index:
         ]
 
     def bytes(self):
-        """The file."""
+        """The bytes of the index."""
         start = b"ARCHFSIX" + struct.pack("<IIQqI", 3, 0, self.length, MODIFIED, 0)
         # Its file, which does not count beside the archive in a directory of the user.
         start += struct.pack("<QQqII", 0, 0, 0, 0, 0)
@@ -93,7 +93,7 @@ class Index:
 
 
 def lies(name, breaks, change, says):
-    """A case: the archive `name`, and an index beside it in which `change` changes something."""
+    """A case: the archive `name` with an index next to it that `change` modifies."""
 
     def function(found):
         index = Index()
@@ -113,7 +113,7 @@ def lies(name, breaks, change, says):
 
 
 def set_node(number, *fields, **more):
-    """A change of one node."""
+    """Modifies one node."""
 
     def change(index):
         index.nodes[number] = node(*fields, **more)
@@ -122,7 +122,7 @@ def set_node(number, *fields, **more):
 
 
 def set_to(**fields):
-    """A change of other fields."""
+    """Modifies other fields."""
 
     def change(index):
         index.__dict__.update(fields)
@@ -131,7 +131,7 @@ def set_to(**fields):
 
 
 def sparse(pieces):
-    """A change that makes a sparse file of the last node."""
+    """Turns the last node into a sparse file."""
 
     def change(index):
         index.nodes[3] = node(ONE_NAME, SPARSE, 100, 0, parent=1)

@@ -1,4 +1,4 @@
-"""Compressed streams made by hand: bombs that compress well, and headers that lie."""
+"""Hand-written compressed streams: bombs that compress well, and headers with false claims."""
 
 import struct
 
@@ -30,7 +30,7 @@ def lz4_repeated(byte, count):
 
 
 def lz4_frame(blocks):
-    """A frame of independent blocks of up to 4 MiB, without checksums of the contents."""
+    """A frame of independent blocks of up to 4 MiB, without content checksums."""
     descriptor = b"\x60\x70"
     out = b"\x04\x22\x4d\x18" + descriptor + bytes([xxh32(descriptor) >> 8 & 0xFF])
     for stored, plain in blocks:
@@ -39,7 +39,7 @@ def lz4_frame(blocks):
 
 
 def zstd_frame(parts, window_log=17, size=None):
-    """A frame of plain blocks (bytes) and of runs ((byte, count) of up to 128 KiB)."""
+    """A frame of raw blocks (bytes) and of runs ((byte, count) of up to 128 KiB)."""
     descriptor = 0xC0 if size is not None else 0
     out = b"\x28\xb5\x2f\xfd" + bytes([descriptor, (window_log - 10) << 3])
     out += struct.pack("<Q", size) if size is not None else b""

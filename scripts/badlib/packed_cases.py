@@ -1,4 +1,4 @@
-"""Compressed tars: bombs, cut streams, and headers that claim more than there is."""
+"""Compressed tars: bombs, truncated streams, and headers that claim more than there is."""
 
 import bz2
 import lzma
@@ -15,18 +15,18 @@ RUN = 128 << 10
 
 
 def head(size):
-    """The start of a bomb: a whole member, and the header of one of zeros."""
+    """The start of a bomb: a complete member, and the header of a member of zeros."""
     return START + header(b"bomb", size=size)
 
 
 def bomb(found):
-    """A bomb is a sound archive: it is listed, and its first file is read, in bounded memory."""
+    """A bomb is a valid archive: it is listed, and its first file is read, in bounded memory."""
     found.lists = ["bomb", "first"]
     found.keeps("first", FIRST)
 
 
 def gzip(data):
-    """A gzip member without a name and a time."""
+    """A gzip member without name and time."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     return packer.compress(data) + packer.flush()
 
@@ -103,14 +103,14 @@ def xattr_bomb(found):
 
 
 def cut(found, packed, *says):
-    """A stream that is cut off: what came before is shown."""
+    """A truncated stream: everything before the cut is shown."""
     found.lists = ["first"]
     found.keeps("first", FIRST)
     found.notes(*says)
     return packed
 
 
-# Text that does not compress much, so that half of a stream holds half of it.
+# Text that hardly compresses, so that half of a stream contains half of it.
 NOISE = b"".join(struct.pack("<I", zlib.crc32(b"%d" % number)) for number in range(5000))
 WHOLE = START + member(b"noise", NOISE) + END
 
@@ -188,7 +188,7 @@ def xz_index(found):
 
 
 def number(value):
-    """A number as xz writes it: seven bits a byte, the lowest first."""
+    """A number in xz's encoding: seven bits per byte, lowest first."""
     out = b""
     while value >= 128:
         out += bytes([value & 127 | 128])
@@ -197,7 +197,7 @@ def number(value):
 
 
 def number_at(data, at):
-    """The same, read."""
+    """Decodes such a number."""
     value, shift = 0, 0
     while True:
         value |= (data[at] & 127) << shift

@@ -1,4 +1,4 @@
-"""Saved indexes of compressed tars whose seek points lie, with a right checksum."""
+"""Saved indexes of compressed tars with false seek points, and a valid checksum."""
 
 import struct
 import zlib
@@ -18,7 +18,7 @@ def packed():
 
 
 def seek_points(length=len(ARCHIVE), points=((0, 0, b""),), container=GZIP, count=None):
-    """What archfs writes of a gzip file: decoded offset, bit, and window of each point."""
+    """What archfs writes for a gzip file: uncompressed offset, bit, and window of each point."""
     out = struct.pack("<BBQQ", container, POINTS, length, len(points) if count is None else count)
     for decoded, bit, window in points:
         out += struct.pack("<QQH", decoded, bit, 32768 if window else 0)
@@ -27,7 +27,7 @@ def seek_points(length=len(ARCHIVE), points=((0, 0, b""),), container=GZIP, coun
 
 
 def beside(found, points, decoded=len(ARCHIVE), change=None):
-    """The archive, and an index with these seek points beside it."""
+    """The archive, and an index next to it with these seek points."""
     archive = packed()
     index = Index()
     index.length = len(archive)
@@ -44,7 +44,7 @@ def beside(found, points, decoded=len(ARCHIVE), change=None):
 
 
 def lies(name, breaks, points, says, decoded=len(ARCHIVE)):
-    """A case whose index is refused, so that what is shown is the archive's."""
+    """A case whose index is rejected, so that the archive's own contents are shown."""
 
     def function(found):
         if says:
@@ -112,7 +112,7 @@ def longer(found):
         index.nodes[2] = node(TWO_NAME, STORED, len(TWO), len(ARCHIVE) + 512)
 
     archive = beside(found, seek_points(len(ARCHIVE) + 4096), len(ARCHIVE) + 4096, change)
-    # The chunk as a whole is not what it should be, so nothing of it is believed.
+    # The chunk as a whole is wrong, so none of it is trusted.
     found.healthy.clear()
     says = f"{len(ARCHIVE) + 4096} bytes wanted from bit 0x0 on, {len(ARCHIVE)} are there"
     found.fails("read", "two", says)

@@ -1,7 +1,7 @@
 """A writer of small SquashFS 4.0 images in which every field can be changed.
 
-Everything is stored plain, so a field of the image is a field of the file: `Image.put` writes over
-it, `Image.at` tells where it is. Layouts are those of squashfs_fs.h.
+Everything is stored uncompressed, so a field of the image is a field of the file: `Image.put` overwrites it,
+`Image.at` returns its offset. Layouts are those of squashfs_fs.h.
 """
 
 import struct
@@ -24,7 +24,7 @@ BADDIR, GOODDIR, ROOT = 8, 9, 10
 
 
 class Part:
-    """Bytes that are being put together, with the places of named fields."""
+    """Bytes under construction, with the offsets of named fields."""
 
     def __init__(self):
         self.bytes = bytearray()
@@ -39,11 +39,10 @@ class Part:
 
 
 class Image:
-    """The sound image, or one with another stored block in /bad, a file of a block and a tail.
+    """The valid image, or one with another stored block in /bad, a file of a block and a tail.
 
-    `block` is what is stored and whether it is plain; `apart` puts the inode of /bad into a
-    metadata block of its own; `inode_block` is what stands in the place of that block then; `bad`
-    is the name of /bad.
+    `block` is the stored data and whether it is uncompressed. `apart` puts the inode of /bad into its own
+    metadata block; `inode_block` replaces that block. `bad` is the name of /bad.
     """
 
     def __init__(self, compressor=GZIP, block=None, apart=False, inode_block=None, bad=b"bad"):
@@ -56,7 +55,7 @@ class Image:
         self.all_inodes()
         inode_table = len(self.bytes)
         if apart:
-            # Readers may count on all but the last block to be full.
+            # Readers may rely on all blocks but the last being full.
             self.inodes.bytes += bytes(METADATA - len(self.inodes.bytes))
         self.metadata(self.inodes, "inodes")
         if apart:
@@ -85,32 +84,32 @@ class Image:
         )
 
     def put(self, name, value):
-        """Writes `value` over the field `name`."""
+        """Overwrites the field `name` with `value`."""
         at, form = self.fields[name]
         struct.pack_into("<" + form, self.bytes, at, value)
         return self
 
     def at(self, name):
-        """Where the field is in the image, bytes."""
+        """The offset of the field in the image, in bytes."""
         return self.fields[name][0]
 
     def value(self, name):
-        """What the field holds."""
+        """The value of the field."""
         at, form = self.fields[name]
         return struct.unpack_from("<" + form, self.bytes, at)[0]
 
     def inode(self, name):
-        """How archfs names the inode of that name."""
+        """archfs's name for the inode of that name."""
         reference = self.references[name]
         block = self.value("inode table") + (reference >> 16)
         return f"squashfs inode at {block:#x}, byte {reference & 0xFFFF}"
 
     def file(self):
-        """The image, padded to whole sectors as a loop device wants it."""
+        """The image, padded to whole sectors, as a loop device requires."""
         return bytes(self.bytes) + bytes(-len(self.bytes) % 512)
 
     def data(self, stored, plain):
-        """Writes contents; returns the fragment table's records."""
+        """Writes contents; returns the records of the fragment table."""
         self.word = len(stored) | (PLAIN_DATA if plain else 0)
         self.bytes += stored
         records = Part()
@@ -123,7 +122,7 @@ class Image:
         return records
 
     def all_inodes(self):
-        """Inodes and listings; a folder behind what is in it."""
+        """Inodes and listings; a directory comes after its contents."""
         rest = len(BAD) - BLOCK
         self.regular("bad", 96, len(BAD), 0, 0, 0, [self.word])
         self.regular("a", 0, len(SMALL), 0, rest, NONE, [])
@@ -157,7 +156,7 @@ class Image:
         return part
 
     def regular(self, name, start, size, fragment, offset, xattr, words):
-        """An extended file."""
+        """An extended regular file."""
         part = self.start(name, 9, 0o644, NUMBERS[name])
         for field, form, value in [
             ("start", "Q", start),
@@ -180,7 +179,7 @@ class Image:
         part.add("s", b"good")
 
     def folder(self, name, number, entries):
-        """An extended directory with an index of one entry; a run of its own for each entry."""
+        """An extended directory with an index of one entry, and a separate run for each entry."""
         begin = len(self.listings.bytes)
         for entry, kind, inode in entries:
             reference = self.references[entry]
@@ -215,7 +214,7 @@ class Image:
             part.add(form, value, f"{name} {field}")
 
     def metadata(self, part, name):
-        """Appends one plain metadata block; tells where it starts."""
+        """Appends one uncompressed metadata block; returns its offset."""
         start = len(self.bytes)
         self.fields[f"{name} header"] = (start, "H")
         self.bytes += struct.pack("<H", len(part.bytes) | PLAIN_METADATA)
@@ -225,7 +224,7 @@ class Image:
         return start
 
     def table(self, part, name):
-        """Appends a metadata block and the list with its position; tells where the list is."""
+        """Appends a metadata block and the list with its position; returns the offset of the list."""
         block = self.metadata(part, name)
         start = len(self.bytes)
         self.fields[f"{name} position"] = (start, "Q")
@@ -233,7 +232,7 @@ class Image:
         return start
 
     def xattrs(self):
-        """user.a in line and user.b out of line for bad, user.good for good."""
+        """user.a inline and user.b out of line for bad, user.good for good."""
         pairs = Part()
         second = 0
         for number, (name, place) in enumerate([(b"a", None), (b"b", 5), (b"good", None)]):

@@ -1,4 +1,4 @@
-"""SquashFS images, each with one lie, but for what is in its contents."""
+"""SquashFS images with one false statement each, outside file contents."""
 
 import struct
 import zlib
@@ -8,7 +8,7 @@ from badlib.squashfs import BAD, BADDIR, BLOCK, GOOD, INNER, PLAIN_DATA, SMALL, 
 
 
 def sound(found, **changes):
-    """The sound image; what is whole in it unless a case says otherwise."""
+    """The valid image; `found.healthy` unless a case says otherwise."""
     found.keeps("bad", BAD)
     kept(found)
     return Image(**changes)
@@ -21,7 +21,7 @@ def kept(found):
 
 
 def broken(found, **changes):
-    """The sound image, in which /bad is going to be broken."""
+    """The valid image, in which the case breaks /bad."""
     kept(found)
     return Image(**changes)
 
@@ -446,7 +446,7 @@ def root_in_folder(found):
 
 
 def cycle(image, entry, folder, number):
-    """Has `entry` lead to `folder`."""
+    """Makes `entry` lead to `folder`."""
     image.put(f"{entry} block", image.references[folder] >> 16)
     image.put(f"{entry} offset", image.references[folder] & 0xFFFF)
     image.put(f"{entry} base", number).put(f"{entry} kind", 1)

@@ -1,4 +1,4 @@
-"""SquashFS images whose superblock, tables or attributes lie."""
+"""SquashFS images with false superblocks, tables or attributes."""
 
 import lzma
 import struct

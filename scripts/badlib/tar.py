@@ -8,24 +8,25 @@ END = bytes(2 * BLOCK)
 
 
 def octal(number, length):
-    """A number as tars write it, with a NUL behind it."""
+    """A number as tars store it, followed by a NUL."""
     return b"%0*o\0" % (length - 1, number)
 
 
 def base256(number, length):
-    """A number as GNU tar writes those that have too many digits; also negative ones."""
+    """A number with too many digits, or a negative number, as GNU tar stores it."""
     field = (number % (1 << (8 * length))).to_bytes(length, "big")
     return bytes([field[0] | 0x80]) + field[1:]
 
 
 def padded(data):
-    """`data` and zeros up to the end of a block."""
+    """`data`, padded with zeros to the end of a block."""
     return data + bytes(-len(data) % BLOCK)
 
 
 def header(name, size=0, kind=b"0", link=b"", gnu=False, checksum=0, fields=()):
-    """One block; `size` may be the bytes of the field, `fields` are (offset, bytes), `checksum` is
-    by how much it is wrong."""
+    """One block; `size` may be the bytes of the field, `fields` are (offset, bytes), `checksum` is the error
+    of the checksum.
+    """
     block = bytearray(BLOCK)
     size = size if isinstance(size, bytes) else octal(size, 12)
     magic = b"ustar  \0" if gnu else b"ustar\x0000"
@@ -39,7 +40,7 @@ def header(name, size=0, kind=b"0", link=b"", gnu=False, checksum=0, fields=()):
 
 
 def member(name, data=b"", **fields):
-    """A header and the data behind it."""
+    """A header, followed by the data."""
     fields.setdefault("size", len(data))
     return header(name, **fields) + padded(data)
 

@@ -1,4 +1,4 @@
-"""Tars, each with one lie, between a member before and one behind it that are whole."""
+"""Tars with one false statement each, between two undamaged members."""
 
 import os
 
@@ -10,12 +10,12 @@ LAST = b"last\n" * 20
 BEFORE = member(b"first", FIRST)
 BEHIND = member(b"last", LAST) + END
 
-# Where the header of the broken member is.
+# The offset of the broken member's header.
 AT = len(BEFORE)
 
 
 def between(found, *parts, says, lists=("first", "last")):
-    """A tar with `parts` between two whole members, of which archfs notes `says`."""
+    """A tar with `parts` between two undamaged members, for which archfs logs `says`."""
     found.notes(*says)
     found.lists = sorted(lists)
     found.keeps("first", FIRST)
@@ -24,7 +24,7 @@ def between(found, *parts, says, lists=("first", "last")):
 
 
 def cut(found, *parts, says):
-    """A tar that goes on with `parts` behind one whole member, and shows only that."""
+    """A tar that continues with `parts` after one undamaged member, and shows only that member."""
     found.notes(*says)
     found.lists = ["first"]
     found.keeps("first", FIRST)
@@ -87,7 +87,7 @@ def size_garbage(found):
 
 
 def bad_pax(found, body, *says):
-    """A pax header of which `body` is the body, and a member that it was for."""
+    """A pax header with the body `body`, and the member it belongs to."""
     bad = member(b"PaxHeaders/bad", body, kind=b"x")
     says = [f"header at {AT:#x}", *says]
     return between(found, bad, member(b"bad", b"data\n"), says=says, lists=["bad", "first", "last"])
@@ -202,7 +202,7 @@ def sparse(pieces, data, size):
 
 
 def bad_sparse(found, pieces, size, *says):
-    """A sparse file of 100 stored bytes whose map is a lie."""
+    """A sparse file of 100 stored bytes with a false map."""
     bad = sparse(pieces, b"x" * 100, size)
     return between(found, bad, says=[f'member "bad" at {AT:#x}', "sparse map", *says])
 
@@ -351,7 +351,7 @@ def truncated_data(found):
 
 
 def nested(depth):
-    """Tars within tars, the outermost of which is returned; the innermost has a file."""
+    """Nested tars; returns the outermost one. The innermost has a file."""
     inner = member(b"core", b"core\n") + END
     for _ in range(depth):
         inner = member(b"n.tar", inner) + END

@@ -1,7 +1,7 @@
-"""The charts, as SVG written by hand: bars for each phase of a dataset, and a row for each target.
+"""The charts, as hand-written SVG: bars for each phase of a dataset, and a row for each target.
 
-Colours are those of Okabe and Ito, which the colour-blind can tell apart; what matters is told by position,
-shape or text as well.
+The colours are those of Okabe and Ito, which colour-blind readers can distinguish. Important facts are also
+shown by position, shape or text.
 """
 
 import math
@@ -13,14 +13,14 @@ from benchlib.systems import ARCHFS, ARCHFS_TAR
 
 BLUE, SKY, GREY, VERMILLION, INK, FAINT = "#0072B2", "#56B4E9", "#A9B0B7", "#D55E00", "#222222", "#D9DDE1"
 FONT = "font-family='DejaVu Sans, Verdana, sans-serif'"
-# White around letters, so that lines behind them do not cross them.
+# A white outline around letters, so that lines behind them stay readable.
 HALO = "stroke='white' stroke-width='3' stroke-linejoin='round' paint-order='stroke'"
 LABELS, BARS, VALUES, PANEL_GAP = 150, 230, 80, 30
 ROW, HEAD, BOTTOM = 20, 34, 16
 
 
 class Drawing:
-    """Shapes in the order in which they are drawn, on white."""
+    """Shapes in drawing order, on white."""
 
     def __init__(self):
         self.shapes = []
@@ -39,10 +39,10 @@ class Drawing:
                            f"stroke-width='{width}' stroke-dasharray='{dashes}'/>")
 
     def whisker(self, x1, x2, y, half):
-        """From the least to the most."""
+        """A line from the minimum to the maximum."""
         if x2 - x1 < 1:
             return
-        # Ink over white, so that it is seen on a dark bar, too.
+        # Ink over white, so that it is visible on a dark bar.
         for colour, width in [("white", 3), (INK, 1)]:
             self.line(x1, y, x2, y, colour, width)
             self.line(x1, y - half, x1, y + half, colour, width)
@@ -84,7 +84,7 @@ def of_dataset(table, dataset, results):
 
 
 def panel(drawing, table, dataset, phase, results, left, top):
-    """One phase from `left` and `top`; its height is returned."""
+    """Draws one phase at `left` and `top`; returns its height."""
     rows = {system: [tables.value(row) for row in table.of(dataset, system, phase)]
             for system in table.systems(dataset)}
     rows = {system: values for system, values in rows.items() if values}
@@ -116,7 +116,7 @@ def bar(drawing, system, values, zero, top, scale):
 
 
 def name_and_figure(drawing, system, values, zero, top, scale):
-    """Over the line of the target, which bars are behind."""
+    """Drawn over the target line, while the bars are behind it."""
     weight = "bold" if system in [ARCHFS, ARCHFS_TAR] else "normal"
     drawing.text(zero - 8, top + 12, system, 12, anchor="end", weight=weight)
     drawing.text(zero + max(values) * scale + 6, top + 12, tables.short(statistics.median(values)), 11,
@@ -124,7 +124,7 @@ def name_and_figure(drawing, system, values, zero, top, scale):
 
 
 def needed_value(table, dataset, phase, results):
-    """What archfs has to reach in this phase, by the hardest of its targets; None if it has none."""
+    """What archfs must reach in this phase, by the strictest of its targets; None if it has none."""
     own = [tables.value(row) for row in table.of(dataset, ARCHFS, phase)]
     factors = [one.needed / one.ratio() for one in results if (one.dataset, one.phase) == (dataset, phase)]
     if not own or not factors:
@@ -135,7 +135,7 @@ def needed_value(table, dataset, phase, results):
 # Targets.
 
 def of_targets(results):
-    """A row for each: where the measured ratio lies, the needed one being the line at 1."""
+    """A row for each target with the measured ratio; the line at 1 is the target."""
     drawing, label, axis = Drawing(), 470, 380
     width, top = label + axis + 160, 84
     fractions = [value / one.needed for one in results for value in one.ratios]

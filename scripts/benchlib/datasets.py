@@ -1,12 +1,12 @@
-"""The folders that are measured, the archives of them and the lists of files to read.
+"""The directories that are measured, their archives, and the lists of files to read.
 
-Everything is made on first use, the same for the same arguments, and kept in the work folder.
+Everything is created on first use, deterministically, and kept in the work directory.
 
-J      files like JPEGs: 20,000 of 80 KB mean in 100 folders, their bytes do not compress
+J      files like JPEGs: 20,000 of 80 KB on average in 100 directories; their bytes do not compress
 S      small compressible files: the Linux source of Debian's package linux-source, the tree given with
-       --tree, or else what the machine has below /usr/include and /usr/share
+       --tree, or else this machine's /usr/include and /usr/share
 big    one compressible file of 2 GiB
-many   1.3 million files of 0.6 KB at most, only as an image or a tar
+many   1.3 million files of up to 0.6 KB, only as an image or a tar
 """
 
 import glob
@@ -26,9 +26,10 @@ MANY_FOLDERS, MANY_FOLDERS_QUICK = 1300, 100
 
 
 class Dataset(NamedTuple):
-    """A folder, a file with the paths of those files in it that are read, and where archives go.
+    """A directory, a file with the paths of the files to read in it, and the location of its archives.
 
-    `compressor` is that of its SquashFS image; `packed` what of the folder a tar gets, if not all.
+    `compressor` is that of its SquashFS image; `packed` is the part of the directory that a tar gets, if not
+    all of it.
     """
     name: str
     source: pathlib.Path
@@ -45,7 +46,7 @@ class Dataset(NamedTuple):
         return f"{len(sizes)} files, {sum(sizes) / 1e6:.0f} MB"
 
     def archive(self, form):
-        """The archive of the folder in one form, made if it is not there."""
+        """The archive of the directory in one form, created if missing."""
         suffix = f"{self.compressor}.sqfs" if form == "squashfs" else form
         make = {"squashfs": self.make_squashfs, "erofs": self.make_erofs,
                 "tar": self.make_tar, "tar.gz": self.make_tar}[form]
@@ -63,21 +64,21 @@ class Dataset(NamedTuple):
              "--", *(self.packed or sorted(os.listdir(self.source))))
 
     def part(self, folders):
-        """The first so many folders, for a tar of less than all."""
+        """The first `folders` directories, for a tar of a part of them."""
         names = tuple(sorted(os.listdir(self.source))[:folders])
         files = [file for file in self.files() if file.split("/")[0] in names]
         stem = f"{self.listing.stem}-{folders}-folders"
         return self._replace(listing=listed(self.work / f"{stem}.list", files), packed=names)
 
     def sample(self, count):
-        """The same archives, of whose files so many are read."""
+        """The same archives, of which only `count` files are read."""
         files = self.files()
         files = random.Random(2).sample(files, min(count, len(files)))
         return self._replace(listing=listed(self.work / f"{self.listing.stem}.sample.list", files))
 
 
 def made(path, make):
-    """`path`, by `make(part)` if it is not there yet; half of it is never left under its name."""
+    """Returns `path`, created by `make(part)` if missing. An incomplete file never has that name."""
     if not path.exists():
         print(f"making {path.name}", flush=True)
         part = path.with_name(f"{path.name}.part")
@@ -111,7 +112,7 @@ def j(work, quick):
 
 
 def make_j(folder, count):
-    """Files of 80 KB mean: a short compressible head as a JPEG has, then noise."""
+    """Files of 80 KB on average: a short compressible header as in a JPEG, then noise."""
     rng = random.Random(1)
     for number in range(count):
         place = folder / f"n{number % 100:08d}"
@@ -124,7 +125,8 @@ def make_j(folder, count):
 def s(work, quick, compressor, tree=None):
     name = f"S, {compressor}"
     if tree:
-        # By name, so that its archives are found again: a tree that changed needs another work folder.
+        # Named after the tree, so that its archives are found again. A changed tree needs another work
+        # directory.
         return of_folder(name, tree, work, compressor)
     count = 10_000 if quick else None
     source = made(work / ("S-quick" if quick else "S"), lambda part: make_s(part, count))
@@ -161,7 +163,7 @@ def big(work, quick):
 
 
 def make_big(folder, size):
-    """Lines of words as seldom as those of a language are; blocks have no lines in common to speak of."""
+    """Lines of words with frequencies like those of a language; blocks share almost no lines."""
     rng = random.Random(2)
     words = [bytes(rng.choices(b"etaoinshrdlucmfwypvbgkjqxz", k=rng.randint(2, 9))) for _ in range(3_000)]
     often = list(itertools.accumulate((rank + 1) ** -1.1 for rank in range(len(words))))
@@ -197,7 +199,9 @@ def many_tar(work, folders):
 
 
 def write_many(stream, folders):
-    """A tar of folders of 1,000 small members, as GNU tar would write it, without its work for each."""
+    """A tar of directories with 1,000 small members each, as GNU tar would write it, but without creating
+    files.
+    """
     rng = random.Random(3)
     bodies = [(b"%011o\0" % size, rng.randbytes(size) + bytes(-size % 512))
               for size in range(0, 600, 7)]
@@ -216,7 +220,7 @@ def write_many(stream, folders):
 
 
 def header(name, mode, size, kind):
-    """As GNU tar writes it (fields and checksum: POSIX pax, ustar interchange format)."""
+    """A header as GNU tar writes it (fields and checksum: POSIX pax, ustar interchange format)."""
     front = name.ljust(100, b"\0") + mode + b"0001750\0" * 2 + size + b"14512345670\0"
     back = kind + bytes(100) + b"ustar  \0" + bytes(247)
     return front + b"%06o\0 " % (sum(front) + sum(back) + 8 * ord(" ")) + back

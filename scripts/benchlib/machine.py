@@ -1,4 +1,4 @@
-"""The machine, and the versions of everything that takes part."""
+"""The machine, and the versions of all systems."""
 
 import gzip
 import os
@@ -10,7 +10,7 @@ from benchlib.programs import ROOT, output, version
 
 
 def facts(systems, work):
-    """What belongs beside every figure, as names and texts."""
+    """Facts to report with every figure, as names and texts."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = {
         "date": time.strftime("%Y-%m-%d"),
@@ -36,7 +36,7 @@ def processor():
 
 
 def kernel_squashfs():
-    """Whether it has a decompressor for each processor, which differs between distributions."""
+    """Whether it has a decompressor per CPU core, which differs between distributions."""
     try:
         with gzip.open("/proc/config.gz", "rt") as stream:
             lines = [line.strip() for line in stream]
@@ -53,5 +53,5 @@ def commit():
 
 
 def load():
-    """How many processes wanted to run, on average over the last minute."""
+    """The number of processes that wanted to run, averaged over the last minute."""
     return os.getloadavg()[0]

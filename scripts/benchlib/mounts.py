@@ -1,4 +1,4 @@
-"""Mounting and unmounting. Whatever is mounted here is unmounted, however its reader comes to an end."""
+"""Mounting and unmounting. Everything mounted here is unmounted, however its reader ends."""
 
 import contextlib
 import os
@@ -11,18 +11,18 @@ from benchlib.programs import call
 
 
 def is_mounted(place):
-    """Also when what serves it is dead, which os.path.ismount does not see."""
+    """Whether it is mounted, including stale mounts, which os.path.ismount does not report."""
     escaped = str(place.resolve().parent / place.name)
     for character in ["\\", " ", "\t", "\n"]:
         escaped = escaped.replace(character, f"\\{ord(character):03o}")
-    # Names of mounts are bytes, those of others not always text.
+    # Names of mount points are bytes, which are not always valid text.
     lines = pathlib.Path("/proc/self/mountinfo").read_text(errors="surrogateescape").split("\n")
     return any(line.split(" ")[4] == escaped for line in lines if line)
 
 
 @contextlib.contextmanager
 def mounted(place, mount, unmount):
-    """`place` from the command `mount` to the command `unmount`, which comes in any case."""
+    """Yields `place` between the commands `mount` and `unmount`; `unmount` always runs."""
     place.mkdir(exist_ok=True)
     try:
         call(*mount, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -35,7 +35,7 @@ def mounted(place, mount, unmount):
 
 
 def take_down(place, unmount):
-    """Readers that were just killed may need a moment to let go."""
+    """Retries, because readers that were just killed may still have files open."""
     deadline = time.monotonic() + 5
     while True:
         output = subprocess.run(unmount, check=False, capture_output=True, text=True)

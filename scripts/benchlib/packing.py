@@ -1,9 +1,9 @@
-"""The sections about packing: archfs pack beside mksquashfs, and how fast what they make is read.
+"""The sections about packing: archfs pack compared with mksquashfs, and the reading speed of their output.
 
-Packing: the same folder, in the page cache, with the same compressor at mksquashfs's own level, to a file on
-the disk of the work folder, small files in blocks of 128 KiB as mksquashfs has them. archfs pack waits until
-its file is on the disk, mksquashfs does not. Reading: the first epoch by 4 processes from what both make
-without any option, in the kernel and in archfs, and in archfs with a cache of a tenth of the data, as it is for
+Packing: the same directory, in the page cache, with the same compressor at mksquashfs's default level, to a
+file on the disk of the work directory; small files in blocks of 128 KiB, mksquashfs's default. archfs pack
+waits until its file is on disk, mksquashfs does not. Reading: the first epoch by 4 processes from the output
+of both without options: in the kernel, in archfs, and in archfs with a cache of a tenth of the data, as for
 datasets larger than memory.
 """
 
@@ -67,7 +67,7 @@ def packing(bench, letter, dataset, compressor):
 
 
 def timed(words):
-    """Seconds on the clock and of processors that a command took."""
+    """Elapsed seconds and CPU seconds of a command."""
     start = time.perf_counter()
     child = subprocess.Popen([str(word) for word in words], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
@@ -98,7 +98,7 @@ def limited(bench, dataset, system):
 
 
 def make(bench, packer, source, part):
-    # The name says what is made.
+    # The packer chooses the format by the file's suffix.
     image = part.with_name(f"{part.name}.sqfs")
     timed(command(bench, packer, source, image))
     image.rename(part)
@@ -110,7 +110,7 @@ def first_epoch(visit):
 
 
 class Packed:
-    """A system that shows one image, whatever else there is of the dataset."""
+    """A system that shows one given image instead of the dataset's own."""
 
     def __init__(self, system, name, image):
         self.system, self.name, self.image, self.form = system, name, image, system.form
@@ -123,7 +123,7 @@ class Packed:
 
 
 class Only:
-    """A dataset of which there is one image."""
+    """A dataset that consists of one image."""
 
     def __init__(self, image):
         self.image = image

@@ -1,4 +1,4 @@
-"""Running other programs: what they say, their versions, and those that the benchmark builds itself."""
+"""Running other programs: their output, their versions, and the programs that the benchmark builds."""
 
 import os
 import pathlib
@@ -13,7 +13,9 @@ def call(*command, **options):
 
 
 def output(*command):
-    """What a command says on both streams, whatever its status; nothing if there is no such command."""
+    """Standard output and standard error of a command, whatever its status; empty if there is no such
+    command.
+    """
     try:
         return subprocess.run([str(word) for word in command], check=False, text=True, errors="replace",
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -23,13 +25,13 @@ def output(*command):
 
 
 def version(*command):
-    """The first thing in a command's output that looks like a version."""
+    """The first text in a command's output that looks like a version."""
     found = re.search(r"\d+\.\d+[.\w-]*", output(*command))
     return found[0] if found else "unknown"
 
 
 def build():
-    """The paths of archfs and of the reader."""
+    """Builds archfs and the reader; returns their paths."""
     for what in [[], ["--example", "epoch"]]:
         call("cargo", "build", "--quiet", "--release", "--locked", *what, cwd=ROOT)
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"

@@ -1,4 +1,4 @@
-"""examples/epoch and scripts/epoch.py as readers; what the page cache holds; the memory of a daemon."""
+"""examples/epoch and scripts/epoch.py as readers; contents of the page cache; the memory of a daemon."""
 
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ PYTHON_EPOCH = ROOT / "scripts" / "epoch.py"
 
 
 def measure(*command):
-    """The figures that a reader prints; its workers are ended with it when this is interrupted."""
+    """The figures that a reader prints. If this is interrupted, the reader's workers end too."""
     words = [str(word) for word in command]
     reader = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -45,9 +45,9 @@ def warm(*files):
 
 
 def warm_archive(file):
-    """In the page cache as a job has it, which read it from a disk: in large pieces.
+    """Loads the file into the page cache as a job would from a disk: in large pieces.
 
-    What a packer wrote in small ones lies there in single pages, and reading it costs a fifth more.
+    A packer's small writes leave single pages there, and reading those takes a fifth longer.
     """
     with open(file, "rb") as stream:
         os.fsync(stream)
@@ -64,7 +64,7 @@ def forget(*files):
 
 
 def resident(file):
-    """The bytes of a file that are in the page cache, by mincore(2)."""
+    """Bytes of a file that are in the page cache, by mincore(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
@@ -111,7 +111,9 @@ def memory(pid):
 
 
 def anonymous_memory(*pids):
-    """In bytes, without the page cache, which is free; what several share is divided among them."""
+    """Anonymous memory in bytes, without the page cache; memory shared by several processes is divided among
+    them.
+    """
     lines = [line.split() for pid in pids
              for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
     return 1024 * sum(int(line[1]) for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:"))

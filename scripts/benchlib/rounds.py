@@ -1,8 +1,8 @@
 """The table of all measurements, and the interleaved rounds that fill it.
 
-A round goes through the groups of phases that need a fresh mount each, and in each group through all
-systems, so that what is compared was measured within seconds or minutes of each other. Whoever is first
-in one round is second in the next.
+A round goes through the groups of phases that need a fresh mount each, and in each group through all systems.
+So figures that are compared were measured within seconds or minutes of each other. The order of the systems
+rotates from round to round.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One measurement. `bytes` and `files` are what was read, or for memory and sizes what was found."""
+    """One measurement. `bytes` and `files` are what was read; for memory and sizes, what was found."""
     dataset: str
     system: str
     phase: str
@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
 
 class Table:
-    """All rows, and what is to be said about a dataset."""
+    """All rows, and notes about the datasets."""
 
     def __init__(self):
         self.rows, self.notes = [], {}
@@ -55,20 +55,20 @@ class Visit(NamedTuple):
     round: int
 
     def seed(self, order):
-        """The order of files: the same for all systems, another in each round and phase."""
+        """The seed of the file order: the same for all systems, different in each round and phase."""
         return 10 * self.round + order
 
 
 class Group(NamedTuple):
-    """Phases that follow each other on one fresh mount: `measure(visit)` yields them with figures."""
+    """Phases that run one after another on one fresh mount: `measure(visit)` yields them with figures."""
     phases: tuple
     measure: object
-    # The names of systems that are left out for their slowness.
+    # The names of systems that are left out because they are slow.
     without: tuple = ()
 
 
 def interleaved(bench, dataset, began, groups):
-    """`began` has for each system what its `begin` yielded."""
+    """`began` maps each system to what its `begin` yielded."""
     for number in range(bench.rounds):
         for group in groups:
             wanted = [phase for phase in group.phases if bench.wants(phase)]

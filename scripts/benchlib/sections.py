@@ -1,4 +1,4 @@
-"""What is measured of which dataset. A section fills the table of a `Bench`."""
+"""What is measured on which dataset. A section fills the table of a `Bench`."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ MOUNT_CACHE = 256 << 20
 
 
 class Bench(NamedTuple):
-    """What the sections share. `place` is where things are mounted."""
+    """What the sections share. `place` is the mount point."""
     work: pathlib.Path
     place: pathlib.Path
     quick: bool
@@ -53,11 +53,11 @@ def fresh(visit):
 
 
 def read_again_below(visit):
-    """Makes the second epoch of a plain directory the second time that its pages are read, as it is for all.
+    """Makes the second epoch of a plain directory the second read of its pages, as it is for all systems.
 
-    At the second use the kernel moves a page from its inactive to its active list, which costs as much
-    as copying it. A plain directory's pages were read many times before, so they are dropped and read
-    once. Those of a tmpfs can not be dropped.
+    At the second use the kernel moves a page from its inactive to its active list, which costs as much as
+    copying it. The pages of a plain directory were read many times before, so they are dropped and read once.
+    Those of a tmpfs cannot be dropped.
     """
     if visit.system.name == systems.PLAIN:
         reader.forget(*(visit.root / file for file in visit.dataset.files()))
@@ -100,14 +100,14 @@ def j(bench):
 
 
 def s(bench, compressor):
-    """What does not depend on the compressor takes part only with zstd, but for the references."""
+    """Systems that do not depend on the compressor take part only with zstd, except for the references."""
     dataset = datasets.s(bench.work, bench.quick, compressor, bench.tree)
     held = ", ".join(sorted(os.listdir(dataset.source))[:3])
     bench.table.note(dataset.name, f"{dataset.about()}: {held}.")
     references = [systems.PLAIN, systems.EROFS]
     taking_part = [system for system in bench.systems
                    if compressor == "zstd" or system.form == "squashfs" or system.name in references]
-    # Minutes each where small files are read one by one through Python or decoded again for each.
+    # These take minutes, because they read small files one by one in Python, or decode again for each.
     slow = [system.name for system in taking_part
             if system.name.startswith("squashfuse ") or system.name.startswith("ratarmount")]
     groups = [group._replace(without=tuple(slow) if group.measure in (one, sixty_four, walked) else ())
@@ -122,9 +122,9 @@ def in_order(visit):
 
 
 def at_random(visit, reads):
-    """The same places twice; before the second time the pages of the mounted file are dropped.
+    """The same offsets twice; before the second time the pages of the mounted file are dropped.
 
-    Not so those of a plain directory or a tmpfs, which have nothing below them but a disk or nothing.
+    The pages of a plain directory or a tmpfs are kept, because below them there is only a disk or nothing.
     """
     file = visit.root / "text"
     places = ("places", file, 4, reads, visit.seed(0))
@@ -138,7 +138,7 @@ def at_random(visit, reads):
 
 
 def big_file(bench):
-    """A tar stores it as it is, so no tar takes part."""
+    """No tars take part, because a tar stores the file uncompressed."""
     dataset = datasets.big(bench.work, bench.quick)
     reads = 250 if bench.quick else 5_000
     size = (dataset.source / "text").stat().st_size
@@ -175,7 +175,7 @@ def mount(bench):
 
 
 def limited(bench, system):
-    """archfs with little cache, so that what else it needs is seen."""
+    """archfs with a small cache, to show its other memory."""
     if system.name != systems.ARCHFS:
         return system
     return systems.of_archfs(bench.archfs, system.version, system.name, system.form,

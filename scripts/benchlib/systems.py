@@ -1,8 +1,8 @@
-"""Who takes part: how each system shows a dataset on a fresh mount, and its version.
+"""The systems compared: how each shows a dataset on a fresh mount, and its version.
 
-A system is present if it can show a folder of one file; what can not is left out and named. `begin`
-comes once for each dataset (archives and indexes made, everything brought into the page cache),
-`shown` for each fresh mount.
+A system takes part if it can show a directory with one file; the others are left out and named. `begin` runs
+once per dataset (archives and indexes are created and loaded into the page cache), `shown` once per fresh
+mount.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Folder(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A copy of them in a tmpfs of its own."""
+    """A copy of them in a separate tmpfs."""
     name: str = TMPFS
     version: str = ""
     form: str = "folder"
@@ -59,7 +59,7 @@ class Memory(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """What a command mounts an archive with: {archive} and {place} stand for themselves."""
+    """A command that mounts an archive; {archive} and {place} are replaced."""
     name: str
     version: str
     form: str
@@ -124,7 +124,7 @@ def of_ratarmount(program, form="tar"):
 
 
 def everything(work, archfs, commit, chosen, without):
-    """Those that are wanted and present, the reference first and archfs last."""
+    """The systems that are wanted and present, the reference first and archfs last."""
     offered = [Folder(), Memory(), kernel(KERNEL, "squashfs", "squashfs"), kernel(EROFS, "erofs", "erofs")]
     newer = work / "newer-squashfuse"
     for name in ["squashfuse", LOW_LEVEL]:
@@ -146,7 +146,7 @@ def wanted(name, chosen, without):
 
 
 def is_one_of(name, these):
-    """`squashfuse_ll` is all its versions, `squashfuse_ll 0.5.2` one."""
+    """`squashfuse_ll` means all its versions, `squashfuse_ll 0.5.2` one of them."""
     return any(name == one or re.fullmatch(re.escape(one) + r" [\d.]+", name) for one in these)
 
 
@@ -168,7 +168,7 @@ def present(system):
 
 
 def installed_ratarmount(work):
-    """Its path, or None if it can not be had; `work` gets a virtual environment for it."""
+    """The path of ratarmount, or None if it is not available. Creates a virtual environment for it in `work`."""
     found = shutil.which("ratarmount")
     if found:
         return pathlib.Path(found)

@@ -1,4 +1,4 @@
-"""The measurements as CSV, JSON, and tables of Markdown, which the terminal gets, too."""
+"""The measurements as CSV, JSON, and Markdown tables, which are also printed on the terminal."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ from benchlib import packing, sections
 from benchlib.loaders import phases
 from benchlib.systems import ARCHFS, ARCHFS_TAR
 
-# Phases whose seconds say more than a rate, and those that have bytes alone.
+# Phases shown in seconds instead of a rate, and those that only have bytes.
 TIMES = [sections.WALK, sections.WALKED_ALL, sections.LISTED, "making the index",
          "one read of 100 KB, median", "one read of 100 KB, slowest", *phases.TIMES]
 SIZES = [sections.MEMORY, "size of the index", packing.SIZE, *phases.SIZES]
@@ -75,7 +75,7 @@ def ratio_table(table, dataset):
 
 
 def subject(table, dataset):
-    """Which of archfs is compared with all others."""
+    """Which of archfs's systems is compared with all others."""
     there = table.systems(dataset)
     own = [packing.PACK, f"{ARCHFS}, {packing.BY[packing.PACK]}", ARCHFS]
     return next((name for name in own if name in there), ARCHFS_TAR)
@@ -111,7 +111,7 @@ def short(number):
 
 
 def markdown(heads, rows):
-    """Padded, so that it is a table without any program, too."""
+    """Padded, so that it is readable as plain text."""
     columns = list(zip(heads, *rows))
     widths = [max(3, *map(len, column)) for column in columns]
     lines = [heads, ["-" * width for width in widths], *rows]

@@ -1,7 +1,8 @@
-"""What has to be reached, as ratios within one round, and whether it was. The gate of continuous integration.
+"""The performance targets, as ratios within one round, and whether they were met. Also the gate of continuous
+integration.
 
-A ratio is how many times as fast archfs on an image is as something else, or how many times an absolute
-limit holds what was measured: it has to be at least what is needed.
+A ratio says how many times as fast archfs on an image is as another system, or how far a measurement is below
+an absolute limit. It must be at least the target.
 """
 
 import statistics
@@ -18,7 +19,7 @@ class Target(NamedTuple):
     phase: str
     against: str
     needed: float
-    # The phase of `against`, where it is another one.
+    # The phase of `against`, if it is a different one.
     other: str = ""
 
 
@@ -58,7 +59,7 @@ def all_targets():
 
 
 def results(table):
-    """One for each target and each version of what it is against; nothing of sections that did not run."""
+    """One result per target and per version of its reference system. Sections that did not run have none."""
     found = []
     for target in all_targets():
         for name in versions(table, target.dataset, target.against):
@@ -77,7 +78,7 @@ def results(table):
 
 
 def packed(table):
-    """Packing against mksquashfs in time and size, and reading against what it makes."""
+    """Packing compared with mksquashfs in time and size, and reading the output."""
     found = []
     for letter in ["J", "S"]:
         for compressor in packing.COMPRESSORS:
@@ -109,7 +110,7 @@ def seconds(table, dataset, system, phase):
 
 
 def gate(table):
-    """For each first epoch that archfs must not lose: what is compared, and the ratio of the medians."""
+    """For each first epoch that archfs must not lose: the comparison, and the ratio of the medians."""
     compared = []
     for dataset in table.datasets():
         if dataset != "J" and dataset not in ["S, zstd", "S, gzip"]:

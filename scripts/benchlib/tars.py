@@ -1,4 +1,4 @@
-"""The sections about compressed tars and the index of a tar: archfs beside ratarmount."""
+"""The sections about compressed tars and the index of a tar: archfs compared with ratarmount."""
 
 import hashlib
 import os
@@ -17,8 +17,9 @@ MAKING, SIZE = "making the index", "size of the index"
 
 
 def compressed(bench, letter):
-    """Compressed by gzip: 1 GB of J, which compresses by a few percent, but gzip's decoder has to go
-    through all of it; and S, which is work to decode. The epoch over S reads 2,000 of its files."""
+    """Compressed by gzip: 1 GB of J, which hardly compresses but must be decoded completely, and S, which is
+    expensive to decode. The epoch over S reads 2,000 of its files.
+    """
     if letter == "J":
         dataset = whole = datasets.j(bench.work, bench.quick).part(62)._replace(name="J, tar.gz")
     else:
@@ -27,7 +28,7 @@ def compressed(bench, letter):
     bench.table.note(dataset.name, f"{whole.about()}; of these files {len(dataset.files())} are read.")
     taking_part = [of_form(bench, system) for system in bench.named(systems.PLAIN, "ratarmount",
                                                                     systems.ARCHFS_TAR)]
-    # The archive is named after all files, whichever of them are read.
+    # The archive is named after all files, not after those that are read.
     with bench.begun(whole, taking_part) as began:
         interleaved(bench, dataset, began, [Group((sections.FRESH,), first_epoch)])
         interleaved(bench, whole, began, [Group((MEDIAN, SLOWEST), singles)])
@@ -66,7 +67,7 @@ def singles(visit):
 
 
 def decode_spacing(archive):
-    """Median seconds that zlib takes for 1 MiB, of the first 64."""
+    """Median seconds that zlib takes for 1 MiB, over the first 64 MiB."""
     decoder, taken = zlib.decompressobj(wbits=31), []
     with open(archive, "rb") as stream:
         while len(taken) < 64 and not decoder.eof:
@@ -79,7 +80,9 @@ def decode_spacing(archive):
 
 
 def index(bench):
-    """1.3 million members in a plain tar; ratarmount, which is slow at it, once and not with --quick."""
+    """1.3 million members in an uncompressed tar. ratarmount is slow at it and runs once, and not with
+    --quick.
+    """
     folders = datasets.MANY_FOLDERS_QUICK if bench.quick else datasets.MANY_FOLDERS
     archive = datasets.many_tar(bench.work, folders)
     reader.warm_archive(archive)

@@ -1,1 +1,1 @@
-"""What scripts/test-recipes is made of: blocks of the pages, a world to run them in, jobs, remains."""
+"""The parts of scripts/test-recipes: code blocks of the pages, a world to run them in, jobs, remains."""

@@ -1,11 +1,11 @@
-"""Runs a recipe: a few lines as a script of sh, a job script by Slurm, or as Slurm would run it."""
+"""Runs a recipe: a few lines as a sh script, or a job script by Slurm or in the way Slurm would run it."""
 
 import os
 import re
 import shutil
 import subprocess
 
-# Seconds. Each takes one or two; a machine at work on other things takes longer.
+# Time limit in seconds. A recipe takes one or two; a busy machine needs longer.
 LIMIT = 120
 
 
@@ -15,7 +15,7 @@ class Ended:
 
 
 def real_slurm():
-    """Only the cluster of scripts/slurm/test-cluster; a login node's real one is not for tests."""
+    """Only in the cluster of scripts/slurm/test-cluster; a login node's real Slurm is not for tests."""
     return "ARCHFS_TEST_PROCTRACK" in os.environ and "SLURM_CONF" in os.environ
 
 
@@ -23,7 +23,8 @@ def run(world, block, name):
     script = world.place / f"{name.replace(' ', '-').replace(',', '')}.sh"
     script.write_text(block.text, encoding="utf-8")
     if not block.is_job():
-        # With -e a line that fails is not passed over, as by somebody who pastes line for line.
+        # With -e, because a failing line must not be ignored, as it could be by a user who pastes line by
+        # line.
         return start(["sh", "-e", str(script)], world, world.environment())
     if real_slurm():
         output = script.with_suffix(".out")
@@ -48,7 +49,7 @@ def job_environment(world, text):
 
 
 def start(command, world, environment):
-    """To the end of the command, not of what it leaves running: that has the output open, too."""
+    """Waits for the command, but not for processes it leaves running, which have the output open too."""
     output = world.place / "said"
     with open(output, "wb") as file:
         process = subprocess.Popen(

@@ -1,10 +1,10 @@
-"""The pages that have recipes, their fenced blocks, and the mark above each block about running it.
+"""The pages with recipes, their fenced blocks, and the mark above each block.
 
-    <!-- recipe: NAME -->        it is run as it stands
-    <!-- not run: REASON -->     it is not, and why
+    <!-- recipe: NAME -->        run unchanged
+    <!-- not run: REASON -->     not run, for this reason
 
-A block without a mark is an error, because an unmarked block could rot unseen. The exception is Python:
-tests/python/package/test_docs.py runs every block of Python that has no mark.
+A block without a mark is an error, because an unmarked block could become wrong unnoticed. The exception is
+Python: tests/python/package/test_docs.py runs every Python block that has no mark.
 """
 
 import re
@@ -13,7 +13,7 @@ MARK = re.compile(r"<!-- (recipe|not run): (.+) -->$")
 
 
 class Block:
-    """A fenced block: its page, the line its fence is on, and its text."""
+    """A fenced block: its page, the line of its fence, and its text."""
 
     def __init__(self, page, line, mark, text, language):
         self.page, self.line, self.text = page, line, text
@@ -26,7 +26,7 @@ class Block:
 
 
 def pages(top):
-    """In the order in which recipes run: later pages read archives that the README makes."""
+    """In the order in which recipes run: later pages read archives that the README creates."""
     docs = top / "docs"
     return [top / "README.md", docs / "getting-started.md", *sorted((docs / "how-to").glob("*.md"))]
 

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import time
 
-# A mount goes within two seconds of its last holder (docs/CLI.md).
+# A mount ends within two seconds of its last holder (docs/CLI.md).
 PATIENCE = 5
 
 
 def mounts(world):
-    """Never asks a mount itself, since a dead one answers nothing."""
+    """Never accesses a mount itself, because a stale one does not answer."""
     found = []
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
         for line in table:
@@ -22,7 +22,7 @@ def mounts(world):
 
 
 def processes(world):
-    """Those of this world's own copy of archfs."""
+    """Processes of this world's own copy of archfs."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -42,7 +42,7 @@ def left(world):
 
 
 def unfinished(world):
-    """Files that archfs makes beside what they become. Those of others, such as torchrun, are their own."""
+    """Temporary files of archfs. Those of other programs, such as torchrun, are ignored."""
     for folder in (world.work, world.temporary):
         for name in os.listdir(folder):
             if name.lstrip(".").startswith("archfs"):
@@ -50,7 +50,7 @@ def unfinished(world):
 
 
 def wait(world):
-    """What is left when there was time enough for it to go."""
+    """What remains after enough time to clean up."""
     deadline = time.monotonic() + PATIENCE
     while (rest := left(world)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -58,7 +58,7 @@ def wait(world):
 
 
 def clear(world):
-    """Whatever a recipe that failed has left, so that the next one starts afresh."""
+    """Clears what a failed recipe has left, so that the next one starts clean."""
     for place in mounts(world):
         subprocess.run([world.bin / "archfs", "unmount", "--lazy", place], check=False, timeout=30)
     for number in processes(world):

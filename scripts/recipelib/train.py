@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Training code as far as a file system can tell: reads every file of a folder, in random order, in several
-processes. It knows nothing of archfs.
+"""Training code as a file system sees it: several processes read every file of a directory in random order.
+It knows nothing of archfs.
 
 Usage: train.py --data FOLDER
 
-Prints a digest of all names and bytes. Where RECIPES_RECORD names a folder it leaves a file there that says
-what was read, from what kind of file system, and by which Python.
+Prints a digest of all names and bytes. If RECIPES_RECORD names a directory, it writes a file there that
+records what was read, from what kind of file system, and by which Python.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def digest(root):
 
 
 def file_system(place):
-    """The type of what is mounted at a place, as the kernel tells it; None if nothing is."""
+    """The type of the file system mounted at a path, according to the kernel; None if nothing is mounted."""
     found = None
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
         for line in table:

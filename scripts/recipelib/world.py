@@ -1,7 +1,7 @@
-"""The folder in which recipes run: what the names in them stand for, small but real.
+"""The directory in which recipes run, with small but real versions of the files they name.
 
-Pictures are PNGs, whatever their names say; nobody decodes them. Three sets of pictures differ, so that who
-reads the wrong archive is found out.
+All images are PNGs, whatever their names say; no program decodes them. The three sets of images differ, so
+that reading the wrong archive is detected.
 """
 
 import importlib.machinery
@@ -18,13 +18,13 @@ import zipfile
 HERE = pathlib.Path(__file__).resolve().parent
 CLASSES = ["n01440764", "n01443537", "n01484850", "n01491361"]
 PICTURES = 25
-# What torch is to a real environment: a package that is in it and nowhere else.
+# Stands in for torch in a real environment: a package that exists only there.
 PACKAGE = "epochs"
 WHEEL = f"{PACKAGE}-1.0-py3-none-any.whl"
 
 
 def picture_maker():
-    """scripts/make-pictures as a module; its name has no ending."""
+    """Loads scripts/make-pictures, whose name has no suffix, as a module."""
     loader = importlib.machinery.SourceFileLoader("make_pictures", str(HERE.parent / "make-pictures"))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("make_pictures", loader))
     loader.exec_module(module)
@@ -32,7 +32,7 @@ def picture_maker():
 
 
 class World:
-    """The work folder; `bin` goes first in PATH, `records` is where train.py says what it read."""
+    """The work directory; `bin` is first in PATH, and train.py writes to `records`."""
 
     def __init__(self, place, archfs):
         self.place, self.bin, self.records = place, place / "bin", place / "records"
@@ -42,7 +42,7 @@ class World:
             each.mkdir()
         shutil.copy2(archfs, self.bin / "archfs")
         self.stand_ins = []
-        # Where recipes were seen to mount, and what was there before them.
+        # Mount points seen so far, and what existed there before.
         self.mounted, tops = set(), ("/", "/dev/shm", "/tmp")
         self.there = {os.path.join(top, name) for top in tops for name in os.listdir(top)}
         if not shutil.which("python"):
@@ -53,7 +53,7 @@ class World:
             pictures(self.work / name, png, seed)
         pack_tar(self.work / "data", self.work / "data.tar")
         tar_of_tars(self.work / "train", self.work / "ILSVRC2012_img_train.tar")
-        # No recipe may read these by mistake; what must be read of them is told by their digests.
+        # Recipes must not read these by mistake. Their digests are known already.
         for name in ["data", "train"]:
             (self.work / name).rename(place / name)
         wheel(self.work / WHEEL)
@@ -65,7 +65,7 @@ class World:
         self.stand_ins.append(f"{program} ({why})")
 
     def container(self):
-        """The image that a real Apptainer needs is the caller's: one with Python 3 in it."""
+        """A real Apptainer needs an image with Python 3 in it, which the caller provides."""
         image = os.environ.get("RECIPES_IMAGE")
         if image and shutil.which("apptainer"):
             (self.work / "train.sif").symlink_to(pathlib.Path(image).resolve())
@@ -81,11 +81,11 @@ class World:
             PIP_DISABLE_PIP_VERSION_CHECK="1")
 
     def folder(self, name):
-        """The plain folder of a set of pictures."""
+        """The plain directory of a set of images."""
         return self.work / name if name == "imagenet" else self.place / name
 
     def make_environment(self):
-        """What the recipe for it makes, without pip."""
+        """Creates what the environment recipe creates, without pip."""
         env = self.work / "env"
         shutil.rmtree(env, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", env], check=True)
@@ -111,7 +111,7 @@ def pack_tar(folder, archive):
 
 
 def tar_of_tars(folder, archive):
-    """A tar for each class, whose members have no folder, as ImageNet's training set comes."""
+    """A tar of one tar per class, whose members have no directory, like ImageNet's training set."""
     with tarfile.open(archive, "w") as outer:
         for path in sorted(folder.iterdir()):
             inner = folder.parent / f"{path.name}.tar"

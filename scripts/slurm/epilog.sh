@@ -1,14 +1,13 @@
 #!/bin/bash
-# Epilog= of slurm.conf: after a job, clears what a killed archfs left on the node. Of the ways to mount
-# that docs/SLURM.md recommends nothing is left, but for SIGKILL to all processes, as memory running out
-# may send it. It is run as root. Whatever happens it ends with 0 in time, for Slurm drains a node whose
-# epilog fails.
+# Epilog= of slurm.conf: after a job, clears what a killed archfs left on the node. The ways to mount that
+# docs/SLURM.md recommends leave nothing, unless all processes get SIGKILL, for example when memory runs out.
+# Runs as root. Always exits with 0 in time, because Slurm drains a node whose epilog fails.
 
-# An absolute path, as Slurm gives an epilog no PATH to speak of.
+# An absolute path, because Slurm gives an epilog almost no PATH.
 archfs=/usr/local/bin/archfs
 
-# As the user, whose own records and mounts these are. gc leaves alone what is alive, such as the mounts
-# of other jobs of theirs. A hanging file system or name service may cost 20 seconds, never more.
+# Runs as the user, who owns these records and mounts. gc leaves live mounts alone, such as those of the
+# user's other jobs. A hanging file system or name service costs at most 20 seconds.
 uid=${SLURM_JOB_UID:-}
 if [ -x "$archfs" ] && [ -n "$uid" ]; then
     # shellcheck disable=SC2016 # the inner shell puts these in

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What test-jobs and left-overs share: jobs that mount, ways to do so, and what they leave behind.
-# To be sourced, within a cluster of scripts/slurm/test-cluster.
+# Shared by test-jobs and left-overs: jobs that mount, ways to do so, and what they leave behind. To be
+# sourced within a cluster of scripts/slurm/test-cluster.
 
-# A folder for the files of one job: archfs under a path of its own, by which its processes are told
-# from others, a folder for mount points, and the job's output.
+# Creates a directory for the files of one job: archfs under its own path, by which its processes are
+# recognized, a directory for mount points, and the job's output.
 #   new_case NAME USER
 new_case() {
     local case=$ARCHFS_TEST_FOLDER/$1
@@ -12,7 +12,7 @@ new_case() {
     chown "$2" "$case" "$case/places"
 }
 
-# The program and a small archive, where everybody can read them.
+# Copies the program and a small archive to where all users can read them.
 set_up() {
     local source=$ARCHFS_TEST_FOLDER/source
     local program=${ARCHFS:-target/debug/archfs}
@@ -54,7 +54,7 @@ END
     chmod 755 "$ARCHFS_TEST_FOLDER/work"
 }
 
-# Runs a command as root or the test user, with nothing of root's in its environment.
+# Runs a command as root or the test user, without root's environment.
 #   as_user USER COMMAND...
 as_user() {
     local user=$1
@@ -64,8 +64,8 @@ as_user() {
         SLURM_CONF="$SLURM_CONF" ARCHFS_TEST_FOLDER="$ARCHFS_TEST_FOLDER" "$@"
 }
 
-# The script of a job that mounts in one of the ways below, and works with what it mounted. $case and
-# $place are set by whoever writes the head of the script.
+# Prints the script of a job that mounts in one of the ways below and runs COMMAND. The caller's script head
+# sets $case and $place.
 #   job_script WAY COMMAND
 job_script() {
     local work=$2
@@ -112,18 +112,18 @@ job_script() {
     esac
 }
 
-# Whether archfs has a subcommand or an option of one.
+# Whether archfs has a subcommand, or an option of one.
 #   can COMMAND [OPTION]
 can() {
     "$ARCHFS_TEST_FOLDER/archfs" "$1" --help 2> /dev/null | grep -qe "${2:-Usage}"
 }
 
-# What is left of jobs in folders that begin with PREFIX, one a line: its kind, and the folder's
-# name. Never asks a mount itself, since a dead one answers nothing and a slow one keeps us waiting.
+# Prints what remains of jobs in directories that begin with PREFIX, one per line: its kind and path. Never
+# accesses a mount itself, because a stale one does not answer and a slow one blocks.
 #   left PREFIX UID
 left() {
     awk -v p="$1" 'index($5, p) == 1 { print "mount", $5 }' /proc/self/mountinfo
-    # A listing of the folder above tells a name without looking at what it names.
+    # Listing the parent directory returns a name without accessing what it names.
     find "$1"* -maxdepth 2 -path '*/places/*' -prune -printf 'directory %p\n' 2> /dev/null
     find /proc -maxdepth 2 -path '/proc/[0-9]*/exe' -lname "$1*/archfs*" -printf 'process %l\n' \
         2> /dev/null
@@ -131,7 +131,7 @@ left() {
     return 0
 }
 
-# Waits for up to some seconds until nothing is left, and prints what still is.
+# Waits up to some seconds until nothing remains, and prints what still does.
 #   left_after SECONDS PREFIX UID
 left_after() {
     local rest

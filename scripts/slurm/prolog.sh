@@ -1,14 +1,14 @@
 #!/bin/bash
-# Prolog= of slurm.conf: before a job, the node can mount, and no dead mount of its user is in the way.
-# It is run as root. Whatever happens it ends with 0 in time, for Slurm drains a node whose prolog fails.
+# Prolog= of slurm.conf: before a job, makes sure that the node can mount, and clears stale mounts of the
+# user. Runs as root. Always exits with 0 in time, because Slurm drains a node whose prolog fails.
 
-# An absolute path, as Slurm gives a prolog no PATH to speak of.
+# An absolute path, because Slurm gives a prolog almost no PATH.
 archfs=/usr/local/bin/archfs
 
 [ -e /dev/fuse ] || timeout 10 modprobe fuse > /dev/null 2>&1
 
-# As the user, whose own records and mounts these are. gc leaves alone what is alive, such as the mounts
-# of other jobs of theirs. A hanging file system or name service may cost 20 seconds, never more.
+# Runs as the user, who owns these records and mounts. gc leaves live mounts alone, such as those of the
+# user's other jobs. A hanging file system or name service costs at most 20 seconds.
 uid=${SLURM_JOB_UID:-}
 if [ -x "$archfs" ] && [ -n "$uid" ]; then
     # shellcheck disable=SC2016 # the inner shell puts these in

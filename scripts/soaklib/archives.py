@@ -1,6 +1,6 @@
-"""The archives: a SquashFS image, a stored tar, a tar.zst and a tar.gz.
+"""The archives: a SquashFS image, an uncompressed tar, a tar.zst and a tar.gz.
 
-The first three are mounted as one tree. Of the last, which is mounted alone, every read decodes.
+The first three are mounted as one tree. The tar.gz is mounted alone, and every read of it decompresses.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from soaklib import trees
 from soaklib.trees import Sizes, Tree
 
-# Frames that stand alone, as parallel packers make them.
+# The size of independent frames, as parallel packers write them.
 FRAME_BYTES = 2 << 20
 
 SIZES = {
@@ -22,7 +22,7 @@ SIZES = {
 
 
 class Dataset(NamedTuple):
-    """What is mounted at one place, and what has to be seen there."""
+    """The archives of one mount, and what it must show."""
     name: str
     archives: list
     entries: dict
@@ -32,7 +32,7 @@ class Dataset(NamedTuple):
 
 
 def make(work, content, random):
-    """Both datasets. Says where no extended attributes could be packed."""
+    """Creates both datasets. Prints a note if extended attributes could not be packed."""
     packed = {}
     for origin, sizes in SIZES.items():
         tree = Tree(content, random, origin, work / f"source-{origin}")

@@ -1,11 +1,11 @@
-"""The memory that all processes share: who is alive, what was done, whether it is time to end.
+"""Memory shared by all processes: which workers are alive, their counters, and whether to stop.
 
-One row a worker's place. Only the worker writes its numbers, which go on where the one before it was
-killed; only the parent writes the process id.
+Each worker slot has a row. Only the worker writes its counters, which continue after a killed predecessor;
+only the parent writes the process id.
 
-A worker may kill another one and must never hit a process that got the same id later. The parent clears
-the id of a worker that has ended before it reaps it, and an id is given away only after that. So whoever
-has opened a descriptor of the process and then still finds the id on the board has the right one.
+A worker may kill another worker, but must never hit a process that later got the same id. The parent clears a
+worker's id before it reaps the worker, and the kernel reuses an id only after that. So a worker opens a pidfd
+first, and then checks that the id is still on the board.
 """
 
 import mmap
@@ -13,7 +13,7 @@ import os
 import signal
 import time
 
-# The numbers of a row; those of the roles follow. The last beat is in nanoseconds.
+# The columns of a row; the counters of the roles follow. BEAT, the last sign of life, is in nanoseconds.
 PID, BEAT, ROLE, BYTES, SENT = range(5)
 FIRST_ROLE = 5
 
@@ -22,7 +22,7 @@ class Board:
     def __init__(self, places, roles):
         self.places, self.roles = places, roles
         self.row = FIRST_ROLE + len(roles)
-        # Written as one store of 8 bytes each, so what is killed meanwhile leaves the old or the new one.
+        # Each value is one 8-byte store, so a killed writer leaves either the old or the new value.
         self.numbers = memoryview(mmap.mmap(-1, 8 * (1 + places * self.row))).cast("q")
 
     def get(self, place, field):
@@ -47,7 +47,7 @@ class Board:
         self.numbers[0] = 1
 
     def kill(self, victim, sender):
-        """SIGKILL to the worker at a place; tells whether there was one."""
+        """Sends SIGKILL to the worker of a slot. Returns whether there was one."""
         pid = self.get(victim, PID)
         if not pid:
             return False
@@ -58,7 +58,7 @@ class Board:
         try:
             if self.get(victim, PID) != pid:
                 return False
-            # Counted before, since the sender may be killed as well.
+            # Counted first, because the sender may be killed as well.
             self.add(sender, SENT)
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
             return True

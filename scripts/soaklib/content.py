@@ -1,8 +1,8 @@
-"""The bytes of every file, computed from the seed, the path and the offset, so that no copy is kept.
+"""The bytes of every file, computed from the seed, the path and the offset, so that no copy is needed.
 
-A file is made of units of 4 KiB. Each starts with the key of the file and its own number and goes on
-with a piece of one of two pools, so no two units of a mount are the same, and what is at a wrong place,
-of another file or half there is seen.
+A file consists of 4 KiB units. Each starts with the key of the file and the unit's number, followed by a part
+of one of two pools. So no two units of a mount are the same, and misplaced, foreign or partial data is
+detected.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 UNIT = 4096
 POOL = 1 << 20
-# Holes are whole blocks of the image, in runs of so many.
+# Holes are whole blocks of the image, in runs of this many blocks.
 BLOCK = 128 << 10
 HOLE_BLOCKS = 3
 
@@ -21,11 +21,11 @@ MASK = (1 << 64) - 1
 
 
 class Wrong(Exception):
-    """What must not be. The text says where."""
+    """A failed check. The text says where."""
 
 
 class File(NamedTuple):
-    """What the bytes of a file are a function of, besides the offset."""
+    """The parameters that determine the bytes of a file."""
     path: str
     size: int
     pool: str
@@ -33,13 +33,13 @@ class File(NamedTuple):
     sparse: bool = False
 
     def is_hole(self, block):
-        """Whether that block is one. The first and the last of a file never are."""
+        """Whether that block is a hole. The first and the last block of a file never are."""
         if not self.sparse or block == 0 or block >= (self.size - 1) // BLOCK:
             return False
         return mixed(self.key, block // HOLE_BLOCKS) % 2 == 0
 
     def end_of_run(self, offset):
-        """The end of the hole, or of the data, that `offset` lies in."""
+        """The end of the hole or data that contains `offset`."""
         block = offset // BLOCK
         last = (self.size - 1) // BLOCK
         kind = self.is_hole(block)
@@ -49,7 +49,7 @@ class File(NamedTuple):
 
 
 class Content:
-    """The pools, and what is made of them."""
+    """The pools, and the contents derived from them."""
 
     def __init__(self, seed):
         self.seed = seed
@@ -62,13 +62,14 @@ class Content:
         return " ".join(self.random.choices(words, k=POOL // 8)).encode()[:POOL].ljust(POOL)
 
     def file(self, origin, path, size, pool="text", sparse=False):
-        """A file of the archive `origin`; the same path in another archive has other bytes."""
+        """A file of the archive `origin`. The same path in another archive has different bytes."""
         digest = hashlib.blake2b(f"{self.seed}/{origin}/{path}".encode(), digest_size=8).digest()
-        # Odd, so that no unit starts with a zero: mksquashfs makes a hole of a file of one zero, too.
+        # Odd, so that no unit starts with a zero byte: mksquashfs turns even a file of a single zero byte
+        # into a hole.
         return File(path, size, pool, int.from_bytes(digest, "little") | 1, sparse)
 
     def bytes_of(self, file, offset, length):
-        """The bytes from `offset` on, fewer at the end of the file."""
+        """Up to `length` bytes from `offset`; fewer at the end of the file."""
         end = min(file.size, offset + length)
         if offset >= end:
             return b""
@@ -86,7 +87,7 @@ class Content:
         return b"".join(parts)[skipped:skipped + end - offset]
 
     def compare(self, file, offset, asked, got):
-        """That a read of `asked` bytes at `offset` gave what it has to give."""
+        """Checks the result of a read of `asked` bytes at `offset`."""
         expected = self.bytes_of(file, offset, asked)
         if got == expected:
             return
@@ -97,7 +98,7 @@ class Content:
                     f"instead of {expected[at:at + 24].hex()}")
 
     def write(self, file, path):
-        """The file itself, with its holes."""
+        """Writes the file, with its holes."""
         with open(path, "wb") as stream:
             for offset in range(0, file.size, BLOCK):
                 if not file.is_hole(offset // BLOCK):
@@ -106,6 +107,6 @@ class Content:
 
 
 def mixed(key, number):
-    """A number that has little to do with its neighbours'."""
+    """A hash that makes neighbouring numbers unrelated."""
     value = ((key ^ number * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9) & MASK
     return value >> 24

@@ -1,6 +1,6 @@
-"""The workers as their parent sees them: started, killed, replaced, stopped for a while, hanging.
+"""The workers as their parent sees them: it starts, kills, replaces and stops them, and detects hangs.
 
-Only the parent reaps, and it clears the id on the board before (see board).
+Only the parent reaps workers. It clears a worker's id on the board first (see board).
 """
 
 import collections
@@ -12,9 +12,9 @@ from soaklib import board as fields
 from soaklib import processes, roles, worker
 from soaklib.content import Wrong
 
-# Who tells nothing for so long, seconds, hangs.
+# A worker without a sign of life for this many seconds hangs.
 HANG = 30
-# How many are stopped at a time.
+# How many workers are stopped at a time.
 STOPPED = 2
 GONE_LIMIT = 60
 
@@ -24,7 +24,7 @@ class Crew:
         self.stage, self.random, self.board = stage, random, stage.board
         self.generations = collections.Counter()
         self.stopped = {}
-        # The last beat of each, and for how long it is known, in which the worker and the parent ran.
+        # The last sign of life of each worker, and for how long both it and the parent have run since.
         self.beats, self.quiet = {}, collections.Counter()
         self.ended = collections.Counter()
         self.stops = 0
@@ -45,7 +45,7 @@ class Crew:
         return [number for number in range(self.board.places) if self.board.get(number, fields.PID)]
 
     def tend(self, step):
-        """Replaces who was killed, stops and continues some; raises where one failed or hangs."""
+        """Replaces killed workers, stops and continues some. Raises if one failed or hangs."""
         for number in self.living():
             if self.reap(number):
                 self.start(number)
@@ -54,7 +54,7 @@ class Crew:
         self.look_for_hangs(step)
 
     def reap(self, number):
-        """Whether that worker has ended. By SIGKILL is as it should be, with no failure on record."""
+        """Whether that worker has exited. SIGKILL is expected, as long as it recorded no failure."""
         pid = self.board.get(number, fields.PID)
         if not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return False
@@ -93,7 +93,7 @@ class Crew:
                 self.signal(number, signal.SIGSTOP)
 
     def signal(self, number, what):
-        """To a child that was not reaped, whose id nobody else can have."""
+        """Signals a child that has not been reaped, so no other process can have its id."""
         os.kill(self.board.get(number, fields.PID), what)
 
     def look_for_hangs(self, step):
@@ -110,7 +110,7 @@ class Crew:
                                        *self.stage.stacks_of_daemons()]))
 
     def end(self):
-        """Tells all to end and waits for it."""
+        """Tells all workers to end, and waits."""
         self.board.end()
         deadline = time.monotonic() + GONE_LIMIT
         while living := self.living():
@@ -135,7 +135,7 @@ class Crew:
         return self.board.total(fields.SENT)
 
     def kill_all(self):
-        """Sends them to their end. One whose request is never answered comes to it behind the daemon."""
+        """Kills all workers. One that waits for a request ends only after the daemon."""
         self.board.end()
         for number in self.living():
             self.signal(number, signal.SIGKILL)

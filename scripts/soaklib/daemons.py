@@ -1,7 +1,7 @@
-"""The programs that serve the mounts: what they take while they work, what is left when nobody reads.
+"""The daemons of the mounts: their resources during the load, and what remains when they are idle.
 
-A mount is looked at from outside (/proc, the kernel's list of FUSE connections) and asked for its own
-numbers by `archfs stats` and `archfs list`.
+A mount is observed from outside (/proc, the kernel's list of FUSE connections) and through `archfs stats` and
+`archfs list`.
 """
 
 import collections
@@ -17,19 +17,19 @@ from soaklib.worker import View
 
 THREADS = 32
 OPTIONS = ["--cache", "16M", "--cache-idle", "2s", "--threads", THREADS]
-# Threads that decode ahead (docs/CACHE.md), and how many there may be in all.
+# Readahead threads (docs/CACHE.md), and the limit for all threads.
 AHEAD = min(max(os.cpu_count(), 8), 64)
 THREADS_LIMIT = THREADS + AHEAD + 8
-# What a daemon may have resident, MB: the cache, as much again for what is being decoded, buffers for the
-# next blocks, the program; and for each thread its answer of up to 1 MiB, what it read from the archive at
-# once, as much, and its decoders. Of an idle one only the threads that answer are left.
+# Limit of a daemon's resident memory, in MB: the cache, the same again for decoding, spare buffers, the
+# program. For each thread: its answer of up to 1 MiB, the same for a read of the archive, and its decoders.
+# An idle daemon keeps only the threads that answer requests.
 MEMORY_LIMIT = 64 + 3 * (THREADS + AHEAD)
 MEMORY_IDLE = 24 + 3 * THREADS
-# How much more the last third may need than the first, relative and in MB.
+# How much more memory the last third may use than the first, relative and in MB.
 MORE_RELATIVE, MORE = 0.10, 8
-# How long what nobody needs any more may stay, seconds.
+# How long resources may stay in use after the load, in seconds.
 SETTLE = 60
-# How long it may take to clear up by force.
+# How long a forced clean-up may take, in seconds.
 CLEAR = 15
 
 GAUGES = ["metadata_cache", "data_cache"]
@@ -64,7 +64,7 @@ class Mount:
                       "memory": self.resident()}
 
     def call(self, *words):
-        """What a command of archfs says on standard output; raises where it fails."""
+        """The standard output of an archfs command. Raises if it fails."""
         done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, env=self.stage.environment, timeout=SETTLE)
         if done.returncode:
@@ -75,19 +75,19 @@ class Mount:
         return self.take_list(self.call(*self.command_of("list", "--json")))
 
     def resident(self):
-        """MB."""
+        """Resident memory in MB."""
         memory = processes.status_number(self.pid, "VmRSS")
         if memory is None or processes.start_time(self.pid) != self.began:
             raise Wrong(f"the daemon of {self.place} has ended: {processes.text_of(self.log)[-500:]}")
         return memory / 1000
 
     def in_flight(self):
-        """Requests that the kernel waits for; nothing where it has no list of connections."""
+        """Requests the kernel is waiting for; 0 if it has no list of connections."""
         text = processes.text_of(self.connection)
         return int(text) if text else None
 
     def sample(self, at):
-        """What the kernel tells, which costs next to nothing."""
+        """Samples the kernel's view of the daemon, which costs almost nothing."""
         self.memory.append((at, self.resident()))
         self.threads.append(processes.status_number(self.pid, "Threads") or 0)
         self.open_files.append(len(processes.descriptors(self.pid)))
@@ -98,7 +98,7 @@ class Mount:
             raise Wrong(f"the daemon of {self.place} has {self.threads[-1]} threads, limit {THREADS_LIMIT}")
 
     def take_numbers(self, text):
-        """Its own numbers. None of those that count may fall, none may be of damage."""
+        """Checks the daemon's counters: none may decrease, and none may report damage."""
         told = json.loads(text)
         for key, value in flat(told):
             before = self.last.get(key)
@@ -109,7 +109,7 @@ class Mount:
             raise Wrong(f"{self.last['faults']} faults at {self.place}: {processes.text_of(self.log)[-1000:]}")
 
     def take_list(self, text):
-        """Its row of what `archfs list` says."""
+        """Checks the mount's row of `archfs list`."""
         rows = [json.loads(line) for line in text.splitlines()]
         found = [row for row in rows if row["mountpoint"] == str(self.place)]
         if len(found) != 1 or found[0]["state"] != "alive":
@@ -118,7 +118,7 @@ class Mount:
         return found[0]
 
     def settle(self):
-        """Waits until all that the load needed is given back; raises with what is not."""
+        """Waits until everything the load used is released. Raises with what is not."""
         deadline = time.monotonic() + SETTLE
         while left := self.unsettled():
             if time.monotonic() > deadline:
@@ -145,7 +145,7 @@ class Mount:
         return left
 
     def thirds(self, since):
-        """(min, max) of the resident memory in the first, and in the last third behind the warm-up."""
+        """(min, max) of the resident memory in the first and in the last third after the warm-up."""
         behind = [memory for at, memory in self.memory if at >= since]
         third = max(1, len(behind) // 3)
         return tuple((min(part), max(part)) for part in [behind[:third], behind[-third:]])
@@ -157,7 +157,7 @@ class Mount:
                         f"{last:.0f} in the last")
 
     def end(self):
-        """Unmounts, and looks at what is left."""
+        """Unmounts, and checks what remains."""
         self.call(self.stage.archfs, "unmount", self.place)
         left = self.left()
         if left:
@@ -166,7 +166,7 @@ class Mount:
         if account["faults"] or account["requests"]["total"] < self.last["requests.total"]:
             raise Wrong(f"the account of {self.place} says {account}")
         lines = self.log.read_text().splitlines()
-        # Of the files that several archives have, a warning tells.
+        # A warning reports the files that several archives have.
         odd = [line for line in lines if "served" not in line and "hidden" not in line]
         if odd or not any("served" in line for line in lines):
             raise Wrong(f"the log of {self.place} says {odd or lines}")
@@ -180,12 +180,12 @@ class Mount:
         return left
 
     def clear(self):
-        """Takes it away by force, also where it answers nobody."""
+        """Removes the mount by force, even if the daemon does not respond."""
         deadline = time.monotonic() + CLEAR
         while time.monotonic() < deadline and self.began and processes.start_time(self.pid) == self.began:
             os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.05)
-        # Guests that were killed may still hold the lock of the place for a moment.
+        # Killed guests may still hold the lock of the mount point for a moment.
         while time.monotonic() < deadline and self.was_mounted and (
                 processes.mounts_below(self.place) or records(self.place)):
             subprocess.run([str(self.stage.archfs), "unmount", "--lazy", str(self.place)], check=False,
@@ -196,7 +196,7 @@ class Mount:
 
 
 def records(place):
-    """Files in which archfs still tells of mounts at or below a place. Others mount, too."""
+    """archfs's records of mounts at or below a path. There may be records of other mounts."""
     found = []
     for parent in ["/tmp", "/dev/shm", "/var/tmp"]:
         folder = f"{parent}/archfs-{os.getuid()}"
@@ -214,5 +214,5 @@ def flat(told, above=""):
 
 
 def is_counter(key):
-    # The kernel adds up what each processor counted, not at one moment: a peak may come out lower later.
+    # The kernel adds up per-CPU counters without synchronization, so a later peak may be lower.
     return not key.endswith(("held_bytes", "_ns", "peak_memory_bytes")) and key != "started_seconds"

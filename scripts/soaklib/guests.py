@@ -1,7 +1,7 @@
-"""Other programs at the mounts, none of which the parent ever waits for while the load lasts.
+"""Other programs that use the mounts. The parent never waits for them during the load.
 
-Other holders share a mount, read a file or wait, and leave or are killed. Questions to a daemon, `archfs
-stats` and `archfs list`, are programs, too, which on a busy machine take their time.
+Other holders share a mount, read a file or wait, and then exit or are killed. `archfs stats` and `archfs
+list` also run as programs, because they may be slow on a busy machine.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ import time
 from soaklib import processes
 from soaklib.content import Wrong
 
-# How many holders at a time, and how long anybody may take, seconds.
+# How many holders run at a time, and how long each may take, in seconds.
 AT_A_TIME = 3
 CAT_BYTES = 8 << 20
 LIMIT = 60
 HOLDERS = {"mount", "run"}
-# How long one that only waits does so, seconds, where nobody is left to end it.
+# How long a process that only waits lives if nothing ends it, in seconds.
 WAITS = 2 * LIMIT
 TICK = 0.02
 
 
 class Guest:
-    """A process, what it says, when it is to be killed and what is looked at behind its end."""
+    """A process, its output, the time to kill it, and the check after its end."""
 
     def __init__(self, kind, process, output, killed_at=None, then=None):
         self.kind, self.process, self.output, self.then = kind, process, output, then
@@ -48,12 +48,12 @@ class Guests:
             self.random.choice([self.share, self.share, self.run])(mount)
 
     def share(self, mount):
-        """A process holds the mount for a while, by `archfs mount --until-pid`."""
+        """A process holds the mount for a while, through `archfs mount --until-pid`."""
         sleeper = Guest("sleep", *self.start(["sleep", WAITS]))
         stays = self.random.uniform(0, 4)
 
         def shared(guest):
-            # Only now, since a mount for a process that has ended is an error.
+            # Only now, because mounting for a process that has ended is an error.
             sleeper.killed_at = time.monotonic() + stays
             if guest.was_killed:
                 return
@@ -65,7 +65,7 @@ class Guests:
         self.present += [sleeper, Guest("mount", *self.start(words), self.killed_at(0.05), shared)]
 
     def run(self, mount):
-        """`archfs run` of a cat, what it says compared."""
+        """Runs cat under `archfs run`, and compares its output."""
         entry = self.random.choice([entry for entry in mount.view.files if entry.file.size <= CAT_BYTES])
         words = mount.command("run", "--quiet", after=["--", "cat", mount.place / entry.path])
 
@@ -78,7 +78,7 @@ class Guests:
         self.present.append(Guest("run", *self.start(words), self.killed_at(0.5), ran))
 
     def ask(self, mount):
-        """Asks for the numbers and the holders of a mount, unless the last answers are still to come."""
+        """Requests the counters and holders of a mount, unless the previous requests are still running."""
         kinds = [("stats", mount.command_of("stats", "--json", mount.place), mount.take_numbers),
                  ("list", mount.command_of("list", "--json"), mount.take_list)]
         for kind, words, take in kinds:
@@ -88,11 +88,11 @@ class Guests:
                     read(guest.output))))
 
     def killed_at(self, seconds):
-        """A third of them are killed within some time."""
+        """A third of the guests are killed within this time."""
         return time.monotonic() + self.random.random() * seconds if self.random.random() < 0.3 else None
 
     def start(self, command):
-        """The process, and the file for all that it says."""
+        """Starts the process, with a file for all of its output."""
         output = tempfile.TemporaryFile(dir=self.stage.work)
         process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output,
                                    stderr=output, start_new_session=True, env=self.stage.environment)
@@ -105,7 +105,7 @@ class Guests:
         if status is None:
             if guest.killed_at and now >= guest.killed_at and not guest.was_killed:
                 guest.was_killed = True
-                # The parent has not reaped it, so it is the right one.
+                # The parent has not reaped it, so the id is the right one.
                 guest.process.kill()
                 self.counts["killed"] += 1
             elif not guest.killed_at and guest.lasted > LIMIT:
@@ -120,14 +120,14 @@ class Guests:
         guest.output.close()
 
     def end(self):
-        """Lets all come to their end, those that only wait when what they wait for is there."""
+        """Waits for all guests. Those that only wait are released first."""
         while self.present:
             for guest in list(self.present):
                 self.look_after(guest, TICK)
             time.sleep(TICK)
 
     def kill_all(self):
-        """Each has a session of its own."""
+        """Each guest has its own session."""
         for guest in self.present:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(guest.process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What /proc tells of processes and mounts."""
+"""Processes and mounts, from /proc."""
 
 import os
 import pathlib
@@ -6,7 +6,7 @@ import re
 
 
 def text_of(path):
-    """Nothing where the process is gone."""
+    """The text of the file; empty if the process has exited."""
     try:
         return pathlib.Path(path).read_text(errors="replace")
     except OSError:
@@ -20,13 +20,13 @@ def status_number(pid, name):
 
 
 def start_time(pid):
-    """What tells a process from a later one of the same id."""
+    """The start time, which distinguishes a process from a later one with the same id."""
     fields = text_of(f"/proc/{pid}/stat").rpartition(") ")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else None
 
 
 def descriptors(pid):
-    """What each open descriptor is, without numbers, sorted."""
+    """The targets of all open descriptors, without numbers, sorted."""
     found = []
     folder = f"/proc/{pid}/fd"
     for name in os.listdir(folder):
@@ -38,7 +38,7 @@ def descriptors(pid):
 
 
 def stacks(pid):
-    """Where each thread of a process waits in the kernel."""
+    """Kernel stacks of all threads of a process."""
     lines = [f"process {pid}: {text_of(f'/proc/{pid}/cmdline').replace(chr(0), ' ')[:200]}"]
     try:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
@@ -59,13 +59,13 @@ def mounts_below(folder):
 
 
 def device_of(place):
-    """The minor number of what is mounted at a place, which names its FUSE connection."""
+    """The minor number of the mount at a path, which names its FUSE connection."""
     line = next(line for line in mounts_below(place) if line.split()[4] == str(place))
     return int(line.split()[2].split(":")[1])
 
 
 def marked(mark):
-    """Processes that have this in their environment, the soak's own children and theirs."""
+    """Processes with this text in their environment: the soak's children and their descendants."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid() and start_time(name):

@@ -1,4 +1,4 @@
-"""The lines while it runs and the table at the end."""
+"""Progress lines and the final table."""
 
 import time
 
@@ -26,7 +26,7 @@ def turns(board):
 
 
 def table(stage, crew, guests, warm, seconds):
-    """What was done, and what it took."""
+    """The work done, and the resources used."""
     board = stage.board
     rows = [("workers", board.places), ("seconds", f"{seconds:.0f}")]
     rows += [(f"turns of {name}", board.total(fields.FIRST_ROLE + nth)) for nth, name in enumerate(roles.NAMES)]

@@ -1,8 +1,7 @@
-"""What a worker does. A turn of a role takes a moment, unless others want the processors, too.
+"""What a worker does. A turn of a role is short, unless the CPU cores are busy.
 
-Each turn compares every byte it reads and every attribute it asks for, and tells the board after each
-call, so that what hangs is seen. Whatever is unexpected, an error of a system call included, ends the
-worker and the soak.
+Each turn checks every byte and attribute it gets, and reports to the board after each call, so that hangs are
+noticed. Anything unexpected, including an error of a system call, ends the worker and the soak.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ import time
 from soaklib.content import BLOCK, UNIT, Wrong
 
 CHUNK = 1 << 20
-# What one turn reads of a large file at most.
+# The maximum that one turn reads of a large file, in bytes.
 TURN_BYTES = 24 << 20
 
 
@@ -32,7 +31,7 @@ def opened(worker, entry, flags=os.O_RDONLY):
 
 
 def forget(descriptor):
-    """Has the kernel drop what it holds of a file, so that the next read reaches the daemon."""
+    """Drops a file from the kernel's page cache, so that the next read reaches the daemon."""
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -42,7 +41,7 @@ def forget_at_times(worker, descriptor):
 
 
 def whole(worker):
-    """Files in shuffled order, each from a begin to its end, with reads of one size."""
+    """Whole files in shuffled order, with a fixed read size per file."""
     for entry in worker.files(20):
         with opened(worker, entry) as descriptor:
             forget_at_times(worker, descriptor)
@@ -59,7 +58,7 @@ def whole(worker):
 
 
 def places(worker):
-    """Reads at random places, also across the end and behind it."""
+    """Reads at random offsets, also across and past the end of the file."""
     for entry in worker.files(5, large=0.7):
         with opened(worker, entry) as descriptor:
             forget_at_times(worker, descriptor)
@@ -72,7 +71,7 @@ def places(worker):
 
 
 def walk(worker):
-    """Listings, attributes, links and names that are not there, of a folder and what is below it."""
+    """Listings, attributes, links and missing names in a directory and everything below it."""
     waiting = [worker.random.choice(worker.folders)]
     seen = 0
     while waiting and seen < 3000 and not worker.is_over():
@@ -98,7 +97,7 @@ def walk(worker):
 
 
 def look_at(worker, entry):
-    """The attributes of an entry."""
+    """Checks the attributes of an entry."""
     worker.at, place = entry.path, worker.place(entry)
     found = os.lstat(place)
     worker.beat()
@@ -118,14 +117,14 @@ def attributes_of(place):
     try:
         return tuple(sorted((name, os.getxattr(place, name)) for name in os.listxattr(place)))
     except OSError as error:
-        # What an archive without any says.
+        # This is the error of an archive without any attributes.
         if error.errno != errno.EOPNOTSUPP:
             raise
         return ()
 
 
 def not_there(worker, folder):
-    """A name that is not there, and that nothing can be written."""
+    """Checks that a name is missing, and that nothing can be written."""
     path = worker.path(f"{folder}/not there {worker.random.randrange(1000)}")
     expect(errno.ENOENT, os.lstat, path)
     expect(errno.EROFS, os.open, path, os.O_WRONLY | os.O_CREAT)
@@ -143,7 +142,7 @@ def expect(number, call, *arguments):
 
 
 def mapped(worker):
-    """Pages of mapped files at random places, and a piece in order."""
+    """Random pages of mapped files, and then a sequential range."""
     for entry in worker.files(4, large=0.6):
         file = entry.file
         if not file.size:
@@ -151,7 +150,7 @@ def mapped(worker):
         with opened(worker, entry) as descriptor:
             forget_at_times(worker, descriptor)
             view = mmap.mmap(descriptor, file.size, mmap.MAP_SHARED, mmap.PROT_READ)
-        # The mapping outlives its descriptor.
+        # The mapping stays valid after its descriptor is closed.
         with view:
             view.madvise(worker.random.choice([mmap.MADV_NORMAL, mmap.MADV_RANDOM, mmap.MADV_SEQUENTIAL]))
             for _ in range(40):
@@ -167,7 +166,7 @@ def mapped(worker):
 
 
 def seek(worker):
-    """SEEK_DATA and SEEK_HOLE at random places, each followed by a read there."""
+    """SEEK_DATA and SEEK_HOLE at random offsets, each followed by a read there."""
     for entry in worker.files(6, large=0.5, sparse=0.5):
         file = entry.file
         with opened(worker, entry) as descriptor:
@@ -191,7 +190,7 @@ def seek(worker):
 
 
 def many(worker):
-    """Many files open at once, read in turns."""
+    """Many open files, read in turns."""
     entries = worker.files(200)
     with contextlib.ExitStack() as stack:
         files = [(entry.file, stack.enter_context(opened(worker, entry))) for entry in entries]
@@ -203,7 +202,7 @@ def many(worker):
 
 
 def copy(worker):
-    """Copies that the kernel makes: to a socket, through a pipe, to a file in memory."""
+    """Copies made by the kernel: to a socket, through a pipe, to a file in memory."""
     for entry in worker.files(3, large=0.5):
         with opened(worker, entry) as descriptor:
             forget_at_times(worker, descriptor)
@@ -211,13 +210,13 @@ def copy(worker):
 
 
 def pieces(worker, file, size):
-    """The places of a turn at which so many bytes are copied."""
+    """The offsets and lengths to copy in one turn."""
     start = worker.start_of_turn(file)
     return range(start, min(start + 2 * CHUNK, file.size), size)
 
 
 def some(file, count):
-    """These calls may copy less than they were asked for, and before the end of a file never nothing."""
+    """These calls may copy less than requested, but before the end of a file never nothing."""
     if count == 0:
         raise Wrong(f"{file.path}: a copy ends before the end")
     return count
@@ -234,7 +233,7 @@ def to_socket(worker, file, descriptor):
 def through_pipe(worker, file, descriptor):
     source, target = os.pipe()
     with open(source, "rb", buffering=0) as source, open(target, "wb", buffering=0) as target:
-        # An ordinary user may have only so much in pipes.
+        # An ordinary user's pipe buffers are limited.
         with contextlib.suppress(OSError):
             fcntl.fcntl(target, fcntl.F_SETPIPE_SZ, 1 << 16)
         for offset in pieces(worker, file, 32_768):
@@ -254,7 +253,7 @@ def to_memory(worker, file, descriptor):
 
 
 def to_file(worker, file, descriptor):
-    """Kernels differ in whether they copy a range from one file system to another."""
+    """Kernels differ in whether they can copy a range between file systems."""
     with open(worker.scratch, "w+b", buffering=0) as target:
         try:
             copy_by(worker, file, descriptor, target.fileno(), copy_range)
@@ -278,7 +277,7 @@ def copy_by(worker, file, descriptor, target, call):
 
 
 def direct(worker):
-    """Reads past the page cache, into memory as O_DIRECT wants it."""
+    """O_DIRECT reads, which bypass the page cache, into aligned memory."""
     buffer = worker.aligned
     for entry in worker.files(4, large=0.6):
         file = entry.file
@@ -291,7 +290,7 @@ def direct(worker):
 
 
 def drop(worker):
-    """Drops what the kernel holds of many files, while others read them."""
+    """Drops the cached pages of many files while other workers read them."""
     for entry in worker.files(100, large=0.2):
         with opened(worker, entry) as descriptor:
             forget(descriptor)
@@ -299,14 +298,14 @@ def drop(worker):
 
 
 def kill(worker):
-    """Kills another worker, in the middle of whatever it does after a moment."""
+    """Kills another worker after a random delay."""
     others = [place for place in range(worker.board.places) if place != worker.number]
-    # The moment is what it is about.
+    # The delay is the point: it hits the worker in the middle of something.
     time.sleep(worker.random.random() * 0.03)
     worker.board.kill(worker.random.choice(others), worker.number)
 
 
-# How often each is drawn, of all.
+# The relative frequency of each role.
 ROLES = {
     whole: 10, places: 10, walk: 8, mapped: 10, seek: 6, many: 5, copy: 8, direct: 8, drop: 4, kill: 8,
 }

@@ -1,6 +1,6 @@
-"""The folders that are packed: what is in them and what has to be seen of it.
+"""The directories that are packed: their contents, and what a mount must show.
 
-Everything is drawn from the seed. The folder itself is removed once it is packed.
+Everything is derived from the seed. The directory itself is removed once it is packed.
 """
 
 import os
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from soaklib.content import BLOCK, File
 
-# What the kernel keeps of a mount's times is whole seconds here, the same in every archive.
+# Whole seconds, the same base in every archive.
 EPOCH = 1_500_000_000
 
 
 class Entry(NamedTuple):
-    """What a mount has to show under a path."""
+    """What a mount must show at a path."""
     path: str
     kind: int
     mode: int
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How many files of which kind, and the size of the largest."""
+    """The number of files of each kind, and the largest size."""
     small: int
     middle: int
     large: int
@@ -36,7 +36,7 @@ class Sizes(NamedTuple):
 
 
 class Tree:
-    """A folder in the making, and the entries of what is in it."""
+    """A directory under construction, and its entries."""
 
     def __init__(self, content, random, origin, folder):
         self.content, self.random, self.origin, self.folder = content, random, origin, folder
@@ -45,14 +45,14 @@ class Tree:
         folder.mkdir()
 
     def fill(self, sizes):
-        """The files of this archive, below a folder of its own and one that all archives have."""
+        """Creates the files of this archive: below its own directory, and below one that all archives share."""
         top = self.origin
         for number in range(sizes.small):
             self.add_file(f"{top}/small/{number % 20}/{number}", self.random.randrange(9000))
         for number in range(sizes.middle):
             self.add_file(f"{top}/middle/{number}", self.random.randrange(9000, 5 * BLOCK))
         for number in range(sizes.large):
-            # Some end with a block, some one byte before or behind its end.
+            # Some files end at a block boundary, some one byte before or after.
             size = self.random.randrange(8, 60) * BLOCK + self.random.choice([-1, 0, 0, 1, 777])
             self.add_file(f"{top}/large/{number}", size, self.random.choice(["text", "noise"]))
         for number in range(sizes.sparse):
@@ -79,7 +79,7 @@ class Tree:
             self.note(path)
 
     def made(self, path):
-        """Where `path` lies, with the folders above it."""
+        """The location of `path`; parent directories are created."""
         place = self.folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
@@ -94,7 +94,7 @@ class Tree:
         self.note(path, file)
 
     def set_attribute(self, place):
-        """Where the file system of the work folder has none, nothing is compared."""
+        """If the work directory's file system has no extended attributes, none are compared."""
         try:
             os.setxattr(place, "user.soak", self.random.randbytes(self.random.choice([3, 40, 300])))
             os.setxattr(place, "user.other", b"")
@@ -107,13 +107,13 @@ class Tree:
 
     def add_hard_link(self, first, path):
         os.link(self.folder / first, self.made(path))
-        # One time for both.
+        # Both names share one time.
         self.entries[path] = self.entries[first]
         for name in [first, path]:
             self.note(name, self.entries[first].file)
 
     def note(self, path, file=None):
-        """What is there, with a time of its own."""
+        """Records the entry, with a time of its own."""
         place = self.folder / path
         known = self.entries.get(path)
         os.utime(place, (EPOCH, known.mtime if known else EPOCH + self.random.randrange(10**7)),
@@ -135,5 +135,5 @@ class Tree:
 
 
 def merged(trees):
-    """What a mount of several archives shows: the later one's, where both have a path."""
+    """What a mount of several archives shows: the later one wins where both have a path."""
     return {path: entry for tree in trees for path, entry in tree.entries.items()}

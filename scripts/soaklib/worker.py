@@ -1,4 +1,4 @@
-"""One worker: a process that plays one role after the other until it is killed or told to end."""
+"""One worker: a process that plays one role after another until it is killed or told to stop."""
 
 import mmap
 import os
@@ -10,13 +10,13 @@ from soaklib import board as fields
 from soaklib import roles
 from soaklib.content import BLOCK, UNIT
 
-# Files from this size on are large.
+# Files of at least this size are large.
 LARGE = 8 * BLOCK
 NICE = 5
 
 
 class Worker:
-    """What the roles ask for. `dataset` is the mount that a turn is at."""
+    """What the roles use. `dataset` is the mount of the current turn."""
 
     def __init__(self, stage, number, generation):
         self.stage, self.number, self.board = stage, number, stage.board
@@ -24,7 +24,7 @@ class Worker:
         self.scratch = stage.work / f"scratch-{number}"
         self.aligned = mmap.mmap(-1, 1 << 20)
         self.parent = os.getppid()
-        # The mount of a turn, and the path that was used last.
+        # The mount of this turn, and the last path used.
         self.view, self.at = None, ""
 
     def run(self):
@@ -67,7 +67,7 @@ class Worker:
         return self.path(entry.path)
 
     def files(self, count, large=0.1, sparse=0.0):
-        """Files in random order, of which the larger and the sparse ones have their share."""
+        """Files in random order, with the given shares of large and sparse ones."""
         found = []
         for _ in range(self.random.randint(1, count)):
             group = self.view.files
@@ -79,14 +79,14 @@ class Worker:
         return found
 
     def start_of_turn(self, file):
-        """Where to start in a file; a large one is not read from its begin to its end by one turn."""
+        """The start offset in a file: one turn does not read a large file completely."""
         if file.size < LARGE or self.random.random() < 0.3:
             return 0
         return self.random.randrange(file.size // UNIT) * UNIT
 
 
 class View:
-    """A dataset at its place, sorted into what roles choose from."""
+    """A mounted dataset, sorted into what the roles choose from."""
 
     def __init__(self, dataset, place):
         self.place, self.entries = place, dataset.entries
@@ -101,7 +101,7 @@ class View:
 
 
 def start(stage, number, generation, failures):
-    """Forks; the child never returns from here. Tells the child's process id."""
+    """Forks. The child never returns from here; the parent gets its process id."""
     pid = os.fork()
     if pid:
         return pid

@@ -1,1 +1,1 @@
-"""Parts of scripts/test-python: the environment, the archives, the mounts, and what is run on them."""
+"""The parts of scripts/test-python: environments, archives, mounts, and the sections."""

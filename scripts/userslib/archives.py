@@ -1,4 +1,4 @@
-"""The same folder as archives of several kinds, each made as its user would make it."""
+"""The same directory as archives of several kinds, each created as its users would."""
 
 import os
 import tarfile
@@ -7,7 +7,7 @@ from userslib.stage import View
 
 
 def views_of(stage, folder):
-    """An image, a tar and a compressed tar of a folder."""
+    """An image, a tar and a compressed tar of a directory."""
     return [image(stage, folder), *tars(stage, folder)]
 
 
@@ -27,7 +27,7 @@ def tars(stage, folder):
 
 
 def shards(stage, folder):
-    """Parts for WebDataset, mounted together as one folder."""
+    """Parts for WebDataset, mounted together as one directory."""
     place = folder.with_name(folder.name + "-shards")
     place.mkdir()
     stage.pack("--shards", "256K", "--shuffle", "7", folder, place / "part.tar")
@@ -37,7 +37,7 @@ def shards(stage, folder):
 
 
 def tar_of_tars(folder):
-    """As ImageNet comes: a tar for each class in a tar."""
+    """As ImageNet is distributed: a tar of one tar per class."""
     target = folder.with_name(folder.name + "-classes.tar")
     with tarfile.open(target, "w") as outer:
         for place in sorted(entry for entry in folder.iterdir() if entry.is_dir()):

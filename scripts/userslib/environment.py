@@ -1,6 +1,6 @@
-"""Virtual environments of the packages that users' code needs, made once and kept in target/.
+"""Virtual environments with the packages that users' code needs, created once and kept in target/.
 
-torch of PyPI brings what graphics cards need, so it has 5 GB, and takes some minutes to come.
+torch from PyPI includes GPU libraries, so it has 5 GB and takes some minutes to download.
 """
 
 import hashlib
@@ -12,16 +12,16 @@ import sys
 
 from userslib.stage import ROOT, USERS
 
-# Seconds. A whole install takes about two minutes; a registry that hangs is given up.
+# Time limit in seconds. A complete install takes about two minutes; this is for a registry that hangs.
 LIMIT = 1500
 
 
 class Missing(Exception):
-    """Packages that can not be had here."""
+    """The packages are not available here."""
 
 
 def torch():
-    """The interpreter that has torch and most others; ARCHFS_TEST_VENV names an environment that is there already."""
+    """The interpreter with torch and most other packages; ARCHFS_TEST_VENV names an existing environment."""
     given = os.environ.get("ARCHFS_TEST_VENV")
     if given:
         return pathlib.Path(given).resolve() / "bin" / "python"
@@ -29,12 +29,12 @@ def torch():
 
 
 def tensorflow():
-    """The interpreter that has tensorflow."""
+    """The interpreter with tensorflow."""
     return python("python-tensorflow", USERS / "tensorflow.txt")
 
 
 def python(name, wanted):
-    """The interpreter of the environment `name`, which has the packages that the file `wanted` lists."""
+    """The interpreter of the environment `name`, with the packages listed in the file `wanted`."""
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
     place = target / name
     mark = place / "made-of"
@@ -52,7 +52,7 @@ def python(name, wanted):
 
 def make(place, packages):
     run(sys.executable, "-m", "venv", "--clear", place)
-    # What is fetched is not kept twice.
+    # pip's cache would keep a second copy of the downloads.
     run(place / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
         "--no-cache-dir", "--only-binary", ":all:", "--requirement", packages)
 

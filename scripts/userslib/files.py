@@ -1,4 +1,4 @@
-"""Large files of one table each, read in place: HDF5, Parquet, Arrow, LMDB, SQLite, NumPy, safetensors."""
+"""Large files with a table each, read in place: HDF5, Parquet, Arrow, LMDB, SQLite, NumPy, safetensors."""
 
 from userslib import archives
 

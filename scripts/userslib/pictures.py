@@ -1,4 +1,4 @@
-"""Sections that read pictures: torchvision, PIL, datasets, webdataset, tf.data."""
+"""Sections that read images: torchvision, PIL, datasets, webdataset, tf.data."""
 
 import functools
 import os
@@ -7,7 +7,7 @@ from userslib import archives, environment
 from userslib.report import Problem
 from userslib.stage import View
 
-# How the workers of a DataLoader are started, and how many. The first ones meet a fresh mount.
+# Start method and number of the DataLoader's workers. The first ones get a fresh mount.
 LOADERS = ["fork:8", "spawn:8", "spawn:2", "fork:2", "fork:0"]
 # Each spawned worker imports torch again, which takes seconds.
 SPAWNED_FROM = ["sqfs", "tar.gz"]
@@ -15,7 +15,7 @@ SPAWNED_FROM = ["sqfs", "tar.gz"]
 
 @functools.cache
 def dataset(stage):
-    """8 classes of 60 JPEGs, and every way to mount them."""
+    """8 classes of 60 JPEGs each, and every way to mount them."""
     folder = stage.work / "pictures"
     stage.user("make_pictures.py", folder, 8, 60)
     return folder, [*archives.views_of(stage, folder), archives.shards(stage, folder),
@@ -45,7 +45,7 @@ def hugging_face(stage):
 
 
 def shards_inside(stage):
-    """Shards as files of an image: not shown as folders, but read as tars by the package."""
+    """Shards as files of an image: not shown as directories, but read as tars by the package."""
     folder, _ = dataset(stage)
     place = stage.work / "sharded"
     (place / "train").mkdir(parents=True)

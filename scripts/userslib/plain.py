@@ -1,4 +1,4 @@
-"""Sections that need no package: the standard library on every kind of archive, and a Python from a mount."""
+"""Sections without packages: the standard library on every kind of archive, and Python run from a mount."""
 
 import functools
 import subprocess
@@ -34,7 +34,7 @@ def of_mksquashfs(stage, folder):
 
 
 def of_parts(stage, folder):
-    """The folders of the top apart: two images and a tar, shown as one again."""
+    """Packs the top-level directories separately: two images and a tar, shown as one again."""
     parts = []
     for name, end in [("samples", "sqfs"), ("site", "tar"), ("files", "sqfs")]:
         one = folder.with_name(f"part-{name}.{end}")
@@ -45,7 +45,7 @@ def of_parts(stage, folder):
 
 
 def write_ahead_log(stage, view):
-    """What SQLite's users have to know: a base in WAL mode needs immutable=1 where nothing can be written."""
+    """SQLite on a read-only file system: a database in WAL mode needs immutable=1."""
     with stage.report.check("sqlite3 says that a WAL base needs immutable=1"), stage.mounted(view) as place:
         said = subprocess.run([sys.executable, USERS / "plain.py", place, stage.work, "sqlite3, WAL"],
                               check=False, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""torchrun with two ranks: under `archfs run`, and with each rank mounting at the same place."""
+"""torchrun with two ranks: under `archfs run`, and with each rank mounting at the same mount point."""
 
 import os
 import subprocess
@@ -8,9 +8,9 @@ from userslib.report import Problem, same
 from userslib.stage import LIMIT, USERS
 
 SCRIPT = USERS / "ranks.py"
-# torch 1.13 does not find its own defaults for these under Python 3.11; there is no rank 9.
+# torch 1.13 does not find its own defaults for these under Python 3.11. There is no rank 9.
 OUTPUT = ["--redirects", "9:1", "--tee", "9:1"]
-# Each rank does what a job script does; the second one shares the mount of the first.
+# Each rank does what a job script does; the second rank shares the mount of the first.
 EACH = '"$0" mount --quiet "$1" "$2" && "$3" "$4" "$2"'
 
 

@@ -1,4 +1,4 @@
-"""One line for each check, in the words that scripts/test counts, and what went wrong below it."""
+"""One line per check, in the format that scripts/test counts, followed by the problem."""
 
 import contextlib
 import difflib
@@ -6,10 +6,10 @@ import subprocess
 
 
 class Problem(Exception):
-    """What is wrong, for a person."""
+    """A problem, described for the user."""
 
 
-# What a check that fails raises. Anything else is a fault of the script.
+# Errors of a failed check. All others are faults of the script.
 FAILURES = (Problem, OSError, subprocess.SubprocessError)
 
 
@@ -19,7 +19,9 @@ class Report:
 
     @contextlib.contextmanager
     def check(self, what):
-        """`ok` unless the block raises. Goes on after a failure, for the next checks tell more."""
+        """Prints `ok` unless the block raises. Continues after a failure, because later checks give more
+        information.
+        """
         try:
             yield
         except FAILURES as problem:
@@ -30,7 +32,7 @@ class Report:
 
     @contextlib.contextmanager
     def section(self, name):
-        """Says it only if something outside of all checks goes wrong."""
+        """Prints a line only if something outside the checks fails."""
         try:
             yield
         except FAILURES as problem:

@@ -1,4 +1,6 @@
-"""What all sections share: programs, the work folder, users' scripts, and mounts that never stay."""
+"""What all sections share: programs, the work directory, users' scripts, and mounts that are always
+unmounted.
+"""
 
 import contextlib
 import dataclasses
@@ -10,13 +12,13 @@ from userslib.report import Problem, Report, same
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 USERS = ROOT / "tests" / "python" / "users"
-# Seconds that one script may take, also where many others are at work; one that hangs is ended.
+# Time limit of one script in seconds, generous enough for a busy machine.
 LIMIT = 900
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """Archives that are shown as one folder."""
+    """Archives that are shown as one directory."""
 
     name: str
     archives: tuple
@@ -27,13 +29,13 @@ class Stage:
     def __init__(self, archfs, python, work, times):
         self.archfs, self.python, self.work, self.times = archfs, python, work, times
         self.report = Report()
-        # Nothing around the test chooses for archfs, and no script writes beside itself.
+        # The caller's environment must not affect archfs, and scripts must not write bytecode.
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith(("ARCHFS", "SLURM_", "PYTHON"))}
         self.environment |= {"PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": str(work / "cache")}
 
     def call(self, *command, **options):
-        """What it says on standard output; an error with all that it said unless the status is 0."""
+        """The command's standard output. Raises with all output unless the exit status is 0."""
         return subprocess.run([str(word) for word in command], check=True, text=True, capture_output=True,
                               stdin=subprocess.DEVNULL, timeout=LIMIT, cwd=self.work,
                               env=self.environment | options.pop("environment", {}), **options).stdout
@@ -47,7 +49,7 @@ class Stage:
 
     @contextlib.contextmanager
     def mounted(self, view):
-        """A fresh mount, which would go with this process as well."""
+        """A fresh mount, which would also end with this process."""
         place = self.work / "mount"
         try:
             self.call(self.archfs, "mount", "--quiet", *view.options, *view.archives, place)
@@ -59,7 +61,7 @@ class Stage:
             raise Problem(f"{place} is still there after unmounting")
 
     def compare(self, what, plain, views, script, *arguments, **options):
-        """The same script on the plain folder and on each view has to say the same."""
+        """Runs the script on the plain directory and on each view, and compares the output."""
         try:
             expected = self.user(script, plain, *arguments, **options)
         except (OSError, subprocess.SubprocessError) as problem:

@@ -1,4 +1,4 @@
-"""A whole Python environment as one file, run from its mount; and how long its imports take."""
+"""A whole Python environment as one file, run from its mount; measures how long imports take."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def environment(stage):
 
 
 def packed(stage, folder):
-    """With zstd:3, for an environment is packed anew more often than a dataset."""
+    """Packed with zstd:3, because an environment is repacked more often than a dataset."""
     target = stage.work / "environment.sqfs"
     begun = time.monotonic()
     stage.pack("--compressor", "zstd:3", folder, target)
@@ -37,7 +37,7 @@ def packed(stage, folder):
 
 
 def tell_times(stage, folder, view):
-    """Never a failure: how long it takes depends on who else is at work."""
+    """Never fails: the times depend on the load of the machine."""
     if not shutil.which("mksquashfs") or not shutil.which("squashfuse_ll"):
         stage.report.note("mksquashfs or squashfuse_ll is missing, so no times are compared")
         return

@@ -1,59 +1,59 @@
-//! Decoded blocks, in memory that is used again and again.
+//! Decoded blocks, in buffers that are reused.
 //!
-//! Owns the buffers: a block that nobody holds any more gives its buffer back, and the next one is
-//! decoded into it. Leaves which blocks stay to the cache, and decoding to whoever fills a block.
-//! Invariants: at most `FREE_BYTES` of each size (or `FREE_COUNT` buffers, where that is more) wait
-//! for use, and no lock is held while one is filled or freed.
+//! Fresh memory costs a page fault per 4 KiB, which is as expensive as decoding the page, and a
+//! buffer that was just used is still in the CPU cache. So a dropped block returns its buffer to a
+//! pool, and the next block is decoded into it. Invariants: at most `FREE_BYTES` of each size (or
+//! `FREE_COUNT` buffers, if that is more) are kept, and no lock is held while a buffer is filled or
+//! freed.
 //!
-//! Why: fresh memory costs a page fault for every 4 KiB, which is as dear as decoding them, and a
-//! buffer that was just used still lies in the processor's cache.
-//!
-//! A block also knows how much of it was handed out. What a mount reads, the kernel keeps in its
-//! page cache, so a block of which every byte was read once is of no more use here: a second copy
-//! of what the kernel has. Such a block is used up, and leaves the cache. An epoch over an archive
+//! A block also counts how much of it was handed out. The kernel keeps what a mount reads in its
+//! page cache, so a block whose every byte was read once would only be a second copy. Such a block
+//! is used up and leaves the cache. During an epoch over an archive much larger than the budget,
+//! memory then holds only data that is still to be read.
 //! many times the size of the budget so keeps in memory what is still to be read, and nothing else.
 
 use crate::cache::{Cached, Permit};
 use crate::error::Result;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 
-/// How much memory waits for its next use: enough for all threads of a usual node, bytes.
+/// Free buffers kept per size, in bytes: enough for all threads of a typical node.
 const FREE_BYTES: usize = 8 << 20;
 
-/// The same for large blocks, buffers.
+/// Free buffers kept if the blocks are large.
 const FREE_COUNT: usize = 4;
 
-/// The pools of a mount, one for each size of block that its archives have.
+/// The pools of a mount, one per block size of its archives.
 #[derive(Debug, Default)]
 pub struct BlockPools(
-    /// Guards the list; held for a look at it, when an archive is opened.
+    /// Guards the list. Held for a lookup when an archive is opened.
     Mutex<Vec<Arc<BlockPool>>>,
 );
 
-/// Memory for blocks of at most one size.
+/// Reusable buffers for blocks of at most one size.
 #[derive(Debug)]
 pub struct BlockPool {
-    /// Bytes of each buffer.
+    /// Size of each buffer, in bytes.
     size: usize,
-    /// Guards the buffers that wait, the one used last on top; held for a push or a pop.
+    /// Guards the free buffers, most recently used on top. Held for a push or a pop.
     free: Mutex<Vec<Box<[u8]>>>,
 }
 
 /// A decoded block.
 #[derive(Debug)]
 pub struct Block {
-    /// The bytes are the first `len` of it.
+    /// The first `len` bytes are the content.
     buffer: Box<[u8]>,
     len: usize,
-    /// Bytes that readers were given, each counted as often as it was.
+    /// Bytes handed to readers; repeated reads count again.
     handed_out: AtomicU64,
     pool: Arc<BlockPool>,
-    /// For the memory of the buffer; given back last.
+    /// The permit for the buffer's memory; returned last.
     permit: Option<Permit>,
 }
 
 impl BlockPools {
-    /// The pool of buffers of `size` bytes: one for all archives, lest each keep some.
+    /// The pool of buffers of `size` bytes. All archives share it, so that each does not keep its
+    /// own.
     pub fn of(&self, size: usize) -> Arc<BlockPool> {
         let mut pools = self.0.lock();
         if let Some(pool) = pools.iter().find(|pool| pool.size == size) {
@@ -68,41 +68,42 @@ impl BlockPools {
 impl BlockPool {
     /// A pool of buffers of `size` bytes.
     pub fn new(size: usize) -> Arc<Self> {
-        Arc::new(Self { size, free: Mutex::new(Vec::with_capacity(Self::most(size))) })
+        Arc::new(Self { size, free: Mutex::new(Vec::with_capacity(Self::free_max(size))) })
     }
 
-    /// How many buffers of `size` bytes may wait.
-    fn most(size: usize) -> usize {
+    /// How many free buffers of `size` bytes a pool keeps.
+    fn free_max(size: usize) -> usize {
         (FREE_BYTES / size.max(1)).max(FREE_COUNT)
     }
 
-    /// A block of what `fill` writes into a buffer of unspecified content; it tells how many bytes.
+    /// A block filled by `fill`, which gets a buffer of unspecified content and returns the number
+    /// of bytes it wrote.
     ///
     /// # Errors
-    /// What `fill` reports.
+    /// The error of `fill`.
     pub fn block(self: &Arc<Self>, fill: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<Block> {
-        let waiting = self.free.lock().pop();
-        let buffer = waiting.unwrap_or_else(|| vec![0; self.size].into_boxed_slice());
+        let free = self.free.lock().pop();
+        let buffer = free.unwrap_or_else(|| vec![0; self.size].into_boxed_slice());
         let pool = Arc::clone(self);
         let mut block = Block { buffer, len: 0, handed_out: AtomicU64::new(0), pool, permit: None };
         block.len = fill(&mut block.buffer)?.min(self.size);
         Ok(block)
     }
 
-    /// Frees the buffers that wait.
+    /// Frees all buffers in the pool.
     pub fn release(&self) {
-        let room = Vec::with_capacity(Self::most(self.size));
-        let waiting = std::mem::replace(&mut *self.free.lock(), room);
-        drop(waiting);
+        let room = Vec::with_capacity(Self::free_max(self.size));
+        let free = std::mem::replace(&mut *self.free.lock(), room);
+        drop(free);
     }
 
     fn take_back(&self, buffer: Box<[u8]>) {
-        // Those cut to size have no second use.
+        // A buffer that `fitted` cut to size cannot be reused.
         if buffer.len() != self.size {
             return;
         }
         let mut free = self.free.lock();
-        if free.len() < Self::most(self.size) {
+        if free.len() < Self::free_max(self.size) {
             free.push(buffer);
             return;
         }
@@ -117,14 +118,14 @@ impl Block {
         self.buffer.get(..self.len).unwrap_or_default()
     }
 
-    /// Counts `count` bytes as given to a reader; tells whether the block is used up now.
+    /// Counts `count` bytes as handed to a reader. Returns whether the block is used up now.
     pub fn hand_out(&self, count: usize) -> bool {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
         let before = self.handed_out.fetch_add(count, Ordering::Relaxed);
         before.saturating_add(count) >= u64::try_from(self.len).unwrap_or(u64::MAX)
     }
 
-    /// The same block, which holds the permit for its memory.
+    /// Attaches the permit for the block's memory.
     #[must_use]
     pub fn with(self, permit: Permit) -> Self {
         let mut block = self;
@@ -132,7 +133,7 @@ impl Block {
         block
     }
 
-    /// The same block, in no more memory than it needs where that saves much.
+    /// Moves the bytes to a smaller buffer if that saves at least a quarter.
     #[must_use]
     pub fn fitted(mut self) -> Self {
         if self.len < self.buffer.len() / 4 * 3 {
@@ -187,19 +188,19 @@ mod tests {
     }
 
     #[test]
-    fn uses_the_buffer_again_that_was_freed_last() {
+    fn reuses_the_most_recently_freed_buffer() {
         let pool = BlockPool::new(1000);
         let (first, second) = (filled(&pool, 1, 1000), filled(&pool, 2, 1000));
-        let place = second.bytes().as_ptr();
+        let address = second.bytes().as_ptr();
         drop(first);
         drop(second);
         let third = filled(&pool, 3, 900);
-        assert_eq!(third.bytes().as_ptr(), place);
+        assert_eq!(third.bytes().as_ptr(), address);
         assert_eq!(third.bytes(), [3; 900], "and nothing of what was there before");
     }
 
     #[test]
-    fn a_block_that_could_not_be_filled_gives_its_buffer_back() {
+    fn a_block_that_could_not_be_filled_returns_its_buffer() {
         let pool = BlockPool::new(1000);
         assert!(pool.block(|_| Err(Error::corrupt("no"))).is_err());
         assert_eq!(pool.free.lock().len(), 1);
@@ -207,11 +208,11 @@ mod tests {
 
     #[test]
     fn keeps_a_bounded_number_of_free_buffers() {
-        for (size, most) in [(1 << 20, 8), (4 << 20, FREE_COUNT)] {
+        for (size, free_max) in [(1 << 20, 8), (4 << 20, FREE_COUNT)] {
             let pool = BlockPool::new(size);
             let blocks: Vec<_> = (0..20).map(|_| filled(&pool, 0, 10)).collect();
             drop(blocks);
-            assert_eq!(pool.free.lock().len(), most);
+            assert_eq!(pool.free.lock().len(), free_max);
             pool.release();
             assert_eq!(pool.free.lock().len(), 0);
         }
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_block_that_stays_is_cut_to_size() {
+    fn a_short_block_is_cut_to_size() {
         let pool = BlockPool::new(1000);
         for (len, weight) in [(749, 749), (750, 1000)] {
             let block = Arc::new(filled(&pool, 7, len).fitted());
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn is_used_up_when_as_many_bytes_were_handed_out_as_it_has() {
+    fn is_used_up_when_all_its_bytes_were_handed_out() {
         let block = Arc::new(filled(&BlockPool::new(1000), 1, 1000));
         assert!(!block.is_used_up());
         assert!(!block.hand_out(600));

@@ -1,34 +1,34 @@
-//! How much memory the caches of a mount may use: by default, and while they serve.
+//! How much memory the caches of a mount may use: the default, and changes at run time.
 //!
-//! The default is a quarter of what the job may use, at most 16 GiB; an eighth where that is so
-//! little that what the cache does not count is more than another quarter. It is never more than a
-//! third of what the job has left at the start of the mount.
+//! The default is a quarter of the job's memory limit, at most 16 GiB. If the limit is at most 256
+//! MiB, it is an eighth, because then the memory outside the cache takes more than another quarter.
+//! It is never more than a third of the memory the job has left when the mount starts.
 
 use std::fmt;
 
 use crate::memory::{self, Bound};
 use crate::sync::{Arc, Mutex, Weak};
 
-/// The largest default, bytes.
-const MOST: u64 = 16 << 30;
+/// The largest default, in bytes.
+const DEFAULT_MAX: u64 = 16 << 30;
 
-/// The default where nothing is known, and the least that a job with room for it gets, bytes.
-const USUAL: u64 = 64 << 20;
+/// The default if no limit is known, in bytes. Also the threshold between a quarter and an eighth.
+const DEFAULT_WITHOUT_LIMIT: u64 = 64 << 20;
 
-/// The least there is, bytes: with less every block would be decoded for each read of it.
+/// The minimum, in bytes. With less, every read would decode its block again.
 pub const LEAST: u64 = 4 << 20;
 
-/// What a mount takes on top of its budget in a small job: the program, and its threads
-/// (docs/CACHE.md); bytes.
-const ON_TOP: u64 = 16 << 20;
+/// Memory that a mount in a small job needs in addition to its budget: the program and its threads
+/// (docs/CACHE.md), in bytes.
+const OVERHEAD: u64 = 16 << 20;
 
-/// The default budget, bytes.
+/// The default budget, in bytes.
 pub fn default_bytes() -> u64 {
     share(memory::limit(), memory::headroom_at_start().map(|left| left.bytes))
 }
 
-/// The largest budget that the control group of this job can hold now, bytes, and its limit;
-/// `None` where no group limits it.
+/// The largest budget that fits the job's control group now, and the group's limit, both in bytes.
+/// `None` if no control group limits the job.
 pub fn most_bytes() -> Option<(u64, u64)> {
     let left = memory::headroom_at_start().filter(|left| left.bound == Bound::ControlGroup)?;
     memory::limit().map(|limit| (largest_within(left.bytes), limit))
@@ -36,19 +36,19 @@ pub fn most_bytes() -> Option<(u64, u64)> {
 
 fn share(limit: Option<u64>, left: Option<u64>) -> u64 {
     let share = match limit {
-        None => USUAL,
-        Some(bytes) if bytes / 4 > USUAL => (bytes / 4).min(MOST),
+        None => DEFAULT_WITHOUT_LIMIT,
+        Some(bytes) if bytes / 4 > DEFAULT_WITHOUT_LIMIT => (bytes / 4).min(DEFAULT_MAX),
         Some(bytes) => (bytes / 8).max(LEAST),
     };
     left.map_or(share, |left| share.min((left / 3).max(LEAST)))
 }
 
-/// The largest budget where `left` bytes are left: threads take up to a quarter.
+/// The largest budget if `left` bytes are left: threads take up to a quarter.
 pub fn largest_within(left: u64) -> u64 {
-    (left / 4 * 3).saturating_sub(ON_TOP).max(LEAST)
+    (left / 4 * 3).saturating_sub(OVERHEAD).max(LEAST)
 }
 
-/// The part of its capacity that a cache may use: `now` of `whole` bytes.
+/// The fraction of its capacity that a cache may use: `now` of `whole` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     now: u64,
@@ -61,42 +61,42 @@ impl Part {
         Self { now, whole }
     }
 
-    /// That part of `capacity`, bytes.
+    /// This fraction of `capacity`, in bytes.
     pub fn of(self, capacity: u64) -> u64 {
         let scaled = u128::from(capacity) * u128::from(self.now) / u128::from(self.whole.max(1));
         u64::try_from(scaled).unwrap_or(u64::MAX)
     }
 }
 
-/// Something whose caches can become smaller and larger while they serve.
+/// An owner of caches that can be resized while in use.
 pub trait Resize: Send + Sync {
-    /// Lets its caches use this part of the capacity they were made with.
+    /// Resizes its caches to this part of their original capacity.
     fn resize(&self, part: Part);
 }
 
-/// The caches of a mount, which become smaller and larger together.
+/// The caches of a mount, which are resized together.
 #[derive(Clone, Default)]
 pub struct Budget {
-    /// Guards the caches; held while they are resized, so that the newest size is set last. No
-    /// request takes it. `part` is taken within.
+    /// Guards the caches. Held while they are resized, so that the newest size is applied last. No
+    /// request takes it. `part` is locked within it.
     members: Arc<Mutex<Vec<Weak<dyn Resize>>>>,
-    /// Guards the newest size; `None` while the caches have the one they were made with.
+    /// Guards the newest size; `None` while the caches have their original size.
     part: Arc<Mutex<Option<Part>>>,
 }
 
 impl Budget {
-    /// Has `member` follow the budget from now on.
+    /// Makes `member` follow the budget.
     pub fn add(&self, member: Weak<dyn Resize>) {
         self.members.lock().push(member);
     }
 
-    /// Sets the size: `now` of the `whole` bytes that the caches were made with. It counts once
-    /// `apply` has returned.
+    /// Sets the size: `now` of the `whole` bytes that the caches were created with. `apply` makes
+    /// it effective.
     pub fn set(&self, now: u64, whole: u64) {
         *self.part.lock() = Some(Part { now, whole });
     }
 
-    /// Gives all caches the newest size. Takes time where much is freed.
+    /// Resizes all caches to the newest size. Takes time if much memory is freed.
     pub fn apply(&self) {
         let members = self.members.lock();
         let part = *self.part.lock();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_a_quarter_or_of_little_an_eighth() {
+    fn defaults_to_a_quarter_or_an_eighth_of_a_small_limit() {
         let share = |limit| share(limit, limit);
         assert_eq!(share(Some(8 << 30)), 2 << 30);
         assert_eq!(share(Some((256 << 20) + 4)), (64 << 20) + 1);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_at_most_a_third_of_what_others_leave() {
+    fn defaults_to_at_most_a_third_of_the_memory_left() {
         assert_eq!(share(Some(1 << 30), Some(1000 << 20)), 256 << 20);
         assert_eq!(share(Some(1 << 30), Some(300 << 20)), 100 << 20);
         assert_eq!(share(Some(1 << 30), Some(0)), LEAST);

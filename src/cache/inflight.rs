@@ -1,12 +1,11 @@
-//! One load under way, and those who wait for it.
+//! One load in progress, and its waiters. See the essay in `cache`.
 //!
-//! Owns the wait; who leads is decided under the shard's lock (see the essay in `cache`).
-//! Invariant: a flight ends exactly once, and whoever waits is woken then.
+//! Invariant: a flight ends exactly once, and all waiters wake up then.
 
 use crate::sync::{Condvar, Mutex};
 
 pub(super) struct Flight<V> {
-    /// Guards the outcome; taken with no other lock held.
+    /// Guards the outcome. No other lock is held while this one is taken.
     outcome: Mutex<Outcome<V>>,
     ended: Condvar,
 }
@@ -22,7 +21,7 @@ impl<V: Clone> Flight<V> {
         Self { outcome: Mutex::new(Outcome::Pending), ended: Condvar::new() }
     }
 
-    /// The value, once it is there; `None` where the leader gave up.
+    /// Waits for the value. `None` if the leader failed.
     pub(super) fn wait(&self) -> Option<V> {
         let mut outcome = self.outcome.lock();
         loop {

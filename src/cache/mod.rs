@@ -1,25 +1,23 @@
-//! A parallel-safe cache of decoded blocks: sharded, bounded in bytes, one load per block.
+//! A concurrent cache of decoded blocks: sharded, bounded in bytes, one load per block.
 //!
-//! Owns which blocks stay and who loads a missing one; leaves what a block is to its user, who
-//! gives the key, the loader and the weight.
-//! Invariant: no lock is held while a block is loaded, waited for or freed, and no error is kept.
+//! Invariant: no lock is held while a block is loaded, waited for or freed. Errors are not cached.
 //!
 //! Single flight, the hard part. A block that several readers miss at once must be decoded once,
-//! and a reader that waits must not wait for ever. The first to miss becomes the leader: under the
-//! shard's lock it leaves a `Flight` in the shard, then it loads with no lock held. Whoever misses
-//! meanwhile finds the flight and waits on it. The leader lands it: under the shard's lock the
-//! block goes in and the flight out, then the waiters are handed the block itself, so that it
-//! reaches them even if it is evicted at once. A leader that fails (or unwinds) abandons the flight
-//! in its drop; each waiter then starts over, and one of them leads. The cost is one small
-//! allocation a miss.
+//! and a waiting reader must not wait forever. The first reader to miss becomes the leader: under
+//! the shard's lock it leaves a `Flight` in the shard, then it loads with no lock held. Readers
+//! that miss in the meantime find the flight and wait on it. The leader lands the flight: under the
+//! shard's lock it inserts the block and removes the flight. Then it hands the block itself to the
+//! waiters, so they get it even if it is evicted at once. If the leader fails or unwinds, its drop
+//! abandons the flight; each waiter then starts over, and one of them leads. The cost is one small
+//! allocation per miss.
 //!
-//! A cache can become smaller and larger while it serves. A smaller one may use fewer shards, so
-//! that each still has room for the heaviest values. Values are then found in other shards, and all
-//! are dropped. A load that is under way lands in its old shard, which keeps nothing if it is not
-//! used any more; a reader who misses meanwhile loads the block a second time.
+//! A cache can shrink and grow while it is in use. A smaller cache may use fewer shards, so that
+//! each still has room for the heaviest values. Keys then map to other shards, so all values are
+//! dropped. A load in progress lands in its old shard, which keeps nothing if it is no longer used.
+//! A reader that misses in the meantime loads the block a second time.
 
 use std::hash::{BuildHasher, Hash, RandomState};
-// Not those of the model checker: each would multiply the orders that the models go through.
+// Not the model checker's atomics: each would multiply the interleavings the models explore.
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::Result;
@@ -50,15 +48,15 @@ use shard::Shard;
 
 /// A value that a cache can hold: cheap to clone, with a weight in bytes.
 pub trait Cached: Clone {
-    /// The memory it takes, bytes.
+    /// Memory used, in bytes.
     fn weight(&self) -> u64;
 
-    /// What was loaded, decoded bytes.
+    /// Decoded size, in bytes.
     fn decoded_len(&self) -> u64 {
         self.weight()
     }
 
-    /// Whether all who are expected to ask for it have: it is not worth its memory any more.
+    /// Whether every expected reader has had it, so that keeping it only wastes memory.
     fn is_used_up(&self) -> bool {
         false
     }
@@ -73,25 +71,24 @@ impl Cached for Arc<[u8]> {
 /// A cache from `K` to `V`.
 pub struct Cache<K, V> {
     hasher: RandomState,
-    /// Each lock guards one shard, is the only one held at a time, and only while the shard's maps
-    /// are touched.
+    /// Each lock guards one shard. At most one is held at a time, and only for map operations.
     shards: Shards<K, V>,
-    /// How many of the shards are used, from the first.
+    /// How many shards are in use, counted from the first.
     used: AtomicUsize,
-    /// Counts what `evict` took, to take from all shards alike.
-    evicts_next: AtomicUsize,
-    /// The capacity it was made with, bytes.
+    /// The next shard `evict` starts at, so that it takes from all shards evenly.
+    next_eviction: AtomicUsize,
+    /// The capacity the cache was created with, in bytes.
     capacity: u64,
-    /// The weight of the heaviest values, bytes.
+    /// The weight of the heaviest values, in bytes.
     heaviest: u64,
 }
 
-/// Values evicted at once while a shard is locked, when the cache becomes smaller.
+/// Values evicted per lock acquisition while the cache shrinks.
 const EVICTED_AT_ONCE: usize = 64;
 
 type Shards<K, V> = Arc<[Mutex<Shard<K, V>>]>;
 
-/// What a lookup that found nothing has to do.
+/// What a lookup has to do after a miss.
 enum Turn<V> {
     Lead(Arc<Flight<V>>),
     Wait(Arc<Flight<V>>),
@@ -100,29 +97,30 @@ enum Turn<V> {
 impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
     /// A cache of at most `capacity` bytes of values that weigh at most `heaviest` bytes each.
     ///
-    /// Enough shards that threads rarely meet (four a processor), but each with room for eight of
-    /// the heaviest values, lest a small budget be all fragments.
+    /// It has enough shards that threads rarely contend (four per CPU core). Each shard has room
+    /// for eight of the heaviest values, because otherwise fragmentation would waste most of a
+    /// small budget.
     pub fn new(capacity: u64, heaviest: u64) -> Self {
         Self::with_processors(capacity, heaviest, processors::count())
     }
 
     fn with_processors(capacity: u64, heaviest: u64, processors: usize) -> Self {
         let wanted = processors.saturating_mul(4);
-        let count = wanted.min(roomy(capacity, heaviest)).clamp(1, 1024);
+        let count = wanted.min(shards_that_fit(capacity, heaviest)).clamp(1, 1024);
         let each = share(capacity, count);
         let shards = (0..count).map(|_| Mutex::new(Shard::new(each))).collect();
         let (hasher, used) = (RandomState::new(), AtomicUsize::new(count));
-        let evicts_next = AtomicUsize::new(0);
-        Self { hasher, shards, used, evicts_next, capacity, heaviest }
+        let next_eviction = AtomicUsize::new(0);
+        Self { hasher, shards, used, next_eviction, capacity, heaviest }
     }
 
-    /// Lets the cache use `part` of the capacity it was made with. Values that have no room any
-    /// more are dropped, a few at a time, so that no reader waits for many.
+    /// Limits the cache to `part` of the capacity it was created with. Values that no longer fit
+    /// are dropped a few at a time, so that no reader waits long.
     pub fn resize(&self, part: Part) {
         let capacity = part.of(self.capacity);
-        let used = roomy(capacity, self.heaviest).clamp(1, self.shards.len());
-        // A reader that still takes another shard finds nothing there, or leaves something behind
-        // that is evicted in its turn.
+        let used = shards_that_fit(capacity, self.heaviest).clamp(1, self.shards.len());
+        // A reader that still picks a shard by the old count either finds nothing there or leaves a
+        // value behind, which is evicted in turn.
         if self.used.swap(used, Ordering::Relaxed) != used {
             self.clear();
         }
@@ -142,10 +140,10 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
     /// The value of `key`, from the cache or from `load`, which runs at most once at a time for a
     /// key.
     ///
-    /// A value that is used up when it was loaded is returned and not kept.
+    /// A value that is already used up when loaded is returned and not cached.
     ///
     /// # Errors
-    /// What `load` reports; nothing is kept then, and the next lookup loads again.
+    /// The error of `load`. It is not cached: the next lookup loads again.
     pub fn get_or_load(&self, key: K, load: impl FnOnce() -> Result<V>) -> Result<V> {
         let shard = self.shard(&key);
         loop {
@@ -170,14 +168,14 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
         }
     }
 
-    /// Drops the value of `key`, if it is there.
+    /// Drops the value of `key`, if cached.
     pub fn remove(&self, key: &K) {
         let removed = self.shard(key).lock().remove(key);
         // Freed here, outside the lock.
         drop(removed);
     }
 
-    /// Drops all values; loads under way go on, and what they load is kept.
+    /// Drops all values. Loads in progress continue, and their values are cached.
     pub fn clear(&self) {
         for shard in &*self.shards {
             let dropped = shard.lock().clear();
@@ -185,12 +183,12 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
         }
     }
 
-    /// What the cache did so far.
+    /// The cache's counters so far.
     pub fn counts(&self) -> CacheCounts {
         counts(&self.shards)
     }
 
-    /// Has `stats` ask for that from now on, as the counts of a cache of what is `held`.
+    /// Registers these counters with `stats`, as those of a cache of `kind`.
     pub fn report_to(&self, stats: &Stats, kind: CacheKind)
     where
         K: Send + 'static,
@@ -211,13 +209,13 @@ where
     K: Copy + Eq + Hash + Send + Sync,
     V: Cached + Send + Sync,
 {
-    /// From each shard in turn what was not used there for longest.
+    /// Evicts the least recently used value of each shard in turn.
     fn evict(&self, bytes: u64) -> u64 {
         let mut freed = 0_u64;
         let used = self.used.load(Ordering::Relaxed);
         let mut empty = 0;
         while freed < bytes && empty < used {
-            let nth = self.evicts_next.fetch_add(1, Ordering::Relaxed) % used;
+            let nth = self.next_eviction.fetch_add(1, Ordering::Relaxed) % used;
             let evicted = self.shards[nth].lock().evict();
             // Freed here, outside the lock.
             match evicted {
@@ -229,12 +227,13 @@ where
     }
 }
 
-/// How many shards of a cache of `capacity` bytes have room for eight of the heaviest values.
-fn roomy(capacity: u64, heaviest: u64) -> usize {
+/// The number of shards that a cache of `capacity` bytes can have if each must hold eight of the
+/// heaviest values.
+fn shards_that_fit(capacity: u64, heaviest: u64) -> usize {
     usize::try_from(capacity / heaviest.max(1).saturating_mul(8)).unwrap_or(usize::MAX)
 }
 
-/// What each of `count` shards has of `capacity` bytes.
+/// The share of `capacity` bytes that each of `count` shards gets.
 fn share(capacity: u64, count: usize) -> u64 {
     capacity.checked_div(u64::try_from(count).unwrap_or(u64::MAX)).unwrap_or(capacity)
 }
@@ -243,7 +242,7 @@ fn counts<K: Copy + Eq + Hash, V: Cached>(shards: &[Mutex<Shard<K, V>>]) -> Cach
     shards.iter().map(|shard| shard.lock().counts()).sum()
 }
 
-/// The one that loads; abandons its flight when dropped before landing.
+/// The reader that loads. It abandons its flight if dropped before landing it.
 struct Leader<'c, K: Copy + Eq + Hash, V: Cached> {
     shard: &'c Mutex<Shard<K, V>>,
     key: K,
@@ -312,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_no_error() {
+    fn does_not_cache_errors() {
         let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
         assert!(cache.get_or_load(1, || Err(Error::corrupt("first"))).is_err());
         assert_eq!(cache.get_or_load(1, || Ok(block(7, 1))).unwrap()[..], [7]);
@@ -330,7 +329,7 @@ mod tests {
                 let first = scope.spawn(|| {
                     cache.get_or_load(1, || {
                         leading.wait();
-                        // Until the other has boarded the flight.
+                        // Until the other reader waits on the flight.
                         while cache.counts().waits == 0 {
                             thread::yield_now();
                         }
@@ -353,8 +352,8 @@ mod tests {
     }
 
     #[test]
-    fn stays_within_its_budget_and_drops_the_least_recently_used_first() {
-        // One shard: capacity for eight of the heaviest.
+    fn stays_within_its_budget_and_evicts_the_least_recently_used_first() {
+        // One shard: capacity for eight of the heaviest values.
         let cache: Cache<u64, Arc<[u8]>> = Cache::new(8 * 1024, 1024);
         let load = |key: u64| cache.get_or_load(key, || Ok(block(key as u8, 1024 - 128)));
         for key in 0..8 {
@@ -374,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn becomes_smaller_and_larger_while_it_serves() {
+    fn shrinks_and_grows_while_in_use() {
         // Eight shards of 128 KiB; an eighth of the capacity is one.
         let cache: Cache<u64, Arc<[u8]>> = Cache::with_processors(1 << 20, 16 << 10, 4);
         assert_eq!(cache.shards.len(), 8);
@@ -394,8 +393,8 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_cache_keeps_what_was_used_last_and_a_larger_one_all() {
-        // One shard throughout: capacity for eight of the heaviest.
+    fn a_smaller_cache_keeps_the_most_recently_used_and_a_larger_one_all() {
+        // One shard throughout: capacity for eight of the heaviest values.
         let cache: Cache<u64, Arc<[u8]>> = Cache::new(8 * 1024, 1024);
         let load = |key: u64| cache.get_or_load(key, || Ok(block(key as u8, 1024 - 128)));
         (0..8).for_each(|key| _ = load(key).unwrap());
@@ -408,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_under_way_lands_though_its_shard_is_not_used_any_more() {
+    fn a_load_in_progress_lands_even_if_its_shard_is_no_longer_used() {
         let cache: Cache<u64, Arc<[u8]>> = Cache::with_processors(1 << 20, 16 << 10, 4);
         for key in 0..64 {
             let load = || {
@@ -424,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_its_counts_also_when_it_is_gone() {
+    fn reports_its_counts_even_after_it_was_dropped() {
         let stats = Stats::default();
         let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
         cache.report_to(&stats, CacheKind::Metadata);

@@ -1,8 +1,7 @@
-//! What the cache promises, whatever the order of threads (`sync::model` has the essay).
+//! Models of the cache, for every interleaving of threads (see the essay in `sync::model`).
 //!
-//! Owns the models of single flight, of what evicts and removes, of blocks and their buffers.
-//! Leaves the policy to the tests beside it. Invariant: a model looks at the cache as its users do,
-//! so what holds here holds for them.
+//! They cover single flight, eviction and removal, and blocks with their buffers. A model uses only
+//! the cache's public interface, so its results hold for all users.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -11,7 +10,7 @@ use crate::error::Error;
 use crate::sync::model::{caught, check, check_all};
 use crate::sync::{AtomicU64, AtomicUsize, Condvar, Ordering, thread};
 
-/// A value that tells what it is of.
+/// A value that knows its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Loaded {
     key: u8,
@@ -24,12 +23,13 @@ impl Cached for Loaded {
     }
 }
 
-/// What an entry takes besides its value, bytes (`shard`).
+/// Memory of an entry in addition to its value, in bytes (`shard`).
 const OVERHEAD: u64 = 128;
 
 type Values = Cache<u8, Loaded>;
 
-/// A cache with room for `count` values of `weight` bytes, in one shard, so that all meet.
+/// A cache with room for `count` values of `weight` bytes, in one shard so that all threads
+/// contend.
 fn room_for(count: u64, weight: u64) -> Arc<Values> {
     let cache = Cache::new(count * (weight + OVERHEAD), u64::MAX);
     assert_eq!(cache.shards.len(), 1);
@@ -43,17 +43,17 @@ fn spawn_all(threads: Vec<Box<dyn FnOnce() + Send>>) {
     }
 }
 
-/// The weight of the values of `keys` that are kept, with what goes with each. Nothing is loaded.
+/// The weight of the cached values among `keys`, with their overhead. Nothing is loaded.
 fn kept(cache: &Values, keys: impl IntoIterator<Item = u8>) -> u64 {
     let weight = |key| {
-        // Would wait for ever, and be told so, if a flight were left behind.
+        // If a flight were left behind, this would wait forever and the checker would report it.
         let found = cache.get_or_load(key, || Err(Error::corrupt("not kept"))).ok();
         found.map_or(0, |value| value.weight + OVERHEAD)
     };
     keys.into_iter().map(weight).sum()
 }
 
-/// Readers of two keys, in different orders; each key is loaded once.
+/// Readers of two keys in different orders. Each key must be loaded once.
 fn single_flight(readers: u8) {
     let cache = room_for(8, 100);
     let loads = Arc::new([const { AtomicUsize::new(0) }; 2]);
@@ -80,12 +80,12 @@ fn single_flight(readers: u8) {
 }
 
 #[test]
-fn a_block_is_loaded_once_however_many_wait() {
+fn a_block_is_loaded_once_for_any_number_of_waiters() {
     check(|| single_flight(4));
 }
 
 #[test]
-fn a_block_is_loaded_once_by_two_in_every_order_there_is() {
+fn two_readers_load_a_block_once_in_every_interleaving() {
     let count = check_all(200_000, || {
         let cache = room_for(8, 100);
         let other = Arc::clone(&cache);
@@ -97,14 +97,14 @@ fn a_block_is_loaded_once_by_two_in_every_order_there_is() {
     assert!(count > 10);
 }
 
-/// How a load ends that does not give a value.
+/// How a load can end without a value.
 #[derive(Clone, Copy)]
 enum Failure {
     Error,
     Panic,
 }
 
-/// The first load fails, all later ones do not. Only who led it hears of that.
+/// The first load fails, all later ones succeed. Only its leader gets the error.
 fn first_load_fails(readers: usize, failure: Failure) {
     let cache = room_for(8, 100);
     let (loads, failed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -113,7 +113,7 @@ fn first_load_fails(readers: usize, failure: Failure) {
         move || {
             let load = || match (loads.fetch_add(1, Ordering::Relaxed), failure) {
                 (0, Failure::Error) => Err(Error::corrupt("the first")),
-                // Without the words of a panic.
+                // Without printing a panic message.
                 (0, Failure::Panic) => resume_unwind(Box::new("the first")),
                 _ => Ok(Loaded { key: 1, weight: 100 }),
             };
@@ -125,30 +125,30 @@ fn first_load_fails(readers: usize, failure: Failure) {
     };
     spawn_all((0..readers).map(|_| Box::new(reader()) as Box<_>).collect());
     assert_eq!(failed.load(Ordering::Relaxed), 1);
-    // One more, unless the first was the only one.
+    // One more load, unless the failing reader was the only one.
     assert_eq!(loads.load(Ordering::Relaxed), 2);
     assert_eq!(kept(&cache, [1]), 100 + OVERHEAD);
 }
 
 #[test]
-fn a_load_that_fails_wakes_all_is_not_kept_and_is_tried_again() {
+fn a_failed_load_wakes_all_is_not_cached_and_is_retried() {
     check(|| first_load_fails(4, Failure::Error));
 }
 
 #[test]
-fn a_load_that_panics_wakes_all_and_is_tried_again() {
+fn a_panicking_load_wakes_all_and_is_retried() {
     check(|| first_load_fails(3, Failure::Panic));
 }
 
 #[test]
-fn a_load_that_fails_wakes_the_other_in_every_order_there_is() {
+fn a_failed_load_wakes_the_other_reader_in_every_interleaving() {
     check_all(200_000, || first_load_fails(2, Failure::Error));
 }
 
 #[test]
-fn nobody_gets_another_value_while_some_are_evicted_removed_and_cleared() {
+fn readers_get_the_right_value_during_eviction_removal_and_clear() {
     check(|| {
-        // Of three values of different weights two have room.
+        // There is room for two of the three values, whose weights differ.
         let weight = |key: u8| 100 + u64::from(key);
         let cache = room_for(2, 101);
         let running = Arc::new([const { AtomicUsize::new(0) }; 3]);
@@ -186,7 +186,7 @@ fn nobody_gets_another_value_while_some_are_evicted_removed_and_cleared() {
     });
 }
 
-/// A block of `len` bytes that all are `byte`, written with others let in between.
+/// A block of `len` times `byte`, with a yield between its two halves.
 fn filled(pool: &Arc<BlockPool>, byte: u8, len: usize) -> Block {
     let fill = |buffer: &mut [u8]| {
         let (front, back) = buffer[..len].split_at_mut(len / 2);
@@ -199,12 +199,12 @@ fn filled(pool: &Arc<BlockPool>, byte: u8, len: usize) -> Block {
 }
 
 #[test]
-fn a_used_up_block_goes_whoever_uses_it_and_nobody_sees_another_in_its_buffer() {
+fn a_used_up_block_leaves_and_its_buffer_is_not_reused_while_held() {
     const LEN: usize = 8;
     check(|| {
         let pool = BlockPool::new(LEN);
         let cache = Arc::new(Cache::<u8, Arc<Block>>::new(1 << 10, 1 << 10));
-        // As the reader of an image does it, half a block at a time.
+        // Like the reader of an image, half a block at a time.
         let read = |cache: &Cache<u8, Arc<Block>>, pool: &Arc<BlockPool>, key: u8| {
             let mut was_loaded = false;
             let block = cache.get_or_load(key, || {
@@ -262,7 +262,7 @@ fn no_two_blocks_share_a_buffer_while_some_are_freed_fitted_and_released() {
     });
 }
 
-/// A flight as somebody would write it who does not know better.
+/// A flight as it might be written naively.
 #[derive(Default)]
 struct NaiveFlight {
     has_landed: Mutex<bool>,
@@ -270,7 +270,7 @@ struct NaiveFlight {
 }
 
 impl NaiveFlight {
-    /// Looks, lets go of the lock, and waits then: who lands in between wakes nobody.
+    /// Checks, unlocks, then waits: a landing in between wakes no waiter.
     fn wait(&self) {
         let has_landed = *self.has_landed.lock();
         if !has_landed {
@@ -300,7 +300,7 @@ fn the_checker_catches_a_lost_wake_up() {
 #[test]
 fn the_checker_catches_a_check_outside_the_lock() {
     let (_, text) = caught(|| {
-        // A cache of one value that looks under one lock and loads under the next.
+        // A cache of one value that checks under one lock and loads under the next.
         let (value, loads) = (Arc::new(Mutex::new(None)), Arc::new(AtomicU64::new(0)));
         let reader = || {
             let (value, loads) = (Arc::clone(&value), Arc::clone(&loads));

@@ -1,19 +1,19 @@
-//! How much memory a cache and the decoding for it take together, in bytes.
+//! Bounds the memory of the caches and of the decoding for them, in bytes.
 //!
-//! A permit is taken before the memory is, and lives as long as the memory: while a block is
-//! decoded, while it is in the cache, and while a reader holds it. So the permits of a cache never
-//! add up to more than its room, whatever its readers do. The one exception is a block that needs
-//! more than the room: it is decoded once no other permit is left.
+//! A permit is taken before the memory is allocated and lives as long as the memory: while a block
+//! is decoded, cached, or held by a reader. So the permits never add up to more than the limit,
+//! whatever readers do. The one exception is a block that needs more than the limit: it is decoded
+//! once there is no other permit.
 //!
-//! The hard part is to find room. A full cache is the usual state, so a reader that has to decode a
-//! block evicts others first. `make_room` does that, with no lock held. What it evicts may still be
-//! in the hands of a reader, or there may be nothing to evict because all the room is being decoded
-//! into. Then the reader waits. Every end of a permit, and every block that enters the cache, makes
-//! it look again. Readers are served in the order in which they came, so a reader that needs much
-//! room gets it although others come without end.
+//! The hard part is to find room. The cache is usually full, so a reader that has to decode a block
+//! evicts others first. `make_room` does that, with no lock held. An evicted block may still be
+//! held by a reader, or there may be nothing to evict because all the memory is being decoded into.
+//! Then the reader waits. Whenever a permit is returned or a block enters the cache, the reader
+//! tries again. Readers are served first come, first served, so a stream of small requests cannot
+//! starve a large one.
 //!
-//! Nothing that holds the permit of an unfinished block waits for another permit, so there is no
-//! deadlock: blocks in the cache can be evicted, and all other permits end by themselves.
+//! No thread that holds the permit of an unfinished block waits for another permit. So there is no
+//! deadlock: cached blocks can be evicted, and all other permits are returned eventually.
 
 use std::fmt;
 
@@ -26,46 +26,46 @@ mod model;
 /// A bounded amount of memory.
 #[derive(Debug)]
 pub(super) struct Permits {
-    /// Taken alone, never while decoding or evicting.
+    /// No other lock is held while this one is taken, and no decoding or eviction runs under it.
     state: Mutex<State>,
-    /// `State::changes` has changed.
+    /// Signals that `State::changes` has changed.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Bytes that all permits may add up to.
+    /// The limit on the sum of all permits, in bytes.
     room: u64,
-    /// Bytes that they add up to.
+    /// The sum of all permits, in bytes.
     taken: u64,
-    /// The ticket of the next to come, and of the next to get a permit.
+    /// The ticket of the next caller, and the ticket to be served next.
     next: u64,
     serving: u64,
     /// Counts events that may let a waiting thread have its permit.
     changes: u64,
 }
 
-/// Room for some bytes, given back when dropped.
+/// A reservation of memory, returned when dropped.
 pub struct Permit {
     permits: Arc<Permits>,
     bytes: u64,
 }
 
 impl Permits {
-    /// Permits for at most `room` bytes together.
+    /// Permits that add up to at most `room` bytes.
     pub(super) fn new(room: u64) -> Arc<Self> {
         let state = Mutex::new(State { room, ..State::default() });
         Arc::new(Self { state, changed: Condvar::new() })
     }
 
-    /// From now on permits add up to at most `room` bytes; those that there are stay.
+    /// Changes the limit to `room` bytes. Existing permits stay valid.
     pub(super) fn set_room(&self, room: u64) {
         self.state.lock().room = room;
         self.change();
     }
 
-    /// A permit for `bytes`, once there is room and all earlier callers have theirs.
-    /// `make_room` evicts that many bytes if it can, and may free fewer.
+    /// Waits until there is room for `bytes` and all earlier callers have been served. `make_room`
+    /// evicts up to that many bytes; it may free fewer.
     pub(super) fn wait(self: &Arc<Self>, bytes: u64, make_room: impl Fn(u64)) -> Permit {
         let mut state = self.state.lock();
         let ticket = state.next;
@@ -87,16 +87,16 @@ impl Permits {
         }
         state.serving = state.serving.wrapping_add(1);
         state.taken = state.taken.saturating_add(bytes);
-        let others_wait = state.next != state.serving;
+        let has_waiters = state.next != state.serving;
         drop(state);
-        if others_wait {
-            // The next one may fit as well.
+        if has_waiters {
+            // The next waiter may fit too.
             self.changed.notify_all();
         }
         Permit { permits: Arc::clone(self), bytes }
     }
 
-    /// The same at once, or `None`: for work that can wait. It never overtakes a thread that waits.
+    /// Like `wait`, but returns `None` instead of waiting. It never overtakes a waiting thread.
     pub(super) fn now(self: &Arc<Self>, bytes: u64, make_room: impl Fn(u64)) -> Option<Permit> {
         for is_last_try in [false, true] {
             let mut state = self.state.lock();
@@ -116,18 +116,18 @@ impl Permits {
         None
     }
 
-    /// Bytes that the permits add up to.
+    /// The sum of all permits, in bytes.
     pub(super) fn taken(&self) -> u64 {
         self.state.lock().taken
     }
 
-    /// Says that something entered the cache, which `make_room` could evict again.
+    /// Signals that a block entered the cache, which `make_room` could evict.
     pub(super) fn change(&self) {
         let mut state = self.state.lock();
         state.changes = state.changes.wrapping_add(1);
-        let is_waited_for = state.next != state.serving;
+        let has_waiters = state.next != state.serving;
         drop(state);
-        if is_waited_for {
+        if has_waiters {
             self.changed.notify_all();
         }
     }
@@ -138,19 +138,19 @@ impl State {
         self.taken == 0 || self.taken.saturating_add(bytes) <= self.room
     }
 
-    /// Bytes that have to be given back before `bytes` fit.
+    /// Bytes that must be returned before `bytes` fit.
     fn missing(&self, bytes: u64) -> u64 {
         self.taken.saturating_add(bytes).saturating_sub(self.room).min(self.taken)
     }
 }
 
 impl Permit {
-    /// What it is for, bytes.
+    /// The size of the reservation, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Gives back all but `bytes`.
+    /// Returns all but `bytes`.
     pub fn shrink(&mut self, bytes: u64) {
         let returned = self.bytes.saturating_sub(bytes);
         self.bytes = self.bytes.min(bytes);
@@ -195,7 +195,7 @@ mod tests {
     fn nothing_to_evict(_: u64) {}
 
     #[test]
-    fn a_reader_that_needs_all_the_room_is_not_overtaken_by_one_that_would_fit() {
+    fn a_reader_that_needs_all_the_room_is_not_overtaken_by_a_smaller_one() {
         let permits = Permits::new(100);
         let order = Mutex::new(Vec::new());
         let first = permits.wait(60, nothing_to_evict);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_waits_gets_its_permit_when_there_is_more_room() {
+    fn raising_the_limit_serves_waiting_readers() {
         let permits = Permits::new(100);
         permits.set_room(10);
         let first = permits.wait(60, nothing_to_evict);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_can_wait_overtakes_nobody() {
+    fn now_does_not_overtake_waiting_threads() {
         let permits = Permits::new(100);
         let first = permits.now(60, nothing_to_evict).unwrap();
         assert!(permits.now(60, nothing_to_evict).is_none());
@@ -244,7 +244,7 @@ mod tests {
             while waiting(&permits) == 0 {
                 thread::yield_now();
             }
-            // There is room, but a thread waits for more.
+            // There is room, but a thread is waiting for more.
             assert!(permits.now(10, nothing_to_evict).is_none());
             drop(first);
             assert_eq!(waits.join().unwrap(), 90);

@@ -1,7 +1,8 @@
-//! What permits promise, whatever the order in which threads come (`sync::model` has the essay).
+//! Models of permits, for every interleaving (see the essay in `sync::model`).
 //!
-//! A reader that needs more than all the room takes part in each model of room and of order. The
-//! models of a cache below keep blocks as the cache does: with their permits, until evicted.
+//! A reader that needs more than the whole limit takes part in each model of the limit and of the
+//! order. The cache models below keep blocks the way the cache does: with their permits, until
+//! evicted.
 
 use super::*;
 use crate::sync::model::{check, check_all};
@@ -11,7 +12,7 @@ const ROOM: u64 = 100;
 
 fn nothing_to_evict(_: u64) {}
 
-/// Has a permit for `bytes` while others run; `taken` is what all permits add up to.
+/// Holds a permit for `bytes` while other threads run; `taken` is the sum of all permits.
 fn decode(permits: &Arc<Permits>, taken: &AtomicU64, bytes: u64) {
     let permit = permits.wait(bytes, nothing_to_evict);
     let others = taken.fetch_add(bytes, Ordering::Relaxed);
@@ -35,27 +36,27 @@ fn all_decode(sizes: &'static [u64]) {
 }
 
 #[test]
-fn everybody_gets_a_permit_within_the_room_or_alone() {
+fn every_reader_gets_a_permit_within_the_limit_or_alone() {
     check(|| all_decode(&[60, 300, 40, 50, 100]));
 }
 
 #[test]
-fn two_get_their_permits_in_every_order_there_is() {
+fn two_readers_get_their_permits_in_every_interleaving() {
     check_all(500_000, || all_decode(&[60, 300]));
 }
 
 #[test]
-fn permits_are_had_in_the_order_in_which_they_were_asked_for() {
+fn permits_are_granted_in_the_order_of_requests() {
     check(|| {
         let permits = Permits::new(ROOM);
         let order = Arc::new(Mutex::new(Vec::new()));
         let first = permits.wait(60, nothing_to_evict);
         let mut threads = Vec::new();
-        // Those that would fit come behind one that does not.
+        // Smaller requests queue behind one that does not fit.
         for (count, bytes) in [(1, 300), (2, 10), (3, 20)] {
-            let (asked, order) = (Arc::clone(&permits), Arc::clone(&order));
+            let (requested, order) = (Arc::clone(&permits), Arc::clone(&order));
             threads.push(thread::spawn(move || {
-                let permit = asked.wait(bytes, nothing_to_evict);
+                let permit = requested.wait(bytes, nothing_to_evict);
                 order.lock().push(bytes);
                 drop(permit);
             }));
@@ -75,13 +76,13 @@ fn permits_are_had_in_the_order_in_which_they_were_asked_for() {
         }
         let order = order.lock();
         assert_eq!(order[0], 300, "no other overtook it");
-        // The other two may have theirs at once.
+        // The order of the other two is not fixed: both may be served at once.
         assert_eq!(order.len(), 3);
     });
 }
 
 #[test]
-fn a_reader_that_fits_beside_others_does_not_wait_for_their_end() {
+fn a_reader_that_fits_does_not_wait_for_others() {
     check(|| {
         let permits = Permits::new(ROOM);
         let with_permit = Arc::new((Mutex::new(0), Condvar::new()));
@@ -90,7 +91,7 @@ fn a_reader_that_fits_beside_others_does_not_wait_for_their_end() {
             let (permits, with_permit) = (Arc::clone(&permits), Arc::clone(&with_permit));
             thread::spawn(move || {
                 let _permit = permits.wait(bytes, nothing_to_evict);
-                // Kept until the other has one, too.
+                // Held until the other thread has a permit too.
                 let (count, changed) = &*with_permit;
                 let mut count = count.lock();
                 *count += 1;
@@ -107,7 +108,7 @@ fn a_reader_that_fits_beside_others_does_not_wait_for_their_end() {
 }
 
 #[test]
-fn work_that_can_wait_never_keeps_others_from_their_permits() {
+fn now_never_keeps_other_threads_from_their_permits() {
     check(|| {
         let permits = Permits::new(ROOM);
         let ahead = |bytes| {
@@ -123,10 +124,10 @@ fn work_that_can_wait_never_keeps_others_from_their_permits() {
     });
 }
 
-/// Blocks with their permits, as a cache keeps them.
+/// Blocks with their permits, as in a cache.
 type Kept = Arc<Mutex<Vec<Arc<Permit>>>>;
 
-/// Decodes a block, reads it, leaves it in the cache: what a reader does at a miss.
+/// Decodes a block, reads it and leaves it in the cache, as a reader does on a miss.
 fn miss(permits: &Arc<Permits>, kept: &Kept, bytes: u64, decoding: u64) {
     let evict = |missing: u64| {
         let mut freed = 0;
@@ -141,7 +142,7 @@ fn miss(permits: &Arc<Permits>, kept: &Kept, bytes: u64, decoding: u64) {
     let block = Arc::new(permit);
     kept.lock().push(Arc::clone(&block));
     permits.change();
-    // The reader still holds it, though others may evict it now.
+    // The reader still holds the block, although other readers may evict it now.
     drop(block);
 }
 
@@ -149,7 +150,7 @@ fn all_miss(readers: &'static [&'static [u64]]) {
     let (permits, kept) = (Permits::new(ROOM), Kept::default());
     let read = |sizes: &&'static [u64]| {
         let (permits, kept, sizes) = (Arc::clone(&permits), Arc::clone(&kept), *sizes);
-        // Twice as much while it is decoded.
+        // Decoding takes twice the memory of the block.
         thread::spawn(move || sizes.iter().for_each(|&bytes| miss(&permits, &kept, bytes, bytes)))
     };
     let threads: Vec<_> = readers.iter().map(read).collect();
@@ -163,14 +164,14 @@ fn all_miss(readers: &'static [&'static [u64]]) {
 }
 
 #[test]
-fn readers_of_a_full_cache_evict_what_they_need_and_never_wait_for_ever() {
-    // A wait without end would be reported as a deadlock.
+fn readers_of_a_full_cache_evict_what_they_need_and_never_wait_forever() {
+    // The checker reports an endless wait as a deadlock.
     check(|| all_miss(&[&[40, 30], &[30, 45, 10], &[200, 20]]));
 }
 
 #[test]
-fn a_reader_behind_another_goes_on() {
-    // There are too many orders to try all.
+fn a_queued_reader_gets_its_turn() {
+    // There are too many interleavings to try them all.
     check(|| {
         let (permits, kept) = (Permits::new(ROOM), Kept::default());
         let (others, cache) = (Arc::clone(&permits), Arc::clone(&kept));

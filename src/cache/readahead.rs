@@ -1,60 +1,59 @@
-//! Who reads a file in order, and how far ahead of each reader to decode.
+//! Detects sequential readers and decides how far to decode ahead of each.
 //!
-//! Owns the streams: where each reader will go on, and up to where was asked ahead of it. Leaves
-//! decoding ahead to `workers` and those who know the format. Invariant: what is asked ahead of a
-//! reader is at most what it has read in order so far, so a guess that proves wrong never more than
-//! doubles the work.
+//! Invariant: readahead never exceeds the bytes that the reader has read in order so far. So a
+//! wrong guess at most doubles the work.
 //!
-//! There is no OPEN request (`fuse` tells why), so a reader is known only by what it reads: the
-//! next READ of a stream starts where the last one ended. The kernel has more than one READ of a
-//! reader under way, and event loops take them side by side; so large ones, which are of the
-//! kernel's own readahead, may come a little out of order. A small one must come right behind: that
-//! is what tells a reader in order from one at random places.
+//! There is no OPEN request (`fuse` says why), so a reader is known only by its reads: the next
+//! READ of a stream starts where the last one ended. The kernel has several READs of one reader in
+//! flight, and event loops receive them concurrently. So large READs, which come from the kernel's
+//! own readahead, may arrive slightly out of order. A small READ must follow directly: that is how
+//! a sequential reader differs from a random one.
 
 use std::array;
 use std::ops::Range;
 
 use crate::sync::{AtomicU64, Mutex, OnceLock, Ordering};
 
-/// The furthest that is decoded ahead of a reader in order, bytes: enough to keep several reads of
-/// a slow file system, or several processors, busy for one reader.
+/// The longest readahead, in bytes: enough for one reader to keep several requests to a slow file
+/// system, or several CPU cores, busy.
 const AHEAD_MAX: u64 = 8 << 20;
 
-/// Readers whose shares a cache has room for: what was decoded ahead of so many is not driven out
-/// before it is read.
+/// The number of readers whose readahead fits in the cache, so that blocks decoded ahead for this
+/// many are not evicted before they are read.
 const READERS: u64 = 64;
 
 /// Sets of streams; a file belongs to one.
 const SETS: usize = 16;
 
-/// Streams of one set. The one that was quiet for longest makes room.
+/// Streams per set. A new stream replaces the one that has been idle longest.
 const WAYS: usize = 8;
 
-/// What a READ has at least if it is of the kernel's readahead rather than as long as the reader
-/// asked, bytes.
+/// The smallest READ, in bytes, that is taken for the kernel's readahead and not for the size that
+/// the reader requested.
 const LARGE: u64 = 32 << 10;
 
-/// What may lie between two reads of one stream, bytes: headers between the members of a tar that
-/// is read as one. Less than a page, so that pages at random places fit no better than by chance.
+/// The largest gap between two reads of one stream, in bytes: headers between the members of a tar
+/// that is read as a whole. It is less than a page, so that random page reads match only by chance.
 const GAP: u64 = 4095;
 
-/// How many lengths of a large READ it may come early or late by.
+/// How far out of order a large READ may be, in multiples of its length.
 const DISORDER: u64 = 2;
 
-/// The streams of a tree.
+/// The read streams of a tree.
 #[derive(Debug)]
 pub struct Readahead {
-    /// Each lock guards one set; the only one held at a time, for a few comparisons. Made when the
-    /// first file is read in parts, since a mount may have thousands of archives.
+    /// Each lock guards one set, is the only one held at a time, and for a few comparisons.
+    /// Allocated when a file is first read in parts, because a mount may have thousands of
+    /// archives.
     sets: OnceLock<Box<[Mutex<Set>; SETS]>>,
-    /// The furthest to go ahead of a reader, bytes.
-    most: AtomicU64,
+    /// The longest readahead, in bytes.
+    distance_max: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Set {
     streams: [Stream; WAYS],
-    /// Counts reads, to tell which stream was quiet for longest.
+    /// Counts reads, to find the stream that has been idle longest.
     clock: u64,
 }
 
@@ -62,61 +61,62 @@ struct Set {
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
     file: u64,
-    /// Where its next READ starts; 0 if there is no such reader.
+    /// Offset of its next READ; 0 if the slot is free.
     next: u64,
     /// Bytes it has read in order.
     run: u64,
-    /// Up to where was asked ahead of it.
-    asked: u64,
-    /// When it read last.
+    /// Offset up to which readahead was requested.
+    requested: u64,
+    /// Clock value of its last read.
     last: u64,
 }
 
 impl Readahead {
-    /// Streams that decode ahead into a cache of `capacity` bytes. None of 0 bytes.
+    /// Streams that decode ahead into a cache of `capacity` bytes. A capacity of 0 disables
+    /// readahead.
     pub fn new(capacity: u64) -> Self {
-        Self { sets: OnceLock::new(), most: AtomicU64::new(furthest(capacity)) }
+        Self { sets: OnceLock::new(), distance_max: AtomicU64::new(furthest(capacity)) }
     }
 
-    /// The cache has `capacity` bytes from now on.
+    /// Changes the capacity of the cache, in bytes.
     pub fn set_capacity(&self, capacity: u64) {
-        self.most.store(furthest(capacity), Ordering::Relaxed);
+        self.distance_max.store(furthest(capacity), Ordering::Relaxed);
     }
 
-    /// Takes note of a read of `range` in `file`, which has `len` bytes; returns what to decode
-    /// ahead of it now, if anything.
+    /// Records a read of `range` in `file`, which has `len` bytes. Returns the range to decode
+    /// ahead now, if any.
     pub fn observe(&self, file: u64, range: Range<u64>, len: u64) -> Option<Range<u64>> {
-        // A file that is read at once has no next read, and most are.
-        let most = self.most.load(Ordering::Relaxed);
-        if most == 0 || (range.start == 0 && range.end >= len) {
+        // A file that is read in one go has no next read, and most files are.
+        let distance_max = self.distance_max.load(Ordering::Relaxed);
+        if distance_max == 0 || (range.start == 0 && range.end >= len) {
             return None;
         }
         let mut set = self.set(file).lock();
         set.clock = set.clock.wrapping_add(1);
         let clock = set.clock;
         let size = range.end.saturating_sub(range.start);
-        if let Some(stream) = set.streams.iter_mut().find(|stream| stream.goes_on(file, &range)) {
+        if let Some(stream) = set.streams.iter_mut().find(|stream| stream.continues(file, &range)) {
             stream.last = clock;
             stream.run = stream.run.saturating_add(size);
             stream.next = stream.next.max(range.end);
-            return stream.ahead(most, len);
+            return stream.ahead(distance_max, len);
         }
-        let quiet = |stream: &&mut Stream| clock.wrapping_sub(stream.last);
-        let oldest = set.streams.iter_mut().max_by_key(quiet)?;
-        *oldest = Stream { file, next: range.end, run: size, asked: range.end, last: clock };
-        // Who starts at the start with as much as the kernel asks for will go on; whoever starts
-        // in the middle has to show it.
+        let idle = |stream: &&mut Stream| clock.wrapping_sub(stream.last);
+        let oldest = set.streams.iter_mut().max_by_key(idle)?;
+        *oldest = Stream { file, next: range.end, run: size, requested: range.end, last: clock };
+        // A reader that starts at offset 0 with a full kernel readahead will probably continue. A
+        // reader that starts elsewhere has to prove it first.
         let is_start = range.start == 0 && size >= LARGE;
-        if is_start { oldest.ahead(most, len) } else { None }
+        if is_start { oldest.ahead(distance_max, len) } else { None }
     }
 
-    /// What of `range` of `file` a reader is still on its way to, if any is.
+    /// The part of `range` of `file` that a stream has not read yet, if any.
     pub fn wanted(&self, file: u64, range: Range<u64>) -> Option<Range<u64>> {
         let set = self.set(file).lock();
-        let on_its_way = |stream: &&Stream| {
-            stream.file == file && stream.next < range.end && range.start < stream.asked
+        let is_ahead = |stream: &&Stream| {
+            stream.file == file && stream.next < range.end && range.start < stream.requested
         };
-        let next = set.streams.iter().filter(on_its_way).map(|stream| stream.next).min()?;
+        let next = set.streams.iter().filter(is_ahead).map(|stream| stream.next).min()?;
         Some(range.start.max(next)..range.end)
     }
 
@@ -127,14 +127,14 @@ impl Readahead {
     }
 }
 
-/// The furthest to go ahead of a reader, bytes, with a cache of `capacity` bytes.
+/// The longest readahead with a cache of `capacity` bytes, in bytes.
 fn furthest(capacity: u64) -> u64 {
     (capacity / READERS).min(AHEAD_MAX)
 }
 
 impl Stream {
-    /// Whether a read of `range` is the next of this stream.
-    fn goes_on(&self, file: u64, range: &Range<u64>) -> bool {
+    /// Whether a read of `range` continues this stream.
+    fn continues(&self, file: u64, range: &Range<u64>) -> bool {
         if self.file != file || self.next == 0 {
             return false;
         }
@@ -145,16 +145,17 @@ impl Stream {
         early <= slack && late <= slack.max(GAP)
     }
 
-    /// What to decode ahead now: in pieces of at least half the distance, not a little each time.
-    fn ahead(&mut self, most: u64, len: u64) -> Option<Range<u64>> {
-        let distance = self.run.min(most);
-        let start = self.asked.max(self.next);
+    /// The range to decode ahead now. It is at least half the readahead distance, to avoid many
+    /// small requests.
+    fn ahead(&mut self, distance_max: u64, len: u64) -> Option<Range<u64>> {
+        let distance = self.run.min(distance_max);
+        let start = self.requested.max(self.next);
         let end = self.next.saturating_add(distance).min(len);
         let due = end.saturating_sub(start);
         if due == 0 || (due < distance / 2 && end < len) {
             return None;
         }
-        self.asked = end;
+        self.requested = end;
         Some(start..end)
     }
 }
@@ -168,8 +169,9 @@ mod tests {
     const CAPACITY: u64 = MOST * READERS;
     const LEN: u64 = 1 << 30;
 
-    /// Reads number `numbers`, each of `READ` bytes; what was asked ahead, in bytes.
-    fn asked(streams: &Readahead, numbers: impl IntoIterator<Item = u64>) -> u64 {
+    /// Performs the READs with these numbers, of `READ` bytes each; returns the bytes requested
+    /// ahead.
+    fn requested(streams: &Readahead, numbers: impl IntoIterator<Item = u64>) -> u64 {
         let ahead = |number| {
             let range = streams.observe(1, number * READ..(number + 1) * READ, LEN);
             range.map_or(0, |range| range.end - range.start)
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn goes_ahead_of_a_reader_in_order_further_and_further() {
+    fn readahead_grows_with_a_sequential_reader() {
         let streams = Readahead::new(CAPACITY);
         let mut end = READ;
         for number in 0..100 {
@@ -194,10 +196,10 @@ mod tests {
     }
 
     #[test]
-    fn takes_reads_that_come_a_little_out_of_order_as_one_stream() {
+    fn takes_slightly_reordered_reads_for_one_stream() {
         let streams = Readahead::new(CAPACITY);
         let order = [0, 1, 3, 2, 5, 4, 6, 8, 7, 10, 9, 11];
-        assert!(asked(&streams, order) >= MOST);
+        assert!(requested(&streams, order) >= MOST);
         let streams_used = |streams: &Readahead| {
             let set = streams.set(1).lock();
             set.streams.iter().filter(|stream| stream.next != 0).count()
@@ -206,26 +208,26 @@ mod tests {
     }
 
     #[test]
-    fn asks_nothing_for_reads_at_random_places() {
+    fn requests_nothing_for_random_reads() {
         let streams = Readahead::new(CAPACITY);
         let mut state = 7_u64;
         for _ in 0..10_000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // Never the start of the file.
+            // Never at the start of the file.
             let start = 4096 * (1 + (state >> 33) % (LEN / 4096));
             assert_eq!(streams.observe(1, start..start + 4096, LEN), None);
         }
     }
 
     #[test]
-    fn never_asks_for_more_than_was_read_in_order() {
+    fn never_requests_more_than_was_read_in_order() {
         let streams = Readahead::new(CAPACITY);
         let mut total = 0;
-        // Pieces of eight reads at places far apart.
-        for piece in 1..50 {
-            total += asked(&streams, (0..8).map(|nth| piece * 100 + nth));
+        // Runs of eight sequential reads, far apart.
+        for run in 1..50 {
+            total += requested(&streams, (0..8).map(|nth| run * 100 + nth));
         }
-        // What was read itself, and as much behind it.
+        // The reads themselves, and at most as much behind them.
         assert!(total <= 49 * 16 * READ, "{total}");
     }
 
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_of_a_small_file_is_asked_for_with_its_first_read() {
+    fn the_first_read_of_a_small_file_requests_the_rest() {
         let streams = Readahead::new(CAPACITY);
         let rest = READ..READ + 1000;
         assert_eq!(streams.observe(1, 0..READ, rest.end), Some(rest.clone()));
@@ -250,24 +252,24 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_ahead_into_no_cache() {
+    fn a_cache_of_zero_bytes_disables_readahead() {
         let streams = Readahead::new(0);
-        assert_eq!(asked(&streams, 0..100), 0);
+        assert_eq!(requested(&streams, 0..100), 0);
     }
 
     #[test]
-    fn a_small_first_read_may_be_of_a_header_only() {
+    fn a_small_first_read_requests_nothing() {
         let streams = Readahead::new(CAPACITY);
         assert_eq!(streams.observe(1, 0..16 << 10, LEN), None);
     }
 
     #[test]
-    fn tells_several_readers_of_one_file_apart() {
+    fn tells_apart_several_readers_of_one_file() {
         let streams = Readahead::new(CAPACITY);
         let mut total = 0;
         for step in 0..16 {
             for reader in 0..4 {
-                total += asked(&streams, [1 + reader * 1000 + step]);
+                total += requested(&streams, [1 + reader * 1000 + step]);
             }
         }
         assert!(total >= 4 * 16 * READ, "{total}");

@@ -1,8 +1,8 @@
-//! The memory that all caches of a mount and the decoding for them share, in bytes.
+//! The memory that all caches of a mount share, including decoding, in bytes.
 //!
-//! `Permits` bound it; a reader that needs room evicts from the caches in turn.
+//! `Permits` bound it. A reader that needs room evicts from the caches in turn.
 
-// Not those of the model checker: each would multiply the orders that the models go through.
+// Not the model checker's atomics: each would multiply the interleavings the models explore.
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::budget::{Part, Resize};
@@ -10,20 +10,21 @@ use super::permits::{Permit, Permits};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex, Weak};
 
-/// A cache that can give memory back.
+/// A cache that can release memory.
 pub trait Evict: Send + Sync {
-    /// Drops values that weigh `bytes` together, or all; returns what they weighed.
+    /// Drops values that weigh at least `bytes` together, or all values; returns the weight
+    /// dropped.
     fn evict(&self, bytes: u64) -> u64;
 }
 
-/// Room for blocks that are decoded, or are being decoded.
+/// Room for decoded blocks and for decoding.
 pub struct Room {
     permits: Arc<Permits>,
-    /// Guards the list; held for a look at one of them.
+    /// Guards the list. Held to look up one cache.
     caches: Mutex<Vec<Weak<dyn Evict>>>,
-    /// Which of them is the next to give memory back.
+    /// The index of the next cache to evict from.
     next: AtomicUsize,
-    /// What there is with the budget the mount was made with.
+    /// The size with the original budget, in bytes.
     whole: AtomicU64,
 }
 
@@ -38,7 +39,7 @@ impl Room {
         })
     }
 
-    /// Takes `bytes` for a cache that counts for itself.
+    /// Reserves `bytes` permanently for a cache that does its own accounting.
     pub fn set_aside(&self, bytes: u64) {
         let before = self.whole.load(Ordering::Relaxed);
         let left = before.saturating_sub(bytes);
@@ -46,38 +47,38 @@ impl Room {
         self.permits.set_room(left);
     }
 
-    /// Has `cache` give memory back from now on.
+    /// Registers `cache` for eviction.
     pub fn add(&self, cache: Weak<dyn Evict>) {
         self.caches.lock().push(cache);
     }
 
-    /// A permit for `bytes`, once there is room. The caller must hold no permit of a block that
-    /// is not decoded yet.
+    /// Waits for a permit for `bytes`. The caller must not hold the permit of a block that is still
+    /// being decoded.
     pub fn wait(&self, bytes: u64) -> Permit {
         self.permits.wait(bytes, |missing| self.evict(missing))
     }
 
-    /// The same at once, or `None`: for work that can wait.
+    /// Like `wait`, but returns `None` instead of waiting.
     pub fn now(&self, bytes: u64) -> Option<Permit> {
         self.permits.now(bytes, |missing| self.evict(missing))
     }
 
-    /// The same for decoding ahead.
+    /// Like `now`, for decoding ahead.
     ///
     /// # Errors
-    /// `Busy` where there is no room now.
+    /// `Busy` if there is no room now.
     pub fn ahead(&self, bytes: u64) -> Result<Permit> {
         self.now(bytes).ok_or_else(|| {
             Error::new(Kind::Busy, "no room to decode ahead, others are waiting for it")
         })
     }
 
-    /// To be called when a value with a permit has entered a cache.
+    /// To be called when a value with a permit enters a cache.
     pub fn entered(&self) {
         self.permits.change();
     }
 
-    /// Bytes that permits add up to.
+    /// The sum of all permits, in bytes.
     pub fn taken(&self) -> u64 {
         self.permits.taken()
     }
@@ -93,7 +94,7 @@ impl Room {
                 let nth = self.next.fetch_add(1, Ordering::Relaxed) % caches.len();
                 caches[nth].upgrade()
             };
-            // Evicts, and may free the cache itself, with no lock held.
+            // Eviction, and possibly freeing the cache itself, happens with no lock held.
             match cache.map_or(0, |cache| cache.evict(missing - freed)) {
                 0 => empty += 1,
                 evicted => (freed, empty) = (freed.saturating_add(evicted), 0),
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn caches_that_share_room_give_it_back_in_turn() {
+    fn caches_that_share_room_are_evicted_in_turn() {
         let room = Room::new(1000);
         let caches: [Arc<Blocks>; 2] = std::array::from_fn(|_| Arc::new(Cache::new(1 << 20, 1)));
         for cache in &caches {
@@ -141,13 +142,13 @@ mod tests {
         }
         let counts = caches.each_ref().map(|cache| cache.counts());
         assert!(counts.iter().all(|counts| counts.evictions > 50), "{counts:?}");
-        // More than there is, alone.
+        // A request above the limit is granted when it is the only one.
         assert_eq!(room.wait(5000).bytes(), 5000);
         assert_eq!(room.taken(), 0, "all was evicted for it");
     }
 
     #[test]
-    fn what_is_set_aside_and_a_smaller_budget_leave_less() {
+    fn a_reservation_and_a_smaller_budget_leave_less_room() {
         let room = Room::new(1000);
         room.set_aside(200);
         let permit = room.now(500).unwrap();

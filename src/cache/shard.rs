@@ -1,7 +1,6 @@
-//! One shard: which values stay, and which loads are under way.
+//! One shard: cached values with LRU eviction by weight, and the loads in progress.
 //!
-//! Owns the policy, least recently used by weight. Takes `&mut self` and no locks; the cache above
-//! holds the lock and frees what is evicted after letting go of it.
+//! It takes no locks: the cache above holds the lock, and frees evicted values after unlocking.
 //! Invariant: the weights of all entries add up to `weight`, which is at most `capacity`.
 
 use std::collections::HashMap;
@@ -14,7 +13,7 @@ use super::{Cached, Turn};
 use crate::stats::CacheCounts;
 use crate::sync::Arc;
 
-/// What an entry takes besides its value, bytes: list node, table slot, reference counts.
+/// Memory of an entry in addition to its value, in bytes: list node, table slot, reference counts.
 const ENTRY_OVERHEAD: u64 = 128;
 
 pub(super) struct Shard<K, V> {
@@ -42,7 +41,7 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
         Some(value)
     }
 
-    /// Joins the load of `key` that is under way, or leads a new one.
+    /// Joins the load of `key` in progress, or leads a new one.
     pub(super) fn board(&mut self, key: K) -> Turn<V> {
         if let Some(flight) = self.flights.get(&key) {
             self.counts.waits += 1;
@@ -54,7 +53,7 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
         Turn::Lead(flight)
     }
 
-    /// Ends the load of `key` with a value; returns what had to go, for the caller to free.
+    /// Ends the load of `key` with a value; returns the evicted values for the caller to free.
     pub(super) fn land(&mut self, key: K, value: V) -> Vec<V> {
         self.flights.remove(&key);
         self.counts.loaded_bytes += value.decoded_len();
@@ -77,8 +76,8 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
         evicted
     }
 
-    /// Lowers or raises its capacity to `capacity` bytes; returns up to `most` values that have to
-    /// go, for the caller to free. To be called again until none has to.
+    /// Changes the capacity to `capacity` bytes; returns up to `most` evicted values for the caller
+    /// to free. Call it until it returns none.
     pub(super) fn resize(&mut self, capacity: u64, most: usize) -> Vec<V> {
         let mut evicted = Vec::new();
         while self.weight > capacity && evicted.len() < most {
@@ -87,12 +86,12 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
             };
             evicted.push(oldest);
         }
-        // Until all have gone, who adds a value evicts no more than that needs.
+        // Until all are evicted, an insert evicts no more than it needs itself.
         self.capacity = capacity.max(self.weight);
         evicted
     }
 
-    /// Takes out the value that was not used for longest, for the caller to free.
+    /// Removes the least recently used value; the caller frees it.
     pub(super) fn evict(&mut self) -> Option<V> {
         let (_, oldest) = self.entries.pop_lru()?;
         self.weight -= oldest.weight().saturating_add(ENTRY_OVERHEAD);
@@ -100,20 +99,20 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
         Some(oldest)
     }
 
-    /// Takes out the value of `key`, for the caller to free.
+    /// Removes the value of `key`; the caller frees it.
     pub(super) fn remove(&mut self, key: &K) -> Option<V> {
         let removed = self.entries.pop(key)?;
         self.weight -= removed.weight().saturating_add(ENTRY_OVERHEAD);
         Some(removed)
     }
 
-    /// Takes out all values, for the caller to free.
+    /// Removes all values; the caller frees them.
     pub(super) fn clear(&mut self) -> LruCache<K, V> {
         self.weight = 0;
         std::mem::replace(&mut self.entries, LruCache::unbounded())
     }
 
-    /// Ends the load of `key` with nothing.
+    /// Ends the load of `key` without a value.
     pub(super) fn abandon(&mut self, key: &K) {
         self.flights.remove(key);
     }

@@ -1,9 +1,8 @@
-//! Threads that decode ahead.
+//! Readahead threads and their queue.
 //!
-//! Owns the queue and the threads, which come with the work and go when there is none; leaves what
-//! is fetched to whoever asks. Invariants: work is a favour, so it is dropped when the queue is
-//! full or what it was for is gone; no lock is held while it is done; asking allocates nothing but
-//! what starting a thread takes.
+//! Threads start when there is work and exit when idle. Readahead is optional: a request is dropped
+//! if the queue is full or its archive is no longer mounted. Invariants: no lock is held while a
+//! request runs, and submitting a request allocates only when it starts a thread.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,43 +17,43 @@ use crate::sync::{Arc, Condvar, Mutex, Weak, thread};
 #[path = "workers_model.rs"]
 mod model;
 
-/// Requests that may wait.
+/// Requests the queue can hold.
 const QUEUE: usize = 256;
 
-/// Requests that are dropped after a thread could not be started, until that is tried again.
+/// Requests that are dropped after a thread failed to start, before the next attempt.
 const PAUSE: u32 = 256;
 
-/// How long a thread waits for work until it ends.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an idle thread waits for work before it exits.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Fetches parts of files into a cache.
 pub trait Fetch: Send + Sync {
-    /// Fetches `range` of `file`, bytes. What fails is found again by whoever reads it.
+    /// Fetches `range` of `file`, in bytes. Errors are ignored; a reader of the range gets them.
     fn fetch(&self, file: u64, range: Range<u64>);
 }
 
-/// A part of a file that somebody will want.
+/// A part of a file that will be read soon.
 pub struct Request {
-    /// Who fetches it.
+    /// The fetcher.
     pub by: Weak<dyn Fetch>,
-    /// A number that `by` knows.
+    /// A file number, assigned by `by`.
     pub file: u64,
-    /// Bytes of the file.
+    /// Byte range of the file.
     pub range: Range<u64>,
 }
 
 /// A bounded number of threads with a bounded queue.
 pub struct Workers {
     queue: Arc<Queue>,
-    /// Threads there may be.
+    /// Maximum number of threads.
     most: usize,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// Guards requests and the counts of threads; held for a push or a pop.
+    /// Guards the requests and the thread counts. Held for a push or a pop.
     state: Mutex<State>,
-    /// A request came, or the queue was closed.
+    /// Signals a new request or the closing of the queue.
     changed: Condvar,
 }
 
@@ -63,20 +62,20 @@ struct State {
     requests: VecDeque<Request>,
     threads: usize,
     idle: usize,
-    /// Requests to be dropped, since there is no thread and none can be had.
+    /// Requests still to be dropped, because there is no thread and none could be started.
     pause: u32,
     is_closed: bool,
 }
 
 impl Workers {
-    /// At most `most` threads, none of which is started yet.
+    /// At most `most` threads. They are started on demand.
     pub fn new(most: usize) -> Self {
         let queue = Queue::default();
         queue.state.lock().requests.reserve_exact(QUEUE);
         Self { queue: Arc::new(queue), most }
     }
 
-    /// Has `request` fetched soon, if there is room in the queue; tells whether there was.
+    /// Queues `request` if there is room. Returns whether it was queued.
     pub fn submit(&self, request: Request) -> bool {
         let starts = {
             let mut state = self.queue.state.lock();
@@ -96,7 +95,7 @@ impl Workers {
         let queue = Arc::clone(&self.queue);
         let started = thread::Builder::new().name("ahead".into()).spawn(move || queue.work());
         if started.is_err() {
-            self.queue.go_without();
+            self.queue.give_up_thread();
         }
         started.is_ok()
     }
@@ -117,7 +116,7 @@ impl Drop for Workers {
             std::mem::take(&mut state.requests)
         };
         drop(requests);
-        // Threads end by themselves: the last one to let go of what they fetch for may be here.
+        // Threads are not joined: this drop may run on one of them, if it held the last reference.
         self.queue.changed.notify_all();
     }
 }
@@ -129,9 +128,9 @@ impl fmt::Debug for Workers {
 }
 
 impl Queue {
-    /// No thread could be started, on a node at its limit of processes. If there is none at all,
-    /// whoever reads decodes for himself.
-    fn go_without(&self) {
+    /// Called when a thread could not be started because the node is at its process limit. If there
+    /// is no other thread, readers decode by themselves.
+    fn give_up_thread(&self) {
         let mut state = self.state.lock();
         state.threads -= 1;
         if state.threads == 0 {
@@ -142,7 +141,7 @@ impl Queue {
         }
     }
 
-    /// Does what is asked until nothing was for a while.
+    /// Runs requests until the queue closes or stays empty for `IDLE_TIMEOUT`.
     fn work(&self) {
         while let Some(Request { by, file, range }) = self.next() {
             failpoint::panic_at("ahead");
@@ -163,9 +162,9 @@ impl Queue {
                 return None;
             }
             state.idle += 1;
-            let was_quiet = self.changed.wait_for(&mut state, PATIENCE).timed_out();
+            let timed_out = self.changed.wait_for(&mut state, IDLE_TIMEOUT).timed_out();
             state.idle -= 1;
-            if was_quiet && state.requests.is_empty() {
+            if timed_out && state.requests.is_empty() {
                 state.threads -= 1;
                 return None;
             }
@@ -179,29 +178,29 @@ mod tests {
 
     use super::*;
 
-    /// Tells what it fetches, once it may.
-    struct Telling {
+    /// Reports what it fetches, once the gate is open.
+    struct Reporting {
         fetched: Mutex<Sender<(u64, Range<u64>)>>,
-        /// CacheKind by a test that wants the threads to wait.
+        /// Held by a test that wants the threads to wait.
         gate: Mutex<()>,
     }
 
-    impl Fetch for Telling {
+    impl Fetch for Reporting {
         fn fetch(&self, file: u64, range: Range<u64>) {
             drop(self.gate.lock());
             self.fetched.lock().send((file, range)).unwrap();
         }
     }
 
-    fn request(by: &Arc<Telling>, file: u64) -> Request {
+    fn request(by: &Arc<Reporting>, file: u64) -> Request {
         let weak = Arc::downgrade(by);
         Request { by: weak, file, range: 0..file }
     }
 
     #[test]
-    fn fetches_all_that_fits_the_queue_with_a_bounded_number_of_threads() {
+    fn fetches_a_full_queue_with_a_bounded_number_of_threads() {
         let (sender, fetched) = channel();
-        let by = Arc::new(Telling { fetched: Mutex::new(sender), gate: Mutex::new(()) });
+        let by = Arc::new(Reporting { fetched: Mutex::new(sender), gate: Mutex::new(()) });
         let workers = Workers::new(3);
         let gate = by.gate.lock();
         for file in 0..1000 {
@@ -209,7 +208,7 @@ mod tests {
         }
         let state = workers.queue.state.lock();
         assert_eq!(state.threads, 3);
-        // Three at most were taken out by then.
+        // The three threads have taken at most three requests.
         assert!((QUEUE - 3..=QUEUE).contains(&state.requests.len()));
         drop(state);
         drop(gate);
@@ -219,30 +218,31 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_fetched_for_one_who_is_gone() {
+    fn skips_requests_of_a_dropped_fetcher() {
         let (sender, fetched) = channel();
-        let by = Arc::new(Telling { fetched: Mutex::new(sender), gate: Mutex::new(()) });
+        let by = Arc::new(Reporting { fetched: Mutex::new(sender), gate: Mutex::new(()) });
         let workers = Workers::new(1);
-        let gone = Arc::new(Telling { fetched: Mutex::new(channel().0), gate: Mutex::new(()) });
-        let in_vain = request(&gone, 1);
-        drop(gone);
-        workers.submit(in_vain);
+        let dropped =
+            Arc::new(Reporting { fetched: Mutex::new(channel().0), gate: Mutex::new(()) });
+        let stale = request(&dropped, 1);
+        drop(dropped);
+        workers.submit(stale);
         workers.submit(request(&by, 2));
         assert_eq!(fetched.recv().unwrap(), (2, 0..2));
     }
 
     #[test]
-    fn goes_on_when_threads_can_be_had_again() {
+    fn recovers_when_threads_can_be_started_again() {
         let (sender, fetched) = channel();
-        let by = Arc::new(Telling { fetched: Mutex::new(sender), gate: Mutex::new(()) });
+        let by = Arc::new(Reporting { fetched: Mutex::new(sender), gate: Mutex::new(()) });
         let workers = Workers::new(1);
         {
-            // As if a thread had been refused.
+            // As if a thread had failed to start.
             let mut state = workers.queue.state.lock();
             state.requests.push_back(request(&by, 1));
             state.threads = 1;
         }
-        workers.queue.go_without();
+        workers.queue.give_up_thread();
         {
             let state = workers.queue.state.lock();
             assert_eq!((state.requests.len(), state.threads), (0, 0));
@@ -253,15 +253,15 @@ mod tests {
     }
 
     #[test]
-    fn threads_end_with_the_workers() {
+    fn threads_exit_with_the_workers() {
         let (sender, fetched) = channel();
-        let by = Arc::new(Telling { fetched: Mutex::new(sender), gate: Mutex::new(()) });
+        let by = Arc::new(Reporting { fetched: Mutex::new(sender), gate: Mutex::new(()) });
         let workers = Workers::new(2);
         for file in 0..10 {
             workers.submit(request(&by, file));
         }
         drop(workers);
-        // The sender lives in `by`, which the threads hold while they fetch.
+        // The sender is part of `by`, which the threads hold while they fetch.
         drop(by);
         assert!(fetched.iter().count() <= 10);
     }

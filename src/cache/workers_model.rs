@@ -1,20 +1,19 @@
-//! What the threads that decode ahead promise, whatever the order (`sync::model` has the essay).
+//! Models of the readahead threads, for every interleaving (see the essay in `sync::model`).
 //!
-//! Owns the models of the queue and of how it ends. Invariant: only the queue's own state is looked
-//! at besides what a user sees.
+//! Only the queue's own state is inspected in addition to what a caller can observe.
 
 use super::*;
 use crate::sync::model::check;
 
-/// Notes what it was asked for.
+/// Records the requests it gets.
 #[derive(Default)]
-struct Noting {
-    /// Guards what was fetched; no other lock is taken within.
+struct Recording {
+    /// Guards the list of fetched files. No other lock is taken while it is held.
     fetched: Mutex<Vec<u64>>,
     more: Condvar,
 }
 
-impl Fetch for Noting {
+impl Fetch for Recording {
     fn fetch(&self, file: u64, _range: Range<u64>) {
         thread::yield_now();
         self.fetched.lock().push(file);
@@ -22,8 +21,8 @@ impl Fetch for Noting {
     }
 }
 
-impl Noting {
-    /// Waits until `count` were fetched; these, in order of their numbers.
+impl Recording {
+    /// Waits until `count` files were fetched; returns their numbers in ascending order.
     fn wait_for(&self, count: usize) -> Vec<u64> {
         let mut fetched = self.fetched.lock();
         while fetched.len() < count {
@@ -35,12 +34,13 @@ impl Noting {
     }
 }
 
-fn request(by: &Arc<Noting>, file: u64) -> Request {
+fn request(by: &Arc<Recording>, file: u64) -> Request {
     let by: Arc<dyn Fetch> = Arc::clone(by) as _;
     Request { by: Arc::downgrade(&by), file, range: 0..file }
 }
 
-/// Waits for all threads of `queue` to end; runs for ever, and is told so, if one does not.
+/// Waits for all threads of `queue` to exit. If one does not, this spins and the checker reports
+/// it.
 fn wait_for_threads(queue: &Queue) {
     while queue.state.lock().threads > 0 {
         thread::yield_now();
@@ -49,10 +49,10 @@ fn wait_for_threads(queue: &Queue) {
 }
 
 #[test]
-fn all_that_was_asked_is_fetched_once_and_no_wake_up_is_lost() {
+fn every_request_is_fetched_once_and_no_wake_up_is_lost() {
     check(|| {
-        let (workers, by) = (Arc::new(Workers::new(2)), Arc::new(Noting::default()));
-        let asks = |files: Range<u64>| {
+        let (workers, by) = (Arc::new(Workers::new(2)), Arc::new(Recording::default()));
+        let submit_all = |files: Range<u64>| {
             let (workers, by) = (Arc::clone(&workers), Arc::clone(&by));
             thread::spawn(move || {
                 for file in files {
@@ -61,11 +61,11 @@ fn all_that_was_asked_is_fetched_once_and_no_wake_up_is_lost() {
                 }
             })
         };
-        let (first, second) = (asks(0..3), asks(3..5));
+        let (first, second) = (submit_all(0..3), submit_all(3..5));
         assert_eq!(by.wait_for(5), [0, 1, 2, 3, 4]);
         first.join().unwrap();
         second.join().unwrap();
-        // Threads that wait, and some that did so for too long, and one that was just asked.
+        // Some threads are waiting, some have timed out, and one has just been notified.
         assert!(workers.submit(request(&by, 5)));
         assert_eq!(by.wait_for(6).len(), 6);
         let queue = Arc::clone(&workers.queue);
@@ -75,9 +75,9 @@ fn all_that_was_asked_is_fetched_once_and_no_wake_up_is_lost() {
 }
 
 #[test]
-fn threads_end_with_the_workers_and_the_rest_is_dropped() {
+fn threads_exit_with_the_workers_and_queued_requests_are_dropped() {
     check(|| {
-        let (workers, by) = (Workers::new(2), Arc::new(Noting::default()));
+        let (workers, by) = (Workers::new(2), Arc::new(Recording::default()));
         for file in 0..4 {
             assert!(workers.submit(request(&by, file)));
         }
@@ -88,34 +88,34 @@ fn threads_end_with_the_workers_and_the_rest_is_dropped() {
         let fetched = by.wait_for(0);
         assert!(fetched.iter().all(|file| *file < 4));
         assert!(fetched.windows(2).all(|pair| pair[0] != pair[1]), "none twice");
-        // Nobody else keeps what is fetched for.
+        // Nothing else holds a reference to the fetcher.
         assert_eq!(Arc::strong_count(&by), 1);
     });
 }
 
 #[test]
-fn one_who_is_gone_is_fetched_for_no_more_and_freed_once() {
+fn requests_of_a_dropped_fetcher_are_skipped_and_it_is_freed_once() {
     check(|| {
-        let (workers, by) = (Workers::new(1), Arc::new(Noting::default()));
-        let gone = Arc::new(Noting::default());
-        assert!(workers.submit(request(&gone, 7)));
+        let (workers, by) = (Workers::new(1), Arc::new(Recording::default()));
+        let dropped = Arc::new(Recording::default());
+        assert!(workers.submit(request(&dropped, 7)));
         assert!(workers.submit(request(&by, 8)));
-        let weak = Arc::downgrade(&gone);
-        drop(gone);
+        let dropped_weak = Arc::downgrade(&dropped);
+        drop(dropped);
         assert_eq!(by.wait_for(1), [8]);
         let queue = Arc::clone(&workers.queue);
         drop(workers);
         wait_for_threads(&queue);
-        assert!(weak.upgrade().is_none());
+        assert!(dropped_weak.upgrade().is_none());
     });
 }
 
 #[test]
 fn the_queue_takes_no_more_than_it_has_room_for() {
     check(|| {
-        let (workers, by) = (Workers::new(1), Arc::new(Noting::default()));
+        let (workers, by) = (Workers::new(1), Arc::new(Recording::default()));
         {
-            // As full as it gets but for one, without the steps that this takes.
+            // One short of full, set up directly to save model steps.
             let mut state = workers.queue.state.lock();
             state.requests.extend((2..QUEUE as u64 + 1).map(|file| request(&by, file)));
             state.threads = 1;
@@ -127,8 +127,8 @@ fn the_queue_takes_no_more_than_it_has_room_for() {
         let second = workers.submit(request(&by, 1));
         assert!(first.join().unwrap() ^ second, "one of the two");
         assert_eq!(workers.queue.state.lock().requests.len(), QUEUE);
-        // The thread could not be had after all, so what waits is dropped.
-        workers.queue.go_without();
+        // If the thread cannot be started after all, the queued requests are dropped.
+        workers.queue.give_up_thread();
         assert_eq!(workers.queue.state.lock().requests.len(), 0);
     });
 }

@@ -1,9 +1,9 @@
-//! What the process that asks may see.
+//! Filters extended attributes by the permissions of the calling process.
 //!
-//! Other file systems do not list the attributes `trusted.*` to processes without CAP_SYS_ADMIN in
-//! the first user namespace (xattr(7)), nor can such processes read them. The kernel checks reading
-//! on FUSE as well, and leaves the listing to the daemon. Programs fail on names that are listed
-//! and cannot be read, such as rsync -X and overlayfs with userxattr.
+//! Other file systems hide `trusted.*` attributes from processes without CAP_SYS_ADMIN in the
+//! initial user namespace (xattr(7)), and such processes cannot read them. On FUSE the kernel also
+//! checks reads, but leaves listing to the daemon. Programs such as rsync -X and overlayfs with
+//! userxattr fail on names that are listed but cannot be read.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ const TRUSTED: &[u8] = b"trusted.";
 /// The bit of CAP_SYS_ADMIN (linux/capability.h).
 const SYS_ADMIN: u32 = 21;
 
-/// What `caller` may see of `names`, each of which ends with a NUL.
+/// The NUL-terminated names in `names` that `caller` may see.
 pub(super) fn visible(names: Vec<u8>, caller: &Request) -> Vec<u8> {
     let all = || names.split_inclusive(|&byte| byte == 0);
     if !all().any(|name| name.starts_with(TRUSTED))
@@ -27,8 +27,8 @@ pub(super) fn visible(names: Vec<u8>, caller: &Request) -> Vec<u8> {
     all().filter(|name| !name.starts_with(TRUSTED)).flatten().copied().collect()
 }
 
-/// Whether the process `pid` has CAP_SYS_ADMIN, and in a namespace that has all users of the
-/// first one; `false` where /proc does not tell.
+/// Whether process `pid` has CAP_SYS_ADMIN in a namespace that maps all users of the initial one;
+/// `false` if /proc does not say.
 fn is_administrator(pid: u32) -> bool {
     let process = PathBuf::from(format!("/proc/{pid}"));
     let effective = kernel_file::status(&process, "CapEff");
@@ -37,8 +37,8 @@ fn is_administrator(pid: u32) -> bool {
         && kernel_file::read_text(process.join("uid_map")).is_ok_and(|map| maps_all(&map))
 }
 
-/// Whether `map`, lines of "first number here, first number outside, count", is that of the first
-/// user namespace.
+/// Whether `map` is that of the initial user namespace. Its lines are "first uid inside, first uid
+/// outside, count".
 fn maps_all(map: &str) -> bool {
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_the_first_user_namespace_and_this_process() {
+    fn recognizes_the_initial_user_namespace_and_this_process() {
         assert!(maps_all("         0          0 4294967295\n"));
         for other in ["", "0 1000 1\n", "0 0 1\n", "0 0 65536\n65536 65536 10\n"] {
             assert!(!maps_all(other), "{other}");

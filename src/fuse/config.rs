@@ -1,46 +1,46 @@
-//! What is asked of the kernel, and why.
+//! What archfs negotiates with the kernel, and why.
 //!
-//! Owns capabilities, time-outs and the number of event loops; leaves mounting to `lifecycle`.
-//! Invariant: each capability is asked for on its own, so an old kernel lacks only what it lacks.
+//! Invariant: each capability is requested on its own, so an old kernel lacks only those it does
+//! not support.
 
 use std::time::Duration;
 
 use fuser::{Errno, FileHandle, FopenFlags, InitFlags, KernelConfig, ReplyOpen};
 
-/// How long the kernel may keep names, attributes and the absence of names: for ever, since an
-/// archive never changes. Seconds; the kernel caps it far below overflow.
+/// How long the kernel may cache names, attributes and the absence of names: forever, because an
+/// archive never changes. The kernel caps the seconds far below overflow.
 const TTL: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// The same for a mount that shall go when nothing was asked for `idle`: half of that, so that
-/// whoever opens a file by its path, also one that the kernel has whole, is heard of in time.
+/// The cache time. For a mount that unmounts after `idle` it is half of that, so that opening a
+/// file by path is noticed in time, even if the kernel has it fully cached.
 pub(super) fn ttl(idle: Option<Duration>) -> Duration {
     idle.map_or(TTL, |idle| idle / 2)
 }
 
-/// Requests that the kernel may have under way for readahead. fuser's 16 leaves a 64-core node
-/// idle.
+/// Readahead requests that the kernel may have in flight. fuser's default of 16 leaves a 64-core
+/// node idle.
 const MAX_BACKGROUND: u16 = 128;
 
-/// Capabilities, each with what is lost without it.
+/// Capabilities to request. The comments say what each gains.
 const WANTED: [(InitFlags, &str); 10] = [
-    // Lookups and listings of one directory run side by side; without it they queue on its lock.
+    // Lookups and listings of one directory run in parallel; otherwise they queue on its lock.
     (InitFlags::FUSE_PARALLEL_DIROPS, "parallel directory operations"),
-    // A listing brings the attributes along, so a walk needs no LOOKUP and no GETATTR...
+    // A listing includes the attributes, so a walk needs no LOOKUP and no GETATTR...
     (InitFlags::FUSE_DO_READDIRPLUS, "readdirplus"),
-    // ...but only where somebody stats what was listed: a bare `ls` stays cheap in kernel memory.
+    // ...but only if the caller stats the entries: a bare `ls` uses little kernel memory.
     (InitFlags::FUSE_READDIRPLUS_AUTO, "adaptive readdirplus"),
-    // A link is read once.
+    // Link targets are cached.
     (InitFlags::FUSE_CACHE_SYMLINKS, "symlink cache"),
-    // No OPEN and no OPENDIR after the first of each; see `Opening`.
+    // No OPEN and OPENDIR after the first of each; see `Opening`.
     (NO_OPEN, "open without a request"),
     (NO_OPENDIR, "opendir without a request"),
-    // Several readahead requests of one file may be under way.
+    // Several readahead requests of one file may be in flight.
     (InitFlags::FUSE_ASYNC_READ, "asynchronous reads"),
-    // Reads of direct I/O are sent side by side too.
+    // Direct I/O reads are also sent in parallel.
     (InitFlags::FUSE_ASYNC_DIO, "asynchronous direct I/O"),
     // Requests of more than 128 KiB.
     (InitFlags::FUSE_MAX_PAGES, "large requests"),
-    // A handle can be opened when the kernel has forgotten its inode: LOOKUP of "." and "..".
+    // File handles work after the kernel forgot the inode: LOOKUP of "." and "..".
     (InitFlags::FUSE_EXPORT_SUPPORT, "handles of forgotten inodes"),
 ];
 
@@ -49,9 +49,9 @@ const NO_OPENDIR: InitFlags = InitFlags::FUSE_NO_OPENDIR_SUPPORT;
 
 /// How OPEN or OPENDIR is answered.
 ///
-/// ENOSYS saves a request for each open(2), but only a kernel that offers it in INIT takes it for
-/// success. Linux does so for OPEN since 3.15 and for OPENDIR since 5.1; before that the error goes
-/// to the caller, and no directory can be listed. The other answer works on every kernel.
+/// ENOSYS saves a request for each open(2), but only a kernel that offers it in INIT treats it as
+/// success. Linux does so for OPEN since 3.15 and for OPENDIR since 5.1. Older kernels return the
+/// error to the caller, and no directory can be listed. The other answer works on every kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opening {
     /// ENOSYS: the kernel sends no more of these requests, and no RELEASE or RELEASEDIR.
@@ -77,9 +77,9 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
-    /// The agreement with a kernel that offers `offered`. The flags are those that the kernel sets
-    /// itself where it sends no request: without KEEP_CACHE each open drops the cached pages, and
-    /// without CACHE_DIR (Linux 4.20; older kernels ignore it) no listing is cached.
+    /// The agreement with a kernel that offers `offered`. The flags are those the kernel sets
+    /// itself if it sends no request. Without KEEP_CACHE each open drops the cached pages; without
+    /// CACHE_DIR (Linux 4.20; older kernels ignore it) listings are not cached.
     pub(super) fn with(offered: InitFlags) -> Self {
         let opening = |flag, flags| match offered.contains(flag) {
             true => Opening::WithoutRequest,
@@ -93,20 +93,20 @@ impl Agreement {
     }
 }
 
-/// Asks the kernel for what this file lists, at the start of a session.
+/// Requests everything in this file, at the start of a session.
 pub(super) fn negotiate(config: &mut KernelConfig) -> Agreement {
-    for (flag, what) in WANTED {
+    for (flag, name) in WANTED {
         if config.add_capabilities(flag).is_err() {
-            log::info!("this kernel has no {what}; going on without");
+            log::info!("this kernel has no {name}; going on without");
         }
     }
-    // A kernel that takes less says so by what it would take; that is then used.
+    // If the kernel allows less, it returns its maximum, which is then used.
     if let Err(most) = config.set_max_background(MAX_BACKGROUND) {
         let _ = config.set_max_background(most);
     }
     let _ = config.set_congestion_threshold(MAX_BACKGROUND);
-    // 1 MiB is what a request may carry by default (fs.fuse.max_pages_limit); readahead is capped
-    // by the kernel itself at what the administrator allows, 128 KiB unless raised.
+    // By default a request may carry 1 MiB (fs.fuse.max_pages_limit). The kernel caps readahead at
+    // the administrator's setting, which is 128 KiB by default.
     if let Err(most) = config.set_max_readahead(1 << 20) {
         let _ = config.set_max_readahead(most);
     }
@@ -114,20 +114,20 @@ pub(super) fn negotiate(config: &mut KernelConfig) -> Agreement {
     Agreement::with(config.capabilities())
 }
 
-/// How many event loops serve a mount.
+/// The number of event loops of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionShape {
-    /// Threads that take requests.
+    /// Threads that receive requests.
     pub threads: usize,
 }
 
-/// The shape for `processors`, or `threads` if a person chose.
+/// The shape for `processors` CPU cores, or `threads` if the user chose.
 ///
-/// More threads than processors, because a thread waits while a slow parallel file system answers;
-/// at least 32, so that the readers of a small node wait side by side and not for each other (a
-/// thread that waits costs next to nothing: docs/bench); at most 256, since each costs a stack and
-/// a request buffer. Each keeps the memory of its largest answer and of a decoder, some 2 MiB, so
-/// in a job that may take little `memory` (bytes) there are fewer: they take a quarter of it.
+/// There are more threads than cores, because a thread waits while a slow parallel file system
+/// answers. There are at least 32, so that readers on a small node wait in parallel (a waiting
+/// thread costs almost nothing: docs/bench). There are at most 256, because each needs a stack and
+/// a request buffer. Each also keeps its largest answer and a decoder, about 2 MiB, so a job with
+/// little `memory` (bytes) gets fewer: they take a quarter of it.
 pub fn session_shape(
     processors: usize,
     memory: Option<u64>,

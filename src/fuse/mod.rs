@@ -1,19 +1,16 @@
-//! The adapter from FUSE requests to a `Tree`: each operation decodes, calls the tree once,
-//! replies.
+//! Adapts FUSE requests to a `Tree`: each handler decodes, calls the tree once, replies.
 //!
-//! Owns nothing but that translation; the words of the protocol are in `reply`, what is asked of
-//! the kernel and why is in `config`. Invariant: no handler panics, and every request gets one
-//! reply.
+//! `reply` translates to the protocol; `config` says what is negotiated with the kernel. Invariant:
+//! no handler panics, and every request gets exactly one reply.
 //!
-//! What the kernel does for us, once it is told that nothing ever changes: names, attributes,
-//! pages, directory listings and links stay in its caches without limit. OPEN, OPENDIR and FLUSH
-//! are never sent again after their first ENOSYS, and RELEASE not at all, so a warm epoch makes no
-//! request.
+//! Because an archive never changes, the kernel may cache names, attributes, pages, listings and
+//! links without limit. After the first ENOSYS it never sends OPEN, OPENDIR or FLUSH again, and it
+//! sends no RELEASE. So a warm epoch makes no request.
 //!
-//! Kernels before 5.1 do not accept ENOSYS to OPENDIR, nor those before 3.15 ENOSYS to OPEN. There
-//! a warm epoch opens and releases each directory (or file) by request, but reads nothing: pages
-//! and listings stay cached, except that kernels before 4.20 cache no listing. INIT says which
-//! kernel it is (`config::Opening`); FLUSH has taken ENOSYS since Linux 2.6.
+//! Kernels before 5.1 do not accept ENOSYS for OPENDIR, and kernels before 3.15 do not for OPEN.
+//! There a warm epoch sends requests to open and release each directory (or file), but it reads
+//! nothing: pages and listings stay cached. Kernels before 4.20 cache no listings. INIT says what
+//! the kernel supports (`config::Opening`). FLUSH accepts ENOSYS since Linux 2.6.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -45,35 +42,34 @@ pub use config::{SessionShape, session_shape};
 use config::{Agreement, ttl};
 use reply::{GENERATION, NO_PARENT, errno, file_attr, file_type, negative_attr, unknown_attr};
 
-/// The longest target of a symbolic link that the kernel takes, bytes, with the NUL it adds
-/// (PATH_MAX).
+/// The longest symbolic link target that the kernel accepts, in bytes, including the NUL that it
+/// adds (PATH_MAX).
 const PATH_MAX: usize = 4096;
 
 thread_local! {
-    /// Memory for the answers of this event loop, so that a read allocates nothing.
+    /// Reply buffer of this event loop, so that a read allocates nothing.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// A tree, as fuser calls it.
+/// A tree as a fuser file system.
 pub struct ArchiveFilesystem {
     tree: Arc<dyn Tree>,
     stats: Arc<Stats>,
-    /// How long the kernel may keep what it was told.
+    /// How long the kernel may cache replies.
     ttl: Duration,
-    /// What INIT agreed on. Before INIT, what every kernel accepts.
+    /// What INIT negotiated. Before INIT, answers that every kernel accepts.
     agreement: Agreement,
 }
 
 impl ArchiveFilesystem {
-    /// Serves `tree`, and counts in `stats` what is asked of it. The kernel asks again often enough
-    /// that no use of it goes unnoticed for `idle`, if any.
+    /// Serves `tree` and counts requests in `stats`. If `idle` is set, kernel caches expire early
+    /// enough that no use goes unnoticed for that long.
     pub fn new(tree: Arc<dyn Tree>, stats: Arc<Stats>, idle: Option<Duration>) -> Self {
         Self { tree, stats, ttl: ttl(idle), agreement: Agreement::with(InitFlags::empty()) }
     }
 }
 
-/// The inode a request is about; the kernel never sends 0, and a reply of ESTALE is right if it
-/// did.
+/// The inode of a request. The kernel never sends 0; if it did, ESTALE would be the right reply.
 macro_rules! ino_or_reply {
     ($number:expr, $reply:expr) => {
         match Ino::new($number.0) {
@@ -83,7 +79,7 @@ macro_rules! ino_or_reply {
     };
 }
 
-/// Operations that are all answered alike, with an error and without a look at the tree.
+/// Operations that all get the same error without a call to the tree.
 macro_rules! answer_all {
     ($errno:ident: $($operation:ident($($argument:ty),*) -> $reply:ty;)*) => {
         $(fn $operation(&self, _: &Request $(, _: $argument)*, reply: $reply) {
@@ -103,8 +99,8 @@ impl Filesystem for ArchiveFilesystem {
         let request = self.stats.begin(Operation::Lookup);
         let parent = ino_or_reply!(parent, reply);
         let found = match name.as_bytes() {
-            // Sent to open a handle (open_by_handle_at(2)) of an inode that the kernel has
-            // forgotten: what it is, and for a directory where it is.
+            // Sent for open_by_handle_at(2) if the kernel has forgotten the inode: "." asks for the
+            // inode itself, ".." for the parent of a directory.
             b"." => self.tree.attr(parent).map(Some),
             b".." => match self.tree.parent(parent) {
                 Ok(Some(above)) => self.tree.attr(above).map(Some),
@@ -137,7 +133,8 @@ impl Filesystem for ArchiveFilesystem {
         let request = self.stats.begin(Operation::Readlink);
         let ino = ino_or_reply!(ino, reply);
         match self.tree.read_link(ino) {
-            // The kernel takes no more than a page, and fails in ways that say nothing.
+            // The kernel accepts at most a page, and its own error for longer targets is
+            // misleading.
             Ok(target) if target.len() >= PATH_MAX => reply.error(Errno::ENAMETOOLONG),
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(&request, ino, &error)),
@@ -207,7 +204,7 @@ impl Filesystem for ArchiveFilesystem {
         let ino = ino_or_reply!(ino, reply);
         let (dots, cookie) = dots(Cookie(offset));
         for dot in dots {
-            // The kernel takes no attributes from these two, only the name, number and kind.
+            // For these two the kernel uses only the name, number and kind.
             let number = dot_number(ino, dot);
             let attr = FileAttr { ino: number, ..unknown_attr(ino, FileKind::Directory) };
             let name = OsStr::from_bytes(dot.name);
@@ -216,8 +213,8 @@ impl Filesystem for ArchiveFilesystem {
             }
         }
         let outcome = self.tree.read_dir(ino, cookie, &mut |entry| {
-            // One bad inode must not hide its neighbours: it is listed with a time-out of nothing,
-            // so that whoever asks for it gets the error.
+            // One bad inode must not hide its neighbours. It is listed with a zero time-out, so
+            // that a later lookup gets the error.
             let (attr, ttl) = match self.tree.attr(entry.ino) {
                 Ok(attr) => (file_attr(&attr), self.ttl),
                 Err(error) => {
@@ -263,7 +260,7 @@ impl Filesystem for ArchiveFilesystem {
         let request = self.stats.begin(Operation::Getxattr);
         let ino = ino_or_reply!(ino, reply);
         if !self.tree.has_xattrs() {
-            // The kernel remembers this one and asks no more.
+            // The kernel remembers this reply and stops asking.
             return reply.error(Errno::ENOSYS);
         }
         match self.tree.xattr(ino, name.as_bytes()) {
@@ -304,7 +301,7 @@ impl Filesystem for ArchiveFilesystem {
     }
 
     // An open file or directory has no state here, so there is nothing to release. That matters:
-    // some kernels send no RELEASEDIR once they have taken ENOSYS to OPEN.
+    // some kernels send no RELEASEDIR after ENOSYS for OPEN.
     fn release(
         &self,
         _request: &Request,
@@ -324,15 +321,15 @@ impl Filesystem for ArchiveFilesystem {
         reply.ok();
     }
 
-    // ENOSYS means "not needed" on every kernel: the caller succeeds, and the kernel never asks
+    // ENOSYS means "not needed" on every kernel: the call succeeds, and the kernel never asks
     // again.
     answer_all! {
         ENOSYS:
         flush(INodeNo, FileHandle, LockOwner) -> ReplyEmpty;
     }
 
-    // Sent for access(2) and chdir(2), where no `-o allow_other` has the kernel check permissions.
-    // The user of the mount may read and enter everything, but executes only what somebody may.
+    // Sent for access(2) and chdir(2) if the mount has no `-o allow_other`; with it the kernel
+    // checks. The user may read and enter everything, but execute only files with an x bit.
     fn access(&self, _: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
         let request = self.stats.begin(Operation::Other);
         let ino = ino_or_reply!(ino, reply);
@@ -348,22 +345,22 @@ impl Filesystem for ArchiveFilesystem {
         }
     }
 
-    // There is nothing to write back; saying so at once keeps fsync(2) on a read-only file quiet.
+    // There is nothing to write back. ENOSYS makes fsync(2) on a read-only file succeed.
     answer_all! {
         ENOSYS:
         fsync(INodeNo, FileHandle, bool) -> ReplyEmpty;
         fsyncdir(INodeNo, FileHandle, bool) -> ReplyEmpty;
     }
 
-    // Python before 3.14 asks every file it opens whether it is a terminal, and the kernel does
-    // not remember an ENOSYS here, so the answer is the cheapest there is.
+    // Python before 3.14 checks whether each file it opens is a terminal. The kernel does not
+    // remember ENOSYS here, so the reply is the cheapest possible.
     answer_all! {
         ENOTTY:
         ioctl(INodeNo, FileHandle, IoctlFlags, u32, &[u8], u32) -> ReplyIoctl;
     }
 
-    // The mount is read-only, so the kernel refuses these itself; a caller that reaches us anyway
-    // (a mount that somebody made writable) gets the same answer.
+    // The mount is read-only, so the kernel rejects these itself. If one arrives anyway (a mount
+    // that was remounted writable), the reply is the same.
     answer_all! {
         EROFS:
         setattr(
@@ -391,7 +388,7 @@ impl Filesystem for ArchiveFilesystem {
     }
 }
 
-/// The number listed for `.` or `..` of the directory `ino`.
+/// The inode number listed for `.` or `..` of the directory `ino`.
 fn dot_number(ino: Ino, dot: &Dot) -> INodeNo {
     match dot.next {
         Cookie::START if ino != Ino::ROOT => NO_PARENT,

@@ -1,9 +1,8 @@
-//! From the words of `vfs` to those of the FUSE protocol.
+//! Translates `vfs` types and errors to the FUSE protocol.
 //!
-//! Owns the one table from error kinds to errno, and the translation of attributes; leaves the
-//! decision what to answer to the handlers. Invariant: a fault of the archive or of the storage is
-//! logged and counted here, once, with the inode and the operation; what a caller may ask in vain
-//! is not.
+//! This file has the only table from error kinds to errno. Invariant: a fault of the archive or its
+//! storage is logged and counted here, once, with the inode and the operation. Errors that a caller
+//! can provoke, such as a missing name, are not logged.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,16 +12,16 @@ use crate::error::{Error, Kind};
 use crate::stats::Pending;
 use crate::vfs::{Attr, FileKind, Ino, Timestamp};
 
-/// Inode numbers are never used twice in the life of a mount, so one generation does.
+/// Inode numbers are never reused during a mount, so one generation is enough.
 pub(super) const GENERATION: Generation = Generation(0);
 
-/// The number listed for `..`: formats do not store it, and the kernel knows the parent by itself.
-/// libfuse uses the same value (FUSE_UNKNOWN_INO).
+/// The inode number listed for `..`: formats do not store it, and the kernel finds the parent by
+/// itself. libfuse uses the same value (FUSE_UNKNOWN_INO).
 pub(super) const NO_PARENT: INodeNo = INodeNo(0xffff_ffff);
 
-/// The errno for `error`, which befell `request` on `ino`.
+/// The errno for `error`, which occurred in `request` on `ino`.
 pub(super) fn errno(request: &Pending<'_>, ino: Ino, error: &Error) -> Errno {
-    let (errno, at_fault) = match error.kind() {
+    let (errno, is_fault) = match error.kind() {
         Kind::NotFound => (Errno::ENOENT, false),
         Kind::NotADirectory => (Errno::ENOTDIR, false),
         Kind::IsADirectory => (Errno::EISDIR, false),
@@ -41,10 +40,10 @@ pub(super) fn errno(request: &Pending<'_>, ino: Ino, error: &Error) -> Errno {
         | Kind::Changed
         | Kind::Interrupted => (Errno::EIO, true),
     };
-    if at_fault {
+    if is_fault {
         request.meet_fault();
-        // The storage has said once that the archive was rewritten; that every read fails needs no
-        // line for each file.
+        // The storage has already logged that the archive was rewritten, so the failing reads are
+        // not logged.
         if error.kind() != Kind::Changed {
             let operation = request.operation().name();
             log::error!("{operation} of inode {}: {error}", ino.number());
@@ -53,7 +52,7 @@ pub(super) fn errno(request: &Pending<'_>, ino: Ino, error: &Error) -> Errno {
     errno
 }
 
-/// What the kernel keeps of an inode.
+/// The attributes as sent to the kernel.
 pub(super) fn file_attr(attr: &Attr) -> FileAttr {
     let modified = system_time(attr.modified);
     FileAttr {
@@ -75,13 +74,13 @@ pub(super) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// The attributes of nothing: with inode number 0 the kernel remembers that the name does not
+/// The attributes of a missing file: with inode number 0 the kernel caches that the name does not
 /// exist.
 pub(super) fn negative_attr() -> FileAttr {
     FileAttr { ino: INodeNo(0), ..unknown_attr(Ino::ROOT, FileKind::Regular) }
 }
 
-/// What is known of an inode that can not be read: its number and the kind its directory claims.
+/// The attributes of an inode that cannot be read: only its number and the kind in its directory.
 pub(super) fn unknown_attr(ino: Ino, kind: FileKind) -> FileAttr {
     FileAttr {
         ino: INodeNo(ino.number()),
@@ -114,7 +113,8 @@ pub(super) fn file_type(kind: FileKind) -> FileType {
     }
 }
 
-/// Answers getxattr(2) and listxattr(2): size 0 asks for the size, a size too small is ERANGE.
+/// Answers getxattr(2) and listxattr(2): size 0 asks for the size, a buffer that is too small gets
+/// ERANGE.
 pub(super) fn xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
     match (size, u32::try_from(bytes.len())) {
         (0, Ok(needed)) => reply.size(needed),

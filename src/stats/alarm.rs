@@ -1,14 +1,13 @@
-//! A call when the next request comes.
+//! A callback for the next request.
 //!
-//! Owns whether somebody waits for one; leaves what is called to them. Invariants: while nobody
-//! waits, a request pays for one look at a word that nobody writes; a call is made once for each
-//! time that the alarm was set.
+//! Invariants: while the alarm is not set, a request only reads a flag that no thread writes; the
+//! callback runs once each time the alarm was set.
 
 use std::fmt;
 
 use crate::sync::{AtomicBool, OnceLock, Ordering};
 
-/// What is called.
+/// The callback.
 type Call = Box<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
@@ -18,26 +17,26 @@ pub(super) struct Alarm {
 }
 
 impl Alarm {
-    /// Has `call` made by whoever sets the alarm off. Only the first one counts.
+    /// Registers the callback. Only the first call counts.
     pub(super) fn connect(&self, call: Call) {
         let _ = self.call.set(call);
     }
 
-    /// Has the next request make the call. One that begins at the same moment may go unnoticed, so
-    /// who must know of it looks at the number of requests afterwards.
+    /// Makes the next request run the callback. A concurrent request may be missed, so the caller
+    /// must check the number of requests afterwards.
     pub(super) fn set(&self) {
         self.is_set.store(true, Ordering::Relaxed);
     }
 
-    /// A request came.
-    pub(super) fn notice(&self) {
+    /// Called for each request.
+    pub(super) fn on_request(&self) {
         if self.is_set.load(Ordering::Relaxed) {
-            self.go_off();
+            self.fire();
         }
     }
 
     #[cold]
-    fn go_off(&self) {
+    fn fire(&self) {
         if self.is_set.swap(false, Ordering::Relaxed)
             && let Some(call) = self.call.get()
         {

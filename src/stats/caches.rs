@@ -1,8 +1,6 @@
-//! What the caches of a mount did.
+//! Counters of a mount's caches.
 //!
-//! Owns the numbers and whom to ask for them; leaves counting to `cache`.
-//! Invariant: a cache that was watched is asked for as long as its mount lasts, so no count is
-//! lost.
+//! Invariant: a registered cache is queried as long as its mount exists, so no count is lost.
 
 use std::fmt;
 use std::iter::Sum;
@@ -11,34 +9,34 @@ use serde::Serialize;
 
 use crate::sync::Arc;
 
-/// What a cache keeps.
+/// The kind of data in a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheKind {
-    /// Decoded metadata: inodes, directories, lists of blocks.
+    /// Decoded metadata: inodes, directories, block lists.
     Metadata,
-    /// Decoded contents of files: blocks of images, chunks of compressed tars.
+    /// Decoded file contents: blocks of images, chunks of compressed tars.
     Data,
 }
 
-/// What a cache did so far, and what it keeps.
+/// Counters of a cache, and its current size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CacheCounts {
-    /// Requests that found their block.
+    /// Requests that found their block in the cache.
     pub hits: u64,
-    /// Requests that loaded it, or failed to.
+    /// Requests that loaded it, successfully or not.
     pub loads: u64,
-    /// Requests that waited for somebody else's load.
+    /// Requests that waited for another thread's load.
     pub waits: u64,
-    /// Blocks dropped to make room.
+    /// Blocks evicted to make room.
     pub evictions: u64,
-    /// What was loaded, decoded bytes.
+    /// Decoded bytes loaded.
     pub loaded_bytes: u64,
-    /// The memory that what is kept takes now, bytes.
+    /// Memory in use now, in bytes.
     pub held_bytes: u64,
 }
 
 impl CacheCounts {
-    /// How many of a thousand requests found their block; `None` where there were none.
+    /// Hits per thousand requests; `None` if there were no requests.
     pub fn hits_per_thousand(&self) -> Option<u64> {
         let all = self.hits + self.loads + self.waits;
         self.hits.saturating_mul(1000).checked_div(all)
@@ -58,7 +56,7 @@ impl Sum for CacheCounts {
     }
 }
 
-/// Tells what one cache did so far.
+/// Returns the counters of one cache.
 type Source = Arc<dyn Fn() -> CacheCounts + Send + Sync>;
 
 /// The caches of a mount.
@@ -70,8 +68,8 @@ impl Caches {
         self.0.push((kind, source));
     }
 
-    pub(super) fn counts(&self, wanted: CacheKind) -> CacheCounts {
-        self.0.iter().filter(|(kind, _)| *kind == wanted).map(|(_, source)| source()).sum()
+    pub(super) fn counts(&self, selected: CacheKind) -> CacheCounts {
+        self.0.iter().filter(|(kind, _)| *kind == selected).map(|(_, source)| source()).sum()
     }
 }
 

@@ -1,29 +1,29 @@
-//! How long things took: counts by duration, and the percentiles of them.
+//! Latency histograms and their percentiles.
 //!
-//! Owns the buckets and their error; leaves what is timed to `stats`.
-//! Invariant: recording takes no lock and no memory, and any number of threads may do it at once.
+//! Invariant: recording takes no lock and allocates nothing, and any number of threads may record
+//! at once.
 //!
-//! Buckets are log-linear: each power of two of nanoseconds has 16 of equal width. A bucket is told
-//! as its middle, so a percentile is off by at most 1/32 (3.2 %) of itself. That holds below 2^40
-//! ns, 18 minutes; what took longer counts as just that, but `longest` is always exact. A histogram
+//! Buckets are log-linear: each power of two of nanoseconds has 16 of equal width. A bucket stands
+//! for its middle, so a percentile is off by at most 1/32 (3.2 %). That holds below 2^40 ns (18
+//! minutes). Longer durations share the last bucket, but `longest` is always exact. A histogram
 //! takes 4.7 KB.
 
 use std::time::Duration;
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Buckets of one power of two, and its logarithm. Durations below that many nanoseconds have a
-/// bucket each.
+/// Buckets per power of two, and its logarithm. Durations below that many nanoseconds have a bucket
+/// each.
 const PARTS: usize = 1 << PARTS_BITS;
 const PARTS_BITS: u32 = 4;
 
-/// The longest duration told from longer ones, nanoseconds.
+/// The longest duration with a bucket of its own, in nanoseconds.
 const LONGEST: u64 = (1 << LONGEST_BITS) - 1;
 const LONGEST_BITS: u32 = 40;
 
 const BUCKETS: usize = (LONGEST_BITS - PARTS_BITS + 1) as usize * PARTS;
 
-/// Durations counted while others are.
+/// A histogram that several threads record into.
 #[derive(Debug)]
 pub(super) struct Histogram {
     buckets: [AtomicU64; BUCKETS],
@@ -34,7 +34,7 @@ impl Histogram {
     pub(super) fn record(&self, duration: Duration) {
         let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.buckets[bucket(nanoseconds)].fetch_add(1, Ordering::Relaxed);
-        // Nearly always shorter, and then the line need not be written.
+        // Nearly always false, and then the cache line is not written.
         if nanoseconds > self.longest.load(Ordering::Relaxed) {
             self.longest.fetch_max(nanoseconds, Ordering::Relaxed);
         }
@@ -47,7 +47,7 @@ impl Default for Histogram {
     }
 }
 
-/// Durations that were counted.
+/// A snapshot of recorded durations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Latencies {
     buckets: Box<[u64; BUCKETS]>,
@@ -55,12 +55,12 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    /// How many there are.
+    /// The number of durations.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// The duration that `percent` of them do not exceed, at most 1/32 off; `None` of none.
+    /// The duration that `percent` of them do not exceed, off by at most 1/32; `None` if empty.
     pub fn percentile(&self, percent: u64) -> Option<Duration> {
         let rank = self.count().saturating_mul(percent).div_ceil(100).max(1);
         let mut passed = 0;
@@ -71,7 +71,7 @@ impl Latencies {
         Some(Duration::from_nanos(middle(found).min(self.longest)))
     }
 
-    /// The longest, exactly; `None` of none.
+    /// The longest duration, exact; `None` if empty.
     pub fn longest(&self) -> Option<Duration> {
         (self.count() > 0).then(|| Duration::from_nanos(self.longest))
     }
@@ -90,16 +90,16 @@ impl Default for Latencies {
     }
 }
 
-/// The bucket of a duration, nanoseconds.
+/// The bucket of a duration in nanoseconds.
 fn bucket(nanoseconds: u64) -> usize {
     let value = nanoseconds.min(LONGEST);
     let shift = (value | 1).ilog2().saturating_sub(PARTS_BITS);
-    // The highest PARTS_BITS + 1 bits, of which the first is set but for the shortest.
+    // The highest PARTS_BITS + 1 bits. Except for the shortest durations the first of them is set.
     let parts = usize::try_from(value >> shift).unwrap_or(0);
     shift as usize * PARTS + parts
 }
 
-/// The middle of a bucket, nanoseconds.
+/// The middle of a bucket, in nanoseconds.
 fn middle(bucket: usize) -> u64 {
     let shift = (bucket / PARTS).saturating_sub(1);
     let parts = bucket - shift * PARTS;
@@ -110,7 +110,7 @@ fn middle(bucket: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// Numbers without a pattern, from a seed (xorshift64).
+    /// Pseudorandom numbers from a seed (xorshift64).
     fn noise(seed: u64) -> impl Iterator<Item = u64> {
         std::iter::successors(Some(seed), |&last| {
             let mut next = last ^ (last << 13);
@@ -146,8 +146,11 @@ mod tests {
             for percent in 1..=100 {
                 let rank = (values.len() * percent).div_ceil(100).max(1);
                 let exact = values[rank - 1];
-                let told = found.percentile(percent as u64).unwrap().as_nanos() as u64;
-                assert!(told.abs_diff(exact) * 32 <= exact, "seed {seed}: {told} for {exact}");
+                let reported = found.percentile(percent as u64).unwrap().as_nanos() as u64;
+                assert!(
+                    reported.abs_diff(exact) * 32 <= exact,
+                    "seed {seed}: {reported} for {exact}"
+                );
             }
             assert_eq!(found.longest().unwrap().as_nanos(), u128::from(*values.last().unwrap()));
             assert_eq!(found.count(), values.len() as u64);
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_there_is_no_percentile() {
+    fn an_empty_histogram_has_no_percentile() {
         let none = latencies(&[]);
         assert_eq!((none.percentile(50), none.longest(), none.count()), (None, None, 0));
         let one = latencies(&[0]);
@@ -178,7 +181,7 @@ mod tests {
     fn the_longest_is_exact_beyond_the_last_bucket() {
         let two = latencies(&[1, 1 << 50]);
         assert_eq!(two.longest(), Some(Duration::from_nanos(1 << 50)));
-        let told = two.percentile(100).unwrap().as_nanos() as u64;
-        assert!(told.abs_diff(LONGEST) * 32 <= LONGEST, "{told}");
+        let reported = two.percentile(100).unwrap().as_nanos() as u64;
+        assert!(reported.abs_diff(LONGEST) * 32 <= LONGEST, "{reported}");
     }
 }

@@ -1,14 +1,12 @@
-//! What a mount did so far: requests, bytes, faults, latencies, work of its caches.
+//! Counters of a mount: requests, bytes, faults, latencies, caches.
 //!
-//! Owns counting; leaves how the numbers are told to `lifecycle`.
-//! Invariant: counting takes no lock and no memory but for the first request of each thread, and
-//! nothing is kept for a file.
+//! Invariant: counting takes no lock and allocates nothing, except for the first request of each
+//! thread. Nothing is stored per file.
 //!
-//! Sixty-four event loops that add to one counter would pass its cache line around for longer than
-//! a cached answer takes. So each thread counts in a stripe of its own, and who asks adds them up.
-//! A sum taken while requests are answered may miss the newest of them; one taken when the session
-//! has ended is exact. The caches count under the lock of a shard, which they hold anyway, so they
-//! are only asked.
+//! If 64 event loops shared one counter, moving its cache line between cores would take longer than
+//! a cached reply. So each thread counts in its own stripe, and a query adds them up. A sum taken
+//! during requests may miss the newest; a sum taken after the session is exact. The caches count
+//! under their shard locks, which they hold anyway, so they are only queried.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -28,16 +26,16 @@ use alarm::Alarm;
 use caches::Caches;
 use histogram::Histogram;
 
-/// Stripes there are: one for each of the event loops that a mount has at most by default. More
-/// threads share them, which costs time and no count.
+/// Number of stripes: one for each event loop of the largest default. More threads share stripes,
+/// which costs time but loses no count.
 const STRIPES: usize = 256;
 
 thread_local! {
-    /// The number of this thread among those that count anything.
+    /// The stripe number of this thread.
     static STRIPE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// What the kernel asks for.
+/// The kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the words of the FUSE protocol")]
 pub enum Operation {
@@ -50,12 +48,12 @@ pub enum Operation {
     Lseek,
     Getxattr,
     Listxattr,
-    /// Everything else, most of it answered without a look at the archive.
+    /// All other requests. Most are answered without access to the archive.
     Other,
 }
 
 impl Operation {
-    /// All of them, in the order of their numbers.
+    /// All operations, in numeric order.
     pub const ALL: [Self; 10] = [
         Self::Lookup,
         Self::Getattr,
@@ -69,7 +67,7 @@ impl Operation {
         Self::Other,
     ];
 
-    /// Its name, as in the protocol.
+    /// The name in the protocol.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lookup => "lookup",
@@ -89,19 +87,19 @@ impl Operation {
 /// The counters of a mount.
 #[derive(Debug)]
 pub struct Stats {
-    /// Each made by the first thread that counts in it.
+    /// Each allocated by the first thread that counts in it.
     stripes: Box<[OnceLock<Box<Stripe>>]>,
-    /// Guards the list of caches, which grows while archives are opened; the lock of a shard is
-    /// taken within.
+    /// Guards the list of caches, which grows while archives are opened. Shard locks are taken
+    /// within it.
     caches: Mutex<Caches>,
-    /// How often their memory was given back.
+    /// How often the caches' memory was released.
     releases: AtomicU64,
-    /// What they may take now, bytes.
+    /// The current budget of the caches, in bytes.
     budget: AtomicU64,
     alarm: Alarm,
 }
 
-/// The counters of one thread. Aligned to two cache lines, since they are fetched in pairs.
+/// The counters of one thread. Aligned to two cache lines, because they are fetched in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Stripe {
@@ -114,94 +112,94 @@ struct Stripe {
     reads: Histogram,
 }
 
-/// Sums of all that was counted.
+/// Sums over all threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     requests: [u64; Operation::ALL.len()],
-    /// Faults of the archive, or of reading it, that requests met.
+    /// Faults of the archive or its storage that requests ran into.
     pub faults: u64,
-    /// Bytes of files handed out.
+    /// Bytes of files returned to readers.
     pub bytes: u64,
-    /// Reads from the files of the archives, the bytes of them.
+    /// Reads of the archive files.
     pub archive_reads: u64,
-    /// Bytes that those reads asked for.
+    /// Bytes requested by those reads.
     pub archive_bytes: u64,
-    /// How long lookups took, from when a request was taken to when the kernel had its answer.
+    /// Latency of lookups, from receiving the request to the reply.
     pub lookups: Latencies,
-    /// How long reads took, likewise.
+    /// Latency of reads, measured in the same way.
     pub reads: Latencies,
-    /// What was kept of decoded metadata.
+    /// Counters of the metadata caches.
     pub metadata: CacheCounts,
-    /// What was kept of decoded contents.
+    /// Counters of the data caches.
     pub data: CacheCounts,
-    /// How often the memory of both was given back since nobody read.
+    /// How often the memory of both was released because the mount was idle.
     pub releases: u64,
-    /// What both may take now, bytes.
+    /// The current budget of both, in bytes.
     pub budget: u64,
 }
 
 impl Totals {
-    /// Requests for `operation`.
+    /// The number of requests for `operation`.
     pub fn requests(&self, operation: Operation) -> u64 {
         self.requests[operation as usize]
     }
 
-    /// All requests.
+    /// The number of all requests.
     pub fn all_requests(&self) -> u64 {
         self.requests.iter().sum()
     }
 }
 
 impl Stats {
-    /// Counts a request that is about to be answered; it is timed until the guard is dropped.
+    /// Counts a request. Its latency is measured until the guard is dropped.
     pub fn begin(&self, operation: Operation) -> Pending<'_> {
         let stripe = self.stripe();
         stripe.requests[operation as usize].fetch_add(1, Ordering::Relaxed);
-        self.alarm.notice();
+        self.alarm.on_request();
         let clock = stripe.histogram(operation).map(|histogram| (histogram, Instant::now()));
         Pending { stripe, operation, clock }
     }
 
-    /// Counts a request whose answer costs nothing.
+    /// Counts a request without measuring its latency.
     pub fn count(&self, operation: Operation) {
         self.stripe().requests[operation as usize].fetch_add(1, Ordering::Relaxed);
-        self.alarm.notice();
+        self.alarm.on_request();
     }
 
-    /// Counts one read of `bytes` bytes from the file of an archive.
+    /// Counts one read of `bytes` bytes from an archive file.
     pub fn archive_read(&self, bytes: usize) {
         let stripe = self.stripe();
         stripe.archive_reads.fetch_add(1, Ordering::Relaxed);
         stripe.archive_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Asks `source` from now on for the counts of a cache of what is `held`.
+    /// Registers `source` for the counters of a cache of `kind`.
     pub fn watch_cache(&self, kind: CacheKind, source: Arc<dyn Fn() -> CacheCounts + Send + Sync>) {
         self.caches.lock().push(kind, source);
     }
 
-    /// Counts that the memory of the caches was given back.
+    /// Counts a release of the caches' memory.
     pub fn count_release(&self) {
         self.releases.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that the caches may take `bytes` from now on.
+    /// Records the new budget of the caches, in bytes.
     pub fn set_budget(&self, bytes: u64) {
         self.budget.store(bytes, Ordering::Relaxed);
     }
 
-    /// Has `call` made by the next request after each `set_alarm`. To be called once.
+    /// Registers the callback that the next request runs after each `set_alarm`. Call it once.
     pub fn connect_alarm(&self, call: Box<dyn Fn() + Send + Sync>) {
         self.alarm.connect(call);
     }
 
-    /// Has the next request make the call. One that begins at the same moment may not, so who must
-    /// know of it asks for `requests` afterwards.
+    /// Makes the next request run the callback. A concurrent request may be missed, so the caller
+    /// must check `requests` afterwards.
     pub fn set_alarm(&self) {
         self.alarm.set();
     }
 
-    /// All requests so far. One that came since the last time makes it larger.
+    /// The number of all requests so far; it grows with every request.
     pub fn requests(&self) -> u64 {
         let sum = |stripe: &Stripe| {
             stripe.requests.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>()
@@ -209,7 +207,7 @@ impl Stats {
         self.in_use().map(sum).sum()
     }
 
-    /// Everything counted so far.
+    /// All counters so far.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for stripe in self.in_use() {
@@ -268,7 +266,7 @@ fn number_this_thread() -> usize {
     number
 }
 
-/// A request that is being answered.
+/// A request in progress.
 #[derive(Debug)]
 #[must_use = "dropped when it has been answered"]
 pub struct Pending<'s> {
@@ -278,17 +276,17 @@ pub struct Pending<'s> {
 }
 
 impl Pending<'_> {
-    /// What was asked for.
+    /// The requested operation.
     pub fn operation(&self) -> Operation {
         self.operation
     }
 
-    /// Counts a fault that it met.
+    /// Counts a fault of this request.
     pub fn meet_fault(&self) {
         self.stripe.faults.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts bytes of a file that are about to be handed out.
+    /// Counts bytes of a file that are about to be returned.
     pub fn hand_out(&self, bytes: usize) {
         self.stripe.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
@@ -310,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_operations_are_their_places() {
+    fn operation_numbers_are_their_indices() {
         for (place, operation) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(operation as usize, place);
         }
@@ -318,7 +316,7 @@ mod tests {
 
     #[test]
     fn counts_of_all_threads_add_up() {
-        // More than there are stripes, so that some are shared.
+        // More threads than stripes, so that some stripes are shared.
         const THREADS: usize = STRIPES + 50;
         const EACH: u64 = 100;
         let stats = Stats::default();
@@ -361,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_goes_off_once_for_each_time_that_it_was_set() {
+    fn an_alarm_fires_once_each_time_it_was_set() {
         let stats = Stats::default();
         let calls = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&calls);
@@ -369,22 +367,22 @@ mod tests {
             counted.fetch_add(1, Ordering::Relaxed);
         };
         stats.connect_alarm(Box::new(call));
-        let asks = |stats: &Stats| {
+        let request = |stats: &Stats| {
             drop(stats.begin(Operation::Read));
             stats.count(Operation::Other);
         };
-        asks(&stats);
+        request(&stats);
         assert_eq!(calls.load(Ordering::Relaxed), 0);
         for times in 1..4 {
             stats.set_alarm();
-            // Of all that come at once, one makes the call.
-            thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(|| asks(&stats)))));
+            // Of all concurrent requests, one runs the callback.
+            thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(|| request(&stats)))));
             assert_eq!(calls.load(Ordering::Relaxed), times);
         }
     }
 
     #[test]
-    fn caches_add_up_by_what_they_hold() {
+    fn cache_counts_add_up_by_kind() {
         let stats = Stats::default();
         for (held, hits) in [(CacheKind::Data, 1), (CacheKind::Metadata, 2), (CacheKind::Data, 4)] {
             let counts = CacheCounts { hits, ..CacheCounts::default() };

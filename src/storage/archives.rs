@@ -1,9 +1,10 @@
-//! The files of a mount, opened together and read as a whole: into a copy, or for the page cache.
+//! Opens the archives of a mount together, and reads them completely: into a copy, or to fill the
+//! page cache.
 //!
-//! Owns how many are open, how many are read at once, and the layout of a copy: one file, in which
-//! each archive starts at a page. One file for all, since a process may have fewer files open than
-//! a data set has shards. Leaves where the copy lies and whether it fits there to its user.
-//! Invariant: a copy has all bytes of the files, and they are those of one version of each.
+//! A copy is a single file in which each archive starts at a page boundary, because a data set can
+//! have more shards than a process may open files. The caller decides where the copy is and whether
+//! it fits there. Invariant: a copy has all bytes of the files, and those of each file are of one
+//! version.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,24 +19,26 @@ use crate::ordered::try_ordered;
 use crate::progress::Progress;
 use crate::sync::{Arc, Mutex};
 
-/// Files opened at once, each by a thread: on a parallel file system most of it is waiting.
+/// Files opened concurrently, each by a thread: on a parallel file system opening is mostly
+/// waiting.
 const OPENED_AT_ONCE: usize = 8;
 
-/// Pieces read at once. One stream gets a fraction of what a parallel file system has to give.
+/// Pieces read concurrently. A single stream gets only a fraction of a parallel file system's
+/// bandwidth.
 const READ_AT_ONCE: usize = 8;
 
-/// Bytes of a piece: as long as the stripes of parallel file systems, or a few of them.
+/// Size of a piece in bytes: one or a few stripes of a parallel file system.
 const PIECE: u64 = 4 << 20;
 
-/// Where archives may start in a copy, bytes: at a page.
+/// Alignment of the archives in a copy, in bytes: a page.
 const ALIGNMENT: u64 = 4096;
 
-/// Opens the files at `paths`; `changes` says what is done when one is rewritten in place.
+/// Opens the files at `paths`; `changes` says what to do if one is rewritten in place.
 ///
 /// # Errors
-/// Of the first that fails, as `FileStorage::open`.
+/// The error of the first path that fails, as `FileStorage::open`.
 pub fn open_files(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileStorage>>> {
-    // A pool is for more files than may be open: reads of a pooled file take its lock for a moment.
+    // A pool only if there are too many files, because each read of a pooled file takes a lock.
     if paths.len() > FilePool::room() {
         FilePool::enlarge_room();
     }
@@ -53,15 +56,15 @@ pub fn open_files(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileSto
     Ok(files)
 }
 
-/// How many bytes a copy of `files` takes.
+/// The size of a copy of `files`, in bytes.
 pub fn copied_len(files: &[Arc<FileStorage>]) -> u64 {
     layout(files).1
 }
 
-/// Copies `files` into `target`, which is empty; returns them as read from there.
+/// Copies `files` into `target`, which is empty. Returns them as read from there.
 ///
 /// # Errors
-/// `Io` where one can not be read or written, or has changed meanwhile.
+/// `Io` if a file cannot be read or written, or has changed since it was opened.
 pub fn copy(
     files: &[Arc<FileStorage>],
     target: File,
@@ -70,24 +73,24 @@ pub fn copy(
     let target = Arc::new(target);
     let (starts, _) = layout(files);
     let mut cached = Vec::with_capacity(files.len());
-    let look = |nth: usize| Ok::<_, Error>(cached_pieces(&files[nth]));
-    try_ordered(files.len(), OPENED_AT_ONCE, look, |pieces| cached.push(pieces))?;
+    let check_cached = |nth: usize| Ok::<_, Error>(cached_pieces(&files[nth]));
+    try_ordered(files.len(), OPENED_AT_ONCE, check_cached, |pieces| cached.push(pieces))?;
     read_pieces(files, progress, |number, offset, piece| {
         let file = &files[number];
-        // Where it has changed, that is what is wrong.
+        // If the file has changed, report that instead.
         let failed = |error| file.check_unchanged().err().unwrap_or(error);
         file.read_exact_at(piece, offset).map_err(failed)?;
         if cached[number].get((offset / PIECE) as usize) != Some(&true) {
-            file.let_go(offset, piece.len() as u64);
+            file.drop_cached(offset, piece.len() as u64);
         }
         target.write_all_at(piece, starts[number] + offset).map_err(|error| {
             Error::io(format!("{}: writing its copy", file.path().display()), error)
         })
     })?;
     let finish = |nth: usize| {
-        // The kernel reads ahead, and so brings in again what another thread had let go.
-        for (piece, _) in cached[nth].iter().enumerate().filter(|(_, was_there)| !**was_there) {
-            files[nth].let_go(piece as u64 * PIECE, PIECE);
+        // The kernel's readahead may have reloaded pages that another thread dropped.
+        for (piece, _) in cached[nth].iter().enumerate().filter(|(_, was_cached)| !**was_cached) {
+            files[nth].drop_cached(piece as u64 * PIECE, PIECE);
         }
         files[nth].check_unchanged()
     };
@@ -96,7 +99,7 @@ pub fn copy(
     Ok(files.iter().zip(starts).map(copied).collect())
 }
 
-/// Reads `files`, so that the page cache holds their bytes.
+/// Reads `files`, to load them into the page cache.
 ///
 /// # Errors
 /// As `Storage::read_exact_at`.
@@ -104,20 +107,20 @@ pub fn read_all(files: &[Arc<FileStorage>], progress: &Progress) -> Result<()> {
     read_pieces(files, progress, |number, offset, piece| files[number].read_exact_at(piece, offset))
 }
 
-/// Which pieces of `file` the page cache holds.
+/// Which pieces of `file` are in the page cache.
 ///
-/// Memory of the node that holds an archive which is read from its copy is missing elsewhere, so
-/// what copying brings in goes again. But other jobs may be reading the same file, so what was
-/// there before stays. One byte tells of a piece, and all are asked before the first is read, since
-/// the kernel reads ahead. Where it does not tell, the pages go: to read them again costs time,
-/// never a job.
+/// An archive that is read from its copy should not occupy the page cache as well, so pages loaded
+/// by copying are dropped again. But other jobs may be reading the same file, so pages that were
+/// cached before stay. One byte stands for a piece, and all pieces are checked before the first is
+/// read, because the kernel reads ahead. If the system cannot say, the pages are dropped: reading
+/// them again only costs time.
 fn cached_pieces(file: &FileStorage) -> Vec<bool> {
     let last = |nth: u64| ((nth + 1) * PIECE).min(file.len()) - 1;
     file.are_cached((0..file.len().div_ceil(PIECE)).map(last))
 }
 
-/// Where each of `files` starts in their copy, and where that ends. The sum may be more than there
-/// is, but then it does not fit anywhere.
+/// The offset of each of `files` in their copy, and the copy's size. The sum saturates; a copy of
+/// that size fits nowhere.
 fn layout(files: &[Arc<FileStorage>]) -> (Vec<u64>, u64) {
     let mut end = 0_u64;
     let starts = files.iter().map(|file| {
@@ -131,13 +134,14 @@ fn layout(files: &[Arc<FileStorage>]) -> (Vec<u64>, u64) {
     (starts.collect(), end)
 }
 
-/// Lets several threads `read` all pieces of `files`: number of the file, offset, buffer.
+/// Calls `read` from several threads for all pieces of `files`, with file number, offset and
+/// buffer.
 fn read_pieces(
     files: &[Arc<FileStorage>],
     progress: &Progress,
     read: impl Fn(usize, u64, &mut [u8]) -> Result<()> + Sync,
 ) -> Result<()> {
-    // The number of each file's first piece among all.
+    // The index of each file's first piece among all pieces.
     let mut count = 0;
     let first = |file: &Arc<FileStorage>| {
         progress.expect(file.len());
@@ -146,11 +150,11 @@ fn read_pieces(
         first
     };
     let firsts: Vec<u64> = files.iter().map(first).collect();
-    // Guards buffers that no thread uses just now; held for a push or a pop.
+    // Guards unused buffers. Held for a push or a pop.
     let buffers = Mutex::new(Vec::new());
     let work = |nth: usize| {
         let nth = nth as u64;
-        // Behind empty files, which start with the same piece.
+        // The last match, because empty files before it have the same first piece.
         let number = firsts.partition_point(|&first| first <= nth) - 1;
         let offset = (nth - firsts[number]) * PIECE;
         let len = PIECE.min(files[number].len() - offset);
@@ -172,22 +176,22 @@ mod tests {
     use super::*;
     use crate::error::Kind;
 
-    /// Lengths on both sides of a page and of a piece.
+    /// Lengths just below, at and above a page and a piece.
     const LENGTHS: [u64; 8] = [0, 1, 4095, 4096, 4097, PIECE, PIECE + 1, 0];
 
-    /// Files of these lengths, each of bytes of its own.
-    fn files(folder: &tempfile::TempDir) -> Vec<PathBuf> {
-        let made = LENGTHS.iter().enumerate().map(|(number, &len)| {
-            let path = folder.path().join(number.to_string());
-            let byte = |at: u64| (at % 251) as u8 ^ number as u8;
+    /// Files of these lengths, each with different content.
+    fn files(directory: &tempfile::TempDir) -> Vec<PathBuf> {
+        let created = LENGTHS.iter().enumerate().map(|(number, &len)| {
+            let path = directory.path().join(number.to_string());
+            let byte = |offset: u64| (offset % 251) as u8 ^ number as u8;
             std::fs::write(&path, (0..len).map(byte).collect::<Vec<_>>()).unwrap();
             path
         });
-        made.collect()
+        created.collect()
     }
 
     #[test]
-    fn each_file_is_read_from_the_copy_to_its_own_end_and_no_further() {
+    fn each_file_is_read_from_the_copy_up_to_its_own_end() {
         let work = tempfile::tempdir().unwrap();
         let paths = files(&work);
         let files = open_files(&paths, Changes::default()).unwrap();
@@ -238,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_file_that_is_missing_is_told() {
+    fn reports_the_first_missing_file() {
         let work = tempfile::tempdir().unwrap();
         let paths: Vec<_> = ["a", "b"].map(|name| work.path().join(name)).to_vec();
         let error = open_files(&paths, Changes::default()).unwrap_err();

@@ -1,19 +1,19 @@
-//! Whether an archive is still the version that was opened.
+//! Detects that a mounted archive was rewritten in place.
 //!
-//! An archive that is rewritten in place while it is mounted gives bytes of two versions: names of
-//! one, contents of the other, and no checksum notices where data is stored. Every write sets the
-//! modification time before it changes a byte. So the time and the size are compared after each
-//! read: bytes that were read before a comparison that finds no change are those of the version
-//! that was opened. That holds on local file systems. A network file system knows what it last
-//! heard from its server; `AT_STATX_DONT_SYNC` asks for no more than that, which is as new as the
-//! bytes it gives, and costs no request. Once a second the server itself is asked, because some
-//! file systems renew the attributes only then.
+//! If an archive is rewritten while it is mounted, reads mix two versions: names of one, contents
+//! of the other. No checksum notices that if data is stored uncompressed. Every write sets the
+//! modification time before it changes a byte. So archfs compares the time and size after each
+//! read: if they are unchanged, the bytes read before are those of the opened version. That holds
+//! on local file systems. A network file system knows only what its server last reported;
+//! `AT_STATX_DONT_SYNC` asks for exactly that. It is as new as the data that the file system
+//! returns, and costs no request. Some file systems refresh attributes only when asked to, so once
+//! a second archfs asks the server itself.
 //!
-//! Cost: one system call for each read of the archive, none for what is cached. Less often would
-//! leave a time in which wrong bytes are served as right ones.
+//! Cost: one system call for each read of the archive, none for cached blocks. With fewer checks,
+//! wrong bytes could be served unnoticed for a while.
 //!
-//! Links, renames, permissions and unlink change neither time nor size. What changes only those is
-//! no other version. A change that sets the old time again afterwards is not found.
+//! A link, rename, chmod or unlink changes neither time nor size, so it does not count as a new
+//! version. A change is missed if the writer restores the old time afterwards.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -26,69 +26,69 @@ use super::file::Identity;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
-/// What is done about an archive that was rewritten in place.
+/// What to do if an archive is rewritten in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Changes {
     /// Reads fail.
     #[default]
     Refused,
-    /// The log says so, and reads fail from then on.
+    /// Log it once; reads fail from then on.
     Reported,
-    /// The log says so, and reads go on.
+    /// Log it once; reads continue.
     Allowed,
 }
 
-/// Seconds until the server of a network file system is asked again.
+/// Seconds between two requests to the server of a network file system.
 const SYNC_AFTER: u64 = 1;
 
-/// The version of one file that was opened, and whether there is another by now.
+/// The opened version of one file, and whether another version was seen.
 #[derive(Debug)]
 pub(super) struct Version {
     len: u64,
     modified: (i64, u32),
     changes: Changes,
-    /// Whether another version was seen; never cleared, since no write makes the old one again.
-    is_gone: AtomicBool,
-    /// When the attributes were last asked of the file system itself, seconds of a clock.
-    asked_at: AtomicU64,
+    /// Set once another version was seen. Never cleared, because no write restores the old version.
+    has_changed: AtomicBool,
+    /// When the file system itself was last asked for the attributes, in seconds (monotonic clock).
+    synced_at: AtomicU64,
 }
 
 impl Version {
-    /// The version that `identity` says.
+    /// The version described by `identity`.
     pub(super) fn of(identity: &Identity, changes: Changes) -> Self {
         let Identity { len, modified, .. } = *identity;
-        let asked_at = AtomicU64::new(seconds());
-        Self { len, modified, changes, is_gone: AtomicBool::new(false), asked_at }
+        let synced_at = AtomicU64::new(seconds());
+        Self { len, modified, changes, has_changed: AtomicBool::new(false), synced_at }
     }
 
-    /// Fails where another version was seen before.
+    /// Fails if another version was seen earlier.
     ///
     /// # Errors
     /// `Changed`.
-    pub(super) fn check_known(&self, path: &Path) -> Result<()> {
-        match self.is_gone.load(Ordering::Relaxed) && self.changes != Changes::Allowed {
+    pub(super) fn check_seen(&self, path: &Path) -> Result<()> {
+        match self.has_changed.load(Ordering::Relaxed) && self.changes != Changes::Allowed {
             true => Err(changed(path)),
             false => Ok(()),
         }
     }
 
-    /// Fails where `file` is another version now.
+    /// Fails if `file` is another version now.
     ///
     /// # Errors
     /// `Changed`.
     pub(super) fn check(&self, file: &File, path: &Path) -> Result<()> {
-        if self.is_gone.load(Ordering::Relaxed) {
-            return self.check_known(path);
+        if self.has_changed.load(Ordering::Relaxed) {
+            return self.check_seen(path);
         }
-        let now = if self.is_sync_due() { asked(file) } else { known(file) };
+        let now = if self.is_sync_due() { refreshed(file) } else { cached(file) };
         match now {
             Some((len, modified)) => self.compare(len, modified, path),
-            // The bytes were there, and nothing says that they are others.
+            // The read succeeded, and nothing indicates a change.
             None => Ok(()),
         }
     }
 
-    /// Fails where the file has another size or time than it had.
+    /// Fails if the size or time differs from the opened version.
     ///
     /// # Errors
     /// `Changed`.
@@ -96,7 +96,7 @@ impl Version {
         if (len, modified) == (self.len, self.modified) {
             return Ok(());
         }
-        let is_first = !self.is_gone.swap(true, Ordering::Relaxed);
+        let is_first = !self.has_changed.swap(true, Ordering::Relaxed);
         if is_first && self.changes != Changes::Refused {
             let shown = path.display();
             let before = described(self.len, self.modified);
@@ -110,14 +110,14 @@ impl Version {
             };
             log::error!("{shown}: rewritten in place: was {before}, is {now}; {outcome}");
         }
-        self.check_known(path)
+        self.check_seen(path)
     }
 
-    /// Whether the file system itself is to be asked; one thread does.
+    /// Whether to ask the file system itself now. True for one thread per interval.
     fn is_sync_due(&self) -> bool {
-        let (now, last) = (seconds(), self.asked_at.load(Ordering::Relaxed));
+        let (now, last) = (seconds(), self.synced_at.load(Ordering::Relaxed));
         let exchange = |last| {
-            self.asked_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            self.synced_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
         now.saturating_sub(last) >= SYNC_AFTER && exchange(last)
     }
@@ -137,20 +137,26 @@ fn seconds() -> u64 {
     clock_gettime(ClockId::MonotonicCoarse).tv_sec.unsigned_abs()
 }
 
-/// Size and time as the system knows them.
-fn known(file: &File) -> Option<(u64, (i64, u32))> {
+/// Size and modification time as known to the kernel.
+fn cached(file: &File) -> Option<(u64, (i64, u32))> {
     let wanted = StatxFlags::SIZE | StatxFlags::MTIME;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    // Linux before 4.11 has no such call; there the sync once a second has to do.
-    let found = statx(file, c"", flags, wanted).ok()?;
-    let has_both = StatxFlags::from_bits_retain(found.stx_mask).contains(wanted);
-    has_both.then_some((found.stx_size, (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec)))
+    // Linux before 4.11 has no statx; there the sync once a second has to suffice.
+    let attributes = statx(file, c"", flags, wanted).ok()?;
+    let has_both = StatxFlags::from_bits_retain(attributes.stx_mask).contains(wanted);
+    has_both.then_some((
+        attributes.stx_size,
+        (attributes.stx_mtime.tv_sec, attributes.stx_mtime.tv_nsec),
+    ))
 }
 
-/// The same as the file system knows them.
-fn asked(file: &File) -> Option<(u64, (i64, u32))> {
-    let found = file.metadata().ok()?;
-    Some((found.len(), (found.mtime(), u32::try_from(found.mtime_nsec()).unwrap_or(0))))
+/// Size and modification time, refreshed by the file system.
+fn refreshed(file: &File) -> Option<(u64, (i64, u32))> {
+    let attributes = file.metadata().ok()?;
+    Some((
+        attributes.len(),
+        (attributes.mtime(), u32::try_from(attributes.mtime_nsec()).unwrap_or(0)),
+    ))
 }
 
 #[cfg(test)]
@@ -166,9 +172,9 @@ mod tests {
 
     const OLD: &[u8] = b"old bytes";
 
-    /// A file that was last written long ago.
-    fn file(folder: &tempfile::TempDir) -> PathBuf {
-        let path = folder.path().join("archive");
+    /// A file with an old modification time.
+    fn file(directory: &tempfile::TempDir) -> PathBuf {
+        let path = directory.path().join("archive");
         fs::write(&path, OLD).unwrap();
         set_time(&path, 1_000_000_000);
         path
@@ -189,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_rewritten_is_read_no_more_even_with_its_old_time() {
+    fn reads_of_a_rewritten_file_fail_even_if_its_old_time_is_restored() {
         let rewritten: [fn(&Path); 4] = [
             |path| write(path, b"new"),
             |path| write(path, &[b'x'; 100]),
@@ -224,7 +230,7 @@ mod tests {
 
     /// > A new name, a rename, a new mode and unlink are no changes.
     #[test]
-    fn a_name_or_mode_of_its_own_is_no_change() {
+    fn a_new_name_or_mode_is_no_change() {
         let work = tempfile::tempdir().unwrap();
         let path = file(&work);
         let opened = FileStorage::open(&path).unwrap();
@@ -240,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_many_files_is_opened_again_only_if_it_is_the_same_or_changes_are_allowed() {
+    fn a_pooled_file_is_reopened_only_if_it_is_unchanged_or_changes_are_allowed() {
         let work = tempfile::tempdir().unwrap();
         let path = file(&work);
         let other = work.path().join("other");
@@ -248,7 +254,7 @@ mod tests {
         let pool = FilePool::new(1);
         let open = |path, changes| FileStorage::open_in(path, &pool, changes).unwrap();
         let [refused, allowed] = [Changes::Refused, Changes::Allowed].map(|it| open(&path, it));
-        // The pool has room for one file, and that is this.
+        // The pool has room for one file, which is this one.
         let last = open(&other, Changes::Refused);
         write(&path, b"new bytes");
         assert_eq!(read(&refused).unwrap_err().kind(), Kind::Changed);

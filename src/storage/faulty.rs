@@ -1,7 +1,6 @@
-//! Storage that fails at random, for tests: the same faults for the same seed and order of reads.
+//! Test storage that fails at random: the same seed and order of reads give the same faults.
 //!
-//! Owns injected faults; is not part of the program. Invariant: a read is right, or it is an error,
-//! unless bytes are to be changed.
+//! Invariant: a read returns the right bytes or an error, unless `changed` is set.
 
 use std::thread;
 use std::time::Duration;
@@ -10,38 +9,38 @@ use super::Storage;
 use crate::error::{Error, Result};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 
-/// What becomes of reads. All of it at random but `from`.
+/// Which reads go wrong. Everything but `from` is random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// One in so many fails with an I/O error; 0 for none, 1 for all.
+    /// One read in this many fails with an I/O error; 0 for none, 1 for all.
     pub failing: u64,
-    /// One in so many finds the end of the file in the middle of what it wants.
+    /// One read in this many ends early, as at the end of the file.
     pub short: u64,
-    /// One in so many gets one byte of another value.
+    /// One read in this many returns one wrong byte.
     pub changed: u64,
-    /// One in so many takes a while.
+    /// One read in this many is delayed.
     pub late: u64,
-    /// Only reads of bytes from here on fail.
+    /// Only reads that reach past this offset can fail.
     pub from: u64,
 }
 
-/// Storage beneath which things go wrong.
+/// Storage with injected faults.
 pub struct FaultyStorage {
     inner: Arc<dyn Storage>,
-    /// Guards what is to go wrong, and the state of the random numbers; held for a few operations.
+    /// Guards the faults and the state of the random number generator. Held for a few operations.
     faults: Mutex<(Faults, u64)>,
     reads: AtomicU64,
     failed: AtomicU64,
 }
 
 impl FaultyStorage {
-    /// The bytes of `inner`, without faults for now.
+    /// The bytes of `inner`, without faults at first.
     pub fn new(inner: Arc<dyn Storage>, seed: u64) -> Self {
         let faults = Mutex::new((Faults::default(), seed.wrapping_mul(2).wrapping_add(1)));
         Self { inner, faults, reads: AtomicU64::new(0), failed: AtomicU64::new(0) }
     }
 
-    /// What becomes of reads from now on.
+    /// Sets the faults of all further reads.
     pub fn set(&self, faults: Faults) {
         self.faults.lock().0 = faults;
     }
@@ -51,12 +50,12 @@ impl FaultyStorage {
         self.reads.load(Ordering::Relaxed)
     }
 
-    /// Reads that failed or gave other bytes.
+    /// Reads that failed or returned wrong bytes.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// What happens to a read that ends at `end`: each fault or not, and a random number.
+    /// Decides what happens to a read that ends at `end`: each fault or not, and a random number.
     fn draw(&self, end: u64) -> ([bool; 4], u64) {
         let mut guard = self.faults.lock();
         let (faults, state) = &mut *guard;
@@ -65,8 +64,8 @@ impl FaultyStorage {
             *state = next.wrapping_add(1_442_695_040_888_963_407);
             *state >> 33
         };
-        let is_there = end > faults.from;
-        let mut hits = |one_in: u64| one_in > 0 && random().is_multiple_of(one_in) && is_there;
+        let is_in_range = end > faults.from;
+        let mut hits = |one_in: u64| one_in > 0 && random().is_multiple_of(one_in) && is_in_range;
         let kinds = [faults.failing, faults.short, faults.changed, faults.late];
         let drawn = kinds.map(&mut hits);
         (drawn, random())
@@ -89,19 +88,19 @@ impl Storage for FaultyStorage {
             self.failed.fetch_add(1, Ordering::Relaxed);
         }
         if failing {
-            // What pread(2) had put there by then.
+            // A failed pread(2) may have written to the buffer.
             buffer.fill(0xee);
             return Err(Error::io("injected fault", std::io::Error::from_raw_os_error(5)));
         }
         self.inner.read_exact_at(buffer, offset)?;
         if short {
-            let at = (random % wanted.max(1)) as usize;
-            buffer[at..].fill(0xee);
+            let position = (random % wanted.max(1)) as usize;
+            buffer[position..].fill(0xee);
             return Err(Error::corrupt("injected: the file ends before that"));
         }
         if changed && !buffer.is_empty() {
-            let at = (random % wanted) as usize;
-            buffer[at] ^= 1 << (random >> 28 & 7);
+            let position = (random % wanted) as usize;
+            buffer[position] ^= 1 << (random >> 28 & 7);
         }
         Ok(())
     }

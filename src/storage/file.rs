@@ -1,10 +1,9 @@
-//! An archive in a file or on a block device, read with pread(2).
+//! An archive in a regular file or on a block device, read with pread(2).
 //!
-//! Owns the open descriptor, which is the truth about the archive: a file that is replaced or
-//! deleted while mounted goes on being read as it was opened. One that was copied is read from its
-//! copy, and stays the file it was in all else: name, length and time.
-//! Invariants: length and time are what they were at opening; a file cut short later gives errors,
-//! not zeros. A file that is rewritten in place is noticed (`changes`).
+//! The open descriptor pins the archive: if the file is replaced or deleted while mounted, reads
+//! continue from the opened one. A staged archive is read from its copy but keeps its own name,
+//! length and time. Invariants: length and time stay as they were at open; a file truncated later
+//! gives errors, not zeros. `changes` detects a file that is rewritten in place.
 
 use std::ffi::OsStr;
 use std::fs::{File, FileType, OpenOptions};
@@ -27,28 +26,28 @@ use crate::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub struct FileStorage {
     handle: Handle,
-    /// The pool that it shares with others, also where it is read from a copy.
+    /// The pool of open files it belongs to, even if it is read from a copy.
     pool: Option<Arc<FilePool>>,
     path: PathBuf,
     identity: Identity,
     origin: Origin,
-    /// `None` for a block device, whose time is not that of its contents, and for a copy, which is
+    /// `None` for a block device, whose time is unrelated to its contents, and for a copy, which is
     /// never written again.
     version: Option<Version>,
 }
 
-/// How the file is held.
+/// How the open file is kept.
 #[derive(Debug)]
 enum Handle {
-    /// Open for as long as this lives.
+    /// Open as long as this value lives.
     Open(File),
     /// Open while its pool has room for it.
     Pooled(Arc<FilePool>, Arc<Slot>),
-    /// Read from a copy, which starts so many bytes into that file.
+    /// Read from a copy, which starts at this offset of the file.
     Copied(Arc<File>, u64),
 }
 
-/// The file behind a handle, for the time of a call.
+/// The file behind a handle, borrowed for one call.
 enum Opened<'h> {
     Borrowed(&'h File),
     Shared(Arc<File>),
@@ -75,7 +74,7 @@ impl FileStorage {
         Self::open_with(path, Changes::default())
     }
 
-    /// The same; `changes` says what is done when it is rewritten in place.
+    /// Like `open`; `changes` says what to do if the file is rewritten in place.
     ///
     /// # Errors
     /// As `open`.
@@ -84,22 +83,21 @@ impl FileStorage {
         Ok(Self::new(Handle::Open(file), path, (identity, origin), changes))
     }
 
-    /// A file that is open for reading, without a look at whether it is rewritten. `path` is where
-    /// it is, or what it is called in errors.
+    /// Wraps an open file, without checks for rewrites. `path` is its path, or a name for errors.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the system.
     pub fn of(file: File, path: PathBuf) -> io::Result<Self> {
-        let (identity, origin) = known(&file, file.metadata()?.len())?;
+        let (identity, origin) = identified(&file, file.metadata()?.len())?;
         let handle = Handle::Open(file);
         Ok(Self { handle, pool: None, path, identity, origin, version: None })
     }
 
-    /// The same for a file that belongs to this one, and shares its allowance of open files if that
-    /// has one. The file must be at `path`.
+    /// Like `of`, for a file that belongs to this one. It joins this file's pool of open files, if
+    /// there is one. The file must be at `path`.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the system.
     pub fn with(&self, file: File, path: PathBuf) -> io::Result<Self> {
         let opened = Self::of(file, std::path::absolute(path)?)?;
         let (Some(pool), Handle::Open(file)) = (&self.pool, &opened.handle) else {
@@ -111,8 +109,8 @@ impl FileStorage {
         Ok(Self { handle, pool, ..opened })
     }
 
-    /// The same for one of many files that share an allowance of open ones. What is read later must
-    /// still be the file that was there first: one that was replaced gives an error.
+    /// Like `open`, for one of many files that share a pool of open files. If the file is replaced
+    /// while it is closed, later reads fail.
     ///
     /// # Errors
     /// As `open`.
@@ -135,39 +133,39 @@ impl FileStorage {
         Self { handle, pool: None, path: path.to_owned(), identity, origin, version }
     }
 
-    /// The same file, read from its copy, which starts at `start` of `copy`.
+    /// The same file, read from its copy at offset `start` of `copy`.
     pub(super) fn copied(&self, copy: &Arc<File>, start: u64) -> Self {
         let (handle, pool) = (Handle::Copied(Arc::clone(copy), start), self.pool.clone());
         let Self { identity, origin, .. } = *self;
         Self { handle, pool, path: self.path.clone(), identity, origin, version: None }
     }
 
-    /// Where the file was opened.
+    /// The path it was opened at.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the file was when it was opened.
+    /// Its identity when it was opened.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Which file of its file system it was when it was opened.
+    /// Its origin when it was opened.
     pub fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// Whether its bytes are in memory and nowhere else.
+    /// Whether its bytes are only in memory.
     pub fn is_in_memory(&self) -> bool {
         self.opened().is_ok_and(|(file, _)| is_in_memory(&file))
     }
 
-    /// Fails where a copy of the file, made since it was opened, may be of two versions of it.
+    /// Fails if a copy made since the file was opened may mix two of its versions.
     ///
     /// # Errors
     /// `Io`.
     pub(super) fn check_unchanged(&self) -> Result<()> {
-        // By its path, since some network file systems ask their server only when a file is opened.
+        // Reopens by path, because some network file systems ask their server only on open.
         let (_, identity) = self.open_again()?;
         match identity == self.identity {
             true => Ok(()),
@@ -175,8 +173,8 @@ impl FileStorage {
         }
     }
 
-    /// Whether the byte at each of `offsets` is in the page cache; `false` where the system does
-    /// not tell.
+    /// Whether the byte at each of `offsets` is in the page cache. `false` if the system cannot
+    /// say.
     pub(super) fn are_cached(&self, offsets: impl Iterator<Item = u64> + Clone) -> Vec<bool> {
         let Ok((file, start)) = self.opened() else {
             return Vec::new();
@@ -184,15 +182,14 @@ impl FileStorage {
         page_cache::holds(&file, offsets.map(|offset| start + offset))
     }
 
-    /// Lets go of what the page cache holds of these bytes. Advice: that it can not be followed is
-    /// no failure.
-    pub(super) fn let_go(&self, offset: u64, len: u64) {
+    /// Drops this range from the page cache. This is advice, so failure is ignored.
+    pub(super) fn drop_cached(&self, offset: u64, len: u64) {
         if let Ok((file, start)) = self.opened() {
             let _ = fadvise(&*file, start + offset, NonZeroU64::new(len), Advice::DontNeed);
         }
     }
 
-    /// The file to read from, and where in it this one starts.
+    /// The file to read from, and the offset at which this archive starts in it.
     fn opened(&self) -> Result<(Opened<'_>, u64)> {
         Ok(match &self.handle {
             Handle::Open(file) => (Opened::Borrowed(file), 0),
@@ -214,20 +211,20 @@ impl FileStorage {
     }
 
     fn open_again(&self) -> Result<(File, Identity)> {
-        // That it is gone is a fault of the storage now, and says nothing of names in the archive.
+        // A missing file is a storage error here, not a missing name in the archive.
         let failed =
             |error: Error| Error::new(Kind::Io, "can not be opened again").with_source(error);
         opened(&self.path).map(|(file, identity, _)| (file, identity)).map_err(failed)
     }
 
-    fn replaced(&self, meanwhile: &str) -> Error {
+    fn replaced(&self, operation: &str) -> Error {
         let context =
-            format!("{}: was replaced or changed while it {meanwhile}", self.path.display());
+            format!("{}: was replaced or changed while it {operation}", self.path.display());
         Error::new(Kind::Io, context)
     }
 }
 
-/// Opens `path` and looks at what was opened.
+/// Opens `path`, checks its kind and reads its identity.
 fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
     let shown = path.display();
     let failed = |error: io::Error| match error.kind() {
@@ -236,35 +233,35 @@ fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
             .with_hint("namei -l PATH shows which folder on the way, or the file, is not for you"),
         _ => Error::io(format!("{shown}: can not open"), error),
     };
-    // Before it is opened, which other devices than block devices may notice.
+    // Checked before opening, because opening a character device can have side effects.
     check_kind(path, std::fs::metadata(path).map_err(failed)?.file_type())?;
-    // A pipe that has taken its place meanwhile would wait for its writer.
+    // If a pipe has replaced the file since, a blocking open would wait for its writer.
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
     let mut file =
         OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
     check_kind(path, file.metadata().map_err(failed)?.file_type())?;
-    // The metadata of a block device has no size, its end has.
+    // The metadata of a block device has no size, so it is found by seeking to the end.
     let len = file.seek(SeekFrom::End(0)).map_err(failed)?;
-    let (identity, origin) = known(&file, len).map_err(failed)?;
+    let (identity, origin) = identified(&file, len).map_err(failed)?;
     Ok((file, identity, origin))
 }
 
-/// What tells `file`, which has `len` bytes, from others.
-fn known(file: &File, len: u64) -> io::Result<(Identity, Origin)> {
-    let found = file.metadata()?;
+/// The identity of `file`, which has `len` bytes.
+fn identified(file: &File, len: u64) -> io::Result<(Identity, Origin)> {
+    let metadata = file.metadata()?;
     let nanoseconds = |number: i64| u32::try_from(number).unwrap_or(0);
     let identity = Identity {
         len,
-        modified: (found.mtime(), nanoseconds(found.mtime_nsec())),
-        inode: (found.dev(), found.ino()),
-        owner: found.uid(),
-        mode: found.mode(),
+        modified: (metadata.mtime(), nanoseconds(metadata.mtime_nsec())),
+        inode: (metadata.dev(), metadata.ino()),
+        owner: metadata.uid(),
+        mode: metadata.mode(),
     };
     let origin = Origin {
-        // The width of the number differs among machines.
+        // The width of this number depends on the architecture.
         file_system: fstatfs(file)?.f_type as u64,
-        changed: (found.ctime(), nanoseconds(found.ctime_nsec())),
-        group: found.gid(),
+        changed: (metadata.ctime(), nanoseconds(metadata.ctime_nsec())),
+        group: metadata.gid(),
     };
     Ok((identity, origin))
 }
@@ -289,11 +286,11 @@ fn check_kind(path: &Path, kind: FileType) -> Result<()> {
     Ok(())
 }
 
-/// The error for a file that is not there, with what its name lets one think of.
+/// The error for a missing file, with a hint if the name suggests the cause.
 fn missing(path: &Path) -> Error {
     let error = Error::new(Kind::NotFound, format!("{}: no such file", path.display()));
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-    // A path that was made absolute has but one slash behind the scheme.
+    // A path that was made absolute has a single slash after the scheme.
     let is_scheme = |part: &OsStr| {
         let part = part.as_encoded_bytes();
         let name = part.strip_suffix(b":").unwrap_or_default();
@@ -308,18 +305,18 @@ fn missing(path: &Path) -> Error {
     }
 }
 
-/// What tells one version of a file from another, and whose it is.
+/// Identifies one version of a file, and its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Bytes.
+    /// Size in bytes.
     pub len: u64,
     /// Modification time: seconds since 1970 and nanoseconds.
     pub modified: (i64, u32),
-    /// The number of the device and of the inode.
+    /// Device number and inode number.
     pub inode: (u64, u64),
-    /// The owner's number.
+    /// Owner (uid).
     pub owner: u32,
-    /// Kind and permissions (st_mode).
+    /// Type and permissions (st_mode).
     pub mode: u32,
 }
 
@@ -329,28 +326,29 @@ impl Identity {
         rustix::fs::FileType::from_raw_mode(self.mode).is_file()
     }
 
-    /// Whether it may be another version of the file that `other` is: in the same inode, with the
-    /// same owner and mode.
+    /// Whether it may be another version of `other`: same inode, owner and mode.
     fn is_file_of(&self, other: &Self) -> bool {
         (self.inode, self.owner, self.mode) == (other.inode, other.owner, other.mode)
     }
 }
 
-/// What tells a file from a copy of it, besides its inode and owner. Unlike `Identity` it changes
-/// when the file is linked or renamed: nobody can set the time of a change (inode(7), ctime).
+/// Distinguishes a file from a copy of it, together with inode and owner. Unlike `Identity` it
+/// changes when the file is linked or renamed, because no user can set the change time (inode(7),
+/// ctime).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// The kind of the file system (statfs(2), f_type). Its device number is no use: nodes that
-    /// mount the same file system give it different ones.
+    /// The file system's type (statfs(2), f_type). The device number would not do: nodes that mount
+    /// the same file system assign different ones.
     pub file_system: u64,
-    /// When it was last changed in any way: seconds since 1970 and nanoseconds.
+    /// Change time: seconds since 1970 and nanoseconds.
     pub changed: (i64, u32),
-    /// The group's number.
+    /// Group (gid).
     pub group: u32,
 }
 
 impl Origin {
-    /// Whether a process says what is in the file system, and so who owns its files.
+    /// Whether the file system is served by a user process, which then controls the owners of its
+    /// files.
     pub fn is_served_by_process(&self) -> bool {
         self.file_system == trust::FUSE
     }
@@ -364,19 +362,19 @@ impl Storage for FileStorage {
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let wanted = buffer.len();
         let context = || format!("{}: reading {wanted} bytes at {offset:#x}", self.path.display());
-        let early = || Error::corrupt(format!("{}: the file ends before that", context()));
-        // Behind a copy there may be another one.
-        let end = offset.checked_add(wanted as u64).ok_or_else(early)?;
-        self.version.as_ref().map_or(Ok(()), |version| version.check_known(&self.path))?;
+        let truncated = || Error::corrupt(format!("{}: the file ends before that", context()));
+        // The length is checked here, because in a copy another archive may follow this one.
+        let end = offset.checked_add(wanted as u64).ok_or_else(truncated)?;
+        self.version.as_ref().map_or(Ok(()), |version| version.check_seen(&self.path))?;
         let (file, start) = self.opened()?;
         if end > self.identity.len {
-            return Err(early());
+            return Err(truncated());
         }
         let outcome = file.read_exact_at(buffer, start + offset);
-        // Behind the read, so that it vouches for the bytes; it also explains a read that failed.
+        // After the read, so that it covers these bytes; it also explains a failed read.
         self.version.as_ref().map_or(Ok(()), |version| version.check(&file, &self.path))?;
         outcome.map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => early(),
+            ErrorKind::UnexpectedEof => truncated(),
             _ => Error::io(context(), error),
         })
     }

@@ -1,4 +1,4 @@
-//! Bytes in memory that do not change.
+//! Immutable bytes in memory.
 
 use super::Storage;
 use crate::error::{Error, Result};
@@ -23,8 +23,8 @@ impl Storage for InMemory {
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let found = self.bytes.get(start..start.saturating_add(buffer.len()));
-        buffer.copy_from_slice(found.ok_or_else(|| Error::corrupt("ends before that"))?);
+        let range = self.bytes.get(start..start.saturating_add(buffer.len()));
+        buffer.copy_from_slice(range.ok_or_else(|| Error::corrupt("ends before that"))?);
         Ok(())
     }
 }

@@ -1,6 +1,4 @@
-//! Bytes in memory, for tests: counts reads and fails on demand.
-//!
-//! Owns injected faults; is not part of the program.
+//! Test storage in memory that counts reads and fails on request.
 
 use super::{InMemory, Storage};
 use crate::error::{Error, Result};
@@ -10,7 +8,7 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct MemStorage {
     bytes: InMemory,
-    /// Reads that are still to fail with an I/O error.
+    /// How many more reads fail with an I/O error.
     failing: AtomicU64,
     reads: AtomicU64,
     bytes_read: AtomicU64,
@@ -23,7 +21,7 @@ impl MemStorage {
         Self { bytes: InMemory::new(bytes), failing, reads, bytes_read }
     }
 
-    /// Lets the next `count` reads fail.
+    /// Makes the next `count` reads fail.
     pub fn fail_next(&self, count: u64) {
         self.failing.store(count, Ordering::Relaxed);
     }

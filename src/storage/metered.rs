@@ -1,13 +1,11 @@
-//! Storage whose reads are counted: the file of an archive.
-//!
-//! Owns the counting alone. Invariant: a read counts whether or not it succeeds.
+//! Counts the reads of an archive, including failed ones.
 
 use super::Storage;
 use crate::error::Result;
 use crate::stats::Stats;
 use crate::sync::Arc;
 
-/// The bytes of `inner`.
+/// Passes reads to `inner` and counts them.
 pub struct Metered {
     inner: Arc<dyn Storage>,
     stats: Arc<Stats>,

@@ -1,9 +1,7 @@
-//! Where the bytes of an archive come from.
+//! Where the bytes of an archive come from: files, copies, memory, and windows into them.
 //!
-//! Owns reading at an offset, files as a whole, files without a name, lists in such files, files in
-//! a directory that is held open, who may replace a path, and the names of files in errors; leaves
-//! caching to `cache` and the meaning of the bytes to `formats`. Invariant: a read fills the whole
-//! buffer or fails, and may run from any number of threads at once.
+//! Invariant: a read fills the whole buffer or fails, and may run from any number of threads at
+//! once.
 
 use crate::error::Result;
 
@@ -43,25 +41,25 @@ pub use window::Window;
 
 /// Bytes that can be read at any offset.
 pub trait Storage: Send + Sync {
-    /// Number of bytes.
+    /// Size in bytes.
     fn len(&self) -> u64;
 
-    /// Fills `buffer` with the bytes from `offset`.
+    /// Fills `buffer` with the bytes at `offset`.
     ///
     /// # Errors
-    /// `Corrupt` where the bytes end before the buffer is full; `Io` where the system refuses.
+    /// `Corrupt` if the storage ends before the buffer is full; `Io` if the system reports an
+    /// error.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
 
-    /// Says that these bytes will be read soon. Advice, which may be ignored.
+    /// Announces that this range will be read soon. Advice, which may be ignored.
     fn will_need(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }
 
-    /// Lets go of the memory that this keeps only for speed. What lies beneath it is somebody
-    /// else's to release.
+    /// Frees memory that is kept only for speed. Does not affect the storage below.
     fn release(&self) {}
 
-    /// Whether there are no bytes at all.
+    /// Whether the storage has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,8 +1,8 @@
-//! A file that gets its name when it is whole.
+//! A file that gets its name only once it is complete.
 //!
-//! Invariant: until `publish`, nothing has the final name, and a process that ends before leaves
-//! nothing where the file system knows files without a name (O_TMPFILE in open(2)). Elsewhere the
-//! file has a name for the time being, which is removed unless SIGKILL ends the process.
+//! Invariant: until `publish`, no file has the final name. If the process dies before that, nothing
+//! remains on file systems that support unnamed files (O_TMPFILE in open(2)). Elsewhere the file
+//! has a temporary name, which is removed unless SIGKILL ends the process.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions, Permissions};
@@ -16,39 +16,38 @@ use tempfile::{Builder, TempPath};
 
 use super::directory::Directory;
 
-/// What becomes of a file that has the name already.
+/// What to do if a file with the name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// It stays, and there is no new one.
+    /// Keep it and fail.
     Refuse,
-    /// It is replaced at the end, and stays until then.
+    /// Replace it when the new file is complete.
     Replace,
 }
 
-/// A file for its owner alone, in a directory that is held open. It is written through a descriptor
-/// of its own.
+/// A private file in an open directory. The caller writes it through a separate descriptor.
 #[derive(Debug)]
 pub struct NewFile {
     content: Content,
-    /// What a name for the time being begins with.
+    /// Prefix of a temporary name.
     prefix: OsString,
-    // Dropped last: the path of a name for the time being leads through it.
+    // Dropped last: the path of the temporary name leads through it.
     directory: Directory,
 }
 
 #[derive(Debug)]
 enum Content {
     Nameless(File),
-    /// With a name for the time being, which goes when this is dropped.
+    /// Has a temporary name, which is removed when this is dropped.
     Named(TempPath),
 }
 
 impl NewFile {
-    /// An empty one in `directory`, open for reading and writing. A name for the time being begins
+    /// Creates an empty file in `directory`, open for reading and writing. A temporary name begins
     /// with `prefix`.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the system.
     pub fn create(directory: &Directory, prefix: &str) -> io::Result<(File, Self)> {
         let flags = OFlags::TMPFILE.bits().cast_signed();
         let mut options = OpenOptions::new();
@@ -58,35 +57,35 @@ impl NewFile {
                 let content = Content::Nameless(file.try_clone()?);
                 Ok((file, Self { content, prefix: prefix.into(), directory: directory.clone() }))
             }
-            // No such thing on that file system (NFS, some parallel ones), or in that kernel. Where
-            // it is for another reason, that is met again.
+            // The file system or the kernel has no unnamed files (NFS, some parallel file systems).
+            // If the error had another cause, creating a named file fails as well.
             Err(_) => Self::create_named(directory, prefix),
         }
     }
 
-    /// The same with a name for the time being.
+    /// Like `create`, with a temporary name.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the system.
     pub fn create_named(directory: &Directory, prefix: &str) -> io::Result<(File, Self)> {
         let mut builder = Builder::new();
         builder.prefix(prefix).permissions(Permissions::from_mode(0o600));
-        let made = builder.tempfile_in(directory.path()).map_err(without_path)?;
-        let (file, named) = made.into_parts();
+        let created = builder.tempfile_in(directory.path()).map_err(without_path)?;
+        let (file, named) = created.into_parts();
         let content = Content::Named(named);
         Ok((file, Self { content, prefix: prefix.into(), directory: directory.clone() }))
     }
 
-    /// Gives it the name `name`.
+    /// Names the file `name`.
     ///
     /// # Errors
-    /// The system's; `AlreadyExists` where there is such a file and it is not to be replaced.
+    /// Those of the system; `AlreadyExists` if the name is taken and `existing` is `Refuse`.
     pub fn publish(self, name: &OsStr, existing: Existing) -> io::Result<()> {
         let path = self.directory.path().join(name);
         if let (Content::Nameless(file), Existing::Refuse) = (&self.content, existing) {
             return link(file, &path);
         }
-        // A link cannot replace, so the file gets another name before.
+        // A link cannot replace a file, so the new file gets a temporary name first.
         let (named, _directory) = self.named()?;
         let renamed = match existing {
             Existing::Replace => named.persist(&path),
@@ -95,10 +94,10 @@ impl NewFile {
         renamed.map_err(|error| error.error)
     }
 
-    /// The same without an open file, where there are many: it gets a name for the time being.
+    /// Closes the descriptor, for callers with many files: the file gets a temporary name.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the system.
     pub fn closed(self) -> io::Result<Self> {
         let prefix = self.prefix.clone();
         let (named, directory) = self.named()?;
@@ -111,20 +110,20 @@ impl NewFile {
             Content::Named(named) => named,
             Content::Nameless(file) => {
                 let make = |path: &Path| link(&file, path);
-                let made = Builder::new().prefix(&prefix).make_in(directory.path(), make);
-                made.map_err(without_path)?.into_temp_path()
+                let created = Builder::new().prefix(&prefix).make_in(directory.path(), make);
+                created.map_err(without_path)?.into_temp_path()
             }
         };
         Ok((named, directory))
     }
 }
 
-/// The kind of `error` alone: tempfile adds the path, which is one through /proc here.
+/// Keeps only the kind of `error`: tempfile adds the path, which leads through /proc here.
 fn without_path(error: io::Error) -> io::Error {
     error.kind().into()
 }
 
-/// Gives a file without a name one.
+/// Links an unnamed file to `path`.
 fn link(file: &File, path: &Path) -> io::Result<()> {
     let source = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(linkat(CWD, source, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
@@ -139,8 +138,8 @@ mod tests {
 
     const PREFIX: &str = ".archfs-test-";
 
-    fn names(folder: &Path) -> Vec<OsString> {
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    fn names(directory: &Path) -> Vec<OsString> {
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect()
     }
 
     type Create = fn(&Directory, &str) -> io::Result<(File, NewFile)>;
@@ -148,7 +147,7 @@ mod tests {
     const WAYS: [Create; 2] = [NewFile::create, NewFile::create_named];
 
     #[test]
-    fn appears_whole_or_not_at_all() {
+    fn appears_complete_or_not_at_all() {
         for create in WAYS {
             for is_closed in [false, true] {
                 let work = tempfile::tempdir().unwrap();
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_have_no_path_through_proc() {
+    fn errors_do_not_show_the_path_through_proc() {
         let directory = Directory::open(Path::new("/proc/self")).unwrap();
         for create in WAYS {
             let error = create(&directory, PREFIX).unwrap_err();

@@ -1,8 +1,8 @@
-//! What the page cache holds of a file.
+//! Which bytes of a file are in the page cache.
 //!
-//! Owns the two ways to ask: cachestat(2) (Linux 6.5, for the owner of a file and who may write to
-//! it), and before that a read that shall not wait. Invariant: the first brings nothing in; the
-//! second may, and what it brought in may then count as there.
+//! There are two ways to ask. cachestat(2) (Linux 6.5) requires that the user owns the file or can
+//! write to it. Otherwise archfs tries a non-blocking read. cachestat never loads a page. The read
+//! may, and a page that it loaded may then count as cached.
 #![expect(unsafe_code, reason = "no crate offers cachestat(2) as a safe call")]
 
 use std::fs::File;
@@ -12,18 +12,18 @@ use rustix::fd::AsRawFd;
 use rustix::fs::{Advice, fadvise};
 use rustix::io::{ReadWriteFlags, preadv2};
 
-/// The number of cachestat(2) where archfs is built for, and on most other machines
-/// (scripts/syscall.tbl of Linux); libc knows it for some of them only.
+/// The number of cachestat(2) on all supported architectures and most others (scripts/syscall.tbl
+/// of Linux). libc defines it for only some of them.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// `struct cachestat_range` of linux/mman.h, bytes.
+/// `struct cachestat_range` of linux/mman.h, in bytes.
 #[repr(C)]
 struct Range {
     offset: u64,
     len: u64,
 }
 
-/// `struct cachestat` of linux/mman.h, pages.
+/// `struct cachestat` of linux/mman.h, in pages.
 #[derive(Default)]
 #[repr(C)]
 struct Pages {
@@ -34,33 +34,33 @@ struct Pages {
     recently_evicted: u64,
 }
 
-/// Whether the byte at each of `offsets` of `file` is in the page cache; `false` where the system
-/// does not tell.
+/// Whether the byte at each of `offsets` is in the page cache. `false` if the system cannot say.
 pub(super) fn holds(file: &File, offsets: impl Iterator<Item = u64> + Clone) -> Vec<bool> {
-    if let Some(told) = offsets.clone().map(|offset| ask(file, offset)).collect() {
-        return told;
+    if let Some(cached) = offsets.clone().map(|offset| ask_cachestat(file, offset)).collect() {
+        return cached;
     }
-    // Asked for a byte that is not there, the kernel says so and brings it in all the same: by
-    // itself if reads are random, else with what may come next, which would be asked for then.
+    // A non-blocking read of an uncached byte fails, but still starts loading its page. By default
+    // the kernel also reads the following pages, which would then count as cached. Random advice
+    // prevents that.
     let _ = fadvise(file, 0, None, Advice::Random);
-    let told = offsets.map(|offset| try_read(file, offset)).collect();
+    let cached = offsets.map(|offset| try_read(file, offset)).collect();
     let _ = fadvise(file, 0, None, Advice::Normal);
-    told
+    cached
 }
 
-/// By cachestat(2); `None` where there is none, or not for this user and file.
-fn ask(file: &File, offset: u64) -> Option<bool> {
+/// Asks cachestat(2). `None` if the kernel has no such call or refuses it for this user and file.
+fn ask_cachestat(file: &File, offset: u64) -> Option<bool> {
     let range = Range { offset, len: 1 };
     let mut pages = Pages::default();
-    // SAFETY: the kernel reads a `Range` and writes a `Pages`, laid out as in linux/mman.h, through
-    // pointers to such that live longer than the call.
+    // SAFETY: the kernel reads a `Range` and writes a `Pages`, laid out as in linux/mman.h. Both
+    // pointers stay valid during the call.
     let status = unsafe {
         libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut pages, 0_u32)
     };
     (status == 0).then_some(pages.cached > 0)
 }
 
-/// By reading without waiting (preadv2, RWF_NOWAIT).
+/// Tries a non-blocking read (preadv2, RWF_NOWAIT).
 fn try_read(file: &File, offset: u64) -> bool {
     let mut byte = [0];
     let bytes = &mut [IoSliceMut::new(&mut byte)];
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_tell_what_was_read_from_what_was_not() {
+    fn both_ways_tell_cached_pages_from_others() {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("file");
         std::fs::write(&path, vec![1; 3 << 20]).unwrap();
@@ -80,17 +80,17 @@ mod tests {
         file.sync_all().unwrap();
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
         let offsets = [0, 1 << 20, 2 << 20];
-        match ask(&file, 0) {
+        match ask_cachestat(&file, 0) {
             Some(false) => {}
             Some(true) => return eprintln!("SKIPPED: files here stay in memory"),
             None => return eprintln!("SKIPPED: a kernel without cachestat(2)"),
         }
         assert_eq!(holds(&file, offsets.into_iter()), [false; 3]);
-        // Asking has brought nothing in, and a read brings in what it is for.
+        // Asking has loaded nothing, and a read loads only its own page.
         fadvise(&file, 0, None, Advice::Random).unwrap();
         let mut byte = [0];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut byte, 1 << 20).unwrap();
-        if ask(&file, 1 << 20) == Some(false) {
+        if ask_cachestat(&file, 1 << 20) == Some(false) {
             return eprintln!(
                 "SKIPPED: files here have their pages elsewhere, as those of overlayfs"
             );
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_pages_holds_nothing() {
+    fn a_pipe_has_no_cached_pages() {
         let pipe = File::from(rustix::pipe::pipe().unwrap().0);
         assert_eq!(holds(&pipe, [0, 4096].into_iter()), [false; 2]);
     }

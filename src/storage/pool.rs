@@ -1,8 +1,6 @@
-//! More files than a process may have open at once, of which as many are open as it may.
+//! A pool of files of which only a limited number is open at a time.
 //!
-//! Owns which files stay open; leaves opening and reading to `file`.
-//! Invariant: at most `limit` files of a pool are open, but for those that a read is using just
-//! now.
+//! Invariant: at most `limit` files of a pool are open, not counting those in use by a read.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,44 +12,44 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Mutex, Weak};
 
-/// Descriptors that a process needs besides the archives.
+/// Descriptors the process needs for other purposes.
 const OTHERS: u64 = 32;
 
-/// A file's place in a pool: open or not. Guards nothing but the handle; taken with no other lock
-/// held, and never over I/O.
+/// One file of a pool, open or not. Guards only the handle. No other lock is held while it is
+/// taken, and no I/O runs under it.
 pub(super) type Slot = Mutex<Option<Arc<File>>>;
 
-/// Files that share an allowance.
+/// Files that share a limit of open descriptors.
 #[derive(Debug)]
 pub struct FilePool {
     limit: usize,
-    /// Those that are open, the one opened first in front: which one is closed hardly matters,
-    /// since reads of a shuffled epoch go to all of them. Taken with no other lock held.
+    /// Slots with an open file, oldest first. Eviction order hardly matters, because a shuffled
+    /// epoch reads all files equally. No other lock is held while this one is taken.
     open: Mutex<VecDeque<Weak<Slot>>>,
 }
 
 impl FilePool {
-    /// A pool of `limit` open files.
+    /// A pool of at most `limit` open files.
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit: limit.max(1), open: Mutex::new(VecDeque::new()) })
     }
 
-    /// How many files a pool may have open in this process: half of what the system allows, since
-    /// connections, threads and libraries need some, too, and these a certain number at least.
+    /// How many files a pool may keep open: half the process's limit, because connections, threads
+    /// and libraries also need descriptors. At least `OTHERS` descriptors stay free.
     pub fn room() -> usize {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let room = (limit / 2).min(limit.saturating_sub(OTHERS));
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// Asks the system for as many open files as this process may ask for.
+    /// Raises the soft limit of open files to the hard limit.
     pub fn enlarge_room() {
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-        // Refused, the limit stays what it was, and `room` says so.
+        // If refused, the limit stays as it was, and `room` reflects that.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
 
-    /// The file of `slot`, opened by `open` if it is not.
+    /// The file of `slot`; calls `open` if it is closed.
     pub(super) fn file(
         &self,
         slot: &Arc<Slot>,
@@ -60,8 +58,8 @@ impl FilePool {
         if let Some(file) = slot.lock().as_ref() {
             return Ok(Arc::clone(file));
         }
-        // Who else took all descriptors, such as holders of the mount, shall not cost a reader his
-        // file while this pool has others.
+        // Other code, such as connections of holders, may use up all descriptors. A read must not
+        // fail for that while this pool can close a file.
         let file = loop {
             match open() {
                 Ok(file) => break file,
@@ -72,10 +70,10 @@ impl FilePool {
         Ok(self.keep(slot, file))
     }
 
-    /// Has `slot` hold `file`, and closes another where there are too many.
+    /// Stores `file` in `slot`; closes another file if there are too many.
     pub(super) fn keep(&self, slot: &Arc<Slot>, file: File) -> Arc<File> {
         let file = Arc::new(file);
-        // Somebody else may have been quicker; then this file closes again.
+        // If another thread was faster, its file is used and this one closes.
         let mut held = slot.lock();
         if let Some(file) = held.as_ref() {
             return Arc::clone(file);
@@ -93,7 +91,7 @@ impl FilePool {
         file
     }
 
-    /// Closes the file that was opened first; tells whether there was one.
+    /// Closes the file that was opened first. Returns whether there was one.
     fn close_oldest(&self) -> bool {
         let Some(oldest) = self.open.lock().pop_front() else {
             return false;
@@ -104,7 +102,7 @@ impl FilePool {
     }
 }
 
-/// Whether `error` is that this process, or the node, may have no more files open.
+/// Whether `error` means that the process or the node has too many open files.
 fn is_out_of_descriptors(error: &Error) -> bool {
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(error) = cause {
@@ -128,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_files_is_read_with_few_of_them_open() {
+    fn reads_many_files_with_few_of_them_open() {
         let work = tempfile::tempdir().unwrap();
         let pool = FilePool::new(10);
         let before = open_files();
@@ -152,12 +150,12 @@ mod tests {
                 });
             }
         });
-        // Other tests of this process have files open, too.
+        // Other tests of this process have open files too.
         assert!(open_files() < before + 100, "{} open", open_files());
     }
 
     #[test]
-    fn closes_files_of_its_own_where_others_took_all_descriptors() {
+    fn closes_its_own_files_if_no_descriptors_are_left() {
         let work = tempfile::tempdir().unwrap();
         let pool = FilePool::new(3);
         let paths: Vec<_> = (0..4).map(|number| work.path().join(number.to_string())).collect();
@@ -180,7 +178,7 @@ mod tests {
         let slot = Arc::new(Slot::default());
         pool.file(&slot, refuse_twice).unwrap();
         assert_eq!((tries.get(), pool.open.lock().len()), (3, 2));
-        // What it closed it opens again; with nothing left to close the error is told.
+        // It reopens the files it closed. With none left to close, it reports the error.
         files.iter().for_each(|file| file.read_exact_at(&mut [0], 0).unwrap());
         let refuse = || Err(Error::io("can not open", Errno::MFILE.into()));
         let error = pool.file(&Arc::new(Slot::default()), refuse).unwrap_err();
@@ -190,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_replaced_is_not_read_as_the_old_one() {
+    fn a_replaced_file_is_not_read() {
         let work = tempfile::tempdir().unwrap();
         let [a, b] = ["a", "b"].map(|name| work.path().join(name));
         std::fs::write(&a, "old").unwrap();

@@ -1,19 +1,18 @@
-//! Lists that may be longer than memory.
+//! Lists that may be larger than memory.
 //!
-//! Problem: while the tree of 14 million members is made, its parts take more than 1 GB. A job that
-//! has less is killed, although most of the parts are not touched most of the time.
+//! Problem: while the tree of an archive with 14 million members is built, its tables take more
+//! than 1 GB. A job with less memory is killed, although most of the tables are rarely touched.
 //!
-//! Idea: a short list is in memory. A long one is in a temporary file without a name, which is
-//! mapped. So it still looks like memory, and the kernel writes pages of it to the disk when it
-//! wants the memory for something else. It counts as page cache, which a control group takes back
-//! before it kills.
+//! Idea: a short list is in memory. A long list is in a mapped, unnamed temporary file. It still
+//! looks like memory, and the kernel writes its pages to disk when it needs the memory elsewhere.
+//! It counts as page cache, which a control group reclaims before it kills.
 //!
-//! Cost: if the kernel cannot give a mapped page back, it kills the process (SIGBUS), and what it
-//! could not write out is lost. So only file systems are used that give a file its blocks when they
-//! are asked for (fallocate): ext4 and XFS. A full disk is an error there. Whether the disk refused
-//! a page is asked before a list is believed (`check`). A read error still kills the process, as
-//! with swap. Everywhere else (tmpfs, overlayfs, network) lists stay in memory, and they go back to
-//! it where a file cannot grow and there is memory enough.
+//! Cost: if the kernel cannot read a mapped page back, it kills the process (SIGBUS), and pages it
+//! could not write out are lost. So only file systems are used whose fallocate allocates the blocks
+//! up front: ext4 and XFS. There a full disk is an error at allocation. `check` asks whether the
+//! disk refused a page before a list is trusted. A read error still kills the process, as with
+//! swap. Everywhere else (tmpfs, overlayfs, network) lists stay in memory. If a file cannot grow
+//! and there is enough memory, its list moves back to memory.
 
 use std::fs::File;
 use std::io;
@@ -28,13 +27,13 @@ use super::unlinked::{allocate, has_blocks, unlinked};
 use crate::memory;
 use crate::sync::Arc;
 
-/// Bytes of a list from which on it is in a file. An index has six large lists.
+/// List size in bytes from which it moves to a file. An index has six large lists.
 const AFTER: usize = 1 << 20;
 
-/// A file grows by its own length, and by no more than this, bytes.
+/// A file grows by its own length, but by at most this, in bytes.
 const STEP_MAX: u64 = 256 << 20;
 
-/// Where long lists go.
+/// Where long lists are put.
 #[derive(Clone, Debug)]
 pub struct Spill {
     directory: Arc<PathBuf>,
@@ -42,13 +41,13 @@ pub struct Spill {
 }
 
 impl Spill {
-    /// Into files in `directory`, from `after` bytes on.
+    /// Puts lists of `after` bytes or more into files in `directory`.
     #[cfg(test)]
     pub fn new(directory: impl Into<PathBuf>, after: usize) -> Self {
         Self { directory: Arc::new(directory.into()), after }
     }
 
-    /// A file of room for `len` bytes; `None` where lists must stay in memory.
+    /// A file with room for `len` bytes. `None` if lists must stay in memory.
     fn file(&self, len: u64) -> Option<Mapped> {
         let file = unlinked(&self.directory).ok().filter(has_blocks)?;
         Mapped::new(file, len).ok()
@@ -56,13 +55,13 @@ impl Spill {
 }
 
 impl Default for Spill {
-    /// Into the directory for temporary files.
+    /// The directory for temporary files.
     fn default() -> Self {
         Self { directory: Arc::new(std::env::temp_dir()), after: AFTER }
     }
 }
 
-/// What a list can be of: values of which each pattern of bits is one.
+/// Types a list can hold: every bit pattern is a valid value.
 pub trait Value: Copy + FromBytes + IntoBytes + Immutable + KnownLayout {}
 impl<T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout> Value for T {}
 
@@ -76,11 +75,11 @@ pub struct Spilled<T> {
 #[derive(Debug)]
 enum Held<T> {
     Memory(Vec<T>),
-    /// The file begins with the bytes of so many values.
+    /// The file, and the number of values at its start.
     File(Mapped, usize),
 }
 
-/// A file that this process alone has, and its bytes.
+/// A mapped file that only this process can open.
 #[derive(Debug)]
 struct Mapped {
     file: File,
@@ -88,7 +87,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    /// The file with room for `len` bytes, mapped.
+    /// Maps the file, with room for `len` bytes.
     fn new(file: File, len: u64) -> io::Result<Self> {
         let map = mapped(&file, len)?;
         Ok(Self { file, map })
@@ -99,11 +98,11 @@ impl Mapped {
         Ok(())
     }
 
-    /// Whether the disk took all that was written out so far.
+    /// Whether the disk accepted all pages written back so far.
     #[expect(unsafe_code, reason = "rustix has no sync_file_range(2)")]
     fn check(&self) -> io::Result<()> {
         let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
-        // SAFETY: it takes numbers alone, of a file that is open.
+        // SAFETY: it takes only numbers and an open descriptor.
         match unsafe { libc::sync_file_range(self.file.as_raw_fd(), 0, 0, wait) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -111,12 +110,12 @@ impl Mapped {
     }
 }
 
-/// The bytes of `file`, which gets room for `len`.
+/// Maps `file` after extending it to `len` bytes.
 #[expect(unsafe_code, reason = "a mapping is sound only if nobody cuts the file")]
 fn mapped(file: &File, len: u64) -> io::Result<MmapMut> {
     allocate(file, len)?;
-    // SAFETY: the file has no name, so no process can open it but one that may trace this one, and
-    // this one neither writes to it nor cuts it but through its mapping.
+    // SAFETY: the file has no name, so only a process that may trace this one could open it. This
+    // process writes to it only through the mapping, and never truncates it.
     let map = unsafe { MmapMut::map_mut(file) }?;
     match u64::try_from(map.len()) {
         Ok(found) if found >= len => Ok(map),
@@ -125,12 +124,12 @@ fn mapped(file: &File, len: u64) -> io::Result<MmapMut> {
 }
 
 impl<T: Value> Spilled<T> {
-    /// A list of nothing, which goes where `spill` says when it becomes long.
+    /// An empty list, which moves to `spill` when it becomes long.
     pub fn new(spill: &Spill) -> Self {
         Self { held: Held::Memory(Vec::new()), spill: spill.clone() }
     }
 
-    /// A list of nothing with room for `len` values.
+    /// An empty list with room for `len` values.
     ///
     /// # Errors
     /// The error of the system if there is no room for them.
@@ -140,7 +139,7 @@ impl<T: Value> Spilled<T> {
         Ok(list)
     }
 
-    /// `len` times `value`.
+    /// A list of `len` copies of `value`.
     ///
     /// # Errors
     /// The error of the system if there is no room for them.
@@ -156,7 +155,7 @@ impl<T: Value> Spilled<T> {
         Ok(list)
     }
 
-    /// Adds `value`.
+    /// Appends `value`.
     ///
     /// # Errors
     /// The error of the system if there is no room for it.
@@ -164,7 +163,7 @@ impl<T: Value> Spilled<T> {
         self.extend_from_slice(&[value])
     }
 
-    /// Adds copies of all `values`.
+    /// Appends all `values`.
     ///
     /// # Errors
     /// The error of the system if there is no room for them.
@@ -173,21 +172,21 @@ impl<T: Value> Spilled<T> {
         match &mut self.held {
             Held::Memory(known) => known.extend_from_slice(values),
             Held::File(file, count) => {
-                let at = count.saturating_mul(size_of::<T>());
+                let offset = count.saturating_mul(size_of::<T>());
                 let bytes = values.as_bytes();
-                let room = file.map.get_mut(at..at.saturating_add(bytes.len()));
-                let room = room.ok_or(io::ErrorKind::StorageFull)?;
-                room.copy_from_slice(bytes);
+                let target = file.map.get_mut(offset..offset.saturating_add(bytes.len()));
+                let target = target.ok_or(io::ErrorKind::StorageFull)?;
+                target.copy_from_slice(bytes);
                 *count = count.saturating_add(values.len());
             }
         }
         Ok(())
     }
 
-    /// Whether what the kernel wrote out of the list can be read back.
+    /// Checks that the disk accepted what the kernel wrote out of the list.
     ///
     /// # Errors
-    /// That of the disk.
+    /// The error of the disk.
     pub fn check(&self) -> io::Result<()> {
         match &self.held {
             Held::Memory(_) => Ok(()),
@@ -195,7 +194,7 @@ impl<T: Value> Spilled<T> {
         }
     }
 
-    /// Makes room for `more` values.
+    /// Makes room for `more` more values.
     fn make_room(&mut self, more: usize) -> io::Result<()> {
         let needed = self.len().saturating_add(more).saturating_mul(size_of::<T>());
         let len = u64::try_from(needed).unwrap_or(u64::MAX);
@@ -204,8 +203,8 @@ impl<T: Value> Spilled<T> {
             Held::Memory(values) => match self.spill.file(grown(len)) {
                 Some(mut file) => {
                     let bytes = values.as_slice().as_bytes();
-                    if let Some(room) = file.map.get_mut(..bytes.len()) {
-                        room.copy_from_slice(bytes);
+                    if let Some(target) = file.map.get_mut(..bytes.len()) {
+                        target.copy_from_slice(bytes);
                     }
                     self.held = Held::File(file, values.len());
                     Ok(())
@@ -220,10 +219,10 @@ impl<T: Value> Spilled<T> {
         }
     }
 
-    /// Has a list that will have `len` bytes in memory from now on, if there is enough; else gives
+    /// Moves the list to memory for good, if there is enough for `len` bytes. Otherwise returns
     /// `error`.
     fn stay_in_memory(&mut self, more: usize, len: u64, error: io::Error) -> io::Result<()> {
-        // It grows by doubling.
+        // A list in memory grows by doubling, so it needs up to three times its size.
         if memory::headroom().is_some_and(|left| left.bytes / 3 < len) {
             return Err(error);
         }
@@ -233,7 +232,7 @@ impl<T: Value> Spilled<T> {
         }
         values.extend_from_slice(self);
         self.held = Held::Memory(values);
-        // Do not try a file again.
+        // Does not try a file again.
         self.spill.after = usize::MAX;
         Ok(())
     }
@@ -244,7 +243,7 @@ impl<T: Value> Spilled<T> {
     }
 }
 
-/// How long a file becomes that must have room for `needed` bytes.
+/// The length of a file that must have room for `needed` bytes.
 fn grown(needed: u64) -> u64 {
     needed.saturating_add(needed.min(STEP_MAX))
 }
@@ -257,7 +256,7 @@ impl<T: Value> Deref for Spilled<T> {
             Held::Memory(values) => values,
             Held::File(file, count) => {
                 let bytes = file.map.get(..count.saturating_mul(size_of::<T>()));
-                // A mapping begins at a page, so the values are aligned.
+                // A mapping begins at a page boundary, so the values are aligned.
                 <[T]>::ref_from_bytes(bytes.unwrap_or_default()).unwrap_or_default()
             }
         }
@@ -282,8 +281,8 @@ mod tests {
 
     use super::*;
 
-    /// In the target directory, for /tmp may be in memory; `None` where that is on no file system
-    /// that lists are kept on.
+    /// A directory on disk: the target directory, because /tmp may be in memory. `None` if its file
+    /// system is not ext4 or XFS.
     fn on_disk() -> Option<tempfile::TempDir> {
         let target = std::env::current_exe().unwrap();
         let work = tempfile::tempdir_in(target.parent().unwrap()).unwrap();
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_goes_to_a_file_and_stays_the_same() {
+    fn a_long_list_moves_to_a_file_unchanged() {
         let Some(work) = on_disk() else { return };
         let spill = Spill::new(work.path(), 4000);
         let mut list = Spilled::new(&spill);
@@ -313,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filled_list_is_where_its_length_puts_it() {
+    fn a_filled_list_is_in_memory_or_in_a_file_by_its_length() {
         let Some(work) = on_disk() else { return };
         let spill = Spill::new(work.path(), 4000);
         for (len, is_in_file) in [(1000, false), (1001, true)] {
@@ -324,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn stays_in_memory_where_a_file_would_be_in_memory_or_cannot_be() {
+    fn stays_in_memory_if_no_file_on_disk_can_be_created() {
         for directory in [Path::new("/dev/shm"), Path::new("/nowhere")] {
             let spill = Spill::new(directory, 0);
             let mut list = Spilled::new(&spill);
@@ -335,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_so_long_is_an_error() {
+    fn a_file_that_cannot_grow_is_an_error() {
         let file = unlinked(Path::new("/dev/shm")).unwrap();
         let error = Mapped::new(file, u64::MAX >> 2).unwrap_err();
         let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::FileTooLarge];

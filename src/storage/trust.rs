@@ -1,18 +1,18 @@
-//! Whether other users could put something else in the place of a path.
+//! Whether other users could replace what a path leads to.
 //!
-//! Owns that judgement, for what is executed or written by a name that is not the user's own
-//! choice. Invariant: each folder and link on the way counts, not only the last one, since who may
-//! rename a folder may replace all that is below it.
+//! Used for files that archfs executes or writes by a name the user did not choose. Invariant:
+//! every directory and link on the way is checked, because a user who can rename a directory can
+//! replace everything below it.
 //!
-//! A folder where everybody may write is safe only with the sticky bit, and then for what belongs
-//! to the user or to root, or to whoever owns `/`. So is a folder that a group may write to, unless
-//! that group has no member but this user or root.
+//! A world-writable directory is safe only with the sticky bit, and then only for files that belong
+//! to the user, to root or to the owner of `/`. The same holds for a directory that a group may
+//! write to, unless the group has no member other than this user or root.
 //!
-//! The server of a FUSE file system can claim any owner for its files, and exchange them at any
-//! time. So only one that this user or root mounted is trusted.
+//! The daemon of a FUSE file system can claim any owner for its files, and exchange them at any
+//! time. So a FUSE mount is trusted only if this user or root mounted it.
 //!
-//! A user namespace shows every owner without a number in it as the overflow uid (65534), root and
-//! all other users alike. So nothing of that owner is trusted but `/`.
+//! A user namespace shows every owner that it does not map as the overflow uid (65534): root and
+//! all other users alike. So nothing that belongs to that uid is trusted except `/`.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::ErrorKind;
@@ -25,22 +25,21 @@ use rustix::process::geteuid;
 
 use crate::mountinfo;
 
-/// Symbolic links that are followed, as many as the kernel does (path_resolution(7)).
+/// Maximum number of symbolic links followed, as in the kernel (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 
 /// Whether the owner of a file is this user or root.
-pub fn is_trusted(found: &Metadata) -> bool {
-    let root = || fs::symlink_metadata("/").is_ok_and(|root| root.uid() == found.uid());
-    let is_known = is_us_or_root(found.uid()) || root();
-    is_known && !is_unmapped(found.uid())
+pub fn is_trusted(metadata: &Metadata) -> bool {
+    let root = || fs::symlink_metadata("/").is_ok_and(|root| root.uid() == metadata.uid());
+    let is_known = is_us_or_root(metadata.uid()) || root();
+    is_known && !is_unmapped(metadata.uid())
 }
 
-/// Whether the file system of `file` is served through FUSE by another user than this one and root.
-/// Where that cannot be told, it is.
+/// Whether `file` is on a FUSE mount of a user other than this one and root. If unknown, true.
 pub fn is_served_by_another(file: impl AsFd) -> bool {
     let file = file.as_fd();
-    // The width of the number differs among machines.
-    if fstatfs(file).is_ok_and(|found| found.f_type as u64 != FUSE) {
+    // The width of this number depends on the architecture.
+    if fstatfs(file).is_ok_and(|status| status.f_type as u64 != FUSE) {
         return false;
     }
     let is_mount_of_another = |id| {
@@ -50,27 +49,27 @@ pub fn is_served_by_another(file: impl AsFd) -> bool {
     mountinfo::id_of(file).ok().and_then(is_mount_of_another).unwrap_or(true)
 }
 
-/// The kind of every FUSE file system (FUSE_SUPER_MAGIC in linux/magic.h).
+/// The type of every FUSE file system (FUSE_SUPER_MAGIC in linux/magic.h).
 pub(super) const FUSE: u64 = 0x6573_5546;
 
 fn is_us_or_root(uid: u32) -> bool {
     uid == geteuid().as_raw() || uid == 0
 }
 
-/// Whether `uid` stands for all users who have no number in this user namespace.
+/// Whether `uid` stands for all users that this user namespace does not map.
 pub fn is_unmapped(uid: u32) -> bool {
     let number = |path| fs::read_to_string(path).ok()?.trim().parse().ok();
     let overflow = number("/proc/sys/kernel/overflowuid").unwrap_or(OVERFLOW_UID);
-    // A kernel without user namespaces has no map, and a new namespace an empty one.
+    // A kernel without user namespaces has no map, and a new namespace has an empty one.
     let is_in_map = || fs::read_to_string("/proc/self/uid_map").map_or(true, |map| maps(&map, uid));
     uid == overflow && !is_in_map()
 }
 
-/// The overflow uid of a kernel that nobody has configured.
+/// The kernel's default overflow uid.
 const OVERFLOW_UID: u32 = 65_534;
 
-/// Whether `map`, lines of "first number here, first number outside, count", has `uid`. Outside of
-/// user namespaces it has all.
+/// Whether `map` contains `uid`. Its lines are "first uid inside, first uid outside, count".
+/// Outside user namespaces it contains every uid.
 fn maps(map: &str, uid: u32) -> bool {
     let has = |line: &str| {
         let mut fields = line.split_ascii_whitespace().map(str::parse::<u64>);
@@ -84,12 +83,12 @@ fn maps(map: &str, uid: u32) -> bool {
     map.lines().any(has)
 }
 
-/// The first file, folder or link on the way to `path` that somebody else than this user and root
-/// may change or replace; `None` where there is none. What does not exist yet does not count.
+/// The first file, directory or link on the way to `path` that a user other than this one and root
+/// can change or replace; `None` if there is none. Missing components do not count.
 pub fn first_untrusted(path: &Path) -> Option<PathBuf> {
-    // What is still to be gone through, the next one last.
+    // Paths still to walk, the next one last.
     let mut ahead = vec![path.to_owned()];
-    let mut at = match path.is_absolute() {
+    let mut current = match path.is_absolute() {
         true => PathBuf::from("/"),
         false => std::env::current_dir().ok()?,
     };
@@ -101,26 +100,26 @@ pub fn first_untrusted(path: &Path) -> Option<PathBuf> {
         };
         ahead.push(components.as_path().to_owned());
         match first {
-            Component::RootDir | Component::Prefix(_) => at = PathBuf::from("/"),
+            Component::RootDir | Component::Prefix(_) => current = PathBuf::from("/"),
             Component::CurDir => {}
             Component::ParentDir => {
-                at.pop();
+                current.pop();
             }
             Component::Normal(name) => {
-                let next = at.join(name);
-                let found = match fs::symlink_metadata(&next) {
+                let next = current.join(name);
+                let metadata = match fs::symlink_metadata(&next) {
                     Err(error) if error.kind() == ErrorKind::NotFound => return None,
                     Err(_) => return Some(next),
-                    Ok(found) => found,
+                    Ok(metadata) => metadata,
                 };
-                let is_open = found.mode() & 0o002 != 0
-                    || (found.mode() & 0o020 != 0
-                        && !Users::read().have_to_themselves(found.gid()));
-                let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
-                if !is_trusted(&found) || (is_open && !is_sticky && !found.is_symlink()) {
+                let is_open = metadata.mode() & 0o002 != 0
+                    || (metadata.mode() & 0o020 != 0
+                        && !Users::read().is_private_group(metadata.gid()));
+                let is_sticky = metadata.is_dir() && metadata.mode() & 0o1000 != 0;
+                if !is_trusted(&metadata) || (is_open && !is_sticky && !metadata.is_symlink()) {
                     return Some(next);
                 }
-                if found.is_symlink() {
+                if metadata.is_symlink() {
                     links += 1;
                     match fs::read_link(&next) {
                         Ok(target) if links <= LINKS_MAX => ahead.push(target),
@@ -129,7 +128,7 @@ pub fn first_untrusted(path: &Path) -> Option<PathBuf> {
                 } else if open_path(&next).is_none_or(is_served_by_another) {
                     return Some(next);
                 } else {
-                    at = next;
+                    current = next;
                 }
             }
         }
@@ -137,14 +136,14 @@ pub fn first_untrusted(path: &Path) -> Option<PathBuf> {
     None
 }
 
-/// Opens what is at `path`, not for reading.
+/// Opens `path` as a handle only, not for reading.
 fn open_path(path: &Path) -> Option<File> {
     let flags = (OFlags::PATH | OFlags::NOFOLLOW).bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(flags).open(path).ok()
 }
 
-/// What the node's own files tell of users and groups (passwd(5), group(5)). Those of a directory
-/// service are not in them, so their groups may have any members.
+/// Users and groups of the node's own files (passwd(5), group(5)). A directory service is not
+/// included, so its groups may have any members.
 struct Users {
     passwd: String,
     group: String,
@@ -157,8 +156,8 @@ impl Users {
         Self { passwd: read("/etc/passwd"), group: read("/etc/group"), own: geteuid().as_raw() }
     }
 
-    /// Whether `gid` is the group of this user or root, and nobody else is in it.
-    fn have_to_themselves(&self, gid: u32) -> bool {
+    /// Whether `gid` is the group of this user or root and has no other members.
+    fn is_private_group(&self, gid: u32) -> bool {
         let number = |field: Option<&str>| field?.parse::<u32>().ok();
         let (mut ours, mut others) = (Vec::new(), 0);
         for line in self.passwd.lines() {
@@ -190,32 +189,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_the_users_own_is_safe() {
+    fn the_users_own_files_are_trusted() {
         let work = tempfile::tempdir().unwrap();
-        let folder = fs::canonicalize(work.path()).unwrap().join("a/b");
-        assert_eq!(first_untrusted(&folder), None, "what is not there yet");
-        fs::create_dir_all(&folder).unwrap();
-        assert_eq!(first_untrusted(&folder), None);
-        assert_eq!(first_untrusted(&folder.join("../../a/./b")), None);
-        symlink("b", folder.with_file_name("link")).unwrap();
-        assert_eq!(first_untrusted(&folder.with_file_name("link")), None);
-        symlink("round", folder.join("round")).unwrap();
-        assert_eq!(first_untrusted(&folder.join("round")), Some(folder.join("round")));
+        let directory = fs::canonicalize(work.path()).unwrap().join("a/b");
+        assert_eq!(first_untrusted(&directory), None, "what is not there yet");
+        fs::create_dir_all(&directory).unwrap();
+        assert_eq!(first_untrusted(&directory), None);
+        assert_eq!(first_untrusted(&directory.join("../../a/./b")), None);
+        symlink("b", directory.with_file_name("link")).unwrap();
+        assert_eq!(first_untrusted(&directory.with_file_name("link")), None);
+        symlink("round", directory.join("round")).unwrap();
+        assert_eq!(first_untrusted(&directory.join("round")), Some(directory.join("round")));
     }
 
     #[test]
-    fn a_folder_that_everybody_may_write_to_is_weak_wherever_it_stands() {
+    fn a_world_writable_directory_anywhere_on_the_way_is_untrusted() {
         let work = tempfile::tempdir().unwrap();
         let open = fs::canonicalize(work.path()).unwrap().join("open");
         let within = open.join("mine/file");
         fs::create_dir_all(open.join("mine")).unwrap();
         fs::write(&within, "").unwrap();
         symlink(&within, work.path().join("link")).unwrap();
-        // The group of a new folder is the user's own; that of one with other members comes below.
-        for (mode, weak) in [(0o755, None), (0o1777, None), (0o777, Some(open.clone()))] {
+        // A new directory has the user's own group; a group with other members is tested below.
+        for (mode, untrusted) in [(0o755, None), (0o1777, None), (0o777, Some(open.clone()))] {
             fs::set_permissions(&open, Permissions::from_mode(mode)).unwrap();
             for path in [&within, &work.path().join("link"), &open.join("mine/../mine")] {
-                assert_eq!(first_untrusted(path), weak, "{mode:o} {}", path.display());
+                assert_eq!(first_untrusted(path), untrusted, "{mode:o} {}", path.display());
             }
         }
     }
@@ -223,7 +222,7 @@ mod tests {
     /// > A directory that a group may write to counts as one that others may write to, unless the
     /// > group has no other member.
     #[test]
-    fn only_a_group_of_nobody_else_may_write() {
+    fn only_a_group_without_other_members_may_write() {
         let users = |own| Users {
             passwd: "root:x:0:0::/:/bin/sh\nbroken\nada:x:1000:1000::/:\nbob:x:1001:1001::/:\n\
                      cy:x:1002:100::/:\ndi:x:1003:100::/:\neve:x:1004:1004::/:\n"
@@ -233,32 +232,32 @@ mod tests {
                 .to_owned(),
             own,
         };
-        assert!(users(1000).have_to_themselves(1000) && users(1000).have_to_themselves(0));
-        assert!(!users(1001).have_to_themselves(1001), "another member");
-        assert!(!users(1002).have_to_themselves(100), "the login group of two");
-        assert!(!users(1000).have_to_themselves(2000), "not a login group");
-        assert!(!users(1000).have_to_themselves(1004), "another user's");
-        assert!(!users(5000).have_to_themselves(5000), "of a directory service");
+        assert!(users(1000).is_private_group(1000) && users(1000).is_private_group(0));
+        assert!(!users(1001).is_private_group(1001), "another member");
+        assert!(!users(1002).is_private_group(100), "the login group of two");
+        assert!(!users(1000).is_private_group(2000), "not a login group");
+        assert!(!users(1000).is_private_group(1004), "another user's");
+        assert!(!users(5000).is_private_group(5000), "of a directory service");
     }
 
     #[test]
     fn a_folder_of_a_group_with_members_is_weak() {
         let work = tempfile::tempdir().unwrap();
-        let folder = fs::canonicalize(work.path()).unwrap().join("folder");
-        fs::create_dir(&folder).unwrap();
-        if !geteuid().is_root() || chown(&folder, None, Some(12_345)).is_err() {
+        let directory = fs::canonicalize(work.path()).unwrap().join("folder");
+        fs::create_dir(&directory).unwrap();
+        if !geteuid().is_root() || chown(&directory, None, Some(12_345)).is_err() {
             return;
         }
-        for (mode, weak) in [(0o755, None), (0o1775, None), (0o775, Some(folder.clone()))] {
-            fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
-            assert_eq!(first_untrusted(&folder.join("file")), weak, "{mode:o}");
+        for (mode, untrusted) in [(0o755, None), (0o1775, None), (0o775, Some(directory.clone()))] {
+            fs::set_permissions(&directory, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(first_untrusted(&directory.join("file")), untrusted, "{mode:o}");
         }
-        chown(&folder, None, Some(0)).unwrap();
-        assert_eq!(first_untrusted(&folder.join("file")), None, "root's group");
+        chown(&directory, None, Some(0)).unwrap();
+        assert_eq!(first_untrusted(&directory.join("file")), None, "root's group");
     }
 
     #[test]
-    fn a_number_that_a_user_namespace_does_not_map_is_nobodys() {
+    fn an_unmapped_uid_belongs_to_no_known_user() {
         let all = "         0          0 4294967295\n";
         let own = "      1000       1000          1\n";
         let many = "0 1000 1\n1 100000 65536\n";
@@ -267,18 +266,18 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_somebody_else_is_weak() {
+    fn files_of_other_users_are_untrusted() {
         if !geteuid().is_root() {
             return;
         }
         let work = tempfile::tempdir().unwrap();
         let work = fs::canonicalize(work.path()).unwrap();
-        let (folder, link) = (work.join("folder"), work.join("link"));
-        fs::create_dir(&folder).unwrap();
+        let (directory, link) = (work.join("folder"), work.join("link"));
+        fs::create_dir(&directory).unwrap();
         symlink("folder", &link).unwrap();
         lchown(&link, Some(5), None).unwrap();
         assert_eq!(first_untrusted(&link.join("file")), Some(link));
-        chown(&folder, Some(5), None).unwrap();
-        assert_eq!(first_untrusted(&folder.join("file")), Some(folder));
+        chown(&directory, Some(5), None).unwrap();
+        assert_eq!(first_untrusted(&directory.join("file")), Some(directory));
     }
 }

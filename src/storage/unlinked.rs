@@ -1,7 +1,7 @@
-//! Files without a name, for what must not outlive this process.
+//! Unnamed temporary files, for data that must not outlive the process.
 //!
-//! Owns making them and what room there is where they lie. Invariant: whatever becomes of this
-//! process, nothing is left of such a file, and no other user could open it meanwhile.
+//! Invariant: however the process ends, nothing remains of such a file, and no other user can open
+//! it.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -11,63 +11,65 @@ use std::path::Path;
 use rustix::fs::{FallocateFlags, fallocate, fstatfs, fstatvfs};
 use rustix::io::Errno;
 
-/// Magic numbers of the file systems whose files are in memory (linux/magic.h): tmpfs, ramfs.
+/// Magic numbers of file systems that keep files in memory (linux/magic.h): tmpfs, ramfs.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// Those of file systems whose fallocate(2) gives a file its blocks: ext4 (and ext3, which has no
-/// such call), XFS.
+/// Magic numbers of file systems whose fallocate(2) allocates blocks: ext4 (shared with ext3, which
+/// lacks the call), XFS.
 const WITH_BLOCKS: [u64; 2] = [0xef53, 0x5846_5342];
 
-/// An unlinked file in `directory` that can be read and written.
+/// An unlinked file in `directory`, open for reading and writing.
 ///
 /// # Errors
-/// What the system says.
+/// Those of the system.
 pub fn unlinked(directory: &Path) -> io::Result<File> {
     let file = tempfile::tempfile_in(directory)?;
-    // It has no name, but /proc shows it; and without O_TMPFILE it had a name for a moment.
+    // It is still visible in /proc, and without O_TMPFILE it had a name for a moment.
     file.set_permissions(Permissions::from_mode(0o600))?;
     Ok(file)
 }
 
-/// Bytes that a user may still write to the file system of `file`; `None` where it has no bound of
-/// its own (ramfs).
+/// Bytes that a user can still write to the file system of `file`. `None` if it has no limit
+/// (ramfs).
 ///
 /// # Errors
-/// What the system says.
+/// Those of the system.
 pub fn free_bytes(file: &File) -> io::Result<Option<u64>> {
-    let found = fstatvfs(file)?;
-    Ok((found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_frsize)))
+    let statistics = fstatvfs(file)?;
+    Ok((statistics.f_blocks > 0).then(|| statistics.f_bavail.saturating_mul(statistics.f_frsize)))
 }
 
-/// Whether the bytes of `file` are in memory and nowhere else.
+/// Whether the bytes of `file` are only in memory.
 pub fn is_in_memory(file: &File) -> bool {
     is_on(file, &IN_MEMORY)
 }
 
-/// Whether what `allocate` took for `file` is its own, so that writing there never lacks room.
+/// Whether `allocate` reserves real blocks for `file`, so that later writes cannot run out of
+/// space.
 pub(super) fn has_blocks(file: &File) -> bool {
     is_on(file, &WITH_BLOCKS)
 }
 
 /// Whether the file system of `file` has one of these magic numbers.
 fn is_on(file: &File, kinds: &[u64]) -> bool {
-    // The width of the number differs among machines.
-    fstatfs(file).is_ok_and(|found| kinds.contains(&(found.f_type as u64)))
+    // The width of this number depends on the architecture.
+    fstatfs(file).is_ok_and(|statistics| kinds.contains(&(statistics.f_type as u64)))
 }
 
-/// Takes the room for `len` bytes, so that writing them can not fail for want of it.
+/// Reserves space for `len` bytes, so that writing them cannot fail with ENOSPC.
 ///
 /// # Errors
-/// `StorageFull`, `QuotaExceeded` where it is not there; none where the file system can not do it.
+/// `StorageFull` or `QuotaExceeded` if there is not enough space. If the file system cannot reserve
+/// space, that is not an error.
 pub fn reserve(file: &File, len: u64) -> io::Result<()> {
     match allocate(file, len) {
-        // Room can not be taken ahead there, or there is nothing to take.
+        // The file system cannot reserve space, or `len` is 0.
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) | Ok(()) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The same, and an error where the file system can not do it. The file is `len` bytes long then.
+/// Like `reserve`, but fails if the file system cannot do it. Extends the file to `len` bytes.
 pub(super) fn allocate(file: &File, len: u64) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, len))
 }
@@ -84,20 +86,20 @@ mod tests {
         let file = unlinked(work.path()).unwrap();
         reserve(&file, 10_000).unwrap();
         reserve(&file, 0).unwrap();
-        let found = file.metadata().unwrap();
-        assert_eq!((found.nlink(), found.mode() & 0o7777), (0, 0o600));
+        let statistics = file.metadata().unwrap();
+        assert_eq!((statistics.nlink(), statistics.mode() & 0o7777), (0, 0o600));
         assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 0);
         assert!(free_bytes(&file).unwrap().unwrap() > 0);
     }
 
     #[test]
-    fn knows_which_files_are_in_memory() {
+    fn tells_which_files_are_in_memory() {
         assert!(is_in_memory(&unlinked(Path::new("/dev/shm")).unwrap()));
         assert!(!is_in_memory(&File::open("/proc/self/stat").unwrap()));
     }
 
     #[test]
-    fn room_that_is_not_there_can_not_be_taken() {
+    fn reserving_more_than_the_free_space_fails() {
         let file = unlinked(Path::new("/dev/shm")).unwrap();
         let free = free_bytes(&file).unwrap().unwrap();
         let error = reserve(&file, free.saturating_mul(2)).unwrap_err();

@@ -1,12 +1,12 @@
-//! A part of other storage: an image that lies at an offset inside a larger file.
+//! A part of other storage: an image at an offset inside a larger file.
 //!
-//! Owns the shift of offsets. Invariant: nothing outside the window can be read through it.
+//! Invariant: nothing outside the window can be read through it.
 
 use super::Storage;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
-/// The bytes of `inner` from an offset to its end, or to where it is cut.
+/// The bytes of `inner` from an offset to its end, or to a cut.
 pub struct Window {
     inner: Arc<dyn Storage>,
     start: u64,
@@ -14,10 +14,10 @@ pub struct Window {
 }
 
 impl Window {
-    /// The part of `inner` from `start`, bytes.
+    /// The part of `inner` from byte `start` on.
     ///
     /// # Errors
-    /// `InvalidInput` where `start` lies past the end.
+    /// `InvalidInput` if `start` is past the end.
     pub fn new(inner: Arc<dyn Storage>, start: u64) -> Result<Self> {
         let total = inner.len();
         let len = total.checked_sub(start).ok_or_else(|| {
@@ -27,10 +27,10 @@ impl Window {
         Ok(Self { inner, start, len })
     }
 
-    /// The first `len` bytes of this part.
+    /// Cuts the window to its first `len` bytes.
     ///
     /// # Errors
-    /// `InvalidInput` where it is shorter.
+    /// `InvalidInput` if it is shorter.
     pub fn cut(self, len: u64) -> Result<Self> {
         if len > self.len {
             let context = format!("{len} bytes wanted, {} are there", self.len);

@@ -1,33 +1,31 @@
-//! Locks and threads of a model checker, and how it is run.
+//! Locks and threads for model checking, and how models are run.
 //!
-//! Owns the stand-ins for what `sync` exports and the choice of schedules; leaves what has to hold
-//! to the models, which stand beside what they check in modules called `model`.
-//! Invariant: everything that a model does is decided by its schedule, so a failing one, which is
-//! printed, can be played again.
+//! The models are in modules called `model`, next to the code they check. Invariant: a model's
+//! behaviour depends only on its schedule, so a failing schedule, which is printed, can be
+//! replayed.
 //!
-//! The problem: a wake-up that is lost or a check outside a lock needs one order of events among
-//! millions, and a test with real threads tries those that the machine happens to take. The idea:
-//! under shuttle all threads of a model run as coroutines of one, and wherever one of them touches
-//! a lock, a condition or an atomic, the checker says who goes on. So it may try any order, and
-//! knows when nobody can go on, which is a deadlock or a wake-up that never came. Three ways to
-//! choose:
+//! The problem: a lost wake-up or a check outside a lock shows only in one interleaving among
+//! millions, and a test with real threads tries those that the machine happens to produce. The
+//! idea: under shuttle all threads of a model run as coroutines of one thread. Whenever one of them
+//! uses a lock, a condition variable or an atomic, the checker chooses which one continues. So it
+//! can try any interleaving. It also notices when no thread can continue, which is a deadlock or a
+//! lost wake-up. There are three ways to choose:
 //!
 //! - at random;
-//! - by priorities that change at a few random places (PCT), which finds what needs few switches at
-//!   odd moments;
-//! - each order there is, one after the other, for the smallest models.
+//! - by priorities that change at a few random points (PCT), which finds bugs that need few
+//!   switches at unusual moments;
+//! - exhaustively, for the smallest models.
 //!
-//! Why shuttle, and not loom: loom tries every order and every value that a weakly ordered load may
-//! see, which for a cache with three threads takes for ever. The cost: here atomics are as if all
-//! were `SeqCst`, so what rests on `Relaxed` being enough is not shown (the alarm of `stats`, the
-//! bytes that were handed out of a block). Nothing that is modelled waits for an atomic.
+//! Why shuttle and not loom: loom tries every interleaving and every value that a weakly ordered
+//! load may see, which takes forever for a cache with three threads. The cost: all atomics behave
+//! as if they were `SeqCst`. So the models do not show that `Relaxed` is enough (the alarm of
+//! `stats`, the bytes handed out of a block). No modelled code waits for an atomic.
 //!
-//! There is no time. A wait with a limit either ends by a wake-up, for which it waits for ever, or
-//! by its limit, as soon as others were let go first; a random number chooses. So what only the
-//! limit would save is found.
+//! There is no time. A wait with a limit randomly either has no limit, or times out after other
+//! threads had a chance to run. So the checker finds wake-ups that only the limit would save.
 //!
-//! `ARCHFS_MODEL_ITERATIONS` is how many schedules of either kind each model gets, `ARCHFS_SEED`
-//! chooses others, `ARCHFS_MODEL_SCHEDULE` plays one again.
+//! `ARCHFS_MODEL_ITERATIONS` is the number of schedules of each kind per model, `ARCHFS_SEED`
+//! selects other schedules, and `ARCHFS_MODEL_SCHEDULE` replays one.
 
 use std::env;
 use std::fmt;
@@ -42,28 +40,28 @@ use shuttle::{Config, MaxSteps, Runner};
 
 pub use shuttle::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// What `std::thread` has, of the model.
+/// The model's replacement for `std::thread`.
 pub mod thread {
     pub use shuttle::thread::*;
     pub use std::thread::available_parallelism;
 }
 
-/// Schedules of either kind for each model.
+/// Schedules of each kind per model.
 const ITERATIONS: usize = 10_000;
 
-/// Switches between two tasks that PCT places.
+/// Context switches that PCT places.
 const SWITCHES: usize = 3;
 
-/// Steps after which a model is taken to run for ever.
+/// Steps after which a model counts as running forever.
 const STEPS_MAX: usize = 50_000;
 
-/// The stack of a thread of a model, bytes: a panic in it needs more than shuttle's usual.
+/// The stack of a model thread, in bytes: a panic needs more than shuttle's default.
 const STACK: usize = 256 << 10;
 
 /// Runs `model` under random schedules and under PCT.
 ///
 /// # Panics
-/// Where the model does under one of them, after printing it; also where no thread can go on.
+/// If the model panics under a schedule, which is printed, or if no thread can continue.
 pub(crate) fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
     if let Ok(schedule) = env::var("ARCHFS_MODEL_SCHEDULE") {
         run(ReplayScheduler::new_from_encoded(&schedule), model);
@@ -75,10 +73,10 @@ pub(crate) fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
     run(PctScheduler::new_from_seed(seed as u64, SWITCHES, iterations), model);
 }
 
-/// Runs `model`, which uses no wait with a limit, under every schedule there is; tells how many.
+/// Runs `model`, which uses no wait with a limit, under every schedule. Returns their number.
 ///
 /// # Panics
-/// As `check`; also where there are more than `most`, so that a model that has grown is noticed.
+/// As `check`; also if there are more than `most` schedules, so that growth of a model is noticed.
 pub(crate) fn check_all(most: usize, model: impl Fn() + Send + Sync + 'static) -> usize {
     if let Ok(schedule) = env::var("ARCHFS_MODEL_SCHEDULE") {
         return run(ReplayScheduler::new_from_encoded(&schedule), model);
@@ -89,10 +87,10 @@ pub(crate) fn check_all(most: usize, model: impl Fn() + Send + Sync + 'static) -
     count
 }
 
-/// Under which schedule `model` was found to be wrong, counted from 1, and what was said then.
+/// The number of the first schedule, counted from 1, that fails `model`, and the panic message.
 ///
 /// # Panics
-/// Where it is not found.
+/// If no schedule fails.
 pub(crate) fn caught(model: impl Fn() + Send + Sync + Clone + 'static) -> (usize, String) {
     let begun = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counted = std::sync::Arc::clone(&begun);
@@ -113,7 +111,7 @@ fn run(scheduler: impl Scheduler + 'static, model: impl Fn() + Send + Sync + 'st
     let mut config = Config::new();
     config.stack_size = STACK;
     config.max_steps = MaxSteps::FailAfter(STEPS_MAX);
-    // Of orderings weaker than SeqCst, see above.
+    // Warnings about orderings weaker than SeqCst, see above.
     config.silence_warnings = true;
     Runner::new(scheduler, config).run(model)
 }
@@ -122,19 +120,19 @@ fn number(variable: &str, default: usize) -> usize {
     env::var(variable).map_or(default, |value| value.parse().expect(variable))
 }
 
-/// A lock that no panic poisons, as `parking_lot` has it.
+/// A lock that panics do not poison, like that of `parking_lot`.
 #[derive(Default)]
 pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 
-/// The lock, held.
+/// Holds the lock.
 pub struct MutexGuard<'m, T> {
     lock: &'m shuttle::sync::Mutex<T>,
-    /// `None` while a condition is waited for.
+    /// `None` during a wait on a condition variable.
     held: Option<shuttle::sync::MutexGuard<'m, T>>,
 }
 
 impl<T> Mutex<T> {
-    /// A lock of `value`.
+    /// A lock around `value`.
     pub const fn new(value: T) -> Self {
         Self(shuttle::sync::Mutex::new(value))
     }
@@ -145,7 +143,7 @@ impl<T> Mutex<T> {
         MutexGuard { lock: &self.0, held: Some(held) }
     }
 
-    /// The lock, if nobody has it.
+    /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let held = match self.0.try_lock() {
             Ok(held) => held,
@@ -155,7 +153,7 @@ impl<T> Mutex<T> {
         Some(MutexGuard { lock: &self.0, held: Some(held) })
     }
 
-    /// What it guards.
+    /// Returns the guarded value.
     pub fn into_inner(self) -> T {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -181,27 +179,27 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// A condition to wait for.
+/// A condition variable.
 #[derive(Debug, Default)]
 pub struct Condvar(shuttle::sync::Condvar);
 
-/// Whether a wait ended by its limit.
+/// Whether a wait timed out.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitTimeoutResult(bool);
 
 impl Condvar {
-    /// One that nobody waits for.
+    /// A condition variable without waiters.
     pub const fn new() -> Self {
         Self(shuttle::sync::Condvar::new())
     }
 
-    /// Waits without the lock until woken.
+    /// Releases the lock, waits for a notification, and takes the lock again.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         let held = guard.held.take().expect("held before a wait");
         guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The same, for ever or for as long as others take.
+    /// Like `wait`, with a time-out at a random moment, or never.
     pub fn wait_for<T>(
         &self,
         guard: &mut MutexGuard<'_, T>,
@@ -217,19 +215,19 @@ impl Condvar {
         WaitTimeoutResult(true)
     }
 
-    /// Wakes any one of those who wait.
+    /// Wakes one waiter.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
 }
 
 impl WaitTimeoutResult {
-    /// Whether it did.
+    /// Whether the wait timed out.
     pub fn timed_out(&self) -> bool {
         self.0
     }

@@ -1,11 +1,10 @@
 //! Inode numbers and attributes.
 //!
-//! Owns the words for what stat(2) shows; leaves encoding for the kernel to `fuse::reply`.
 //! Invariant: `Ino` is never 0, and the root of a tree is always `Ino::ROOT`.
 
 use std::num::NonZeroU64;
 
-/// The number of an inode in a tree: stable for the life of the tree, never 0.
+/// An inode number in a tree: stable for the life of the tree, never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ino(NonZeroU64);
 
@@ -13,7 +12,7 @@ impl Ino {
     /// The root directory (FUSE fixes it to 1).
     pub const ROOT: Self = Self(NonZeroU64::MIN);
 
-    /// The inode of that number, or `None` for 0.
+    /// The inode with that number, or `None` for 0.
     pub fn new(number: u64) -> Option<Self> {
         NonZeroU64::new(number).map(Self)
     }
@@ -52,7 +51,7 @@ pub struct Timestamp {
     pub nanoseconds: u32,
 }
 
-/// What stat(2) shows of a file.
+/// The attributes that stat(2) shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     /// Its inode number.
@@ -67,15 +66,15 @@ pub struct Attr {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Bytes of a regular file; length of a symbolic link's target; what the format says of a
-    /// directory.
+    /// Size of a regular file in bytes; length of a symbolic link's target; for a directory, the
+    /// size that the format records.
     pub size: u64,
-    /// Bytes of it that are not holes.
+    /// Bytes that are not holes.
     pub allocated: u64,
     /// Device number of a device, in the kernel's 32-bit encoding (`new_encode_dev`), else 0.
     pub device: u32,
-    /// Last modification; archives rarely keep the other times, so it stands for them too.
+    /// Modification time. Archives rarely store the other times, so it is shown for them too.
     pub modified: Timestamp,
-    /// The unit in which it is best read, bytes; Python takes it as its buffer size.
+    /// Preferred I/O size in bytes; Python uses it as its buffer size.
     pub block_size: u32,
 }

@@ -1,20 +1,20 @@
-//! Directory entries and the cookies that name places between them.
+//! Directory entries, and the cookies that mark positions between them.
 //!
-//! Owns `.` and `..`, which no format stores; leaves the rest of a cookie's meaning to each format.
-//! Invariant: cookies 0 and 1 stand before and after `.`; cookie 2 is a format's own start.
+//! Formats do not store `.` and `..`; this file adds them. Invariant: cookies 0 and 1 are before
+//! and after `.`; from cookie 2 on, the meaning is up to the format.
 
 use super::{FileKind, Ino, Name};
 
-/// A place in a directory between two entries, for telldir(3): opaque but for the three first.
+/// A position between two directory entries, as for telldir(3). Opaque except for the first three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookie(pub u64);
 
 impl Cookie {
-    /// Before `.`, where every directory starts.
+    /// Before `.`, where every listing starts.
     pub const BEFORE_DOT: Self = Self(0);
     /// After `.`, before `..`.
     pub const AFTER_DOT: Self = Self(1);
-    /// After `..`: the first entry that a format stores comes next.
+    /// After `..`: the format's first entry is next.
     pub const START: Self = Self(2);
 }
 
@@ -27,23 +27,23 @@ pub struct DirEntry<'a> {
     pub kind: FileKind,
     /// Its name.
     pub name: Name<'a>,
-    /// The place behind it.
+    /// The position after it.
     pub next: Cookie,
 }
 
-/// `.` or `..`, which belong to every listing and to no archive.
+/// `.` or `..`, which are part of every listing but not stored in archives.
 #[derive(Clone, Copy, Debug)]
 pub struct Dot {
     /// Its name.
     pub name: &'static [u8],
-    /// The place behind it.
+    /// The position after it.
     pub next: Cookie,
 }
 
 const DOT: Dot = Dot { name: b".", next: Cookie::AFTER_DOT };
 const DOT_DOT: Dot = Dot { name: b"..", next: Cookie::START };
 
-/// The dots still due at `cookie`, and the cookie at which a format's own entries go on.
+/// The dots still to list at `cookie`, and the cookie at which the format's own entries continue.
 pub fn dots(cookie: Cookie) -> (&'static [Dot], Cookie) {
     match cookie {
         Cookie::BEFORE_DOT => (&[DOT, DOT_DOT], Cookie::START),

@@ -1,76 +1,75 @@
-//! What is wrong with an archive.
+//! Problems of an archive, as `verify` reports them.
 //!
-//! Owns the words for it, from who finds it (trees and those who read them) to who tells it.
-//! Invariant: a finding of the archive and a refusal of the system are never mixed up.
+//! Invariant: damage of the archive and errors of the system are never confused.
 
 use super::Ino;
 use crate::error::{Error, Kind};
 
-/// Something to tell of an archive.
+/// A problem of an archive, or a note about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad it is.
+    /// How serious it is.
     pub severity: Severity,
-    /// What it is about.
+    /// The part of the archive it is about.
     pub location: Location,
-    /// What is wrong, and where in the archive.
+    /// A description, with the location in the archive.
     pub what: String,
 }
 
-/// How bad a finding is.
+/// How serious a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Bytes of the archive are wrong or missing, or contradict each other.
     Damage,
-    /// The system refused to read, so nothing is known.
+    /// The system could not read the data, so its state is unknown.
     Unreadable,
     /// No damage, but something in the archive is not shown.
     LeftOut,
-    /// Odd, and in nobody's way.
+    /// Unusual but harmless.
     Note,
 }
 
-/// What a finding is about.
+/// The part of the archive that a finding is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Location {
-    /// The archive, or a table of it.
+    /// The archive as a whole, or one of its tables.
     Archive,
-    /// What has this path, or should have it, without a leading slash.
+    /// The path it has, or should have, without a leading slash.
     Path(Vec<u8>),
-    /// What has this number, whatever its names.
+    /// An inode, under all its names.
     Inode(Ino),
 }
 
 impl Severity {
-    /// Whether the archive is sound all the same.
+    /// Whether the archive is undamaged despite this finding.
     pub fn is_note(self) -> bool {
         matches!(self, Self::LeftOut | Self::Note)
     }
 }
 
 impl Finding {
-    /// Damage of `location`.
+    /// Damage at `location`.
     pub fn damage(location: Location, what: impl Into<String>) -> Self {
         Self { severity: Severity::Damage, location, what: what.into() }
     }
 
-    /// Something about the archive that is odd, and no damage.
+    /// Something unusual about the archive that is not damage.
     pub fn note(what: impl Into<String>) -> Self {
         Self { severity: Severity::Note, location: Location::Archive, what: what.into() }
     }
 
-    /// Something in the archive is not shown, and that is no damage.
+    /// Something in the archive that is not shown, without being damaged.
     pub fn left_out(what: impl Into<String>) -> Self {
         Self { severity: Severity::LeftOut, ..Self::note(what) }
     }
 
-    /// What an error that somebody met says of `location`.
+    /// The finding for an error that occurred at `location`.
     pub fn met(location: Location, error: &Error) -> Self {
         let severity = match error.kind() {
             Kind::Corrupt | Kind::Truncated | Kind::UnknownFormat | Kind::Unsupported => {
                 Severity::Damage
             }
-            // What a tree itself named is not there, or is something else.
+            // The tree listed it, but it is missing or is something else.
             Kind::NotADirectory
             | Kind::IsADirectory
             | Kind::InvalidInput
@@ -99,16 +98,16 @@ impl Finding {
         Self { severity, location, what: error.to_string() }
     }
 
-    /// The same, said of what is shown in the folder `folder`.
+    /// The same finding with its path moved below the directory `directory`.
     #[must_use]
-    pub fn below(mut self, folder: &[u8]) -> Self {
-        if folder.is_empty() {
+    pub fn below(mut self, directory: &[u8]) -> Self {
+        if directory.is_empty() {
             return self;
         }
         self.location = match self.location {
-            Location::Archive => Location::Path(folder.to_vec()),
-            Location::Path(path) if path.is_empty() => Location::Path(folder.to_vec()),
-            Location::Path(path) => Location::Path([folder, b"/", &path].concat()),
+            Location::Archive => Location::Path(directory.to_vec()),
+            Location::Path(path) if path.is_empty() => Location::Path(directory.to_vec()),
+            Location::Path(path) => Location::Path([directory, b"/", &path].concat()),
             inode @ Location::Inode(_) => inode,
         };
         self

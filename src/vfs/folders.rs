@@ -1,29 +1,27 @@
-//! The folders of a tree, each once.
+//! Directories still to visit during a walk through a tree, each of them once.
 //!
-//! Owns what a walk through a tree has to remember: which folders wait to be listed, and which were
-//! met. Leaves listing them to whoever walks.
-//! Invariant: a walk ends, whatever a damaged archive says of its folders.
+//! Invariant: a walk ends, even if a damaged archive has a cycle of directories.
 
 use std::collections::HashSet;
 
 use super::Ino;
 
-/// Folders that wait to be listed, as an iterator that more are added to on the way.
+/// An iterator over directories to list; directories found on the way are added.
 pub struct Folders {
-    met: HashSet<Ino>,
+    seen: HashSet<Ino>,
     waiting: Vec<(Vec<u8>, Ino)>,
 }
 
 impl Folders {
-    /// A walk from the root, whose path is empty.
+    /// Starts a walk at the root, whose path is empty.
     pub fn from_root() -> Self {
-        Self { met: HashSet::from([Ino::ROOT]), waiting: vec![(Vec::new(), Ino::ROOT)] }
+        Self { seen: HashSet::from([Ino::ROOT]), waiting: vec![(Vec::new(), Ino::ROOT)] }
     }
 
-    /// Lets a folder wait to be listed; false, and nothing done, where it was met before: a damaged
-    /// archive may show one in two places, or within itself.
+    /// Queues a directory. Returns false if it was seen before: a damaged archive may show a
+    /// directory in two locations, or inside itself.
     pub fn add(&mut self, path: Vec<u8>, folder: Ino) -> bool {
-        let is_new = self.met.insert(folder);
+        let is_new = self.seen.insert(folder);
         if is_new {
             self.waiting.push((path, folder));
         }
@@ -31,7 +29,7 @@ impl Folders {
     }
 }
 
-/// Paths from the root, without a leading slash, and numbers.
+/// Yields the path from the root, without a leading slash, and the inode number.
 impl Iterator for Folders {
     type Item = (Vec<u8>, Ino);
 
@@ -45,13 +43,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_within_itself_is_listed_once() {
+    fn a_directory_inside_itself_is_listed_once() {
         let mut folders = Folders::from_root();
         let inner = Ino::new(7).unwrap();
         let mut listed = Vec::new();
         while let Some((path, folder)) = folders.next() {
             listed.push((path, folder));
-            // Each holds the root and the folder.
+            // Each of them lists the root and the directory.
             assert!(!folders.add(b"root".to_vec(), Ino::ROOT));
             assert_eq!(folders.add(b"inner".to_vec(), inner), folder == Ino::ROOT);
         }

@@ -1,9 +1,8 @@
-//! What a mounted archive is to everything above it: a read-only tree of inodes.
+//! A mounted archive as all other layers see it: a read-only tree of inodes.
 //!
-//! Owns the vocabulary (inode numbers, attributes, names, directory cookies) and the trait `Tree`
-//! that each format implements. Knows no format and no FUSE.
-//! Invariant: an `Ino` handed out by a tree stays valid and means the same object for the life of
-//! the tree, so callers need not count references.
+//! Defines the trait `Tree`, which each format implements, and its types. Knows neither formats nor
+//! FUSE. Invariant: an `Ino` returned by a tree stays valid and refers to the same object for the
+//! life of the tree, so callers need not count references.
 
 use std::fmt;
 use std::ops::{ControlFlow, Range};
@@ -31,25 +30,25 @@ pub use union::{Layer, Union};
 pub use verify::{Counts, Verified, verify};
 pub use view::{View, ViewOptions};
 
-/// A read-only tree of files. All methods may be called from any number of threads at once.
+/// A read-only tree of files. All methods may be called concurrently.
 pub trait Tree: Send + Sync {
     /// The attributes of `ino`.
     ///
     /// # Errors
-    /// `Corrupt` or `Io` where the inode can not be read; `NotFound` where `ino` is none of ours.
+    /// `Corrupt` or `Io` if the inode cannot be read; `NotFound` if the tree has no such inode.
     fn attr(&self, ino: Ino) -> Result<Attr>;
 
-    /// The entry `name` of the directory `parent`, or `None` where it has no such entry.
+    /// The entry `name` of the directory `parent`, or `None` if there is no such entry.
     ///
     /// # Errors
-    /// `NotADirectory`; `Corrupt` or `Io` where the directory can not be read.
+    /// `NotADirectory`; `Corrupt` or `Io` if the directory cannot be read.
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>>;
 
     /// Visits the entries of a directory after `cookie`, without `.` and `..`, until `visit`
     /// breaks.
     ///
     /// # Errors
-    /// `NotADirectory`; `InvalidInput` for a cookie that was never handed out; `Corrupt` or `Io`.
+    /// `NotADirectory`; `InvalidInput` for a cookie that was never returned; `Corrupt` or `Io`.
     fn read_dir(
         &self,
         ino: Ino,
@@ -57,17 +56,17 @@ pub trait Tree: Send + Sync {
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()>;
 
-    /// The target of a symbolic link, as the bytes it was made with.
+    /// The target of a symbolic link, byte for byte.
     ///
     /// # Errors
-    /// `InvalidInput` where `ino` is no symbolic link; `Corrupt` or `Io`.
+    /// `InvalidInput` if `ino` is not a symbolic link; `Corrupt` or `Io`.
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>>;
 
-    /// Up to `size` bytes of a regular file from `offset`: fewer only at the end of the file.
-    /// `scratch` is memory for data that no cache holds; it is reused from call to call.
+    /// Reads up to `size` bytes of a regular file from `offset`; fewer only at the end of the file.
+    /// `scratch` holds data that no cache holds; it is reused from call to call.
     ///
     /// # Errors
-    /// `InvalidInput` or `IsADirectory` where `ino` is no regular file; `Corrupt` or `Io`.
+    /// `InvalidInput` or `IsADirectory` if `ino` is not a regular file; `Corrupt` or `Io`.
     fn read<'s>(
         &self,
         ino: Ino,
@@ -79,7 +78,7 @@ pub trait Tree: Send + Sync {
     /// The first data or hole at or after `offset`, as lseek(2) defines SEEK_DATA and SEEK_HOLE.
     ///
     /// # Errors
-    /// `PastEnd` where there is none; `InvalidInput` where `ino` is no regular file.
+    /// `PastEnd` if there is none; `InvalidInput` if `ino` is not a regular file.
     fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64>;
 
     /// Whether any object of the tree may have extended attributes.
@@ -94,15 +93,15 @@ pub trait Tree: Send + Sync {
     /// The value of the extended attribute `name` of `ino`.
     ///
     /// # Errors
-    /// `NoAttribute` where it has none of that name; `Corrupt` or `Io`.
+    /// `NoAttribute` if there is no such attribute; `Corrupt` or `Io`.
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
 
-    /// Sizes of the whole, for statfs(2).
+    /// Sizes of the whole tree, for statfs(2).
     fn totals(&self) -> Totals;
 
-    /// The directory that holds the directory `ino`; of the root, itself. `None` if the archive
-    /// does not say. The kernel asks for it only to open a handle of a directory (`fuse`), so it
-    /// may take as long as a look at all directories.
+    /// The parent directory of the directory `ino`; for the root, itself. `None` if the archive
+    /// does not say. The kernel asks only to open a file handle of a directory (`fuse`), so this
+    /// may be as slow as a scan of all directories.
     ///
     /// # Errors
     /// `NotADirectory`; `Corrupt` or `Io`.
@@ -110,14 +109,14 @@ pub trait Tree: Send + Sync {
         Ok((ino == Ino::ROOT).then_some(ino))
     }
 
-    /// One more than the largest inode number of the tree. Inodes whose records contradict each
-    /// other may have larger ones, and a tree that cannot tell may say the largest there is.
+    /// One more than the largest inode number. Inodes with contradictory records may have larger
+    /// ones. A tree that does not know returns the largest possible number.
     fn numbers_end(&self) -> u64 {
         u64::MAX
     }
 
-    /// Where in the archive the contents of the regular file `ino` begin. Only the order of such
-    /// places means something: who reads files in it reads the archive from its start to its end.
+    /// Offset in the archive at which the contents of the regular file `ino` begin. Only the order
+    /// is significant: reading files in this order reads the archive sequentially.
     ///
     /// # Errors
     /// As `read`.
@@ -126,14 +125,14 @@ pub trait Tree: Send + Sync {
         Ok(0)
     }
 
-    /// Tells `found` what is wrong with the archive that nobody meets who reads all that has a
-    /// name: tables that contradict each other, members that are not shown.
+    /// Reports problems of the archive that reading every file would not reveal: tables that
+    /// contradict each other, members that are not shown.
     fn audit(&self, found: &mut dyn FnMut(Finding)) {
         let _ = found;
     }
 
-    /// Lets go of the memory that is kept only for speed. Answers stay what they were, and the next
-    /// ones take longer.
+    /// Frees memory that is kept only for speed. Results stay the same, and the next calls are
+    /// slower.
     fn release(&self);
 }
 
@@ -142,35 +141,35 @@ pub trait Tree: Send + Sync {
 pub enum SeekTarget {
     /// Bytes that the archive stores.
     Data,
-    /// A range that reads as zeros and takes no space; the end of a file is one.
+    /// A range that reads as zeros and takes no space. The end of a file counts as a hole.
     Hole,
 }
 
 /// Sizes of a whole tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Totals {
-    /// Bytes that the archive takes, decoded where it is compressed as a whole.
+    /// Size of the archive in bytes; uncompressed if it is compressed as a whole.
     pub bytes: u64,
     /// Number of inodes.
     pub inodes: u64,
-    /// The format's unit of allocation, bytes.
+    /// The format's allocation unit, in bytes.
     pub block_size: u32,
 }
 
 /// A block of decoded bytes that a cache and its readers share.
 pub type SharedBytes = Arc<[u8]>;
 
-/// Decoded bytes, whatever holds them.
+/// Decoded bytes in any container.
 pub trait Decoded: AsRef<[u8]> + fmt::Debug + Send + Sync {}
 
 impl<T: AsRef<[u8]> + fmt::Debug + Send + Sync> Decoded for T {}
 
-/// The answer to one read: bytes in the caller's scratch memory, or a part of a shared block.
+/// The result of a read: bytes in the caller's scratch memory, or part of a shared block.
 #[derive(Debug)]
 pub enum ReadBytes<'s> {
     /// Bytes assembled in the scratch memory of this read.
     Scratch(&'s [u8]),
-    /// A range of a block that the cache holds too; nothing was copied.
+    /// A range of a block that the cache also holds. Nothing was copied.
     Shared(Arc<dyn Decoded>, Range<usize>),
 }
 
@@ -184,7 +183,7 @@ impl ReadBytes<'_> {
     }
 }
 
-/// Memory that a thread reuses for the reads it answers; grows to the largest read and stays.
+/// Memory that a thread reuses for its reads. It grows to the largest read and stays allocated.
 #[derive(Debug, Default)]
 pub struct Scratch {
     answer: Vec<u8>,

@@ -1,27 +1,26 @@
-//! Paths inside a tree.
+//! Path resolution inside a tree, for code that cannot leave it to the kernel (`ls`, `cat`,
+//! `--subdir`).
 //!
-//! Owns how paths are put together, and the walk from the root along names, used where no kernel
-//! does it (`ls`, `cat`, `--subdir`).
-//! Invariant: neither `..` nor a symbolic link, absolute ones included, leads out of the tree.
+//! Invariant: neither `..` nor a symbolic link, even an absolute one, leads out of the tree.
 
 use super::{Attr, FileKind, Ino, Name, Tree};
 use crate::error::{Error, Kind, Result};
 
-/// Links followed in one walk before it is taken for a loop (Linux: MAXSYMLINKS).
+/// Links followed in one resolution before it is considered a loop (Linux: MAXSYMLINKS).
 const MAX_LINKS: u32 = 40;
 
-const LOOK: &str = "archfs ls ARCHIVE shows what is in it";
+const LIST_HINT: &str = "archfs ls ARCHIVE shows what is in it";
 
-/// The attributes of what `path` names, taken from the root; a symbolic link at its end is not
+/// The attributes of `path`, resolved from the root. A symbolic link as the last component is not
 /// followed.
 ///
 /// # Errors
-/// `NotFound`, `NotADirectory`; `InvalidInput` for a loop of links; what the tree reports.
+/// `NotFound`, `NotADirectory`; `InvalidInput` for a loop of links; errors of the tree.
 pub fn resolve(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
     walk(tree, path, LastLink::Keep)
 }
 
-/// The same, with a symbolic link at the end followed, inside the tree.
+/// Like `resolve`, but follows a symbolic link as the last component, inside the tree.
 ///
 /// # Errors
 /// As `resolve`.
@@ -29,11 +28,11 @@ pub fn resolve_through(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
     walk(tree, path, LastLink::Follow)
 }
 
-/// The path of what has `name` in the folder of path `folder`, which is empty for the root.
-pub fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
-    match folder {
+/// The path of `name` in the directory `directory`, which is empty for the root.
+pub fn joined(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    match directory {
         [] => name.to_vec(),
-        folder => [folder, b"/", name].concat(),
+        directory => [directory, b"/", name].concat(),
     }
 }
 
@@ -47,19 +46,19 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
     let error =
         |kind, why: &str| Error::new(kind, format!("{}: {why}", String::from_utf8_lossy(path)));
     let mut links = 0;
-    // Folders from the root to the present one; `..` pops, and the root stays.
+    // Directories from the root to the current one. `..` pops; the root stays.
     let mut trail = vec![tree.attr(Ino::ROOT)?];
-    // Names still to walk, the next one last.
+    // Names still to resolve, the next one last.
     let mut rest = split(path);
     while let Some(component) = rest.pop() {
         if component == b".." {
             trail.truncate(trail.len().saturating_sub(1).max(1));
             continue;
         }
-        let here = trail.last().map_or(Ino::ROOT, |folder| folder.ino);
-        let missing = || error(Kind::NotFound, "no such path in the archive").with_hint(LOOK);
+        let current = trail.last().map_or(Ino::ROOT, |directory| directory.ino);
+        let missing = || error(Kind::NotFound, "no such path in the archive").with_hint(LIST_HINT);
         let name = Name::parse(&component).ok_or_else(missing)?;
-        let attr = tree.lookup(here, name)?.ok_or_else(missing)?;
+        let attr = tree.lookup(current, name)?.ok_or_else(missing)?;
         match attr.kind {
             FileKind::Directory => trail.push(attr),
             FileKind::Symlink if last == LastLink::Follow || !rest.is_empty() => {
@@ -80,7 +79,7 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
     trail.pop().ok_or_else(|| error(Kind::NotFound, "no such path in the archive"))
 }
 
-/// The components of `path` without empty ones and `.`, last first.
+/// The components of `path` without empty ones and `.`, in reverse order.
 fn split(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|&byte| byte == b'/')
         .filter(|part| !part.is_empty() && *part != b".")

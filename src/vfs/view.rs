@@ -1,8 +1,7 @@
-//! A tree seen otherwise: from a folder of it, with other owners, without some of its files.
+//! A tree shown differently: from a subdirectory, with other owners, or without some files.
 //!
-//! Owns `--subdir`, `uid=` and `gid=`, and hiding what is shown in another form; leaves everything
-//! else to the tree inside.
-//! Invariants: the folder is `Ino::ROOT` of the view, and no number above or outside it changes
+//! Implements `--subdir`, `uid=` and `gid=`, and hides archives that are shown as directories.
+//! Invariants: the subdirectory is `Ino::ROOT` of the view, and all other inode numbers keep their
 //! meaning; a hidden inode has no name.
 
 use std::collections::HashSet;
@@ -18,11 +17,11 @@ use crate::sync::Arc;
 /// How a tree is shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ViewOptions {
-    /// The folder that becomes the root, as bytes of a path in the tree.
+    /// The directory that becomes the root: a path in the tree, in bytes.
     pub subdir: Option<Vec<u8>>,
-    /// The owner shown for every file.
+    /// The owner shown for all files.
     pub uid: Option<u32>,
-    /// The group shown for every file.
+    /// The group shown for all files.
     pub gid: Option<u32>,
 }
 
@@ -32,12 +31,12 @@ pub struct View {
     root: Ino,
     uid: Option<u32>,
     gid: Option<u32>,
-    /// Files that are neither listed nor found.
+    /// Files that are neither listed nor found by name.
     hidden: HashSet<Ino>,
 }
 
 impl View {
-    /// `tree` without the files `hidden`; the tree itself where there are none.
+    /// `tree` without the files `hidden`. If there are none, the tree itself.
     pub fn without(tree: Arc<dyn Tree>, hidden: Vec<Ino>) -> Arc<dyn Tree> {
         if hidden.is_empty() {
             return tree;
@@ -46,10 +45,11 @@ impl View {
         Arc::new(Self { tree, root: Ino::ROOT, uid: None, gid: None, hidden })
     }
 
-    /// `tree` as `options` show it; the tree itself where they ask for nothing.
+    /// `tree` as `options` describe. If they change nothing, the tree itself.
     ///
     /// # Errors
-    /// `NotFound` or `NotADirectory` for the folder; what the tree reports on the way to it.
+    /// `NotFound` or `NotADirectory` for the subdirectory; errors of the tree during its
+    /// resolution.
     pub fn apply(tree: Arc<dyn Tree>, options: &ViewOptions) -> Result<Arc<dyn Tree>> {
         let ViewOptions { subdir, uid, gid } = options.clone();
         if subdir.is_none() && uid.is_none() && gid.is_none() {
@@ -72,12 +72,12 @@ impl View {
         Ok(Arc::new(Self { tree, root, uid, gid, hidden: HashSet::new() }))
     }
 
-    /// The number of the view as the tree knows it.
+    /// The tree's number for an inode of the view.
     fn inner(&self, ino: Ino) -> Ino {
         if ino == Ino::ROOT { self.root } else { ino }
     }
 
-    /// The number of the tree as the view shows it.
+    /// The view's number for an inode of the tree.
     fn outer(&self, ino: Ino) -> Ino {
         if ino == self.root { Ino::ROOT } else { ino }
     }

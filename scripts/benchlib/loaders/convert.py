@@ -1,6 +1,6 @@
-"""From a tar of images in folders by class to HDF5, LMDB and WebDataset: what each needs instead of files.
+"""Converts a tar of images in directories by class to HDF5, LMDB and WebDataset.
 
-As the documents of each package have it; one pass over the tar.
+Each conversion follows the documentation of its package, in one pass over the tar.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import lmdb
 import numpy
 import webdataset
 
-# At least two for each of many workers; a million images would be in shards ten times as large.
+# At least two shards for each of many workers. A million images would use shards ten times as large.
 SHARD_IMAGES = 125
 
 
@@ -29,7 +29,7 @@ def class_of(path):
 
 
 def hdf5_bytes(tar, output):
-    """One dataset of the bytes of all images one after the other, and where each ends."""
+    """One dataset with the bytes of all images one after another, and the end offset of each."""
     ends, labels, classes = [0], [], {}
     with h5py.File(output, "w") as file:
         images = file.create_dataset("images", (pathlib.Path(tar).stat().st_size,), numpy.uint8)
@@ -56,7 +56,7 @@ def hdf5_vlen(tar, output):
 
 
 def lmdb_keys(tar, output):
-    """A value for each path, and all paths under one key more."""
+    """A value for each path, and the list of all paths under one more key."""
     paths = []
     with lmdb.open(output, map_size=2 * pathlib.Path(tar).stat().st_size + (1 << 26), subdir=False,
                    lock=False) as database, database.begin(write=True) as transaction:
@@ -67,7 +67,7 @@ def lmdb_keys(tar, output):
 
 
 def shards(tar, output):
-    """Tars of the images in an order drawn once, each beside its label."""
+    """Tars of the images in a fixed random order, each with its label."""
     images = list(members(tar))
     classes = {name: label for label, name in enumerate(sorted({class_of(path) for path, _ in images}))}
     random.Random(0).shuffle(images)

@@ -1,10 +1,10 @@
-"""Reads epochs and converts as it is told, each time in a process of its own that has everything imported.
+"""Runs epochs and conversions on request, each in a new process with everything imported.
 
-A line of JSON on standard input is a request: function, tar and output of convert.py; or reader, place,
-load, images, workers, seed, epochs. The answer on standard output is a line, too: for each epoch seconds,
-first (seconds until the first batch), files, bytes, checksum and order (another checksum, that of the
-order); and the memory of all its processes in the middle of the last epoch. Seconds count from when the
-loader is made, or the epoch is begun.
+A line of JSON on standard input is a request: function, tar and output of convert.py; or reader, place, load,
+images, workers, seed, epochs. The answer on standard output is also a line. For each epoch it has seconds,
+first (seconds until the first batch), files, bytes, checksum and order (a checksum of the order), and the
+memory of all its processes in the middle of the last epoch. Time starts when the loader is created, or when
+the epoch begins.
 """
 
 import gc
@@ -37,7 +37,7 @@ def answer(request):
         last = number == request["epochs"] - 1
         epochs.append(epoch(batches, start, request["images"] // 2 if last else None))
         start = time.perf_counter()
-    # Its workers end with it.
+    # This ends its workers.
     del batches
     gc.collect()
     return epochs
@@ -50,7 +50,7 @@ def epoch(batches, start, middle):
         first = first or time.perf_counter() - start
         files += len(sums)
         size += int(sizes.sum())
-        # Of what belongs to which label, whatever the order.
+        # Independent of the order, but sensitive to which image has which label.
         checksum += int((sums * (2 * labels + 1)).sum())
         order = zlib.crc32(sums.numpy().tobytes(), order)
         if middle and not memory and files >= middle:
@@ -61,7 +61,7 @@ def epoch(batches, start, middle):
 
 
 def main():
-    # Whatever a package prints goes to standard error.
+    # Other output of packages goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps("ready"), file=answers, flush=True)

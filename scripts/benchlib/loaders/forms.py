@@ -1,7 +1,8 @@
-"""The ways to keep the images: how each is made from the tar, and what a job does before it can read.
+"""The forms in which images are stored: how each is created from the tar, and what a job does before it can
+read.
 
-A form has `prepare`, done once, which leaves `files()`; and `begun`, done in every job and counted: it
-yields where the loader looks, and a function that tells the memory then held for the data.
+A form has `prepare`, which runs once and creates `files()`, and `begun`, which runs in every job and is
+timed. `begun` yields the path for the loader, and a function that returns the memory held for the data.
 """
 
 import contextlib
@@ -22,14 +23,14 @@ SHM = pathlib.Path("/dev/shm")
 
 
 class Images(NamedTuple):
-    """The tar of all images, as it was downloaded, and the folder where forms are made."""
+    """The tar of all images, as downloaded, and the directory in which forms are created."""
     tar: pathlib.Path
     kept: pathlib.Path
     count: int
 
 
 class Unpacked(NamedTuple):
-    """The files themselves on the disk."""
+    """The files themselves on disk."""
     images: Images
     name: str = FOLDER
     reader: str = "folder"
@@ -58,7 +59,7 @@ class InMemory(NamedTuple):
     changes: str = "0"
 
     def prepare(self):
-        """What a job does, for comparison with what others do once."""
+        """What every job does, for comparison with the forms that are created once."""
         with self.begun(None):
             pass
 
@@ -73,7 +74,7 @@ class InMemory(NamedTuple):
 
 
 class Converted(NamedTuple):
-    """One file or folder made by a function of convert.py."""
+    """One file or directory, created by a function of convert.py."""
     images: Images
     name: str
     reader: str
@@ -101,7 +102,7 @@ class Converted(NamedTuple):
 
 
 class Mounted(NamedTuple):
-    """An archive, `made` by a command from the tar, that `mount` shows as a folder."""
+    """An archive, created from the tar by the command `made`, that `mount` shows as a directory."""
     images: Images
     mount: systems.Mount
     archive: pathlib.Path
@@ -130,7 +131,7 @@ class Mounted(NamedTuple):
 
 
 def everything(images, ask, archfs, commit):
-    """All that are present, the folder first and archfs last."""
+    """All forms that are available, the directory first and archfs last."""
     image, index = images.kept / "images.sqfs", pathlib.Path(f"{images.tar}.archfs-index")
     pack = (archfs, "pack", "--quiet", "--force", images.tar, image)
     found = [Unpacked(images), InMemory(images),

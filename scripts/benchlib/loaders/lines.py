@@ -1,7 +1,7 @@
-"""How much code differs between the loader of a folder and the others, counted from the files themselves.
+"""How much code differs between the loader of a directory and the others, counted from the source files.
 
-A line counts if it has code: no blank lines, comments or docstrings. Changed are those lines of a loader
-that are not in the loader of a folder, in its order, as diff finds them; taken away ones do not count.
+Only code lines count, not blank lines, comments or docstrings. A line of a loader is changed if diff does not
+find it in the loader of a directory; removed lines do not count.
 """
 
 import ast
@@ -20,7 +20,7 @@ def changed(reader):
 
 
 def converter(function):
-    """Lines of a function of convert.py with the two that all of them call."""
+    """Lines of a function of convert.py, including the two helpers that all of them call."""
     path = HERE / "convert.py"
     found = [node for node in ast.parse(path.read_text()).body
              if isinstance(node, ast.FunctionDef) and node.name in (function, "members", "class_of")]

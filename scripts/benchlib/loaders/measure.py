@@ -1,7 +1,7 @@
-"""The rounds: all forms are made, then read from cold storage, from the page cache, and with decoding.
+"""The rounds: all forms are created, then read from cold storage, from the page cache, and with decoding.
 
-A group of phases goes through all forms, so that what is compared was measured within a minute or two; who
-is first in one round is second in the next. What every loader delivered is compared with the tar itself.
+A group of phases goes through all forms, so that figures that are compared were measured within a minute or
+two. The order of the forms rotates from round to round. What every loader delivered is compared with the tar.
 """
 
 import os
@@ -23,8 +23,9 @@ DROP = pathlib.Path("/proc/sys/vm/drop_caches")
 
 
 class Bench(NamedTuple):
-    """`ask` is the server; `workers` those of a loader, the first of them where one number is enough; `drop`
-    all caches of the kernel, not only the pages of the files, for a cold start."""
+    """`ask` is the server; `workers` are the numbers of loader workers, the first of which is used where one
+    number is enough; `drop` drops all kernel caches for a cold start, not only the files' pages.
+    """
     images: forms.Images
     forms: list
     ask: Callable
@@ -33,7 +34,7 @@ class Bench(NamedTuple):
     rounds: int
     workers: tuple
     drop: bool
-    # What was read first, which all others have to read, too.
+    # What the first reader delivered; all others must deliver the same.
     seen: dict
 
 
@@ -41,7 +42,7 @@ def rounds(bench):
     bench.seen["checksum"] = contents(bench.images.tar)
     for number in range(bench.rounds):
         one_round(bench, number, turned(bench.forms, number))
-        # What is known so far can be shown.
+        # Lets the caller show the figures so far.
         yield number
 
 
@@ -67,7 +68,7 @@ def one_round(bench, number, taking_part):
 # Each yields phases with seconds and bytes.
 
 def prepared(form):
-    """On the disk, not only in the page cache; from a tar that is in the page cache."""
+    """Creates the form from a tar in the page cache, until it is on disk."""
     os.sync()
     start = time.perf_counter()
     form.prepare()
@@ -77,7 +78,7 @@ def prepared(form):
 
 
 def cold(bench, form, number):
-    """What a job does from its start on, nothing of the archive being in memory."""
+    """A job from its start, with nothing of the archive in memory."""
     forget(bench, form)
     start = time.perf_counter()
     with form.begun(bench.place) as (place, held):
@@ -91,7 +92,7 @@ def cold(bench, form, number):
 
 
 def warm(bench, form, number, workers, load):
-    """On a fresh mount."""
+    """Epochs on a fresh mount."""
     reader.warm(*form.files())
     phase = (phases.fresh if load == "checksum" else phases.decoding)(workers)
     with form.begun(bench.place) as (place, _):
@@ -104,7 +105,7 @@ def read(bench, form, place, seed, workers, load, epochs):
                       workers=workers, seed=seed, epochs=epochs)
     for number, epoch in enumerate(found):
         same(bench, form, load, (epoch["files"], epoch["bytes"], epoch["checksum"]))
-        # WebDataset has an order of its own.
+        # WebDataset shuffles by itself.
         if form.reader != "webdataset":
             same(bench, form, f"order of {load}, {seed}, {number}", epoch["order"])
     return found
@@ -117,7 +118,7 @@ def same(bench, form, what, found):
 
 
 def contents(tar):
-    """Files, bytes and checksum as epoch.py has them, from the tar itself."""
+    """Files, bytes and checksum as epoch.py computes them, from the tar itself."""
     files = size = checksum = 0
     classes = {}
     with tarfile.open(tar, "r|") as archive:
@@ -133,12 +134,12 @@ def contents(tar):
 
 
 def forget(bench, form):
-    """From the page cache; of the kernel's other caches, too, where that is wanted."""
+    """Drops the files from the page cache, and all other kernel caches if requested."""
     os.sync()
     reader.forget(*form.files())
     if bench.drop:
         DROP.write_text("3\n")
-        # What was dropped of the programs is not the job's to read.
+        # Reading the dropped programs back is not part of the job.
         for mounting in (one for one in bench.forms if isinstance(one, forms.Mounted)):
             program = mounting.mount.command[0]
             reader.warm(program)

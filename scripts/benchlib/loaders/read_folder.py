@@ -1,4 +1,4 @@
-"""The loader of a folder of images: torchvision's ImageFolder as it is. Also for every mount."""
+"""The loader of a directory of images: unmodified torchvision ImageFolder. Also used for every mount."""
 
 import torch
 from torch.utils.data import DataLoader

@@ -1,4 +1,4 @@
-"""The loader of an HDF5 file that has all images in one dataset of bytes."""
+"""The loader of an HDF5 file with all images in one dataset of bytes."""
 
 import h5py
 import torch
@@ -15,7 +15,7 @@ class Images(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index):
-        # Not before the workers are forked: they must not share an open HDF5 file.
+        # Opened after the workers are forked, because they must not share an open HDF5 file.
         if self.images is None:
             self.images = h5py.File(self.place)["images"]
         data = self.images[self.ends[index]:self.ends[index + 1]].tobytes()

@@ -20,7 +20,7 @@ class Images(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index):
-        # Not before the workers are forked: they must not share an open database.
+        # Opened after the workers are forked, because they must not share an open database.
         if self.reader is None:
             self.reader = self.opened().begin()
         path = self.paths[index]

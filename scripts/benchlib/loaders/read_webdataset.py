@@ -1,4 +1,4 @@
-"""The loader of WebDataset shards: shards in an order drawn anew, 1,000 images of each worker shuffled."""
+"""The loader of WebDataset shards: reshuffled shards, and a shuffle buffer of 1,000 images per worker."""
 
 import glob
 

@@ -38,7 +38,7 @@ def write(table, forms, facts, folder):
 
 
 def main_phases(table):
-    """A table of those that matter most."""
+    """A table of the most important phases."""
     chosen = Table()
     for row in table.of(DATASET):
         named = row.phase in (phases.PREPARING, phases.READY, phases.JOB, phases.HELD)
@@ -78,7 +78,7 @@ def ratio(table, name, phase):
     if not ratios:
         return ""
     found = statistics.median(ratios)
-    # What memory has to do before is done in every job, not once.
+    # Unpacking into memory is repeated in every job.
     text = f"{found:.2f}" if found < 10 else f"{found:.0f}"
     return f"{text} in every job" if (name, phase) == (MEMORY, phases.PREPARING) else text
 

@@ -1,4 +1,4 @@
-"""The process with torch that reads, as its client sees it; ended with all its workers, come what may."""
+"""The process with torch that reads, as its client sees it. It always ends, with all its workers."""
 
 import contextlib
 import json
@@ -14,13 +14,13 @@ LIMIT = 600
 
 
 def run(python, module, *words):
-    """A module of this package by the Python that has torch."""
+    """Runs a module of this package with the Python that has torch."""
     subprocess.run([str(python), "-m", f"benchlib.loaders.{module}", *map(str, words)], check=True,
                    env=environment())
 
 
 def environment():
-    # Without torch's warning of more workers than processors.
+    # Suppresses torch's warning about more workers than CPU cores.
     return os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "PYTHONWARNINGS": "ignore"}
 
 
@@ -43,7 +43,7 @@ def asked(process, request):
 
 
 def told(process):
-    """One line; a reader that hangs, fails or ends is an error."""
+    """Reads one line. Raises if the reader hangs, fails or exits."""
     if not select.select([process.stdout], [], [], LIMIT)[0]:
         sys.exit(f"bench-loaders: the reader did not answer for {LIMIT} seconds")
     line = process.stdout.readline()

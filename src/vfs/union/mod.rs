@@ -1,13 +1,11 @@
-//! Several trees as one: folders merge, and of two files with one path the later tree's is shown.
+//! Several trees as one: directories merge, and the later tree wins if two have a file at one path.
 //!
-//! Owns which tree answers for an inode; leaves listing the folders that trees share to `merge`,
-//! and everything else to the trees.
-//! Invariant: a lookup asks one tree at most, however many there are.
+//! Invariant: a lookup asks at most one tree, however many there are.
 //!
-//! Only folders that several trees have need a listing of their own, and those are merged once, at
-//! the start: a sorted list of names, each with the tree it comes from. A folder that one tree has
-//! alone is left to that tree, with all below it. So a thousand trees cost memory for the folders
-//! they share and nothing else: 16 bytes a name, and the name.
+//! Only directories that several trees share need a listing of their own. Those are merged once, at
+//! the start: a sorted list of names, each with the tree it comes from. A directory that only one
+//! tree has is left to that tree, with everything below it. So a thousand trees cost memory only
+//! for the directories they share: 16 bytes per name, and the name.
 
 use std::ops::ControlFlow;
 
@@ -24,15 +22,15 @@ mod numbers;
 use merge::Merging;
 use numbers::{Numbered, Numbers};
 
-/// Trees in one union; each needs a number other than 0 in the upper 16 bits of one.
+/// The maximum number of trees: each needs a nonzero number in the upper 16 bits of an inode
+/// number.
 const TREES_MAX: usize = (1 << 16) - 1;
 
-/// A tree and the folder of the union that shows it.
+/// A tree and the directory of the union at which it is shown.
 pub struct Layer {
-    /// The folder's path, without a leading slash; empty for the root. It is made where it is
-    /// missing.
+    /// The directory's path, without a leading slash; empty for the root. It is created if missing.
     pub path: Vec<u8>,
-    /// What is shown there.
+    /// The tree shown there.
     pub tree: Arc<dyn Tree>,
 }
 
@@ -40,23 +38,23 @@ pub struct Layer {
 pub struct Union {
     trees: Vec<Arc<dyn Tree>>,
     numbers: Numbers,
-    folders: Vec<Merged>,
+    directories: Vec<Merged>,
     names: Vec<u8>,
     hidden: u64,
-    /// Of all trees together, which do not change: no request asks them all.
+    /// The sum over all trees. They do not change, so no request asks them all.
     totals: Totals,
 }
 
-/// A folder that more than one tree has.
+/// A directory that more than one tree has.
 struct Merged {
-    /// The inode whose attributes it shows: the latest tree's, if any tree has one there.
+    /// The inode whose attributes it shows: that of the latest tree, if any tree has one.
     shown: Option<Inner>,
-    /// Its entries in `Union::folders`' own list, sorted by name.
+    /// Its entries, sorted by name.
     entries: Box<[Entry]>,
 }
 
 struct Entry {
-    /// Where its name is in `Union::names`: a byte of length, then the name.
+    /// Index of the name in `Union::names`: a length byte, then the name.
     name: usize,
     ino: Ino,
     kind: FileKind,
@@ -70,28 +68,28 @@ struct Inner {
 }
 
 impl Union {
-    /// The union of `layers`, the later ones in front.
+    /// The union of `layers`; later layers win.
     ///
     /// # Errors
-    /// `Unsupported` for more than 65,535 of them; what a tree reports while a folder that it
-    /// shares with others is listed.
+    /// `Unsupported` for more than 65,535 layers; errors of a tree while a shared directory is
+    /// listed.
     pub fn new(layers: &[Layer]) -> Result<Self> {
         if layers.len() > TREES_MAX {
             let context = format!("{} archives at one place, limit {TREES_MAX}", layers.len());
             return Err(Error::new(Kind::Unsupported, context));
         }
         let trees = layers.iter().map(|layer| Arc::clone(&layer.tree)).collect();
-        let Merging { folders, names, hidden, numbers, .. } = Merging::of(layers)?;
+        let Merging { directories, names, hidden, numbers, .. } = Merging::of(layers)?;
         let none = Totals { bytes: 0, inodes: 0, block_size: 512 };
         let totals = layers.iter().map(|layer| layer.tree.totals()).fold(none, |sum, one| Totals {
             bytes: sum.bytes.saturating_add(one.bytes),
             inodes: sum.inodes.saturating_add(one.inodes),
             block_size: sum.block_size.max(one.block_size),
         });
-        Ok(Self { trees, numbers, folders, names, hidden, totals })
+        Ok(Self { trees, numbers, directories, names, hidden, totals })
     }
 
-    /// How many files and folders no path leads to, because a later tree has something else there.
+    /// How many files and directories no path leads to, because a later tree hides them.
     pub fn hidden(&self) -> u64 {
         self.hidden
     }
@@ -105,10 +103,10 @@ impl Union {
         Ok(attr)
     }
 
-    /// What the union's number stands for.
+    /// The object that an inode number of the union stands for.
     fn target(&self, ino: Ino) -> Result<Target<'_>> {
         let found = match self.numbers.numbered(ino) {
-            Some(Numbered::Folder(place)) => self.folders.get(place).map(Target::Merged),
+            Some(Numbered::Folder(index)) => self.directories.get(index).map(Target::Merged),
             Some(Numbered::Inner(Inner { tree, ino })) => Some(Target::Inner(tree, ino)),
             None => None,
         };
@@ -116,17 +114,17 @@ impl Union {
             .ok_or_else(|| Error::new(Kind::NotFound, format!("{} is no inode here", ino.number())))
     }
 
-    /// The inode of a tree that answers for `ino`, if any does.
+    /// The tree and inode that answer for `ino`, if any.
     fn answering(&self, ino: Ino) -> Result<Option<(&dyn Tree, Ino)>> {
         Ok(match self.target(ino)? {
             Target::Inner(tree, ino) => Some((self.trees[tree].as_ref(), ino)),
-            Target::Merged(folder) => {
-                folder.shown.map(|inner| (self.trees[inner.tree].as_ref(), inner.ino))
+            Target::Merged(directory) => {
+                directory.shown.map(|inner| (self.trees[inner.tree].as_ref(), inner.ino))
             }
         })
     }
 
-    /// The inode of a tree that holds the file `ino`.
+    /// The tree and inode that hold the file `ino`.
     fn file(&self, ino: Ino) -> Result<(&dyn Tree, Ino)> {
         match self.target(ino)? {
             Target::Inner(tree, ino) => Ok((self.trees[tree].as_ref(), ino)),
@@ -135,8 +133,8 @@ impl Union {
     }
 }
 
-/// Bits of a place in the union that say where in its archive it is.
-const PLACE_BITS: u32 = 48;
+/// Bits of a union's data offset that hold the offset in its archive.
+const OFFSET_BITS: u32 = 48;
 
 enum Target<'u> {
     Merged(&'u Merged),
@@ -172,11 +170,11 @@ impl Tree for Union {
                 let found = self.trees[tree].lookup(inner, name)?;
                 found.map(|attr| self.attr_from(tree, attr)).transpose()
             }
-            Target::Merged(folder) => {
+            Target::Merged(directory) => {
                 let wanted = name.as_bytes();
-                let place =
-                    folder.entries.binary_search_by(|entry| self.name(entry.name).cmp(wanted));
-                place.ok().map(|place| self.attr(folder.entries[place].ino)).transpose()
+                let index =
+                    directory.entries.binary_search_by(|entry| self.name(entry.name).cmp(wanted));
+                index.ok().map(|index| self.attr(directory.entries[index].ino)).transpose()
             }
         }
     }
@@ -187,8 +185,8 @@ impl Tree for Union {
         cookie: Cookie,
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let folder = match self.target(ino)? {
-            Target::Merged(folder) => folder,
+        let directory = match self.target(ino)? {
+            Target::Merged(directory) => directory,
             Target::Inner(tree, inner) => {
                 let mut failed = Ok(());
                 self.trees[tree].read_dir(inner, cookie, &mut |mut entry| {
@@ -205,7 +203,7 @@ impl Tree for Union {
             }
         };
         let skipped = cookie.0.checked_sub(Cookie::START.0).map(usize::try_from);
-        let rest = skipped.and_then(|skipped| folder.entries.get(skipped.ok()?..));
+        let rest = skipped.and_then(|skipped| directory.entries.get(skipped.ok()?..));
         let rest = rest.ok_or_else(|| {
             Error::new(Kind::InvalidInput, format!("{} is no place in this directory", cookie.0))
         })?;
@@ -257,9 +255,9 @@ impl Tree for Union {
         if ino == Ino::ROOT {
             return Ok(Some(ino));
         }
-        let holds = |folder: &Merged| folder.entries.iter().any(|entry| entry.ino == ino);
-        if let Some(place) = self.folders.iter().position(holds) {
-            return self.numbers.folder(place).map(Some);
+        let holds = |directory: &Merged| directory.entries.iter().any(|entry| entry.ino == ino);
+        if let Some(index) = self.directories.iter().position(holds) {
+            return self.numbers.directory(index).map(Some);
         }
         match self.target(ino)? {
             Target::Merged(_) => Ok(None),
@@ -271,17 +269,17 @@ impl Tree for Union {
     }
 
     fn numbers_end(&self) -> u64 {
-        let last = self.numbers.folder(self.folders.len());
+        let last = self.numbers.directory(self.directories.len());
         last.map_or(u64::MAX, Ino::number)
     }
 
-    // Of the tree's place only what leaves room for the tree: files of one tree come together.
+    // The upper bits are the tree, so files of one tree stay together.
     fn data_offset(&self, ino: Ino) -> Result<u64> {
-        let (tree, place) = match self.target(ino)? {
+        let (tree, offset) = match self.target(ino)? {
             Target::Inner(tree, ino) => (tree, self.trees[tree].data_offset(ino)?),
             Target::Merged(_) => return Err(Error::new(Kind::IsADirectory, "is a directory")),
         };
-        Ok((tree as u64 + 1) << PLACE_BITS | place & ((1 << PLACE_BITS) - 1))
+        Ok((tree as u64 + 1) << OFFSET_BITS | offset & ((1 << OFFSET_BITS) - 1))
     }
 
     fn audit(&self, found: &mut dyn FnMut(Finding)) {

@@ -1,10 +1,10 @@
-//! Inode numbers of a union: which inode of which tree one stands for.
+//! Maps inode numbers of a union to inodes of its trees.
 //!
-//! Each tree gets as many numbers as it says it has (`Tree::numbers_end`), one tree behind the
-//! other, and the merged folders get those behind the last tree. So the numbers of a union are as
-//! small as its trees allow, and fit programs with 32 bits for them. The root is 1.
+//! Each tree gets as many numbers as it says it needs (`Tree::numbers_end`), one tree after
+//! another. The merged directories get the numbers after the last tree. So the numbers are as small
+//! as possible and fit programs that use 32 bits. The root is 1.
 //!
-//! A number that is larger than its tree said has the tree's place plus one in the upper 16 bits.
+//! A number that is larger than its tree said has the tree's index plus one in the upper 16 bits.
 
 use super::{Inner, Layer};
 use crate::error::{Error, Kind, Result};
@@ -15,15 +15,15 @@ pub(super) const INNER_BITS: u32 = 48;
 
 const LIMIT: u64 = 1 << INNER_BITS;
 
-/// The numbers of all trees.
+/// The number ranges of all trees.
 pub(super) struct Numbers {
-    /// Where those of each tree begin, and behind the last one, where those of folders do.
+    /// The first number of each tree, and then the first number of the merged directories.
     starts: Vec<u64>,
 }
 
-/// What a number stands for.
+/// The object that a number stands for.
 pub(super) enum Numbered {
-    /// A merged folder, by its place in their list.
+    /// A merged directory, by its index.
     Folder(usize),
     Inner(Inner),
 }
@@ -40,10 +40,10 @@ impl Numbers {
         Self { starts }
     }
 
-    /// The number of an inode of a tree.
+    /// The union's number for an inode of a tree.
     ///
     /// # Errors
-    /// `Unsupported` where the tree's own number is too large.
+    /// `Unsupported` if the tree's own number is too large.
     pub(super) fn outer(&self, inner: Inner) -> Result<Ino> {
         let number = inner.ino.number();
         let (start, end) = (self.starts[inner.tree], self.starts[inner.tree + 1]);
@@ -58,14 +58,14 @@ impl Numbers {
         Ok(Ino::new(outer).unwrap_or(Ino::ROOT))
     }
 
-    /// The number of the merged folder at `place`.
+    /// The number of the merged directory at `index`.
     ///
     /// # Errors
-    /// `Unsupported` where there are too many.
-    pub(super) fn folder(&self, place: usize) -> Result<Ino> {
-        let number = match place as u64 {
+    /// `Unsupported` if there are too many.
+    pub(super) fn directory(&self, index: usize) -> Result<Ino> {
+        let number = match index as u64 {
             0 => Some(Ino::ROOT.number()),
-            place => self.folders_start().checked_add(place),
+            index => self.directories_start().checked_add(index),
         };
         number
             .filter(|&number| number < LIMIT)
@@ -73,7 +73,7 @@ impl Numbers {
             .ok_or_else(|| Error::new(Kind::Unsupported, "too many folders in several archives"))
     }
 
-    /// What `ino` stands for, if anything of that number exists.
+    /// The object that `ino` stands for. `None` if the number is not assigned.
     pub(super) fn numbered(&self, ino: Ino) -> Option<Numbered> {
         let number = ino.number();
         if ino == Ino::ROOT {
@@ -84,17 +84,18 @@ impl Numbers {
             let ino = Ino::new(number & (LIMIT - 1))?;
             return (tree + 1 < self.starts.len()).then_some(Numbered::Inner(Inner { tree, ino }));
         }
-        if let Some(place) = number.checked_sub(self.folders_start()) {
-            let place = usize::try_from(place).ok().filter(|&place| place > 0);
-            return place.map(Numbered::Folder);
+        if let Some(index) = number.checked_sub(self.directories_start()) {
+            let index = usize::try_from(index).ok().filter(|&index| index > 0);
+            return index.map(Numbered::Folder);
         }
-        // The last tree that begins there or before; those without numbers begin with their next.
+        // The last tree that starts at or before it. Trees without numbers start where the next one
+        // does.
         let tree = self.starts.partition_point(|&start| start <= number).checked_sub(1)?;
         let ino = Ino::new(number - self.starts[tree])?;
         Some(Numbered::Inner(Inner { tree, ino }))
     }
 
-    fn folders_start(&self) -> u64 {
+    fn directories_start(&self) -> u64 {
         self.starts.last().copied().unwrap_or(LIMIT)
     }
 }

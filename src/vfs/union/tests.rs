@@ -1,17 +1,17 @@
-//! Unions of trees made for the purpose, which count what they are asked.
+//! Unions of fake trees, which count the requests they get.
 
 use super::numbers::INNER_BITS;
 use super::*;
 use crate::sync::{AtomicU64, Ordering};
 use crate::vfs::{View, resolve};
 
-/// A tree of the files and folders (those that end with a slash) at some paths.
+/// A tree of files, and of directories (paths that end with a slash).
 struct Fake {
-    /// Path, kind and contents; the place in this list and `first` make the number. The root is
-    /// first.
+    /// Path, kind and contents. The index in this list plus `first` is the inode number. The root
+    /// is first.
     nodes: Vec<(String, FileKind, String)>,
     first: u64,
-    asked: AtomicU64,
+    requests: AtomicU64,
     released: AtomicU64,
 }
 
@@ -23,30 +23,30 @@ impl Fake {
     fn numbered(paths: &[&str], text: &str, first: u64) -> Arc<Self> {
         let mut nodes = vec![(String::new(), FileKind::Directory, String::new())];
         nodes.extend(paths.iter().map(|path| match path.strip_suffix('/') {
-            Some(folder) => (folder.to_owned(), FileKind::Directory, String::new()),
+            Some(directory) => (directory.to_owned(), FileKind::Directory, String::new()),
             None => ((*path).to_owned(), FileKind::Regular, text.to_owned()),
         }));
-        Arc::new(Self { nodes, first, asked: AtomicU64::new(0), released: AtomicU64::new(0) })
+        Arc::new(Self { nodes, first, requests: AtomicU64::new(0), released: AtomicU64::new(0) })
     }
 
-    fn place(&self, ino: Ino) -> Result<usize> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+    fn index(&self, ino: Ino) -> Result<usize> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
         if ino == Ino::ROOT {
             return Ok(0);
         }
-        let place = usize::try_from(ino.number().wrapping_sub(self.first)).unwrap_or(usize::MAX);
-        let known = (1..self.nodes.len()).contains(&place);
-        known.then_some(place).ok_or_else(|| Error::new(Kind::NotFound, "no such inode"))
+        let index = usize::try_from(ino.number().wrapping_sub(self.first)).unwrap_or(usize::MAX);
+        let is_known = (1..self.nodes.len()).contains(&index);
+        is_known.then_some(index).ok_or_else(|| Error::new(Kind::NotFound, "no such inode"))
     }
 
-    fn ino(&self, place: usize) -> Ino {
-        // A folder of that name is the root once more, as a damaged archive may have it.
-        let is_root = place == 0 || self.nodes[place].0 == "loop";
-        if is_root { Ino::ROOT } else { Ino::new(self.first + place as u64).unwrap() }
+    fn ino(&self, index: usize) -> Ino {
+        // A directory of that name is the root again, as a damaged archive may have it.
+        let is_root = index == 0 || self.nodes[index].0 == "loop";
+        if is_root { Ino::ROOT } else { Ino::new(self.first + index as u64).unwrap() }
     }
 
-    fn children(&self, folder: usize) -> Vec<usize> {
-        let path = &self.nodes[folder].0;
+    fn children(&self, directory: usize) -> Vec<usize> {
+        let path = &self.nodes[directory].0;
         let within = |other: &str| match other.rsplit_once('/') {
             Some((parent, _)) => parent == path,
             None => path.is_empty() && !other.is_empty(),
@@ -54,15 +54,15 @@ impl Fake {
         (0..self.nodes.len()).filter(|&nth| within(&self.nodes[nth].0)).collect()
     }
 
-    fn attr_at(&self, place: usize) -> Attr {
+    fn attr_at(&self, index: usize) -> Attr {
         Attr {
-            ino: self.ino(place),
-            kind: self.nodes[place].1,
+            ino: self.ino(index),
+            kind: self.nodes[index].1,
             permissions: 0o700 + self.nodes.len() as u16 % 8,
             nlink: 1,
             uid: 0,
             gid: 0,
-            size: self.nodes[place].2.len() as u64,
+            size: self.nodes[index].2.len() as u64,
             allocated: 0,
             device: 0,
             modified: Timestamp { seconds: 7, nanoseconds: 0 },
@@ -73,14 +73,14 @@ impl Fake {
 
 impl Tree for Fake {
     fn attr(&self, ino: Ino) -> Result<Attr> {
-        self.place(ino).map(|place| self.attr_at(place))
+        self.index(ino).map(|index| self.attr_at(index))
     }
 
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
-        let children = self.children(self.place(parent)?);
-        let own = |place: usize| self.nodes[place].0.rsplit('/').next().unwrap().as_bytes();
-        let found = children.into_iter().find(|&place| own(place) == name.as_bytes());
-        Ok(found.map(|place| self.attr_at(place)))
+        let children = self.children(self.index(parent)?);
+        let own = |index: usize| self.nodes[index].0.rsplit('/').next().unwrap().as_bytes();
+        let found = children.into_iter().find(|&index| own(index) == name.as_bytes());
+        Ok(found.map(|index| self.attr_at(index)))
     }
 
     fn read_dir(
@@ -89,12 +89,12 @@ impl Tree for Fake {
         cookie: Cookie,
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let children = self.children(self.place(ino)?);
-        for (nth, place) in children.into_iter().enumerate().skip(cookie.0 as usize - 2) {
-            let (path, kind, _) = &self.nodes[place];
+        let children = self.children(self.index(ino)?);
+        for (nth, index) in children.into_iter().enumerate().skip(cookie.0 as usize - 2) {
+            let (path, kind, _) = &self.nodes[index];
             let name = Name::parse(path.rsplit('/').next().unwrap().as_bytes()).unwrap();
             let next = Cookie(nth as u64 + 3);
-            if visit(DirEntry { ino: self.ino(place), kind: *kind, name, next }).is_break() {
+            if visit(DirEntry { ino: self.ino(index), kind: *kind, name, next }).is_break() {
                 break;
             }
         }
@@ -112,7 +112,7 @@ impl Tree for Fake {
         _: u32,
         scratch: &'s mut Scratch,
     ) -> Result<ReadBytes<'s>> {
-        let text = self.nodes[self.place(ino)?].2.as_bytes();
+        let text = self.nodes[self.index(ino)?].2.as_bytes();
         let answer = scratch.answer(text.len());
         answer.copy_from_slice(text);
         Ok(ReadBytes::Scratch(answer))
@@ -127,11 +127,11 @@ impl Tree for Fake {
     }
 
     fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.place(ino).map(|_| b"user.fake\0".to_vec())
+        self.index(ino).map(|_| b"user.fake\0".to_vec())
     }
 
     fn xattr(&self, ino: Ino, _: &[u8]) -> Result<Vec<u8>> {
-        self.place(ino).map(|place| self.nodes[place].0.clone().into_bytes())
+        self.index(ino).map(|index| self.nodes[index].0.clone().into_bytes())
     }
 
     fn numbers_end(&self) -> u64 {
@@ -139,7 +139,7 @@ impl Tree for Fake {
     }
 
     fn totals(&self) -> Totals {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
         Totals { bytes: 1000, inodes: self.nodes.len() as u64, block_size: 4096 }
     }
 
@@ -148,25 +148,25 @@ impl Tree for Fake {
     }
 }
 
-fn at(path: &str, tree: &Arc<Fake>) -> Layer {
+fn layer(path: &str, tree: &Arc<Fake>) -> Layer {
     Layer { path: path.into(), tree: Arc::<Fake>::clone(tree) }
 }
 
-/// Every path, folders with a slash, files with their contents; each listed once.
+/// Every path, directories with a slash, files with their contents. Each path is listed once.
 fn all(union: &Union) -> Vec<String> {
     let mut found = Vec::new();
     let mut waiting = vec![(Ino::ROOT, String::new())];
-    while let Some((folder, before)) = waiting.pop() {
+    while let Some((directory, before)) = waiting.pop() {
         let mut names = Vec::new();
         union
-            .read_dir(folder, Cookie::START, &mut |entry| {
+            .read_dir(directory, Cookie::START, &mut |entry| {
                 names.push((entry.ino, entry.kind, entry.name.as_bytes().to_vec()));
                 ControlFlow::Continue(())
             })
             .unwrap();
         for (ino, kind, name) in names {
             let path = format!("{before}{}", String::from_utf8(name.clone()).unwrap());
-            let attr = union.lookup(folder, Name::parse(&name).unwrap()).unwrap().unwrap();
+            let attr = union.lookup(directory, Name::parse(&name).unwrap()).unwrap().unwrap();
             assert_eq!((attr.ino, attr.kind), (ino, kind), "{path}");
             assert_eq!(union.attr(ino).unwrap(), attr, "{path}");
             if kind == FileKind::Directory {
@@ -189,30 +189,30 @@ fn number(union: &Union, path: &str) -> Ino {
 }
 
 #[test]
-fn folders_merge_and_the_later_file_wins() {
+fn directories_merge_and_the_later_file_wins() {
     let first = Fake::new(&["d/", "d/a", "d/b", "only/", "only/x", "f"], "1");
     let second = Fake::new(&["d/", "d/b", "d/c", "f"], "2");
-    let union = Union::new(&[at("", &first), at("", &second)]).unwrap();
+    let union = Union::new(&[layer("", &first), layer("", &second)]).unwrap();
     assert_eq!(all(&union), ["d/", "d/a=1", "d/b=2", "d/c=2", "f=2", "only/", "only/x=1"]);
     assert_eq!(union.hidden(), 2);
-    // The later tree's folder says who may enter it.
+    // The later tree decides the permissions of the directory.
     assert_eq!(resolve(&union, b"d").unwrap().permissions, 0o705);
 }
 
 #[test]
-fn a_file_hides_a_folder_and_a_folder_hides_a_file_whichever_is_later() {
-    let folder = Fake::new(&["x/", "x/in"], "folder");
+fn files_and_directories_hide_each_other_and_the_later_wins() {
+    let directory = Fake::new(&["x/", "x/in"], "folder");
     let file = Fake::new(&["x"], "file");
     let other = Fake::new(&["x/", "x/other"], "other");
     for (layers, expected, hidden) in [
-        ([&folder, &file].as_slice(), &["x=file"][..], 1),
-        (&[&file, &folder], &["x/", "x/in=folder"], 1),
-        (&[&folder, &other], &["x/", "x/in=folder", "x/other=other"], 0),
-        // What is under the file does not come back.
-        (&[&folder, &file, &other], &["x/", "x/other=other"], 2),
-        (&[&file, &folder, &other], &["x/", "x/in=folder", "x/other=other"], 1),
+        ([&directory, &file].as_slice(), &["x=file"][..], 1),
+        (&[&file, &directory], &["x/", "x/in=folder"], 1),
+        (&[&directory, &other], &["x/", "x/in=folder", "x/other=other"], 0),
+        // What the file hides does not reappear.
+        (&[&directory, &file, &other], &["x/", "x/other=other"], 2),
+        (&[&file, &directory, &other], &["x/", "x/in=folder", "x/other=other"], 1),
     ] {
-        let layers: Vec<_> = layers.iter().map(|tree| at("", tree)).collect();
+        let layers: Vec<_> = layers.iter().map(|tree| layer("", tree)).collect();
         let union = Union::new(&layers).unwrap();
         assert_eq!(all(&union), expected);
         assert_eq!(union.hidden(), hidden, "{expected:?}");
@@ -220,26 +220,31 @@ fn a_file_hides_a_folder_and_a_folder_hides_a_file_whichever_is_later() {
 }
 
 #[test]
-fn a_layer_is_shown_where_it_belongs_even_if_no_tree_has_that_folder() {
+fn a_layer_is_shown_at_its_path_even_if_no_tree_has_that_directory() {
     let base = Fake::new(&["f"], "base");
     let inner = Fake::new(&["g"], "inner");
-    let union = Union::new(&[at("", &base), at("some/where/deep", &inner)]).unwrap();
+    let union = Union::new(&[layer("", &base), layer("some/where/deep", &inner)]).unwrap();
     let expected =
         ["f=base", "some/", "some/where/", "some/where/deep/", "some/where/deep/g=inner"];
     assert_eq!(all(&union), expected);
-    let made = resolve(&union, b"some/where").unwrap();
-    assert_eq!((made.kind, made.permissions), (FileKind::Directory, 0o755));
-    assert_eq!(union.list_xattrs(made.ino).unwrap(), b"");
-    assert_eq!(union.xattr(made.ino, b"user.x").unwrap_err().kind(), Kind::NoAttribute);
+    let created = resolve(&union, b"some/where").unwrap();
+    assert_eq!((created.kind, created.permissions), (FileKind::Directory, 0o755));
+    assert_eq!(union.list_xattrs(created.ino).unwrap(), b"");
+    assert_eq!(union.xattr(created.ino, b"user.x").unwrap_err().kind(), Kind::NoAttribute);
     assert_eq!(union.list_xattrs(number(&union, "some/where/deep")).unwrap(), b"user.fake\0");
 }
 
 #[test]
-fn a_layer_merges_into_the_folder_that_another_layer_has_there() {
+fn a_layer_merges_into_the_directory_of_another_layer() {
     let base = Fake::new(&["a/", "a/b/", "a/b/f", "a/g"], "base");
     let inner = Fake::new(&["f", "h"], "inner");
     let innermost = Fake::new(&["h"], "innermost");
-    let layers = [at("", &base), at("/a/b/", &inner), at("a/b", &innermost), at("a", &innermost)];
+    let layers = [
+        layer("", &base),
+        layer("/a/b/", &inner),
+        layer("a/b", &innermost),
+        layer("a", &innermost),
+    ];
     let union = Union::new(&layers).unwrap();
     let expected = ["a/", "a/b/", "a/b/f=inner", "a/b/h=innermost", "a/g=base", "a/h=innermost"];
     assert_eq!(all(&union), expected);
@@ -247,7 +252,7 @@ fn a_layer_merges_into_the_folder_that_another_layer_has_there() {
 }
 
 #[test]
-fn a_lookup_asks_one_tree_once_with_a_thousand_trees_as_with_one() {
+fn a_lookup_asks_one_tree_once_even_with_a_thousand_trees() {
     for count in [1, 2, 1000_usize] {
         let trees: Vec<_> = (0..count)
             .map(|nth| {
@@ -257,15 +262,16 @@ fn a_lookup_asks_one_tree_once_with_a_thousand_trees_as_with_one() {
                 Fake::new(&["shared/", &own, "same", &alone, &below], "x")
             })
             .collect();
-        let mut layers: Vec<_> = trees.iter().map(|tree| at("", tree)).collect();
-        layers.push(at("way/to/it", &Fake::new(&["f"], "x")));
+        let mut layers: Vec<_> = trees.iter().map(|tree| layer("", tree)).collect();
+        layers.push(layer("way/to/it", &Fake::new(&["f"], "x")));
         let union = Union::new(&layers).unwrap();
-        let asked = || trees.iter().map(|tree| tree.asked.load(Ordering::Relaxed)).sum::<u64>();
+        let requests =
+            || trees.iter().map(|tree| tree.requests.load(Ordering::Relaxed)).sum::<u64>();
         let cost = |parent: Ino, name: &str| {
-            let before = asked();
+            let before = requests();
             let name = Name::parse(name.as_bytes()).unwrap();
             let found = union.lookup(parent, name).unwrap();
-            (asked() - before, found.map(|attr| attr.ino))
+            (requests() - before, found.map(|attr| attr.ino))
         };
         let last = count - 1;
         let (cost_of_shared, shared) = cost(Ino::ROOT, "shared");
@@ -280,22 +286,22 @@ fn a_lookup_asks_one_tree_once_with_a_thousand_trees_as_with_one() {
             cost(Ino::ROOT, "same").0,
         ];
         assert!(costs.iter().all(|&cost| cost == 1), "{count} trees: {costs:?}");
-        // What a merged folder lacks, no tree is asked for; nor about one that only the union has.
+        // A name that a merged directory lacks costs no request to a tree.
         assert_eq!(cost(Ino::ROOT, "missing"), (0, None), "{count} trees");
         let unmerged = u64::from(count == 1);
         assert_eq!(cost(shared.unwrap(), "missing"), (unmerged, None), "{count} trees");
         assert_eq!(cost(Ino::ROOT, "way").0, 0, "{count} trees");
-        let before = asked();
+        let before = requests();
         union.totals();
         union.attr(shared.unwrap()).unwrap();
-        assert_eq!(asked() - before, 1, "{count} trees");
+        assert_eq!(requests() - before, 1, "{count} trees");
     }
 }
 
 #[test]
 fn releases_each_tree_once_also_behind_a_view() {
     let trees: Vec<_> = (0..3).map(|_| Fake::new(&["f"], "x")).collect();
-    let mut layers: Vec<_> = trees.iter().map(|tree| at("", tree)).collect();
+    let mut layers: Vec<_> = trees.iter().map(|tree| layer("", tree)).collect();
     let hidden = vec![trees[0].ino(1)];
     layers[0].tree = View::without(Arc::clone(&layers[0].tree), hidden);
     let union = Union::new(&layers).unwrap();
@@ -307,39 +313,42 @@ fn releases_each_tree_once_also_behind_a_view() {
 }
 
 #[test]
-fn takes_as_many_trees_as_the_limit_and_not_one_more() {
+fn accepts_trees_up_to_the_limit() {
     let tree = Fake::new(&["f"], "x");
-    let mut layers: Vec<_> = (0..TREES_MAX).map(|_| at("", &tree)).collect();
+    let mut layers: Vec<_> = (0..TREES_MAX).map(|_| layer("", &tree)).collect();
     let union = Union::new(&layers).unwrap();
     assert_eq!(all(&union), ["f=x"]);
     assert_eq!(union.hidden(), TREES_MAX as u64 - 1);
-    // Of the last tree, whose numbers stand behind those of all others.
+    // The number belongs to the last tree, whose range is after those of all others.
     let end = tree.numbers_end();
     let first = Ino::ROOT.number() + end * (TREES_MAX as u64 - 1);
     assert!((first..first + end).contains(&number(&union, "f").number()));
-    layers.push(at("", &tree));
+    layers.push(layer("", &tree));
     let error = Union::new(&layers).err().unwrap();
     assert_eq!(error.kind(), Kind::Unsupported, "{error}");
     assert!(error.to_string().contains("65536 archives"), "{error}");
 }
 
 #[test]
-fn takes_inode_numbers_of_48_bits_and_refuses_larger_ones() {
+fn accepts_inode_numbers_of_48_bits_and_rejects_larger_ones() {
     let largest = (1 << INNER_BITS) - 1;
     let other = Fake::new(&["g"], "other");
-    // The number of the first node behind the root is one more.
+    // The first node after the root has the next number.
     let fits = Fake::numbered(&["f"], "fits", largest - 1);
-    assert_eq!(all(&Union::new(&[at("", &fits), at("", &other)]).unwrap()), ["f=fits", "g=other"]);
+    assert_eq!(
+        all(&Union::new(&[layer("", &fits), layer("", &other)]).unwrap()),
+        ["f=fits", "g=other"]
+    );
     let large = Fake::numbered(&["f"], "large", largest);
-    let error = Union::new(&[at("", &large), at("", &other)]).err().unwrap();
+    let error = Union::new(&[layer("", &large), layer("", &other)]).err().unwrap();
     assert_eq!(error.kind(), Kind::Unsupported, "{error}");
-    // One that comes up later, in a folder that only its tree has.
+    // A number that is only seen later, in a directory that only its tree has.
     let later = Fake::numbered(&["d/", "d/f"], "later", largest - 1);
-    let union = Union::new(&[at("", &other), at("", &later)]).unwrap();
-    let folder = number(&union, "d");
+    let union = Union::new(&[layer("", &other), layer("", &later)]).unwrap();
+    let directory = number(&union, "d");
     let name = Name::parse(b"f").unwrap();
-    assert_eq!(union.lookup(folder, name).unwrap_err().kind(), Kind::Unsupported);
-    let listing = union.read_dir(folder, Cookie::START, &mut |_| ControlFlow::Continue(()));
+    assert_eq!(union.lookup(directory, name).unwrap_err().kind(), Kind::Unsupported);
+    let listing = union.read_dir(directory, Cookie::START, &mut |_| ControlFlow::Continue(()));
     assert_eq!(listing.unwrap_err().kind(), Kind::Unsupported);
 }
 
@@ -352,8 +361,12 @@ fn numbers_are_as_small_as_the_trees_allow_and_each_is_one_inode() {
         Fake::new(&paths, name)
     });
     let large = Fake::numbered(&["shared/", "shared/large", "large"], "large", 1 << 40);
-    let union =
-        Union::new(&[at("", &trees[0]), at("", &trees[1]), at("", &large), at("way", &trees[2])]);
+    let union = Union::new(&[
+        layer("", &trees[0]),
+        layer("", &trees[1]),
+        layer("", &large),
+        layer("way", &trees[2]),
+    ]);
     let union = union.unwrap();
     let paths =
         ["shared", "shared/a", "a", "a/f", "shared/b", "b/f", "way", "way/c/f", "way/shared"];
@@ -372,10 +385,10 @@ fn numbers_are_as_small_as_the_trees_allow_and_each_is_one_inode() {
 #[test]
 fn an_unknown_inode_is_not_found() {
     let tree = Fake::new(&["d/", "f"], "x");
-    let union = Union::new(&[at("", &tree), at("", &tree)]).unwrap();
+    let union = Union::new(&[layer("", &tree), layer("", &tree)]).unwrap();
     let merged = number(&union, "d").number();
     let unknown = [
-        // Behind the merged folders; the root of a tree without its number; no such tree or inode.
+        // After the merged directories; a tree's root without its number; no such tree or inode.
         merged + 1,
         (1 << INNER_BITS) - 1,
         1 << INNER_BITS,
@@ -397,14 +410,14 @@ fn an_unknown_inode_is_not_found() {
 }
 
 #[test]
-fn a_cookie_goes_on_where_it_was_given_and_one_past_the_end_is_refused() {
+fn a_cookie_continues_the_listing_and_one_past_the_end_is_rejected() {
     let names: Vec<_> = (0..100).map(|nth| format!("{nth:03}")).collect();
     let halves: Vec<_> = [0, 1]
         .map(|half| names.iter().skip(half).step_by(2).map(String::as_str).collect::<Vec<_>>())
         .iter()
         .map(|half| Fake::new(half, "x"))
         .collect();
-    let union = Union::new(&[at("", &halves[0]), at("", &halves[1])]).unwrap();
+    let union = Union::new(&[layer("", &halves[0]), layer("", &halves[1])]).unwrap();
     let list = |from: Cookie, most: usize| {
         let mut found = Vec::new();
         let listed = union.read_dir(Ino::ROOT, from, &mut |entry| {
@@ -427,12 +440,12 @@ fn a_cookie_goes_on_where_it_was_given_and_one_past_the_end_is_refused() {
 }
 
 #[test]
-fn a_folder_within_itself_ends_the_merge_with_an_error() {
+fn a_directory_inside_itself_fails_the_merge() {
     let layers = |paths: [&str; 2]| {
         paths.map(|path| Layer { path: Vec::new(), tree: Fake::new(&[path, "file"], "x") })
     };
     let refused = Union::new(&layers(["loop/", "loop/"])).err().unwrap();
     assert_eq!(refused.kind(), Kind::Corrupt, "{refused}");
-    // Where only one tree has it, nothing is merged, and the listing is that tree's.
+    // If only one tree has it, nothing is merged, and the listing is that tree's.
     assert!(Union::new(&layers(["loop/", "other/"])).is_ok());
 }

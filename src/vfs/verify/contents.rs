@@ -1,8 +1,8 @@
-//! The bytes of all files, read by several threads in the order of the archive.
+//! Reads the bytes of all files with several threads, in archive order.
 //!
-//! Owns who reads what; a file is cut into parts, so that one alone keeps all threads busy.
-//! Invariants: a part is read by one thread, and what the threads are at lies close together in the
-//! archive, so that a block which files share is decoded once; holes are passed over, not read.
+//! A file is split into parts, so that a single large file keeps all threads busy. Invariants: each
+//! part is read by one thread. The threads read close to each other in the archive, so that a block
+//! shared by files is decoded once. Holes are skipped.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,13 +15,14 @@ use crate::error::{Error, Kind};
 use crate::progress::Progress;
 use crate::sync::Mutex;
 
-/// What one thread reads of a file before another one may have the rest, bytes.
+/// Bytes of a file that one thread reads before another thread may take the rest.
 const PART: u64 = 16 << 20;
 
-/// What is asked of the tree at once, bytes.
+/// Bytes per read.
 const STEP: u32 = 1 << 20;
 
-/// Reads all of `files`; returns for each that fails the first failure of its kind.
+/// Reads all of `files`. Returns, for each file with errors, the first damage and the first other
+/// error.
 pub(super) fn read(
     tree: &dyn Tree,
     files: &[File],
@@ -29,29 +30,30 @@ pub(super) fn read(
     progress: &Progress,
 ) -> Vec<Finding> {
     let feed = Feed { state: Mutex::new(State { rest: files.iter(), part: None }) };
-    // The first failure of each file, and where it was. Guards only that; taken alone.
+    // The first failure of each file with its offset. Guards only that; no other lock is held with
+    // it.
     let failures: Mutex<HashMap<(Ino, bool), (u64, Finding)>> = Mutex::default();
-    let work = || {
+    let run = || {
         let mut scratch = Scratch::default();
         while let Some((file, part)) = feed.next() {
-            let Err((at, finding)) = read_part(tree, &feed, file, part, &mut scratch, progress)
+            let Err((offset, finding)) = read_part(tree, &feed, file, part, &mut scratch, progress)
             else {
                 continue;
             };
             let mut failures = failures.lock();
             let key = (file.ino, finding.severity == Severity::Damage);
             match failures.get(&key) {
-                Some((before, _)) if *before <= at => {}
-                _ => _ = failures.insert(key, (at, finding)),
+                Some((before, _)) if *before <= offset => {}
+                _ => _ = failures.insert(key, (offset, finding)),
             }
         }
     };
     thread::scope(|scope| {
         for _ in 1..threads.max(1) {
-            // With fewer threads it takes longer.
-            let _ = thread::Builder::new().name("verify".into()).spawn_scoped(scope, work);
+            // If a thread cannot be started, the others do its work.
+            let _ = thread::Builder::new().name("verify".into()).spawn_scoped(scope, run);
         }
-        work();
+        run();
     });
     failures.into_inner().into_values().map(|(_, finding)| finding).collect()
 }
@@ -65,47 +67,47 @@ fn read_part(
     progress: &Progress,
 ) -> Result<(), (u64, Finding)> {
     let subject = Location::Inode(file.ino);
-    let mut at = part.start;
-    while at < part.end {
-        let failed = |error: Error| (at, Finding::met(subject.clone(), &error));
-        let data = match tree.seek(file.ino, at, SeekTarget::Data) {
+    let mut offset = part.start;
+    while offset < part.end {
+        let failed = |error: Error| (offset, Finding::met(subject.clone(), &error));
+        let data = match tree.seek(file.ino, offset, SeekTarget::Data) {
             Err(error) if error.kind() == Kind::PastEnd => file.size,
             found => found.map_err(failed)?,
         };
-        if data > at {
-            // A hole may be as large as a file can be, and must not be cut into parts.
-            let from = feed.pass(file.ino, data, part.end);
-            progress.advance(data.min(part.end) - at + data.saturating_sub(from));
-            at = data;
+        if data > offset {
+            // A hole may be as large as the largest file size, so it must not be split into parts.
+            let from = feed.skip(file.ino, data, part.end);
+            progress.advance(data.min(part.end) - offset + data.saturating_sub(from));
+            offset = data;
             continue;
         }
-        let size = u32::try_from(part.end - at).unwrap_or(STEP).min(STEP);
-        let place = || format!("from byte {at} on");
-        let bytes = tree.read(file.ino, at, size, scratch);
-        let count = bytes.map_err(|error| failed(error.within(place())))?.as_slice().len();
+        let size = u32::try_from(part.end - offset).unwrap_or(STEP).min(STEP);
+        let position = || format!("from byte {offset} on");
+        let bytes = tree.read(file.ino, offset, size, scratch);
+        let count = bytes.map_err(|error| failed(error.within(position())))?.as_slice().len();
         if count == 0 {
-            return Err(failed(Error::corrupt("ends before its size").within(place())));
+            return Err(failed(Error::corrupt("ends before its size").within(position())));
         }
-        at += count as u64;
+        offset += count as u64;
         progress.advance(count as u64);
     }
     Ok(())
 }
 
-/// What is still to be read.
+/// The queue of parts to read.
 struct Feed<'f> {
-    /// Guards what comes next; taken alone.
+    /// Guards the next part; no other lock is held with it.
     state: Mutex<State<'f>>,
 }
 
 struct State<'f> {
     rest: slice::Iter<'f, File>,
-    /// The file that is being cut, and where its next part starts.
+    /// The file being split, and the offset of its next part.
     part: Option<(File, u64)>,
 }
 
 impl Feed<'_> {
-    /// The next part.
+    /// The next part to read.
     fn next(&self) -> Option<(File, Range<u64>)> {
         let mut state = self.state.lock();
         let (file, start) = match state.part.take() {
@@ -119,9 +121,9 @@ impl Feed<'_> {
         Some((file, start..end))
     }
 
-    /// Passes over what is left of `ino` up to `data`, of which nobody has been given anything
-    /// from `end` on but what other threads have; returns from where on it was passed over.
-    fn pass(&self, ino: Ino, data: u64, end: u64) -> u64 {
+    /// Skips the rest of `ino` up to `data`. `end` is the end of the caller's part. Returns the
+    /// offset from which the file was skipped.
+    fn skip(&self, ino: Ino, data: u64, end: u64) -> u64 {
         let mut state = self.state.lock();
         match &mut state.part {
             Some((file, next)) if file.ino == ino && *next < data => {

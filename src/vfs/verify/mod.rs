@@ -1,12 +1,11 @@
-//! Everything of a tree, read: each name, attribute, link and byte.
+//! Reads a whole tree: every name, attribute, link and byte.
 //!
-//! Owns what is read and in which order; leaves to each tree what only it knows of its format
-//! (`Tree::audit`), and telling it to others.
-//! Invariant: what cannot be read here is what a reader of a mount cannot read, name by name.
+//! Each tree checks what only its format knows (`Tree::audit`). Invariant: verify fails on exactly
+//! the names that a reader of a mount could not read.
 //!
-//! Memory does not grow with the archive's bytes, but with its names: 24 bytes for each name of a
-//! regular file, 8 for each folder. Paths are not kept. Those of damaged files, all of them where a
-//! file has several, are found by a second walk, which a sound archive does without.
+//! Memory grows with the number of names, not with the bytes: 24 bytes for each name of a regular
+//! file, 8 for each directory. Paths are not kept. If there is damage, a second walk finds all
+//! paths of the damaged files.
 
 use std::collections::{HashMap, HashSet};
 use std::thread;
@@ -19,32 +18,33 @@ mod names;
 
 use names::Names;
 
-/// What was there, and what is wrong.
+/// The result: counts and problems.
 #[derive(Debug, Default)]
 pub struct Verified {
     /// What was read.
     pub counts: Counts,
-    /// What was found, sorted by subject; no subject is an inode that has a name.
+    /// The problems, sorted by location. An inode that has a name is reported by its paths.
     pub findings: Vec<Finding>,
 }
 
-/// What was read. Names are counted, so a file with two counts twice; its bytes count once.
+/// Counts of what was read. Names are counted, so a file with two names counts twice; its bytes
+/// count once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Names of regular files.
     pub files: u64,
-    /// Folders, the root among them.
+    /// Directories, including the root.
     pub folders: u64,
     /// Names of symbolic links.
     pub links: u64,
     /// Names of devices, fifos and sockets.
     pub others: u64,
-    /// Bytes of regular files, with their holes.
+    /// Bytes of regular files, including holes.
     pub bytes: u64,
 }
 
 impl Counts {
-    /// Adds those of another tree.
+    /// Adds the counts of another tree.
     pub fn add(&mut self, other: Self) {
         let Self { files, folders, links, others, bytes } = other;
         self.files = self.files.saturating_add(files);
@@ -55,7 +55,7 @@ impl Counts {
     }
 }
 
-/// Reads all of `tree` by `threads` threads.
+/// Reads all of `tree` with `threads` threads.
 pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified {
     progress.begin("reading names");
     let mut findings = Vec::new();
@@ -65,21 +65,21 @@ pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified 
         found
     };
     let (names, audited) = thread::scope(|scope| {
-        // Where no thread can be had, one after the other.
-        let beside = thread::Builder::new().spawn_scoped(scope, audit);
+        // If no thread can be started, the audit runs afterwards on this one.
+        let auditor = thread::Builder::new().spawn_scoped(scope, audit);
         let names = Names::of(tree);
-        let audited = match beside {
-            // A panic over there is one here.
-            Ok(beside) => beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        let audited = match auditor {
+            // Propagates a panic of that thread.
+            Ok(auditor) => auditor.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
             Err(_) => audit(),
         };
         (names, audited)
     });
-    let Names { mut files, mut counts, findings: met, .. } = names;
+    let Names { mut files, mut counts, findings: name_findings, .. } = names;
     findings.extend(audited);
-    findings.extend(met);
+    findings.extend(name_findings);
 
-    // The order of the archive, and each file once.
+    // Archive order, and each file once.
     files.sort_unstable();
     files.dedup();
     counts.bytes = files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.size));
@@ -95,13 +95,13 @@ pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified 
     Verified { counts, findings }
 }
 
-/// The same findings, with every path of an inode in place of its number.
+/// The findings with each inode number replaced by all paths of the inode.
 fn named(tree: &dyn Tree, findings: Vec<Finding>) -> Vec<Finding> {
-    let about = |finding: &Finding| match finding.location {
+    let inode_of = |finding: &Finding| match finding.location {
         Location::Inode(ino) => Some(ino),
         _ => None,
     };
-    let wanted: HashSet<Ino> = findings.iter().filter_map(about).collect();
+    let wanted: HashSet<Ino> = findings.iter().filter_map(inode_of).collect();
     if wanted.is_empty() {
         return findings;
     }
@@ -113,7 +113,7 @@ fn named(tree: &dyn Tree, findings: Vec<Finding>) -> Vec<Finding> {
     });
     let mut named = Vec::new();
     for finding in findings {
-        match about(&finding).and_then(|ino| paths.get(&ino)) {
+        match inode_of(&finding).and_then(|ino| paths.get(&ino)) {
             None => named.push(finding),
             Some(paths) => {
                 named.extend(paths.iter().map(|path| Finding {

@@ -1,8 +1,7 @@
-//! The names of a tree, each looked up as a reader would, and what belongs to an inode but its
-//! bytes.
+//! Looks up every name of a tree as a reader would, and reads everything of the inodes except
+//! contents.
 //!
-//! Owns the walk along folders; leaves contents to `contents`.
-//! Invariant: the walk ends, whatever a damaged archive says of its folders.
+//! Invariant: the walk ends, even if a damaged archive has a cycle of directories.
 
 use std::ops::ControlFlow;
 
@@ -12,7 +11,7 @@ use super::super::{
 use super::Counts;
 use crate::error::Error;
 
-/// A regular file; sorted, files are in the order of the archive.
+/// A regular file. The sort order is archive order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct File {
     pub(super) data_offset: u64,
@@ -20,7 +19,7 @@ pub(super) struct File {
     pub(super) size: u64,
 }
 
-/// What the walk came to.
+/// The results of the walk.
 pub(super) struct Names<'t> {
     tree: &'t dyn Tree,
     has_xattrs: bool,
@@ -43,18 +42,18 @@ impl<'t> Names<'t> {
             Ok(_) => names.attributes(b"", Ino::ROOT),
             Err(error) => names.finding(b"", &error),
         }
-        names.folders();
+        names.directories();
         names
     }
 
-    fn folders(&mut self) {
-        let mut folders = Folders::from_root();
-        while let Some((path, folder)) = folders.next() {
+    fn directories(&mut self) {
+        let mut directories = Folders::from_root();
+        while let Some((path, directory)) = directories.next() {
             self.counts.folders += 1;
-            let listed = self.tree.read_dir(folder, Cookie::START, &mut |entry| {
+            let listed = self.tree.read_dir(directory, Cookie::START, &mut |entry| {
                 let path = joined(&path, entry.name.as_bytes());
-                if let Some(inner) = self.entry(folder, &path, &entry)
-                    && !folders.add(path.clone(), inner)
+                if let Some(inner) = self.entry(directory, &path, &entry)
+                    && !directories.add(path.clone(), inner)
                 {
                     self.findings.push(Finding::damage(
                         Location::Path(path),
@@ -69,9 +68,9 @@ impl<'t> Names<'t> {
         }
     }
 
-    /// Looks at one entry; returns the folder that it is.
-    fn entry(&mut self, folder: Ino, path: &[u8], entry: &DirEntry<'_>) -> Option<Ino> {
-        let attr = match self.tree.lookup(folder, entry.name) {
+    /// Checks one entry. Returns its inode if it is a directory.
+    fn entry(&mut self, directory: Ino, path: &[u8], entry: &DirEntry<'_>) -> Option<Ino> {
+        let attr = match self.tree.lookup(directory, entry.name) {
             Ok(Some(attr)) if attr.ino == entry.ino => attr,
             Ok(other) => {
                 let what = match other {
@@ -99,7 +98,7 @@ impl<'t> Names<'t> {
             FileKind::Directory => return Some(attr.ino),
             FileKind::Regular => {
                 self.counts.files += 1;
-                // Where that can not be told, reading says why.
+                // If the offset is unknown, reading the file reports the error.
                 let data_offset = self.tree.data_offset(attr.ino).unwrap_or(0);
                 self.files.push(File { data_offset, ino: attr.ino, size: attr.size });
             }
@@ -114,7 +113,7 @@ impl<'t> Names<'t> {
         None
     }
 
-    /// Reads the extended attributes.
+    /// Reads all extended attributes.
     fn attributes(&mut self, path: &[u8], ino: Ino) {
         if !self.has_xattrs {
             return;
@@ -133,17 +132,17 @@ impl<'t> Names<'t> {
     }
 }
 
-/// Visits the paths and numbers of all that can be listed.
+/// Visits the paths and inode numbers of everything that can be listed.
 pub(super) fn walk(tree: &dyn Tree, visit: &mut dyn FnMut(&[u8], Ino)) {
     visit(b"", Ino::ROOT);
-    let mut folders = Folders::from_root();
-    while let Some((path, folder)) = folders.next() {
-        // Whoever asks has met the error already.
-        let _ = tree.read_dir(folder, Cookie::START, &mut |entry| {
+    let mut directories = Folders::from_root();
+    while let Some((path, directory)) = directories.next() {
+        // The first walk has already reported the error.
+        let _ = tree.read_dir(directory, Cookie::START, &mut |entry| {
             let path = joined(&path, entry.name.as_bytes());
             visit(&path, entry.ino);
             if entry.kind == FileKind::Directory {
-                folders.add(path, entry.ino);
+                directories.add(path, entry.ino);
             }
             ControlFlow::Continue(())
         });

@@ -1,4 +1,4 @@
-//! What is made of a tree whose reads fail in known ways.
+//! Verifies a tree whose reads fail in known ways.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -12,12 +12,12 @@ use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Bytes of each file; of the hole, as large as a file can be.
+/// Size of each file in bytes; the hole is as large as the largest file size.
 const SIZE: u64 = 100 << 20;
 const HOLE: u64 = i64::MAX as u64;
 
-/// A folder of four files: sound, refused by the system in its middle, damaged in two places, and a
-/// hole with a byte at its end.
+/// A directory of four files: intact, unreadable in the middle, damaged in two locations, and a
+/// hole with one byte at its end.
 #[derive(Default)]
 struct Failing {
     read: AtomicU64,
@@ -78,7 +78,7 @@ impl Tree for Failing {
         scratch: &'s mut Scratch,
     ) -> Result<ReadBytes<'s>> {
         let end = offset + u64::from(size);
-        let holds = |at: u64| (offset..end).contains(&at);
+        let holds = |position: u64| (offset..end).contains(&position);
         match ino.number() {
             3 if holds(SIZE / 2) => Err(Error::io("reading", io::Error::other("disk on fire"))),
             4 if holds(SIZE / 3) || holds(SIZE - 1) => {
@@ -119,7 +119,7 @@ impl Tree for Failing {
 }
 
 #[test]
-fn refusals_of_the_system_are_no_damage_and_each_file_is_told_once() {
+fn system_errors_are_not_damage_and_each_file_is_reported_once() {
     for threads in [1, 4] {
         let (tree, progress) = (Failing::default(), Progress::default());
         let verified = verify(&tree, threads, &progress);
@@ -135,7 +135,7 @@ fn refusals_of_the_system_are_no_damage_and_each_file_is_told_once() {
         assert_eq!(*damage, Finding::damage(path("damaged"), what));
         assert_eq!((refusal.severity, &refusal.location), (Severity::Unreadable, &path("refused")));
         assert!(refusal.what.ends_with("reading: disk on fire"), "{}", refusal.what);
-        // All but the rest of parts in which a read failed, and none of the hole.
+        // Everything but the rest of the parts in which a read failed, and nothing of the hole.
         let read = tree.read.into_inner();
         assert!((2 * SIZE..3 * SIZE).contains(&read), "{read}");
     }
