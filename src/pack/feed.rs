@@ -1,9 +1,10 @@
-//! The bytes of many files, read by several threads and given to the writer in order.
+//! Reads the bytes of many files on several threads and gives them to the writer in order.
 //!
-//! Owns how files are cut into batches, and who reads what; leaves what becomes of a batch to the
-//! writer: `work` runs on the threads (compress there), `take` in order in the caller's.
-//! Invariants: a batch holds about `BATCH` bytes at most, so memory is bounded by the number of
-//! threads; pieces come in the order of files and offsets, each byte and each hole once.
+//! Files are cut into batches. `work` runs on the threads and compresses a batch; `take` runs on
+//! the caller's thread and gets the results in order.
+//!
+//! Invariants: a batch holds about `BATCH` bytes at most, so the number of threads bounds the
+//! memory. Pieces come in the order of files and offsets, each byte and each hole once.
 
 use std::ops::{ControlFlow, Range};
 
@@ -13,41 +14,41 @@ use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
 
 /// Bytes of a batch: as many small files as fit, or a part of a large one. A multiple of every
-/// block size of SquashFS.
+/// SquashFS block size.
 pub(crate) const BATCH: u64 = 1 << 20;
 
-/// Files of a batch at most: empty ones take time, too.
+/// Maximum number of files in a batch. Empty files take time, although they hold no bytes.
 const BATCH_FILES: usize = 256;
 
 /// A part of a file.
 pub(crate) struct Piece {
     pub(crate) file: InodeId,
-    /// Where in the file it starts, bytes.
+    /// Its offset in the file, bytes.
     pub(crate) offset: u64,
     pub(crate) data: Data,
 }
 
-/// What a part of a file holds.
+/// The content of a piece.
 pub(crate) enum Data {
     Bytes(Vec<u8>),
-    /// So many zeros that are not stored.
+    /// Length of a hole: zeros that are not stored.
     Hole(u64),
-    /// It could not be read; there may be more pieces of the same file, which say nothing.
+    /// The read failed. The file may have more pieces; ignore them.
     Failed(Error),
 }
 
-/// Where a batch starts: in the file of that number in the order, at that offset.
+/// Where a batch starts: the index of a file, and the offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
     nth: usize,
     offset: u64,
 }
 
-/// Reads `files` one after the other, in batches. A hole is told of as such where it covers whole
-/// units of `grain` bytes, counted from the start of its file (a block of an image; 1 for all).
+/// Reads `files` one after the other, in batches. Only whole units of `grain` bytes, counted from
+/// the start of the file, are reported as holes: the block size of an image, or 1 for every hole.
 ///
 /// # Errors
-/// Those of `take`, and `Interrupted` where the job is to stop. What can not be read is a piece.
+/// The errors of `take`, and `Interrupted`. A file that cannot be read becomes a `Failed` piece.
 pub(crate) fn feed<R: Send>(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -79,7 +80,7 @@ struct Reader<'r> {
 }
 
 impl Reader<'_> {
-    /// Where the batches start: at a file, or at a multiple of `BATCH` stored bytes of a large one.
+    /// Cuts at the start of a file, or at a multiple of `BATCH` stored bytes of a large one.
     fn cuts(&self) -> Vec<Cut> {
         let mut cuts = Vec::new();
         let (mut filled, mut count) = (BATCH, 0);
@@ -90,7 +91,7 @@ impl Reader<'_> {
                 (filled, count) = (0, 0);
             }
             count += 1;
-            // Where the extents can not be told, reading says why.
+            // If the extents are unknown, the read reports the error.
             for span in self.extents(file, 0..size) {
                 let Ok(Span::Data(mut rest)) = span else { continue };
                 while rest.start < rest.end {
@@ -107,7 +108,7 @@ impl Reader<'_> {
         cuts
     }
 
-    /// Data and holes of `range` of a file, holes in whole grains; an error ends them.
+    /// Data and holes in `range` of a file, holes in whole grains. Stops after an error.
     fn extents(&self, file: InodeId, range: Range<u64>) -> impl Iterator<Item = Result<Span>> {
         let What::File { size, content, sparse } = self.catalog.inode(file).what else {
             unreachable!("only regular files are read");
@@ -135,7 +136,7 @@ impl Reader<'_> {
                     return Some(Err(error));
                 }
             };
-            // Outwards to whole grains; the end of the file ends a grain, too.
+            // Grow data to whole grains. The last grain ends with the file.
             let down = |offset: u64| offset / self.grain * self.grain;
             let start = if found.start >= size { size } else { down(found.start) };
             let start = start.clamp(at, range.end);
@@ -160,7 +161,7 @@ impl Reader<'_> {
             let start = if nth == from.nth { from.offset } else { 0 };
             let end = if nth == to.nth && to.offset > 0 { to.offset } else { size };
             if start == end {
-                // Empty files have a piece, too: the writer may make its inode when it sees it.
+                // Empty files get a piece because the writer may create the inode when it sees one.
                 pieces.push(Piece { file, offset: start, data: Data::Bytes(Vec::new()) });
             }
             for span in self.extents(file, start..end) {
@@ -180,14 +181,14 @@ impl Reader<'_> {
         let (offset, data) = match span {
             Err(error) => (0, Data::Failed(error)),
             Ok(Span::Hole(range)) => (range.start, Data::Hole(range.end - range.start)),
-            // Where holes are is asked twice, and no file may take all memory by other answers.
+            // The extents are read twice. If they changed, a span could exceed the batch.
             Ok(Span::Data(range)) if range.end - range.start > BATCH => {
                 let origin = self.catalog.origin(file);
                 let context = format!("{origin}: changed while it was read");
                 (range.start, Data::Failed(Error::new(Kind::Changed, context)))
             }
             Ok(Span::Data(range)) => {
-                // A batch and what it is rounded up to fit into memory.
+                // A batch, rounded up to whole grains, fits into memory.
                 let mut bytes = vec![0; (range.end - range.start) as usize];
                 match self.catalog.content(content).read(content.key, range.start, &mut bytes) {
                     Ok(()) => (range.start, Data::Bytes(bytes)),
@@ -205,7 +206,7 @@ impl Reader<'_> {
     }
 }
 
-/// A part of a file that is stored or not.
+/// A range of a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Span {
     Data(Range<u64>),
@@ -222,7 +223,7 @@ mod tests {
     use crate::sync::{AtomicBool, AtomicU64, Ordering};
     use crate::vfs::{Name, Timestamp};
 
-    /// A file of the fake: its size, where it has data, and whether it can be read.
+    /// A file of the fake source.
     #[derive(Clone, Default)]
     struct Fake {
         size: u64,
@@ -230,10 +231,10 @@ mod tests {
         broken: bool,
     }
 
-    /// Files whose bytes follow from their number and offset.
+    /// Files whose bytes are computed from their key and offset.
     struct Fakes {
         files: Vec<Fake>,
-        /// How often it was asked where data is; the first such question fails, if it is to.
+        /// Number of calls of `next_data`; the first one fails if `first_fails`.
         asked: AtomicU64,
         first_fails: bool,
     }
@@ -299,7 +300,7 @@ mod tests {
         builder.finish(Owner::default())
     }
 
-    /// A piece without its bytes, which were looked at: which file, where, and what.
+    /// A piece without its bytes, which are checked already.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     struct Seen {
         key: u64,
@@ -314,7 +315,7 @@ mod tests {
         Failed,
     }
 
-    /// The batches of all files. Bytes are looked at, and all of each sound file comes once.
+    /// The batches of all files. Checks the bytes, and that each intact file is complete.
     fn batches(fakes: &[Fake], grain: u64, threads: usize) -> Vec<Vec<Seen>> {
         let catalog = catalog(fakes.to_vec(), false);
         let (progress, stop) = (Progress::default(), AtomicBool::new(false));
@@ -441,7 +442,7 @@ mod tests {
         assert_eq!(found.len(), 3, "{lens:?}");
         let mut count = 0;
         for seed in 0_u64..60 {
-            // Extents of all lengths, on all sides of grains and batches.
+            // Extents of all lengths, on both sides of grain and batch boundaries.
             let mut at = 0;
             let mut data = Vec::new();
             let mut next = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -1,13 +1,12 @@
-//! In which order samples come, and where one shard ends and the next begins.
+//! The order of samples, and where one shard ends and the next begins.
 //!
-//! Owns the shuffle; leaves writing to `writer`.
-//! Invariants: the same samples, seed and size give the same plan, in every version; a shard is no
-//! larger than it may be, unless it holds one sample alone.
+//! Invariants: the same samples, seed and size give the same plan in every version. A shard does
+//! not exceed its maximum size unless it holds only one sample.
 //!
-//! The shuffle is that of Fisher and Yates from the last index down to 1: index `i` changes places
-//! with a number below `i + 1`. Numbers come from SplitMix64 (Steele, Lea, Flood 2014; its state
-//! begins as the seed), each brought into range as the upper half of a product of 128 bits (Lemire
-//! 2019, without the rejection: its bias is below 2^-32 for fewer than 2^32 samples).
+//! The shuffle is Fisher-Yates from the last index down to 1: index `i` is swapped with a number
+//! below `i + 1`. Numbers come from SplitMix64 (Steele, Lea, Flood 2014; its initial state is the
+//! seed). Each is brought into range as the upper half of a 128-bit product (Lemire 2019, without
+//! the rejection: its bias is below 2^-32 for fewer than 2^32 samples).
 
 use std::ops::Range;
 
@@ -31,8 +30,8 @@ fn split_mix(state: &mut u64) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// Cuts samples whose members take so many bytes into shards that take `most` when they are
-/// finished.
+/// Splits samples of these sizes into shards of at most `max_bytes` bytes, as computed by
+/// `finished`.
 pub(super) fn cut(
     sizes: impl Iterator<Item = u64>,
     most: u64,

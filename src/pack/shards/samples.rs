@@ -1,9 +1,8 @@
-//! Which files are one sample, as webdataset takes them together (its tariterators.py,
-//! `base_plus_ext` and `group_by_keys`).
+//! Groups files into samples as webdataset does (its tariterators.py, `base_plus_ext` and
+//! `group_by_keys`).
 //!
-//! Owns keys and extensions; leaves the order of samples to `plan`.
-//! Invariant: the files of a sample are in one folder, side by side in the order of names, for the
-//! key is all of a name up to its first dot.
+//! Invariant: the files of a sample are neighbours in one directory, because the key is the name up
+//! to its first dot.
 
 use super::Labels;
 use crate::error::{Error, Kind};
@@ -11,21 +10,21 @@ use crate::pack::Job;
 use crate::pack::catalog::{Catalog, InodeId, What};
 use crate::vfs::FileKind;
 
-/// A sample: so many entries of a folder. Those of them that are no files are not in it.
+/// A sample: consecutive entries of a directory. Entries that are no regular files do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
-    /// Its number in `Samples::folders`.
+    /// Index into `Samples::directories`.
     pub(super) folder: u32,
     pub(super) first: u32,
     pub(super) count: u32,
 }
 
-/// A folder with samples.
+/// A directory with samples.
 pub(super) struct Folder {
     pub(super) id: InodeId,
-    /// With a slash at its end; empty for the root.
+    /// Its path with a trailing slash; empty for the root.
     pub(super) path: Vec<u8>,
-    /// The number of its top folder among all top folders; none for the root.
+    /// The number of its top directory among all top directories; `None` for the root.
     pub(super) class: Option<u32>,
 }
 
@@ -34,14 +33,14 @@ pub(super) struct Folder {
 pub(super) struct Samples {
     pub(super) folders: Vec<Folder>,
     pub(super) samples: Vec<Sample>,
-    /// The names of top folders, in their order.
+    /// The names of the top directories, in their order.
     pub(super) classes: Vec<Vec<u8>>,
     left_out: Counted,
     other: Counted,
     dotted: Counted,
 }
 
-/// How many there are, and the first of them.
+/// A counter that keeps the first path counted.
 #[derive(Default)]
 struct Counted {
     count: u64,
@@ -62,29 +61,28 @@ impl Counted {
     }
 }
 
-/// A name in two: the key up to the first dot, and the extension behind it. `None` of a name
-/// without a dot, or with nothing before it: webdataset skips those, or takes all in a folder for
-/// one sample.
+/// Splits a name at its first dot into key and extension. `None` if there is no dot or no key:
+/// webdataset skips such files, or groups all of a directory into one sample.
 pub(super) fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let dot = name.iter().position(|&byte| byte == b'.').filter(|&dot| dot > 0)?;
     Some((&name[..dot], &name[dot + 1..]))
 }
 
 impl Samples {
-    /// Finds all samples. One that webdataset would stumble over is a problem of the job.
+    /// Finds all samples. A sample that webdataset cannot read is a problem of the job.
     pub(super) fn find(job: &Job<'_>, catalog: &Catalog, labels: Labels) -> Self {
         let mut found = Self::default();
         let mut folders = vec![Folder { id: InodeId::ROOT, path: Vec::new(), class: None }];
         while let Some(folder) = folders.pop() {
             let before = folders.len();
             found.folder(job, catalog, labels, folder, &mut folders);
-            // The first is to come off the list first.
+            // The stack returns the last one first.
             folders[before..].reverse();
         }
         found
     }
 
-    /// What should be said of what is not packed as a person might think.
+    /// Notes about files that are not packed as the user may expect.
     pub(super) fn notes(&self) -> Vec<String> {
         let notes = [
             self.left_out.note("files without a key or an extension are left out"),
@@ -113,7 +111,7 @@ impl Samples {
                         self.classes.push(name.to_vec());
                         Some(self.classes.len() as u32 - 1)
                     });
-                    // webdataset skips such a name as its own.
+                    // webdataset skips these names because it uses them itself.
                     let own = folder.path.is_empty() && is_meta(name);
                     if own {
                         self.left_out.add(&folder.path, name);
@@ -176,7 +174,7 @@ impl Samples {
             .map(move |(name, id)| ([&folder.path, name].concat(), id))
     }
 
-    /// The same without paths.
+    /// The inodes of the files of a sample.
     pub(super) fn ids(&self, catalog: &Catalog, sample: Sample) -> impl Iterator<Item = InodeId> {
         files_in(catalog, self.folders[sample.folder as usize].id, sample).map(|(_, id)| id)
     }
@@ -198,18 +196,18 @@ fn files_in(
         .filter(|&(_, id)| catalog.inode(id).kind() == FileKind::Regular)
 }
 
-/// Whether a top folder is one that webdataset keeps for itself: `__x__`.
+/// Whether webdataset reserves the name of a top directory: `__x__`.
 fn is_meta(name: &[u8]) -> bool {
     name.len() >= 4 && name.starts_with(b"__") && name.ends_with(b"__")
 }
 
-/// Why a sample can not be one.
+/// Why a sample is invalid, if it is.
 fn stumble(catalog: &Catalog, folder: &Folder, sample: Sample, labels: Labels) -> Option<Error> {
     let error = |what| Some(Error::new(Kind::InvalidInput, what));
     let mut seen: Vec<Vec<u8>> = Vec::new();
     for (name, _) in files_in(catalog, folder.id, sample) {
         let (_, extension) = split(name)?;
-        // webdataset takes them in lower case.
+        // webdataset converts extensions to lower case.
         let extension = extension.to_ascii_lowercase();
         if seen.contains(&extension) {
             let extension = String::from_utf8_lossy(&extension).into_owned();

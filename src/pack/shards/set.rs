@@ -1,8 +1,7 @@
-//! Files that appear together or not at all.
+//! Files that appear all together or not at all.
 //!
-//! Owns their names, and what becomes of those of an earlier run; leaves each file to `output`.
-//! Invariant: no file has its name before all are whole and on the disk. Where names can not be
-//! given, those given already are taken back, if they were not there before.
+//! Invariant: no file gets its name before all files are complete and on the disk. If a name cannot
+//! be given, names given before are removed, unless they replaced files of an earlier run.
 
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -11,15 +10,15 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Kind, Result};
 use crate::pack::output::{Existing, Output, Sealed, folder_of};
 
-/// Files without a name that are kept open; each takes a descriptor.
+/// Maximum number of unnamed files kept open; each needs a descriptor.
 const OPEN: usize = 256;
 
-/// Digits of the number in a name; more where there are more shards.
+/// Digits of the number in a name. Larger numbers have more.
 const DIGITS: usize = 6;
 
-/// The shards of a run, and the file of class names.
+/// The shards of a run, and the list of classes.
 pub(super) struct Set {
-    /// The path of all of them, up to where they differ.
+    /// The common start of all paths.
     stem: PathBuf,
     existing: Existing,
     sealed: Vec<Sealed>,
@@ -27,11 +26,11 @@ pub(super) struct Set {
 }
 
 impl Set {
-    /// Shards of `path`, which is named without their numbers: `a.tar` for `a-000000.tar`.
+    /// Creates a set for `path`, the name without numbers: `a.tar` for `a-000000.tar`.
     ///
     /// # Errors
-    /// `InvalidInput` where shards of that name are there and are not to be replaced, or where the
-    /// name is no `.tar`; `Io`.
+    /// `InvalidInput` if shards with that name exist and must not be replaced; `Usage` if the name
+    /// does not end with `.tar`; `Io`.
     pub(super) fn new(path: &Path, existing: Existing) -> Result<Self> {
         if path.extension() != Some("tar".as_ref()) {
             let context = format!("{}: shards are tars, and named so", path.display());
@@ -50,28 +49,28 @@ impl Set {
         }
     }
 
-    /// The next shard.
+    /// Creates the next shard.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(super) fn shard(&mut self) -> Result<Output> {
         let number = self.shards;
         self.shards += 1;
         Output::create(&self.named(&format!("-{number:0DIGITS$}.tar")), self.existing)
     }
 
-    /// The file of class names.
+    /// Creates the list of classes.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(super) fn classes(&self) -> Result<Output> {
         Output::create(&self.named("-classes.txt"), self.existing)
     }
 
-    /// Takes a file that is whole.
+    /// Adds a complete file.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(super) fn add(&mut self, output: Output) -> Result<()> {
         let sealed = output.seal()?;
         let sealed = if self.sealed.len() < OPEN { sealed } else { sealed.closed()? };
@@ -79,10 +78,10 @@ impl Set {
         Ok(())
     }
 
-    /// Gives all of them their names, and removes those of an earlier run that are no more.
+    /// Gives all files their names, and removes other files of an earlier run.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(super) fn publish(self) -> Result<()> {
         let before = self.there()?;
         let mut given: Vec<PathBuf> = Vec::new();
@@ -90,7 +89,7 @@ impl Set {
             let path = sealed.path().to_owned();
             if let Err(error) = sealed.publish() {
                 for path in given.iter().filter(|path| !before.contains(path)) {
-                    // The error that is told is the one that led here.
+                    // Report the first error, not one of the cleanup.
                     let _ = fs::remove_file(path);
                 }
                 return Err(error);
@@ -112,7 +111,7 @@ impl Set {
         PathBuf::from(std::ffi::OsString::from_vec(path))
     }
 
-    /// What has a name that some run with this stem gives.
+    /// Existing files with a name that a run with this stem could use.
     fn there(&self) -> Result<Vec<PathBuf>> {
         let folder = folder_of(&self.stem);
         let failed = |error| Error::io(format!("{}: can not be listed", folder.display()), error);
@@ -130,13 +129,13 @@ impl Set {
     }
 }
 
-/// Whether `name` is that of a shard, or of the classes, of what `archive` names (`OUT.tar`).
+/// Whether `name` is a shard or the class list of `archive` (`OUT.tar`).
 pub(in crate::pack) fn is_shard(archive: &[u8], name: &[u8]) -> bool {
     let stem = archive.strip_suffix(b".tar").unwrap_or(archive);
     name.strip_prefix(stem).and_then(|end| end.strip_prefix(b"-")).is_some_and(is_ours)
 }
 
-/// Whether a name ends so after `OUT-`.
+/// Whether the part of a name after `OUT-` belongs to a shard or the class list.
 fn is_ours(end: &[u8]) -> bool {
     let number = end.strip_suffix(b".tar");
     let is_shard =

@@ -1,4 +1,4 @@
-//! Shards read by tars that this crate did not write, and by webdataset itself where it is there.
+//! Shards read by GNU tar, and by webdataset if it is installed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::progress::Progress;
 use crate::sync::AtomicBool;
 use crate::vfs::Name;
 
-/// Files with these paths, of folders and a name; the bytes are told by the number.
+/// Files with these paths and lengths; the byte values follow from the index.
 fn catalog(files: &[(String, usize, Option<u64>)]) -> Catalog {
     let mut builder = Builder::new(META);
     let mut memory = Memory::default();
@@ -33,7 +33,7 @@ fn catalog(files: &[(String, usize, Option<u64>)]) -> Catalog {
     builder.finish(Owner::default())
 }
 
-/// 3 classes of 40 samples of two files each, some of several batches.
+/// 3 classes of 40 samples with two files each; some files take several batches.
 fn pictures() -> Vec<(String, usize, Option<u64>)> {
     let mut files = Vec::new();
     for nth in 0..120 {
@@ -129,7 +129,7 @@ fn a_seed_gives_the_same_bytes_and_another_seed_others() {
 #[test]
 fn a_sample_that_fails_is_left_out_whole() {
     let mut files = pictures();
-    // One small file, the second of its sample, and one that fails in its third batch.
+    // A small file, the second of its sample, and a file that fails in its third batch.
     files[21].2 = Some(0);
     files[2 * 57].2 = Some(2 << 20);
     let run = Run::new(&files, SHARDS, 3);

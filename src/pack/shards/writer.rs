@@ -1,9 +1,9 @@
-//! Writing samples into shards, as the bytes of their files come.
+//! Writes samples into shards, piece by piece.
 //!
-//! Owns that a sample is there with all its files or not at all; leaves which samples there are and
-//! where shards end to its caller.
-//! Invariant: pieces come in the order of the plan, so the file they belong to is the next one of
-//! the plan with that inode, and what lies between could not be read.
+//! A sample is written with all its files or not at all.
+//!
+//! Invariant: pieces come in the order of the plan. So a piece belongs to the next file of the plan
+//! with its inode, and all files before that could not be read.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -25,13 +25,13 @@ pub(super) struct Writer<'w> {
     order: &'w [u32],
     cuts: &'w [Range<usize>],
     set: &'w mut Set,
-    /// The shard that is being written, and how many came before it.
+    /// The shard that is being written, and its number.
     output: Option<Output>,
     shard: usize,
-    /// How many samples of the order were begun.
+    /// Number of samples started.
     begun: usize,
     sample: Option<Open>,
-    /// The file whose bytes are coming.
+    /// The file that is being written.
     file: Option<(InodeId, Body)>,
     /// Files that could not be read.
     left_out: HashSet<InodeId>,
@@ -41,11 +41,11 @@ pub(super) struct Writer<'w> {
 /// A sample that is being written.
 struct Open {
     sample: Sample,
-    /// Where it begins in its shard, and whether it is to be there at all.
+    /// Its offset in the shard, and whether it is kept.
     start: u64,
     fate: Fate,
     files: Vec<(Vec<u8>, InodeId)>,
-    /// How many of its files were begun.
+    /// Number of its files started.
     begun: usize,
 }
 
@@ -79,7 +79,7 @@ impl<'w> Writer<'w> {
         }
     }
 
-    /// Writes what the next pieces hold.
+    /// Writes the files in `pieces`.
     pub(super) fn take(&mut self, mut pieces: Vec<Piece>) -> Result<()> {
         let mut nth = 0;
         while nth < pieces.len() {
@@ -130,7 +130,7 @@ impl<'w> Writer<'w> {
         Ok(self.made)
     }
 
-    /// Begins the next file of the plan with that inode.
+    /// Starts the next file of the plan with this inode.
     fn begin(&mut self, id: InodeId) -> Result<()> {
         while let Some((path, found)) = self.next()? {
             if found != id {
@@ -147,7 +147,7 @@ impl<'w> Writer<'w> {
         Ok(())
     }
 
-    /// The next file of the plan; begins and ends samples and shards on the way.
+    /// The next file of the plan. Starts and ends samples and shards where needed.
     fn next(&mut self) -> Result<Option<(Vec<u8>, InodeId)>> {
         loop {
             if let Some(open) = &mut self.sample
@@ -206,8 +206,8 @@ impl<'w> Writer<'w> {
         }
     }
 
-    /// Remembers why a file is left out. Its samples are dropped when the plan comes to them, and
-    /// the one that is being written is, if it is among its files already.
+    /// Records a file that cannot be read. Its samples are dropped when the plan reaches them; the
+    /// current sample is dropped now if the file was being written.
     fn leave_out(&mut self, id: InodeId, error: &Error) {
         self.job.problem(self.members.catalog.origin(id), error);
         self.left_out.insert(id);

@@ -1,9 +1,7 @@
-//! A folder on a disk as a source.
+//! A directory on a disk as a source. `disk` examines single files, `table` reads them.
 //!
-//! Owns listing what is below it; leaves what the kernel tells of one file to `disk`, and reading
-//! files to `table`.
-//! Invariants: symbolic links below the folder are never followed; the archive that is being made
-//! is not found.
+//! Invariants: symbolic links below the directory are never followed. The archive that is being
+//! written is not found.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -17,37 +15,37 @@ use super::table;
 use crate::error::{Error, Kind, Result};
 use crate::pack::{output, shards};
 
-/// What becomes of folders on which another file system is mounted.
+/// What happens to directories on which another file system is mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtherMounts {
-    /// They are packed with all that is in them.
+    /// They are packed with their contents.
     #[default]
     Enter,
-    /// They are packed empty.
+    /// They are packed as empty directories.
     Skip,
 }
 
-/// The archive that is being made, which is not packed into itself.
+/// The archive that is being written, which is not packed into itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CreatedArchive {
-    /// The folder that it will be in.
+    /// The directory that it will be in.
     folder: At,
     name: Vec<u8>,
     names: Names,
 }
 
-/// Which names that are made in the folder of the archive.
+/// Which names a run creates in the directory of the archive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Names {
-    /// That of the archive.
+    /// Only that of the archive.
     #[default]
     One,
-    /// Those of shards and their classes, and not its own.
+    /// Those of the shards and their class list, but not that of the archive itself.
     Shards,
 }
 
 impl CreatedArchive {
-    /// The archive that will be at `path`; `None` where its folder can not be found.
+    /// The archive that will be at `path`; `None` if its directory does not exist.
     pub(super) fn at(path: &Path, names: Names) -> Option<Self> {
         use std::os::unix::ffi::OsStrExt;
         let stat = rustix::fs::stat(output::folder_of(path)).ok()?;
@@ -55,7 +53,7 @@ impl CreatedArchive {
         Some(Self { folder: disk::at(&stat), name, names })
     }
 
-    /// Whether it is what has that name in that folder; what is there for a while is, too.
+    /// Whether `name` in `directory` is the archive or a temporary file of a run.
     pub(super) fn is(&self, folder: At, name: &[u8]) -> bool {
         let is_made = || match self.names {
             Names::One => self.name == name,
@@ -65,19 +63,19 @@ impl CreatedArchive {
     }
 }
 
-/// A folder on a disk.
+/// A directory on a disk.
 pub(super) struct DiskFolder<'f> {
     base: OwnedFd,
-    /// How it was given.
+    /// Its path as the user gave it, for messages.
     shown: Vec<u8>,
-    /// What it is itself.
+    /// Its own identity.
     at: At,
     others: OtherMounts,
     made: Option<&'f CreatedArchive>,
 }
 
 impl<'f> DiskFolder<'f> {
-    /// The folder at `path`, which may be a symbolic link to one.
+    /// Opens the directory at `path`, which may be a symbolic link to one.
     ///
     /// # Errors
     /// `NotADirectory`, `Io`.
@@ -99,7 +97,7 @@ impl<'f> DiskFolder<'f> {
         Ok((Self { base, shown, at, others, made }, found))
     }
 
-    /// The folder itself, for who reads what is below it, and how it was given.
+    /// The open directory, and its path as the user gave it.
     pub(super) fn into_base(self) -> (OwnedFd, Vec<u8>) {
         (self.base, self.shown)
     }

@@ -1,11 +1,9 @@
-//! A list of what is to be packed, and of nothing else.
+//! A list that selects what is packed.
 //!
-//! Owns the text of the list and which of its paths lie below which folder; leaves looking for them
-//! to the sources.
-//! Invariant: no path of a list leads out of the folder that it is relative to.
+//! Invariant: no path of a list leads out of the directory that it is relative to.
 //!
-//! The paths stand in one buffer, sorted so that a slash comes before every other byte: then all
-//! below a folder stand together, and a folder of the walk needs no more than the range of them.
+//! The paths are in one buffer, sorted with the slash before every other byte. All paths below a
+//! directory are then adjacent, and the walk needs only their range for each directory.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,22 +14,22 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Kind, Result};
 use crate::vfs::Name;
 
-/// What stands between the paths of a list.
+/// What separates the paths of a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Separator {
-    /// The end of a line.
+    /// A newline.
     #[default]
     Newline,
-    /// A byte of zeros, as `find -print0` has it.
+    /// A NUL byte, as `find -print0` writes.
     Nul,
 }
 
 /// A list of paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileList {
-    /// The file that holds it; `-` is standard input.
+    /// The file with the list; `-` is standard input.
     pub path: PathBuf,
-    /// What stands between its paths.
+    /// What separates its paths.
     pub separator: Separator,
 }
 
@@ -39,7 +37,7 @@ impl FileList {
     /// Reads the list.
     ///
     /// # Errors
-    /// `Io`; `InvalidInput` for paths that are absolute or hold `..`, and for no path at all.
+    /// `Io`; `InvalidInput` if a path is absolute or contains `..`, or if the list is empty.
     pub(super) fn read(&self) -> Result<Selection> {
         let shown = self.path.display().to_string();
         let text = text(&self.path)?;
@@ -59,7 +57,7 @@ impl FileList {
             })?;
         }
         if selection.paths.is_empty() {
-            // Such as of a command before a pipe that failed.
+            // For example the output of a failed command in a pipe.
             return Err(Error::new(Kind::InvalidInput, format!("{shown}: lists nothing")));
         }
         selection.sort();
@@ -67,7 +65,7 @@ impl FileList {
     }
 }
 
-/// All of a file, or of standard input.
+/// The contents of a file or of standard input.
 pub(super) fn text(path: &Path) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     let read = match path.as_os_str().as_bytes() {
@@ -78,12 +76,12 @@ pub(super) fn text(path: &Path) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// What is wanted of a folder.
+/// What to pack of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// All that is in it.
+    /// All of it.
     All,
-    /// What these paths of the selection lead to.
+    /// Only the paths in this range of the selection.
     Only(Range<usize>),
 }
 
@@ -95,7 +93,7 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// What is wanted of the folder that the paths are relative to.
+    /// What to pack of the directory that the paths are relative to.
     pub(super) fn top(&self) -> Wanted {
         match self.paths.first() {
             Some(path) if path.is_empty() => Wanted::All,
@@ -103,12 +101,12 @@ impl Selection {
         }
     }
 
-    /// The paths of that range.
+    /// The paths in a range.
     pub(super) fn paths(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         self.paths[range].iter().map(|path| &self.bytes[path.clone()])
     }
 
-    /// The names that are wanted in a folder whose path has `above` bytes, each with what is wanted
+    /// The selected names in a directory whose path is `above` bytes long, each with what to pack
     /// of it.
     pub(super) fn children(
         &self,

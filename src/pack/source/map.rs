@@ -1,7 +1,6 @@
-//! A map of files to other places: each line a path, a tab and the path that it gets.
+//! A map that moves files: each line has a path, a tab and the new path.
 //!
-//! Owns the text of the map and what can be wrong with it; leaves moving files to `placing`.
-//! Invariants: what is wrong is told with the number of its line; no two files get one place.
+//! Invariants: every error names its line. No two files get the same path.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -11,16 +10,16 @@ use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::InodeId;
 use crate::vfs::{Name, Timestamp, joined};
 
-/// Complaints that are told; more are counted.
+/// Maximum number of errors listed; the others are counted.
 const TOLD: usize = 20;
 
-/// Where a file is moved to.
+/// One line: the path of a file and its new path.
 struct Line {
-    /// Counted from 1.
+    /// Line number, counted from 1.
     number: usize,
     old: Box<[u8]>,
     new: Box<[u8]>,
-    /// The file, once it was found.
+    /// The file, once a source has it.
     found: Option<(InodeId, Timestamp)>,
 }
 
@@ -28,21 +27,21 @@ struct Line {
 pub(super) struct Map {
     shown: String,
     lines: Vec<Line>,
-    /// Lines by the path of the file.
+    /// Index of the line by the path of the file.
     old: HashMap<Box<[u8]>, usize>,
-    /// Lines by the path that it gets.
+    /// Index of the line by the new path.
     new: HashMap<Box<[u8]>, usize>,
-    /// Folders that files are moved into, with a line that does.
+    /// Directories that files are moved into, with the index of one such line.
     above: HashMap<Box<[u8]>, usize>,
-    /// Lines that do not fit what was found, and why.
+    /// Line numbers and reasons of lines that do not match the sources.
     misfits: Vec<(usize, String)>,
 }
 
 impl Map {
-    /// Reads a map from a file, or from standard input if it is called `-`.
+    /// Reads a map from a file, or from standard input if the path is `-`.
     ///
     /// # Errors
-    /// `Io`; `InvalidInput` for lines that are malformed or contradict others.
+    /// `Io`; `InvalidInput` for malformed or contradictory lines.
     pub(super) fn read(path: &Path) -> Result<Self> {
         Self::parse(path.display().to_string(), &list::text(path)?)
     }
@@ -107,7 +106,7 @@ impl Map {
         Ok(())
     }
 
-    /// The line that moves the file at `path`, if there is one.
+    /// The index of the line that moves the file at `path`, if there is one.
     pub(super) fn line(&mut self, path: &[u8], is_folder: bool) -> Option<usize> {
         match self.old.get(path) {
             Some(&nth) if is_folder => {
@@ -124,15 +123,15 @@ impl Map {
         None
     }
 
-    /// The file of that line was found. Of two sources that have it, the later one's is moved.
+    /// Records the file for a line. If two sources have the file, the later one is moved.
     pub(super) fn moved(&mut self, line: usize, inode: InodeId, modified: Timestamp) {
         self.lines[line].found = Some((inode, modified));
     }
 
-    /// Checks that the map fits what was found.
+    /// Checks that the map matches the sources.
     ///
     /// # Errors
-    /// `InvalidInput` where it does not.
+    /// `InvalidInput` if it does not.
     pub(super) fn check(&mut self) -> Result<()> {
         let told: HashSet<usize> = self.misfits.iter().map(|&(number, _)| number).collect();
         let missing = self.lines.iter().filter(|line| line.found.is_none());
@@ -143,7 +142,7 @@ impl Map {
         self.check_misfits()
     }
 
-    /// The files that were found, and where they belong.
+    /// The new path, inode and time of every file that is moved.
     pub(super) fn moves(&self) -> impl Iterator<Item = (&[u8], InodeId, Timestamp)> {
         let found = |line: &'_ Line| line.found;
         self.lines.iter().filter_map(move |line| {
@@ -169,7 +168,7 @@ impl Map {
     }
 }
 
-/// The two paths of a line: what stands before and behind a tab, or else behind the first blanks.
+/// The two paths of a line, separated by a tab or else by the first blanks.
 fn halves(line: &[u8]) -> Option<(&[u8], &[u8])> {
     if let Some(at) = line.iter().position(|&byte| byte == b'\t') {
         let (old, new) = (&line[..at], &line[at + 1..]);
@@ -180,7 +179,7 @@ fn halves(line: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&line[..at], line[at..].trim_ascii()))
 }
 
-/// A path without empty parts and dots.
+/// A path without empty components and `.`.
 fn clean(path: &[u8]) -> std::result::Result<Vec<u8>, String> {
     let shown = || path.escape_ascii();
     if path.starts_with(b"/") {

@@ -1,10 +1,10 @@
-//! What is to be packed, found: folders, lists of files and archives become one catalog.
+//! Finds what is to be packed: directories, lists of files and archives become one catalog.
 //!
-//! Owns which kind each source is and where it lands. `folder`, `disk` and `table` are files on a
-//! disk, `tree` is an archive; `walk` goes through either, `placing` fills the catalog; `list`
-//! selects, `map` moves.
+//! `folder`, `disk` and `table` handle files on a disk, `tree` an archive. `walk` visits either,
+//! and `placing` fills the catalog. `list` selects files, `map` moves them.
+//!
 //! Invariants: the catalog depends on the sources and their order, never on threads or on the order
-//! of a disk; what can not be listed is named, and the rest is packed.
+//! of a disk. What cannot be listed is reported, and the rest is packed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -44,32 +44,34 @@ pub use list::{FileList, Separator};
 /// What is to be packed.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// Folders, archives and other files. Of two files that land at one place the later is packed.
+    /// Directories, archives and other files. If two files get the same path, the later one wins.
     pub paths: Vec<PathBuf>,
-    /// What is packed of the one source, or of the current folder if there is none; `None`: all.
+    /// Selects files of the one source, or of the current directory if there is none; `None` packs
+    /// everything.
     pub list: Option<FileList>,
-    /// A file of paths and the paths that they get; `-` is standard input.
+    /// A file of paths and their new paths; `-` is standard input.
     pub map: Option<PathBuf>,
-    /// Who all files belong to.
+    /// The owner of all files.
     pub owner: Owner,
-    /// Whether archives in archives become folders; those of an archive of nothing else do anyway.
+    /// Whether archives inside archives become directories. If an archive contains only archives,
+    /// they always do.
     pub recursive: bool,
     /// Memory for decoded blocks of all archives together, bytes.
     pub cache_bytes: u64,
-    /// What becomes of folders on which another file system is mounted.
+    /// What happens to directories on which another file system is mounted.
     pub other_mounts: OtherMounts,
-    /// The archive that is made, which is not packed into itself.
+    /// The archive to be written, which is not packed into itself.
     pub output: Option<PathBuf>,
-    /// What is made beside it, or instead of it.
+    /// Which files the run writes in the directory of the archive.
     pub names: Names,
 }
 
 /// Finds everything that is to be packed.
 ///
 /// # Errors
-/// `Usage` and `InvalidInput` where the sources, the list or the map can not be right; `NotFound`,
-/// `Corrupt` and what else there is where a source can not be opened; `Interrupted`. What can not
-/// be read below a source is a problem of the job.
+/// `Usage` and `InvalidInput` if the sources, the list or the map are unusable; `NotFound`,
+/// `Corrupt` and other errors if a source cannot be opened; `Interrupted`. A file below a source
+/// that cannot be read is a problem of the job.
 pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
     let paths = sources.checked_paths()?;
     let selection = sources.list.as_ref().map(FileList::read).transpose()?;
@@ -102,7 +104,7 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
 }
 
 impl Sources {
-    /// The paths, once all that can be wrong with them before anything is opened is not.
+    /// The paths, after all checks that need no file to be opened.
     fn checked_paths(&self) -> Result<Vec<PathBuf>> {
         let usage = |what: &str| Err(Error::new(Kind::Usage, what));
         let is_stdin = |path: &Path| path.as_os_str() == "-";
@@ -119,7 +121,7 @@ impl Sources {
     }
 }
 
-/// The name that a folder keeps; `None` where its contents land in the root.
+/// The name of a directory in the archive; `None` if its contents go into the root.
 fn landing(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
     let mut bytes = path.as_os_str().as_bytes();
     while let [rest @ .., b'/'] = bytes {
@@ -131,20 +133,20 @@ fn landing(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
     if let Some(name) = path.file_name() {
         return Ok(Some(name.as_bytes().to_vec()));
     }
-    // It ends in `..`: its name is that of the folder this leads to.
+    // The path ends in `..`: resolve it to find the name.
     let real = fs::canonicalize(path)
         .map_err(|error| Error::io(format!("{}: can not be found", path.display()), error))?;
     Ok(real.file_name().map(OsStr::as_bytes).map(<[u8]>::to_vec))
 }
 
-/// The sources on their way into the catalog.
+/// Puts the sources into the catalog.
 struct Gathering<'g, 'j> {
     job: &'g Job<'j>,
     selection: Option<&'g Selection>,
     placing: Placing<'g>,
     /// The number of the source of plain files.
     plain: u32,
-    /// Sources that landed in the root, with their attributes.
+    /// Number of sources that are in the root and gave it their attributes.
     in_root: usize,
 }
 
@@ -174,7 +176,7 @@ impl Gathering<'_, '_> {
         Ok(())
     }
 
-    /// The folder that a source is itself.
+    /// The directory that a source itself is.
     fn top(&mut self, name: Option<&[u8]>, found: Found) -> Folder {
         let at = found.at;
         let wanted = self.selection.map_or(Wanted::All, Selection::top);
@@ -184,7 +186,7 @@ impl Gathering<'_, '_> {
         Folder { path: Box::default(), at, key: 0, inode, wanted }
     }
 
-    /// Makes one source of bytes of all plain files, for they may be many.
+    /// Makes one source of bytes for all plain files, because there may be many.
     fn plain_files(&mut self, opened: &mut [Opened<'_>]) -> Result<()> {
         let mut rows = Rows::new();
         let mut any = false;

@@ -1,7 +1,6 @@
-//! From a path that was given to a source: a folder, an archive, or a file like any other.
+//! Opens the paths given as sources: each is a directory, an archive or a plain file.
 //!
-//! Owns finding out which; leaves what is in it to the sources.
-//! Invariant: a file is taken for an archive exactly where `mount` takes it for one.
+//! Invariant: a file counts as an archive exactly if `mount` accepts it as one.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -25,10 +24,10 @@ use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, FileKind, Finding, Folders, Location, Scratch, Severity, Tree};
 
-/// Archives opened at once, each by a thread: on a parallel file system most of it is waiting.
+/// Archives opened at once, one per thread. On a parallel file system opening is mostly waiting.
 const OPENED_AT_ONCE: usize = 8;
 
-/// A source that was opened.
+/// An open source.
 pub(super) enum Opened<'s> {
     Folder(DiskFolder<'s>, Found),
     Archive(Archive),
@@ -36,7 +35,7 @@ pub(super) enum Opened<'s> {
 }
 
 impl Opened<'_> {
-    /// Whether there are files in it.
+    /// Whether it contains files.
     pub(super) fn holds_files(&self) -> bool {
         !matches!(self, Self::Plain(_))
     }
@@ -44,17 +43,17 @@ impl Opened<'_> {
 
 /// A file that is packed as it is.
 pub(super) struct Plain {
-    /// Where it is, no symbolic link at the end.
+    /// Its path. The last component is no symbolic link.
     pub(super) path: PathBuf,
     pub(super) found: Found,
-    /// What its source of bytes knows it by, once there is one.
+    /// Its key in the source of bytes, once that exists.
     pub(super) key: u64,
 }
 
 /// Opens all sources.
 ///
 /// # Errors
-/// Those of the first that can not be opened.
+/// The first error in the order of the paths.
 pub(super) fn all<'s>(
     job: &Job<'_>,
     sources: &Sources,
@@ -62,7 +61,7 @@ pub(super) fn all<'s>(
     made: Option<&'s CreatedArchive>,
 ) -> Result<Vec<Opened<'s>>> {
     let mut opened = Vec::with_capacity(paths.len());
-    // Where the regular files stand among them, which may be archives.
+    // Indices of regular files in `opened`. They may be archives.
     let mut regular = Vec::new();
     for path in paths {
         let failed = |error: std::io::Error| match error.kind() {
@@ -96,7 +95,7 @@ pub(super) fn all<'s>(
     Ok(opened)
 }
 
-/// A folder that paths are relative to.
+/// Opens a directory that paths are relative to.
 pub(super) fn folder(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty())
@@ -118,7 +117,7 @@ fn is_made(path: &Path, made: Option<&CreatedArchive>) -> bool {
     made.is_some() && made == CreatedArchive::at(path, Names::One).as_ref()
 }
 
-/// The trees of those files that are archives.
+/// The tree of each file, or `None` for a file that is no archive.
 fn trees(
     job: &Job<'_>,
     sources: &Sources,
@@ -140,7 +139,7 @@ fn trees(
     let open = |nth: usize| {
         job.check()?;
         match tree(&files[nth], &options, job.progress)? {
-            // Nobody wants an archive of nothing but archives, such as ImageNet comes as.
+            // Unpack an archive that holds only archives, as ImageNet comes.
             Some((outer, _)) if !options.recursive && holds_only_archives(outer.as_ref()) => {
                 tree(&files[nth], &within, job.progress)
             }
@@ -156,7 +155,7 @@ fn trees(
         if let Some(tree) = tree {
             losses(job, path, tree.as_ref());
         }
-        // Each names all archives that its own lies in.
+        // A finding starts with the path of the archive, which the problem names already.
         let origin = path.display().to_string();
         let archive = format!("{origin}: ");
         for Finding { what, .. } in findings {
@@ -166,8 +165,7 @@ fn trees(
     Ok(trees)
 }
 
-/// Makes problems of what an archive tells of members that nobody will see: what was cut off, what
-/// is damaged, what is left out.
+/// Records members that the tree does not show as problems: truncated, damaged or left out.
 fn losses(job: &Job<'_>, path: &Path, tree: &dyn Tree) {
     tree.audit(&mut |Finding { severity, location, what }| {
         if severity == Severity::Note {
@@ -181,10 +179,10 @@ fn losses(job: &Job<'_>, path: &Path, tree: &dyn Tree) {
     });
 }
 
-/// A tree, and what there is to tell of archives within that could not be opened.
+/// A tree, and findings about inner archives that could not be opened.
 type Partly = (Arc<dyn Tree>, Vec<Finding>);
 
-/// The tree of a file, if it is an archive.
+/// The tree of a file, if the file is an archive.
 fn tree(
     file: &Arc<FileStorage>,
     options: &OpenOptions,
@@ -197,8 +195,7 @@ fn tree(
     }
 }
 
-/// Whether there are regular files in `tree`, and each of them is an archive that would become a
-/// folder.
+/// Whether `tree` has regular files and each of them is an archive that would become a directory.
 fn holds_only_archives(tree: &dyn Tree) -> bool {
     let mut scratch = Scratch::default();
     let mut folders = Folders::from_root();
@@ -215,7 +212,7 @@ fn holds_only_archives(tree: &dyn Tree) -> bool {
             }
             ControlFlow::Continue(())
         });
-        // What can not be read is told when it is packed.
+        // The error is reported when the directory is packed.
         if listed.is_err() {
             return false;
         }

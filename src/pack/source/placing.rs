@@ -1,8 +1,9 @@
-//! Where files of all sources land in the catalog.
+//! Adds the files of all sources to the catalog.
 //!
-//! Owns that hard links stay links, that a map moves files, and the attributes of a root that is
-//! none of the sources; leaves finding files to the sources and the order of names to the catalog.
-//! Invariant: what lands where depends on the sources and their order alone.
+//! It keeps hard links, moves files as the map says, and chooses the attributes of the root if no
+//! single source provides them.
+//!
+//! Invariant: the result depends only on the sources and their order.
 
 use std::collections::HashMap;
 
@@ -13,14 +14,15 @@ use crate::pack::catalog::{Builder, Catalog, Inode, InodeId, Meta, Owner, What};
 use crate::pack::content::{Content, ContentId};
 use crate::vfs::{Name, Timestamp, joined};
 
-/// Where in the catalog a source lies.
+/// Where a source goes in the catalog.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'p> {
-    /// The path of the source itself, empty for the root.
+    /// The path of the source in the catalog, empty for the root.
     pub(super) above: &'p [u8],
-    /// Its number, for contents.
+    /// The number of the source, for contents.
     pub(super) source: u32,
-    /// Files known by device and inode are the same in all sources of one space: 0 for disks.
+    /// Equal device and inode numbers mean the same file in all sources with this number; 0 for
+    /// disks.
     pub(super) space: u32,
 }
 
@@ -30,15 +32,15 @@ pub(super) struct Placing<'m> {
     map: Option<&'m mut Map>,
     /// Files that may have several names.
     links: HashMap<(u32, At), InodeId>,
-    /// The newest of what is right in the root.
+    /// The newest time of the entries of the root.
     newest: Timestamp,
-    /// The attributes of the root, if a source gave it some.
+    /// The attributes of the root, if a source provides them.
     root: Option<Meta>,
     sources: u32,
 }
 
 impl<'m> Placing<'m> {
-    /// Nothing yet. `map` moves files from where they land.
+    /// An empty catalog. `map` moves files to other paths.
     pub(super) fn new(map: Option<&'m mut Map>) -> Self {
         Self {
             builder: Builder::new(made(OLDEST)),
@@ -50,7 +52,7 @@ impl<'m> Placing<'m> {
         }
     }
 
-    /// The number that the next source of bytes will have.
+    /// The number that the next source of bytes will get.
     pub(super) fn next_source(&self) -> u32 {
         self.sources
     }
@@ -61,8 +63,8 @@ impl<'m> Placing<'m> {
         self.sources += 1;
     }
 
-    /// The folder that a source lies in, with the attributes of the source: the one of that name,
-    /// or the root.
+    /// The directory that holds a source: the one called `name`, or the root. It gets the
+    /// attributes of the source.
     pub(super) fn top(&mut self, name: Option<Name<'_>>, found: Found) -> InodeId {
         let meta = self.meta(&found.meta, found.xattrs);
         match name {
@@ -77,11 +79,11 @@ impl<'m> Placing<'m> {
         }
     }
 
-    /// Places what was found in `folder`; `key` is what the source knows its bytes by. What it is
-    /// in the catalog.
+    /// Adds a file found in `directory` and returns its inode. `key` is its key in the source of
+    /// bytes.
     ///
     /// # Errors
-    /// `InvalidInput` where its name can not be one.
+    /// `InvalidInput` if its name is invalid.
     pub(super) fn place(
         &mut self,
         place: &Place<'_>,
@@ -142,11 +144,11 @@ impl<'m> Placing<'m> {
         Ok(inode)
     }
 
-    /// The catalog, with the files that the map moves where they belong. The root has the
-    /// attributes of the source that lies in it if it is but one.
+    /// Moves files as the map says and finishes the catalog. The root gets the attributes of its
+    /// source if there is only one.
     ///
     /// # Errors
-    /// `InvalidInput` where the map does not fit what was found.
+    /// `InvalidInput` if the map does not match the files.
     pub(super) fn finish(mut self, alone: bool, owner: Owner) -> Result<Catalog> {
         self.move_files()?;
         let root = self.root.filter(|_| alone).unwrap_or_else(|| made(self.newest));
@@ -159,7 +161,7 @@ impl<'m> Placing<'m> {
             return Ok(());
         };
         map.check()?;
-        // Folders that no source has are as old as the newest file in them.
+        // Directories that no source has are as old as the newest file in them.
         let mut ages: HashMap<InodeId, Timestamp> = HashMap::new();
         for (path, inode, modified) in map.moves() {
             let mut parent = InodeId::ROOT;
@@ -183,7 +185,7 @@ impl<'m> Placing<'m> {
                     *age = later(*age, modified);
                 }
             }
-            // What is right in the root is the file, or a folder made for it.
+            // The entry of the root is the file itself or a new directory for it.
             if above.first().is_none_or(|folder| ages.contains_key(folder)) {
                 self.newest = later(self.newest, modified);
             }
@@ -199,11 +201,11 @@ impl<'m> Placing<'m> {
     }
 }
 
-/// What a folder is as old as in which there is nothing.
+/// The time of an empty directory that no source has.
 const OLDEST: Timestamp = Timestamp { seconds: 0, nanoseconds: 0 };
 
-/// The attributes of a folder that no source has: root's, whoever packs, for the same sources give
-/// the same bytes.
+/// The attributes of a directory that no source has. Root owns it, so that the archive does not
+/// depend on who packs.
 fn made(modified: Timestamp) -> Meta {
     Meta { permissions: 0o755, uid: 0, gid: 0, modified, xattrs: None }
 }

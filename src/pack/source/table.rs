@@ -1,11 +1,10 @@
-//! Files on a disk that are to be read: where they are, and what they were when they were listed.
+//! Files on a disk that are to be read: where they are, and their state when they were listed.
 //!
-//! Owns the bytes of files of folders, and that they are those that were listed; leaves listing to
-//! `folder`.
-//! Invariant: a file that is not what it was, in device, inode, size or time, gives an error before
-//! and after its bytes are read, and never bytes of two versions.
+//! Invariant: device, inode, size and time are compared before and after a read. A file that
+//! differs gives an error, never bytes of two versions.
 //!
-//! Memory: 48 bytes a file and its name; a folder has its name and the number of the one above.
+//! Memory: 48 bytes and the name for each file; a name and the number of its parent for each
+//! directory.
 
 use std::fs::File;
 use std::ops::Range;
@@ -22,27 +21,27 @@ use crate::pack::content::Content;
 use crate::sync::{AtomicBool, Ordering};
 use crate::vfs::joined;
 
-/// What a file was when it was listed.
+/// The state of a file when it was listed.
 struct Row {
     inode: u64,
     size: u64,
     seconds: i64,
     nanoseconds: u32,
-    /// Its device, by its place in `Table::devices`.
+    /// Index of its device in `Table::devices`.
     device: u32,
-    /// Its folder, by its place in `Table::folders`.
+    /// Index of its directory in `Table::directories`.
     folder: u32,
     name_len: u32,
     name: usize,
 }
 
-/// A folder: the one that it is in, and where its name is.
+/// A directory: its parent, and the range of its name.
 struct Above {
     parent: u32,
     name: Range<usize>,
 }
 
-/// Files below one folder.
+/// Files below one directory.
 pub(super) struct Table {
     base: OwnedFd,
     shown: Vec<u8>,
@@ -50,13 +49,13 @@ pub(super) struct Table {
     files: Vec<Row>,
     names: Vec<u8>,
     devices: Vec<u64>,
-    /// Whether the kernel lets this user read without leaving a trace in the time of access.
-    /// Relaxed: whoever sees it late asks once more.
+    /// Whether the kernel lets this user read without updating access times. Relaxed: a thread that
+    /// reads an old value only tries once more.
     traceless: AtomicBool,
 }
 
 impl Table {
-    /// No files yet but those that `rows` will hold; `Rows::into_table` makes it complete.
+    /// A table of the files in `rows`.
     pub(super) fn new(rows: Rows, base: OwnedFd, shown: Vec<u8>) -> Self {
         let Rows { folders, mut files, mut names, devices } = rows;
         files.shrink_to_fit();
@@ -64,7 +63,7 @@ impl Table {
         Self { base, shown, folders, files, names, devices, traceless: AtomicBool::new(true) }
     }
 
-    /// The path below the folder.
+    /// The path below the base directory.
     fn path(&self, row: &Row) -> Vec<u8> {
         let name = &self.names[row.name..row.name + row.name_len as usize];
         let mut parts = vec![name];
@@ -83,10 +82,10 @@ impl Table {
         row.ok_or_else(|| Error::new(Kind::NotFound, format!("{key} is no file of this folder")))
     }
 
-    /// Opens a file that is still what it was.
+    /// Opens a file after checking that it has not changed.
     fn open(&self, row: &Row) -> Result<File> {
         let path = self.path(row);
-        // A pipe may have come in its place, and opening that would wait.
+        // A pipe may have replaced the file, and opening it would block.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let open = |flags| disk::open_below(self.base.as_fd(), &path, flags);
         let opened = if self.traceless.load(Ordering::Relaxed) {
@@ -111,7 +110,7 @@ impl Table {
         Ok(file)
     }
 
-    /// Fails where the file is not what it was.
+    /// Fails if the file has changed.
     fn check(&self, row: &Row, file: &File) -> Result<()> {
         let stat = fstat(file).map_err(|error| self.failed(row, error.into()))?;
         let found = disk::of(&stat);
@@ -154,7 +153,7 @@ impl Content for Table {
         let start = match seek(&file, SeekFrom::Data(offset)) {
             Ok(start) => start,
             Err(Errno::NXIO) => return self.check(row, &file).map(|()| None),
-            // A file system that knows no holes.
+            // The file system does not report holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => offset,
             Err(error) => return Err(self.failed(row, error.into())),
         };
@@ -183,16 +182,16 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// Nothing but the folder that all are below, which has the number 0.
+    /// Only the base directory, which has the number 0.
     pub(super) fn new() -> Self {
         Self { folders: vec![Above { parent: 0, name: 0..0 }], ..Self::default() }
     }
 
-    /// Adds what was found as `name` in a folder of that number: the number of the folder, or the
-    /// key of the regular file; 0 of anything else.
+    /// Adds the file `name` to the directory with this number. Returns the number of a directory or
+    /// the key of a regular file; 0 for any other kind.
     ///
     /// # Errors
-    /// `Unsupported` for more than 2^32 folders.
+    /// `InvalidInput` for more than 2^32 directories.
     pub(super) fn add(&mut self, folder: u64, name: &[u8], found: &Found) -> Result<u64> {
         let many = |_| Error::new(Kind::InvalidInput, "more than 2^32 folders or devices");
         let folder = u32::try_from(folder).map_err(many)?;
@@ -218,7 +217,7 @@ impl Rows {
                     nanoseconds: found.meta.modified.nanoseconds,
                     device: u32::try_from(device).map_err(many)?,
                     folder,
-                    // A name has 255 bytes, and a path that the kernel takes 4095.
+                    // A name has 255 bytes at most, and a path that the kernel accepts 4095.
                     name_len: name.len() as u32,
                     name: at,
                 });
@@ -229,7 +228,7 @@ impl Rows {
     }
 }
 
-/// A path below `folder` as a person reads it.
+/// A path below `directory` for messages.
 pub(super) fn shown(folder: &[u8], path: &[u8]) -> String {
     let bytes = match folder {
         _ if path.is_empty() => folder.to_vec(),

@@ -1,7 +1,6 @@
-//! An archive as a source: the tree that it is read as.
+//! An archive as a source, read through its tree.
 //!
-//! Owns the translation of `vfs` into what is packed; leaves opening archives to `formats`.
-//! Invariant: a walk ends, whatever a damaged archive says of its folders.
+//! Invariant: a walk ends, even if the directories of a damaged archive form a cycle.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -15,11 +14,11 @@ use crate::pack::content::Content;
 use crate::sync::Arc;
 use crate::vfs::{Attr, Cookie, FileKind, Folders, Ino, Name, Scratch, SeekTarget, Tree, joined};
 
-/// Bytes asked of the tree at once.
+/// Bytes per read.
 const STEP: usize = 1 << 20;
 
 thread_local! {
-    /// Memory of the tree's answers.
+    /// Buffers for reads from the tree.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -27,12 +26,12 @@ thread_local! {
 #[derive(Clone)]
 pub(super) struct Archive {
     tree: Arc<dyn Tree>,
-    /// How it was given.
+    /// Its path as the user gave it, for messages.
     shown: Arc<[u8]>,
 }
 
 impl Archive {
-    /// The archive given as `shown`, which is read as `tree`.
+    /// An archive at the path `display`, read through `tree`.
     pub(super) fn new(tree: Arc<dyn Tree>, shown: &[u8]) -> Self {
         Self { tree, shown: shown.into() }
     }
@@ -93,7 +92,7 @@ impl Archive {
     }
 }
 
-/// The inode of a number that the tree gave.
+/// An inode number that the tree returned, as an `Ino`.
 fn ino(number: u64) -> Result<Ino> {
     Ino::new(number).ok_or_else(|| Error::new(Kind::NotFound, "no inode has the number 0"))
 }
@@ -119,15 +118,15 @@ impl Source for Archive {
     }
 }
 
-/// Folders of an archive that were met.
+/// The directories of an archive that the walk has seen.
 #[derive(Default)]
 pub(super) struct Met(HashSet<u64>);
 
 impl Met {
-    /// The key of what was found.
+    /// The key of a file.
     ///
     /// # Errors
-    /// `Corrupt` for a folder that was met before: then it may be in itself.
+    /// `Corrupt` for a directory seen before, which may contain itself.
     pub(super) fn key(&mut self, found: &Found) -> Result<u64> {
         let number = found.at.number;
         let is_folder = matches!(found.seen, Seen::Folder { .. });
@@ -138,13 +137,13 @@ impl Met {
     }
 }
 
-/// The bytes of the files of an archive.
+/// The bytes of the files in an archive.
 pub(super) struct Bytes {
     archive: Archive,
 }
 
 impl Bytes {
-    /// Those of `archive`.
+    /// The contents of `archive`.
     pub(super) fn of(archive: Archive) -> Self {
         Self { archive }
     }
@@ -191,7 +190,7 @@ impl Content for Bytes {
     }
 
     fn origin(&self, key: u64) -> String {
-        // Inodes know no names, so the name is looked for; only messages ask for it.
+        // Inodes do not know their names, so search for one. Only messages need it.
         let path = ino(key).ok().and_then(|ino| path_of(self.archive.tree.as_ref(), ino));
         match path {
             Some(path) => self.archive.origin(&path),
@@ -216,7 +215,7 @@ fn path_of(tree: &dyn Tree, wanted: Ino) -> Option<Vec<u8>> {
             }
             ControlFlow::Continue(())
         };
-        // What can not be listed leads nowhere.
+        // Skip directories that cannot be listed.
         let _ = tree.read_dir(folder, Cookie::START, visit);
         if found.is_some() {
             return found;

@@ -1,12 +1,12 @@
-//! The walk through a source: folder by folder, many at once, told of in one order.
+//! Walks through a source: lists many directories at once and reports files in a fixed order.
 //!
-//! Owns how the work is cut for threads; leaves asking to `Source` and keeping to `Placing`.
-//! Invariant: files are told of level by level, in a folder by name, on any number of threads.
+//! Invariant: files are reported level by level and by name in a directory, on any number of
+//! threads.
 //!
-//! On a parallel file system each question is a round trip to a server, and the time of the walk is
-//! their number by the time of one. So there are more threads than processors, and a folder of many
-//! files is cut into parts. A level is finished before the next one begins, which costs the wait
-//! for the last folder of each level, and keeps the order without keeping everything.
+//! On a parallel file system each request is a round trip to a server, and the walk takes the
+//! number of requests times the latency. So there are more threads than CPU cores, and a directory
+//! with many files is cut into parts. Each level is finished before the next one begins. This costs
+//! a wait for the last directory of every level, but keeps the order without buffering everything.
 
 use std::ops::ControlFlow;
 
@@ -17,28 +17,28 @@ use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
 use crate::pack::Job;
 
-/// Files that one thread asks about at a time.
+/// Files that one thread examines at a time.
 const PART: usize = 1024;
 
-/// Threads for each that may compute: most of the time they wait.
+/// Threads per compute thread. Most of the time they wait.
 const THREADS: usize = 4;
 
-/// The fewest and the most threads.
+/// Minimum and maximum number of threads.
 const THREADS_MIN: usize = 8;
 const THREADS_MAX: usize = 64;
 
-/// Threads for questions to a file system.
+/// Number of threads that send requests to a file system.
 pub(super) fn threads(job: &Job<'_>) -> usize {
     job.threads.saturating_mul(THREADS).clamp(THREADS_MIN, THREADS_MAX)
 }
 
-/// What keeps the files of a source: gives each folder and regular file its key.
+/// Stores a file in its source; returns the key of a directory or regular file.
 pub(super) type Keep<'k> = dyn FnMut(&Folder, &[u8], &Found) -> Result<u64> + 'k;
 
-/// Answers for the first names of a folder, or, for all of a small folder, for all.
+/// A listed directory. `found` is empty for a large directory, whose files are examined in parts.
 struct Listing {
     names: Vec<Listed>,
-    /// What is wanted of each, where a list selects; else nothing.
+    /// What to pack of each name if a list selects; otherwise empty.
     wanted: Vec<Wanted>,
     found: Vec<Result<Option<Found>>>,
 }
@@ -48,15 +48,15 @@ pub(super) struct Walk<'w, 'j> {
     pub(super) job: &'w Job<'j>,
     pub(super) source: &'w dyn Source,
     pub(super) selection: Option<&'w Selection>,
-    /// Where in the catalog the source lies.
+    /// Where the source goes in the catalog.
     pub(super) place: Place<'w>,
 }
 
 impl Walk<'_, '_> {
-    /// Places everything below `top`, the source itself.
+    /// Adds everything below `top`, which is the source itself.
     ///
     /// # Errors
-    /// `Interrupted`. What can not be listed is a problem of the job.
+    /// `Interrupted`. What cannot be listed is a problem of the job.
     pub(super) fn run(
         &self,
         top: Folder,
@@ -113,7 +113,7 @@ impl Walk<'_, '_> {
         Ok(Listing { names, wanted, found })
     }
 
-    /// Asks for all files of a large folder.
+    /// Examines all files of a large directory.
     fn parts(
         &self,
         folder: &Folder,
@@ -133,7 +133,7 @@ impl Walk<'_, '_> {
         self.job.check()
     }
 
-    /// Places one file; the folder to be listed, if it is one.
+    /// Adds one file to the catalog. Returns the directory to be listed if the file is one.
     fn take(
         &self,
         folder: &Folder,
@@ -158,7 +158,8 @@ impl Walk<'_, '_> {
             self.problem(&path, &wanted, &error);
             return None;
         }
-        // What is found below a folder of the list may be left out, what the list names may not.
+        // Leaving out a directory that the list names is a problem; leaving out one below it is
+        // not.
         if let (Wanted::Only(_), Seen::Folder { entered: false }) = (&folder.wanted, &found.seen) {
             let context = "is on another file system, which --one-file-system leaves out";
             self.problem(&path, &wanted, &Error::new(Kind::InvalidInput, context));
@@ -177,7 +178,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Names what can not be packed: the file, or all of it that a list names.
+    /// Reports a file that cannot be packed, or all paths below it that the list names.
     fn problem(&self, path: &[u8], wanted: &Wanted, error: &Error) {
         match (wanted, self.selection) {
             (Wanted::Only(range), Some(selection)) => {

@@ -1,12 +1,10 @@
-//! One block: whether it is compressed, and what then is stored.
+//! Decides whether a block is compressed, and compresses it.
 //!
-//! Owns the look at a block that saves compressing what does not get smaller; leaves where blocks
-//! go to `data` and `fragments`.
-//! Invariant: what is stored is never longer than the block, and depends on nothing but its bytes.
+//! Invariant: a stored block is never longer than the input, and depends only on its bytes.
 //!
-//! A high level of zstd takes seconds for a few hundred megabytes of photographs and gains nothing.
-//! So a block is looked at first: if few of its bytes' values are common (their entropy), it gets
-//! smaller for certain; else zstd at level 1, which is quick where it finds nothing, tells.
+//! A high zstd level takes seconds for a few hundred megabytes of JPEGs and gains nothing. So a
+//! block is checked first. If its entropy is low, it certainly gets smaller. Otherwise zstd at
+//! level 1 decides, which is fast where it finds no matches.
 
 use crate::codecs::{Encoder, Method};
 use crate::error::Result;
@@ -14,13 +12,14 @@ use crate::sync::Mutex;
 
 use super::layout::{Geometry, Saving};
 
-/// Set in the size of a block of data that is stored as it is (squashfs.rst, section 3.4).
+/// Set in the size of an uncompressed data block (squashfs.rst, section 3.4).
 const PLAIN: u32 = 1 << 24;
 
-/// Bits a byte below which no match need be found for a block to get smaller, by a tenth and more.
+/// Entropy in bits per byte below which a block gets at least a tenth smaller, even without
+/// matches.
 const LOW_ENTROPY: f64 = 7.0;
 
-/// Bytes that are counted for the entropy, in `PARTS` places.
+/// Bytes sampled for the entropy, in `PARTS` parts.
 const COUNTED: usize = 16 << 10;
 const PARTS: usize = 8;
 
@@ -28,25 +27,25 @@ const PARTS: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct EncodedBlock {
     pub(super) bytes: Vec<u8>,
-    /// Its size, with the mark of a plain one.
+    /// Its size on disk, with `UNCOMPRESSED` set if it is not compressed.
     pub(super) word: u32,
 }
 
 impl EncodedBlock {
-    /// A block that is stored as it is.
+    /// A block that is stored uncompressed.
     pub(super) fn plain(bytes: Vec<u8>) -> Self {
-        // A block has 1 MiB at most.
+        // A block is at most 1 MiB long.
         let word = bytes.len() as u32 | PLAIN;
         Self { bytes, word }
     }
 }
 
-/// Whether a block of that size, as an image has it, is stored as it is.
+/// Whether a size field is that of an uncompressed block.
 pub(super) fn is_plain(word: u32) -> bool {
     word & PLAIN != 0
 }
 
-/// What one thread needs to compress blocks.
+/// The state that one thread needs to compress blocks.
 pub(super) struct BlockEncoder {
     saving: Saving,
     method: Method,
@@ -61,7 +60,7 @@ impl BlockEncoder {
         Ok(Self { saving: geometry.saving, method, encoder, probe })
     }
 
-    /// Whether compressing `bytes` is likely to save something.
+    /// Whether compressing `bytes` is likely to save space.
     pub(super) fn is_worth_it(&mut self, bytes: &[u8]) -> Result<bool> {
         if !self.is_slow() {
             return Ok(self.encoder.encode(bytes, self.saving.limit(bytes.len()))?.is_some());
@@ -69,11 +68,11 @@ impl BlockEncoder {
         if entropy(bytes) < LOW_ENTROPY {
             return Ok(true);
         }
-        // It stores as it is what it would save less than a 64th of.
+        // zstd level 1 stores input uncompressed if it would save less than a 64th.
         Ok(self.probe.encode(bytes, bytes.len().saturating_sub(1))?.is_some())
     }
 
-    /// A block as it is to be stored.
+    /// Encodes a block, after a check whether compressing is worth it.
     pub(super) fn store(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
         let is_probed = self.is_slow() && self.saving == Saving::Fiftieth;
         if is_probed && !self.is_worth_it(bytes)? {
@@ -82,12 +81,12 @@ impl BlockEncoder {
         self.store_unseen(bytes)
     }
 
-    /// Whether looking first is quicker than compressing.
+    /// Whether checking first is faster than compressing.
     fn is_slow(&self) -> bool {
         !matches!(self.method, Method::None | Method::Lz4 | Method::Zstd(1))
     }
 
-    /// The same without a look first.
+    /// Encodes a block without the check.
     pub(super) fn store_unseen(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
         match self.encoder.encode(bytes, self.saving.limit(bytes.len()))? {
             Some(packed) => Ok(EncodedBlock { bytes: packed.to_vec(), word: packed.len() as u32 }),
@@ -96,20 +95,20 @@ impl BlockEncoder {
     }
 }
 
-/// BlockEncoders that wait for a thread to use them, so that there are as many as threads.
+/// A pool of encoders, at most one per thread.
 pub(super) struct BlockEncoders {
     geometry: Geometry,
-    /// Guards only the list; taken alone, and not while one of them works.
+    /// Guards only the list. Never held with another lock or while an encoder works.
     idle: Mutex<Vec<BlockEncoder>>,
 }
 
 impl BlockEncoders {
-    /// None yet.
+    /// An empty pool.
     pub(super) fn new(geometry: Geometry) -> Self {
         Self { geometry, idle: Mutex::default() }
     }
 
-    /// Has `work` done with one.
+    /// Calls `work` with an encoder of the pool.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut BlockEncoder) -> Result<T>) -> Result<T> {
         let idle = self.idle.lock().pop();
         let mut block_encoder = match idle {
@@ -122,13 +121,13 @@ impl BlockEncoders {
     }
 }
 
-/// Whether there is nothing but zeros.
+/// Whether all bytes are zero.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    // Compared with itself, one byte further: memcmp is the fastest there is.
+    // Compares the bytes with themselves, shifted by one, because memcmp is fastest.
     bytes.first().is_none_or(|&first| first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
 }
 
-/// Bits a byte of `bytes`, by how often each value comes in some parts of it.
+/// Entropy of samples of `bytes`, in bits per byte.
 fn entropy(bytes: &[u8]) -> f64 {
     let mut counts = [0_u32; 256];
     let mut total = 0_u32;
@@ -147,7 +146,7 @@ fn entropy(bytes: &[u8]) -> f64 {
     counts.iter().filter(|&&n| n > 0).map(bits).sum::<f64>() / total.max(1.0)
 }
 
-/// Bytes in which nothing can be found (SplitMix64).
+/// Incompressible bytes (SplitMix64).
 #[cfg(test)]
 pub(super) fn noise(len: usize, seed: u64) -> Vec<u8> {
     let word = |n: u64| {

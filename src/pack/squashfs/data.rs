@@ -1,9 +1,7 @@
-//! The bytes of files: blocks of data one after the other, fragment blocks between them.
+//! The bytes of files: data blocks one after the other, with fragment blocks between them.
 //!
-//! Owns where the bytes of each file lie; leaves looking at a block to `block`, shared blocks to
-//! `fragments`, reading to `feed`.
-//! Invariants: the blocks of a file lie together; what lies where depends on the files alone, for
-//! threads compress, and one, in order, decides and writes.
+//! Invariants: the blocks of a file are contiguous. The layout depends only on the files: several
+//! threads compress, but one thread writes in order.
 
 use std::collections::HashMap;
 use std::thread;
@@ -21,25 +19,25 @@ use super::encoders::{Closing, Encoders};
 use super::fragments::{Fragment, Fragments, Tail};
 use super::layout::{Geometry, Tails};
 
-/// Where the bytes of a file lie.
+/// Where the bytes of a file are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Placement {
-    /// Where its first block starts; 0 where no block is stored.
+    /// Offset of its first block; 0 if no block is stored.
     pub(super) start: u64,
-    /// The first of its words in `Data::words`.
+    /// Index of its first entry in `Data::size_fields`.
     pub(super) words: usize,
-    /// Bytes of it that are holes.
+    /// Bytes of holes.
     pub(super) sparse: u64,
     pub(super) tail: Option<Tail>,
 }
 
-/// What became of a file.
+/// The state of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It has not come yet; or it is no regular file.
+    /// No data yet, or no regular file.
     Unseen,
     Placed(Placement),
-    /// It could not be read.
+    /// The file could not be read.
     Failed,
 }
 
@@ -52,25 +50,26 @@ pub(super) struct Counts {
     pub(super) compressed: u64,
 }
 
-/// Where all bytes lie.
+/// Where all bytes are.
 pub(super) struct Data {
-    /// By inode.
+    /// By inode number of the catalog.
     pub(super) states: Vec<State>,
-    /// Sizes of blocks as they are stored, with the mark of plain ones; 0 is a hole.
+    /// Sizes of blocks on disk, with a flag for uncompressed ones; 0 is a hole.
     pub(super) words: Vec<u32>,
     pub(super) fragments: Vec<Fragment>,
     pub(super) counts: Counts,
 }
 
 impl Data {
-    /// Number of the words of a file of `size` bytes.
+    /// Number of size fields of a file of `size` bytes.
     pub(super) fn word_count(placement: &Placement, size: u64, block_size: u32) -> usize {
         let block = u64::from(block_size);
         (if placement.tail.is_some() { size / block } else { size.div_ceil(block) }) as usize
     }
 }
 
-/// Blocks of one file: 8 TiB in blocks of 128 KiB. Each takes 4 bytes of memory, holes as well.
+/// Maximum blocks of one file: 8 TiB in 128 KiB blocks. Each block takes 4 bytes of memory, even in
+/// a hole.
 const FILE_BLOCKS_MAX: u64 = 1 << 26;
 
 /// Why `file` cannot be packed in blocks of this size, if it has too many of them.
@@ -85,8 +84,8 @@ fn too_many_blocks(catalog: &Catalog, geometry: &Geometry, file: InodeId) -> Opt
 /// Writes the bytes of `files` to `output`.
 ///
 /// # Errors
-/// `Interrupted`, and what compressing and writing report. What can not be read is a problem of
-/// `job`, and its state is `Failed`.
+/// `Interrupted`, and the errors of compressing and writing. A file that cannot be read is a
+/// problem of `job` and gets the state `Failed`.
 pub(super) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -143,13 +142,14 @@ pub(super) fn write(
             store.data.states[file.index()] = State::Failed;
         }
         store.run(&firsts)?;
-        // In the order of files, and not in that of a hash map.
+        // In the order of files, because that of a hash map is random.
         let copied = || files.iter().filter_map(|file| Some((*file, *copies.get(file)?)));
         let mut orphans = Vec::new();
         for (file, first) in copied() {
             match store.data.states[first.index()] {
                 State::Placed(placement) => store.copy(file, placement),
-                // It could be read when it was compared; perhaps this one still can.
+                // The first file could be read for the comparison, but not now. Perhaps its copy
+                // still can.
                 _ => orphans.push(file),
             }
         }
@@ -172,37 +172,37 @@ impl Counts {
     }
 }
 
-/// What the threads share.
+/// State shared by the threads.
 struct PackContext<'s> {
     catalog: &'s Catalog,
     geometry: &'s Geometry,
     on_problem: OnProblem,
     key: Key,
     block_encoders: &'s BlockEncoders,
-    /// Files of one batch by their hash, and where they lie once they do. Guards only that; taken
-    /// alone.
+    /// Files of one batch by their hash, and their placement once they are written. Guards only the
+    /// map; never held with another lock.
     known: Mutex<HashMap<Digest, Option<Placement>>>,
-    /// Nothing will come of this run. Relaxed: it only spares work.
+    /// Whether the run has failed. Relaxed: it only saves work.
     is_spoiled: AtomicBool,
 }
 
-/// A file, or what a batch holds of it.
+/// A file, or the part of it in a batch.
 struct Part {
     file: InodeId,
-    /// Its hash, where this is all of it.
+    /// The hash if this is the whole file.
     digest: Option<Digest>,
     content: Result<Content>,
 }
 
 enum Content {
     Encoded(EncodedFile),
-    /// The same bytes came before, or come at this moment: they wait to be compressed.
+    /// A thread has seen the same bytes before. Compress them only if that file was not placed.
     Seen(Vec<Piece>),
-    /// Nobody wants it any more.
+    /// Not compressed, because the run has failed.
     Dropped,
 }
 
-/// Blocks, and what goes into a fragment block.
+/// The blocks of a file, and the part that goes into a fragment block.
 #[derive(Default)]
 struct EncodedFile {
     blocks: Vec<Block>,
@@ -210,13 +210,13 @@ struct EncodedFile {
 }
 
 enum Block {
-    /// So many bytes of zeros.
+    /// Length of a hole, bytes.
     Hole(u64),
     Encoded(EncodedBlock),
 }
 
 impl PackContext<'_> {
-    /// What a thread does with a batch.
+    /// Compresses a batch; runs on the threads.
     fn work(&self, pieces: Vec<Piece>) -> Vec<Part> {
         let mut parts: Vec<Vec<Piece>> = Vec::new();
         for piece in pieces {
@@ -299,13 +299,13 @@ impl PackContext<'_> {
     }
 }
 
-/// What one thread does, in order.
+/// The writer, which runs on one thread and gets the parts in order.
 struct Store<'s, 'o> {
     job: &'s Job<'s>,
     context: &'s PackContext<'s>,
     output: &'o mut Output,
     fragments: Fragments<'s>,
-    /// The file whose parts come in, and where it lies.
+    /// The file that is being written, and its placement so far.
     open: Option<(InodeId, Placement)>,
     data: Data,
 }
@@ -352,7 +352,7 @@ impl Store<'_, '_> {
         Ok(())
     }
 
-    /// Lays down what came of a file, behind what came before.
+    /// Writes a part of a file and updates its placement.
     fn add(&mut self, file: InodeId, packed: EncodedFile) -> Result<Placement> {
         let (_, mut placement) = self.open.unwrap_or_else(|| {
             (file, Placement { words: self.data.words.len(), ..Placement::default() })

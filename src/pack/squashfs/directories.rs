@@ -1,53 +1,54 @@
-//! The listings of folders (squashfs.rst, section 3.5): runs of entries, each behind a header.
+//! The listings of directories (squashfs.rst, section 3.5): runs of entries, each after a header.
 //!
-//! Owns where a run ends and the index of long listings; leaves the order of entries to the
-//! catalog, which has it by the bytes of names, as the format wants it.
-//! Invariant: the inodes of a run lie in one metadata block, and their numbers are at most 32,767
-//! away from that of the first.
+//! The entries must be sorted by the bytes of their names, as in the catalog.
+//!
+//! Invariant: the inodes of a run are in one metadata block. Their numbers differ from that of the
+//! first by at most 32,767.
 
 use crate::codecs::Encoder;
 use crate::error::{Error, Kind, Result};
 
 use super::metadata::{BLOCK, Chain, Place};
 
-/// Entries of a run at most.
+/// Maximum entries of a run.
 const RUN: usize = 256;
 
 /// Bytes of a header.
 const HEADER: usize = 12;
 
-/// Entries of an index at most: their number has 16 bits.
+/// Maximum entries of an index, whose count has 16 bits.
 const INDEX: usize = 60_000;
 
-/// A name, and whose it is.
+/// A name and its inode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry<'n> {
     /// 1 to 255 bytes.
     pub(super) name: &'n [u8],
-    /// Where its inode lies in the inode table.
+    /// Position of its inode in the inode table.
     pub(super) inode: Place,
     pub(super) number: u32,
-    /// As `inodes::kind_number` has it.
+    /// As returned by `inodes::kind_number`.
     pub(super) kind: u16,
 }
 
-/// A listing, written.
+/// A listing that was written.
 #[derive(Clone, Debug)]
 pub(super) struct Listing {
-    /// Where it starts.
+    /// Its position in the directory table.
     pub(super) place: Place,
-    /// Bytes of it, before they are compressed.
+    /// Bytes before compression.
     pub(super) len: u32,
-    /// What follows the inode of the folder, by which a reader finds a name without reading all.
+    /// The index after the inode of the directory, which lets a reader find a name without reading
+    /// the whole listing.
     pub(super) index: Vec<u8>,
-    /// Entries of the index.
+    /// Number of entries in the index.
     pub(super) index_count: u16,
 }
 
-/// Writes the listing of `entries`, which are as many as `chain` has room for.
+/// Writes the listing of `entries`.
 ///
 /// # Errors
-/// `InvalidInput` where a listing, or all of them, would take more than 4 GiB.
+/// `InvalidInput` if a listing, or all of them, would take more than 4 GiB.
 pub(super) fn write<'n>(
     chain: &mut Chain,
     encoder: &mut Encoder,
@@ -77,20 +78,20 @@ pub(super) fn write<'n>(
     Ok(Listing { place, len, index, index_count })
 }
 
-/// Where a run starts that is in another metadata block than the one before.
+/// The start of a run in another metadata block than the run before.
 struct Mark {
     at: u64,
     block: u32,
     name: Vec<u8>,
 }
 
-/// The index of a listing: all marks, or every so many of them.
+/// The index of a listing: all marks, or every nth of them.
 fn index(marks: &[Mark]) -> (Vec<u8>, u16) {
     let step = marks.len().div_ceil(INDEX).max(1);
     let mut bytes = Vec::new();
     let mut count = 0;
     for mark in marks.iter().step_by(step) {
-        // The whole listing was seen to have less than 4 GiB.
+        // The whole listing is shorter than 4 GiB, as `write` checks first.
         bytes.extend((mark.at as u32).to_le_bytes());
         bytes.extend(mark.block.to_le_bytes());
         bytes.extend((mark.name.len() as u32 - 1).to_le_bytes());
@@ -103,9 +104,9 @@ fn index(marks: &[Mark]) -> (Vec<u8>, u16) {
 struct Writer<'w> {
     chain: &'w mut Chain,
     encoder: &'w mut Encoder,
-    /// Where the listing starts, bytes into the chain before it is compressed.
+    /// Offset of the listing in the uncompressed chain.
     begun: u64,
-    /// The block in which the last mark, or the listing, starts.
+    /// The block of the last mark or of the start of the listing.
     last: u64,
     marks: Vec<Mark>,
 }
@@ -135,9 +136,9 @@ impl Writer<'_> {
 /// Entries that share a header.
 #[derive(Default)]
 struct Run {
-    /// Place and number of the inode of the first.
+    /// Position and number of the first inode.
     first: Option<(Place, u32)>,
-    /// The name of the first.
+    /// Name of the first entry.
     name: Vec<u8>,
     count: usize,
     bytes: Vec<u8>,
@@ -150,7 +151,7 @@ impl Run {
         })
     }
 
-    /// How far the inode number is from that of the first.
+    /// The inode number relative to that of the first entry.
     fn delta(&self, entry: &Entry<'_>) -> Option<i16> {
         let base = self.first.map_or(entry.number, |(_, number)| number);
         i16::try_from(i64::from(entry.number) - i64::from(base)).ok()
@@ -165,7 +166,7 @@ impl Run {
         self.bytes.extend(entry.inode.offset.to_le_bytes());
         self.bytes.extend(self.delta(entry).unwrap_or(0).to_le_bytes());
         self.bytes.extend(entry.kind.to_le_bytes());
-        // A name has 255 bytes at most.
+        // A name is at most 255 bytes long.
         self.bytes.extend((entry.name.len() as u16).saturating_sub(1).to_le_bytes());
         self.bytes.extend_from_slice(entry.name);
     }
@@ -180,7 +181,7 @@ mod tests {
         Entry { name, inode: Place { block, offset: 5 }, number, kind: 2 }
     }
 
-    /// Headers of a listing of less than a block: count, block, number.
+    /// The headers of a listing: count, block, inode number.
     fn headers(entries: &[Entry<'_>]) -> Vec<(u32, u32, u32)> {
         let mut encoder = Encoder::new(Method::None).unwrap();
         let mut chain = Chain::default();

@@ -1,16 +1,15 @@
 //! The records of inodes (squashfs.rst, section 3.3), in their basic or extended form.
 //!
-//! Owns their layout, and which form is needed; leaves what is in them to `tree`.
-//! Invariant: the basic form is used whenever it can hold all there is.
+//! Invariant: the basic form is used whenever it can hold all fields.
 
 use crate::vfs::FileKind;
 
 use super::fragments::Tail;
 
-/// What stands where there is no fragment, no set of attributes.
+/// Means "no fragment" and "no extended attributes".
 const NONE: u32 = u32::MAX;
 
-/// What every record begins with.
+/// The fields that every record begins with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) permissions: u16,
@@ -25,7 +24,7 @@ pub(super) struct Header {
     pub(super) xattr: Option<u32>,
 }
 
-/// What only a regular file has. Its words follow the record.
+/// The fields of a regular file. The sizes of its blocks follow the record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct File {
     pub(super) start: u64,
@@ -34,19 +33,19 @@ pub(super) struct File {
     pub(super) tail: Option<Tail>,
 }
 
-/// What only a folder has. Its index follows the record.
+/// The fields of a directory. Its index follows the record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Folder {
     pub(super) block: u32,
     pub(super) offset: u16,
-    /// Bytes of the listing, and three.
+    /// Bytes of the listing, plus three.
     pub(super) size: u32,
-    /// The number of the folder above.
+    /// Inode number of the parent.
     pub(super) parent: u32,
     pub(super) index_count: u16,
 }
 
-/// The number of a kind in directory entries, and in basic records; 7 more is the extended one.
+/// The number of a kind in directory entries and basic records. Extended records add 7.
 pub(super) fn kind_number(kind: FileKind) -> u16 {
     match kind {
         FileKind::Directory => 1,
@@ -102,7 +101,7 @@ impl Header {
         record
     }
 
-    /// A folder.
+    /// A directory.
     pub(super) fn folder(&self, folder: &Folder) -> Vec<u8> {
         let basic = u16::try_from(folder.size).ok();
         let basic = basic.filter(|_| self.xattr.is_none() && folder.index_count == 0);
@@ -124,7 +123,7 @@ impl Header {
         record
     }
 
-    /// A symbolic link; `target` has fewer than 2^32 bytes.
+    /// A symbolic link; `target` is shorter than 2^32 bytes.
     pub(super) fn symlink(&self, target: &[u8]) -> Vec<u8> {
         let mut record = self.begin(FileKind::Symlink, self.xattr.is_some());
         record.extend(self.links.to_le_bytes());
@@ -134,7 +133,7 @@ impl Header {
         record
     }
 
-    /// A device, with its number in the kernel's 32 bits.
+    /// A device, with its number in the kernel's 32-bit encoding.
     pub(super) fn device(&self, kind: FileKind, number: u32) -> Vec<u8> {
         let mut record = self.begin(kind, self.xattr.is_some());
         record.extend(self.links.to_le_bytes());

@@ -1,36 +1,35 @@
-//! Chains of metadata blocks: 8 KiB each before they are compressed (squashfs.rst, section 3.1).
+//! Chains of metadata blocks, each 8 KiB before compression (squashfs.rst, section 3.1).
 //!
-//! Owns cutting a stream of records into blocks, and the places of records; knows no record.
-//! Invariant: a place that was told stays right, for a block lies where it lies once it is full.
+//! Invariant: a position stays valid, because a full block never moves.
 
 use crate::codecs::Encoder;
 use crate::error::{Error, Kind, Result};
 
-/// Bytes of a block before it is compressed.
+/// Bytes of a block before compression.
 pub(super) const BLOCK: usize = 8192;
 
-/// Set in the size of a block that is stored as it is.
+/// Set in the size of an uncompressed block.
 const PLAIN: u16 = 0x8000;
 
-/// A place in a chain.
+/// A position in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Where its block starts, bytes from the start of the chain as it is stored.
+    /// Offset of its block in the stored chain.
     pub(super) block: u64,
-    /// Bytes into the block as it is decoded.
+    /// Offset in the uncompressed block.
     pub(super) offset: u16,
 }
 
 impl Place {
-    /// As a reference: 48 bits of the block, 16 of the offset.
+    /// The position as an on-disk reference: 48 bits of the block, 16 of the offset.
     pub(super) fn reference(self) -> u64 {
         self.block << 16 | u64::from(self.offset)
     }
 
-    /// The block in the 32 bits that directories have for it.
+    /// The offset of the block in 32 bits, as directories store it.
     ///
     /// # Errors
-    /// `InvalidInput` where it takes more.
+    /// `InvalidInput` if it needs more.
     pub(super) fn block32(self, table: &str) -> Result<u32> {
         u32::try_from(self.block).map_err(|_| {
             let what =
@@ -40,33 +39,33 @@ impl Place {
     }
 }
 
-/// A chain in the making.
+/// A chain under construction.
 #[derive(Default)]
 pub(super) struct Chain {
     stored: Vec<u8>,
-    /// The block that is not full yet: less than `BLOCK` bytes between calls.
+    /// The block that is being filled: less than `BLOCK` bytes between calls.
     open: Vec<u8>,
-    /// Where each block starts, from the start of the chain.
+    /// Offset of each block from the start of the chain.
     starts: Vec<u64>,
-    /// Bytes before they are compressed.
+    /// Bytes before compression.
     len: u64,
 }
 
 impl Chain {
-    /// Where the next byte will stand.
+    /// The position of the next byte.
     pub(super) fn place(&self) -> Place {
         Place { block: self.stored.len() as u64, offset: self.open.len() as u16 }
     }
 
-    /// Bytes so far, before they are compressed.
+    /// Bytes so far, before compression.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
-    /// Adds `bytes`.
+    /// Appends `bytes`.
     ///
     /// # Errors
-    /// What the compressor reports.
+    /// The errors of the compressor.
     pub(super) fn put(&mut self, encoder: &mut Encoder, mut bytes: &[u8]) -> Result<()> {
         self.len += bytes.len() as u64;
         while !bytes.is_empty() {
@@ -80,7 +79,7 @@ impl Chain {
         Ok(())
     }
 
-    /// The chain as it is stored, and where each of its blocks starts in it.
+    /// The stored chain, and the offset of each of its blocks.
     ///
     /// # Errors
     /// As `put`.
@@ -93,7 +92,7 @@ impl Chain {
 
     fn close(&mut self, encoder: &mut Encoder) -> Result<()> {
         self.starts.push(self.stored.len() as u64);
-        // A block has 8192 bytes at most, so its length has the upper bit free.
+        // A block is at most 8192 bytes long, so the upper bit of its length is free.
         let len = self.open.len();
         match encoder.encode(&self.open, len - 1)? {
             Some(packed) => {

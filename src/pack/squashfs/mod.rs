@@ -1,12 +1,12 @@
-//! Writing SquashFS 4.0, laid down for reading files in any order.
+//! Writes SquashFS 4.0 images for random reads.
 //!
-//! Owns the order of the work: the bytes of files (`data`, by `block`, `fragments`, `encoders` and
-//! `duplicates`), the tree (`tree`, by `inodes`, `directories` and `xattrs`), tables, superblock.
-//! Leaves reading images to `formats::squashfs`, which shares nothing with this but the format.
-//! Invariant: what is written depends on the catalog and the recipe, not on the number of threads.
+//! `data` writes the bytes of files, `tree` the inodes and directories. The other tables and the
+//! superblock come last. `formats::squashfs` reads images and shares no code with this writer.
 //!
-//! Memory: about 90 bytes an inode, 4 bytes a block and the compressed tables, beside what batches
-//! and fragment blocks take, which is bounded by the number of threads.
+//! Invariant: the image depends only on the catalog and the recipe, not on the number of threads.
+//!
+//! Memory: about 90 bytes an inode, 4 bytes a block and the compressed tables. The number of
+//! threads bounds the memory of batches and fragment blocks.
 
 use crate::codecs::Encoder;
 use crate::error::Result;
@@ -36,14 +36,14 @@ use layout::{Geometry, Tails};
 pub use report::Layout;
 use superblock::Superblock;
 
-/// What an image is padded to, bytes: a loop device shows whole pages.
+/// Alignment of the image size, bytes. A loop device needs whole pages.
 const PADDING: u64 = 4096;
 
-/// Writes an image of `catalog` to `output`, which is empty. What can not be packed is a problem of
-/// `job`; where it is to give up then, what was written is no image.
+/// Writes an image of `catalog` to `output`, which is empty. A file that cannot be packed is a
+/// problem of `job`; if the run must then be abandoned, the output is no valid image.
 ///
 /// # Errors
-/// `Interrupted`; `Unsupported` where a limit of the format is met; what writing reports.
+/// `Interrupted`; `InvalidInput` if a limit of the format is exceeded; errors of writing.
 pub(crate) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -90,7 +90,7 @@ pub(crate) fn write(
     Ok(layout)
 }
 
-/// Writes the tables, in the order in which Linux expects them, and says where they are.
+/// Writes the tables in the order in which Linux expects them, and records their offsets.
 fn finish(
     recipe: &Recipe,
     geometry: &Geometry,

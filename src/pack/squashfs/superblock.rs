@@ -1,17 +1,16 @@
-//! The superblock and the options of the compressor behind it (squashfs.rst, sections 3 and 3.2).
+//! The superblock and the compressor options after it (squashfs.rst, sections 3 and 3.2).
 //!
-//! Owns their layout; leaves what is in them to `mod`.
-//! Invariant: options are written where, and only where, squashfs-tools writes them.
+//! Invariant: options are written exactly where squashfs-tools writes them.
 
 use crate::pack::recipe::Compressor;
 
 /// Bytes of a superblock.
 pub(super) const SIZE: usize = 96;
 
-/// What stands where there is no table.
+/// Means that there is no table.
 const NO_TABLE: u64 = u64::MAX;
 
-/// Flags: what is stored plain, and what there is.
+/// Flags: what is uncompressed, and what the image contains.
 const PLAIN_INODES: u16 = 1;
 const PLAIN_DATA: u16 = 2;
 const PLAIN_FRAGMENTS: u16 = 8;
@@ -24,7 +23,7 @@ const NO_XATTRS: u16 = 0x200;
 const OPTIONS: u16 = 0x400;
 const PLAIN_IDS: u16 = 0x800;
 
-/// What a superblock says.
+/// The fields of a superblock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Superblock {
     pub(super) compressor: Compressor,
@@ -35,7 +34,7 @@ pub(super) struct Superblock {
     pub(super) modified: u32,
     pub(super) fragments: u32,
     pub(super) owners: u16,
-    /// Reference of the inode of the root.
+    /// Reference of the root inode.
     pub(super) root: u64,
     /// Bytes of the image, without padding.
     pub(super) bytes_used: u64,
@@ -48,7 +47,7 @@ pub(super) struct Superblock {
 }
 
 impl Superblock {
-    /// As it stands in the image.
+    /// The on-disk form.
     pub(super) fn encode(&self) -> [u8; SIZE] {
         let mut bytes = Vec::with_capacity(SIZE);
         bytes.extend_from_slice(b"hsqs");
@@ -93,7 +92,7 @@ impl Superblock {
     }
 }
 
-/// The number of a compressor. What is not compressed at all may be said to be anything.
+/// The number of a compressor. An image without compression may name any.
 fn number(compressor: Compressor) -> u16 {
     match compressor {
         Compressor::Gzip(_) | Compressor::None => 1,
@@ -103,16 +102,16 @@ fn number(compressor: Compressor) -> u16 {
     }
 }
 
-/// The options that stand behind the superblock, as a metadata block; `None` where they are those
-/// that a reader assumes. A dictionary of xz as large as a block is what it assumes.
+/// The options after the superblock, as a metadata block; `None` if they have the defaults that
+/// readers assume. For xz, readers assume a dictionary of one block.
 pub(super) fn options(compressor: Compressor) -> Option<Vec<u8>> {
     let options = match compressor {
-        // Level, bits of the window, strategies.
+        // Level, window bits, strategies.
         Compressor::Gzip(level) if level != 9 => {
             [&level.to_le_bytes()[..], &15_u16.to_le_bytes(), &[0; 2]].concat()
         }
         Compressor::Zstd(level) if level != 15 => level.to_le_bytes().to_vec(),
-        // Version and flags. Linux does not read an image without.
+        // Version and flags. Linux rejects LZ4 images without them.
         Compressor::Lz4 => [1_u32.to_le_bytes(), 0_u32.to_le_bytes()].concat(),
         _ => return None,
     };

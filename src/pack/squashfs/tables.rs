@@ -1,8 +1,7 @@
-//! Tables that are found by a list of their blocks (squashfs.rst, section 3.6): fragments, inodes
-//! by number, owners.
+//! Tables that are found through a list of their blocks (squashfs.rst, section 3.6): fragments,
+//! inodes by number, owners.
 //!
-//! Owns cutting records into blocks, and the table of owners; leaves what records say to others.
-//! Invariant: the list of blocks stands right behind them, where Linux looks for its end.
+//! Invariant: the list of blocks comes directly after the blocks, as Linux expects.
 
 use std::collections::HashMap;
 
@@ -13,10 +12,10 @@ use crate::pack::output::Output;
 use super::fragments::Fragment;
 use super::metadata::Chain;
 
-/// Writes `records` and the list of their blocks; where the list lies.
+/// Writes `records` and the list of their blocks, and returns the offset of the list.
 ///
 /// # Errors
-/// What compressing and writing report.
+/// The errors of compressing and writing.
 pub(super) fn write(records: &[u8], encoder: &mut Encoder, output: &mut Output) -> Result<u64> {
     let places = blocks(records, encoder, output)?;
     let list = output.len();
@@ -24,7 +23,7 @@ pub(super) fn write(records: &[u8], encoder: &mut Encoder, output: &mut Output) 
     Ok(list)
 }
 
-/// Writes `records`; the list of their blocks, which is not written yet.
+/// Writes `records` and returns the list of their blocks without writing it.
 ///
 /// # Errors
 /// As `write`.
@@ -52,7 +51,7 @@ pub(super) fn fragments(fragments: &[Fragment]) -> Vec<u8> {
     records
 }
 
-/// Owners, users and groups together, each once.
+/// The table of owners: users and groups together, each once.
 #[derive(Default)]
 pub(super) struct Owners {
     numbers: HashMap<u32, u16>,
@@ -60,15 +59,15 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// The number of `id`.
+    /// The index of `id`, which is added if it is new.
     ///
     /// # Errors
-    /// `InvalidInput` where it would be the 65,536th.
+    /// `InvalidInput` if it would be the 65,536th.
     pub(super) fn number(&mut self, id: u32) -> Result<u16> {
         if let Some(&number) = self.numbers.get(&id) {
             return Ok(number);
         }
-        // The superblock has 16 bits for how many there are.
+        // The superblock has 16 bits for the count.
         let number = u16::try_from(self.numbers.len()).ok().filter(|&number| number < u16::MAX);
         let number = number.ok_or_else(|| {
             let what = "a squashfs image has at most 65535 different users and groups";
@@ -79,12 +78,12 @@ impl Owners {
         Ok(number)
     }
 
-    /// How many there are.
+    /// Number of owners.
     pub(super) fn count(&self) -> u16 {
         self.numbers.len() as u16
     }
 
-    /// All, by their numbers.
+    /// All owners, by their index.
     pub(super) fn records(&self) -> &[u8] {
         &self.records
     }

@@ -20,7 +20,7 @@ use crate::vfs::{Cookie, FileKind, Ino, Name, Scratch, Timestamp, Tree};
 struct File {
     bytes: Vec<u8>,
     stored: Option<Vec<Range<u64>>>,
-    /// How many times it can be read before that fails.
+    /// How many reads succeed before they fail.
     fails_after: Option<u64>,
 }
 
@@ -52,7 +52,7 @@ impl Content for Memory {
     }
 }
 
-/// A tree in the making.
+/// A tree under construction.
 struct Forest {
     builder: Builder,
     files: Vec<File>,
@@ -100,7 +100,7 @@ fn text(len: usize, seed: usize) -> Vec<u8> {
     words.take(len).collect()
 }
 
-/// One of everything, at both sides of every size that matters.
+/// One of everything, on both sides of every size that matters.
 fn odd() -> Catalog {
     let mut forest = Forest::new();
     let root = InodeId::ROOT;
@@ -196,7 +196,7 @@ const RECIPE: Recipe = Recipe {
     epoch: None,
 };
 
-/// Writes an image at `path`; what was laid down, and the problems there were.
+/// Writes an image at `path` and returns its layout and the problems.
 fn pack(
     catalog: &Catalog,
     recipe: &Recipe,
@@ -217,7 +217,7 @@ fn open(path: &Path) -> Arc<dyn Tree> {
     formats::open(&[path.to_owned()], &options, &Progress::default()).unwrap()
 }
 
-/// All entries of a folder.
+/// All entries of a directory.
 fn list(tree: &dyn Tree, folder: Ino) -> Vec<(Vec<u8>, Ino)> {
     let mut found = Vec::new();
     let mut visit = |entry: crate::vfs::DirEntry<'_>| {
@@ -240,7 +240,7 @@ fn read(tree: &dyn Tree, file: Ino) -> Vec<u8> {
     }
 }
 
-/// Compares what `formats` reads of an image with what was to be in it, and has it verified.
+/// Compares an image, as `formats` reads it, with the catalog, and verifies it.
 fn compare(catalog: &Catalog, path: &Path, epoch: Option<i64>) {
     let tree = open(path);
     let mut inos: BTreeMap<InodeId, Ino> = BTreeMap::new();
@@ -263,7 +263,7 @@ fn compare(catalog: &Catalog, path: &Path, epoch: Option<i64>) {
             _ => catalog.links(id) as usize,
         };
         assert_eq!(attr.nlink as usize, links, "{what}");
-        // The same inode at all its names.
+        // All names lead to the same inode.
         assert_eq!(*inos.entry(id).or_insert(ino), ino);
         match &inode.what {
             What::Folder(_) => {
@@ -320,7 +320,7 @@ fn what_was_packed_is_read_again_with_each_compressor_and_profile() {
         .into_iter()
         .enumerate()
         {
-            // The sizes have nothing to do with the compressor, so one of them shows the rest.
+            // Sizes are independent of the compressor, so vary them for one only.
             if nth > 1 && compressor != Compressor::Zstd(3) {
                 continue;
             }
@@ -340,7 +340,7 @@ fn the_same_bytes_come_of_any_number_of_threads() {
     for nth in 0..2000 {
         forest.bytes(InodeId::ROOT, nth.to_string().as_bytes(), text(2100, nth));
     }
-    // Copies that meet in different threads.
+    // Copies that are compressed by different threads.
     for nth in 0..3000 {
         forest.bytes(InodeId::ROOT, format!("c{nth}").as_bytes(), text(3000, nth % 100));
     }
@@ -349,7 +349,7 @@ fn the_same_bytes_come_of_any_number_of_threads() {
             .into_iter()
             .enumerate()
     {
-        // Small fragment blocks, so that there are more than may wait.
+        // Small fragment blocks, to have more than may be pending.
         let recipe = Recipe { profile, read_cost: Some(4096), ..RECIPE };
         let images = [1, 2, 7].map(|threads| {
             let path = work.path().join(threads.to_string());
@@ -393,7 +393,7 @@ fn reading_a_small_file_decodes_no_more_than_was_allowed() {
     let (layout, _) = pack(&catalog, &recipe, 4, &path);
     // Pairs of small files; the others have blocks of their own.
     assert_eq!((layout.fragments, layout.plain_blocks, layout.compressed_blocks), (25, 1, 26));
-    // What is plain costs nothing.
+    // Reading uncompressed blocks decodes nothing.
     let mean = (50.0 * 20_000.0 + 20_001.0) / 52.0;
     assert!((layout.mean_decoded - mean).abs() < 0.001, "{layout:?}");
     compare(&catalog, &path, None);
@@ -413,7 +413,7 @@ fn what_can_not_be_read_is_named_and_left_out_with_all_its_names() {
         let bad = forest.file(InodeId::ROOT, b"bad", fails(1000, 0));
         forest.builder.link(InodeId::ROOT, name(b"bad too"), bad);
         forest.file(InodeId::ROOT, b"large", fails(5_000_000, 2));
-        // Read whole when it is compared (five batches), and no more.
+        // Readable once for the comparison (five batches), and then no more.
         forest.file(InodeId::ROOT, b"m1", File { fails_after: Some(5), ..fails(4_500_000, 0) });
         forest.bytes(InodeId::ROOT, b"m2", block::noise(4_500_000, 1));
         forest.bytes(InodeId::ROOT, b"good", text(1000, 1));

@@ -1,13 +1,12 @@
-//! The tree: the inode table and the directory table, which name each other's places.
+//! The inode table and the directory table, which refer to each other.
 //!
-//! Owns the order of both, inode numbers and links; leaves the layout of records to `inodes` and
-//! `directories`.
-//! Invariants: what has no number is not in the image; an inode is written before a name of it, a
-//! listing before the inode of its folder.
+//! Invariants: an inode without a number is not in the image. An inode is written before its names,
+//! and a listing before the inode of its directory.
 //!
-//! Numbers ascend from 1, the root, as one walks: all entries of a folder together, for a listing
-//! tells numbers by their distance. Inodes are written deepest folder first, those of a folder one
-//! after the other, folders among them: `ls -l` reads them in one go.
+//! Numbers ascend from 1, the root, in the order of the walk. The entries of a directory are
+//! numbered together because a listing stores the differences of numbers. Inodes are written from
+//! the deepest directory up. Those of one directory are contiguous, including subdirectories, so
+//! that `ls -l` reads them at once.
 
 use std::collections::HashMap;
 
@@ -28,31 +27,31 @@ use super::report::Layout;
 use super::tables::Owners;
 use super::xattrs::Xattrs;
 
-/// Bytes of the target of a symbolic link at most: what the format's readers take.
+/// Maximum length of the target of a symbolic link, bytes: what readers of the format accept.
 const TARGET: usize = 65535;
 
-/// Words that are put into the inode table at once.
+/// Size fields that are appended to the inode table at once.
 const WORDS: usize = 4096;
 
-/// Both tables, and what came up while they were written.
+/// Both tables, and the values collected while writing them.
 pub(super) struct Tree {
     pub(super) inodes: Vec<u8>,
     pub(super) directories: Vec<u8>,
     /// References of inodes by their number, from 1.
     pub(super) references: Vec<u64>,
-    /// That of the root.
+    /// Reference of the root inode.
     pub(super) root: u64,
     pub(super) owners: Owners,
     pub(super) xattrs: Xattrs,
-    /// The latest time there is.
+    /// The latest modification time.
     pub(super) newest: u32,
 }
 
-/// Writes both tables of all that could be read, and counts it.
+/// Writes both tables for all files that could be read, and counts them.
 ///
 /// # Errors
-/// `InvalidInput` where a limit of the format is met, which the sentence names. A symbolic link
-/// that is too long is a problem of `job`, and left out.
+/// `InvalidInput` if a limit of the format is exceeded; the message names it. A symbolic link that
+/// is too long is a problem of `job`, and left out.
 pub(super) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -84,7 +83,7 @@ pub(super) fn write(
         job.check()?;
         writer.folder(folder)?;
     }
-    // Nothing is above the root; mksquashfs gives it a number that no inode has.
+    // The root has no parent. mksquashfs stores a number that no inode has.
     let root = writer.inode(InodeId::ROOT, count + 1)?.reference();
     let Writer { layout, encoder, places, inodes, directories, owners, xattrs, .. } = writer;
     layout.mean_decoded = writer.decoded / (layout.files.max(1) as f64);
@@ -95,7 +94,7 @@ pub(super) fn write(
     Ok(Tree { inodes, directories, references, root, owners, xattrs, newest })
 }
 
-/// The number of each inode, 0 of what is left out; and how many there are.
+/// The number of each inode, 0 for those left out, and the number of inodes.
 fn numbers(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -133,7 +132,7 @@ fn numbers(
         }
     });
     match count {
-        // One more is the number above the root.
+        // The number after the last one is the parent of the root.
         u32::MAX => {
             Err(Error::new(Kind::InvalidInput, "a squashfs image has fewer than 2^32 - 1 inodes"))
         }
@@ -141,7 +140,7 @@ fn numbers(
     }
 }
 
-/// All folders, those in a folder before it, in the order of names.
+/// All directories, subdirectories before their parents.
 fn folders(catalog: &Catalog) -> Vec<InodeId> {
     let mut order = Vec::new();
     let mut waiting = vec![InodeId::ROOT];
@@ -154,7 +153,7 @@ fn folders(catalog: &Catalog) -> Vec<InodeId> {
     order
 }
 
-/// Seconds as the format has them: 32 bits from 1970 on.
+/// Seconds as the format stores them: 32 bits from 1970 on.
 pub(super) fn seconds(seconds: i64) -> u32 {
     u32::try_from(seconds.max(0)).unwrap_or(u32::MAX)
 }
@@ -163,26 +162,26 @@ struct Writer<'w> {
     catalog: &'w Catalog,
     geometry: &'w Geometry,
     data: &'w Data,
-    /// The latest time that anything shows.
+    /// Limit of modification times.
     latest: u32,
     layout: &'w mut Layout,
     encoder: &'w mut Encoder,
     numbers: Vec<u32>,
-    /// By number, less one, once an inode is written.
+    /// Position of each written inode, by inode number less one.
     places: Vec<Option<Place>>,
-    /// Listings of folders whose inodes are not written yet, and the links of these.
+    /// Listings of directories whose inodes are not written yet, and their link counts.
     listings: HashMap<InodeId, (Listing, u32)>,
     inodes: Chain,
     directories: Chain,
     owners: Owners,
     xattrs: Xattrs,
     newest: u32,
-    /// Bytes that are decoded to read each file once.
+    /// Bytes decoded to read each file once.
     decoded: f64,
 }
 
 impl Writer<'_> {
-    /// Writes the inodes of all that is in a folder, and its listing.
+    /// Writes the inodes of the entries of a directory, and its listing.
     fn folder(&mut self, folder: InodeId) -> Result<()> {
         let parent = self.numbers[folder.index()];
         let catalog = self.catalog;
@@ -210,7 +209,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes an inode; where it lies.
+    /// Writes an inode and returns its position.
     fn inode(&mut self, id: InodeId, parent: u32) -> Result<Place> {
         let inode = self.catalog.inode(id);
         let header = self.header(id, inode)?;
@@ -292,7 +291,7 @@ impl Writer<'_> {
         let folder = Folder {
             block: listing.place.block32("directory")?,
             offset: listing.place.offset,
-            // As many as `.` and `..` would take, which are not stored.
+            // Three more for `.` and `..`, which are not stored.
             size: listing.len + 3,
             parent,
             index_count: listing.index_count,

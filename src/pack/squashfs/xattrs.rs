@@ -1,7 +1,6 @@
 //! The table of extended attributes (squashfs.rst, section 3.8).
 //!
-//! Owns which attributes the format can hold, and their layout; leaves whose they are to `tree`.
-//! Invariant: a set of the catalog is stored once, when the first inode that has it comes.
+//! Invariant: each set of the catalog is stored once, when its first inode is written.
 
 use std::collections::HashMap;
 
@@ -13,30 +12,30 @@ use crate::pack::output::Output;
 use super::metadata::Chain;
 use super::tables;
 
-/// The prefixes that have a number; others can not be stored.
+/// The prefixes that have a number. Attributes with other prefixes cannot be stored.
 const PREFIXES: [(&[u8], u16); 3] = [(b"user.", 0), (b"trusted.", 1), (b"security.", 2)];
 
-/// Bytes of a value at most, as Linux has it (XATTR_SIZE_MAX).
+/// Maximum length of a value, bytes (XATTR_SIZE_MAX of Linux).
 const VALUE: usize = 65536;
 
-/// The table in the making.
+/// The table under construction.
 #[derive(Default)]
 pub(super) struct Xattrs {
     pairs: Chain,
-    /// Records of the id table: where a set starts, how many pairs, how many bytes.
+    /// Records of the id table: reference of a set, number of pairs, bytes of the names.
     ids: Vec<u8>,
-    /// By the number in the catalog: the number here, if anything of the set could be stored; and
-    /// how many could not.
+    /// By the number in the catalog: the number in this table, if anything of the set could be
+    /// stored, and how many attributes could not.
     known: HashMap<u32, (Option<u32>, u64)>,
-    /// Attributes that could not be stored, each as often as an inode has it.
+    /// Attributes that could not be stored, counted once for each inode that has them.
     pub(super) skipped: u64,
 }
 
 impl Xattrs {
-    /// The number of a set of the catalog for an inode that has it.
+    /// The number in this table of a set of the catalog.
     ///
     /// # Errors
-    /// What the compressor reports.
+    /// The errors of the compressor.
     pub(super) fn number(
         &mut self,
         catalog: &Catalog,
@@ -75,7 +74,7 @@ impl Xattrs {
             pair.extend_from_slice(value);
             self.pairs.put(encoder, &pair)?;
             count += 1;
-            // What listxattr(2) says: the names, each with a NUL.
+            // The size that listxattr(2) reports: the names, each with a NUL.
             size = size.saturating_add(name.len() as u32 + 1);
         }
         if count == 0 {
@@ -88,10 +87,10 @@ impl Xattrs {
         Ok((Some(number), skipped))
     }
 
-    /// Writes the table; where it lies, if there is one.
+    /// Writes the table and returns its offset, if there are any attributes.
     ///
     /// # Errors
-    /// What compressing and writing report.
+    /// The errors of compressing and writing.
     pub(super) fn write(self, encoder: &mut Encoder, output: &mut Output) -> Result<Option<u64>> {
         if self.ids.is_empty() {
             return Ok(None);
@@ -109,7 +108,7 @@ impl Xattrs {
     }
 }
 
-/// The number of a name's prefix, and the rest of it.
+/// The number of a name's prefix, and the rest of the name.
 fn split(name: &[u8]) -> Option<(u16, &[u8])> {
     let found =
         PREFIXES.iter().find_map(|&(prefix, kind)| Some((kind, name.strip_prefix(prefix)?)));

@@ -1,4 +1,4 @@
-//! Archives read by tars that this crate did not write, and by its own reader.
+//! Archives read by other tar implementations and by archfs itself.
 
 use std::fs;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::progress::Progress;
 use crate::sync::AtomicBool;
 use crate::vfs::{Name, Scratch, resolve};
 
-/// Files in memory, some with holes, some that fail from an offset on.
+/// Files in memory: some have holes, some fail from an offset on.
 #[derive(Default)]
 pub(in crate::pack) struct Memory(pub(in crate::pack) Vec<Stored>);
 
@@ -54,7 +54,7 @@ pub(in crate::pack) const META: Meta = Meta {
     xattrs: None,
 };
 
-/// A tree in the making.
+/// A tree under construction.
 struct Made {
     builder: Builder,
     memory: Memory,
@@ -93,7 +93,7 @@ fn sparse(len: u64, data: &[Range<u64>]) -> Stored {
     Stored { bytes, data: data.to_vec(), fails: None }
 }
 
-/// One of everything that a tar can hold.
+/// One of everything that a tar archive can hold.
 fn everything() -> Catalog {
     let mut made = Made { builder: Builder::new(META), memory: Memory::default() };
     let root = InodeId::ROOT;
@@ -171,7 +171,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A line for each path: what tests/python/tar_tree.py says, too.
+/// One line for a path, as tests/python/tar_tree.py prints it.
 fn line(path: &[u8], letter: char, meta: &Meta, bytes: &[u8], target: &[u8]) -> String {
     let nanoseconds =
         i128::from(meta.modified.seconds) * 1_000_000_000 + i128::from(meta.modified.nanoseconds);
@@ -194,7 +194,7 @@ fn letter(kind: FileKind) -> char {
     }
 }
 
-/// What the catalog holds, but sockets, sorted.
+/// The contents of the catalog except sockets, sorted.
 fn expected(catalog: &Catalog) -> Vec<String> {
     let mut lines = Vec::new();
     let mut walk = Walk::new(catalog);
@@ -214,7 +214,7 @@ fn expected(catalog: &Catalog) -> Vec<String> {
     lines
 }
 
-/// What is below a folder, sorted.
+/// Everything below a directory, sorted.
 fn unpacked(root: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     let mut waiting = vec![root.to_owned()];
@@ -272,12 +272,12 @@ fn other_tars_unpack_what_was_packed() {
             vec!["-xpf".as_ref(), path.as_ref(), "-C".as_ref(), folder.as_ref()];
         arguments.extend(more.iter().map(std::ffi::OsStr::new));
         let Some(said) = run(program, &arguments) else { continue };
-        // GNU tar does not know POSIX's word for names that are no text, but keeps their bytes. It
-        // wonders at times before 1970, and keeps them, too.
+        // GNU tar warns about hdrcharset=BINARY, but keeps the bytes of such names. It also warns
+        // about times before 1970, and keeps them.
         let known = |line: &&str| line.contains("hdrcharset") || line.contains("implausibly old");
         let said = said.lines().filter(|line| !known(line)).collect::<String>();
         assert_eq!(said, "", "{program}");
-        // libarchive takes the fraction of a time before 1970 for one after it.
+        // libarchive adds the fraction of a time before 1970 instead of subtracting it.
         let before = hex(b"before");
         let is_read = |line: &&String| program == "tar" || !line.starts_with(&before);
         let found = unpacked(&folder);
@@ -381,7 +381,7 @@ fn a_file_that_fails_is_there_under_none_of_its_names() {
     made.stored(root, b"a", whole(100), META);
     let early = made.stored(root, b"b", Stored { fails: Some(0), ..whole(100) }, META);
     made.builder.link(root, Name::parse(b"y").unwrap(), early);
-    // The third batch of it is not read, so its header is taken back.
+    // The third batch fails after the header was written, so the header is removed.
     let late = Stored { fails: Some(5 << 19), ..whole(4 << 20) };
     let late = made.stored(root, b"c", late, META);
     made.builder.link(root, Name::parse(b"z").unwrap(), late);

@@ -1,8 +1,8 @@
-//! Archives as sources, against Python's tarfile and find(1).
+//! Archives as sources, compared with Python's tarfile and find(1).
 
 use super::*;
 
-/// What Python's tarfile tells of a tar, in the words of `told`.
+/// The members of a tar as Python's tarfile lists them, in the format of `described`.
 const TARFILE: &str = r#"
 import sys, tarfile, decimal, math
 out = sys.stdout.buffer
@@ -34,7 +34,7 @@ fn an_archive_is_what_tarfile_tells_of_it() {
     let zoo_folder = work.path().join("zoo");
     fs::create_dir(&zoo_folder).unwrap();
     zoo(&zoo_folder);
-    // A tar holds no sockets.
+    // A tar cannot hold sockets.
     fs::remove_file(zoo_folder.join("socket")).unwrap();
     for (name, option) in [("t.tar", "--format=pax"), ("t.tar.gz", "-z")] {
         let tar = work.path().join(name);
@@ -98,7 +98,7 @@ fn an_image_is_what_find_tells_of_the_folder_it_was_made_of() {
         return eprintln!("SKIPPED: no mksquashfs");
     };
     assert!(made.status.success(), "{}", text(&made.stderr));
-    // Images keep seconds, and none before 1970; mksquashfs makes two of a link with two names.
+    // Images store whole seconds from 1970 on; mksquashfs splits a symbolic link with two names.
     let timeless = |lines: Vec<Vec<u8>>| {
         let fields = |line: &Vec<u8>| {
             let mut fields: Vec<_> = line.split(|&byte| byte == b'\t').map(text).collect();
@@ -147,7 +147,7 @@ fn archives_merge_in_the_root_and_those_within_become_folders() {
     tar("outer.tar", &[("n01.tar", &one), ("n02.tar", &two)]);
     tar("mixed.tar", &[("n01.tar", &one), ("read.me", "text")]);
     tar("lying.tar", &[("n01.tar", &one), ("n02.tar", "no tar at all")]);
-    // What holds nothing but archives becomes folders unasked, anything else where it is asked for.
+    // An archive of archives becomes directories by default; others only with `recursive`.
     let names_of = |name: &str, recursive: bool| {
         let sources = Sources { recursive, ..of(&[&at(name)]) };
         names(&gathered(&sources).0)
@@ -167,7 +167,7 @@ fn archives_merge_in_the_root_and_those_within_become_folders() {
     let (whole, _) = gathered(&of(&[&at("mixed.tar")]));
     assert!(bytes(&whole, "n01.tar").unwrap() == fs::read(at("one.tar")).unwrap());
 
-    // Damage in what says that it is an archive is no file like any other.
+    // A damaged archive is an error, not a plain file.
     let mut image = fs::read(at("one.tar")).unwrap();
     image[..4].copy_from_slice(b"hsqs");
     fs::write(at("damaged.sqfs"), image).unwrap();

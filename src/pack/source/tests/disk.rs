@@ -1,4 +1,4 @@
-//! Folders of a disk against find(1), the kernel and their own bytes.
+//! Directories on a disk, compared with find(1), the kernel and the files themselves.
 
 use super::*;
 
@@ -116,7 +116,7 @@ fn a_file_that_is_not_what_it_was_is_told_of_and_not_read() {
 #[test]
 fn what_can_not_be_read_is_named_and_the_rest_is_packed() {
     if rustix::process::geteuid().is_root() {
-        // Root may read everything.
+        // Root can read everything.
         alone("disk::what_can_not_be_read_is_named_and_the_rest_is_packed", Some(65_534));
         return;
     }
@@ -128,7 +128,7 @@ fn what_can_not_be_read_is_named_and_the_rest_is_packed() {
     fs::write(at("public"), "y").unwrap();
     fs::set_permissions(at("secret"), Permissions::from_mode(0o0)).unwrap();
     fs::set_permissions(at("shut"), Permissions::from_mode(0o0)).unwrap();
-    // It can be listed, but nothing in it can be looked at.
+    // The directory can be listed, but its entries cannot be examined.
     fs::set_permissions(at("blind"), Permissions::from_mode(0o444)).unwrap();
     let (catalog, problems) = gathered(&of(&[work.path()]));
     fs::set_permissions(at("shut"), Permissions::from_mode(0o700)).unwrap();

@@ -1,7 +1,7 @@
-//! Tests of what is found, against what find(1), stat(1) and Python's tarfile tell of the same.
+//! Tests of sources, compared with find(1), stat(1) and Python's tarfile.
 //!
-//! Owns folders and archives with everything in them that a source may meet. What needs to be root,
-//! or must not be, runs in a process of its own or says that it was skipped.
+//! A test that must or must not be root runs in a process of its own, or reports that it was
+//! skipped.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -25,7 +25,7 @@ mod archives;
 mod disk;
 mod selected;
 
-/// Set for a process that runs one test alone.
+/// Set in a process that runs a single test.
 const ALONE: &str = "ARCHFS_TEST_ALONE";
 
 fn attempt(sources: &Sources, threads: usize) -> (Result<Catalog>, Vec<Problem>) {
@@ -75,7 +75,7 @@ fn bytes(catalog: &Catalog, path: &str) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// All of a catalog as `find -printf` would tell it, sorted.
+/// A whole catalog in the format of `find -printf`, sorted.
 fn told(catalog: &Catalog) -> Vec<Vec<u8>> {
     let mut lines = Vec::new();
     catalog.walk(&mut |path, id| {
@@ -124,7 +124,7 @@ fn find(folder: &Path) -> Vec<Vec<u8>> {
     lines
 }
 
-/// A folder with all that there may be in one. Devices only where this is root.
+/// Fills a directory with every kind of file. Devices only if this is root.
 fn zoo(folder: &Path) {
     let at = |name: &str| folder.join(name);
     fs::create_dir_all(at("a/b/c")).unwrap();
@@ -162,7 +162,7 @@ fn zoo(folder: &Path) {
     touch("empty", "2040-05-06 07:08:09.000000001");
 }
 
-/// Runs a test of this module in a process of its own; `false` where that can not be.
+/// Runs a test of this module in a process of its own; `false` if that is impossible.
 fn alone(test: &str, user: Option<u32>) -> bool {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([&format!("pack::source::tests::{test}"), "--exact", "--nocapture"]);
@@ -218,7 +218,7 @@ fn a_file_costs_less_than_256_bytes() {
         let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap();
         line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
     };
-    // The first half pays for threads and what they have in hand, the second for its files alone.
+    // The first half of the files pays for threads and buffers, the second only for files.
     let mut kept = Vec::new();
     let mut costs = Vec::new();
     for half in ["0", "1"] {

@@ -1,4 +1,4 @@
-//! Which of several sources lands where, and what lists and maps select and move.
+//! Where each of several sources goes, and what lists and maps select and move.
 
 use super::*;
 
@@ -74,7 +74,7 @@ fn the_archive_that_is_made_is_not_packed_and_other_disks_only_if_wanted() {
     let (catalog, problems) = dev(OtherMounts::Enter, "pts\n");
     assert!(names(&catalog).contains(&"pts/ptmx".to_owned()));
     assert_eq!(problems, []);
-    // What a list names is not left out without a word, the place of the mount nor what is below.
+    // What a list names is not left out silently, neither the mount point nor files below it.
     for (lines, origins) in [
         ("pts\n", &["/dev/pts"][..]),
         ("pts/gone\npts/ptmx\n", &["/dev/pts/gone", "/dev/pts/ptmx"]),
@@ -84,7 +84,7 @@ fn the_archive_that_is_made_is_not_packed_and_other_disks_only_if_wanted() {
         assert!(problems.iter().map(|problem| problem.origin.as_str()).eq(origins.iter().copied()));
         assert!(problems.iter().all(|problem| problem.why.contains("on another file system")));
     }
-    // Found below a folder that is named, it is left out as told.
+    // If only a parent is named, the mount point is left out as requested.
     let (catalog, problems) = dev(OtherMounts::Skip, ".\n");
     let found = names(&catalog);
     assert!(found.contains(&"pts".to_owned()) && !found.contains(&"pts/ptmx".to_owned()));
