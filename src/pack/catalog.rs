@@ -46,9 +46,9 @@ pub(crate) struct Meta {
 
 /// What an inode is, and what only that kind of inode has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum InodeKind {
     /// A directory: the number of its list of entries.
-    Folder(u32),
+    Directory(u32),
     /// A regular file; `sparse` if it may have holes.
     File {
         size: u64,
@@ -70,26 +70,26 @@ pub(crate) enum What {
 #[derive(Clone, Debug)]
 pub(crate) struct Inode {
     pub(crate) meta: Meta,
-    pub(crate) what: What,
+    pub(crate) kind: InodeKind,
 }
 
 impl Inode {
     /// Its kind as stat(2) reports it.
-    pub(crate) fn kind(&self) -> FileKind {
-        match self.what {
-            What::Folder(_) => FileKind::Directory,
-            What::File { .. } => FileKind::Regular,
-            What::Symlink(_) => FileKind::Symlink,
-            What::Device { kind, .. } => kind,
-            What::Fifo => FileKind::Fifo,
-            What::Socket => FileKind::Socket,
+    pub(crate) fn file_kind(&self) -> FileKind {
+        match self.kind {
+            InodeKind::Directory(_) => FileKind::Directory,
+            InodeKind::File { .. } => FileKind::Regular,
+            InodeKind::Symlink(_) => FileKind::Symlink,
+            InodeKind::Device { kind, .. } => kind,
+            InodeKind::Fifo => FileKind::Fifo,
+            InodeKind::Socket => FileKind::Socket,
         }
     }
 
     /// Size in bytes of a regular file; 0 for any other kind.
     pub(crate) fn size(&self) -> u64 {
-        match self.what {
-            What::File { size, .. } => size,
+        match self.kind {
+            InodeKind::File { size, .. } => size,
             _ => 0,
         }
     }
@@ -98,7 +98,7 @@ impl Inode {
 /// A name in a directory: its offset and length in `names`, and its inode.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    at: usize,
+    offset: usize,
     len: u8,
     inode: InodeId,
 }
@@ -107,7 +107,7 @@ struct Entry {
 pub(crate) struct Catalog {
     inodes: Vec<Inode>,
     links: Vec<u32>,
-    folders: Vec<Vec<Entry>>,
+    directories: Vec<Vec<Entry>>,
     names: Vec<u8>,
     xattrs: Vec<Xattrs>,
     contents: Vec<Box<dyn Content>>,
@@ -139,17 +139,17 @@ impl Catalog {
     /// The entries of a directory by the bytes of their names; empty for other inodes.
     pub(crate) fn entries(
         &self,
-        folder: InodeId,
+        directory: InodeId,
     ) -> impl ExactSizeIterator<Item = (&[u8], InodeId)> {
-        let entries = match self.inode(folder).what {
-            What::Folder(number) => self.folders[number as usize].as_slice(),
+        let entries = match self.inode(directory).kind {
+            InodeKind::Directory(number) => self.directories[number as usize].as_slice(),
             _ => &[],
         };
         entries.iter().map(|entry| (self.name(entry), entry.inode))
     }
 
     fn name(&self, entry: &Entry) -> &[u8] {
-        &self.names[entry.at..entry.at + usize::from(entry.len)]
+        &self.names[entry.offset..entry.offset + usize::from(entry.len)]
     }
 
     /// The set of extended attributes with this number.
@@ -174,9 +174,9 @@ impl Catalog {
     }
 
     /// The entry of a directory with this index in the order of names.
-    pub(crate) fn entry(&self, folder: InodeId, nth: usize) -> Option<(&[u8], InodeId)> {
-        let What::Folder(number) = self.inode(folder).what else { return None };
-        let entry = self.folders[number as usize].get(nth)?;
+    pub(crate) fn entry(&self, directory: InodeId, nth: usize) -> Option<(&[u8], InodeId)> {
+        let InodeKind::Directory(number) = self.inode(directory).kind else { return None };
+        let entry = self.directories[number as usize].get(nth)?;
         Some((self.name(entry), entry.inode))
     }
 
@@ -186,16 +186,16 @@ impl Catalog {
     pub(crate) fn files(&self) -> Vec<InodeId> {
         let mut order = Vec::new();
         let mut known = vec![false; self.len()];
-        self.walk(&mut |_, folder| {
-            let begun = order.len();
-            for (_, id) in self.entries(folder) {
-                let is_file = matches!(self.inode(id).what, What::File { .. });
+        self.walk(&mut |_, directory| {
+            let start = order.len();
+            for (_, id) in self.entries(directory) {
+                let is_file = matches!(self.inode(id).kind, InodeKind::File { .. });
                 if is_file && !std::mem::replace(&mut known[id.index()], true) {
                     order.push(id);
                 }
             }
-            order[begun..].sort_by_key(|&id| match self.inode(id).what {
-                What::File { content, .. } => self.content(content).data_offset(content.key),
+            order[start..].sort_by_key(|&id| match self.inode(id).kind {
+                InodeKind::File { content, .. } => self.content(content).data_offset(content.key),
                 _ => 0,
             });
         });
@@ -204,8 +204,8 @@ impl Catalog {
 
     /// The path of a file in its source, for messages.
     pub(crate) fn origin(&self, id: InodeId) -> String {
-        match self.inode(id).what {
-            What::File { content, .. } => self.content(content).origin(content.key),
+        match self.inode(id).kind {
+            InodeKind::File { content, .. } => self.content(content).origin(content.key),
             _ => String::new(),
         }
     }
@@ -214,7 +214,7 @@ impl Catalog {
 /// A catalog under construction.
 pub(crate) struct Builder {
     inodes: Vec<Inode>,
-    folders: Vec<Vec<Entry>>,
+    directories: Vec<Vec<Entry>>,
     /// Directories by parent and name, to merge those of several sources.
     known: HashMap<(InodeId, Box<[u8]>), InodeId>,
     names: Vec<u8>,
@@ -227,8 +227,8 @@ impl Builder {
     /// An empty root directory with these attributes.
     pub(crate) fn new(root: Meta) -> Self {
         Self {
-            inodes: vec![Inode { meta: root, what: What::Folder(0) }],
-            folders: vec![Vec::new()],
+            inodes: vec![Inode { meta: root, kind: InodeKind::Directory(0) }],
+            directories: vec![Vec::new()],
             known: HashMap::new(),
             names: Vec::new(),
             xattrs: Vec::new(),
@@ -258,7 +258,7 @@ impl Builder {
     }
 
     /// Adds the directory `name` to `parent`, or replaces the attributes of an existing one.
-    pub(crate) fn folder(&mut self, parent: InodeId, name: Name<'_>, meta: Meta) -> InodeId {
+    pub(crate) fn directory(&mut self, parent: InodeId, name: Name<'_>, meta: Meta) -> InodeId {
         let key = (parent, name.as_bytes().into());
         if let Some(&found) = self.known.get(&key) {
             self.inodes[found.index()].meta = meta;
@@ -266,15 +266,15 @@ impl Builder {
             self.link(parent, name, found);
             return found;
         }
-        let entries = number(self.folders.len());
-        self.folders.push(Vec::new());
-        let id = self.add(parent, name, Inode { meta, what: What::Folder(entries) });
+        let entries = number(self.directories.len());
+        self.directories.push(Vec::new());
+        let id = self.add(parent, name, Inode { meta, kind: InodeKind::Directory(entries) });
         self.known.insert(key, id);
         id
     }
 
     /// The directory `name` in `parent`, if a source added it.
-    pub(crate) fn find_folder(&self, parent: InodeId, name: Name<'_>) -> Option<InodeId> {
+    pub(crate) fn find_directory(&self, parent: InodeId, name: Name<'_>) -> Option<InodeId> {
         self.known.get(&(parent, name.as_bytes().into())).copied()
     }
 
@@ -299,43 +299,44 @@ impl Builder {
 
     /// Adds a name for an inode.
     pub(crate) fn link(&mut self, parent: InodeId, name: Name<'_>, inode: InodeId) {
-        let What::Folder(entries) = self.inodes[parent.index()].what else {
+        let InodeKind::Directory(entries) = self.inodes[parent.index()].kind else {
             return;
         };
         let bytes = name.as_bytes();
         // A name is at most 255 bytes long.
-        let entry = Entry { at: self.names.len(), len: bytes.len() as u8, inode };
+        let entry = Entry { offset: self.names.len(), len: bytes.len() as u8, inode };
         self.names.extend_from_slice(bytes);
-        self.folders[entries as usize].push(entry);
+        self.directories[entries as usize].push(entry);
     }
 
     /// Sorts everything. `owner` replaces the owner of all files where it is set.
     pub(crate) fn finish(mut self, owner: Owner) -> Catalog {
         let mut hidden = 0;
         let mut links = vec![0_u32; self.inodes.len()];
-        for folder in &mut self.folders {
-            let name = |entry: &Entry| &self.names[entry.at..entry.at + usize::from(entry.len)];
-            folder.sort_by(|a, b| name(a).cmp(name(b)));
+        for directory in &mut self.directories {
+            let name =
+                |entry: &Entry| &self.names[entry.offset..entry.offset + usize::from(entry.len)];
+            directory.sort_by(|a, b| name(a).cmp(name(b)));
             // The sort is stable, so the last of equal names was added last. A directory added
             // twice is one inode and hides nothing.
-            let mut kept: Vec<Entry> = Vec::with_capacity(folder.len());
-            for &entry in folder.iter() {
-                match kept.last_mut() {
+            let mut unique: Vec<Entry> = Vec::with_capacity(directory.len());
+            for &entry in directory.iter() {
+                match unique.last_mut() {
                     Some(last) if name(last) == name(&entry) => {
                         hidden += u64::from(last.inode != entry.inode);
                         *last = entry;
                     }
-                    _ => kept.push(entry),
+                    _ => unique.push(entry),
                 }
             }
-            *folder = kept;
+            *directory = unique;
         }
         // Counts only names that the root leads to.
         links[0] = 1;
         let mut waiting = vec![InodeId::ROOT];
         while let Some(id) = waiting.pop() {
-            let What::Folder(entries) = self.inodes[id.index()].what else { continue };
-            for entry in &self.folders[entries as usize] {
+            let InodeKind::Directory(entries) = self.inodes[id.index()].kind else { continue };
+            for entry in &self.directories[entries as usize] {
                 links[entry.inode.index()] += 1;
                 waiting.push(entry.inode);
             }
@@ -344,8 +345,8 @@ impl Builder {
             inode.meta.uid = owner.uid.unwrap_or(inode.meta.uid);
             inode.meta.gid = owner.gid.unwrap_or(inode.meta.gid);
         }
-        let Self { inodes, folders, names, xattrs, contents, .. } = self;
-        Catalog { inodes, links, folders, names, xattrs, contents, hidden }
+        let Self { inodes, directories, names, xattrs, contents, .. } = self;
+        Catalog { inodes, links, directories, names, xattrs, contents, hidden }
     }
 }
 
@@ -380,7 +381,7 @@ mod tests {
     }
 
     fn fifo() -> Inode {
-        Inode { meta: META, what: What::Fifo }
+        Inode { meta: META, kind: InodeKind::Fifo }
     }
 
     fn paths(catalog: &Catalog) -> Vec<(String, u32)> {
@@ -390,9 +391,9 @@ mod tests {
     }
 
     #[test]
-    fn everything_comes_in_the_order_of_names_however_it_was_added() {
+    fn sorts_by_name_regardless_of_insertion_order() {
         let mut builder = Builder::new(META);
-        let b = builder.folder(InodeId::ROOT, name("b"), META);
+        let b = builder.directory(InodeId::ROOT, name("b"), META);
         let z = builder.add(b, name("z"), fifo());
         builder.add(b, name("y"), fifo());
         builder.link(InodeId::ROOT, name("a"), z);
@@ -404,11 +405,11 @@ mod tests {
     }
 
     #[test]
-    fn the_later_of_two_is_shown_and_folders_come_together() {
+    fn later_files_hide_earlier_ones_and_directories_merge() {
         let mut builder = Builder::new(META);
-        let first = builder.folder(InodeId::ROOT, name("d"), META);
+        let first = builder.directory(InodeId::ROOT, name("d"), META);
         let hidden = builder.add(first, name("x"), fifo());
-        let second = builder.folder(InodeId::ROOT, name("d"), Meta { uid: 7, ..META });
+        let second = builder.directory(InodeId::ROOT, name("d"), Meta { uid: 7, ..META });
         assert_eq!(first, second);
         let shown = builder.add(second, name("x"), fifo());
         let catalog = builder.finish(Owner::default());
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_sets_of_attributes_are_one() {
+    fn equal_xattr_sets_share_a_number() {
         let mut builder = Builder::new(META);
         let pair = |name: &[u8]| (name.to_vec(), b"v".to_vec());
         let one = builder.xattrs(vec![pair(b"user.b"), pair(b"user.a")]);

@@ -29,7 +29,7 @@ pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
 pub use request::{CreatedArchive, Form, PackOutcome, Request, pack};
 pub use shards::{Labels, Sharded, Shards};
-pub use source::{FileList, Names, OtherMounts, Separator, Sources};
+pub use source::{FileList, OtherMounts, OutputNames, Separator, Sources};
 pub use squashfs::Layout;
 pub use tar::Members;
 
@@ -48,10 +48,10 @@ pub(crate) struct Job<'j> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnProblem {
     /// The archive is written without them.
-    GoOn,
+    Continue,
     /// No archive is written. If all sources could be listed, all contents are still read, so that
     /// every such file is reported.
-    GiveUp,
+    Abort,
 }
 
 /// A file that could not be packed, and why.

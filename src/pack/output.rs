@@ -41,15 +41,15 @@ impl Output {
             Ok(_) if existing == Existing::Refuse => return Err(exists(path)),
             _ => {}
         }
-        let folder = folder_of(path);
+        let parent = parent_of(path);
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => {
-                Error::new(Kind::NotFound, format!("{}: no such folder", folder.display()))
+                Error::new(Kind::NotFound, format!("{}: no such folder", parent.display()))
                     .with_hint("make it first, or give another place")
             }
             _ => Error::io(format!("{}: can not be made", path.display()), error),
         };
-        let directory = Directory::open(folder).map_err(failed)?;
+        let directory = Directory::open(parent).map_err(failed)?;
         let (file, new) = NewFile::create(&directory, PREFIX).map_err(failed)?;
         let file = BufWriter::with_capacity(BUFFER, file);
         Ok(Self { path: path.to_owned(), existing, file, new, len: 0 })
@@ -179,9 +179,9 @@ fn cannot_write(path: &Path, error: io::Error) -> Error {
 pub(super) const PREFIX: &str = ".archfs-pack-";
 
 /// The directory that contains `path`.
-pub(super) fn folder_of(path: &Path) -> &Path {
+pub(super) fn parent_of(path: &Path) -> &Path {
     match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     }
 }
@@ -201,8 +201,8 @@ fn umask() -> u32 {
 mod tests {
     use super::*;
 
-    fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder)
+    fn names(parent: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(parent)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn appears_whole_or_not_at_all() {
+    fn appears_complete_or_not_at_all() {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("a");
         let mut output = Output::create(&path, Existing::Refuse).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn replaces_only_when_told_to() {
+    fn replaces_only_with_existing_replace() {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("a");
         let early = Output::create(&path, Existing::Refuse).unwrap();
@@ -253,14 +253,14 @@ mod tests {
     #[test]
     fn an_archive_stays_in_the_folder_that_was_there_when_it_was_begun() {
         let work = tempfile::tempdir().unwrap();
-        let [folder, moved, victim] =
+        let [parent, moved, victim] =
             ["folder", "moved", "victim"].map(|name| work.path().join(name));
-        fs::create_dir(&folder).unwrap();
+        fs::create_dir(&parent).unwrap();
         fs::create_dir(&victim).unwrap();
-        let mut output = Output::create(&folder.join("a"), Existing::Replace).unwrap();
+        let mut output = Output::create(&parent.join("a"), Existing::Replace).unwrap();
         output.append(b"x").unwrap();
-        fs::rename(&folder, &moved).unwrap();
-        std::os::unix::fs::symlink(&victim, &folder).unwrap();
+        fs::rename(&parent, &moved).unwrap();
+        std::os::unix::fs::symlink(&victim, &parent).unwrap();
         output.publish().unwrap();
         assert_eq!((names(&moved), names(&victim)), (vec!["a".to_owned()], Vec::new()));
     }

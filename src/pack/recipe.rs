@@ -55,7 +55,7 @@ impl Recipe {
     /// # Errors
     /// `Usage` if it does not.
     pub fn checked(self) -> Result<Self> {
-        let usage = |what: String| Err(Error::new(Kind::Usage, what));
+        let usage = |message: String| Err(Error::new(Kind::Usage, message));
         match self.compressor {
             Compressor::Zstd(level) if !(1..=22).contains(&level) => {
                 return usage(format!("zstd has levels from 1 to 22, not {level}"));
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_the_numbers_of_the_format_and_no_others() {
+    fn accepts_only_values_of_the_format() {
         let recipe = |compressor, block_size| Recipe {
             compressor,
             profile: Profile::Random,

@@ -57,7 +57,7 @@ pub enum Form {
 #[derive(Debug)]
 pub struct PackOutcome {
     /// The archive; `None` if files could not be packed and the request does not allow that.
-    pub made: Option<CreatedArchive>,
+    pub archive: Option<CreatedArchive>,
     /// Files that could not be packed, by their names.
     pub problems: Vec<Problem>,
     /// Number of files hidden by files with the same path in later sources.
@@ -93,15 +93,15 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
     };
     let catalog = source::gather(&job, &request.sources)?;
     let hidden = catalog.hidden();
-    let gives_up = || request.on_problem == OnProblem::GiveUp && job.has_problems();
-    if gives_up() {
+    let is_aborted = || request.on_problem == OnProblem::Abort && job.has_problems();
+    if is_aborted() {
         let problems = job.into_problems();
-        return Ok(PackOutcome { made: None, problems, hidden, only_listed: true });
+        return Ok(PackOutcome { archive: None, problems, hidden, only_listed: true });
     }
-    let (made, unnamed) = unwritten.write(&job, &catalog, request)?;
-    if gives_up() {
+    let (archive, unnamed) = unwritten.write(&job, &catalog, request)?;
+    if is_aborted() {
         let problems = job.into_problems();
-        return Ok(PackOutcome { made: None, problems, hidden, only_listed: false });
+        return Ok(PackOutcome { archive: None, problems, hidden, only_listed: false });
     }
     job.check()?;
     match unnamed {
@@ -109,7 +109,7 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
         Unnamed::Shards(shards) => shards.publish()?,
     }
     let problems = job.into_problems();
-    Ok(PackOutcome { made: Some(made), problems, hidden, only_listed: false })
+    Ok(PackOutcome { archive: Some(archive), problems, hidden, only_listed: false })
 }
 
 /// An archive that is not written yet, and where it goes.
@@ -122,7 +122,7 @@ enum Unwritten {
 /// An archive that is complete but has no name yet.
 enum Unnamed {
     One(Output),
-    Shards(shards::Waiting),
+    Shards(shards::Unpublished),
 }
 
 impl Unwritten {
@@ -147,9 +147,9 @@ impl Unwritten {
             Self::Shards(shards, epoch) => {
                 job.progress.expect(total_bytes(catalog));
                 let (archive, existing) = (&request.archive, request.existing);
-                let (waiting, sharded) =
+                let (unpublished, sharded) =
                     shards::write(job, catalog, &shards, epoch, archive, existing)?;
-                Ok((CreatedArchive::Shards(sharded), Unnamed::Shards(waiting)))
+                Ok((CreatedArchive::Shards(sharded), Unnamed::Shards(unpublished)))
             }
         }
     }

@@ -3,7 +3,7 @@
 //! Invariant: a directory comes before its entries, and names in a directory ascend. An inode with
 //! several names is visited once for each name.
 
-use super::catalog::{Catalog, InodeId, What};
+use super::catalog::{Catalog, InodeId, InodeKind};
 
 /// The remaining entries of a directory.
 type Entries<'c> = Box<dyn Iterator<Item = (&'c [u8], InodeId)> + 'c>;
@@ -38,7 +38,7 @@ impl<'c> Walk<'c> {
             self.path.push(b'/');
         }
         self.path.extend_from_slice(name);
-        if matches!(self.catalog.inode(id).what, What::Folder(_)) {
+        if matches!(self.catalog.inode(id).kind, InodeKind::Directory(_)) {
             self.waiting.push((self.path.len(), Box::new(self.catalog.entries(id))));
         }
         Some((&self.path, id))

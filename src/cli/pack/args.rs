@@ -1,7 +1,6 @@
-//! The arguments of `archfs pack`, and the request that they describe.
+//! The arguments of `archfs pack`, and their conversion to a request.
 //!
-//! Owns which options go together; leaves doing it to `pack`.
-//! Invariant: a request that comes out of here can be carried out, as far as its words tell.
+//! Invariant: a request is consistent, as far as the arguments alone show.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,8 +12,8 @@ use clap::builder::FalseyValueParser;
 use super::super::args::{size, threads};
 use crate::error::{Error, Kind, Result};
 use crate::pack::{
-    Compressor, Existing, FileList, Form, Labels, Names, OnProblem, OtherMounts, Owner, Profile,
-    Recipe, Request, Separator, Shards, Sources,
+    Compressor, Existing, FileList, Form, Labels, OnProblem, OtherMounts, OutputNames, Owner,
+    Profile, Recipe, Request, Separator, Shards, Sources,
 };
 use crate::processors;
 
@@ -120,10 +119,10 @@ enum ProfileName {
 }
 
 impl Args {
-    /// What they ask for.
+    /// The request that the arguments describe.
     ///
     /// # Errors
-    /// `Usage` where they contradict each other.
+    /// `Usage` if they contradict each other.
     pub(super) fn request(&self) -> Result<Request> {
         let (archive, sources) = self.split_paths()?;
         let epoch = epoch(env::var_os("SOURCE_DATE_EPOCH").as_deref())?;
@@ -141,12 +140,12 @@ impl Args {
                     false => OtherMounts::Enter,
                 },
                 output: Some(archive.clone()),
-                names: if self.shards.is_some() { Names::Shards } else { Names::One },
+                names: if self.shards.is_some() { OutputNames::Shards } else { OutputNames::One },
             },
             archive: archive.clone(),
             existing: if self.force { Existing::Replace } else { Existing::Refuse },
             form: self.form(archive, epoch)?,
-            on_problem: if self.keep_going { OnProblem::GoOn } else { OnProblem::GiveUp },
+            on_problem: if self.keep_going { OnProblem::Continue } else { OnProblem::Abort },
             threads: self.threads.unwrap_or_else(processors::count),
         })
     }
@@ -193,7 +192,7 @@ impl Args {
             (Some(_), false) => Err(usage("shards are tars".into()).with_hint("name it .tar")),
             (Some(0), true) => Err(usage("a shard has at least a byte".into())),
             (Some(bytes), true) => {
-                let labels = if self.labels { Labels::ByFolder } else { Labels::None };
+                let labels = if self.labels { Labels::ByDirectory } else { Labels::None };
                 let shards = Shards { bytes, seed: self.shuffle, labels };
                 Ok(Form::Shards { shards, epoch })
             }
@@ -215,7 +214,7 @@ impl Args {
     }
 }
 
-/// The time that all of an archive is not newer than (reproducible-builds.org).
+/// The limit of all times in the archive (reproducible-builds.org).
 fn epoch(text: Option<&OsStr>) -> Result<Option<i64>> {
     let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
     let parsed = text.to_str().and_then(|text| text.parse::<u32>().ok());
@@ -249,7 +248,7 @@ fn compressor(text: &str) -> std::result::Result<Compressor, String> {
 fn owner(text: &str) -> std::result::Result<Owner, String> {
     let number = |text: &str| match text {
         "" => Ok(None),
-        // The largest stands for nobody in particular (chown(2)).
+        // The largest number means "unchanged" (chown(2)).
         text => match text.parse() {
             Ok(number) if number < u32::MAX => Ok(Some(number)),
             _ => Err(format!("{text:?} is no number of an owner")),
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_says_what_is_made() {
+    fn the_name_selects_the_format() {
         assert_eq!(recipe(&["a", "b.sqfs"]).compressor, Compressor::Zstd(15));
         assert!(matches!(request(&["a", "b.tar"]).unwrap().form, Form::Tar { .. }));
         let shards = request(&["a", "b.tar", "--shards", "1M", "--shuffle", "7"]).unwrap().form;
@@ -312,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn compressors_and_owners_are_taken_as_people_write_them() {
+    fn parses_compressors_and_owners() {
         assert_eq!(compressor("zstd:3"), Ok(Compressor::Zstd(3)));
         assert_eq!(compressor("gzip"), Ok(Compressor::Gzip(9)));
         for wrong in ["lzo", "zstd:", "zstd:x", "lz4:1", ""] {
@@ -327,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_an_archive_is_a_number_of_seconds() {
+    fn the_epoch_is_a_number_of_seconds() {
         assert_eq!(epoch(None).unwrap(), None);
         assert_eq!(epoch(Some(OsStr::new("1700000000"))).unwrap(), Some(1_700_000_000));
         assert!(epoch(Some(OsStr::new("yesterday"))).is_err());

@@ -1,4 +1,4 @@
-//! `archfs pack`: an archive that is read fast, made of folders, lists and other archives.
+//! `archfs pack`: makes an archive from directories, lists and other archives.
 
 use std::io::Write;
 use std::time::Instant;
@@ -22,23 +22,23 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let request = args.request()?;
     crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Default }, None);
     let interrupt = Interrupt::watch()?;
-    let begun = Instant::now();
+    let start = Instant::now();
     let progress = Arc::new(Progress::default());
     let bar = Bar::watch(&progress);
     let outcome = pack::pack(&request, &progress, interrupt.flag());
     drop(bar);
-    let packed = match outcome {
+    let outcome = match outcome {
         Err(error) if error.kind() == Kind::Interrupted => {
             term::show_error(&error);
             return Ok(interrupt.signal().map_or(exit::of(&error), |signal| 128 + signal));
         }
         outcome => outcome?,
     };
-    for problem in &packed.problems {
+    for problem in &outcome.problems {
         term::tell(&format!("{}: {}", problem.origin, problem.why));
     }
     let shown = request.archive.display().to_string();
-    let PackOutcome { made, problems, hidden, only_listed } = packed;
+    let PackOutcome { archive, problems, hidden, only_listed } = outcome;
     if hidden > 0 && !args.quiet {
         let text = match hidden {
             1 => "1 file is hidden by a file".to_owned(),
@@ -50,13 +50,13 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         1 => "1 file".to_owned(),
         count => format!("{count} files"),
     };
-    let Some(made) = made else {
-        // Contents are not read where the listing has failed.
+    let Some(archive) = archive else {
+        // Contents are not read if the listing failed, so more files may have problems.
         let least = if only_listed { "at least " } else { "" };
         let context = format!("{shown}: not made, for {least}{files} could not be packed");
         return Err(Error::new(Kind::Io, context).with_hint("--keep-going makes it without them"));
     };
-    let summary = summary::Summary::of(&request, &made, begun.elapsed());
+    let summary = summary::Summary::of(&request, &archive, start.elapsed());
     if args.json {
         let mut text = term::json_for_output(&summary.json(problems.len(), hidden)?);
         text.push('\n');

@@ -40,7 +40,7 @@ pub enum Labels {
     None,
     /// `KEY.cls` contains the number of the sample's top directory among all top directories, as
     /// text.
-    ByFolder,
+    ByDirectory,
 }
 
 /// The settings of shards.
@@ -74,11 +74,11 @@ pub struct Sharded {
 }
 
 /// Complete shards that have no names yet.
-pub(crate) struct Waiting {
+pub(crate) struct Unpublished {
     set: Set,
 }
 
-impl Waiting {
+impl Unpublished {
     /// Gives all of them their names.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ pub(crate) fn write(
     epoch: Option<i64>,
     path: &Path,
     existing: Existing,
-) -> Result<(Waiting, Sharded)> {
+) -> Result<(Unpublished, Sharded)> {
     let mut set = Set::new(path, existing)?;
     let samples = Samples::find(job, catalog, shards.labels);
     if samples.samples.is_empty() {
@@ -121,22 +121,23 @@ pub(crate) fn write(
         in_order().flat_map(|sample| samples.ids(catalog, sample).collect::<Vec<_>>()).collect();
     let mut writer = Writer::new(job, &members, &order, &cuts, &mut set);
     feed(job, catalog, &files, 1, |pieces| pieces, |pieces| writer.take(pieces))?;
-    let mut made = writer.finish()?;
-    if shards.labels == Labels::ByFolder {
+    let mut totals = writer.finish()?;
+    if shards.labels == Labels::ByDirectory {
         let mut output = set.classes()?;
         for class in &samples.classes {
             if class.contains(&b'\n') {
-                let what = format!("{}: no class can have a newline in it", class.escape_ascii());
-                return Err(Error::new(Kind::InvalidInput, what));
+                let message =
+                    format!("{}: no class can have a newline in it", class.escape_ascii());
+                return Err(Error::new(Kind::InvalidInput, message));
             }
             output.append(class)?;
             output.append(b"\n")?;
         }
         set.add(output)?;
-        made.classes = samples.classes.len() as u64;
+        totals.classes = samples.classes.len() as u64;
     }
-    made.notes = samples.notes();
-    Ok((Waiting { set }, made))
+    totals.notes = samples.notes();
+    Ok((Unpublished { set }, totals))
 }
 
 /// Encodes the members of samples.
@@ -159,7 +160,7 @@ impl Members<'_> {
 
     /// The encoded header of a file.
     fn header(&self, path: &[u8], id: InodeId) -> Vec<u8> {
-        self.plain(path, id).encode()
+        self.plain_header(path, id).encode()
     }
 
     /// The complete member with the label of a sample.
@@ -171,14 +172,14 @@ impl Members<'_> {
         let path = [&self.samples.key(self.catalog, sample)[..], b".cls"].concat();
         let first = self.samples.ids(self.catalog, sample).next()?;
         let size = class.len() as u64;
-        let header = Header { size, permissions: 0o644, ..self.plain(&path, first) };
+        let header = Header { size, permissions: 0o644, ..self.plain_header(&path, first) };
         let mut member = header.encode();
         member.extend(class.bytes());
         pad(&mut member);
         Some(member)
     }
 
-    fn plain<'h>(&'h self, path: &'h [u8], id: InodeId) -> Header<'h> {
+    fn plain_header<'h>(&'h self, path: &'h [u8], id: InodeId) -> Header<'h> {
         let header = describe(self.catalog, id, path, self.epoch);
         let modified = Timestamp { nanoseconds: 0, ..header.modified };
         Header { flag: Flag::File, modified, xattrs: NO_XATTRS, ..header }

@@ -34,14 +34,14 @@ fn split_mix(state: &mut u64) -> u64 {
 /// `finished`.
 pub(super) fn cut(
     sizes: impl Iterator<Item = u64>,
-    most: u64,
+    max_bytes: u64,
     finished: impl Fn(u64) -> u64,
 ) -> Vec<Range<usize>> {
     let mut shards: Vec<Range<usize>> = Vec::new();
     let mut filled = 0_u64;
     for (nth, size) in sizes.enumerate() {
         match shards.last_mut() {
-            Some(last) if finished(filled.saturating_add(size)) <= most => {
+            Some(last) if finished(filled.saturating_add(size)) <= max_bytes => {
                 last.end = nth + 1;
                 filled += size;
             }
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_is_as_likely_as_any() {
+    fn each_position_is_equally_likely() {
         let mut found = [0_u32; 5];
         for seed in 0..10_000 {
             found[shuffled(5, seed).iter().position(|&nth| nth == 0).unwrap()] += 1;
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn shards_are_full_but_not_too_full() {
-        let cuts = |sizes: &[u64], most| cut(sizes.iter().copied(), most, |len| len + 1);
+        let cuts = |sizes: &[u64], max_bytes| cut(sizes.iter().copied(), max_bytes, |len| len + 1);
         assert_eq!(cuts(&[4, 5, 1, 20, 9], 10), [0..2, 2..3, 3..4, 4..5]);
         assert_eq!(cuts(&[4, 6], 10), [0..1, 1..2]);
         assert!(cuts(&[], 10).is_empty());

@@ -7,20 +7,20 @@
 use super::Labels;
 use crate::error::{Error, Kind};
 use crate::pack::Job;
-use crate::pack::catalog::{Catalog, InodeId, What};
+use crate::pack::catalog::{Catalog, InodeId, InodeKind};
 use crate::vfs::FileKind;
 
 /// A sample: consecutive entries of a directory. Entries that are no regular files do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     /// Index into `Samples::directories`.
-    pub(super) folder: u32,
+    pub(super) directory: u32,
     pub(super) first: u32,
     pub(super) count: u32,
 }
 
 /// A directory with samples.
-pub(super) struct Folder {
+pub(super) struct Directory {
     pub(super) id: InodeId,
     /// Its path with a trailing slash; empty for the root.
     pub(super) path: Vec<u8>,
@@ -31,7 +31,7 @@ pub(super) struct Folder {
 /// All samples, in the order of names.
 #[derive(Default)]
 pub(super) struct Samples {
-    pub(super) folders: Vec<Folder>,
+    pub(super) directories: Vec<Directory>,
     pub(super) samples: Vec<Sample>,
     /// The names of the top directories, in their order.
     pub(super) classes: Vec<Vec<u8>>,
@@ -48,16 +48,16 @@ struct Counted {
 }
 
 impl Counted {
-    fn add(&mut self, folder: &[u8], name: &[u8]) {
+    fn add(&mut self, directory: &[u8], name: &[u8]) {
         if self.count == 0 {
-            self.first = [folder, name].concat();
+            self.first = [directory, name].concat();
         }
         self.count += 1;
     }
 
-    fn note(&self, what: &str) -> Option<String> {
+    fn note(&self, message: &str) -> Option<String> {
         let first = String::from_utf8_lossy(&self.first);
-        (self.count > 0).then(|| format!("{} {what}, such as {first}", self.count))
+        (self.count > 0).then(|| format!("{} {message}, such as {first}", self.count))
     }
 }
 
@@ -72,12 +72,12 @@ impl Samples {
     /// Finds all samples. A sample that webdataset cannot read is a problem of the job.
     pub(super) fn find(job: &Job<'_>, catalog: &Catalog, labels: Labels) -> Self {
         let mut found = Self::default();
-        let mut folders = vec![Folder { id: InodeId::ROOT, path: Vec::new(), class: None }];
-        while let Some(folder) = folders.pop() {
-            let before = folders.len();
-            found.folder(job, catalog, labels, folder, &mut folders);
+        let mut directories = vec![Directory { id: InodeId::ROOT, path: Vec::new(), class: None }];
+        while let Some(directory) = directories.pop() {
+            let before = directories.len();
+            found.directory(job, catalog, labels, directory, &mut directories);
             // The stack returns the last one first.
-            folders[before..].reverse();
+            directories[before..].reverse();
         }
         found
     }
@@ -92,40 +92,40 @@ impl Samples {
         notes.into_iter().flatten().collect()
     }
 
-    fn folder(
+    fn directory(
         &mut self,
         job: &Job<'_>,
         catalog: &Catalog,
         labels: Labels,
-        folder: Folder,
-        below: &mut Vec<Folder>,
+        directory: Directory,
+        below: &mut Vec<Directory>,
     ) {
-        let number = self.folders.len() as u32;
+        let number = self.directories.len() as u32;
         let mut run: Option<(Sample, &[u8])> = None;
         let mut runs = Vec::new();
-        for (nth, (name, id)) in catalog.entries(folder.id).enumerate() {
-            match catalog.inode(id).what {
-                What::Folder(_) => {
-                    let path = [&folder.path, name, b"/"].concat();
-                    let class = folder.class.or_else(|| {
+        for (nth, (name, id)) in catalog.entries(directory.id).enumerate() {
+            match catalog.inode(id).kind {
+                InodeKind::Directory(_) => {
+                    let path = [&directory.path, name, b"/"].concat();
+                    let class = directory.class.or_else(|| {
                         self.classes.push(name.to_vec());
                         Some(self.classes.len() as u32 - 1)
                     });
                     // webdataset skips these names because it uses them itself.
-                    let own = folder.path.is_empty() && is_meta(name);
+                    let own = directory.path.is_empty() && is_meta(name);
                     if own {
-                        self.left_out.add(&folder.path, name);
+                        self.left_out.add(&directory.path, name);
                     } else {
-                        below.push(Folder { id, path, class });
+                        below.push(Directory { id, path, class });
                     }
                 }
-                What::File { .. } => {
+                InodeKind::File { .. } => {
                     let Some((key, extension)) = split(name) else {
-                        self.left_out.add(&folder.path, name);
+                        self.left_out.add(&directory.path, name);
                         continue;
                     };
                     if extension.contains(&b'.') {
-                        self.dotted.add(&folder.path, name);
+                        self.dotted.add(&directory.path, name);
                     }
                     let nth = nth as u32;
                     match &mut run {
@@ -133,34 +133,34 @@ impl Samples {
                             sample.count = nth - sample.first + 1;
                         }
                         _ => {
-                            let sample = Sample { folder: number, first: nth, count: 1 };
+                            let sample = Sample { directory: number, first: nth, count: 1 };
                             runs.extend(run.replace((sample, key)));
                         }
                     }
                 }
-                _ => self.other.add(&folder.path, name),
+                _ => self.other.add(&directory.path, name),
             }
         }
         runs.extend(run);
         for (sample, key) in runs {
-            match stumble(catalog, &folder, sample, labels) {
+            match invalid_reason(catalog, &directory, sample, labels) {
                 Some(error) => {
-                    let path = [&folder.path, key].concat();
+                    let path = [&directory.path, key].concat();
                     job.problem(String::from_utf8_lossy(&path), &error);
                 }
                 None => self.samples.push(sample),
             }
         }
-        self.folders.push(folder);
+        self.directories.push(directory);
     }
 
     /// The path of a sample's key.
     pub(super) fn key(&self, catalog: &Catalog, sample: Sample) -> Vec<u8> {
-        let folder = &self.folders[sample.folder as usize];
+        let directory = &self.directories[sample.directory as usize];
         let name =
-            catalog.entry(folder.id, sample.first as usize).map_or(&[][..], |(name, _)| name);
+            catalog.entry(directory.id, sample.first as usize).map_or(&[][..], |(name, _)| name);
         let key = split(name).map_or(name, |(key, _)| key);
-        [&folder.path, key].concat()
+        [&directory.path, key].concat()
     }
 
     /// The files of a sample: paths and inodes.
@@ -169,31 +169,31 @@ impl Samples {
         catalog: &Catalog,
         sample: Sample,
     ) -> impl Iterator<Item = (Vec<u8>, InodeId)> {
-        let folder = &self.folders[sample.folder as usize];
-        files_in(catalog, folder.id, sample)
-            .map(move |(name, id)| ([&folder.path, name].concat(), id))
+        let directory = &self.directories[sample.directory as usize];
+        files_in(catalog, directory.id, sample)
+            .map(move |(name, id)| ([&directory.path, name].concat(), id))
     }
 
     /// The inodes of the files of a sample.
     pub(super) fn ids(&self, catalog: &Catalog, sample: Sample) -> impl Iterator<Item = InodeId> {
-        files_in(catalog, self.folders[sample.folder as usize].id, sample).map(|(_, id)| id)
+        files_in(catalog, self.directories[sample.directory as usize].id, sample).map(|(_, id)| id)
     }
 
     /// The class of a sample.
     pub(super) fn class(&self, sample: Sample) -> Option<u32> {
-        self.folders[sample.folder as usize].class
+        self.directories[sample.directory as usize].class
     }
 }
 
 fn files_in(
     catalog: &Catalog,
-    folder: InodeId,
+    directory: InodeId,
     sample: Sample,
 ) -> impl Iterator<Item = (&[u8], InodeId)> {
     let entries = sample.first as usize..(sample.first + sample.count) as usize;
     entries
-        .filter_map(move |nth| catalog.entry(folder, nth))
-        .filter(|&(_, id)| catalog.inode(id).kind() == FileKind::Regular)
+        .filter_map(move |nth| catalog.entry(directory, nth))
+        .filter(|&(_, id)| catalog.inode(id).file_kind() == FileKind::Regular)
 }
 
 /// Whether webdataset reserves the name of a top directory: `__x__`.
@@ -202,10 +202,15 @@ fn is_meta(name: &[u8]) -> bool {
 }
 
 /// Why a sample is invalid, if it is.
-fn stumble(catalog: &Catalog, folder: &Folder, sample: Sample, labels: Labels) -> Option<Error> {
-    let error = |what| Some(Error::new(Kind::InvalidInput, what));
+fn invalid_reason(
+    catalog: &Catalog,
+    directory: &Directory,
+    sample: Sample,
+    labels: Labels,
+) -> Option<Error> {
+    let error = |message| Some(Error::new(Kind::InvalidInput, message));
     let mut seen: Vec<Vec<u8>> = Vec::new();
-    for (name, _) in files_in(catalog, folder.id, sample) {
+    for (name, _) in files_in(catalog, directory.id, sample) {
         let (_, extension) = split(name)?;
         // webdataset converts extensions to lower case.
         let extension = extension.to_ascii_lowercase();
@@ -216,10 +221,10 @@ fn stumble(catalog: &Catalog, folder: &Folder, sample: Sample, labels: Labels) -
         seen.push(extension);
     }
     match labels {
-        Labels::ByFolder if seen.iter().any(|extension| extension == b"cls") => {
+        Labels::ByDirectory if seen.iter().any(|extension| extension == b"cls") => {
             error("has a file .cls, which labels would be written to".to_owned())
         }
-        Labels::ByFolder if folder.class.is_none() => {
+        Labels::ByDirectory if directory.class.is_none() => {
             error("is in no folder that could be its label".to_owned())
         }
         _ => None,

@@ -8,10 +8,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
-use crate::pack::output::{Existing, Output, Sealed, folder_of};
+use crate::pack::output::{Existing, Output, Sealed, parent_of};
 
 /// Maximum number of unnamed files kept open; each needs a descriptor.
-const OPEN: usize = 256;
+const OPEN_MAX: usize = 256;
 
 /// Digits of the number in a name. Larger numbers have more.
 const DIGITS: usize = 6;
@@ -39,7 +39,7 @@ impl Set {
         }
         let stem = path.with_extension("");
         let set = Self { stem, existing, sealed: Vec::new(), shards: 0 };
-        match set.there()?.first() {
+        match set.existing_files()?.first() {
             Some(found) if existing == Existing::Refuse => {
                 let context = format!("{}: is there already", found.display());
                 Err(Error::new(Kind::InvalidInput, context)
@@ -73,7 +73,7 @@ impl Set {
     /// The errors of the output.
     pub(super) fn add(&mut self, output: Output) -> Result<()> {
         let sealed = output.seal()?;
-        let sealed = if self.sealed.len() < OPEN { sealed } else { sealed.closed()? };
+        let sealed = if self.sealed.len() < OPEN_MAX { sealed } else { sealed.closed()? };
         self.sealed.push(sealed);
         Ok(())
     }
@@ -83,21 +83,21 @@ impl Set {
     /// # Errors
     /// The errors of the output.
     pub(super) fn publish(self) -> Result<()> {
-        let before = self.there()?;
-        let mut given: Vec<PathBuf> = Vec::new();
+        let before = self.existing_files()?;
+        let mut published: Vec<PathBuf> = Vec::new();
         for sealed in self.sealed {
             let path = sealed.path().to_owned();
             if let Err(error) = sealed.publish() {
-                for path in given.iter().filter(|path| !before.contains(path)) {
+                for path in published.iter().filter(|path| !before.contains(path)) {
                     // Report the first error, not one of the cleanup.
                     let _ = fs::remove_file(path);
                 }
                 return Err(error);
             }
-            given.push(path);
+            published.push(path);
         }
-        given.sort();
-        for path in before.iter().filter(|path| given.binary_search(path).is_err()) {
+        published.sort();
+        for path in before.iter().filter(|path| published.binary_search(path).is_err()) {
             fs::remove_file(path).map_err(|error| {
                 Error::io(format!("{}: can not be removed", path.display()), error)
             })?;
@@ -112,15 +112,16 @@ impl Set {
     }
 
     /// Existing files with a name that a run with this stem could use.
-    fn there(&self) -> Result<Vec<PathBuf>> {
-        let folder = folder_of(&self.stem);
-        let failed = |error| Error::io(format!("{}: can not be listed", folder.display()), error);
+    fn existing_files(&self) -> Result<Vec<PathBuf>> {
+        let directory = parent_of(&self.stem);
+        let failed =
+            |error| Error::io(format!("{}: can not be listed", directory.display()), error);
         let stem = self.stem.file_name().unwrap_or_default().as_bytes();
         let mut found = Vec::new();
-        for entry in fs::read_dir(folder).map_err(failed)? {
+        for entry in fs::read_dir(directory).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
             let end = name.as_bytes().strip_prefix(stem).and_then(|end| end.strip_prefix(b"-"));
-            if end.is_some_and(is_ours) {
+            if end.is_some_and(is_shard_suffix) {
                 found.push(self.stem.with_file_name(name));
             }
         }
@@ -132,11 +133,11 @@ impl Set {
 /// Whether `name` is a shard or the class list of `archive` (`OUT.tar`).
 pub(in crate::pack) fn is_shard(archive: &[u8], name: &[u8]) -> bool {
     let stem = archive.strip_suffix(b".tar").unwrap_or(archive);
-    name.strip_prefix(stem).and_then(|end| end.strip_prefix(b"-")).is_some_and(is_ours)
+    name.strip_prefix(stem).and_then(|end| end.strip_prefix(b"-")).is_some_and(is_shard_suffix)
 }
 
 /// Whether the part of a name after `OUT-` belongs to a shard or the class list.
-fn is_ours(end: &[u8]) -> bool {
+fn is_shard_suffix(end: &[u8]) -> bool {
     let number = end.strip_suffix(b".tar");
     let is_shard =
         number.is_some_and(|n| n.len() >= DIGITS && n.iter().all(|byte| byte.is_ascii_digit()));
@@ -147,8 +148,8 @@ fn is_ours(end: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder)
+    fn names(directory: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(directory)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
@@ -165,26 +166,26 @@ mod tests {
     }
 
     #[test]
-    fn all_appear_at_once_however_many() {
+    fn all_files_appear_at_once() {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("a.tar");
         let mut set = Set::new(&path, Existing::Refuse).unwrap();
-        fill(&mut set, OPEN + 10);
+        fill(&mut set, OPEN_MAX + 10);
         assert!(names(work.path()).iter().all(|name| name.starts_with(".archfs-pack-")));
         set.publish().unwrap();
         let found = names(work.path());
-        assert_eq!(found.len(), OPEN + 10);
-        assert_eq!(found[OPEN + 9], format!("a-{:06}.tar", OPEN + 9));
+        assert_eq!(found.len(), OPEN_MAX + 10);
+        assert_eq!(found[OPEN_MAX + 9], format!("a-{:06}.tar", OPEN_MAX + 9));
         assert_eq!(fs::read_to_string(work.path().join(&found[261])).unwrap(), "261");
 
         let mut dropped = Set::new(&work.path().join("b.tar"), Existing::Refuse).unwrap();
-        fill(&mut dropped, OPEN + 10);
+        fill(&mut dropped, OPEN_MAX + 10);
         drop(dropped);
         assert_eq!(names(work.path()), found);
     }
 
     #[test]
-    fn those_of_a_longer_run_are_refused_or_removed() {
+    fn shards_of_a_longer_run_are_refused_or_removed() {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("a.tar");
         for other in ["a-000007.tar", "a-classes.txt", "a-1.tar", "ab-000007.tar", "a-00000x.tar"] {
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_taken_back_where_one_can_not_be_given() {
+    fn removes_given_names_if_one_cannot_be_given() {
         let work = tempfile::tempdir().unwrap();
         let mut set = Set::new(&work.path().join("a.tar"), Existing::Refuse).unwrap();
         fill(&mut set, 3);

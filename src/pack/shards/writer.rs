@@ -29,24 +29,24 @@ pub(super) struct Writer<'w> {
     output: Option<Output>,
     shard: usize,
     /// Number of samples started.
-    begun: usize,
-    sample: Option<Open>,
+    started: usize,
+    sample: Option<OpenSample>,
     /// The file that is being written.
     file: Option<(InodeId, Body)>,
     /// Files that could not be read.
     left_out: HashSet<InodeId>,
-    made: Sharded,
+    totals: Sharded,
 }
 
 /// A sample that is being written.
-struct Open {
+struct OpenSample {
     sample: Sample,
     /// Its offset in the shard, and whether it is kept.
     start: u64,
     fate: Fate,
     files: Vec<(Vec<u8>, InodeId)>,
     /// Number of its files started.
-    begun: usize,
+    started: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,11 +71,11 @@ impl<'w> Writer<'w> {
             set,
             output: None,
             shard: 0,
-            begun: 0,
+            started: 0,
             sample: None,
             file: None,
             left_out: HashSet::new(),
-            made: Sharded::default(),
+            totals: Sharded::default(),
         }
     }
 
@@ -127,7 +127,7 @@ impl<'w> Writer<'w> {
             self.drop_sample();
         }
         self.end_shard()?;
-        Ok(self.made)
+        Ok(self.totals)
     }
 
     /// Starts the next file of the plan with this inode.
@@ -151,14 +151,14 @@ impl<'w> Writer<'w> {
     fn next(&mut self) -> Result<Option<(Vec<u8>, InodeId)>> {
         loop {
             if let Some(open) = &mut self.sample
-                && let Some(found) = open.files.get_mut(open.begun)
+                && let Some(found) = open.files.get_mut(open.started)
             {
-                open.begun += 1;
+                open.started += 1;
                 return Ok(Some((std::mem::take(&mut found.0), found.1)));
             }
             self.end_sample()?;
-            let Some(&number) = self.order.get(self.begun) else { return Ok(None) };
-            if self.cuts.get(self.shard).is_some_and(|cut| self.begun >= cut.end) {
+            let Some(&number) = self.order.get(self.started) else { return Ok(None) };
+            if self.cuts.get(self.shard).is_some_and(|cut| self.started >= cut.end) {
                 self.end_shard()?;
                 self.shard += 1;
             }
@@ -168,10 +168,10 @@ impl<'w> Writer<'w> {
             };
             let start = output.len();
             self.output = Some(output);
-            self.begun += 1;
+            self.started += 1;
             let sample = self.members.samples.samples[number as usize];
             let files = self.members.samples.files(self.members.catalog, sample).collect();
-            self.sample = Some(Open { sample, start, fate: Fate::Kept, files, begun: 0 });
+            self.sample = Some(OpenSample { sample, start, fate: Fate::Kept, files, started: 0 });
         }
     }
 
@@ -185,18 +185,18 @@ impl<'w> Writer<'w> {
         if let Some(label) = self.members.label(open.sample) {
             output.append(&label)?;
         }
-        self.made.samples += 1;
-        self.made.files += open.files.len() as u64;
+        self.totals.samples += 1;
+        self.totals.files += open.files.len() as u64;
         let size = |(_, id): &(_, InodeId)| self.members.catalog.inode(*id).size();
-        self.made.bytes += open.files.iter().map(size).sum::<u64>();
+        self.totals.bytes += open.files.iter().map(size).sum::<u64>();
         Ok(())
     }
 
     fn end_shard(&mut self) -> Result<()> {
         let Some(mut output) = self.output.take() else { return Ok(()) };
         finish(&mut output)?;
-        self.made.shards += 1;
-        self.made.stored += output.len();
+        self.totals.shards += 1;
+        self.totals.stored += output.len();
         self.set.add(output)
     }
 

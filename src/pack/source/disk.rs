@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::found::{At, Found, Seen};
+use super::found::{FileId, Found, FoundKind};
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Meta, Xattrs};
 use crate::vfs::{FileKind, Timestamp};
@@ -31,17 +31,17 @@ const XATTR_MAX: usize = 64 << 10;
 /// Opens `path` below `base`, or `base` itself if `path` is empty.
 pub(super) fn open_below(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let (mut rest, mut here) = (path, None::<OwnedFd>);
+    let (mut rest, mut base_below) = (path, None::<OwnedFd>);
     while rest.len() > PATH_BYTES {
         // Too long for one call: open a directory in between.
         let head = rest.get(..PATH_BYTES).unwrap_or(rest);
         let cut = head.iter().rposition(|&byte| byte == b'/').ok_or(Errno::NAMETOOLONG)?;
-        let from = here.as_ref().map_or(base, AsFd::as_fd);
-        let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        here = Some(openat(from, &rest[..cut], way, Mode::empty())?);
+        let from = base_below.as_ref().map_or(base, AsFd::as_fd);
+        let flags_between = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        base_below = Some(openat(from, &rest[..cut], flags_between, Mode::empty())?);
         rest = &rest[cut + 1..];
     }
-    let from = here.as_ref().map_or(base, AsFd::as_fd);
+    let from = base_below.as_ref().map_or(base, AsFd::as_fd);
     let path = if rest.is_empty() { b"." } else { rest };
     Ok(openat(from, path, flags, Mode::empty())?)
 }
@@ -50,42 +50,42 @@ pub(super) fn open_below(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> io
 ///
 /// # Errors
 /// `Changed` if it does not exist any more; `Io`.
-pub(super) fn examine(folder: BorrowedFd<'_>, name: &[u8]) -> Result<Found> {
-    let stat = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
+pub(super) fn examine(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Found> {
+    let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
         Errno::NOENT => Error::new(Kind::Changed, "vanished while it was listed"),
         error => Error::io("its attributes can not be read", error.into()),
     })?;
     let mut found = of(&stat);
-    if let Seen::Symlink(target) = &mut found.seen {
-        let link = readlinkat(folder, name, Vec::new());
+    if let FoundKind::Symlink(target) = &mut found.kind {
+        let link = readlinkat(directory, name, Vec::new());
         let link = link.map_err(|error| Error::io("its target can not be read", error.into()))?;
         *target = link.into_bytes().into();
     }
-    found.xattrs = xattrs(folder, name)?;
+    found.xattrs = xattrs(directory, name)?;
     Ok(found)
 }
 
 /// What stat(2) reports: everything except link targets and extended attributes.
 pub(super) fn of(stat: &Stat) -> Found {
     let size = stat.st_size as u64;
-    let seen = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => Seen::Folder { entered: true },
-        FileType::Symlink => Seen::Symlink(Box::default()),
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => FoundKind::Directory { entered: true },
+        FileType::Symlink => FoundKind::Symlink(Box::default()),
         FileType::BlockDevice => {
-            Seen::Device { kind: FileKind::BlockDevice, number: device(stat.st_rdev) }
+            FoundKind::Device { kind: FileKind::BlockDevice, number: device(stat.st_rdev) }
         }
         FileType::CharacterDevice => {
-            Seen::Device { kind: FileKind::CharDevice, number: device(stat.st_rdev) }
+            FoundKind::Device { kind: FileKind::CharDevice, number: device(stat.st_rdev) }
         }
-        FileType::Fifo => Seen::Fifo,
-        FileType::Socket => Seen::Socket,
+        FileType::Fifo => FoundKind::Fifo,
+        FileType::Socket => FoundKind::Socket,
         FileType::RegularFile | FileType::Unknown => {
             let sparse = size >= HOLE_MIN && (stat.st_blocks as u64).saturating_mul(512) < size;
-            Seen::File { size, sparse }
+            FoundKind::File { size, sparse }
         }
     };
     Found {
-        at: at(stat),
+        id: file_id(stat),
         linked: stat.st_nlink > 1,
         meta: Meta {
             permissions: (stat.st_mode & 0o7777) as u16,
@@ -95,13 +95,13 @@ pub(super) fn of(stat: &Stat) -> Found {
             xattrs: None,
         },
         xattrs: Xattrs::new(),
-        seen,
+        kind,
     }
 }
 
 /// The identity of a file: device and inode.
-pub(super) fn at(stat: &Stat) -> At {
-    At { device: stat.st_dev, number: stat.st_ino }
+pub(super) fn file_id(stat: &Stat) -> FileId {
+    FileId { device: stat.st_dev, number: stat.st_ino }
 }
 
 /// The modification time.
@@ -116,9 +116,9 @@ fn device(number: u64) -> u32 {
 }
 
 /// The extended attributes of `name` in an open directory.
-fn xattrs(folder: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
+fn xattrs(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
     // Linux before 6.13 has no call relative to a directory, so go through /proc.
-    let mut path = format!("/proc/self/fd/{}/", folder.as_raw_fd()).into_bytes();
+    let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
     let failed = |error: Errno| Error::io("its extended attributes can not be read", error.into());
     let path = CString::new(path).map_err(|_| failed(Errno::INVAL))?;

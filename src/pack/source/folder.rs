@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, openat};
 
 use super::disk;
-use super::found::{At, Folder, Found, Listed, Seen, Source};
+use super::found::{Directory, FileId, Found, FoundKind, Listed, Source};
 use super::list::Wanted;
 use super::table;
 use crate::error::{Error, Kind, Result};
@@ -27,16 +27,16 @@ pub enum OtherMounts {
 
 /// The archive that is being written, which is not packed into itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CreatedArchive {
+pub(super) struct OutputArchive {
     /// The directory that it will be in.
-    folder: At,
+    directory: FileId,
     name: Vec<u8>,
-    names: Names,
+    names: OutputNames,
 }
 
 /// Which names a run creates in the directory of the archive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Names {
+pub enum OutputNames {
     /// Only that of the archive.
     #[default]
     One,
@@ -44,45 +44,45 @@ pub enum Names {
     Shards,
 }
 
-impl CreatedArchive {
+impl OutputArchive {
     /// The archive that will be at `path`; `None` if its directory does not exist.
-    pub(super) fn at(path: &Path, names: Names) -> Option<Self> {
+    pub(super) fn new(path: &Path, names: OutputNames) -> Option<Self> {
         use std::os::unix::ffi::OsStrExt;
-        let stat = rustix::fs::stat(output::folder_of(path)).ok()?;
+        let stat = rustix::fs::stat(output::parent_of(path)).ok()?;
         let name = path.file_name()?.as_bytes().to_vec();
-        Some(Self { folder: disk::at(&stat), name, names })
+        Some(Self { directory: disk::file_id(&stat), name, names })
     }
 
     /// Whether `name` in `directory` is the archive or a temporary file of a run.
-    pub(super) fn is(&self, folder: At, name: &[u8]) -> bool {
-        let is_made = || match self.names {
-            Names::One => self.name == name,
-            Names::Shards => shards::is_shard(&self.name, name),
+    pub(super) fn matches(&self, directory: FileId, name: &[u8]) -> bool {
+        let is_archive = || match self.names {
+            OutputNames::One => self.name == name,
+            OutputNames::Shards => shards::is_shard(&self.name, name),
         };
-        self.folder == folder && (name.starts_with(output::PREFIX.as_bytes()) || is_made())
+        self.directory == directory && (name.starts_with(output::PREFIX.as_bytes()) || is_archive())
     }
 }
 
 /// A directory on a disk.
-pub(super) struct DiskFolder<'f> {
+pub(super) struct DiskDirectory<'f> {
     base: OwnedFd,
     /// Its path as the user gave it, for messages.
-    shown: Vec<u8>,
+    display: Vec<u8>,
     /// Its own identity.
-    at: At,
-    others: OtherMounts,
-    made: Option<&'f CreatedArchive>,
+    id: FileId,
+    other_mounts: OtherMounts,
+    output_archive: Option<&'f OutputArchive>,
 }
 
-impl<'f> DiskFolder<'f> {
+impl<'f> DiskDirectory<'f> {
     /// Opens the directory at `path`, which may be a symbolic link to one.
     ///
     /// # Errors
     /// `NotADirectory`, `Io`.
     pub(super) fn open(
         path: &Path,
-        others: OtherMounts,
-        made: Option<&'f CreatedArchive>,
+        other_mounts: OtherMounts,
+        output_archive: Option<&'f OutputArchive>,
     ) -> Result<(Self, Found)> {
         use std::os::unix::ffi::OsStrExt;
         let failed = |error: rustix::io::Errno| {
@@ -90,50 +90,58 @@ impl<'f> DiskFolder<'f> {
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let base = openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
-        let at = disk::at(&fstat(&base).map_err(failed)?);
+        let id = disk::file_id(&fstat(&base).map_err(failed)?);
         let found =
             disk::examine(base.as_fd(), b".").map_err(|error| error.within(path.display()))?;
-        let shown = path.as_os_str().as_bytes().to_vec();
-        Ok((Self { base, shown, at, others, made }, found))
+        let display = path.as_os_str().as_bytes().to_vec();
+        Ok((Self { base, display, id, other_mounts, output_archive }, found))
     }
 
     /// The open directory, and its path as the user gave it.
     pub(super) fn into_base(self) -> (OwnedFd, Vec<u8>) {
-        (self.base, self.shown)
+        (self.base, self.display)
     }
 
-    fn open_folder(&self, folder: &Folder) -> Result<OwnedFd> {
+    fn open_directory(&self, directory: &Directory) -> Result<OwnedFd> {
         let failed = |error| Error::io("can not be listed", error);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let opened = disk::open_below(self.base.as_fd(), &folder.path, flags).map_err(failed)?;
+        let opened = disk::open_below(self.base.as_fd(), &directory.path, flags).map_err(failed)?;
         let stat = fstat(&opened).map_err(|error| failed(error.into()))?;
-        if disk::at(&stat) != folder.at {
+        if disk::file_id(&stat) != directory.id {
             return Err(Error::new(Kind::Changed, "replaced by another while it was listed"));
         }
         Ok(opened)
     }
 
-    fn look_at(&self, opened: &OwnedFd, folder: &Folder, listed: &Listed) -> Result<Option<Found>> {
-        if self.made.is_some_and(|made| made.is(folder.at, &listed.name)) {
+    fn examine_one(
+        &self,
+        opened: &OwnedFd,
+        directory: &Directory,
+        listed: &Listed,
+    ) -> Result<Option<Found>> {
+        if self
+            .output_archive
+            .is_some_and(|output_archive| output_archive.matches(directory.id, &listed.name))
+        {
             return Ok(None);
         }
         let mut found = disk::examine(opened.as_fd(), &listed.name).map_err(|error| {
-            match (error.kind(), &folder.wanted) {
+            match (error.kind(), &directory.wanted) {
                 (Kind::Changed, Wanted::Only(_)) => Error::new(Kind::NotFound, "no such file"),
                 _ => error,
             }
         })?;
-        if let Seen::Folder { entered } = &mut found.seen {
-            *entered = self.others == OtherMounts::Enter || found.at.device == self.at.device;
+        if let FoundKind::Directory { entered } = &mut found.kind {
+            *entered = self.other_mounts == OtherMounts::Enter || found.id.device == self.id.device;
         }
         Ok(Some(found))
     }
 }
 
-impl Source for DiskFolder<'_> {
-    fn names(&self, folder: &Folder) -> Result<Vec<Listed>> {
+impl Source for DiskDirectory<'_> {
+    fn names(&self, directory: &Directory) -> Result<Vec<Listed>> {
         let failed = |error: rustix::io::Errno| Error::io("can not be listed", error.into());
-        let opened = self.open_folder(folder)?;
+        let opened = self.open_directory(directory)?;
         let mut names = Vec::new();
         for entry in Dir::new(opened).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -145,9 +153,11 @@ impl Source for DiskFolder<'_> {
         Ok(names)
     }
 
-    fn look(&self, folder: &Folder, names: &[Listed]) -> Vec<Result<Option<Found>>> {
-        match self.open_folder(folder) {
-            Ok(opened) => names.iter().map(|name| self.look_at(&opened, folder, name)).collect(),
+    fn examine(&self, directory: &Directory, names: &[Listed]) -> Vec<Result<Option<Found>>> {
+        match self.open_directory(directory) {
+            Ok(opened) => {
+                names.iter().map(|name| self.examine_one(&opened, directory, name)).collect()
+            }
             Err(error) => {
                 let again = |_: &Listed| Err(Error::new(error.kind(), error.to_string()));
                 names.iter().map(again).collect()
@@ -156,6 +166,6 @@ impl Source for DiskFolder<'_> {
     }
 
     fn origin(&self, path: &[u8]) -> String {
-        table::shown(&self.shown, path)
+        table::display_path(&self.display, path)
     }
 }

@@ -10,16 +10,16 @@ use crate::vfs::{FileKind, joined};
 /// Identity of a file in its source: device and inode on a disk; in an archive device 0 and the
 /// inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct At {
+pub(super) struct FileId {
     pub(super) device: u64,
     pub(super) number: u64,
 }
 
 /// A directory to be listed.
-pub(super) struct Folder {
+pub(super) struct Directory {
     /// Its path in the source, without slashes at the ends; empty for the source itself.
     pub(super) path: Box<[u8]>,
-    pub(super) at: At,
+    pub(super) id: FileId,
     /// Its key in the source.
     pub(super) key: u64,
     /// Its inode in the catalog.
@@ -27,7 +27,7 @@ pub(super) struct Folder {
     pub(super) wanted: Wanted,
 }
 
-impl Folder {
+impl Directory {
     /// The path of the entry `name`.
     pub(super) fn path_of(&self, name: &[u8]) -> Vec<u8> {
         joined(&self.path, name)
@@ -43,20 +43,20 @@ pub(super) struct Listed {
 
 /// A file with everything known about it except its bytes.
 pub(super) struct Found {
-    pub(super) at: At,
+    pub(super) id: FileId,
     /// Whether it may have other names.
     pub(super) linked: bool,
     /// Attributes without the number of the extended attributes, which is assigned later.
     pub(super) meta: Meta,
     pub(super) xattrs: Xattrs,
-    pub(super) seen: Seen,
+    pub(super) kind: FoundKind,
 }
 
 /// The kind of a file, with what only that kind has.
-pub(super) enum Seen {
+pub(super) enum FoundKind {
     /// `entered` is whether the contents are packed. They are not on another file system with
     /// `OtherMounts::Skip`.
-    Folder {
+    Directory {
         entered: bool,
     },
     File {
@@ -78,10 +78,10 @@ pub(super) trait Source: Sync {
     ///
     /// # Errors
     /// If the directory cannot be listed.
-    fn names(&self, folder: &Folder) -> Result<Vec<Listed>>;
+    fn names(&self, directory: &Directory) -> Result<Vec<Listed>>;
 
     /// The files with these names, one result for each; `None` for a file that is not packed.
-    fn look(&self, folder: &Folder, names: &[Listed]) -> Vec<Result<Option<Found>>>;
+    fn examine(&self, directory: &Directory, names: &[Listed]) -> Vec<Result<Option<Found>>>;
 
     /// The path of a file for messages.
     fn origin(&self, path: &[u8]) -> String;

@@ -39,7 +39,7 @@ impl FileList {
     /// # Errors
     /// `Io`; `InvalidInput` if a path is absolute or contains `..`, or if the list is empty.
     pub(super) fn read(&self) -> Result<Selection> {
-        let shown = self.path.display().to_string();
+        let display = self.path.display().to_string();
         let text = text(&self.path)?;
         let separator = match self.separator {
             Separator::Newline => b'\n',
@@ -52,13 +52,16 @@ impl FileList {
             }
             selection.add(line).map_err(|why| {
                 let line = line.escape_ascii();
-                Error::new(Kind::InvalidInput, format!("{shown}: line {}: {line}: {why}", nth + 1))
-                    .with_hint("paths of a list are relative to the folder that is packed")
+                Error::new(
+                    Kind::InvalidInput,
+                    format!("{display}: line {}: {line}: {why}", nth + 1),
+                )
+                .with_hint("paths of a list are relative to the folder that is packed")
             })?;
         }
         if selection.paths.is_empty() {
             // For example the output of a failed command in a pipe.
-            return Err(Error::new(Kind::InvalidInput, format!("{shown}: lists nothing")));
+            return Err(Error::new(Kind::InvalidInput, format!("{display}: lists nothing")));
         }
         selection.sort();
         Ok(selection)
@@ -106,14 +109,14 @@ impl Selection {
         self.paths[range].iter().map(|path| &self.bytes[path.clone()])
     }
 
-    /// The selected names in a directory whose path is `above` bytes long, each with what to pack
+    /// The selected names in a directory whose path is `parent_len` bytes long, each with what to pack
     /// of it.
     pub(super) fn children(
         &self,
         range: Range<usize>,
-        above: usize,
+        parent_len: usize,
     ) -> impl Iterator<Item = (Box<[u8]>, Wanted)> {
-        let from = if above == 0 { 0 } else { above + 1 };
+        let from = if parent_len == 0 { 0 } else { parent_len + 1 };
         let name = move |nth: usize| {
             let rest = &self.bytes[self.paths[nth].clone()][from..];
             let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
@@ -176,14 +179,17 @@ mod tests {
         FileList { path, separator }.read()
     }
 
-    fn children(selection: &Selection, wanted: Wanted, above: usize) -> Vec<(String, Wanted)> {
+    fn children(selection: &Selection, wanted: Wanted, parent_len: usize) -> Vec<(String, Wanted)> {
         let Wanted::Only(range) = wanted else { panic!("all") };
-        let shown = |name: Box<[u8]>| String::from_utf8_lossy(&name).into_owned();
-        selection.children(range, above).map(|(name, wanted)| (shown(name), wanted)).collect()
+        let display = |name: Box<[u8]>| String::from_utf8_lossy(&name).into_owned();
+        selection
+            .children(range, parent_len)
+            .map(|(name, wanted)| (display(name), wanted))
+            .collect()
     }
 
     #[test]
-    fn paths_below_a_folder_stand_together_and_a_folder_alone_is_all_of_it() {
+    fn paths_of_a_directory_are_adjacent_and_a_directory_alone_selects_all_of_it() {
         let text = b"a/z\nb\na!\na/b/c\n./a//b/d/\nb/x\n\na!\n";
         let selection = read(text, Separator::Newline).unwrap();
         let top = children(&selection, selection.top(), 0);
@@ -200,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_hold_the_end_of_a_line_where_zeros_stand_between() {
+    fn nul_separated_names_may_contain_newlines() {
         let selection = read(b"a\nb\0\xff\0", Separator::Nul).unwrap();
         assert_eq!(selection.paths(0..2).collect::<Vec<_>>(), [&b"a\nb"[..], b"\xff"]);
     }
 
     #[test]
-    fn refuses_by_name_what_leads_out() {
+    fn rejects_paths_that_lead_out() {
         for (text, line) in [("ok\n/etc/passwd\n", "/etc/passwd"), ("a/../../b", "a/../../b")] {
             let error = read(text.as_bytes(), Separator::Newline).unwrap_err();
             assert_eq!(error.kind(), Kind::InvalidInput);

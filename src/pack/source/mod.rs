@@ -28,17 +28,17 @@ mod tests;
 mod tree;
 mod walk;
 
-use folder::{CreatedArchive, DiskFolder};
-use found::{Folder, Found};
+use folder::{DiskDirectory, OutputArchive};
+use found::{Directory, Found};
 use list::{Selection, Wanted};
 use map::Map;
 use opening::{Opened, Plain};
-use placing::{Place, Placing};
+use placing::{CatalogFiller, Destination};
 use table::{Rows, Table};
-use tree::{Archive, Bytes, Met};
+use tree::{Archive, ArchiveContent, VisitedDirectories};
 use walk::Walk;
 
-pub use folder::{Names, OtherMounts};
+pub use folder::{OtherMounts, OutputNames};
 pub use list::{FileList, Separator};
 
 /// What is to be packed.
@@ -63,7 +63,7 @@ pub struct Sources {
     /// The archive to be written, which is not packed into itself.
     pub output: Option<PathBuf>,
     /// Which files the run writes in the directory of the archive.
-    pub names: Names,
+    pub names: OutputNames,
 }
 
 /// Finds everything that is to be packed.
@@ -76,37 +76,38 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
     let paths = sources.checked_paths()?;
     let selection = sources.list.as_ref().map(FileList::read).transpose()?;
     let mut map = sources.map.as_deref().map(Map::read).transpose()?;
-    let made = sources.output.as_deref().and_then(|path| CreatedArchive::at(path, sources.names));
-    let mut opened = opening::all(job, sources, &paths, made.as_ref())?;
+    let output_archive =
+        sources.output.as_deref().and_then(|path| OutputArchive::new(path, sources.names));
+    let mut opened = opening::all(job, sources, &paths, output_archive.as_ref())?;
     if selection.is_some() && !opened.iter().all(Opened::holds_files) {
         let context = format!("{}: no folder and no archive", paths[0].display());
         return Err(Error::new(Kind::NotADirectory, context)
             .with_hint("a list selects what is in one of those"));
     }
     job.progress.begin("listing files");
-    let placing = Placing::new(map.as_mut());
+    let filler = CatalogFiller::new(map.as_mut());
     let mut gathering =
-        Gathering { job, selection: selection.as_ref(), placing, plain: 0, in_root: 0 };
+        Gathering { job, selection: selection.as_ref(), filler, plain: 0, in_root: 0 };
     gathering.plain_files(&mut opened)?;
     for (path, opened) in paths.iter().zip(opened) {
         job.check()?;
         match opened {
-            Opened::Folder(folder, found) => {
-                let name = landing(path, paths.len() == 1)?;
-                gathering.folder(name.as_deref(), folder, found)?;
+            Opened::Directory(directory, found) => {
+                let name = name_in_archive(path, paths.len() == 1)?;
+                gathering.directory(name.as_deref(), directory, found)?;
             }
             Opened::Archive(archive) => gathering.archive(archive)?,
-            Opened::Plain(plain) => gathering.place_plain(path, plain)?,
+            Opened::Plain(plain) => gathering.add_plain(path, plain)?,
         }
     }
-    let Gathering { placing, in_root, .. } = gathering;
-    placing.finish(in_root == 1, sources.owner)
+    let Gathering { filler, in_root, .. } = gathering;
+    filler.finish(in_root == 1, sources.owner)
 }
 
 impl Sources {
     /// The paths, after all checks that need no file to be opened.
     fn checked_paths(&self) -> Result<Vec<PathBuf>> {
-        let usage = |what: &str| Err(Error::new(Kind::Usage, what));
+        let usage = |message: &str| Err(Error::new(Kind::Usage, message));
         let is_stdin = |path: &Path| path.as_os_str() == "-";
         let list_is_stdin = self.list.as_ref().is_some_and(|list| is_stdin(&list.path));
         if list_is_stdin && self.map.as_deref().is_some_and(is_stdin) {
@@ -122,7 +123,7 @@ impl Sources {
 }
 
 /// The name of a directory in the archive; `None` if its contents go into the root.
-fn landing(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
+fn name_in_archive(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
     let mut bytes = path.as_os_str().as_bytes();
     while let [rest @ .., b'/'] = bytes {
         bytes = rest;
@@ -143,7 +144,7 @@ fn landing(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
 struct Gathering<'g, 'j> {
     job: &'g Job<'j>,
     selection: Option<&'g Selection>,
-    placing: Placing<'g>,
+    filler: CatalogFiller<'g>,
     /// The number of the source of plain files.
     plain: u32,
     /// Number of sources that are in the root and gave it their attributes.
@@ -151,39 +152,48 @@ struct Gathering<'g, 'j> {
 }
 
 impl Gathering<'_, '_> {
-    fn folder(&mut self, name: Option<&[u8]>, folder: DiskFolder<'_>, found: Found) -> Result<()> {
-        let place =
-            Place { above: name.unwrap_or_default(), source: self.placing.next_source(), space: 0 };
+    fn directory(
+        &mut self,
+        name: Option<&[u8]>,
+        directory: DiskDirectory<'_>,
+        found: Found,
+    ) -> Result<()> {
+        let destination = Destination {
+            path: name.unwrap_or_default(),
+            source: self.filler.next_source(),
+            space: 0,
+        };
         let top = self.top(name, found);
         let mut rows = Rows::new();
-        let walk = Walk { job: self.job, source: &folder, selection: self.selection, place };
-        walk.run(top, &mut self.placing, &mut |above, name, found| {
-            rows.add(above.key, name, found)
+        let walk =
+            Walk { job: self.job, source: &directory, selection: self.selection, destination };
+        walk.run(top, &mut self.filler, &mut |parent, name, found| {
+            rows.add(parent.key, name, found)
         })?;
-        let (base, shown) = folder.into_base();
-        self.placing.source(Box::new(Table::new(rows, base, shown)));
+        let (base, display) = directory.into_base();
+        self.filler.source(Box::new(Table::new(rows, base, display)));
         Ok(())
     }
 
     fn archive(&mut self, archive: Archive) -> Result<()> {
-        let source = self.placing.next_source();
-        let place = Place { above: b"", source, space: source + 1 };
+        let source = self.filler.next_source();
+        let destination = Destination { path: b"", source, space: source + 1 };
         let top = self.top(None, archive.top()?);
-        let mut met = Met::default();
-        let walk = Walk { job: self.job, source: &archive, selection: self.selection, place };
-        walk.run(top, &mut self.placing, &mut |_, _, found| met.key(found))?;
-        self.placing.source(Box::new(Bytes::of(archive)));
+        let mut visited = VisitedDirectories::default();
+        let walk = Walk { job: self.job, source: &archive, selection: self.selection, destination };
+        walk.run(top, &mut self.filler, &mut |_, _, found| visited.key(found))?;
+        self.filler.source(Box::new(ArchiveContent::of(archive)));
         Ok(())
     }
 
     /// The directory that a source itself is.
-    fn top(&mut self, name: Option<&[u8]>, found: Found) -> Folder {
-        let at = found.at;
+    fn top(&mut self, name: Option<&[u8]>, found: Found) -> Directory {
+        let id = found.id;
         let wanted = self.selection.map_or(Wanted::All, Selection::top);
         let name = name.and_then(crate::vfs::Name::parse);
         self.in_root += usize::from(name.is_none());
-        let inode = self.placing.top(name, found);
-        Folder { path: Box::default(), at, key: 0, inode, wanted }
+        let inode = self.filler.top(name, found);
+        Directory { path: Box::default(), id, key: 0, inode, wanted }
     }
 
     /// Makes one source of bytes for all plain files, because there may be many.
@@ -197,25 +207,25 @@ impl Gathering<'_, '_> {
             }
         }
         if any {
-            self.plain = self.placing.next_source();
-            let base = opening::folder(Path::new("."))?;
-            self.placing.source(Box::new(Table::new(rows, base, Vec::new())));
+            self.plain = self.filler.next_source();
+            let base = opening::open_directory(Path::new("."))?;
+            self.filler.source(Box::new(Table::new(rows, base, Vec::new())));
         }
         Ok(())
     }
 
-    fn place_plain(&mut self, path: &Path, plain: Plain) -> Result<()> {
-        let root = Folder {
+    fn add_plain(&mut self, path: &Path, plain: Plain) -> Result<()> {
+        let root = Directory {
             path: Box::default(),
-            at: plain.found.at,
+            id: plain.found.id,
             key: 0,
             inode: InodeId::ROOT,
             wanted: Wanted::All,
         };
-        let place = Place { above: b"", source: self.plain, space: 0 };
+        let destination = Destination { path: b"", source: self.plain, space: 0 };
         let name = path.file_name().unwrap_or_default().as_bytes();
         let key = plain.key;
-        let placed = self.placing.place(&place, &root, name, plain.found, key);
-        placed.map(drop).map_err(|error| error.within(path.display()))
+        let added = self.filler.add(&destination, &root, name, plain.found, key);
+        added.map(drop).map_err(|error| error.within(path.display()))
     }
 }

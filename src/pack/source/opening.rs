@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::folder::{CreatedArchive, DiskFolder, Names};
-use super::found::{Found, Seen};
+use super::folder::{DiskDirectory, OutputArchive, OutputNames};
+use super::found::{Found, FoundKind};
 use super::tree::Archive;
 use super::{Sources, disk};
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions, Saving};
 use crate::ordered::try_ordered;
 use crate::pack::Job;
-use crate::pack::output::folder_of;
+use crate::pack::output::parent_of;
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
@@ -29,7 +29,7 @@ const OPENED_AT_ONCE: usize = 8;
 
 /// An open source.
 pub(super) enum Opened<'s> {
-    Folder(DiskFolder<'s>, Found),
+    Directory(DiskDirectory<'s>, Found),
     Archive(Archive),
     Plain(Plain),
 }
@@ -58,7 +58,7 @@ pub(super) fn all<'s>(
     job: &Job<'_>,
     sources: &Sources,
     paths: &[PathBuf],
-    made: Option<&'s CreatedArchive>,
+    output_archive: Option<&'s OutputArchive>,
 ) -> Result<Vec<Opened<'s>>> {
     let mut opened = Vec::with_capacity(paths.len());
     // Indices of regular files in `opened`. They may be archives.
@@ -71,16 +71,17 @@ pub(super) fn all<'s>(
             _ => Error::io(format!("{}: can not be opened", path.display()), error),
         };
         if fs::metadata(path).map_err(failed)?.is_dir() {
-            let (folder, found) = DiskFolder::open(path, sources.other_mounts, made)?;
-            opened.push(Opened::Folder(folder, found));
+            let (directory, found) =
+                DiskDirectory::open(path, sources.other_mounts, output_archive)?;
+            opened.push(Opened::Directory(directory, found));
             continue;
         }
         let plain = plain(path)?;
-        if is_made(path, made) {
+        if is_output(path, output_archive) {
             let context = format!("{}: is the archive that is to be made", path.display());
             return Err(Error::new(Kind::InvalidInput, context));
         }
-        if matches!(plain.found.seen, Seen::File { .. }) {
+        if matches!(plain.found.kind, FoundKind::File { .. }) {
             regular.push(opened.len());
         }
         opened.push(Opened::Plain(plain));
@@ -96,7 +97,7 @@ pub(super) fn all<'s>(
 }
 
 /// Opens a directory that paths are relative to.
-pub(super) fn folder(path: &Path) -> Result<OwnedFd> {
+pub(super) fn open_directory(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty())
         .map_err(|error| Error::io(format!("{}: can not be opened", path.display()), error.into()))
@@ -108,13 +109,14 @@ fn plain(path: &Path) -> Result<Plain> {
     let is_link = fs::symlink_metadata(path).map_err(failed)?.is_symlink();
     let real = if is_link { fs::canonicalize(path).map_err(failed)? } else { path.to_owned() };
     let name = real.file_name().unwrap_or_default().as_bytes();
-    let found = disk::examine(folder(folder_of(&real))?.as_fd(), name);
+    let found = disk::examine(open_directory(parent_of(&real))?.as_fd(), name);
     let found = found.map_err(|error| error.within(path.display()))?;
     Ok(Plain { path: real, found, key: 0 })
 }
 
-fn is_made(path: &Path, made: Option<&CreatedArchive>) -> bool {
-    made.is_some() && made == CreatedArchive::at(path, Names::One).as_ref()
+fn is_output(path: &Path, output_archive: Option<&OutputArchive>) -> bool {
+    output_archive.is_some()
+        && output_archive == OutputArchive::new(path, OutputNames::One).as_ref()
 }
 
 /// The tree of each file, or `None` for a file that is no archive.
@@ -198,14 +200,14 @@ fn tree(
 /// Whether `tree` has regular files and each of them is an archive that would become a directory.
 fn holds_only_archives(tree: &dyn Tree) -> bool {
     let mut scratch = Scratch::default();
-    let mut folders = Folders::from_root();
+    let mut directories = Folders::from_root();
     let mut any = false;
-    while let Some((_, folder)) = folders.next() {
+    while let Some((_, directory)) = directories.next() {
         let mut files = Vec::new();
-        let listed = tree.read_dir(folder, Cookie::START, &mut |entry| {
+        let listed = tree.read_dir(directory, Cookie::START, &mut |entry| {
             match entry.kind {
                 FileKind::Directory => {
-                    folders.add(Vec::new(), entry.ino);
+                    directories.add(Vec::new(), entry.ino);
                 }
                 FileKind::Regular => files.push((entry.ino, entry.name.as_bytes().to_vec())),
                 _ => {}

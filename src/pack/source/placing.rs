@@ -7,18 +7,18 @@
 
 use std::collections::HashMap;
 
-use super::found::{At, Folder, Found, Seen};
+use super::found::{Directory, FileId, Found, FoundKind};
 use super::map::Map;
 use crate::error::{Error, Kind, Result};
-use crate::pack::catalog::{Builder, Catalog, Inode, InodeId, Meta, Owner, What};
+use crate::pack::catalog::{Builder, Catalog, Inode, InodeId, InodeKind, Meta, Owner};
 use crate::pack::content::{Content, ContentId};
 use crate::vfs::{Name, Timestamp, joined};
 
 /// Where a source goes in the catalog.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'p> {
+pub(super) struct Destination<'p> {
     /// The path of the source in the catalog, empty for the root.
-    pub(super) above: &'p [u8],
+    pub(super) path: &'p [u8],
     /// The number of the source, for contents.
     pub(super) source: u32,
     /// Equal device and inode numbers mean the same file in all sources with this number; 0 for
@@ -27,11 +27,11 @@ pub(super) struct Place<'p> {
 }
 
 /// A catalog that is being filled.
-pub(super) struct Placing<'m> {
+pub(super) struct CatalogFiller<'m> {
     builder: Builder,
     map: Option<&'m mut Map>,
     /// Files that may have several names.
-    links: HashMap<(u32, At), InodeId>,
+    links: HashMap<(u32, FileId), InodeId>,
     /// The newest time of the entries of the root.
     newest: Timestamp,
     /// The attributes of the root, if a source provides them.
@@ -39,11 +39,11 @@ pub(super) struct Placing<'m> {
     sources: u32,
 }
 
-impl<'m> Placing<'m> {
+impl<'m> CatalogFiller<'m> {
     /// An empty catalog. `map` moves files to other paths.
     pub(super) fn new(map: Option<&'m mut Map>) -> Self {
         Self {
-            builder: Builder::new(made(OLDEST)),
+            builder: Builder::new(default_meta(OLDEST)),
             map,
             links: HashMap::new(),
             newest: OLDEST,
@@ -70,7 +70,7 @@ impl<'m> Placing<'m> {
         match name {
             Some(name) => {
                 self.newest = later(self.newest, meta.modified);
-                self.builder.folder(InodeId::ROOT, name, meta)
+                self.builder.directory(InodeId::ROOT, name, meta)
             }
             None => {
                 self.root = Some(meta);
@@ -84,10 +84,10 @@ impl<'m> Placing<'m> {
     ///
     /// # Errors
     /// `InvalidInput` if its name is invalid.
-    pub(super) fn place(
+    pub(super) fn add(
         &mut self,
-        place: &Place<'_>,
-        folder: &Folder,
+        destination: &Destination<'_>,
+        directory: &Directory,
         name: &[u8],
         found: Found,
         key: u64,
@@ -95,48 +95,48 @@ impl<'m> Placing<'m> {
         let Some(name) = Name::parse(name) else {
             return Err(Error::new(Kind::InvalidInput, "its name is none that Linux can show"));
         };
-        let is_folder = matches!(found.seen, Seen::Folder { .. });
+        let is_directory = matches!(found.kind, FoundKind::Directory { .. });
         let line = match &mut self.map {
             Some(map) => {
-                let path = joined(place.above, &folder.path_of(name.as_bytes()));
-                map.line(&path, is_folder)
+                let path = joined(destination.path, &directory.path_of(name.as_bytes()));
+                map.line(&path, is_directory)
             }
             None => None,
         };
-        if folder.inode == InodeId::ROOT && line.is_none() {
+        if directory.inode == InodeId::ROOT && line.is_none() {
             self.newest = later(self.newest, found.meta.modified);
         }
-        if is_folder {
+        if is_directory {
             let meta = self.meta(&found.meta, found.xattrs);
-            return Ok(self.builder.folder(folder.inode, name, meta));
+            return Ok(self.builder.directory(directory.inode, name, meta));
         }
-        let same = found.linked.then_some((place.space, found.at));
+        let same = found.linked.then_some((destination.space, found.id));
         if let Some(&inode) = same.and_then(|same| self.links.get(&same)) {
             match (line, &mut self.map) {
                 (Some(line), Some(map)) => map.moved(line, inode, found.meta.modified),
-                _ => self.builder.link(folder.inode, name, inode),
+                _ => self.builder.link(directory.inode, name, inode),
             }
             return Ok(inode);
         }
-        let what = match found.seen {
-            Seen::File { size, sparse } => {
-                let content = ContentId { source: place.source, key };
-                What::File { size, content, sparse }
+        let kind = match found.kind {
+            FoundKind::File { size, sparse } => {
+                let content = ContentId { source: destination.source, key };
+                InodeKind::File { size, content, sparse }
             }
-            Seen::Symlink(target) => What::Symlink(target),
-            Seen::Device { kind, number } => What::Device { kind, number },
-            Seen::Fifo | Seen::Folder { .. } => What::Fifo,
-            Seen::Socket => What::Socket,
+            FoundKind::Symlink(target) => InodeKind::Symlink(target),
+            FoundKind::Device { kind, number } => InodeKind::Device { kind, number },
+            FoundKind::Fifo | FoundKind::Directory { .. } => InodeKind::Fifo,
+            FoundKind::Socket => InodeKind::Socket,
         };
         let meta = self.meta(&found.meta, found.xattrs);
-        let inode = Inode { meta, what };
+        let inode = Inode { meta, kind };
         let inode = match (line, &mut self.map) {
             (Some(line), Some(map)) => {
                 let inode = self.builder.nameless(inode);
                 map.moved(line, inode, found.meta.modified);
                 inode
             }
-            _ => self.builder.add(folder.inode, name, inode),
+            _ => self.builder.add(directory.inode, name, inode),
         };
         if let Some(same) = same {
             self.links.insert(same, inode);
@@ -151,7 +151,7 @@ impl<'m> Placing<'m> {
     /// `InvalidInput` if the map does not match the files.
     pub(super) fn finish(mut self, alone: bool, owner: Owner) -> Result<Catalog> {
         self.move_files()?;
-        let root = self.root.filter(|_| alone).unwrap_or_else(|| made(self.newest));
+        let root = self.root.filter(|_| alone).unwrap_or_else(|| default_meta(self.newest));
         self.builder.set_meta(InodeId::ROOT, root);
         Ok(self.builder.finish(owner))
     }
@@ -166,32 +166,32 @@ impl<'m> Placing<'m> {
         for (path, inode, modified) in map.moves() {
             let mut parent = InodeId::ROOT;
             let mut parts = path.split(|&byte| byte == b'/').filter_map(Name::parse).peekable();
-            let mut above = Vec::new();
+            let mut ancestors = Vec::new();
             while let Some(name) = parts.next() {
                 if parts.peek().is_none() {
                     self.builder.link(parent, name, inode);
                     break;
                 }
-                let folder = self.builder.find_folder(parent, name).unwrap_or_else(|| {
-                    let folder = self.builder.folder(parent, name, made(OLDEST));
-                    ages.insert(folder, OLDEST);
-                    folder
+                let directory = self.builder.find_directory(parent, name).unwrap_or_else(|| {
+                    let directory = self.builder.directory(parent, name, default_meta(OLDEST));
+                    ages.insert(directory, OLDEST);
+                    directory
                 });
-                above.push(folder);
-                parent = folder;
+                ancestors.push(directory);
+                parent = directory;
             }
-            for folder in &above {
-                if let Some(age) = ages.get_mut(folder) {
+            for directory in &ancestors {
+                if let Some(age) = ages.get_mut(directory) {
                     *age = later(*age, modified);
                 }
             }
             // The entry of the root is the file itself or a new directory for it.
-            if above.first().is_none_or(|folder| ages.contains_key(folder)) {
+            if ancestors.first().is_none_or(|directory| ages.contains_key(directory)) {
                 self.newest = later(self.newest, modified);
             }
         }
-        for (folder, age) in ages {
-            self.builder.set_meta(folder, made(age));
+        for (directory, age) in ages {
+            self.builder.set_meta(directory, default_meta(age));
         }
         Ok(())
     }
@@ -206,7 +206,7 @@ const OLDEST: Timestamp = Timestamp { seconds: 0, nanoseconds: 0 };
 
 /// The attributes of a directory that no source has. Root owns it, so that the archive does not
 /// depend on who packs.
-fn made(modified: Timestamp) -> Meta {
+fn default_meta(modified: Timestamp) -> Meta {
     Meta { permissions: 0o755, uid: 0, gid: 0, modified, xattrs: None }
 }
 

@@ -15,7 +15,7 @@ use rustix::fs::{OFlags, SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
 use super::disk;
-use super::found::{Found, Seen};
+use super::found::{Found, FoundKind};
 use crate::error::{Error, Kind, Result};
 use crate::pack::content::Content;
 use crate::sync::{AtomicBool, Ordering};
@@ -30,13 +30,13 @@ struct Row {
     /// Index of its device in `Table::devices`.
     device: u32,
     /// Index of its directory in `Table::directories`.
-    folder: u32,
+    directory: u32,
     name_len: u32,
     name: usize,
 }
 
 /// A directory: its parent, and the range of its name.
-struct Above {
+struct ParentDirectory {
     parent: u32,
     name: Range<usize>,
 }
@@ -44,8 +44,8 @@ struct Above {
 /// Files below one directory.
 pub(super) struct Table {
     base: OwnedFd,
-    shown: Vec<u8>,
-    folders: Vec<Above>,
+    display: Vec<u8>,
+    directories: Vec<ParentDirectory>,
     files: Vec<Row>,
     names: Vec<u8>,
     devices: Vec<u64>,
@@ -56,22 +56,22 @@ pub(super) struct Table {
 
 impl Table {
     /// A table of the files in `rows`.
-    pub(super) fn new(rows: Rows, base: OwnedFd, shown: Vec<u8>) -> Self {
-        let Rows { folders, mut files, mut names, devices } = rows;
+    pub(super) fn new(rows: Rows, base: OwnedFd, display: Vec<u8>) -> Self {
+        let Rows { directories, mut files, mut names, devices } = rows;
         files.shrink_to_fit();
         names.shrink_to_fit();
-        Self { base, shown, folders, files, names, devices, traceless: AtomicBool::new(true) }
+        Self { base, display, directories, files, names, devices, traceless: AtomicBool::new(true) }
     }
 
     /// The path below the base directory.
     fn path(&self, row: &Row) -> Vec<u8> {
         let name = &self.names[row.name..row.name + row.name_len as usize];
         let mut parts = vec![name];
-        let mut folder = row.folder;
-        while folder != 0 {
-            let above = &self.folders[folder as usize];
-            parts.push(&self.names[above.name.clone()]);
-            folder = above.parent;
+        let mut directory = row.directory;
+        while directory != 0 {
+            let parent_directory = &self.directories[directory as usize];
+            parts.push(&self.names[parent_directory.name.clone()]);
+            directory = parent_directory.parent;
         }
         parts.reverse();
         parts.join(&b'/')
@@ -116,9 +116,9 @@ impl Table {
         let found = disk::of(&stat);
         let modified = found.meta.modified;
         let device = self.devices.get(row.device as usize).copied();
-        let same = Some(found.at.device) == device
-            && found.at.number == row.inode
-            && matches!(found.seen, Seen::File { size, .. } if size == row.size)
+        let same = Some(found.id.device) == device
+            && found.id.number == row.inode
+            && matches!(found.kind, FoundKind::File { size, .. } if size == row.size)
             && (modified.seconds, modified.nanoseconds) == (row.seconds, row.nanoseconds);
         if same { Ok(()) } else { Err(self.changed(row)) }
     }
@@ -132,7 +132,7 @@ impl Table {
     }
 
     fn origin_of(&self, row: &Row) -> String {
-        shown(&self.shown, &self.path(row))
+        display_path(&self.display, &self.path(row))
     }
 }
 
@@ -175,7 +175,7 @@ impl Content for Table {
 /// The rows of a table that is being filled.
 #[derive(Default)]
 pub(super) struct Rows {
-    folders: Vec<Above>,
+    directories: Vec<ParentDirectory>,
     files: Vec<Row>,
     names: Vec<u8>,
     devices: Vec<u64>,
@@ -184,7 +184,7 @@ pub(super) struct Rows {
 impl Rows {
     /// Only the base directory, which has the number 0.
     pub(super) fn new() -> Self {
-        Self { folders: vec![Above { parent: 0, name: 0..0 }], ..Self::default() }
+        Self { directories: vec![ParentDirectory { parent: 0, name: 0..0 }], ..Self::default() }
     }
 
     /// Adds the file `name` to the directory with this number. Returns the number of a directory or
@@ -192,34 +192,37 @@ impl Rows {
     ///
     /// # Errors
     /// `InvalidInput` for more than 2^32 directories.
-    pub(super) fn add(&mut self, folder: u64, name: &[u8], found: &Found) -> Result<u64> {
+    pub(super) fn add(&mut self, directory: u64, name: &[u8], found: &Found) -> Result<u64> {
         let many = |_| Error::new(Kind::InvalidInput, "more than 2^32 folders or devices");
-        let folder = u32::try_from(folder).map_err(many)?;
-        let at = self.names.len();
-        match found.seen {
-            Seen::Folder { .. } => {
+        let directory = u32::try_from(directory).map_err(many)?;
+        let name_start = self.names.len();
+        match found.kind {
+            FoundKind::Directory { .. } => {
                 self.names.extend_from_slice(name);
-                self.folders.push(Above { parent: folder, name: at..self.names.len() });
-                let number = u32::try_from(self.folders.len() - 1).map_err(many)?;
+                self.directories.push(ParentDirectory {
+                    parent: directory,
+                    name: name_start..self.names.len(),
+                });
+                let number = u32::try_from(self.directories.len() - 1).map_err(many)?;
                 Ok(u64::from(number))
             }
-            Seen::File { size, .. } => {
+            FoundKind::File { size, .. } => {
                 self.names.extend_from_slice(name);
-                let device = self.devices.iter().rposition(|&other| other == found.at.device);
+                let device = self.devices.iter().rposition(|&other| other == found.id.device);
                 let device = device.unwrap_or_else(|| {
-                    self.devices.push(found.at.device);
+                    self.devices.push(found.id.device);
                     self.devices.len() - 1
                 });
                 self.files.push(Row {
-                    inode: found.at.number,
+                    inode: found.id.number,
                     size,
                     seconds: found.meta.modified.seconds,
                     nanoseconds: found.meta.modified.nanoseconds,
                     device: u32::try_from(device).map_err(many)?,
-                    folder,
+                    directory,
                     // A name has 255 bytes at most, and a path that the kernel accepts 4095.
                     name_len: name.len() as u32,
-                    name: at,
+                    name: name_start,
                 });
                 Ok(self.files.len() as u64 - 1)
             }
@@ -229,11 +232,11 @@ impl Rows {
 }
 
 /// A path below `directory` for messages.
-pub(super) fn shown(folder: &[u8], path: &[u8]) -> String {
-    let bytes = match folder {
-        _ if path.is_empty() => folder.to_vec(),
-        _ if folder.ends_with(b"/") => [folder, path].concat(),
-        _ => joined(folder, path),
+pub(super) fn display_path(directory: &[u8], path: &[u8]) -> String {
+    let bytes = match directory {
+        _ if path.is_empty() => directory.to_vec(),
+        _ if directory.ends_with(b"/") => [directory, path].concat(),
+        _ => joined(directory, path),
     };
     String::from_utf8_lossy(&bytes).into_owned()
 }

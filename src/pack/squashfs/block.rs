@@ -13,14 +13,14 @@ use crate::sync::Mutex;
 use super::layout::{Geometry, Saving};
 
 /// Set in the size of an uncompressed data block (squashfs.rst, section 3.4).
-const PLAIN: u32 = 1 << 24;
+const UNCOMPRESSED: u32 = 1 << 24;
 
 /// Entropy in bits per byte below which a block gets at least a tenth smaller, even without
 /// matches.
 const LOW_ENTROPY: f64 = 7.0;
 
 /// Bytes sampled for the entropy, in `PARTS` parts.
-const COUNTED: usize = 16 << 10;
+const SAMPLED: usize = 16 << 10;
 const PARTS: usize = 8;
 
 /// A block as it is stored.
@@ -28,21 +28,21 @@ const PARTS: usize = 8;
 pub(super) struct EncodedBlock {
     pub(super) bytes: Vec<u8>,
     /// Its size on disk, with `UNCOMPRESSED` set if it is not compressed.
-    pub(super) word: u32,
+    pub(super) size_field: u32,
 }
 
 impl EncodedBlock {
     /// A block that is stored uncompressed.
-    pub(super) fn plain(bytes: Vec<u8>) -> Self {
+    pub(super) fn uncompressed(bytes: Vec<u8>) -> Self {
         // A block is at most 1 MiB long.
-        let word = bytes.len() as u32 | PLAIN;
-        Self { bytes, word }
+        let size_field = bytes.len() as u32 | UNCOMPRESSED;
+        Self { bytes, size_field }
     }
 }
 
 /// Whether a size field is that of an uncompressed block.
-pub(super) fn is_plain(word: u32) -> bool {
-    word & PLAIN != 0
+pub(super) fn is_uncompressed(size_field: u32) -> bool {
+    size_field & UNCOMPRESSED != 0
 }
 
 /// The state that one thread needs to compress blocks.
@@ -62,7 +62,7 @@ impl BlockEncoder {
 
     /// Whether compressing `bytes` is likely to save space.
     pub(super) fn is_worth_it(&mut self, bytes: &[u8]) -> Result<bool> {
-        if !self.is_slow() {
+        if !self.is_probe_faster() {
             return Ok(self.encoder.encode(bytes, self.saving.limit(bytes.len()))?.is_some());
         }
         if entropy(bytes) < LOW_ENTROPY {
@@ -73,24 +73,26 @@ impl BlockEncoder {
     }
 
     /// Encodes a block, after a check whether compressing is worth it.
-    pub(super) fn store(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
-        let is_probed = self.is_slow() && self.saving == Saving::Fiftieth;
+    pub(super) fn encode(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
+        let is_probed = self.is_probe_faster() && self.saving == Saving::Fiftieth;
         if is_probed && !self.is_worth_it(bytes)? {
-            return Ok(EncodedBlock::plain(bytes.to_vec()));
+            return Ok(EncodedBlock::uncompressed(bytes.to_vec()));
         }
-        self.store_unseen(bytes)
+        self.encode_unchecked(bytes)
     }
 
     /// Whether checking first is faster than compressing.
-    fn is_slow(&self) -> bool {
+    fn is_probe_faster(&self) -> bool {
         !matches!(self.method, Method::None | Method::Lz4 | Method::Zstd(1))
     }
 
     /// Encodes a block without the check.
-    pub(super) fn store_unseen(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
+    pub(super) fn encode_unchecked(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
         match self.encoder.encode(bytes, self.saving.limit(bytes.len()))? {
-            Some(packed) => Ok(EncodedBlock { bytes: packed.to_vec(), word: packed.len() as u32 }),
-            None => Ok(EncodedBlock::plain(bytes.to_vec())),
+            Some(compressed) => {
+                Ok(EncodedBlock { bytes: compressed.to_vec(), size_field: compressed.len() as u32 })
+            }
+            None => Ok(EncodedBlock::uncompressed(bytes.to_vec())),
         }
     }
 }
@@ -135,11 +137,11 @@ fn entropy(bytes: &[u8]) -> f64 {
         part.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
         total += part.len() as u32;
     };
-    if bytes.len() <= COUNTED {
+    if bytes.len() <= SAMPLED {
         count(bytes);
     } else {
         let step = bytes.len() / PARTS;
-        (0..PARTS).for_each(|part| count(&bytes[part * step..part * step + COUNTED / PARTS]));
+        (0..PARTS).for_each(|part| count(&bytes[part * step..part * step + SAMPLED / PARTS]));
     }
     let total = f64::from(total);
     let bits = |&n: &u32| f64::from(n) * (total / f64::from(n)).log2();
@@ -173,43 +175,56 @@ mod tests {
 
     fn stored(compressor: Compressor, saving: Saving, bytes: &[u8]) -> EncodedBlock {
         BlockEncoders::new(geometry(compressor, saving))
-            .with(|block_encoder| block_encoder.store(bytes))
+            .with(|block_encoder| block_encoder.encode(bytes))
             .unwrap()
     }
 
     #[test]
-    fn noise_is_stored_plain_and_text_is_not() {
+    fn noise_is_stored_uncompressed_and_text_is_not() {
         let text = b"so it goes on and on; ".repeat(3000);
         for compressor in
             [Compressor::Zstd(15), Compressor::Gzip(9), Compressor::Xz, Compressor::Lz4]
         {
             let noise = noise(50_000, 1);
-            let plain = stored(compressor, Saving::Fiftieth, &noise);
-            assert_eq!((plain.word, &plain.bytes), (50_000 | PLAIN, &noise), "{compressor:?}");
-            let packed = stored(compressor, Saving::Fiftieth, &text);
-            assert!(!is_plain(packed.word) && packed.bytes.len() < 2000, "{compressor:?}");
-            assert_eq!(packed.word as usize, packed.bytes.len());
+            let uncompressed = stored(compressor, Saving::Fiftieth, &noise);
+            assert_eq!(
+                (uncompressed.size_field, &uncompressed.bytes),
+                (50_000 | UNCOMPRESSED, &noise),
+                "{compressor:?}"
+            );
+            let compressed = stored(compressor, Saving::Fiftieth, &text);
+            assert!(
+                !is_uncompressed(compressed.size_field) && compressed.bytes.len() < 2000,
+                "{compressor:?}"
+            );
+            assert_eq!(compressed.size_field as usize, compressed.bytes.len());
         }
-        assert!(stored(Compressor::None, Saving::Anything, &text).word & PLAIN != 0);
+        assert!(stored(Compressor::None, Saving::Anything, &text).size_field & UNCOMPRESSED != 0);
     }
 
     #[test]
-    fn less_than_a_fiftieth_is_saved_only_for_an_archive() {
+    fn saves_less_than_a_fiftieth_only_for_archives() {
         let mut bytes = noise(50_000, 2);
         bytes[..700].fill(0);
-        assert!(stored(Compressor::Zstd(15), Saving::Fiftieth, &bytes).word & PLAIN != 0);
-        assert!(stored(Compressor::Gzip(9), Saving::Anything, &bytes).word & PLAIN == 0);
+        assert!(
+            stored(Compressor::Zstd(15), Saving::Fiftieth, &bytes).size_field & UNCOMPRESSED != 0
+        );
+        assert!(
+            stored(Compressor::Gzip(9), Saving::Anything, &bytes).size_field & UNCOMPRESSED == 0
+        );
         bytes[..1100].fill(0);
-        assert!(stored(Compressor::Zstd(15), Saving::Fiftieth, &bytes).word & PLAIN == 0);
+        assert!(
+            stored(Compressor::Zstd(15), Saving::Fiftieth, &bytes).size_field & UNCOMPRESSED == 0
+        );
     }
 
     #[test]
-    fn knows_zeros() {
+    fn recognizes_zeros() {
         assert!(is_zero(&[]) && is_zero(&[0]) && is_zero(&[0; 4097]));
-        for at in [0, 1, 2048, 4096] {
+        for position in [0, 1, 2048, 4096] {
             let mut bytes = [0; 4097];
-            bytes[at] = 1;
-            assert!(!is_zero(&bytes), "{at}");
+            bytes[position] = 1;
+            assert!(!is_zero(&bytes), "{position}");
         }
         assert!(!is_zero(&[7; 100]));
     }

@@ -25,7 +25,7 @@ pub(super) struct Placement {
     /// Offset of its first block; 0 if no block is stored.
     pub(super) start: u64,
     /// Index of its first entry in `Data::size_fields`.
-    pub(super) words: usize,
+    pub(super) size_fields: usize,
     /// Bytes of holes.
     pub(super) sparse: u64,
     pub(super) tail: Option<Tail>,
@@ -46,7 +46,7 @@ pub(super) enum State {
 pub(super) struct Counts {
     pub(super) duplicates: u64,
     pub(super) duplicate_bytes: u64,
-    pub(super) plain: u64,
+    pub(super) uncompressed: u64,
     pub(super) compressed: u64,
 }
 
@@ -55,14 +55,14 @@ pub(super) struct Data {
     /// By inode number of the catalog.
     pub(super) states: Vec<State>,
     /// Sizes of blocks on disk, with a flag for uncompressed ones; 0 is a hole.
-    pub(super) words: Vec<u32>,
+    pub(super) size_fields: Vec<u32>,
     pub(super) fragments: Vec<Fragment>,
     pub(super) counts: Counts,
 }
 
 impl Data {
     /// Number of size fields of a file of `size` bytes.
-    pub(super) fn word_count(placement: &Placement, size: u64, block_size: u32) -> usize {
+    pub(super) fn size_field_count(placement: &Placement, size: u64, block_size: u32) -> usize {
         let block = u64::from(block_size);
         (if placement.tail.is_some() { size / block } else { size.div_ceil(block) }) as usize
     }
@@ -123,9 +123,9 @@ pub(super) fn write(
             key,
             block_encoders: &block_encoders,
             known: Mutex::default(),
-            is_spoiled: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
         };
-        let mut store = Store {
+        let mut writer = Writer {
             job,
             context: &context,
             output,
@@ -133,40 +133,40 @@ pub(super) fn write(
             open: None,
             data: Data {
                 states: vec![State::Unseen; catalog.len()],
-                words: Vec::new(),
+                size_fields: Vec::new(),
                 fragments: Vec::new(),
                 counts: Counts::default(),
             },
         };
         for file in &refused {
-            store.data.states[file.index()] = State::Failed;
+            writer.data.states[file.index()] = State::Failed;
         }
-        store.run(&firsts)?;
+        writer.run(&firsts)?;
         // In the order of files, because that of a hash map is random.
         let copied = || files.iter().filter_map(|file| Some((*file, *copies.get(file)?)));
         let mut orphans = Vec::new();
         for (file, first) in copied() {
-            match store.data.states[first.index()] {
-                State::Placed(placement) => store.copy(file, placement),
+            match writer.data.states[first.index()] {
+                State::Placed(placement) => writer.copy(file, placement),
                 // The first file could be read for the comparison, but not now. Perhaps its copy
                 // still can.
                 _ => orphans.push(file),
             }
         }
-        store.run(&orphans)?;
-        let Store { fragments, output, mut data, .. } = store;
+        writer.run(&orphans)?;
+        let Writer { fragments, output, mut data, .. } = writer;
         data.fragments = fragments.finish(output)?;
         for fragment in &data.fragments {
-            data.counts.add(fragment.word);
+            data.counts.add(fragment.size_field);
         }
         Ok(data)
     })
 }
 
 impl Counts {
-    fn add(&mut self, word: u32) {
-        match super::block::is_plain(word) {
-            true => self.plain += 1,
+    fn add(&mut self, size_field: u32) {
+        match super::block::is_uncompressed(size_field) {
+            true => self.uncompressed += 1,
             false => self.compressed += 1,
         }
     }
@@ -183,7 +183,7 @@ struct PackContext<'s> {
     /// map; never held with another lock.
     known: Mutex<HashMap<Digest, Option<Placement>>>,
     /// Whether the run has failed. Relaxed: it only saves work.
-    is_spoiled: AtomicBool,
+    has_failed: AtomicBool,
 }
 
 /// A file, or the part of it in a batch.
@@ -232,12 +232,12 @@ impl PackContext<'_> {
         let file = pieces[0].file;
         let failed = pieces.iter().position(|piece| matches!(piece.data, Bytes::Failed(_)));
         if let Some(Bytes::Failed(error)) = failed.map(|nth| pieces.swap_remove(nth).data) {
-            if self.on_problem == OnProblem::GiveUp {
-                self.is_spoiled.store(true, Ordering::Relaxed);
+            if self.on_problem == OnProblem::Abort {
+                self.has_failed.store(true, Ordering::Relaxed);
             }
             return Part { file, digest: None, content: Err(error) };
         }
-        if self.is_spoiled.load(Ordering::Relaxed) {
+        if self.has_failed.load(Ordering::Relaxed) {
             return Part { file, digest: None, content: Ok(Content::Dropped) };
         }
         let is_whole = !duplicates::is_large(self.catalog, file);
@@ -251,56 +251,56 @@ impl PackContext<'_> {
             }
             known.insert(digest, None);
         }
-        Part { file, digest, content: self.pack(&pieces).map(Content::Encoded) }
+        Part { file, digest, content: self.encode(&pieces).map(Content::Encoded) }
     }
 
-    fn pack(&self, pieces: &[Piece]) -> Result<EncodedFile> {
+    fn encode(&self, pieces: &[Piece]) -> Result<EncodedFile> {
         self.block_encoders.with(|block_encoder| {
-            let mut packed = EncodedFile::default();
+            let mut encoded = EncodedFile::default();
             for piece in pieces {
                 match &piece.data {
                     Bytes::Bytes(bytes) => {
-                        self.pack_bytes(block_encoder, piece, bytes, &mut packed)?;
+                        self.encode_bytes(block_encoder, piece, bytes, &mut encoded)?;
                     }
-                    Bytes::Hole(len) => packed.blocks.push(Block::Hole(*len)),
+                    Bytes::Hole(len) => encoded.blocks.push(Block::Hole(*len)),
                     Bytes::Failed(_) => {}
                 }
             }
-            Ok(packed)
+            Ok(encoded)
         })
     }
 
-    fn pack_bytes(
+    fn encode_bytes(
         &self,
         block_encoder: &mut BlockEncoder,
         piece: &Piece,
         bytes: &[u8],
-        packed: &mut EncodedFile,
+        encoded: &mut EncodedFile,
     ) -> Result<()> {
         let block_size = self.geometry.block_size as usize;
         let is_small = self.catalog.inode(piece.file).size() < u64::from(self.geometry.block_size);
         for block in bytes.chunks(block_size) {
-            let fits =
+            let fits_fragment =
                 block.len() < block_size && block.len() <= self.geometry.fragment_size as usize;
             let stored = if is_zero(block) {
                 Block::Hole(block.len() as u64)
-            } else if fits && (is_small || self.geometry.tails == Tails::All) {
+            } else if fits_fragment && (is_small || self.geometry.tails == Tails::All) {
                 if self.geometry.tails == Tails::All || block_encoder.is_worth_it(block)? {
-                    packed.tail = Some(block.to_vec());
+                    encoded.tail = Some(block.to_vec());
                     continue;
                 }
-                Block::Encoded(EncodedBlock::plain(block.to_vec()))
+                Block::Encoded(EncodedBlock::uncompressed(block.to_vec()))
             } else {
-                Block::Encoded(block_encoder.store(block)?)
+                Block::Encoded(block_encoder.encode(block)?)
             };
-            packed.blocks.push(stored);
+            encoded.blocks.push(stored);
         }
         Ok(())
     }
 }
 
 /// The writer, which runs on one thread and gets the parts in order.
-struct Store<'s, 'o> {
+struct Writer<'s, 'o> {
     job: &'s Job<'s>,
     context: &'s PackContext<'s>,
     output: &'o mut Output,
@@ -310,7 +310,7 @@ struct Store<'s, 'o> {
     data: Data,
 }
 
-impl Store<'_, '_> {
+impl Writer<'_, '_> {
     fn run(&mut self, files: &[InodeId]) -> Result<()> {
         let (job, context) = (self.job, self.context);
         let grain = u64::from(context.geometry.block_size);
@@ -340,12 +340,12 @@ impl Store<'_, '_> {
             self.copy(file, placement);
             return Ok(());
         }
-        let packed = match content {
-            Content::Encoded(packed) => packed,
-            Content::Seen(pieces) => self.context.pack(&pieces)?,
+        let encoded = match content {
+            Content::Encoded(encoded) => encoded,
+            Content::Seen(pieces) => self.context.encode(&pieces)?,
             Content::Dropped => return Ok(()),
         };
-        let placement = self.add(file, packed)?;
+        let placement = self.add(file, encoded)?;
         if let Some(digest) = part.digest {
             self.context.known.lock().insert(digest, Some(placement));
         }
@@ -353,28 +353,28 @@ impl Store<'_, '_> {
     }
 
     /// Writes a part of a file and updates its placement.
-    fn add(&mut self, file: InodeId, packed: EncodedFile) -> Result<Placement> {
+    fn add(&mut self, file: InodeId, encoded: EncodedFile) -> Result<Placement> {
         let (_, mut placement) = self.open.unwrap_or_else(|| {
-            (file, Placement { words: self.data.words.len(), ..Placement::default() })
+            (file, Placement { size_fields: self.data.size_fields.len(), ..Placement::default() })
         });
-        for block in packed.blocks {
+        for block in encoded.blocks {
             match block {
                 Block::Hole(len) => {
                     let count = len.div_ceil(u64::from(self.context.geometry.block_size)) as usize;
-                    self.data.words.resize(self.data.words.len() + count, 0);
+                    self.data.size_fields.resize(self.data.size_fields.len() + count, 0);
                     placement.sparse += len;
                 }
                 Block::Encoded(stored) => {
                     if placement.start == 0 {
                         placement.start = self.output.len();
                     }
-                    self.data.words.push(stored.word);
-                    self.data.counts.add(stored.word);
+                    self.data.size_fields.push(stored.size_field);
+                    self.data.counts.add(stored.size_field);
                     self.output.append(&stored.bytes)?;
                 }
             }
         }
-        if let Some(tail) = packed.tail {
+        if let Some(tail) = encoded.tail {
             placement.tail = Some(self.fragments.add(&tail, self.output)?);
         }
         self.open = Some((file, placement));

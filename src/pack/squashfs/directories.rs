@@ -8,7 +8,7 @@
 use crate::codecs::Encoder;
 use crate::error::{Error, Kind, Result};
 
-use super::metadata::{BLOCK, Chain, Place};
+use super::metadata::{BLOCK, Chain, Position};
 
 /// Maximum entries of a run.
 const RUN: usize = 256;
@@ -25,7 +25,7 @@ pub(super) struct Entry<'n> {
     /// 1 to 255 bytes.
     pub(super) name: &'n [u8],
     /// Position of its inode in the inode table.
-    pub(super) inode: Place,
+    pub(super) inode: Position,
     pub(super) number: u32,
     /// As returned by `inodes::kind_number`.
     pub(super) kind: u16,
@@ -35,7 +35,7 @@ pub(super) struct Entry<'n> {
 #[derive(Clone, Debug)]
 pub(super) struct Listing {
     /// Its position in the directory table.
-    pub(super) place: Place,
+    pub(super) position: Position,
     /// Bytes before compression.
     pub(super) len: u32,
     /// The index after the inode of the directory, which lets a reader find a name without reading
@@ -54,20 +54,20 @@ pub(super) fn write<'n>(
     encoder: &mut Encoder,
     entries: impl Iterator<Item = Entry<'n>>,
 ) -> Result<Listing> {
-    let place = chain.place();
-    let mut writer = Writer { chain, encoder, begun: 0, last: place.block, marks: Vec::new() };
-    writer.begun = writer.chain.len();
+    let position = chain.position();
+    let mut writer = Writer { chain, encoder, start: 0, last: position.block, marks: Vec::new() };
+    writer.start = writer.chain.len();
     let mut run = Run::default();
     for entry in entries {
         if !run.takes(&entry)
-            || writer.chain.place().offset as usize + HEADER + run.bytes.len() >= BLOCK
+            || writer.chain.position().offset as usize + HEADER + run.bytes.len() >= BLOCK
         {
             writer.put(&mut run)?;
         }
         run.add(&entry);
     }
     writer.put(&mut run)?;
-    let len = writer.chain.len() - writer.begun;
+    let len = writer.chain.len() - writer.start;
     let len = u32::try_from(len).ok().filter(|&len| len <= u32::MAX - 3).ok_or_else(|| {
         Error::new(
             Kind::InvalidInput,
@@ -75,12 +75,12 @@ pub(super) fn write<'n>(
         )
     })?;
     let (index, index_count) = index(&writer.marks);
-    Ok(Listing { place, len, index, index_count })
+    Ok(Listing { position, len, index, index_count })
 }
 
 /// The start of a run in another metadata block than the run before.
 struct Mark {
-    at: u64,
+    offset: u64,
     block: u32,
     name: Vec<u8>,
 }
@@ -92,7 +92,7 @@ fn index(marks: &[Mark]) -> (Vec<u8>, u16) {
     let mut count = 0;
     for mark in marks.iter().step_by(step) {
         // The whole listing is shorter than 4 GiB, as `write` checks first.
-        bytes.extend((mark.at as u32).to_le_bytes());
+        bytes.extend((mark.offset as u32).to_le_bytes());
         bytes.extend(mark.block.to_le_bytes());
         bytes.extend((mark.name.len() as u32 - 1).to_le_bytes());
         bytes.extend_from_slice(&mark.name);
@@ -105,7 +105,7 @@ struct Writer<'w> {
     chain: &'w mut Chain,
     encoder: &'w mut Encoder,
     /// Offset of the listing in the uncompressed chain.
-    begun: u64,
+    start: u64,
     /// The block of the last mark or of the start of the listing.
     last: u64,
     marks: Vec<Mark>,
@@ -114,12 +114,12 @@ struct Writer<'w> {
 impl Writer<'_> {
     fn put(&mut self, run: &mut Run) -> Result<()> {
         let Some(first) = run.first.take() else { return Ok(()) };
-        let place = self.chain.place();
-        let block = place.block32("directory")?;
-        if place.block != self.last {
-            let at = self.chain.len() - self.begun;
-            self.marks.push(Mark { at, block, name: std::mem::take(&mut run.name) });
-            self.last = place.block;
+        let position = self.chain.position();
+        let block = position.block32("directory")?;
+        if position.block != self.last {
+            let offset = self.chain.len() - self.start;
+            self.marks.push(Mark { offset, block, name: std::mem::take(&mut run.name) });
+            self.last = position.block;
         }
         let mut header = [0; HEADER];
         header[..4].copy_from_slice(&(run.count as u32 - 1).to_le_bytes());
@@ -137,7 +137,7 @@ impl Writer<'_> {
 #[derive(Default)]
 struct Run {
     /// Position and number of the first inode.
-    first: Option<(Place, u32)>,
+    first: Option<(Position, u32)>,
     /// Name of the first entry.
     name: Vec<u8>,
     count: usize,
@@ -146,8 +146,8 @@ struct Run {
 
 impl Run {
     fn takes(&self, entry: &Entry<'_>) -> bool {
-        self.first.is_none_or(|(place, _)| {
-            self.count < RUN && place.block == entry.inode.block && self.delta(entry).is_some()
+        self.first.is_none_or(|(position, _)| {
+            self.count < RUN && position.block == entry.inode.block && self.delta(entry).is_some()
         })
     }
 
@@ -178,7 +178,7 @@ mod tests {
     use crate::codecs::Method;
 
     fn entry(name: &[u8], block: u64, number: u32) -> Entry<'_> {
-        Entry { name, inode: Place { block, offset: 5 }, number, kind: 2 }
+        Entry { name, inode: Position { block, offset: 5 }, number, kind: 2 }
     }
 
     /// The headers of a listing: count, block, inode number.
@@ -192,14 +192,16 @@ mod tests {
             bytes.extend_from_slice(&block[2..]);
         }
         assert_eq!(bytes.len(), listing.len as usize);
-        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-        let (mut at, mut found) = (0, Vec::new());
-        while at < bytes.len() {
-            found.push((word(at) + 1, word(at + 4), word(at + 8)));
-            let count = word(at) + 1;
-            at += HEADER;
+        let field =
+            |offset: usize| u32::from_le_bytes(bytes[offset..offset + 4].try_into().unwrap());
+        let (mut offset, mut found) = (0, Vec::new());
+        while offset < bytes.len() {
+            found.push((field(offset) + 1, field(offset + 4), field(offset + 8)));
+            let count = field(offset) + 1;
+            offset += HEADER;
             for _ in 0..count {
-                at += 9 + usize::from(u16::from_le_bytes([bytes[at + 6], bytes[at + 7]]));
+                offset +=
+                    9 + usize::from(u16::from_le_bytes([bytes[offset + 6], bytes[offset + 7]]));
             }
         }
         found
@@ -250,9 +252,9 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_would_have_too_many_marks_has_fewer() {
+    fn a_long_index_skips_marks() {
         let marks: Vec<Mark> =
-            (0..200_000).map(|at| Mark { at, block: 0, name: b"x".to_vec() }).collect();
+            (0..200_000).map(|offset| Mark { offset, block: 0, name: b"x".to_vec() }).collect();
         let (bytes, count) = index(&marks);
         assert_eq!((count, bytes.len()), (50_000, 50_000 * 13));
     }

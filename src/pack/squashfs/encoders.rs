@@ -89,7 +89,7 @@ impl<'e> Encoders<'e> {
 
     fn work(&self, task: &Task) {
         let stored =
-            self.block_encoders.with(|block_encoder| block_encoder.store_unseen(&task.bytes));
+            self.block_encoders.with(|block_encoder| block_encoder.encode_unchecked(&task.bytes));
         // The receiver may be gone after an error.
         let _ = task.answer.send(stored);
     }

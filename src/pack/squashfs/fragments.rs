@@ -12,14 +12,14 @@ use super::encoders::{Encoders, Pending};
 use super::layout::Geometry;
 
 /// Bytes of fragment blocks in the queue, enough to keep many threads busy.
-const WAITING: u32 = 32 << 20;
+const PENDING_BYTES: u32 = 32 << 20;
 
 /// Where a fragment block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fragment {
     pub(super) start: u64,
     /// Its size on disk, with a flag if it is uncompressed.
-    pub(super) word: u32,
+    pub(super) size_field: u32,
     /// Uncompressed size, bytes.
     pub(super) len: u32,
 }
@@ -37,7 +37,7 @@ pub(super) struct Fragments<'f> {
     threads: usize,
     capacity: usize,
     /// Number of blocks that may be pending before the first of them must be written.
-    behind: usize,
+    max_pending: usize,
     /// The block that is being filled.
     open: Vec<u8>,
     pending: VecDeque<(u32, Pending)>,
@@ -51,7 +51,7 @@ impl<'f> Fragments<'f> {
             encoders,
             threads,
             capacity: geometry.fragment_size as usize,
-            behind: (WAITING / geometry.fragment_size.max(1)).clamp(32, 1024) as usize,
+            max_pending: (PENDING_BYTES / geometry.fragment_size.max(1)).clamp(32, 1024) as usize,
             open: Vec::new(),
             pending: VecDeque::new(),
             written: Vec::new(),
@@ -95,7 +95,7 @@ impl<'f> Fragments<'f> {
         let bytes = std::mem::replace(&mut self.open, Vec::with_capacity(self.capacity));
         let len = bytes.len() as u32;
         self.pending.push_back((len, self.encoders.compress(bytes, self.threads)));
-        match self.pending.len() > self.behind {
+        match self.pending.len() > self.max_pending {
             true => self.write_first(output),
             false => Ok(()),
         }
@@ -104,7 +104,7 @@ impl<'f> Fragments<'f> {
     fn write_first(&mut self, output: &mut Output) -> Result<()> {
         let Some((len, pending)) = self.pending.pop_front() else { return Ok(()) };
         let stored = pending.wait()?;
-        self.written.push(Fragment { start: output.len(), word: stored.word, len });
+        self.written.push(Fragment { start: output.len(), size_field: stored.size_field, len });
         output.append(&stored.bytes)
     }
 }

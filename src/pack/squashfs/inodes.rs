@@ -35,7 +35,7 @@ pub(super) struct File {
 
 /// The fields of a directory. Its index follows the record.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Folder {
+pub(super) struct Directory {
     pub(super) block: u32,
     pub(super) offset: u16,
     /// Bytes of the listing, plus three.
@@ -102,23 +102,23 @@ impl Header {
     }
 
     /// A directory.
-    pub(super) fn folder(&self, folder: &Folder) -> Vec<u8> {
-        let basic = u16::try_from(folder.size).ok();
-        let basic = basic.filter(|_| self.xattr.is_none() && folder.index_count == 0);
+    pub(super) fn directory(&self, directory: &Directory) -> Vec<u8> {
+        let basic = u16::try_from(directory.size).ok();
+        let basic = basic.filter(|_| self.xattr.is_none() && directory.index_count == 0);
         let mut record = self.begin(FileKind::Directory, basic.is_none());
         if let Some(size) = basic {
-            record.extend(folder.block.to_le_bytes());
+            record.extend(directory.block.to_le_bytes());
             record.extend(self.links.to_le_bytes());
             record.extend(size.to_le_bytes());
-            record.extend(folder.offset.to_le_bytes());
-            record.extend(folder.parent.to_le_bytes());
+            record.extend(directory.offset.to_le_bytes());
+            record.extend(directory.parent.to_le_bytes());
             return record;
         }
-        for field in [self.links, folder.size, folder.block, folder.parent] {
+        for field in [self.links, directory.size, directory.block, directory.parent] {
             record.extend(field.to_le_bytes());
         }
-        record.extend(folder.index_count.to_le_bytes());
-        record.extend(folder.offset.to_le_bytes());
+        record.extend(directory.index_count.to_le_bytes());
+        record.extend(directory.offset.to_le_bytes());
         record.extend(self.xattr.unwrap_or(NONE).to_le_bytes());
         record
     }
@@ -188,22 +188,22 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_extended_only_where_it_must_be() {
-        let folder = Folder { block: 0, offset: 0, size: 65535, parent: 1, index_count: 0 };
-        let basic = HEADER.folder(&folder);
+    fn a_directory_is_extended_only_where_it_must_be() {
+        let directory = Directory { block: 0, offset: 0, size: 65535, parent: 1, index_count: 0 };
+        let basic = HEADER.directory(&directory);
         assert_eq!((kind(&basic), basic.len()), (1, 32));
-        for (header, folder) in [
-            (HEADER, Folder { size: 65536, ..folder }),
-            (HEADER, Folder { index_count: 1, ..folder }),
-            (Header { xattr: Some(0), ..HEADER }, folder),
+        for (header, directory) in [
+            (HEADER, Directory { size: 65536, ..directory }),
+            (HEADER, Directory { index_count: 1, ..directory }),
+            (Header { xattr: Some(0), ..HEADER }, directory),
         ] {
-            let extended = header.folder(&folder);
-            assert_eq!((kind(&extended), extended.len()), (8, 40), "{header:?} {folder:?}");
+            let extended = header.directory(&directory);
+            assert_eq!((kind(&extended), extended.len()), (8, 40), "{header:?} {directory:?}");
         }
     }
 
     #[test]
-    fn the_others_are_extended_by_attributes_alone() {
+    fn other_inodes_are_extended_only_for_attributes() {
         let with = Header { xattr: Some(7), links: 9, ..HEADER };
         assert_eq!(kind(&HEADER.symlink(b"x")), 3);
         assert_eq!(kind(&with.symlink(b"x")), 10);

@@ -18,7 +18,7 @@ use crate::pack::catalog::{Catalog, InodeId};
 use crate::pack::recipe::{Compressor, Profile, Recipe};
 
 /// The default block size, bytes.
-const USUAL: u32 = 128 << 10;
+const DEFAULT_BLOCK_SIZE: u32 = 128 << 10;
 
 /// The choices for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,27 +96,27 @@ impl Geometry {
 
 /// The block size for files of these sizes.
 fn block_size(sizes: impl Iterator<Item = u64>) -> u32 {
-    let (least, most) = (u64::from(USUAL), u64::from(*Recipe::BLOCK_SIZES.end()));
+    let (min, max) = (u64::from(DEFAULT_BLOCK_SIZE), u64::from(*Recipe::BLOCK_SIZES.end()));
     let mut bytes = 0_u64;
     let mut fitting = 0_u64;
     // Counts files above the default size by the power of two that holds them whole.
     let mut counts = [0_u64; 64];
     for size in sizes {
         bytes = bytes.saturating_add(size);
-        if size > least && size <= most {
+        if size > min && size <= max {
             fitting = fitting.saturating_add(size);
             counts[size.next_power_of_two().trailing_zeros() as usize] += 1;
         }
     }
     if fitting <= bytes / 2 {
-        return USUAL;
+        return DEFAULT_BLOCK_SIZE;
     }
     let wanted = (counts.iter().sum::<u64>() * 9).div_ceil(10);
     let mut held = 0;
     for (log, count) in counts.iter().enumerate() {
         held += count;
         if held > 0 && held >= wanted {
-            return (1_u32 << log).clamp(USUAL, *Recipe::BLOCK_SIZES.end());
+            return (1_u32 << log).clamp(DEFAULT_BLOCK_SIZE, *Recipe::BLOCK_SIZES.end());
         }
     }
     *Recipe::BLOCK_SIZES.end()
@@ -131,15 +131,15 @@ mod tests {
     #[test]
     fn blocks_are_128_kib_unless_most_bytes_are_in_somewhat_larger_files() {
         let sized = |sizes: &[u64]| block_size(sizes.iter().copied());
-        assert_eq!(sized(&[]), USUAL);
-        assert_eq!(sized(&[128 * K; 100]), USUAL);
+        assert_eq!(sized(&[]), DEFAULT_BLOCK_SIZE);
+        assert_eq!(sized(&[128 * K; 100]), DEFAULT_BLOCK_SIZE);
         assert_eq!(sized(&[128 * K + 1; 100]), 256 << 10);
         assert_eq!(sized(&[256 * K; 100]), 256 << 10);
         assert_eq!(sized(&[256 * K + 1; 100]), 512 << 10);
         assert_eq!(sized(&[1024 * K; 100]), 1 << 20);
-        assert_eq!(sized(&[1024 * K + 1; 100]), USUAL);
+        assert_eq!(sized(&[1024 * K + 1; 100]), DEFAULT_BLOCK_SIZE);
         // Half of the bytes is not most of them.
-        assert_eq!(sized(&[200 * K, 100 * K, 100 * K]), USUAL);
+        assert_eq!(sized(&[200 * K, 100 * K, 100 * K]), DEFAULT_BLOCK_SIZE);
         assert_eq!(sized(&[200 * K, 100 * K, 99 * K]), 256 << 10);
         // Nine in ten files decide.
         let mut sizes = [200 * K; 10];

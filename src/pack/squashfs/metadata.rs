@@ -9,18 +9,18 @@ use crate::error::{Error, Kind, Result};
 pub(super) const BLOCK: usize = 8192;
 
 /// Set in the size of an uncompressed block.
-const PLAIN: u16 = 0x8000;
+const UNCOMPRESSED: u16 = 0x8000;
 
 /// A position in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Position {
     /// Offset of its block in the stored chain.
     pub(super) block: u64,
     /// Offset in the uncompressed block.
     pub(super) offset: u16,
 }
 
-impl Place {
+impl Position {
     /// The position as an on-disk reference: 48 bits of the block, 16 of the offset.
     pub(super) fn reference(self) -> u64 {
         self.block << 16 | u64::from(self.offset)
@@ -32,9 +32,9 @@ impl Place {
     /// `InvalidInput` if it needs more.
     pub(super) fn block32(self, table: &str) -> Result<u32> {
         u32::try_from(self.block).map_err(|_| {
-            let what =
+            let message =
                 format!("the {table} table would take more than 4 GiB, and squashfs has 32 bits");
-            Error::new(Kind::InvalidInput, what)
+            Error::new(Kind::InvalidInput, message)
         })
     }
 }
@@ -53,8 +53,8 @@ pub(super) struct Chain {
 
 impl Chain {
     /// The position of the next byte.
-    pub(super) fn place(&self) -> Place {
-        Place { block: self.stored.len() as u64, offset: self.open.len() as u16 }
+    pub(super) fn position(&self) -> Position {
+        Position { block: self.stored.len() as u64, offset: self.open.len() as u16 }
     }
 
     /// Bytes so far, before compression.
@@ -95,12 +95,12 @@ impl Chain {
         // A block is at most 8192 bytes long, so the upper bit of its length is free.
         let len = self.open.len();
         match encoder.encode(&self.open, len - 1)? {
-            Some(packed) => {
-                self.stored.extend((packed.len() as u16).to_le_bytes());
-                self.stored.extend_from_slice(packed);
+            Some(compressed) => {
+                self.stored.extend((compressed.len() as u16).to_le_bytes());
+                self.stored.extend_from_slice(compressed);
             }
             None => {
-                self.stored.extend((len as u16 | PLAIN).to_le_bytes());
+                self.stored.extend((len as u16 | UNCOMPRESSED).to_le_bytes());
                 self.stored.extend_from_slice(&self.open);
             }
         }
@@ -117,10 +117,10 @@ mod tests {
     fn decoded(mut stored: &[u8]) -> (Vec<u8>, Vec<usize>) {
         let (mut all, mut lens) = (Vec::new(), Vec::new());
         while let [low, high, rest @ ..] = stored {
-            let word = u16::from_le_bytes([*low, *high]);
-            let (block, later) = rest.split_at(usize::from(word & !PLAIN));
+            let size_field = u16::from_le_bytes([*low, *high]);
+            let (block, later) = rest.split_at(usize::from(size_field & !UNCOMPRESSED));
             let mut bytes = block.to_vec();
-            if word & PLAIN == 0 {
+            if size_field & UNCOMPRESSED == 0 {
                 bytes = vec![0; BLOCK];
                 let len = Codec::Zstd.decode(block, &mut bytes).unwrap();
                 bytes.truncate(len);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_full_but_the_last_however_it_was_put() {
+    fn all_blocks_but_the_last_are_full() {
         for method in [Method::Zstd(3), Method::None] {
             for len in [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 5] {
                 let bytes: Vec<u8> = (0..len).map(|n| (n / 7 % 251) as u8).collect();
@@ -160,12 +160,12 @@ mod tests {
         let mut encoder = Encoder::new(Method::None).unwrap();
         let mut chain = Chain::default();
         chain.put(&mut encoder, &[7; BLOCK - 1]).unwrap();
-        assert_eq!(chain.place(), Place { block: 0, offset: BLOCK as u16 - 1 });
+        assert_eq!(chain.position(), Position { block: 0, offset: BLOCK as u16 - 1 });
         chain.put(&mut encoder, &[7]).unwrap();
-        let next = Place { block: BLOCK as u64 + 2, offset: 0 };
-        assert_eq!(chain.place(), next);
+        let next = Position { block: BLOCK as u64 + 2, offset: 0 };
+        assert_eq!(chain.position(), next);
         assert_eq!(next.reference(), 8194 << 16);
-        assert!(Place { block: u64::from(u32::MAX), offset: 1 }.block32("x").is_ok());
-        assert!(Place { block: 1 << 32, offset: 1 }.block32("x").is_err());
+        assert!(Position { block: u64::from(u32::MAX), offset: 1 }.block32("x").is_ok());
+        assert!(Position { block: 1 << 32, offset: 1 }.block32("x").is_err());
     }
 }

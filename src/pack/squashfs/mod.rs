@@ -62,16 +62,16 @@ pub(crate) fn write(
         read_cost: geometry.fragment_size,
         duplicates: data.counts.duplicates,
         duplicate_bytes: data.counts.duplicate_bytes,
-        plain_blocks: data.counts.plain,
+        plain_blocks: data.counts.uncompressed,
         compressed_blocks: data.counts.compressed,
         fragments: data.fragments.len() as u64,
         ..Layout::default()
     };
     let mut encoder = Encoder::new(geometry.method())?;
-    let begun = output.len();
+    let tree_start = output.len();
     let tree =
         tree::write(job, catalog, &geometry, &data, recipe.epoch, &mut layout, &mut encoder)?;
-    if on_problem == OnProblem::GiveUp && layout.failed > 0 {
+    if on_problem == OnProblem::Abort && layout.failed > 0 {
         return Ok(layout);
     }
     let skipped = tree.xattrs.skipped;
@@ -80,7 +80,7 @@ pub(crate) fn write(
     let padding = output.len().next_multiple_of(PADDING) - output.len();
     output.append(&vec![0; padding as usize])?;
     layout.stored_bytes = superblock.bytes_used;
-    layout.metadata_bytes = superblock.bytes_used - begun;
+    layout.metadata_bytes = superblock.bytes_used - tree_start;
     if skipped > 0 {
         layout.notes.push(format!(
             "{skipped} extended attributes are left out: squashfs has those of user, trusted and \

@@ -11,17 +11,17 @@ pub(super) const SIZE: usize = 96;
 const NO_TABLE: u64 = u64::MAX;
 
 /// Flags: what is uncompressed, and what the image contains.
-const PLAIN_INODES: u16 = 1;
-const PLAIN_DATA: u16 = 2;
-const PLAIN_FRAGMENTS: u16 = 8;
+const UNCOMPRESSED_INODES: u16 = 1;
+const UNCOMPRESSED_DATA: u16 = 2;
+const UNCOMPRESSED_FRAGMENTS: u16 = 8;
 const NO_FRAGMENTS: u16 = 0x10;
 const ALL_TAILS: u16 = 0x20;
 const DUPLICATES: u16 = 0x40;
 const EXPORT: u16 = 0x80;
-const PLAIN_XATTRS: u16 = 0x100;
+const UNCOMPRESSED_XATTRS: u16 = 0x100;
 const NO_XATTRS: u16 = 0x200;
 const OPTIONS: u16 = 0x400;
-const PLAIN_IDS: u16 = 0x800;
+const UNCOMPRESSED_IDS: u16 = 0x800;
 
 /// The fields of a superblock.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,11 @@ impl Superblock {
     fn flags(&self) -> u16 {
         let mut flags = DUPLICATES | EXPORT;
         if self.compressor == Compressor::None {
-            flags |= PLAIN_INODES | PLAIN_DATA | PLAIN_FRAGMENTS | PLAIN_XATTRS | PLAIN_IDS;
+            flags |= UNCOMPRESSED_INODES
+                | UNCOMPRESSED_DATA
+                | UNCOMPRESSED_FRAGMENTS
+                | UNCOMPRESSED_XATTRS
+                | UNCOMPRESSED_IDS;
         }
         for (is_set, flag) in [
             (self.fragments == 0, NO_FRAGMENTS),
@@ -115,8 +119,8 @@ pub(super) fn options(compressor: Compressor) -> Option<Vec<u8>> {
         Compressor::Lz4 => [1_u32.to_le_bytes(), 0_u32.to_le_bytes()].concat(),
         _ => return None,
     };
-    let word = options.len() as u16 | 0x8000;
-    Some([&word.to_le_bytes()[..], &options].concat())
+    let size_field = options.len() as u16 | 0x8000;
+    Some([&size_field.to_le_bytes()[..], &options].concat())
 }
 
 #[cfg(test)]
@@ -124,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_written_where_they_are_not_the_usual_ones() {
+    fn options_are_written_unless_they_are_the_defaults() {
         assert_eq!(options(Compressor::Zstd(15)), None);
         assert_eq!(options(Compressor::Gzip(9)), None);
         assert_eq!(options(Compressor::Xz), None);

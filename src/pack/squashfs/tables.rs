@@ -17,9 +17,9 @@ use super::metadata::Chain;
 /// # Errors
 /// The errors of compressing and writing.
 pub(super) fn write(records: &[u8], encoder: &mut Encoder, output: &mut Output) -> Result<u64> {
-    let places = blocks(records, encoder, output)?;
+    let offsets = blocks(records, encoder, output)?;
     let list = output.len();
-    output.append(&places)?;
+    output.append(&offsets)?;
     Ok(list)
 }
 
@@ -35,9 +35,9 @@ pub(super) fn blocks(
     let mut chain = Chain::default();
     chain.put(encoder, records)?;
     let (stored, starts) = chain.finish(encoder)?;
-    let begun = output.len();
+    let table_start = output.len();
     output.append(&stored)?;
-    Ok(starts.iter().flat_map(|start| (begun + start).to_le_bytes()).collect())
+    Ok(starts.iter().flat_map(|start| (table_start + start).to_le_bytes()).collect())
 }
 
 /// The records of fragment blocks.
@@ -45,7 +45,7 @@ pub(super) fn fragments(fragments: &[Fragment]) -> Vec<u8> {
     let mut records = Vec::with_capacity(fragments.len() * 16);
     for fragment in fragments {
         records.extend(fragment.start.to_le_bytes());
-        records.extend(fragment.word.to_le_bytes());
+        records.extend(fragment.size_field.to_le_bytes());
         records.extend([0; 4]);
     }
     records
@@ -70,8 +70,8 @@ impl Owners {
         // The superblock has 16 bits for the count.
         let number = u16::try_from(self.numbers.len()).ok().filter(|&number| number < u16::MAX);
         let number = number.ok_or_else(|| {
-            let what = "a squashfs image has at most 65535 different users and groups";
-            Error::new(Kind::InvalidInput, what).with_hint("give all files one owner")
+            let message = "a squashfs image has at most 65535 different users and groups";
+            Error::new(Kind::InvalidInput, message).with_hint("give all files one owner")
         })?;
         self.numbers.insert(id, number);
         self.records.extend(id.to_le_bytes());
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_65535_owners_at_most() {
+    fn limits_owners_to_65535() {
         let mut owners = Owners::default();
         for id in 0..65_535 {
             assert_eq!(owners.number(id * 3).unwrap(), id as u16);

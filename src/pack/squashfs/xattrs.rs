@@ -59,7 +59,7 @@ impl Xattrs {
         set: &[(Vec<u8>, Vec<u8>)],
         encoder: &mut Encoder,
     ) -> Result<(Option<u32>, u64)> {
-        let reference = self.pairs.place().reference();
+        let reference = self.pairs.position().reference();
         let (mut count, mut size, mut skipped) = (0_u32, 0_u32, 0);
         for (name, value) in set {
             let Some((kind, rest)) = split(name).filter(|_| value.len() <= VALUE) else {
@@ -98,12 +98,12 @@ impl Xattrs {
         let start = output.len();
         let (pairs, _) = self.pairs.finish(encoder)?;
         output.append(&pairs)?;
-        let places = tables::blocks(&self.ids, encoder, output)?;
+        let offsets = tables::blocks(&self.ids, encoder, output)?;
         let table = output.len();
         output.append(&start.to_le_bytes())?;
         output.append(&((self.ids.len() / 16) as u32).to_le_bytes())?;
         output.append(&[0; 4])?;
-        output.append(&places)?;
+        output.append(&offsets)?;
         Ok(Some(table))
     }
 }
@@ -121,7 +121,7 @@ mod tests {
     use crate::codecs::Method;
 
     #[test]
-    fn names_are_split_at_their_prefix_and_others_are_none() {
+    fn names_are_split_at_a_known_prefix() {
         assert_eq!(split(b"user.a.b"), Some((0, &b"a.b"[..])));
         assert_eq!(split(b"trusted.x"), Some((1, &b"x"[..])));
         assert_eq!(split(b"security.selinux"), Some((2, &b"selinux"[..])));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_stored_is_counted() {
+    fn counts_attributes_that_cannot_be_stored() {
         let mut encoder = Encoder::new(Method::None).unwrap();
         let mut xattrs = Xattrs::default();
         let pair = |name: &[u8], len| (name.to_vec(), vec![1; len]);

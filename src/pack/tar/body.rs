@@ -16,7 +16,7 @@ pub(crate) struct Body {
     /// Offset of its header in the archive.
     start: u64,
     /// Bytes of the file written so far, out of `size`.
-    at: u64,
+    written: u64,
     size: u64,
     map: Option<Map>,
 }
@@ -37,7 +37,7 @@ impl Body {
         if let Some(map) = &map {
             output.append(map.text())?;
         }
-        Ok(Self { start, at: 0, size, map })
+        Ok(Self { start, written: 0, size, map })
     }
 
     /// As `sparse`, for a file that is stored with its holes.
@@ -59,11 +59,11 @@ impl Body {
             Data::Failed(_) => 0,
         };
         let end = piece.offset.saturating_add(len);
-        let lost = match (&self.map, &piece.data) {
+        let has_unmapped_data = match (&self.map, &piece.data) {
             (Some(map), Data::Bytes(_)) => map.stored_within(piece.offset..end) < len,
             _ => false,
         };
-        if piece.offset != self.at || end > self.size || lost {
+        if piece.offset != self.written || end > self.size || has_unmapped_data {
             return Err(changed());
         }
         match piece.data {
@@ -80,13 +80,13 @@ impl Body {
         match (&piece.data, &self.map) {
             (Data::Bytes(bytes), _) => {
                 output.append(bytes)?;
-                self.at += bytes.len() as u64;
+                self.written += bytes.len() as u64;
             }
             (Data::Hole(len), map) => {
-                let end = self.at + len;
-                let stored = map.as_ref().map_or(*len, |map| map.stored_within(self.at..end));
+                let end = self.written + len;
+                let stored = map.as_ref().map_or(*len, |map| map.stored_within(self.written..end));
                 zeros(output, stored)?;
-                self.at = end;
+                self.written = end;
             }
             (Data::Failed(_), _) => {}
         }
@@ -100,7 +100,7 @@ impl Body {
 
     /// Whether all bytes are written.
     pub(crate) fn is_whole(&self) -> bool {
-        self.at == self.size
+        self.written == self.size
     }
 
     /// Ends the member.
@@ -130,8 +130,9 @@ pub(crate) fn changed() -> Error {
 /// header is written.
 pub(crate) fn failure(pieces: &mut [Piece]) -> Option<Error> {
     let first = pieces.first()?.file;
-    let ours = pieces.iter_mut().take_while(|piece| piece.file == first);
-    let failed = ours.map(|piece| &mut piece.data).find(|data| matches!(data, Data::Failed(_)))?;
+    let own_pieces = pieces.iter_mut().take_while(|piece| piece.file == first);
+    let failed =
+        own_pieces.map(|piece| &mut piece.data).find(|data| matches!(data, Data::Failed(_)))?;
     match std::mem::replace(failed, Data::Hole(0)) {
         Data::Failed(error) => Some(error),
         _ => None,

@@ -28,7 +28,7 @@ pub(crate) enum Flag {
     Symlink = b'2',
     CharDevice = b'3',
     BlockDevice = b'4',
-    Folder = b'5',
+    Directory = b'5',
     Fifo = b'6',
 }
 
@@ -85,18 +85,21 @@ impl Header<'_> {
         let long_path = split(self.path).is_none();
         let long_target = self.target.len() > NAME;
         let sparse = self.real_size.is_some();
-        let told = |text: &[u8], long: bool| long || !is_ascii_or_binary(text);
-        let path_told = sparse || told(self.path, long_path);
-        let target_told = told(self.target, long_target);
-        let names = [(self.path, path_told), (self.target, target_told)];
+        let needs_record = |text: &[u8], long: bool| long || !is_ascii_or_binary(text);
+        let path_in_record = sparse || needs_record(self.path, long_path);
+        let target_in_record = needs_record(self.target, long_target);
+        let names = [(self.path, path_in_record), (self.target, target_in_record)];
         // Records are UTF-8 unless hdrcharset says otherwise (pax, "hdrcharset").
-        if names.iter().any(|(text, told)| *told && std::str::from_utf8(text).is_err()) {
+        if names
+            .iter()
+            .any(|(text, needs_record)| *needs_record && std::str::from_utf8(text).is_err())
+        {
             records.add(b"hdrcharset", b"BINARY");
         }
-        if path_told && !sparse {
+        if path_in_record && !sparse {
             records.add(b"path", self.path);
         }
-        if target_told {
+        if target_in_record {
             records.add(b"linkpath", self.target);
         }
         if self.size > LONG_MAX {
@@ -171,9 +174,9 @@ struct Fields<'f> {
 
 fn block(fields: &Fields<'_>) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
-    let mut put = |at: usize, len: usize, bytes: &[u8]| {
+    let mut put = |offset: usize, len: usize, bytes: &[u8]| {
         let len = len.min(bytes.len());
-        block[at..at + len].copy_from_slice(&bytes[..len]);
+        block[offset..offset + len].copy_from_slice(&bytes[..len]);
     };
     let short = |number: u64| format!("{number:07o}");
     let long = |number: u64| format!("{number:011o}");
@@ -211,16 +214,16 @@ fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     // The separating slash is stored in neither field. The slash that ends a directory stays.
     let first = path.len().checked_sub(NAME + 1)?;
     let last = (path.len() - 2).min(PREFIX);
-    let slash = (first..=last).find(|&at| at > 0 && path[at] == b'/')?;
+    let slash = (first..=last).find(|&index| index > 0 && path[index] == b'/')?;
     Some((&path[..slash], &path[slash + 1..]))
 }
 
 /// The name in a header whose records have the real name: inside a directory called `directory`,
 /// next to the member.
-fn beside(path: &[u8], folder: &[u8]) -> Vec<u8> {
+fn beside(path: &[u8], directory: &[u8]) -> Vec<u8> {
     let path = path.strip_suffix(b"/").unwrap_or(path);
-    let at = path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
-    let mut name = [&path[..at], folder, b"/", &path[at..]].concat();
+    let name_start = path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let mut name = [&path[..name_start], directory, b"/", &path[name_start..]].concat();
     name.truncate(NAME);
     // The truncated name must not look like a directory.
     while name.last() == Some(&b'/') {
@@ -277,12 +280,12 @@ mod tests {
         (text, last)
     }
 
-    fn field(block: &[u8; BLOCK], at: usize, len: usize) -> String {
-        String::from_utf8_lossy(&block[at..at + len]).trim_end_matches('\0').into()
+    fn field(block: &[u8; BLOCK], offset: usize, len: usize) -> String {
+        String::from_utf8_lossy(&block[offset..offset + len]).trim_end_matches('\0').into()
     }
 
     #[test]
-    fn names_are_split_up_to_their_limits_and_no_further() {
+    fn long_names_are_split_up_to_their_limits() {
         let a = |len: usize| "a".repeat(len);
         let (n100, n101) = (a(100), a(101));
         for (path, prefix, name) in [
@@ -345,13 +348,13 @@ mod tests {
             let modified = Timestamp { seconds, nanoseconds };
             let (records, block) = parts(&Header { modified, ..header(b"a") });
             assert_eq!(records, record, "{seconds} {nanoseconds}");
-            let shown = u64::try_from(seconds).unwrap_or(0).min(LONG_MAX);
-            assert_eq!(field(&block, 136, 12), format!("{shown:011o}"));
+            let expected = u64::try_from(seconds).unwrap_or(0).min(LONG_MAX);
+            assert_eq!(field(&block, 136, 12), format!("{expected:011o}"));
         }
     }
 
     #[test]
-    fn names_that_are_not_ascii_are_records_unless_they_are_no_text_and_fit() {
+    fn non_ascii_names_use_records_unless_they_are_not_utf8_and_fit() {
         assert_eq!(parts(&header("\u{e9}".as_bytes())).0, "11 path=\u{e9}\n");
         let (records, block) = parts(&header(b"\xff"));
         assert_eq!((records.as_str(), block[0]), ("", 0xff));
@@ -360,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_two_numbers() {
+    fn devices_are_stored_as_major_and_minor() {
         // Major 259, minor 0x12345, in the kernel's encoding.
         let device = 0x45 | 259 << 8 | 0x123 << 20;
         let (_, block) = parts(&Header { flag: Flag::BlockDevice, device, ..header(b"a") });

@@ -31,14 +31,14 @@ impl Map {
     /// The errors of the source.
     pub(super) fn of(source: &dyn Content, id: ContentId, size: u64) -> Result<Option<Self>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
-        let mut at = 0;
-        while at < size {
-            let Some(found) = source.next_data(id.key, at)? else { break };
-            let found = found.start.clamp(at, size)..found.end.min(size);
+        let mut offset = 0;
+        while offset < size {
+            let Some(found) = source.next_data(id.key, offset)? else { break };
+            let found = found.start.clamp(offset, size)..found.end.min(size);
             if found.is_empty() {
                 break;
             }
-            at = found.end;
+            offset = found.end;
             match ranges.last_mut() {
                 Some(last) if last.end == found.start => last.end = found.end,
                 _ => ranges.push(found),
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_what_is_stored_and_where_the_file_ends() {
+    fn lists_stored_ranges_and_the_end_of_the_file() {
         let text = |ranges, size| {
             let map = Map::new(ranges, size);
             assert_eq!(map.text().len() % 512, 0);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_what_is_stored_of_a_range() {
+    fn counts_stored_bytes_in_a_range() {
         let map = Map::new(vec![10..20, 30..40], 100);
         for (range, stored) in
             [(0..100, 20), (15..35, 10), (20..30, 0), (40..50, 0), (12..14, 2), (9..11, 1)]

@@ -16,7 +16,7 @@ use self::body::{Body, changed, failure, finish};
 use self::header::{Flag, Header, NO_XATTRS};
 use self::holes::Map;
 use super::Job;
-use super::catalog::{Catalog, InodeId, What};
+use super::catalog::{Catalog, InodeId, InodeKind};
 use super::feed::{Data, Piece, feed};
 use super::output::Output;
 use super::walk::Walk;
@@ -66,7 +66,7 @@ pub(crate) fn write(
     let mut known = HashSet::new();
     let mut walk = Walk::new(catalog);
     while let Some((_, id)) = walk.next() {
-        let is_file = catalog.inode(id).kind() == FileKind::Regular;
+        let is_file = catalog.inode(id).file_kind() == FileKind::Regular;
         if is_file && (catalog.links(id) == 1 || known.insert(id)) {
             files.push(id);
         }
@@ -152,7 +152,7 @@ impl Writer<'_> {
         if let Some(error) = failed {
             return Ok(Err(error));
         }
-        let What::File { size, content, sparse } = self.catalog.inode(file).what else {
+        let InodeKind::File { size, content, sparse } = self.catalog.inode(file).kind else {
             return Ok(Ok(()));
         };
         let map = match sparse {
@@ -184,30 +184,30 @@ impl Writer<'_> {
                 return Ok(Some(path.to_vec()));
             }
             let mut header = describe(self.catalog, id, path, self.epoch);
-            let folder;
-            let what = &self.catalog.inode(id).what;
+            let directory;
+            let kind = &self.catalog.inode(id).kind;
             if self.left_out.contains(&id) {
                 continue;
             }
-            let count = match (self.first.get(&id), what) {
+            let count = match (self.first.get(&id), kind) {
                 (Some(first), _) => {
                     header = Header { size: 0, xattrs: NO_XATTRS, target: first, ..header };
                     header.flag = Flag::HardLink;
                     &mut self.members.hard_links
                 }
-                (None, What::Folder(_)) => {
-                    folder = [path, b"/"].concat();
-                    header.path = &folder;
+                (None, InodeKind::Directory(_)) => {
+                    directory = [path, b"/"].concat();
+                    header.path = &directory;
                     &mut self.members.folders
                 }
-                (None, What::Symlink(_)) => &mut self.members.symlinks,
-                (None, What::Device { .. } | What::Fifo) => &mut self.members.devices,
-                (None, What::Socket) => {
+                (None, InodeKind::Symlink(_)) => &mut self.members.symlinks,
+                (None, InodeKind::Device { .. } | InodeKind::Fifo) => &mut self.members.devices,
+                (None, InodeKind::Socket) => {
                     self.sockets += 1;
                     continue;
                 }
                 // Files come in the order of the walk, so this one was read but produced no piece.
-                (None, What::File { .. }) => {
+                (None, InodeKind::File { .. }) => {
                     self.job.problem(self.catalog.origin(id), &changed());
                     self.left_out.insert(id);
                     continue;
@@ -215,7 +215,7 @@ impl Writer<'_> {
             };
             *count += 1;
             self.output.append(&header.encode())?;
-            let several = self.catalog.links(id) > 1 && !matches!(what, What::Folder(_));
+            let several = self.catalog.links(id) > 1 && !matches!(kind, InodeKind::Directory(_));
             if several && !self.first.contains_key(&id) {
                 self.first.insert(id, path.into());
             }
@@ -265,13 +265,15 @@ pub(super) fn describe<'m>(
 ) -> Header<'m> {
     let inode = catalog.inode(id);
     let meta = &inode.meta;
-    let (flag, target, device): (_, &[u8], _) = match &inode.what {
-        What::Folder(_) => (Flag::Folder, b"", 0),
-        What::File { .. } => (Flag::File, b"", 0),
-        What::Symlink(target) => (Flag::Symlink, target, 0),
-        What::Device { kind: FileKind::BlockDevice, number } => (Flag::BlockDevice, b"", *number),
-        What::Device { number, .. } => (Flag::CharDevice, b"", *number),
-        What::Fifo | What::Socket => (Flag::Fifo, b"", 0),
+    let (flag, target, device): (_, &[u8], _) = match &inode.kind {
+        InodeKind::Directory(_) => (Flag::Directory, b"", 0),
+        InodeKind::File { .. } => (Flag::File, b"", 0),
+        InodeKind::Symlink(target) => (Flag::Symlink, target, 0),
+        InodeKind::Device { kind: FileKind::BlockDevice, number } => {
+            (Flag::BlockDevice, b"", *number)
+        }
+        InodeKind::Device { number, .. } => (Flag::CharDevice, b"", *number),
+        InodeKind::Fifo | InodeKind::Socket => (Flag::Fifo, b"", 0),
     };
     Header {
         flag,

@@ -58,8 +58,9 @@ mod tests {
             let mut records = Records::default();
             records.add(b"k", &vec![b'v'; len]);
             let bytes = records.into_bytes();
-            let told: String = bytes.iter().map(|&b| b as char).take_while(|&c| c != ' ').collect();
-            assert_eq!(told.parse::<usize>().unwrap(), bytes.len());
+            let length: String =
+                bytes.iter().map(|&b| b as char).take_while(|&c| c != ' ').collect();
+            assert_eq!(length.parse::<usize>().unwrap(), bytes.len());
         }
     }
 }
