@@ -1,7 +1,7 @@
-//! Arguments that `mount` and `run` share, and how they become a plan and a plan becomes arguments.
+//! The arguments that `mount` and `run` share, and their conversion to a plan and back.
 //!
-//! Owns both directions: the daemon is this program again, started with a plan as arguments.
-//! Invariant: a plan rendered and parsed again is the same plan (a test shows it).
+//! The daemon is this program again, started with a plan as arguments. Invariant: a plan that is
+//! rendered and parsed is the same plan; a test checks it.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -74,8 +74,8 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
 
-    /// Serve on for so long after SIGTERM while the mount is in use (s, m, h work)
-    /// [default: 20s; in Slurm at most two thirds of KillWait]
+    /// Serve on for so long after SIGTERM while the mount is in use (s, m, h work) [default: 20s;
+    /// in Slurm at most two thirds of KillWait]
     #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_GRACE")]
     grace: Option<Duration>,
 
@@ -105,10 +105,10 @@ pub(super) struct MountArgs {
 }
 
 impl MountArgs {
-    /// The plan they describe.
+    /// The plan that the arguments describe.
     ///
     /// # Errors
-    /// `Usage` where they contradict each other; `Io` where there is no working directory.
+    /// `Usage` if they contradict each other; `Io` if there is no working directory.
     pub(super) fn plan(&self) -> Result<MountPlan> {
         let (mountpoint, archives) = self.split_paths()?;
         let options = MountOptions::parse(&self.options)?;
@@ -156,7 +156,7 @@ impl MountArgs {
     /// The mount point, and the archives before it.
     ///
     /// # Errors
-    /// `Usage` where there are not two paths at least.
+    /// `Usage` if there are fewer than two paths.
     pub(super) fn split_paths(&self) -> Result<(&PathBuf, &[PathBuf])> {
         match self.paths.split_last() {
             Some((mountpoint, archives)) if !archives.is_empty() => Ok((mountpoint, archives)),
@@ -185,16 +185,16 @@ pub(super) struct OpenArgs {
 }
 
 impl OpenArgs {
-    /// Opens it.
+    /// Opens the archive.
     ///
     /// # Errors
-    /// What `formats::open` reports.
+    /// The errors of `formats::open`.
     pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
         crate::log::start(Verbosity::Default, None);
         open_watched(slice::from_ref(&self.archive), &self.options())
     }
 
-    /// How it is to be opened.
+    /// The options for opening it.
     pub(super) fn options(&self) -> OpenOptions {
         OpenOptions {
             offset: self.offset,
@@ -206,17 +206,17 @@ impl OpenArgs {
     }
 }
 
-/// Opens archives, with a bar on a terminal while that takes long.
+/// Opens archives, with a bar on a terminal if that takes long.
 ///
 /// # Errors
-/// What `formats::open` reports.
+/// The errors of `formats::open`.
 pub(super) fn open_watched(paths: &[PathBuf], options: &OpenOptions) -> Result<Arc<dyn Tree>> {
     let progress = Arc::new(Progress::default());
     let _bar = Bar::watch(&progress);
     formats::open(paths, options, &progress)
 }
 
-/// The arguments that parse to `plan`. Every field is named, so that a new one can not be
+/// The arguments that parse to `plan`. Every field is destructured, so that a new one cannot be
 /// forgotten.
 pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     let MountPlan {
@@ -298,7 +298,7 @@ pub(super) fn time(text: &str) -> std::result::Result<Duration, String> {
     parse_time(text).map_err(|error| with_hint(&error))
 }
 
-/// What clap, which has no place for a hint, is to say of a value.
+/// An error with its hint as one message, because clap has no separate hint.
 fn with_hint(error: &Error) -> String {
     match error.hint() {
         Some(hint) => format!("{error}; {hint}"),
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn a_plan_rendered_and_parsed_is_the_same_plan() {
-        let least = MountPlan {
+        let minimal = MountPlan {
             archives: vec!["/a b,c/-x=\n.sqfs".into()],
             mountpoint: OsString::from_vec(b"/m\xff\\".to_vec()).into(),
             offset: 0,
@@ -352,7 +352,7 @@ mod tests {
             stats_json: None,
             verbosity: Verbosity::Default,
         };
-        let most = MountPlan {
+        let full = MountPlan {
             offset: u64::MAX,
             recursive: true,
             index: Some("/i,n d".into()),
@@ -376,18 +376,18 @@ mod tests {
             log_file: Some("/l,o g".into()),
             stats_json: Some("/s=t,a ts".into()),
             verbosity: Verbosity::Verbose,
-            ..least.clone()
+            ..minimal.clone()
         };
-        let quiet = MountPlan { verbosity: Verbosity::Quiet, ..least.clone() };
+        let quiet = MountPlan { verbosity: Verbosity::Quiet, ..minimal.clone() };
         let archives = ["/a", "/-b", "/c"].map(PathBuf::from).to_vec();
-        let several = MountPlan { archives, ..least.clone() };
-        for plan in [least, most, quiet, several] {
+        let several = MountPlan { archives, ..minimal.clone() };
+        for plan in [minimal, full, quiet, several] {
             assert_eq!(parse(render(&plan)), plan);
         }
     }
 
     #[test]
-    fn memory_is_given_back_after_thirty_seconds_or_as_told_and_never_for_0() {
+    fn memory_is_freed_after_30_seconds_or_the_given_time_or_never_for_0() {
         for (option, time) in [(None, Some(30)), (Some("2m"), Some(120)), (Some("0s"), None)] {
             let option = option.map(|time| format!("--cache-idle={time}").into());
             let words = option.into_iter().chain(["a".into(), "b".into()]);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_of_its_own_wins_over_the_same_in_o() {
+    fn a_separate_option_overrides_the_one_in_o() {
         let words = ["-ooffset=1,subdir=x", "--offset=2K", "--subdir=y", "a", "b"];
         let plan = parse(words.map(OsString::from).to_vec());
         assert_eq!((plan.offset, plan.view.subdir), (2048, Some(b"y".to_vec())));

@@ -1,4 +1,4 @@
-//! `archfs gc`: clear what killed daemons left.
+//! `archfs gc`: removes what killed daemons left behind.
 
 use super::bar::Bar;
 use super::{exit, term};
@@ -20,7 +20,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    // What is cleared is told here.
+    // This command reports what it cleared, so the log is quiet.
     crate::log::start(Verbosity::Quiet, None);
     let bar = (!args.quiet).then(|| Bar::wait("clearing dead mounts"));
     let cleared = lifecycle::gc();
@@ -28,10 +28,10 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let cleared = cleared?;
     if !args.quiet {
         for mount_point in &cleared.mounts {
-            term::tell(&format!("cleared the dead mount {}", mount_point.display()));
+            term::print_message(&format!("cleared the dead mount {}", mount_point.display()));
         }
         for mount_point in &cleared.directories {
-            term::tell(&format!("removed {}", mount_point.display()));
+            term::print_message(&format!("removed {}", mount_point.display()));
         }
     }
     let mut status = 0;

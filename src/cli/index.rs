@@ -1,4 +1,4 @@
-//! `archfs index`: the saved index of a tar, made ahead of the jobs.
+//! `archfs index`: saves the index of a tar before jobs need it.
 
 use std::path::PathBuf;
 use std::slice;
@@ -53,7 +53,10 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         let tree = open_watched(slice::from_ref(archive), &options)?;
         if !args.quiet {
             let members = tree.totals().inodes;
-            term::tell(&format!("{}: {members} files and folders indexed", archive.display()));
+            term::print_message(&format!(
+                "{}: {members} files and folders indexed",
+                archive.display()
+            ));
         }
     }
     Ok(0)

@@ -1,4 +1,4 @@
-//! `archfs run`: mount, run a command, unmount.
+//! `archfs run`: mounts, runs a command and unmounts.
 
 use std::ffi::OsString;
 
@@ -43,8 +43,8 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     crate::log::start(plan.verbosity, None);
     let plan = lifecycle::resolve_descriptors(plan)?;
     let privacy = if args.private { Privacy::Private } else { Privacy::Default };
-    let daemon = |way| mount::daemon_arguments(&plan, way);
+    let daemon = |source| mount::daemon_arguments(&plan, source);
     let quiet = plan.verbosity == Verbosity::Quiet;
-    let show = |what: &str| mount::shown(what, quiet);
+    let show = |message: &str| mount::wait_bar(message, quiet);
     lifecycle::run(&plan, &daemon, privacy, &args.command, &show)
 }

@@ -1,4 +1,4 @@
-//! `archfs unmount`: end a mount, alive or dead.
+//! `archfs unmount`: unmounts live and stale mounts.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -74,11 +74,11 @@ fn unmount_on_all_nodes(args: &Args) -> Result<u8> {
     let Some((failed, status)) = lifecycle::unmount_by_step(&arguments)? else {
         return Ok(0);
     };
-    term::tell(&format!("not unmounted on {}", failed.join(", ")));
+    term::print_message(&format!("not unmounted on {}", failed.join(", ")));
     Ok(status)
 }
 
-/// Unmounts here; returns the exit status.
+/// Unmounts on this node; returns the exit status.
 fn unmount_all(args: &Args) -> u8 {
     let how = if args.lazy { Detach::Lazily } else { Detach::IfIdle };
     let mut status = 0;
@@ -92,9 +92,9 @@ fn unmount_all(args: &Args) -> u8 {
         drop(bar);
         match outcome {
             Ok(Unmounted::Gone) => {}
-            Ok(Unmounted::Stays) => term::tell(&format!("{mount_point}: stays mounted")),
+            Ok(Unmounted::Stays) => term::print_message(&format!("{mount_point}: stays mounted")),
             Ok(Unmounted::HeldByOthers(others)) => {
-                term::tell(&format!("{mount_point}: still held by process {others}"));
+                term::print_message(&format!("{mount_point}: still held by process {others}"));
             }
             Err(error) => {
                 term::show_error(&error);

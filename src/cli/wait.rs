@@ -1,4 +1,4 @@
-//! `archfs wait`: until another task of the node has mounted.
+//! `archfs wait`: waits until another task of the node has mounted.
 
 use std::path::PathBuf;
 use std::time::Duration;

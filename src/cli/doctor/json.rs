@@ -1,7 +1,7 @@
 //! The output of `archfs doctor --json`.
 //!
-//! Owns its keys, which scripts rely on (docs/CLI.md); the wording of texts and remedies may
-//! change. Invariant: the keys are there on every node, null where nothing is known.
+//! Scripts rely on the keys (docs/CLI.md); the wording of texts and remedies may change. Invariant:
+//! every key is present on every node, and `null` if its value is unknown.
 
 use std::collections::BTreeMap;
 

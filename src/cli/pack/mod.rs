@@ -35,7 +35,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         outcome => outcome?,
     };
     for problem in &outcome.problems {
-        term::tell(&format!("{}: {}", problem.origin, problem.why));
+        term::print_message(&format!("{}: {}", problem.origin, problem.why));
     }
     let shown = request.archive.display().to_string();
     let PackOutcome { archive, problems, hidden, only_listed } = outcome;
@@ -44,7 +44,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             1 => "1 file is hidden by a file".to_owned(),
             count => format!("{count} files are hidden by files"),
         };
-        term::tell(&format!("{shown}: {text} of the same path in later sources"));
+        term::print_message(&format!("{shown}: {text} of the same path in later sources"));
     }
     let files = match problems.len() {
         1 => "1 file".to_owned(),
@@ -64,11 +64,11 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     }
     if !args.quiet {
         for line in summary.lines() {
-            term::tell(&line);
+            term::print_message(&line);
         }
     }
     if !problems.is_empty() {
-        term::tell(&format!("{shown}: made without {files} that could not be packed"));
+        term::print_message(&format!("{shown}: made without {files} that could not be packed"));
         return Ok(1);
     }
     Ok(0)
