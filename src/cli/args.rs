@@ -25,8 +25,7 @@ use crate::vfs::{Tree, ViewOptions};
 /// What to mount, where and how.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct MountArgs {
-    /// One or more archives, and behind them the folder to show them in; made (and removed) if
-    /// missing
+    /// One or more archives, then the directory to mount them on, which is created if missing
     #[arg(value_names = ["ARCHIVE", "MOUNTPOINT"], num_args = 2.., required = true)]
     pub(super) paths: Vec<PathBuf>,
 
@@ -34,7 +33,7 @@ pub(super) struct MountArgs {
     #[arg(short = 'o', value_name = "OPTS")]
     options: Vec<String>,
 
-    /// Show only this folder of the archive
+    /// Show only this directory of the archive
     #[arg(long, value_name = "PATH", env = "ARCHFS_SUBDIR")]
     subdir: Option<OsString>,
 
@@ -42,11 +41,11 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "N", value_parser = size, env = "ARCHFS_OFFSET")]
     offset: Option<u64>,
 
-    /// Show archives inside an archive as folders (ImageNet's tar of tars)
+    /// Show archives inside an archive as directories (ImageNet's tar of tars)
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
-    /// Where the index of a tar is kept [default: beside it, else in the user's cache folder]
+    /// Where the index of a tar is kept [default: beside it, else in the user's cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 
@@ -54,52 +53,53 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
-    /// Give that memory back to the system when nothing was read for so long; 0 for never
+    /// Free that memory after this time without a request; 0 for never
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "30s", env = "ARCHFS_CACHE_IDLE")]
     cache_idle: Duration,
 
-    /// Copy the archives to DIR of this node first, such as /dev/shm: private, gone at the end
+    /// First copy the archives to DIR on this node, for example /dev/shm; removed with the mount
     #[arg(long, value_name = "DIR", env = "ARCHFS_STAGE")]
     stage: Option<PathBuf>,
 
-    /// Read the archives into memory first
+    /// First read the archives into the page cache
     #[arg(long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
     preload: bool,
 
-    /// Serve an archive on that was rewritten in place [default: EIO once a read notices]
+    /// Keep serving an archive that was rewritten in place [default: EIO once a read notices]
     #[arg(long, env = "ARCHFS_ALLOW_CHANGES", value_parser = FalseyValueParser::new())]
     allow_changes: bool,
 
-    /// Threads that answer requests [default: two a processor, at least 32]
+    /// Threads that answer requests [default: two for each CPU core, at least 32]
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
 
-    /// Serve on for so long after SIGTERM while the mount is in use (s, m, h work) [default: 20s;
-    /// in Slurm at most two thirds of KillWait]
+    /// Keep serving for this time after SIGTERM while the mount is in use (s, m, h work) [default:
+    /// 20s; in Slurm at most two thirds of KillWait]
     #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_GRACE")]
     grace: Option<Duration>,
 
-    /// Stay mounted for so long when nobody holds the mount any more
+    /// Stay mounted for this time after the last holder
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "0", env = "ARCHFS_LINGER")]
     linger: Duration,
 
-    /// Unmount when nothing was read for so long and no file is open
+    /// Unmount after this time without a read, if no file is open
     #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_IDLE_TIMEOUT")]
     idle_timeout: Option<Duration>,
 
-    /// Append what the daemon has to say to this file
+    /// Append the daemon's messages to this file
     #[arg(long, value_name = "FILE", env = "ARCHFS_LOG_FILE")]
     log_file: Option<PathBuf>,
 
-    /// Write the numbers of the mount (requests, bytes, latencies, memory) to this file at its end
+    /// Write the counters of the mount (requests, bytes, latencies, memory) to this file when it
+    /// ends
     #[arg(long, value_name = "FILE", env = "ARCHFS_STATS_JSON")]
     stats_json: Option<PathBuf>,
 
-    /// Say what is done, too
+    /// Print more
     #[arg(short, long, conflicts_with = "quiet")]
     verbose: bool,
 
-    /// Say only what went wrong
+    /// Print only errors and warnings
     #[arg(short, long)]
     pub(super) quiet: bool,
 }
@@ -165,7 +165,7 @@ impl MountArgs {
     }
 }
 
-/// Which archive to look into without mounting it.
+/// The archive to open without mounting it.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct OpenArgs {
     /// The archive
@@ -175,11 +175,11 @@ pub(super) struct OpenArgs {
     #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
     offset: u64,
 
-    /// Show archives inside the archive as folders
+    /// Show archives inside the archive as directories
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
-    /// Where the index of a tar is kept [default: beside it, else in the user's cache folder]
+    /// Where the index of a tar is kept [default: beside it, else in the user's cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 }

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::lifecycle;
 use crate::log::Verbosity;
 
-/// Clear your dead archfs mounts, directories made for them, and left-over records
+/// Clear your stale archfs mounts, directories created for them, and left-over records
 #[derive(Debug, clap::Args)]
 #[command(after_help = "It touches nothing that is alive, nor anything of another user.
 
@@ -14,7 +14,7 @@ Examples:
   archfs gc
   su \"$SLURM_JOB_USER\" -s /bin/sh -c 'archfs gc --quiet'     (in an epilog, as the job's user)")]
 pub(super) struct Args {
-    /// Say only what went wrong
+    /// Print only errors and warnings
     #[arg(long, short)]
     quiet: bool,
 }

@@ -19,7 +19,7 @@ mod advice;
 mod json;
 mod screen;
 
-/// Tell what is in an archive and what a random read of it costs, without reading the data
+/// Show what is in an archive and what a random read of it costs, without reading the data
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs info data.sqfs
@@ -30,7 +30,7 @@ pub(super) struct Args {
     #[command(flatten)]
     open: OpenArgs,
 
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

@@ -21,7 +21,7 @@ Examples:
   archfs list --json | jq -r .mountpoint"
 )]
 pub(super) struct Args {
-    /// One JSON object a line
+    /// Print one JSON object a line
     #[arg(long)]
     json: bool,
 }

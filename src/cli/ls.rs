@@ -10,7 +10,7 @@ use super::term::{name_for_output, written};
 use crate::error::Result;
 use crate::vfs::{self, Attr, Cookie, FileKind, Ino, Tree};
 
-/// List a folder of an archive without mounting it
+/// List a directory of an archive without mounting it
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs ls data.sqfs train
@@ -19,15 +19,15 @@ pub(super) struct Args {
     #[command(flatten)]
     open: OpenArgs,
 
-    /// The folder or file in it
+    /// The directory or file in it
     #[arg(default_value = "/")]
     path: PathBuf,
 
-    /// Mode, links, owner, group, size and time, too (times in seconds since 1970)
+    /// Also print mode, links, owner, group, size and time (seconds since 1970)
     #[arg(short, long)]
     long: bool,
 
-    /// Folders in the folder, too: one path a line
+    /// Also list subdirectories, one path a line
     #[arg(short = 'R', long)]
     descend: bool,
 }

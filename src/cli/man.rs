@@ -15,7 +15,7 @@ use super::Cli;
 use super::term::{print_message, written};
 use crate::error::{Error, Kind, Result};
 
-/// Print the manual page of archfs or of a command, or write all of them to a folder
+/// Print the manual page of archfs or of a command, or write all of them to a directory
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs man | man -l -
@@ -26,11 +26,11 @@ pub(super) struct Args {
     #[arg(conflicts_with = "dir")]
     command: Option<String>,
 
-    /// Write archfs.1, archfs-mount.1 and all others to this folder, which is made if missing
+    /// Write archfs.1, archfs-mount.1 and all others to DIR, which is created if missing
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
-    /// Say only what went wrong
+    /// Print only errors and warnings
     #[arg(short, long)]
     quiet: bool,
 }

@@ -33,7 +33,7 @@ mod unmount;
 mod verify;
 mod wait;
 
-/// Show SquashFS and tar archives as folders, for as long as a job runs.
+/// Show SquashFS and tar archives as directories, for as long as a job runs.
 #[derive(Debug, Parser)]
 #[command(name = "archfs", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {

@@ -26,7 +26,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "PID", conflicts_with = "keep")]
     until_pid: Option<i32>,
 
-    /// Hold until `archfs unmount`
+    /// Stay mounted until `archfs unmount`
     #[arg(long)]
     keep: bool,
 

@@ -16,11 +16,11 @@ pub(super) struct Args {
     #[command(flatten)]
     mount: args::MountArgs,
 
-    /// Mount where only COMMAND sees it, in a namespace: nothing can be left behind
+    /// Mount in a namespace that only COMMAND and its children see: leaves no stale mount
     #[arg(long, env = "ARCHFS_PRIVATE", value_parser = FalseyValueParser::new())]
     private: bool,
 
-    /// The command, which finds the mount point in ARCHFS_MOUNTPOINT too
+    /// The command; ARCHFS_MOUNTPOINT is its mount point
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }

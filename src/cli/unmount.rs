@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::lifecycle::{self, Detach, Task, Unmounted};
 use crate::log::Verbosity;
 
-/// Unmount; also clears a mount whose daemon is dead
+/// Unmount; also clears stale mounts
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs unmount /dev/shm/$USER-data
@@ -20,12 +20,13 @@ pub(super) struct Args {
     #[arg(required = true, value_name = "MOUNTPOINT")]
     mountpoints: Vec<PathBuf>,
 
-    /// Also when it is in use: the name goes at once, open files go on until they are closed
+    /// Also if it is in use: the name is gone at once, open files stay readable until they are
+    /// closed
     #[arg(long, short = 'z')]
     lazy: bool,
 
-    /// Give back what `mount --until-pid PID` took, as if that process had ended: it goes, lazily
-    /// if it is in use, unless others hold it
+    /// Give back what `mount --until-pid PID` took, as if that process had ended: unmounts, lazily
+    /// if in use, unless there are other holders
     #[arg(long, value_name = "PID", conflicts_with = "lazy")]
     held_by: Option<i32>,
 
@@ -33,7 +34,7 @@ pub(super) struct Args {
     #[arg(long, conflicts_with = "held_by")]
     all_nodes: bool,
 
-    /// This is a task of the step that does so
+    /// This is a task of the step that unmounts
     #[arg(long, hide = true, conflicts_with = "all_nodes")]
     step_task: bool,
 }

@@ -27,7 +27,7 @@ use crate::vfs::{Counts, Finding, Location, Severity, Verified};
 
 Exit status: 0 sound, 3 damaged, 1 the system refused to read.")]
 pub(super) struct Args {
-    /// The archives, each looked at by itself
+    /// The archives, each verified by itself
     #[arg(required = true, value_name = "ARCHIVE")]
     archives: Vec<PathBuf>,
 
@@ -35,20 +35,20 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
     offset: u64,
 
-    /// Archives inside an archive, too
+    /// Also verify archives inside an archive
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
     /// Where the index of a tar is kept, which is compared with the archive [default: beside it,
-    /// else in the user's cache folder]
+    /// else in the user's cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 
-    /// Threads that read [default: one a processor]
+    /// Threads that read [default: one for each CPU core]
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
 
-    /// Memory for decoded blocks [default: 192M a thread, within a quarter of what may be used]
+    /// Memory for decoded blocks [default: 192M a thread, within a quarter of the job's memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     cache: Option<u64>,
 
@@ -56,7 +56,7 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Say only what is wrong
+    /// Print only what is damaged
     #[arg(short, long)]
     quiet: bool,
 }

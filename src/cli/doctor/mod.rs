@@ -28,11 +28,11 @@ use crate::log::{Verbosity, printable};
 use crate::progress::Progress;
 use crate::sync::Arc;
 
-/// Tell whether this node can mount, by trying, and what to do where it can not
+/// Check whether this node can mount, by trying, and what to do if it cannot
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(super) struct Args {
-    /// One object with what was found
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 

@@ -17,7 +17,7 @@ use crate::pack::{
 };
 use crate::processors;
 
-/// Make a SquashFS image or a tar that is read fast, from folders, tars and images
+/// Make a SquashFS image or a tar for fast reads, from directories, tars and images
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs pack train/ train.sqfs
@@ -27,72 +27,73 @@ use crate::processors;
 
 Exit status: 0 done; 1 files could not be packed (each is named), or it failed.")]
 pub(in crate::cli) struct Args {
-    /// Folders, archives and files, and behind them the archive to make: .sqfs or .tar
+    /// Directories, archives and files, then the archive to make: .sqfs or .tar
     #[arg(value_names = ["SOURCE", "ARCHIVE"], num_args = 1.., required = true)]
     paths: Vec<PathBuf>,
 
-    /// Replace the archive if it is there
+    /// Replace an existing archive
     #[arg(short, long)]
     force: bool,
 
-    /// What blocks are compressed with: zstd, gzip, xz, lz4 or none, with a level: zstd:19
+    /// Compressor of blocks: zstd, gzip, xz, lz4 or none, with a level: zstd:19
     #[arg(short, long, value_name = "NAME[:LEVEL]", value_parser = compressor)]
     compressor: Option<Compressor>,
 
-    /// Laid down to be read in any order, or to be small
+    /// For reads in any order, or as small as possible
     #[arg(long, value_enum, default_value = "random")]
     profile: ProfileName,
 
-    /// Bytes that may be decoded to read a small file [default: 32K, or a block to be small]
+    /// Bytes that may be decompressed to read a small file [default: 32K; a block if the profile is
+    /// archive]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     read_cost: Option<u64>,
 
-    /// Bytes of a block, 4K to 1M [default: by the sizes of the files]
+    /// Block size, 4K to 1M [default: by the sizes of the files]
     #[arg(short, long, value_name = "SIZE", value_parser = size)]
     block_size: Option<u64>,
 
-    /// Only the files that this file lists, a path a line, relative to the one SOURCE (or, without
-    /// any, the current folder); - for standard input
+    /// Only the paths in FILE, one a line, relative to the one SOURCE (or to the current directory,
+    /// if there is none); - for standard input
     #[arg(short = 'T', long, value_name = "FILE")]
     files_from: Option<PathBuf>,
 
-    /// The paths in it end with NUL, not with a new line
+    /// Each path in it ends with NUL, not with a newline
     #[arg(short = '0', long, requires = "files_from")]
     null: bool,
 
-    /// Put files elsewhere: lines of PATH, a tab and NEW PATH (a folder, if it ends in /)
+    /// Move files: lines of PATH, a tab and NEW PATH (a directory if it ends in /)
     #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
 
-    /// Whom all files belong to, as numbers
+    /// Owner of all files, as numbers
     #[arg(long, value_name = "UID[:GID]", value_parser = owner)]
     owner: Option<Owner>,
 
-    /// Archives inside an archive as folders [default: for an archive of nothing but archives]
+    /// Pack archives inside an archive as directories [default: if it holds only archives]
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
-    /// Do not go into other file systems mounted below a folder
+    /// Leave out file systems mounted below a directory
     #[arg(short = 'x', long)]
     one_file_system: bool,
 
-    /// Make the archive without files that can not be packed; the status is 1 all the same
+    /// Make the archive without files that cannot be packed; the exit status is still 1
     #[arg(long)]
     keep_going: bool,
 
-    /// Shards for WebDataset of this size at most, NAME-000000.tar and on; samples stay whole
+    /// Make WebDataset shards of SIZE at most, NAME-000000.tar and so on; samples stay whole
     #[arg(long, value_name = "SIZE", value_parser = size)]
     shards: Option<u64>,
 
-    /// Shuffle the samples over all shards, by this number
+    /// Shuffle the samples over all shards; the seed determines the order
     #[arg(long, value_name = "SEED", requires = "shards")]
     shuffle: Option<u64>,
 
-    /// Add to each sample its class, the number of its top folder, as .cls
+    /// Add to each sample its class, the number of its top directory, as .cls
     #[arg(long, requires = "shards")]
     labels: bool,
 
-    /// Threads that read and compress [default: one a processor]
+    /// Threads that read and compress [default: one for each CPU core]
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
 
@@ -100,21 +101,21 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
-    /// One JSON object on standard output: what was made
+    /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,
 
-    /// Say only what went wrong
+    /// Print only errors and warnings
     #[arg(short, long)]
     pub(super) quiet: bool,
 }
 
-/// The words for `Profile`.
+/// The values of `--profile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ProfileName {
-    /// Any order: little is decoded to read one file
+    /// For reads in any order: little is decompressed to read one file
     Random,
-    /// As small as can be
+    /// As small as possible
     Archive,
 }
 
