@@ -30,7 +30,7 @@ pub(super) struct Check {
     pub(super) state: State,
     /// One line.
     pub(super) text: String,
-    /// What a user who is not root can do.
+    /// What a user without root rights can do.
     pub(super) remedy: Option<String>,
     /// What the administrator can do, as a phrase after "please".
     pub(super) request: Option<&'static str>,

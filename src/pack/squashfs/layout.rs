@@ -4,13 +4,13 @@
 //! Invariant: the same recipe and catalog give the same geometry.
 //!
 //! The default block size is 128 KiB, as in mksquashfs. If most bytes are in files of more than 128
-//! KiB and at most 1 MiB, it is the power of two that holds nine in ten of those files whole, so
-//! that one read gets such a file and nothing else. An archive that is not read at random gets 1
-//! MiB, the maximum.
+//! KiB and at most 1 MiB, the block size is a larger power of two. It holds nine in ten of those
+//! files whole, so one read gets such a file and nothing else. An archive that is not read at
+//! random gets 1 MiB, the maximum.
 //!
 //! A small file shares a fragment block with others, and reading it decodes the whole block. So a
-//! fragment block is no larger than the bytes that may be decoded for one file (`read_cost`), and
-//! larger files get blocks of their own.
+//! fragment block is no larger than what may be decoded for one file (`read_cost`). Larger files
+//! get blocks of their own.
 
 use crate::codecs::Method;
 use crate::formats::READ_COST;
