@@ -1,7 +1,7 @@
-//! Arguments that `mount` and `run` share, and how they become a plan and a plan becomes arguments.
+//! The arguments that `mount` and `run` share, and their conversion to a plan and back.
 //!
-//! Owns both directions: the daemon is this program again, started with a plan as arguments.
-//! Invariant: a plan rendered and parsed again is the same plan (a test shows it).
+//! The daemon is this program again, started with a plan as arguments. Invariant: a plan that is
+//! rendered and parsed is the same plan; a test checks it.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -25,8 +25,7 @@ use crate::vfs::{Tree, ViewOptions};
 /// What to mount, where and how.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct MountArgs {
-    /// One or more archives, and behind them the folder to show them in; made (and removed) if
-    /// missing
+    /// One or more archives, then the directory to mount them on, which is created if missing
     #[arg(value_names = ["ARCHIVE", "MOUNTPOINT"], num_args = 2.., required = true)]
     pub(super) paths: Vec<PathBuf>,
 
@@ -34,7 +33,7 @@ pub(super) struct MountArgs {
     #[arg(short = 'o', value_name = "OPTS")]
     options: Vec<String>,
 
-    /// Show only this folder of the archive
+    /// Show only this directory of the archive
     #[arg(long, value_name = "PATH", env = "ARCHFS_SUBDIR")]
     subdir: Option<OsString>,
 
@@ -42,11 +41,11 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "N", value_parser = size, env = "ARCHFS_OFFSET")]
     offset: Option<u64>,
 
-    /// Show archives inside an archive as folders (ImageNet's tar of tars)
+    /// Show archives inside an archive as directories (ImageNet's tar of tars)
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
-    /// Where the index of a tar is kept [default: beside it, else in the user's cache folder]
+    /// Where the index of a tar is kept [default: beside it, else in the user's cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 
@@ -54,61 +53,62 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
-    /// Give that memory back to the system when nothing was read for so long; 0 for never
+    /// Free that memory after this time without a request; 0 for never
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "30s", env = "ARCHFS_CACHE_IDLE")]
     cache_idle: Duration,
 
-    /// Copy the archives to DIR of this node first, such as /dev/shm: private, gone at the end
+    /// First copy the archives to DIR on this node, for example /dev/shm; removed with the mount
     #[arg(long, value_name = "DIR", env = "ARCHFS_STAGE")]
     stage: Option<PathBuf>,
 
-    /// Read the archives into memory first
+    /// First read the archives into the page cache
     #[arg(long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
     preload: bool,
 
-    /// Serve an archive on that was rewritten in place [default: EIO once a read notices]
+    /// Keep serving an archive that was rewritten in place [default: EIO once a read notices]
     #[arg(long, env = "ARCHFS_ALLOW_CHANGES", value_parser = FalseyValueParser::new())]
     allow_changes: bool,
 
-    /// Threads that answer requests [default: two a processor, at least 32]
+    /// Threads that answer requests [default: two for each CPU core, at least 32]
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
 
-    /// Serve on for so long after SIGTERM while the mount is in use (s, m, h work)
-    /// [default: 20s; in Slurm at most two thirds of KillWait]
+    /// Keep serving for this time after SIGTERM while the mount is in use (s, m, h work) [default:
+    /// 20s; in Slurm at most two thirds of KillWait]
     #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_GRACE")]
     grace: Option<Duration>,
 
-    /// Stay mounted for so long when nobody holds the mount any more
+    /// Stay mounted for this time after the last holder
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "0", env = "ARCHFS_LINGER")]
     linger: Duration,
 
-    /// Unmount when nothing was read for so long and no file is open
+    /// Unmount after this time without a read, if no file is open
     #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_IDLE_TIMEOUT")]
     idle_timeout: Option<Duration>,
 
-    /// Append what the daemon has to say to this file
+    /// Append the daemon's messages to this file
     #[arg(long, value_name = "FILE", env = "ARCHFS_LOG_FILE")]
     log_file: Option<PathBuf>,
 
-    /// Write the numbers of the mount (requests, bytes, latencies, memory) to this file at its end
+    /// Write the counters of the mount (requests, bytes, latencies, memory) to this file when it
+    /// ends
     #[arg(long, value_name = "FILE", env = "ARCHFS_STATS_JSON")]
     stats_json: Option<PathBuf>,
 
-    /// Say what is done, too
+    /// Print more
     #[arg(short, long, conflicts_with = "quiet")]
     verbose: bool,
 
-    /// Say only what went wrong
+    /// Print only errors and warnings
     #[arg(short, long)]
     pub(super) quiet: bool,
 }
 
 impl MountArgs {
-    /// The plan they describe.
+    /// The plan that the arguments describe.
     ///
     /// # Errors
-    /// `Usage` where they contradict each other; `Io` where there is no working directory.
+    /// `Usage` if they contradict each other; `Io` if there is no working directory.
     pub(super) fn plan(&self) -> Result<MountPlan> {
         let (mountpoint, archives) = self.split_paths()?;
         let options = MountOptions::parse(&self.options)?;
@@ -156,7 +156,7 @@ impl MountArgs {
     /// The mount point, and the archives before it.
     ///
     /// # Errors
-    /// `Usage` where there are not two paths at least.
+    /// `Usage` if there are fewer than two paths.
     pub(super) fn split_paths(&self) -> Result<(&PathBuf, &[PathBuf])> {
         match self.paths.split_last() {
             Some((mountpoint, archives)) if !archives.is_empty() => Ok((mountpoint, archives)),
@@ -165,7 +165,7 @@ impl MountArgs {
     }
 }
 
-/// Which archive to look into without mounting it.
+/// The archive to open without mounting it.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct OpenArgs {
     /// The archive
@@ -175,26 +175,26 @@ pub(super) struct OpenArgs {
     #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
     offset: u64,
 
-    /// Show archives inside the archive as folders
+    /// Show archives inside the archive as directories
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
-    /// Where the index of a tar is kept [default: beside it, else in the user's cache folder]
+    /// Where the index of a tar is kept [default: beside it, else in the user's cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 }
 
 impl OpenArgs {
-    /// Opens it.
+    /// Opens the archive.
     ///
     /// # Errors
-    /// What `formats::open` reports.
+    /// The errors of `formats::open`.
     pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
         crate::log::start(Verbosity::Default, None);
         open_watched(slice::from_ref(&self.archive), &self.options())
     }
 
-    /// How it is to be opened.
+    /// The options for opening it.
     pub(super) fn options(&self) -> OpenOptions {
         OpenOptions {
             offset: self.offset,
@@ -206,17 +206,17 @@ impl OpenArgs {
     }
 }
 
-/// Opens archives, with a bar on a terminal while that takes long.
+/// Opens archives, with a bar on a terminal if that takes long.
 ///
 /// # Errors
-/// What `formats::open` reports.
+/// The errors of `formats::open`.
 pub(super) fn open_watched(paths: &[PathBuf], options: &OpenOptions) -> Result<Arc<dyn Tree>> {
     let progress = Arc::new(Progress::default());
     let _bar = Bar::watch(&progress);
     formats::open(paths, options, &progress)
 }
 
-/// The arguments that parse to `plan`. Every field is named, so that a new one can not be
+/// The arguments that parse to `plan`. Every field is destructured, so that a new one cannot be
 /// forgotten.
 pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     let MountPlan {
@@ -298,7 +298,7 @@ pub(super) fn time(text: &str) -> std::result::Result<Duration, String> {
     parse_time(text).map_err(|error| with_hint(&error))
 }
 
-/// What clap, which has no place for a hint, is to say of a value.
+/// An error with its hint as one message, because clap has no separate hint.
 fn with_hint(error: &Error) -> String {
     match error.hint() {
         Some(hint) => format!("{error}; {hint}"),
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn a_plan_rendered_and_parsed_is_the_same_plan() {
-        let least = MountPlan {
+        let minimal = MountPlan {
             archives: vec!["/a b,c/-x=\n.sqfs".into()],
             mountpoint: OsString::from_vec(b"/m\xff\\".to_vec()).into(),
             offset: 0,
@@ -352,7 +352,7 @@ mod tests {
             stats_json: None,
             verbosity: Verbosity::Default,
         };
-        let most = MountPlan {
+        let full = MountPlan {
             offset: u64::MAX,
             recursive: true,
             index: Some("/i,n d".into()),
@@ -376,18 +376,18 @@ mod tests {
             log_file: Some("/l,o g".into()),
             stats_json: Some("/s=t,a ts".into()),
             verbosity: Verbosity::Verbose,
-            ..least.clone()
+            ..minimal.clone()
         };
-        let quiet = MountPlan { verbosity: Verbosity::Quiet, ..least.clone() };
+        let quiet = MountPlan { verbosity: Verbosity::Quiet, ..minimal.clone() };
         let archives = ["/a", "/-b", "/c"].map(PathBuf::from).to_vec();
-        let several = MountPlan { archives, ..least.clone() };
-        for plan in [least, most, quiet, several] {
+        let several = MountPlan { archives, ..minimal.clone() };
+        for plan in [minimal, full, quiet, several] {
             assert_eq!(parse(render(&plan)), plan);
         }
     }
 
     #[test]
-    fn memory_is_given_back_after_thirty_seconds_or_as_told_and_never_for_0() {
+    fn memory_is_freed_after_30_seconds_or_the_given_time_or_never_for_0() {
         for (option, time) in [(None, Some(30)), (Some("2m"), Some(120)), (Some("0s"), None)] {
             let option = option.map(|time| format!("--cache-idle={time}").into());
             let words = option.into_iter().chain(["a".into(), "b".into()]);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_of_its_own_wins_over_the_same_in_o() {
+    fn a_separate_option_overrides_the_one_in_o() {
         let words = ["-ooffset=1,subdir=x", "--offset=2K", "--subdir=y", "a", "b"];
         let plan = parse(words.map(OsString::from).to_vec());
         assert_eq!((plan.offset, plan.view.subdir), (2048, Some(b"y".to_vec())));

@@ -1,8 +1,7 @@
-//! A progress bar for a wait that a person would notice.
+//! A progress bar for long waits.
 //!
-//! Owns when it appears and what it says; leaves drawing to indicatif.
 //! Invariant: nothing is drawn unless standard error is a terminal and the wait takes over a
-//! second, and the line is clean again when the bar is dropped.
+//! second. The line is cleared when the bar is dropped.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -14,65 +13,66 @@ use crate::log::printable;
 use crate::progress::Progress;
 use crate::sync::Arc;
 
-/// Waits shorter than this go without a bar.
+/// Shorter waits show no bar.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Time between two looks at the progress.
+/// Time between two updates.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// Shows a `Progress` until it is dropped.
 pub(super) struct Bar {
-    /// Dropped, it tells the thread to end.
+    /// Dropping it stops the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Bar {
-    /// Shows that `what` is waited for, and for how long; its end is not known.
-    pub(super) fn wait(what: &str) -> Self {
+    /// Shows `message` and the elapsed time of a wait of unknown length.
+    pub(super) fn wait(message: &str) -> Self {
         let progress = Arc::new(Progress::default());
-        progress.begin(what);
+        progress.begin(message);
         Self::watch(&progress)
     }
 
-    /// Watches `progress`, a number of bytes, in each phase that has a name.
+    /// Shows `progress`, counted in bytes, in each phase that has a name.
     pub(super) fn watch(progress: &Arc<Progress>) -> Self {
         let (stop, stopped) = channel::<()>();
         let progress = Arc::clone(progress);
-        let begun = Instant::now();
+        let start = Instant::now();
         let draw = move || {
             if stopped.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
-            // Drawn to standard error, and only if that is a terminal.
+            // indicatif draws to standard error, and only if it is a terminal.
             let (mut phase, mut bar) = (String::new(), ProgressBar::hidden());
-            let mut since = begun;
+            let mut since = start;
             while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 let now = progress.phase();
                 let (done, total) = progress.now();
-                // How fast it is and how long it will take can be told once something is done.
-                let fitting = match (done, total) {
-                    (_, 0) => plain(),
+                // Rate and remaining time are unknown until something is done.
+                let bar_style = match (done, total) {
+                    (_, 0) => elapsed_only(),
                     (0, _) => style(""),
                     _ => style(", {bytes_per_sec}, {eta} left"),
                 };
                 if now != phase {
                     bar.finish_and_clear();
-                    // The first phase may have begun before there was something to see.
+                    // The first phase may have begun before the bar appeared.
                     let elapsed = since.elapsed();
-                    // Its message draws it, so it has to look right from the start.
-                    bar = ProgressBar::new(total).with_style(fitting.clone()).with_elapsed(elapsed);
+                    // Setting the message draws the bar, so set its style first.
+                    bar =
+                        ProgressBar::new(total).with_style(bar_style.clone()).with_elapsed(elapsed);
                     bar.set_message(printable(&now));
                     phase = now;
                 }
-                bar.set_style(fitting);
+                bar.set_style(bar_style);
                 bar.set_length(total);
                 bar.set_position(done.min(total));
                 since = Instant::now();
             }
             bar.finish_and_clear();
         };
-        // Without a thread there is no bar, and no harm.
+        // Without a thread there is no bar, and the work goes on.
         let thread = thread::Builder::new().name("progress".into()).spawn(draw).ok();
         Self { stop: Some(stop), thread }
     }
@@ -84,8 +84,8 @@ fn style(estimate: &str) -> ProgressStyle {
     ProgressStyle::with_template(&template).unwrap_or(ProgressStyle::default_bar())
 }
 
-/// For what has no end that is known: for how long it goes on.
-fn plain() -> ProgressStyle {
+/// The style for waits of unknown length: only the elapsed time.
+fn elapsed_only() -> ProgressStyle {
     ProgressStyle::with_template("archfs: {msg} ({elapsed})")
         .unwrap_or(ProgressStyle::default_bar())
 }
@@ -94,7 +94,7 @@ impl Drop for Bar {
     fn drop(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // A panic while drawing has been told, and means nothing for the work.
+            // A panic while drawing is already reported, and does not affect the work.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! `archfs cat`: files of an archive to standard output, without mounting it.
+//! `archfs cat`: writes files of an archive to standard output without mounting it.
 
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -26,13 +26,13 @@ pub(super) struct Args {
     paths: Vec<PathBuf>,
 }
 
-/// Bytes asked for at once.
+/// Bytes per read.
 const STEP: u32 = 1 << 20;
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     let tree = args.open.open()?;
     let progress = Arc::new(Progress::default());
-    // On a terminal the files themselves are to be seen.
+    // On a terminal a bar would disturb the output.
     let _bar = (!std::io::stdout().is_terminal()).then(|| Bar::watch(&progress));
     for path in &args.paths {
         cat(tree.as_ref(), path, &progress)

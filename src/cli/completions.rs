@@ -1,7 +1,6 @@
-//! `archfs completions`: what makes a shell complete commands, options and paths.
+//! `archfs completions`: scripts that complete commands, options and paths in a shell.
 //!
-//! Owns the shells there are; leaves the scripts to clap_complete. Invariant: what is hidden in
-//! --help is not offered.
+//! Invariant: commands and options that --help hides are not offered.
 
 use std::io::Write;
 
@@ -12,7 +11,7 @@ use super::Cli;
 use super::term::written;
 use crate::error::Result;
 
-/// Print what lets a shell complete commands and options of archfs
+/// Print a script that completes commands and options of archfs in a shell
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs completions bash > ~/.local/share/bash-completion/completions/archfs
@@ -23,7 +22,7 @@ pub(super) struct Args {
     shell: ShellName,
 }
 
-/// Shells that people of clusters use.
+/// The shells that are common on clusters.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum ShellName {
     Bash,
@@ -38,23 +37,23 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         ShellName::Fish => Shell::Fish,
     };
     let mut script = Vec::new();
-    let mut command = shown(&Cli::command()).version(env!("CARGO_PKG_VERSION"));
+    let mut command = without_hidden(&Cli::command()).version(env!("CARGO_PKG_VERSION"));
     clap_complete::generate(shell, &mut command, "archfs", &mut script);
     written(std::io::stdout().write_all(&script))?;
     Ok(0)
 }
 
-/// The command without what is hidden, which clap_complete would offer.
-fn shown(command: &Command) -> Command {
-    // clap wants names that live as long as the program; these are some twenty.
-    let kept = |name: &str| -> &'static str { name.to_owned().leak() };
+/// The command without its hidden parts, which clap_complete would offer.
+fn without_hidden(command: &Command) -> Command {
+    // clap needs names with a static lifetime; about twenty are leaked.
+    let leaked = |name: &str| -> &'static str { name.to_owned().leak() };
     let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
-    let mut like_it = Command::new(kept(command.get_name()))
+    let mut visible = Command::new(leaked(command.get_name()))
         .args(arguments.cloned())
-        .visible_aliases(command.get_visible_aliases().map(kept))
-        .subcommands(command.get_subcommands().filter(|it| !it.is_hide_set()).map(shown));
+        .visible_aliases(command.get_visible_aliases().map(leaked))
+        .subcommands(command.get_subcommands().filter(|it| !it.is_hide_set()).map(without_hidden));
     if let Some(about) = command.get_about() {
-        like_it = like_it.about(about.clone());
+        visible = visible.about(about.clone());
     }
-    like_it
+    visible
 }

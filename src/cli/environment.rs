@@ -1,8 +1,8 @@
-//! Which variables of the environment count.
+//! Which environment variables archfs accepts.
 //!
 //! `sudo -E` runs archfs as root with the variables of another user. If one of them names a file
-//! that archfs writes, root would write that file, wherever it is. So root takes such names only
-//! from the command line.
+//! that archfs writes, root could overwrite any file. So root accepts such names only on the
+//! command line.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -12,15 +12,15 @@ use rustix::process::geteuid;
 
 use super::term;
 
-/// Arguments that name a file which archfs writes, and their variables.
+/// Arguments that name a file written by archfs, and their variables.
 const WRITTEN: [(&str, &str); 3] = [
     ("log_file", "ARCHFS_LOG_FILE"),
     ("stats_json", "ARCHFS_STATS_JSON"),
     ("index", "ARCHFS_INDEX"),
 ];
 
-/// `command`, in which no variable of another user names a file to be written; says so of each one,
-/// unless this process is the daemon, whose launcher has said it.
+/// Makes `command` ignore variables of another user that name a file to be written, and reports
+/// each of them. The daemon does not report them, because its launcher already has.
 pub(super) fn without_foreign_paths(command: Command, arguments: &[OsString]) -> Command {
     let user = std::env::var("SUDO_UID").ok();
     if !geteuid().is_root() || user.is_none_or(|user| user == "0") {
@@ -29,7 +29,7 @@ pub(super) fn without_foreign_paths(command: Command, arguments: &[OsString]) ->
     let is_daemon = arguments.iter().any(|word| word.as_bytes().starts_with(b"--daemon="));
     for (_, variable) in WRITTEN {
         if !is_daemon && std::env::var_os(variable).is_some() {
-            term::tell(&format!(
+            term::print_message(&format!(
                 "{variable} is not used as root: it is the variable of another user"
             ));
         }

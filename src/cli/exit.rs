@@ -1,7 +1,8 @@
-//! Exit status: the one table from kinds of error to numbers.
+//! Exit statuses: the one table from kinds of error to numbers. Job scripts rely on them
+//! (docs/CLI.md).
 //!
-//! Owns the numbers that job scripts are written against (docs/CLI.md).
-//! Invariant: `run` adds 120 to its own failures, so that they can not be taken for the command's.
+//! Invariant: `run` adds 120 to the status of its own failures, to keep them apart from those of
+//! the command.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -10,16 +11,16 @@ use super::term;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::Outcome;
 
-/// What `run` adds to the status of its own failures.
+/// Added by `run` to the status of its own failures.
 const RUN_OFFSET: u8 = 120;
 
-/// The status where there is no better one.
+/// The status of errors without a more specific one.
 const FAILED: u8 = 1;
 
-/// The status of wrong use.
+/// The status of a usage error.
 const USAGE: u8 = 2;
 
-/// The status of a subcommand that ends with a number of its own, or with an error, which is shown.
+/// The exit status of a subcommand. An error is shown.
 pub(super) fn status(result: Result<u8>) -> ExitCode {
     ExitCode::from(result.unwrap_or_else(|error| {
         term::show_error(&error);
@@ -27,7 +28,7 @@ pub(super) fn status(result: Result<u8>) -> ExitCode {
     }))
 }
 
-/// The status of `run`.
+/// The exit status of `run`.
 pub(super) fn status_of_run(result: Result<Outcome>) -> ExitCode {
     let number = match result {
         Ok(Outcome::Exited(code)) => low_byte(code),
@@ -37,7 +38,7 @@ pub(super) fn status_of_run(result: Result<Outcome>) -> ExitCode {
         Ok(Outcome::NotMounted(status)) => RUN_OFFSET.saturating_add(low_byte(status)),
         Err(error) => {
             term::show_error(&error);
-            // 126 is a command that can not be executed.
+            // 126 is reserved for a command that cannot be executed.
             let own = if error.kind() == Kind::TimedOut { FAILED } else { of(&error) };
             RUN_OFFSET.saturating_add(own)
         }
@@ -45,7 +46,7 @@ pub(super) fn status_of_run(result: Result<Outcome>) -> ExitCode {
     ExitCode::from(number)
 }
 
-/// The status of arguments that clap refused, or answered with help.
+/// The exit status after clap rejected the arguments or printed help.
 pub(super) fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let is_run = arguments.get(1).is_some_and(|word| word == "run");
     match (error.use_stderr(), is_run) {
@@ -55,7 +56,7 @@ pub(super) fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     }
 }
 
-/// The status for an error.
+/// The exit status for an error.
 pub(super) fn of(error: &Error) -> u8 {
     match error.kind() {
         Kind::NotFound
@@ -76,7 +77,7 @@ pub(super) fn of(error: &Error) -> u8 {
     }
 }
 
-/// A status as the system passes it on: its low eight bits.
+/// The low eight bits of a status, which is all that the kernel passes on.
 fn low_byte(number: i32) -> u8 {
     number.to_le_bytes()[0]
 }
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_that_fails_is_told_from_a_command_that_can_not_be_run() {
+    fn failures_of_run_differ_from_failures_of_the_command() {
         let shown = |code: ExitCode| format!("{code:?}");
         let failed = |kind| shown(status_of_run(Err(Error::new(kind, ""))));
         let not_executable = shown(status_of_run(Ok(Outcome::NotExecutable)));

@@ -1,4 +1,4 @@
-//! `archfs gc`: clear what killed daemons left.
+//! `archfs gc`: removes what killed daemons left behind.
 
 use super::bar::Bar;
 use super::{exit, term};
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::lifecycle;
 use crate::log::Verbosity;
 
-/// Clear your dead archfs mounts, directories made for them, and left-over records
+/// Clear your stale archfs mounts, directories created for them, and left-over records
 #[derive(Debug, clap::Args)]
 #[command(after_help = "It touches nothing that is alive, nor anything of another user.
 
@@ -14,13 +14,13 @@ Examples:
   archfs gc
   su \"$SLURM_JOB_USER\" -s /bin/sh -c 'archfs gc --quiet'     (in an epilog, as the job's user)")]
 pub(super) struct Args {
-    /// Say only what went wrong
+    /// Print only errors and warnings
     #[arg(long, short)]
     quiet: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    // What is cleared is told here.
+    // This command reports what it cleared, so the log is quiet.
     crate::log::start(Verbosity::Quiet, None);
     let bar = (!args.quiet).then(|| Bar::wait("clearing dead mounts"));
     let cleared = lifecycle::gc();
@@ -28,10 +28,10 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let cleared = cleared?;
     if !args.quiet {
         for mount_point in &cleared.mounts {
-            term::tell(&format!("cleared the dead mount {}", mount_point.display()));
+            term::print_message(&format!("cleared the dead mount {}", mount_point.display()));
         }
         for mount_point in &cleared.directories {
-            term::tell(&format!("removed {}", mount_point.display()));
+            term::print_message(&format!("removed {}", mount_point.display()));
         }
     }
     let mut status = 0;

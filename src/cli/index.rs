@@ -1,4 +1,4 @@
-//! `archfs index`: the saved index of a tar, made ahead of the jobs.
+//! `archfs index`: saves the index of a tar before jobs need it.
 
 use std::path::PathBuf;
 use std::slice;
@@ -12,7 +12,7 @@ use crate::formats::{OpenOptions, Saving};
 use crate::heap;
 use crate::log::Verbosity;
 
-/// Make the saved index of tars, so that mounting them takes no time
+/// Save the index of tars, so that mounting them takes no time
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs index data.tar
@@ -22,15 +22,15 @@ pub(super) struct Args {
     #[arg(required = true, value_name = "ARCHIVE")]
     archives: Vec<PathBuf>,
 
-    /// For mounts with --recursive: archives inside an archive as folders
+    /// Make the index for mounts with --recursive
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
-    /// Where to keep it [default: beside the archive, else in the user's cache folder]
+    /// Where to save it [default: beside the archive, else in the user's cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 
-    /// Say only what went wrong
+    /// Print only errors and warnings
     #[arg(short, long)]
     quiet: bool,
 }
@@ -53,7 +53,10 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         let tree = open_watched(slice::from_ref(archive), &options)?;
         if !args.quiet {
             let members = tree.totals().inodes;
-            term::tell(&format!("{}: {members} files and folders indexed", archive.display()));
+            term::print_message(&format!(
+                "{}: {members} files and folders indexed",
+                archive.display()
+            ));
         }
     }
     Ok(0)

@@ -1,7 +1,8 @@
-//! `archfs info`: what is in an archive, what reading it costs, what packing it anew would gain.
+//! `archfs info`: the contents of an archive, the cost of reading it, and the gain of packing it
+//! again.
 //!
-//! Owns the order of that; leaves the numbers to `formats`, and what is made of them to `screen`,
-//! `json` and `advice`. Invariant: no data of files is read, so it takes seconds for any image.
+//! `formats` counts; `screen`, `json` and `advice` present the numbers. Invariant: no file data is
+//! read. It takes seconds for any image.
 
 use std::io::Write;
 
@@ -18,7 +19,7 @@ mod advice;
 mod json;
 mod screen;
 
-/// Tell what is in an archive and what a random read of it costs, without reading the data
+/// Show what is in an archive and what a random read of it costs, without reading the data
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs info data.sqfs
@@ -29,7 +30,7 @@ pub(super) struct Args {
     #[command(flatten)]
     open: OpenArgs,
 
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `archfs list`: this user's mounts on this node.
+//! `archfs list`: the user's mounts on this node.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -21,16 +21,16 @@ Examples:
   archfs list --json | jq -r .mountpoint"
 )]
 pub(super) struct Args {
-    /// One JSON object a line
+    /// Print one JSON object a line
     #[arg(long)]
     json: bool,
 }
 
-/// The keys of `--json`, which job scripts rely on.
+/// The keys of `--json`. Job scripts rely on them.
 #[derive(Serialize)]
 struct Row {
     mountpoint: String,
-    /// The mount point in hexadecimal digits, where it is not UTF-8.
+    /// The mount point in hexadecimal digits if it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     mountpoint_hex: Option<String>,
     archives: Vec<String>,
@@ -70,7 +70,7 @@ fn row(listed: &Listed) -> Row {
     let Listed { mount_point, archives, daemon, holders, kept, state } = listed;
     Row {
         mountpoint: mount_point.to_string_lossy().into_owned(),
-        mountpoint_hex: term::hex_of_no_text(mount_point.as_os_str().as_bytes()),
+        mountpoint_hex: term::hex_if_not_utf8(mount_point.as_os_str().as_bytes()),
         archives: archives.iter().map(|path| path.to_string_lossy().into_owned()).collect(),
         daemon: *daemon,
         holders: holders

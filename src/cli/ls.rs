@@ -1,4 +1,4 @@
-//! `archfs ls`: look into an archive without mounting it.
+//! `archfs ls`: lists a directory of an archive without mounting it.
 
 use std::io::{BufWriter, Write};
 use std::ops::ControlFlow;
@@ -10,7 +10,7 @@ use super::term::{name_for_output, written};
 use crate::error::Result;
 use crate::vfs::{self, Attr, Cookie, FileKind, Ino, Tree};
 
-/// List a folder of an archive without mounting it
+/// List a directory of an archive without mounting it
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs ls data.sqfs train
@@ -19,15 +19,15 @@ pub(super) struct Args {
     #[command(flatten)]
     open: OpenArgs,
 
-    /// The folder or file in it
+    /// The directory or file in it
     #[arg(default_value = "/")]
     path: PathBuf,
 
-    /// Mode, links, owner, group, size and time, too (times in seconds since 1970)
+    /// Also print mode, links, owner, group, size and time (seconds since 1970)
     #[arg(short, long)]
     long: bool,
 
-    /// Folders in the folder, too: one path a line
+    /// Also list subdirectories, one path a line
     #[arg(short = 'R', long)]
     descend: bool,
 }
@@ -39,7 +39,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         .map_err(|error| error.within(args.open.archive.display()))?;
     let mut listing = Listing { tree: tree.as_ref(), args, out: BufWriter::new(std::io::stdout()) };
     if attr.kind == FileKind::Directory {
-        listing.folder(attr.ino)?;
+        listing.directory(attr.ino)?;
     } else {
         listing.line(&attr, path)?;
     }
@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     Ok(0)
 }
 
-/// What is to be listed of a folder: number, kind, path.
+/// Remaining entries of a directory: inode, kind, path.
 type Entries = std::vec::IntoIter<(Ino, FileKind, Vec<u8>)>;
 
 struct Listing<'t> {
@@ -57,14 +57,14 @@ struct Listing<'t> {
 }
 
 impl Listing<'_> {
-    /// Lists the folder `root` and, where asked for, those in it. Folders wait on a list of their
-    /// own and not on the stack, for an archive may go down as deep as it likes.
-    fn folder(&mut self, root: Ino) -> Result<()> {
-        // Folders on the way down, each with the entries that are still to be listed.
-        let mut open = vec![(root, self.entries(root, b"")?)];
-        while let Some((_, entries)) = open.last_mut() {
+    /// Lists the directory `root` and, with `--descend`, the directories below it. A list and not
+    /// recursion, because an archive may be arbitrarily deep.
+    fn directory(&mut self, root: Ino) -> Result<()> {
+        // The directories from `root` down, each with its remaining entries.
+        let mut open_directories = vec![(root, self.entries(root, b"")?)];
+        while let Some((_, entries)) = open_directories.last_mut() {
             let Some((ino, kind, path)) = entries.next() else {
-                open.pop();
+                open_directories.pop();
                 continue;
             };
             if self.args.long {
@@ -74,20 +74,20 @@ impl Listing<'_> {
                 let shown = name_for_output(&path);
                 written(self.out.write_all(&[&shown[..], b"\n"].concat()))?;
             }
-            // A damaged archive may hold a folder within itself.
+            // In a damaged archive a directory may contain itself.
             let descends = self.args.descend && kind == FileKind::Directory;
-            if descends && !open.iter().any(|&(above, _)| above == ino) {
+            if descends && !open_directories.iter().any(|&(ancestor, _)| ancestor == ino) {
                 let entries = self.entries(ino, &[&path[..], b"/"].concat())?;
-                open.push((ino, entries));
+                open_directories.push((ino, entries));
             }
         }
         Ok(())
     }
 
-    /// The entries of a folder, `prefix` before their names.
-    fn entries(&self, folder: Ino, prefix: &[u8]) -> Result<Entries> {
+    /// The entries of a directory, with `prefix` before their names.
+    fn entries(&self, directory: Ino, prefix: &[u8]) -> Result<Entries> {
         let mut entries = Vec::new();
-        self.tree.read_dir(folder, Cookie::START, &mut |entry| {
+        self.tree.read_dir(directory, Cookie::START, &mut |entry| {
             entries.push((entry.ino, entry.kind, [prefix, entry.name.as_bytes()].concat()));
             ControlFlow::Continue(())
         })?;
@@ -114,7 +114,7 @@ impl Listing<'_> {
     }
 }
 
-/// Kind and permissions as ls(1) shows them.
+/// Kind and permissions in the format of ls(1).
 fn mode(attr: &Attr) -> String {
     let kind = match attr.kind {
         FileKind::Regular => '-',

@@ -1,8 +1,7 @@
-//! `archfs man`: the manual pages, made from what --help says.
+//! `archfs man`: the manual pages, generated from the --help texts.
 //!
-//! Owns the sections that clap knows nothing of; leaves names and options to clap_mangen.
-//! Invariants: nothing is said here that stands in the arguments already; what is hidden there has
-//! no page and no line.
+//! Invariants: a page repeats nothing that the arguments say. Hidden commands and options do not
+//! appear.
 
 use std::fs;
 use std::io::{self, Write};
@@ -13,10 +12,10 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
 use super::Cli;
-use super::term::{tell, written};
+use super::term::{print_message, written};
 use crate::error::{Error, Kind, Result};
 
-/// Print the manual page of archfs or of a command, or write all of them to a folder
+/// Print the manual page of archfs or of a command, or write all of them to a directory
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs man | man -l -
@@ -27,22 +26,22 @@ pub(super) struct Args {
     #[arg(conflicts_with = "dir")]
     command: Option<String>,
 
-    /// Write archfs.1, archfs-mount.1 and all others to this folder, which is made if missing
+    /// Write archfs.1, archfs-mount.1 and all others to DIR, which is created if missing
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
-    /// Say only what went wrong
+    /// Print only errors and warnings
     #[arg(short, long)]
     quiet: bool,
 }
 
-/// What each page says of the environment besides the options.
-const PLACES: [(&str, &str); 2] = [
+/// Environment variables that every page lists after those of options.
+const COMMON_VARIABLES: [(&str, &str); 2] = [
     ("ARCHFS_MOUNTPOINT", "The mount point, for the command of archfs run."),
     ("PATH", "Where fusermount3 and fusermount are looked for, before /usr/bin and the like."),
 ];
 
-/// Of all pages.
+/// The FILES section of every page.
 const FILES: [(&str, &str); 4] = [
     ("/dev/fuse", "Has to be there to mount, with the mode 0666."),
     (
@@ -53,7 +52,7 @@ const FILES: [(&str, &str); 4] = [
     ("/etc/fuse.conf", "user_allow_other in it permits -o allow_other."),
 ];
 
-/// Where a command says nothing of its own (docs/CLI.md).
+/// The exit statuses of commands whose help lists none (docs/CLI.md).
 const STATUS: [(&str, &str); 7] = [
     ("0", "Done."),
     ("1", "It failed."),
@@ -67,54 +66,54 @@ const STATUS: [(&str, &str); 7] = [
 pub(super) fn run(args: &Args) -> Result<u8> {
     let mut root = Cli::command().disable_help_subcommand(true);
     root.build();
-    let Some(folder) = &args.dir else {
+    let Some(directory) = &args.dir else {
         let command = match args.command.as_deref() {
             None | Some("archfs") => &root,
-            Some(name) => of_name(&root, name)?,
+            Some(name) => find_command(&root, name)?,
         };
         written(io::stdout().write_all(&page(command)?))?;
         return Ok(0);
     };
-    let count = write_all(&root, folder)?;
+    let count = write_all(&root, directory)?;
     if !args.quiet {
-        tell(&format!("{}: {count} pages written", folder.display()));
+        print_message(&format!("{}: {count} pages written", directory.display()));
     }
     Ok(0)
 }
 
-fn of_name<'r>(root: &'r Command, name: &str) -> Result<&'r Command> {
+fn find_command<'r>(root: &'r Command, name: &str) -> Result<&'r Command> {
     let found = root.find_subcommand(name).filter(|found| !found.is_hide_set());
     found.ok_or_else(|| {
-        let names: Vec<_> = shown_subcommands(root).map(Command::get_name).collect();
+        let names: Vec<_> = visible_subcommands(root).map(Command::get_name).collect();
         Error::new(Kind::Usage, format!("{name}: no such command")).with_hint(names.join(", "))
     })
 }
 
-fn shown_subcommands(root: &Command) -> impl Iterator<Item = &Command> {
+fn visible_subcommands(root: &Command) -> impl Iterator<Item = &Command> {
     root.get_subcommands().filter(|command| !command.is_hide_set())
 }
 
-fn write_all(root: &Command, folder: &Path) -> Result<usize> {
+fn write_all(root: &Command, directory: &Path) -> Result<usize> {
     let failed = |path: &Path| {
         let shown = path.display().to_string();
         move |error| Error::io(format!("{shown}: can not be written"), error)
     };
-    fs::create_dir_all(folder).map_err(failed(folder))?;
+    fs::create_dir_all(directory).map_err(failed(directory))?;
     let mut count = 0;
-    for command in std::iter::once(root).chain(shown_subcommands(root)) {
-        let file = folder.join(format!("{}.1", page_name(command)));
+    for command in std::iter::once(root).chain(visible_subcommands(root)) {
+        let file = directory.join(format!("{}.1", page_name(command)));
         fs::write(&file, page(command)?).map_err(failed(&file))?;
         count += 1;
     }
     Ok(count)
 }
 
-/// `archfs-mount` of `archfs mount`.
+/// `archfs-mount` for `archfs mount`.
 fn page_name(command: &Command) -> String {
     command.get_bin_name().unwrap_or(command.get_name()).replace(' ', "-")
 }
 
-/// The page of a command, as man(1) wants it.
+/// The page of a command in the format of man(1).
 fn page(command: &Command) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     render(command, &mut text)
@@ -154,8 +153,8 @@ fn render(command: &Command, out: &mut Vec<u8>) -> io::Result<()> {
     }
     roff.control("SH", ["ENVIRONMENT"]);
     let variables = variables(command);
-    let variables = variables.iter().map(|(name, what)| (name.as_str(), what.as_str()));
-    list(&mut roff, &variables.chain(PLACES).collect::<Vec<_>>());
+    let variables = variables.iter().map(|(name, text)| (name.as_str(), text.as_str()));
+    list(&mut roff, &variables.chain(COMMON_VARIABLES).collect::<Vec<_>>());
     roff.control("SH", ["FILES"]);
     list(&mut roff, &FILES);
     if !help.examples.is_empty() {
@@ -177,7 +176,7 @@ fn render(command: &Command, out: &mut Vec<u8>) -> io::Result<()> {
     roff.to_writer(out)
 }
 
-/// Options that a variable stands for, too.
+/// The options that can be set by a variable.
 fn variables(command: &Command) -> Vec<(String, String)> {
     let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
     let named = shown.filter_map(|argument| {
@@ -188,8 +187,8 @@ fn variables(command: &Command) -> Vec<(String, String)> {
 }
 
 fn list(roff: &mut Roff, items: &[(&str, &str)]) {
-    for (name, what) in items {
-        roff.control("TP", []).text([bold(*name)]).text([roman(*what)]);
+    for (name, text) in items {
+        roff.control("TP", []).text([bold(*name)]).text([roman(*text)]);
     }
 }
 
@@ -199,12 +198,12 @@ fn paragraphs(roff: &mut Roff, texts: &[String]) {
     }
 }
 
-/// What stands below the options in --help, by its paragraphs.
+/// The paragraphs after the options in --help.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Help {
     notes: Vec<String>,
     status: Vec<String>,
-    /// Lines, as they are to be typed.
+    /// Command lines, ready to type.
     examples: Vec<String>,
 }
 
@@ -214,8 +213,8 @@ impl Help {
         Self::parse(&text)
     }
 
-    /// Paragraphs begin with `Examples:` and `Exit status:`, or are notes; what is indented belongs
-    /// to the examples above it.
+    /// Paragraphs that start with `Examples:` or `Exit status:` go to their sections, others are
+    /// notes. Indented paragraphs continue the examples before them.
     fn parse(text: &str) -> Self {
         let mut help = Self::default();
         for paragraph in text.split("\n\n") {
@@ -245,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_the_help_apart() {
+    fn splits_the_help() {
         let help =
             Help::parse("A note\nof two lines.\n\nExit status: 0 or 1.\n\nExamples:\n  a\n    b");
         let expected = Help {
@@ -260,7 +259,7 @@ mod tests {
     fn every_command_has_examples() {
         let mut root = Cli::command().disable_help_subcommand(true);
         root.build();
-        for command in std::iter::once(&root).chain(shown_subcommands(&root)) {
+        for command in std::iter::once(&root).chain(visible_subcommands(&root)) {
             let help = Help::of(command);
             let name = page_name(command);
             assert!(!help.examples.is_empty(), "{name}: {help:?}");

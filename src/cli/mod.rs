@@ -1,8 +1,7 @@
 //! The command line: arguments in, exit status out.
 //!
-//! Owns the subcommands and how errors are shown; leaves what they do to the layers below.
-//! Invariants: nothing below this layer sees arguments; standard output is data, standard error
-//! talk.
+//! Invariants: the layers below do not see arguments. Standard output is data; messages go to
+//! standard error.
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
@@ -34,7 +33,7 @@ mod unmount;
 mod verify;
 mod wait;
 
-/// Show SquashFS and tar archives as folders, for as long as a job runs.
+/// Show SquashFS and tar archives as directories, for as long as a job runs.
 #[derive(Debug, Parser)]
 #[command(name = "archfs", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
@@ -72,7 +71,7 @@ enum Command {
     Completions(completions::Args),
 }
 
-/// Runs `archfs` with `arguments`, the program's own name first.
+/// Runs `archfs` with `arguments`, which start with the program name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments = arguments.into_iter().collect();
     stack::with_enough(|| match mount_helper::translated(arguments, is_subcommand) {
@@ -82,7 +81,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn is_subcommand(word: &OsStr) -> bool {
-    // The whole tree of commands, which is slow to build, is needed for aliases alone.
+    // Only aliases need the whole tree of commands, which is slow to build.
     let is_name = |name| name == "help" || Command::has_subcommand(name);
     word.to_str().is_some_and(is_name) || Cli::command().find_subcommand(word).is_some()
 }
@@ -93,7 +92,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and the version come this way, too, as errors of status 0.
+            // clap returns help and the version as errors with status 0.
             term::show_usage(&error);
             return exit::usage(&error, arguments);
         }
@@ -127,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_is_valid() {
         Cli::command().debug_assert();
     }
 }

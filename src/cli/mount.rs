@@ -1,4 +1,4 @@
-//! `archfs mount`: in the background, for as long as the job needs it.
+//! `archfs mount`: mounts in the background for as long as the job needs it.
 
 use std::any::Any;
 use std::ffi::OsString;
@@ -26,7 +26,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "PID", conflicts_with = "keep")]
     until_pid: Option<i32>,
 
-    /// Hold until `archfs unmount`
+    /// Stay mounted until `archfs unmount`
     #[arg(long)]
     keep: bool,
 
@@ -70,7 +70,7 @@ pub(super) struct Args {
     daemon: Option<ConnectionSourceName>,
 }
 
-/// How the mount of a daemon comes to be, as its launcher says it.
+/// How the daemon gets its FUSE connection, as the launcher names it.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum ConnectionSourceName {
     Mount,
@@ -103,14 +103,14 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let plan = args.mount.plan()?;
     let quiet = plan.verbosity == Verbosity::Quiet;
     let progress = Arc::new(Progress::default());
-    // On a terminal, while opening takes long.
+    // Shows a bar on a terminal if opening takes long.
     let bar = || (!quiet).then(|| Bar::watch(&progress));
-    if let Some(way) = args.daemon {
+    if let Some(source) = args.daemon {
         let bar = bar();
-        lifecycle::serve_in_background(&plan, way.into(), &progress, || drop(bar))?;
+        lifecycle::serve_in_background(&plan, source.into(), &progress, || drop(bar))?;
         return Ok(0);
     }
-    let wish = match (args.keep || args.mount_helper, args.until_pid) {
+    let holder_choice = match (args.keep || args.mount_helper, args.until_pid) {
         (true, _) => HolderChoice::Keep,
         (false, Some(pid)) => HolderChoice::UntilPid(pid),
         (false, None) => HolderChoice::Default,
@@ -119,8 +119,8 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         return serve_in_step(args, &plan, &progress);
     }
     if args.foreground {
-        // Whoever started it watches it; only a process that was named counts besides.
-        let holder = match wish {
+        // The caller watches a foreground process, so only `--until-pid` names a holder.
+        let holder = match holder_choice {
             HolderChoice::Default | HolderChoice::Keep => None,
             HolderChoice::UntilPid(pid) => Some(ProcessId::of(pid)?),
         };
@@ -130,7 +130,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     }
     crate::log::start(plan.verbosity, None);
     lifecycle::check_ready(args.ready_fd)?;
-    let holder = lifecycle::choose_holder(wish)?;
+    let holder = lifecycle::choose_holder(holder_choice)?;
     let plan = lifecycle::resolve_descriptors(plan)?;
     let warning = match mount_by_step(args, &plan)? {
         Ok(status) => return Ok(status),
@@ -143,21 +143,22 @@ pub(super) fn run(args: &Args) -> Result<u8> {
              `exec archfs run` leaves none"
         );
     }
-    let arguments = |way| daemon_arguments(&plan, way);
+    let arguments = |source| daemon_arguments(&plan, source);
     let caller = lifecycle::Caller { holder, ready: args.ready_fd };
-    let mounted = match lifecycle::mount(&plan, &arguments, caller, &|what| shown(what, quiet))? {
-        Ok(mounted) => mounted,
-        Err(status) => return Ok(u8::try_from(status).unwrap_or(1)),
-    };
-    // mount(8) says nothing where all went well.
+    let mounted =
+        match lifecycle::mount(&plan, &arguments, caller, &|message| wait_bar(message, quiet))? {
+            Ok(mounted) => mounted,
+            Err(status) => return Ok(u8::try_from(status).unwrap_or(1)),
+        };
+    // mount(8) prints nothing on success.
     if !quiet && !args.mount_helper {
-        tell(args.mount.split_paths()?, mounted, holder, is_warned);
+        report_mounted(args.mount.split_paths()?, mounted, holder, is_warned);
     }
     Ok(0)
 }
 
-/// Mounts by a job step and returns the exit status, or why there is none, if a person should know
-/// it.
+/// Mounts by a job step and returns the exit status. If there is no step, returns the reason if the
+/// user should know it.
 fn mount_by_step(
     args: &Args,
     plan: &lifecycle::MountPlan,
@@ -183,14 +184,14 @@ fn mount_by_step(
         arguments
     };
     let (mountpoint, archives) = args.mount.split_paths()?;
-    let what = described(archives);
+    let archives_text = describe_archives(archives);
     let mount_point = mountpoint.display();
     match lifecycle::mount_by_step(plan, (choice, nodes), &arguments, args.ready_fd)? {
         StepOutcome::NoStep(why) => Ok(Err(why.map(|why| format!("no job step: {why}")))),
         StepOutcome::Failed { status, failed, nodes } => {
             if args.all_nodes {
                 let (count, names) = (failed.len(), failed.join(", "));
-                term::tell(&format!(
+                term::print_message(&format!(
                     "{count} of {nodes} nodes cannot mount ({names}); unmounted on the others"
                 ));
             }
@@ -207,15 +208,17 @@ fn mount_by_step(
                     true => format!(" on {nodes} nodes"),
                     false => String::new(),
                 };
-                term::tell(&format!("mounted {what} at {mount_point}{on} {until}"));
+                term::print_message(&format!(
+                    "mounted {archives_text} at {mount_point}{on} {until}"
+                ));
             }
             Ok(Ok(0))
         }
     }
 }
 
-/// Serves as a task of a job step, which reports to the launcher instead of by its exit status: a
-/// task that fails would make Slurm report a failed job.
+/// Serves as a task of a job step. The task reports to the launcher and not by its exit status,
+/// because Slurm would report a failed job if a task failed.
 fn serve_in_step(args: &Args, plan: &lifecycle::MountPlan, progress: &Progress) -> Result<u8> {
     let task = Task::own(args.script_log.as_deref());
     if !task.begin()? {
@@ -232,59 +235,63 @@ fn serve_in_step(args: &Args, plan: &lifecycle::MountPlan, progress: &Progress) 
     }
 }
 
-fn described(archives: &[PathBuf]) -> String {
+fn describe_archives(archives: &[PathBuf]) -> String {
     match archives {
         [one] => one.display().to_string(),
         several => format!("{} archives", several.len()),
     }
 }
 
-/// A bar for a wait, unless nothing is to be said.
-pub(super) fn shown(what: &str, quiet: bool) -> Box<dyn Any> {
-    Box::new((!quiet).then(|| Bar::wait(what)))
+/// A bar for a wait, unless archfs is quiet.
+pub(super) fn wait_bar(message: &str, quiet: bool) -> Box<dyn Any> {
+    Box::new((!quiet).then(|| Bar::wait(message)))
 }
 
-fn tell(
+fn report_mounted(
     (mountpoint, archives): (&PathBuf, &[PathBuf]),
     mounted: MountOutcome,
     holder: Holder,
     is_warned: bool,
 ) {
-    let what = described(archives);
+    let archives_text = describe_archives(archives);
     let mount_point = mountpoint.display();
     match mounted {
-        MountOutcome::New => term::tell(&format!("mounted {what} at {mount_point} {holder}")),
+        MountOutcome::New => {
+            term::print_message(&format!("mounted {archives_text} at {mount_point} {holder}"))
+        }
         MountOutcome::Shared(daemon) => {
-            term::tell(&format!("sharing {what} at {mount_point} (process {daemon}) {holder}"));
+            term::print_message(&format!(
+                "sharing {archives_text} at {mount_point} (process {daemon}) {holder}"
+            ));
         }
     }
     if mounted != MountOutcome::New {
         return;
     }
     if in_srun_step() {
-        term::tell(
+        term::print_message(
             "started inside an srun step: Slurm ends the daemon with this step, and may leave a dead mount; \
              `srun archfs run` or a step of its own with --foreground does not (docs/SLURM.md)",
         );
     } else if let Some(job) = lifecycle::killed_with().filter(|_| !is_warned) {
-        term::tell(&format!(
+        term::print_message(&format!(
             "{job}: Slurm kills the daemon at its end, and may leave a dead mount, which the next one clears; \
              `exec archfs run`, or `archfs unmount` in a trap, leaves none (docs/SLURM.md)"
         ));
     }
 }
 
-/// How this program has to be called to be the daemon of `plan`.
+/// The arguments that make this program the daemon of `plan`.
 pub(super) fn daemon_arguments(
     plan: &lifecycle::MountPlan,
-    way: ConnectionSource,
+    source: ConnectionSource,
 ) -> Vec<OsString> {
-    let way = match way {
+    let source = match source {
         ConnectionSource::Mount => "--daemon=mount",
         ConnectionSource::Private => "--daemon=private",
         ConnectionSource::Handed => "--daemon=handed",
     };
-    let mut arguments = ["mount", "--foreground", way].map(OsString::from).to_vec();
+    let mut arguments = ["mount", "--foreground", source].map(OsString::from).to_vec();
     arguments.extend(args::render(plan));
     arguments
 }
@@ -299,7 +306,7 @@ impl From<ConnectionSourceName> for ConnectionSource {
     }
 }
 
-/// A batch script has a step, too, but its name is no number there.
+/// A batch script is a step as well, but its step id is not a number.
 fn in_srun_step() -> bool {
     std::env::var("SLURM_STEP_ID").is_ok_and(|step| step.parse::<u32>().is_ok())
 }

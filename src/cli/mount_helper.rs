@@ -1,13 +1,12 @@
-//! archfs in the place of a mount helper: fstab lines, `mount -t fuse.archfs`, and scripts that
-//! were written for squashfuse.
+//! Accepts the command lines of mount helpers: fstab lines, `mount -t fuse.archfs`, and scripts
+//! that were written for squashfuse.
 //!
 //! mount(8) executes `/sbin/mount.fuse.archfs SOURCE DIRECTORY [-sfnv] [-N NAMESPACE] [-o OPTIONS]
-//! [-t TYPE]`. Where that is missing, `mount.fuse` of libfuse executes `archfs SOURCE DIRECTORY -o
-//! OPTIONS`, the form that squashfuse has. Both become `archfs mount --mount-helper`.
+//! [-t TYPE]`. If that file is missing, `mount.fuse` of libfuse executes `archfs SOURCE DIRECTORY
+//! -o OPTIONS`, the form of squashfuse. Both become `archfs mount --mount-helper`.
 //!
-//! Such calls say `rw`, `dev` and `suid` where fstab says nothing about them. A mount of an archive
-//! is ro,nosuid,nodev all the same, so these words are left out here. In `archfs mount -o` they are
-//! errors.
+//! Such calls pass `rw`, `dev` and `suid` if fstab does not mention them. A mount of an archive is
+//! always ro,nosuid,nodev, so these options are dropped here. `archfs mount -o` rejects them.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -16,11 +15,11 @@ use std::path::Path;
 /// The names under which mount(8) looks for its helpers.
 const NAMES: [&str; 2] = ["mount.archfs", "mount.fuse.archfs"];
 
-/// Words of a call that say nothing about a mount that is read-only.
+/// Options of a call that have no meaning for a read-only mount.
 const MEANINGLESS: [&[u8]; 3] = [b"rw", b"dev", b"suid"];
 
-/// `arguments`, the program's own name first, in words of `archfs mount` if they are a helper's.
-/// `None` if nothing is to be done (`mount --fake`).
+/// Translates the call of a helper to arguments of `archfs mount`; other calls are unchanged. The
+/// first argument is the program name. `None` if there is nothing to do (`mount --fake`).
 pub(super) fn translated(
     arguments: Vec<OsString>,
     is_subcommand: impl Fn(&OsStr) -> bool,
@@ -31,7 +30,8 @@ pub(super) fn translated(
     }
     let is_archive = |word: &OsString| {
         let bytes = word.as_bytes();
-        // A subcommand is never looked up as a file: `./mount` may be a mount that is to be served.
+        // Never look up a subcommand as a file: `./mount` may be what this process is to
+        // serve.
         !bytes.starts_with(b"-")
             && !is_subcommand(word)
             && (bytes.contains(&b'/') || Path::new(word).is_file())
@@ -45,7 +45,7 @@ pub(super) fn translated(
     }
 }
 
-/// The call of mount(8).
+/// Translates a call of mount(8).
 fn from_mount(arguments: &[OsString]) -> Option<Vec<OsString>> {
     let mut rest = arguments.iter().skip(1);
     let mut words = Vec::new();
@@ -53,7 +53,7 @@ fn from_mount(arguments: &[OsString]) -> Option<Vec<OsString>> {
         match word.as_bytes() {
             b"-o" => words.extend([word.clone(), rest.next().cloned().unwrap_or_default()]),
             b"-t" | b"-N" => _ = rest.next(),
-            // Several of the letters may stand together.
+            // Several flags may share one dash.
             flags
                 if flags.starts_with(b"-") && flags[1..].iter().all(|it| b"sfnv".contains(it)) =>
             {
@@ -108,11 +108,11 @@ mod tests {
     fn calls_of_helpers_become_mounts_and_others_stay() {
         let mounts = "archfs mount --mount-helper";
         for (line, expected) in [
-            // As mount.fuse of libfuse calls.
+            // As mount.fuse of libfuse calls archfs.
             ("archfs /a.sqfs /m -o rw,allow_other,dev,suid", "/a.sqfs /m -oallow_other"),
             ("archfs ./a.sqfs /m -oro,suid -f", "./a.sqfs /m -oro -f"),
             ("archfs /a.tar /b.tar /m", "/a.tar /b.tar /m"),
-            // As mount(8) calls.
+            // As mount(8) calls archfs.
             ("/sbin/mount.fuse.archfs /a /m -o rw,dev -t fuse.archfs", "/a /m"),
             ("mount.archfs a /m -sn -v -N /proc/1/ns/mnt -o ro,offset=1", "a /m -oro,offset=1"),
         ] {

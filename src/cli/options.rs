@@ -1,12 +1,10 @@
-//! `-o`: the options that fstab and users of other FUSE programs write.
-//!
-//! Owns their names. Invariant: an unknown option is an error, never ignored.
+//! `-o`: the options of fstab and of other FUSE programs. Invariant: an unknown option is an error.
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::Access;
 use crate::units::parse_size;
 
-/// What `-o` said.
+/// The values given by `-o`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct MountOptions {
     pub(super) offset: Option<u64>,
@@ -18,19 +16,20 @@ pub(super) struct MountOptions {
 }
 
 impl MountOptions {
-    /// Parses the texts of all `-o`, each a list with commas.
+    /// Parses the values of all `-o`, each a comma-separated list.
     ///
     /// # Errors
-    /// `Usage` for an unknown option, a bad value, or one that a read-only mount can not honour.
+    /// `Usage` for an unknown option, a bad value, or an option that a read-only mount cannot
+    /// honour.
     pub(super) fn parse(texts: &[String]) -> Result<Self> {
         let mut options = Self::default();
         for option in texts.iter().flat_map(|text| text.split(',')).filter(|one| !one.is_empty()) {
-            options.take(option)?;
+            options.apply(option)?;
         }
         Ok(options)
     }
 
-    fn take(&mut self, option: &str) -> Result<()> {
+    fn apply(&mut self, option: &str) -> Result<()> {
         let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (option, None),
@@ -42,12 +41,12 @@ impl MountOptions {
             ("gid", Some(value)) => self.gid = Some(number(option, value)?),
             ("allow_other", None) => self.access = Access::Everybody,
             ("allow_changes", None) => self.allow_changes = true,
-            // True of every mount here.
+            // True for every mount of an archive.
             ("ro" | "nosuid" | "nodev", None) => {}
-            // For fstab, mount(8) and systemd, which act on them before archfs is called.
+            // For fstab, mount(8) and systemd, which handle them before they call archfs.
             (name, _) if ["x-", "X-"].iter().any(|prefix| name.starts_with(prefix)) => {}
             ("comment" | "user" | "uhelper", Some(_)) => {}
-            // What FUSE programs take: archfs does these as it has to.
+            // Options of other FUSE programs. archfs behaves so without them.
             ("kernel_cache" | "auto_cache" | "nonempty", None)
             | ("max_read" | "fsname" | "subtype", Some(_)) => {}
             (
@@ -87,7 +86,7 @@ impl MountOptions {
     }
 }
 
-/// A number of a user or group; the last one stands for none (chown(2)).
+/// A user or group number. The largest one is invalid (chown(2)).
 fn number(option: &str, value: &str) -> Result<u32> {
     let number = value.parse().ok().filter(|&number| number != u32::MAX);
     number.ok_or_else(|| {
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_what_other_programs_take() {
+    fn accepts_options_of_other_programs() {
         let options = parse(
             "ro,offset=4K,subdir=a/b,uid=7,gid=8,allow_other,allow_changes,noauto,_netdev,\
              x-systemd.automount,x-systemd.requires=/data,comment=x,fsname=a,kernel_cache,",
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_it_does_not_know_or_can_not_do() {
+    fn rejects_unknown_and_impossible_options() {
         for text in [
             "rw",
             "suid",

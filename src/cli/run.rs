@@ -1,4 +1,4 @@
-//! `archfs run`: mount, run a command, unmount.
+//! `archfs run`: mounts, runs a command and unmounts.
 
 use std::ffi::OsString;
 
@@ -16,11 +16,11 @@ pub(super) struct Args {
     #[command(flatten)]
     mount: args::MountArgs,
 
-    /// Mount where only COMMAND sees it, in a namespace: nothing can be left behind
+    /// Mount in a namespace that only COMMAND and its children see: leaves no stale mount
     #[arg(long, env = "ARCHFS_PRIVATE", value_parser = FalseyValueParser::new())]
     private: bool,
 
-    /// The command, which finds the mount point in ARCHFS_MOUNTPOINT too
+    /// The command; ARCHFS_MOUNTPOINT is its mount point
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -43,8 +43,8 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     crate::log::start(plan.verbosity, None);
     let plan = lifecycle::resolve_descriptors(plan)?;
     let privacy = if args.private { Privacy::Private } else { Privacy::Default };
-    let daemon = |way| mount::daemon_arguments(&plan, way);
+    let daemon = |source| mount::daemon_arguments(&plan, source);
     let quiet = plan.verbosity == Verbosity::Quiet;
-    let show = |what: &str| mount::shown(what, quiet);
+    let show = |message: &str| mount::wait_bar(message, quiet);
     lifecycle::run(&plan, &daemon, privacy, &args.command, &show)
 }

@@ -1,4 +1,4 @@
-//! `archfs stats`: the numbers of a live mount.
+//! `archfs stats`: prints the counters of a live mount.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! What a person reads.
+//! Output for people: errors (`archfs: what: why`, then a hint), and names without control
+//! characters.
 //!
-//! Owns the form of errors (`archfs: what: why`, then a hint) and the harmless printing of names.
 //! Invariant: no byte of an archive reaches a terminal as a control character.
 
 use std::io::{IsTerminal, Write};
@@ -8,11 +8,11 @@ use std::io::{IsTerminal, Write};
 use crate::error::{Error, Kind, Result};
 use crate::log::{is_obeyed, printable};
 
-/// Shows an error on standard error.
+/// Prints an error to standard error.
 pub(super) fn show_error(error: &Error) {
-    // When nobody can read it, there is nobody to tell.
+    // If standard error is closed, there is no other place for the message.
     let _ = writeln!(std::io::stderr(), "archfs: {}", printable(&error.to_string()));
-    // What one error can not know, all that the node has and lacks together tells.
+    // archfs doctor checks the whole node, which a single error does not know.
     let doctor =
         (error.kind() == Kind::CannotMount).then_some("archfs doctor tells what works here");
     let hints: Vec<_> = [error.hint(), doctor].into_iter().flatten().collect();
@@ -21,8 +21,7 @@ pub(super) fn show_error(error: &Error) {
     }
 }
 
-/// Shows what clap has to say: help and the version as they are, an error in the form of all
-/// others.
+/// Prints an error of clap: help and the version unchanged, an error in the form of all others.
 pub(super) fn show_usage(error: &clap::Error) {
     use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if !error.use_stderr() || error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {
@@ -35,24 +34,23 @@ pub(super) fn show_usage(error: &clap::Error) {
     let _ = writeln!(std::io::stderr(), "hint: {}", printable(&usage));
 }
 
-/// The complaint of an error of clap on one line, and what else was meant perhaps, or how the
-/// command is used.
+/// Splits an error of clap into a message on one line and a hint: a similar name, or the usage.
 fn split_usage(text: &str) -> (String, String) {
     let (first, rest) = text.split_once("\n\n").unwrap_or((text, ""));
     let what = first.lines().map(str::trim).collect::<Vec<_>>().join(" ");
     let line = |start: &str| rest.lines().find_map(|line| line.trim().strip_prefix(start));
-    // Of several tips, that of a name like the one that was given.
+    // Of several tips, take the one with a similar name.
     let tip = line("tip: ").filter(|tip| tip.contains(" similar "));
     let hint = tip.or_else(|| line("Usage: ")).unwrap_or("archfs --help");
     (what.trim_start_matches("error: ").to_owned(), hint.to_owned())
 }
 
-/// Tells a person something on standard error.
-pub(super) fn tell(text: &str) {
+/// Prints a message to standard error.
+pub(super) fn print_message(text: &str) {
     let _ = writeln!(std::io::stderr(), "archfs: {}", printable(text));
 }
 
-/// A name as it should be written to standard output: as it is into a pipe, escaped on a terminal.
+/// A name for standard output: unchanged into a pipe, escaped on a terminal.
 pub(super) fn name_for_output(name: &[u8]) -> Vec<u8> {
     if std::io::stdout().is_terminal() {
         return printable(&String::from_utf8_lossy(name)).into_bytes();
@@ -60,24 +58,24 @@ pub(super) fn name_for_output(name: &[u8]) -> Vec<u8> {
     name.to_vec()
 }
 
-/// The bytes of a name in hexadecimal digits, where it is no UTF-8, so that JSON can not hold it.
-pub(super) fn hex_of_no_text(name: &[u8]) -> Option<String> {
+/// The bytes of a name in hexadecimal digits if it is not UTF-8, because JSON cannot hold it.
+pub(super) fn hex_if_not_utf8(name: &[u8]) -> Option<String> {
     let is_text = std::str::from_utf8(name).is_ok();
     (!is_text).then(|| name.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// A value of JSON as it should be written to standard output: the same value, in which nothing is
-/// left that a terminal obeys. JSON itself asks for that only below U+0020.
+/// Escapes all characters of a JSON text that a terminal would interpret. JSON itself requires that
+/// only below U+0020. The value stays the same.
 pub(super) fn json_for_output(json: &str) -> String {
     json.chars()
         .map(|c| if is_obeyed(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() })
         .collect()
 }
 
-/// The end of writing to standard output; a reader that has seen enough is no error.
+/// Checks the result of a write to standard output. A reader that closed the pipe is no error.
 ///
 /// # Errors
-/// `Io` for anything else.
+/// `Io` for any other failure.
 pub(super) fn written(result: std::io::Result<()>) -> Result<()> {
     match result {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -92,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_stays_what_it_says_and_is_nothing_that_a_terminal_obeys() {
+    fn json_keeps_its_value_without_control_characters() {
         let text = "a\u{9b}2J\u{202e}\u{7f}\n\u{e9}";
         let json = json_for_output(&serde_json::to_string(text).unwrap());
         assert_eq!(json, "\"a\\u009b2J\\u202e\\u007f\\n\u{e9}\"");
@@ -100,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn complaints_of_clap_become_one_line_and_a_hint() {
+    fn clap_errors_become_one_line_and_a_hint() {
         let text = "error: the following were not provided:\n  <A>\n  <B>\n\nUsage: archfs run A B\n\nMore";
         let (what, usage) = split_usage(text);
         assert_eq!(what, "the following were not provided: <A> <B>");

@@ -1,4 +1,4 @@
-//! `archfs unmount`: end a mount, alive or dead.
+//! `archfs unmount`: unmounts live and stale mounts.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::lifecycle::{self, Detach, Task, Unmounted};
 use crate::log::Verbosity;
 
-/// Unmount; also clears a mount whose daemon is dead
+/// Unmount; also clears stale mounts
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs unmount /dev/shm/$USER-data
@@ -20,12 +20,13 @@ pub(super) struct Args {
     #[arg(required = true, value_name = "MOUNTPOINT")]
     mountpoints: Vec<PathBuf>,
 
-    /// Also when it is in use: the name goes at once, open files go on until they are closed
+    /// Also if it is in use: the name is gone at once, open files stay readable until they are
+    /// closed
     #[arg(long, short = 'z')]
     lazy: bool,
 
-    /// Give back what `mount --until-pid PID` took, as if that process had ended: it goes, lazily
-    /// if it is in use, unless others hold it
+    /// Give back what `mount --until-pid PID` took, as if that process had ended: unmounts, lazily
+    /// if in use, unless there are other holders
     #[arg(long, value_name = "PID", conflicts_with = "lazy")]
     held_by: Option<i32>,
 
@@ -33,7 +34,7 @@ pub(super) struct Args {
     #[arg(long, conflicts_with = "held_by")]
     all_nodes: bool,
 
-    /// This is a task of the step that does so
+    /// This is a task of the step that unmounts
     #[arg(long, hide = true, conflicts_with = "all_nodes")]
     step_task: bool,
 }
@@ -74,11 +75,11 @@ fn unmount_on_all_nodes(args: &Args) -> Result<u8> {
     let Some((failed, status)) = lifecycle::unmount_by_step(&arguments)? else {
         return Ok(0);
     };
-    term::tell(&format!("not unmounted on {}", failed.join(", ")));
+    term::print_message(&format!("not unmounted on {}", failed.join(", ")));
     Ok(status)
 }
 
-/// Unmounts here; returns the exit status.
+/// Unmounts on this node; returns the exit status.
 fn unmount_all(args: &Args) -> u8 {
     let how = if args.lazy { Detach::Lazily } else { Detach::IfIdle };
     let mut status = 0;
@@ -92,9 +93,9 @@ fn unmount_all(args: &Args) -> u8 {
         drop(bar);
         match outcome {
             Ok(Unmounted::Gone) => {}
-            Ok(Unmounted::Stays) => term::tell(&format!("{mount_point}: stays mounted")),
+            Ok(Unmounted::Stays) => term::print_message(&format!("{mount_point}: stays mounted")),
             Ok(Unmounted::HeldByOthers(others)) => {
-                term::tell(&format!("{mount_point}: still held by process {others}"));
+                term::print_message(&format!("{mount_point}: still held by process {others}"));
             }
             Err(error) => {
                 term::show_error(&error);

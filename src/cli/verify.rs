@@ -1,4 +1,4 @@
-//! `archfs verify`: is an archive sound, and which of its files are not?
+//! `archfs verify`: checks whether an archive is intact, and reports the damaged files.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ use crate::vfs::{Counts, Finding, Location, Severity, Verified};
 
 Exit status: 0 sound, 3 damaged, 1 the system refused to read.")]
 pub(super) struct Args {
-    /// The archives, each looked at by itself
+    /// The archives, each verified by itself
     #[arg(required = true, value_name = "ARCHIVE")]
     archives: Vec<PathBuf>,
 
@@ -35,20 +35,20 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
     offset: u64,
 
-    /// Archives inside an archive, too
+    /// Also verify archives inside an archive
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
     /// Where the index of a tar is kept, which is compared with the archive [default: beside it,
-    /// else in the user's cache folder]
+    /// else in the user's cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 
-    /// Threads that read [default: one a processor]
+    /// Threads that read [default: one for each CPU core]
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
 
-    /// Memory for decoded blocks [default: 192M a thread, within a quarter of what may be used]
+    /// Memory for decoded blocks [default: 192M a thread, within a quarter of the job's memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     cache: Option<u64>,
 
@@ -56,21 +56,21 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Say only what is wrong
+    /// Print only what is damaged
     #[arg(short, long)]
     quiet: bool,
 }
 
-/// What one thread takes of the cache at most, bytes: three times the largest chunk.
+/// Maximum cache of one thread, bytes: three times the largest chunk.
 const CACHE_A_THREAD: u64 = 192 << 20;
 
-/// The keys of `--json` for a finding, which scripts rely on.
+/// The keys of `--json` for a finding. Scripts rely on them.
 #[derive(Serialize)]
 struct FaultRow<'r> {
     archive: &'r str,
-    /// `null` where the finding is of the archive or a table of it.
+    /// `null` if the finding concerns the archive or one of its tables.
     path: Option<String>,
-    /// The path in hexadecimal digits, where it is not UTF-8.
+    /// The path in hexadecimal digits if it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     path_hex: Option<String>,
     kind: &'static str,
@@ -98,22 +98,22 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         let context = "--offset and --index are about one archive, and here are several";
         return Err(Error::new(Kind::Usage, context));
     }
-    // What a mount would warn of is told as a finding.
+    // A warning of a mount is a finding here.
     crate::log::start(Verbosity::Quiet, None);
-    let statuses = args.archives.iter().map(|archive| one(args, archive));
+    let statuses = args.archives.iter().map(|archive| verify_one(args, archive));
     let statuses = statuses.collect::<Result<Vec<u8>>>()?;
-    let of_note = [3, 2, 1].into_iter().find(|status| statuses.contains(status));
-    Ok(of_note.or(statuses.into_iter().max()).unwrap_or(0))
+    let most_severe = [3, 2, 1].into_iter().find(|status| statuses.contains(status));
+    Ok(most_severe.or(statuses.into_iter().max()).unwrap_or(0))
 }
 
-/// Verifies one archive; returns its status.
-fn one(args: &Args, archive: &PathBuf) -> Result<u8> {
-    let begun = Instant::now();
+/// Verifies one archive; returns its exit status.
+fn verify_one(args: &Args, archive: &PathBuf) -> Result<u8> {
+    let start = Instant::now();
     let threads = args.threads.unwrap_or_else(processors::count);
-    let most = CACHE_A_THREAD.saturating_mul(threads as u64);
+    let cache_limit = CACHE_A_THREAD.saturating_mul(threads as u64);
     let options = OpenOptions {
         offset: args.offset,
-        cache_bytes: args.cache.unwrap_or_else(|| most.min(crate::cache::default_bytes())),
+        cache_bytes: args.cache.unwrap_or_else(|| cache_limit.min(crate::cache::default_bytes())),
         recursive: args.recursive,
         index: args.index.clone(),
         ..OpenOptions::default()
@@ -122,10 +122,10 @@ fn one(args: &Args, archive: &PathBuf) -> Result<u8> {
     let bar = Bar::watch(&progress);
     let outcome = formats::verify(archive, &options, threads, &progress);
     drop(bar);
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = start.elapsed().as_secs_f64();
     let report = Report { args, archive, shown: archive.display().to_string(), seconds };
     match outcome {
-        Ok(verified) => report.tell(verified),
+        Ok(verified) => report.print_message(verified),
         Err(error) => {
             let status = exit::of(&error);
             term::show_error(&error);
@@ -146,12 +146,12 @@ struct Report<'r> {
 }
 
 impl Report<'_> {
-    fn tell(&self, verified: Verified) -> Result<u8> {
+    fn print_message(&self, verified: Verified) -> Result<u8> {
         let Verified { counts, mut findings } = verified;
         for finding in &mut findings {
             // Errors name their archive, and so does the report.
             finding.what = finding.what.replacen(&format!("{}: ", self.shown), "", 1);
-            // So do those of an archive within, by the folder that it is shown as.
+            // Errors of an inner archive name the directory that it is shown as.
             if let Location::Path(path) = &finding.location
                 && let Some(rest) = finding.what.strip_prefix(&format!("{}: ", path.escape_ascii()))
             {
@@ -165,19 +165,23 @@ impl Report<'_> {
         }
         let (status, word) = verdict(&findings);
         if !self.args.quiet {
-            term::tell(&format!("{}: {word}: {}", self.shown, self.summary(&findings, counts)));
+            term::print_message(&format!(
+                "{}: {word}: {}",
+                self.shown,
+                self.summary(&findings, counts)
+            ));
         }
         Ok(status)
     }
 
-    /// A line for each finding: on standard output what is damaged, notes on standard error.
+    /// One line for each finding: damage on standard output, notes on standard error.
     fn lines(&self, findings: &[Finding]) -> Result<()> {
         let mut out = BufWriter::new(std::io::stdout().lock());
         for finding in findings {
             let what = printable(&finding.what);
             if finding.severity.is_note() {
                 if !self.args.quiet {
-                    term::tell(&format!("{}: note: {what}", self.shown));
+                    term::print_message(&format!("{}: note: {what}", self.shown));
                 }
                 continue;
             }
@@ -207,7 +211,7 @@ impl Report<'_> {
             let row = FaultRow {
                 archive: &self.shown,
                 path: path.map(|path| String::from_utf8_lossy(path).into_owned()),
-                path_hex: path.and_then(term::hex_of_no_text),
+                path_hex: path.and_then(term::hex_if_not_utf8),
                 kind: match finding.severity {
                     Severity::Damage => "damaged",
                     Severity::Unreadable => "unreadable",
@@ -260,7 +264,7 @@ impl Report<'_> {
     }
 }
 
-/// The status for these findings, and its name.
+/// The exit status for these findings, and its name.
 fn verdict(findings: &[Finding]) -> (u8, &'static str) {
     let any = |severity| findings.iter().any(|finding| finding.severity == severity);
     match (any(Severity::Damage), any(Severity::Unreadable)) {
@@ -270,7 +274,7 @@ fn verdict(findings: &[Finding]) -> (u8, &'static str) {
     }
 }
 
-/// The path that a finding is about; that of the root is `/`.
+/// The path of a finding; `/` for the root.
 fn path_of(finding: &Finding) -> Option<&[u8]> {
     match &finding.location {
         Location::Path(path) if path.is_empty() => Some(b"/"),

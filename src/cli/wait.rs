@@ -1,4 +1,4 @@
-//! `archfs wait`: until another task of the node has mounted.
+//! `archfs wait`: waits until another task of the node has mounted.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::bar::Bar;
 use crate::error::Result;
 use crate::lifecycle;
 
-/// Return when that mount can be read (for the other tasks of a node)
+/// Wait until a mount can be read (for the other tasks of a node)
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Exit status: 0 when it can be read; 5 where something else is mounted; 6 when the time is over.
@@ -21,7 +21,7 @@ pub(super) struct Args {
     /// Where it will be mounted
     mountpoint: PathBuf,
 
-    /// Give up after that time (s, m, h work) [default: never]
+    /// Give up after this time (s, m, h work) [default: never]
     #[arg(long, value_name = "T", value_parser = time)]
     timeout: Option<Duration>,
 }

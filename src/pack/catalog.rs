@@ -1,13 +1,13 @@
-//! All that is to be packed, but the bytes of files: names, attributes, links.
+//! Everything that is to be packed except the bytes of files: names, attributes and links.
 //!
-//! Owns how sources come together in one tree, and the order of everything in it. Leaves finding
-//! files to `source` and their bytes to `content`.
-//! Invariants: the entries of a folder ascend by the bytes of their names, each name once; an inode
-//! has as many names as `links` says. So what is packed depends on what is there, and not on the
-//! order in which a disk lists it.
+//! `source` finds the files, `content` reads their bytes. The catalog merges all sources into one
+//! tree and sorts it.
 //!
-//! Memory: with what the sources keep and the name about 200 bytes a file, so 260 MB for the 1.3
-//! million of ImageNet.
+//! Invariants: the entries of a directory ascend by the bytes of their names, each name once.
+//! `links` is the number of names of an inode. The order in which a disk lists files has no effect.
+//!
+//! Memory: about 200 bytes a file, including its name and what the sources keep; 260 MB for the 1.3
+//! million files of ImageNet.
 
 use std::collections::HashMap;
 
@@ -15,21 +15,21 @@ use super::content::{Content, ContentId};
 use super::walk::Walk;
 use crate::vfs::{FileKind, Name, Timestamp};
 
-/// The number of an inode of a catalog.
+/// The number of an inode in a catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct InodeId(pub(crate) u32);
 
 impl InodeId {
-    /// The root folder.
+    /// The root directory.
     pub(crate) const ROOT: Self = Self(0);
 
-    /// As the index of an array.
+    /// The number as an index into an array.
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Extended attributes: names with their prefix (`user.x`) and values, ascending.
+/// Extended attributes, ascending: names with their prefix (`user.x`) and values.
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Attributes that every kind of file has.
@@ -40,24 +40,24 @@ pub(crate) struct Meta {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) modified: Timestamp,
-    /// Its set of extended attributes (`Catalog::xattrs`), if it has any.
+    /// The number of its set of extended attributes (`Catalog::xattrs`), if it has any.
     pub(crate) xattrs: Option<u32>,
 }
 
-/// What a file is.
+/// What an inode is, and what only that kind of inode has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    /// The number of its list of entries.
-    Folder(u32),
-    /// Bytes; `sparse` where some of them may be holes.
+pub(crate) enum InodeKind {
+    /// A directory: the number of its list of entries.
+    Directory(u32),
+    /// A regular file; `sparse` if it may have holes.
     File {
         size: u64,
         content: ContentId,
         sparse: bool,
     },
-    /// The target.
+    /// A symbolic link: its target.
     Symlink(Box<[u8]>),
-    /// A block or character device, its number in the kernel's 32-bit encoding.
+    /// A block or character device; `number` is in the kernel's 32-bit encoding.
     Device {
         kind: FileKind,
         number: u32,
@@ -70,101 +70,101 @@ pub(crate) enum What {
 #[derive(Clone, Debug)]
 pub(crate) struct Inode {
     pub(crate) meta: Meta,
-    pub(crate) what: What,
+    pub(crate) kind: InodeKind,
 }
 
 impl Inode {
-    /// Its kind, in the words of stat(2).
-    pub(crate) fn kind(&self) -> FileKind {
-        match self.what {
-            What::Folder(_) => FileKind::Directory,
-            What::File { .. } => FileKind::Regular,
-            What::Symlink(_) => FileKind::Symlink,
-            What::Device { kind, .. } => kind,
-            What::Fifo => FileKind::Fifo,
-            What::Socket => FileKind::Socket,
+    /// Its kind as stat(2) reports it.
+    pub(crate) fn file_kind(&self) -> FileKind {
+        match self.kind {
+            InodeKind::Directory(_) => FileKind::Directory,
+            InodeKind::File { .. } => FileKind::Regular,
+            InodeKind::Symlink(_) => FileKind::Symlink,
+            InodeKind::Device { kind, .. } => kind,
+            InodeKind::Fifo => FileKind::Fifo,
+            InodeKind::Socket => FileKind::Socket,
         }
     }
 
-    /// Bytes of a regular file, 0 of anything else.
+    /// Size in bytes of a regular file; 0 for any other kind.
     pub(crate) fn size(&self) -> u64 {
-        match self.what {
-            What::File { size, .. } => size,
+        match self.kind {
+            InodeKind::File { size, .. } => size,
             _ => 0,
         }
     }
 }
 
-/// A name in a folder: where it stands among all names, and whose it is.
+/// A name in a directory: its offset and length in `names`, and its inode.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    at: usize,
+    offset: usize,
     len: u8,
     inode: InodeId,
 }
 
-/// Everything, finished.
+/// A finished catalog.
 pub(crate) struct Catalog {
     inodes: Vec<Inode>,
     links: Vec<u32>,
-    folders: Vec<Vec<Entry>>,
+    directories: Vec<Vec<Entry>>,
     names: Vec<u8>,
     xattrs: Vec<Xattrs>,
     contents: Vec<Box<dyn Content>>,
-    /// Names hidden by the same name of a later source.
+    /// Number of names hidden by the same name in a later source.
     hidden: u64,
 }
 
 impl Catalog {
-    /// The inode of that number.
+    /// The inode with this number.
     pub(crate) fn inode(&self, id: InodeId) -> &Inode {
         &self.inodes[id.index()]
     }
 
-    /// Number of inodes; some of them may have no name any more (`links` is 0 then).
+    /// Number of inodes. Some may have no name (`links` is 0).
     pub(crate) fn len(&self) -> usize {
         self.inodes.len()
     }
 
-    /// Names of an inode; 1 of a folder, whatever stat(2) would say of it.
+    /// Number of names of an inode; 1 for a directory, although stat(2) reports more.
     pub(crate) fn links(&self, id: InodeId) -> u32 {
         self.links[id.index()]
     }
 
-    /// Names that the same name of a later source hides.
+    /// Number of names hidden by the same name in a later source.
     pub(crate) fn hidden(&self) -> u64 {
         self.hidden
     }
 
-    /// The entries of a folder by the bytes of their names; none of anything else.
+    /// The entries of a directory by the bytes of their names; empty for other inodes.
     pub(crate) fn entries(
         &self,
-        folder: InodeId,
+        directory: InodeId,
     ) -> impl ExactSizeIterator<Item = (&[u8], InodeId)> {
-        let entries = match self.inode(folder).what {
-            What::Folder(number) => self.folders[number as usize].as_slice(),
+        let entries = match self.inode(directory).kind {
+            InodeKind::Directory(number) => self.directories[number as usize].as_slice(),
             _ => &[],
         };
         entries.iter().map(|entry| (self.name(entry), entry.inode))
     }
 
     fn name(&self, entry: &Entry) -> &[u8] {
-        &self.names[entry.at..entry.at + usize::from(entry.len)]
+        &self.names[entry.offset..entry.offset + usize::from(entry.len)]
     }
 
-    /// The set of extended attributes of that number.
+    /// The set of extended attributes with this number.
     pub(crate) fn xattrs(&self, number: u32) -> &[(Vec<u8>, Vec<u8>)] {
         &self.xattrs[number as usize]
     }
 
-    /// Where the bytes of a file come from, and what it is called there.
+    /// The source of a file's bytes.
     pub(crate) fn content(&self, id: ContentId) -> &dyn Content {
         self.contents[id.source as usize].as_ref()
     }
 
-    /// Visits everything from the root on, folders before what is in them, in the order of names:
-    /// the path without a leading slash (empty for the root), and the inode. An inode with several
-    /// names is visited at each.
+    /// Visits everything from the root on, a directory before its entries, in the order of names.
+    /// `visit` gets the path without a leading slash (empty for the root) and the inode. An inode
+    /// with several names is visited once for each name.
     pub(crate) fn walk(&self, visit: &mut dyn FnMut(&[u8], InodeId)) {
         visit(b"", InodeId::ROOT);
         let mut walk = Walk::new(self);
@@ -173,49 +173,49 @@ impl Catalog {
         }
     }
 
-    /// The entry of a folder at that place in the order of names.
-    pub(crate) fn entry(&self, folder: InodeId, nth: usize) -> Option<(&[u8], InodeId)> {
-        let What::Folder(number) = self.inode(folder).what else { return None };
-        let entry = self.folders[number as usize].get(nth)?;
+    /// The entry of a directory with this index in the order of names.
+    pub(crate) fn entry(&self, directory: InodeId, nth: usize) -> Option<(&[u8], InodeId)> {
+        let InodeKind::Directory(number) = self.inode(directory).kind else { return None };
+        let entry = self.directories[number as usize].get(nth)?;
         Some((self.name(entry), entry.inode))
     }
 
-    /// Regular files, each once, in the order in which their bytes are laid down: folder after
-    /// folder as `walk` comes to them, the files right in a folder before those further down. In a
-    /// folder by where their bytes lie in an archive that they come from, else by name.
+    /// Regular files, each once, in the order in which their bytes are written. Directories come in
+    /// the order of `walk`; the files of a directory come before its subdirectories. Files in one
+    /// directory are sorted by their offset in the archive they come from, otherwise by name.
     pub(crate) fn files(&self) -> Vec<InodeId> {
         let mut order = Vec::new();
         let mut known = vec![false; self.len()];
-        self.walk(&mut |_, folder| {
-            let begun = order.len();
-            for (_, id) in self.entries(folder) {
-                let is_file = matches!(self.inode(id).what, What::File { .. });
+        self.walk(&mut |_, directory| {
+            let start = order.len();
+            for (_, id) in self.entries(directory) {
+                let is_file = matches!(self.inode(id).kind, InodeKind::File { .. });
                 if is_file && !std::mem::replace(&mut known[id.index()], true) {
                     order.push(id);
                 }
             }
-            order[begun..].sort_by_key(|&id| match self.inode(id).what {
-                What::File { content, .. } => self.content(content).data_offset(content.key),
+            order[start..].sort_by_key(|&id| match self.inode(id).kind {
+                InodeKind::File { content, .. } => self.content(content).data_offset(content.key),
                 _ => 0,
             });
         });
         order
     }
 
-    /// What the bytes of a file are called where they come from, for messages.
+    /// The path of a file in its source, for messages.
     pub(crate) fn origin(&self, id: InodeId) -> String {
-        match self.inode(id).what {
-            What::File { content, .. } => self.content(content).origin(content.key),
+        match self.inode(id).kind {
+            InodeKind::File { content, .. } => self.content(content).origin(content.key),
             _ => String::new(),
         }
     }
 }
 
-/// A catalog in the making.
+/// A catalog under construction.
 pub(crate) struct Builder {
     inodes: Vec<Inode>,
-    folders: Vec<Vec<Entry>>,
-    /// Folders by the folder they are in and their name: those of several sources come together.
+    directories: Vec<Vec<Entry>>,
+    /// Directories by parent and name, to merge those of several sources.
     known: HashMap<(InodeId, Box<[u8]>), InodeId>,
     names: Vec<u8>,
     xattrs: Vec<Xattrs>,
@@ -224,11 +224,11 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// Nothing but a root folder with these attributes.
+    /// An empty root directory with these attributes.
     pub(crate) fn new(root: Meta) -> Self {
         Self {
-            inodes: vec![Inode { meta: root, what: What::Folder(0) }],
-            folders: vec![Vec::new()],
+            inodes: vec![Inode { meta: root, kind: InodeKind::Directory(0) }],
+            directories: vec![Vec::new()],
             known: HashMap::new(),
             names: Vec::new(),
             xattrs: Vec::new(),
@@ -237,13 +237,13 @@ impl Builder {
         }
     }
 
-    /// Adds a place that bytes come from; its number is the `source` of their `ContentId`.
+    /// Adds a source of bytes. Its number is the `source` of its `ContentId`s.
     pub(crate) fn source(&mut self, content: Box<dyn Content>) -> u32 {
         self.contents.push(content);
         number(self.contents.len() - 1)
     }
 
-    /// The number of a set of extended attributes, for `Meta`; `None` of an empty one.
+    /// The number of a set of extended attributes, for `Meta`; `None` if the set is empty.
     pub(crate) fn xattrs(&mut self, mut set: Xattrs) -> Option<u32> {
         if set.is_empty() {
             return None;
@@ -257,84 +257,86 @@ impl Builder {
         Some(found)
     }
 
-    /// The folder `name` in `parent`, made if it is not there; its attributes are `meta` now.
-    pub(crate) fn folder(&mut self, parent: InodeId, name: Name<'_>, meta: Meta) -> InodeId {
+    /// Adds the directory `name` to `parent`, or replaces the attributes of an existing one.
+    pub(crate) fn directory(&mut self, parent: InodeId, name: Name<'_>, meta: Meta) -> InodeId {
         let key = (parent, name.as_bytes().into());
         if let Some(&found) = self.known.get(&key) {
             self.inodes[found.index()].meta = meta;
-            // What came in between under this name is hidden again.
+            // Hides whatever another source added under this name in between.
             self.link(parent, name, found);
             return found;
         }
-        let entries = number(self.folders.len());
-        self.folders.push(Vec::new());
-        let id = self.add(parent, name, Inode { meta, what: What::Folder(entries) });
+        let entries = number(self.directories.len());
+        self.directories.push(Vec::new());
+        let id = self.add(parent, name, Inode { meta, kind: InodeKind::Directory(entries) });
         self.known.insert(key, id);
         id
     }
 
-    /// The folder `name` in `parent` if some source had it, with the attributes it has.
-    pub(crate) fn find_folder(&self, parent: InodeId, name: Name<'_>) -> Option<InodeId> {
+    /// The directory `name` in `parent`, if a source added it.
+    pub(crate) fn find_directory(&self, parent: InodeId, name: Name<'_>) -> Option<InodeId> {
         self.known.get(&(parent, name.as_bytes().into())).copied()
     }
 
-    /// Gives an inode other attributes, such as those of the root.
+    /// Replaces the attributes of an inode, for example those of the root.
     pub(crate) fn set_meta(&mut self, id: InodeId, meta: Meta) {
         self.inodes[id.index()].meta = meta;
     }
 
-    /// Adds anything but a folder as `name` in `parent`. The later of two with one name is shown.
+    /// Adds a file that is not a directory. It hides an earlier one with the same name.
     pub(crate) fn add(&mut self, parent: InodeId, name: Name<'_>, inode: Inode) -> InodeId {
         let id = self.nameless(inode);
         self.link(parent, name, id);
         id
     }
 
-    /// Adds a file that gets its names later, by `link`.
+    /// Adds a file without a name; `link` names it later.
     pub(crate) fn nameless(&mut self, inode: Inode) -> InodeId {
         let id = InodeId(number(self.inodes.len()));
         self.inodes.push(inode);
         id
     }
 
-    /// Gives an inode one more name.
+    /// Adds a name for an inode.
     pub(crate) fn link(&mut self, parent: InodeId, name: Name<'_>, inode: InodeId) {
-        let What::Folder(entries) = self.inodes[parent.index()].what else {
+        let InodeKind::Directory(entries) = self.inodes[parent.index()].kind else {
             return;
         };
         let bytes = name.as_bytes();
-        // A name has 255 bytes at most.
-        let entry = Entry { at: self.names.len(), len: bytes.len() as u8, inode };
+        // A name is at most 255 bytes long.
+        let entry = Entry { offset: self.names.len(), len: bytes.len() as u8, inode };
         self.names.extend_from_slice(bytes);
-        self.folders[entries as usize].push(entry);
+        self.directories[entries as usize].push(entry);
     }
 
-    /// Puts everything in order. `owner` is who all files belong to, if not whom they belonged to.
+    /// Sorts everything. `owner` replaces the owner of all files where it is set.
     pub(crate) fn finish(mut self, owner: Owner) -> Catalog {
         let mut hidden = 0;
         let mut links = vec![0_u32; self.inodes.len()];
-        for folder in &mut self.folders {
-            let name = |entry: &Entry| &self.names[entry.at..entry.at + usize::from(entry.len)];
-            folder.sort_by(|a, b| name(a).cmp(name(b)));
-            // Stable: of equal names the last one came last. A folder named again is no other.
-            let mut kept: Vec<Entry> = Vec::with_capacity(folder.len());
-            for &entry in folder.iter() {
-                match kept.last_mut() {
+        for directory in &mut self.directories {
+            let name =
+                |entry: &Entry| &self.names[entry.offset..entry.offset + usize::from(entry.len)];
+            directory.sort_by(|a, b| name(a).cmp(name(b)));
+            // The sort is stable, so the last of equal names was added last. A directory added
+            // twice is one inode and hides nothing.
+            let mut unique: Vec<Entry> = Vec::with_capacity(directory.len());
+            for &entry in directory.iter() {
+                match unique.last_mut() {
                     Some(last) if name(last) == name(&entry) => {
                         hidden += u64::from(last.inode != entry.inode);
                         *last = entry;
                     }
-                    _ => kept.push(entry),
+                    _ => unique.push(entry),
                 }
             }
-            *folder = kept;
+            *directory = unique;
         }
-        // Only what can be reached has names.
+        // Counts only names that the root leads to.
         links[0] = 1;
         let mut waiting = vec![InodeId::ROOT];
         while let Some(id) = waiting.pop() {
-            let What::Folder(entries) = self.inodes[id.index()].what else { continue };
-            for entry in &self.folders[entries as usize] {
+            let InodeKind::Directory(entries) = self.inodes[id.index()].kind else { continue };
+            for entry in &self.directories[entries as usize] {
                 links[entry.inode.index()] += 1;
                 waiting.push(entry.inode);
             }
@@ -343,12 +345,12 @@ impl Builder {
             inode.meta.uid = owner.uid.unwrap_or(inode.meta.uid);
             inode.meta.gid = owner.gid.unwrap_or(inode.meta.gid);
         }
-        let Self { inodes, folders, names, xattrs, contents, .. } = self;
-        Catalog { inodes, links, folders, names, xattrs, contents, hidden }
+        let Self { inodes, directories, names, xattrs, contents, .. } = self;
+        Catalog { inodes, links, directories, names, xattrs, contents, hidden }
     }
 }
 
-/// Who all files belong to; `None` where they keep whom they have.
+/// The owner of all files; `None` keeps the owner of each file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
     /// The user.
@@ -357,7 +359,7 @@ pub struct Owner {
     pub gid: Option<u32>,
 }
 
-/// An index as the number that stands for it. Four thousand million files would need 300 GB here.
+/// Converts an index to 32 bits. 2^32 inodes would take 300 GB of memory here.
 fn number(index: usize) -> u32 {
     u32::try_from(index).expect("fewer than 2^32 inodes fit into memory")
 }
@@ -379,7 +381,7 @@ mod tests {
     }
 
     fn fifo() -> Inode {
-        Inode { meta: META, what: What::Fifo }
+        Inode { meta: META, kind: InodeKind::Fifo }
     }
 
     fn paths(catalog: &Catalog) -> Vec<(String, u32)> {
@@ -389,9 +391,9 @@ mod tests {
     }
 
     #[test]
-    fn everything_comes_in_the_order_of_names_however_it_was_added() {
+    fn sorts_by_name_regardless_of_insertion_order() {
         let mut builder = Builder::new(META);
-        let b = builder.folder(InodeId::ROOT, name("b"), META);
+        let b = builder.directory(InodeId::ROOT, name("b"), META);
         let z = builder.add(b, name("z"), fifo());
         builder.add(b, name("y"), fifo());
         builder.link(InodeId::ROOT, name("a"), z);
@@ -403,11 +405,11 @@ mod tests {
     }
 
     #[test]
-    fn the_later_of_two_is_shown_and_folders_come_together() {
+    fn later_files_hide_earlier_ones_and_directories_merge() {
         let mut builder = Builder::new(META);
-        let first = builder.folder(InodeId::ROOT, name("d"), META);
+        let first = builder.directory(InodeId::ROOT, name("d"), META);
         let hidden = builder.add(first, name("x"), fifo());
-        let second = builder.folder(InodeId::ROOT, name("d"), Meta { uid: 7, ..META });
+        let second = builder.directory(InodeId::ROOT, name("d"), Meta { uid: 7, ..META });
         assert_eq!(first, second);
         let shown = builder.add(second, name("x"), fifo());
         let catalog = builder.finish(Owner::default());
@@ -418,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_sets_of_attributes_are_one() {
+    fn equal_xattr_sets_share_a_number() {
         let mut builder = Builder::new(META);
         let pair = |name: &[u8]| (name.to_vec(), b"v".to_vec());
         let one = builder.xattrs(vec![pair(b"user.b"), pair(b"user.a")]);

@@ -1,42 +1,42 @@
-//! Where the bytes of files come from: a folder, or a tree that an archive is read as.
+//! Where the bytes of files come from: a directory or an opened archive.
 //!
-//! Owns what a writer may ask of them; the sources answer.
-//! Invariant: what is read is as long as the catalog says, or an error tells that it changed.
+//! Invariant: a read returns as many bytes as the catalog says, or an error because the file
+//! changed.
 
 use std::ops::Range;
 
 use crate::error::Result;
 
-/// The bytes of one file: which source, and the source's own number for it.
+/// The bytes of one file: the number of its source, and its key in that source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ContentId {
     pub(crate) source: u32,
     pub(crate) key: u64,
 }
 
-/// A source of bytes. All methods may be called from any number of threads at once.
+/// A source of bytes. All methods may be called from several threads at once.
 pub(crate) trait Content: Send + Sync {
     /// Fills `buffer` with the bytes of the file from `offset`.
     ///
     /// # Errors
-    /// `Io` and what the source meets; `Changed` where the file is not what it was when it was
-    /// listed: it has another size or time, or it is gone.
+    /// `Changed` if the file was removed or has another size or time than when it was listed; `Io`,
+    /// and the errors of the source.
     fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()>;
 
-    /// The next range of bytes that are stored, at or after `offset`; `None` where the rest up to
-    /// the end is a hole. Asked only of files that are `sparse`.
+    /// The next range of stored bytes at or after `offset`; `None` if the rest of the file is a
+    /// hole. Called only for files that are `sparse`.
     ///
     /// # Errors
     /// As `read`.
     fn next_data(&self, key: u64, offset: u64) -> Result<Option<Range<u64>>>;
 
-    /// Where the bytes lie in the source. Only the order of such places means something; 0 for all
-    /// where there is no order better than that of names.
+    /// Offset of the bytes in the source. Only the order of these offsets matters. A source returns
+    /// 0 for every file if no order is better than that of names.
     fn data_offset(&self, key: u64) -> u64 {
         let _ = key;
         0
     }
 
-    /// What the file is called there, for messages.
+    /// The path of the file in its source, for messages.
     fn origin(&self, key: u64) -> String;
 }

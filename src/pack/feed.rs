@@ -1,53 +1,54 @@
-//! The bytes of many files, read by several threads and given to the writer in order.
+//! Reads the bytes of many files on several threads and gives them to the writer in order.
 //!
-//! Owns how files are cut into batches, and who reads what; leaves what becomes of a batch to the
-//! writer: `work` runs on the threads (compress there), `take` in order in the caller's.
-//! Invariants: a batch holds about `BATCH` bytes at most, so memory is bounded by the number of
-//! threads; pieces come in the order of files and offsets, each byte and each hole once.
+//! Files are cut into batches. `work` runs on the threads and compresses a batch; `take` runs on
+//! the caller's thread and gets the results in order.
+//!
+//! Invariants: a batch holds about `BATCH` bytes at most, so the number of threads bounds the
+//! memory. Pieces come in the order of files and offsets, each byte and each hole once.
 
 use std::ops::{ControlFlow, Range};
 
 use super::Job;
-use super::catalog::{Catalog, InodeId, What};
+use super::catalog::{Catalog, InodeId, InodeKind};
 use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
 
 /// Bytes of a batch: as many small files as fit, or a part of a large one. A multiple of every
-/// block size of SquashFS.
+/// SquashFS block size.
 pub(crate) const BATCH: u64 = 1 << 20;
 
-/// Files of a batch at most: empty ones take time, too.
+/// Maximum number of files in a batch. Empty files take time, although they hold no bytes.
 const BATCH_FILES: usize = 256;
 
 /// A part of a file.
 pub(crate) struct Piece {
     pub(crate) file: InodeId,
-    /// Where in the file it starts, bytes.
+    /// Its offset in the file, bytes.
     pub(crate) offset: u64,
     pub(crate) data: Data,
 }
 
-/// What a part of a file holds.
+/// The content of a piece.
 pub(crate) enum Data {
     Bytes(Vec<u8>),
-    /// So many zeros that are not stored.
+    /// Length of a hole: zeros that are not stored.
     Hole(u64),
-    /// It could not be read; there may be more pieces of the same file, which say nothing.
+    /// The read failed. The file may have more pieces; ignore them.
     Failed(Error),
 }
 
-/// Where a batch starts: in the file of that number in the order, at that offset.
+/// Where a batch starts: the index of a file, and the offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
     nth: usize,
     offset: u64,
 }
 
-/// Reads `files` one after the other, in batches. A hole is told of as such where it covers whole
-/// units of `grain` bytes, counted from the start of its file (a block of an image; 1 for all).
+/// Reads `files` one after the other, in batches. Only whole units of `grain` bytes, counted from
+/// the start of the file, are reported as holes: the block size of an image, or 1 for every hole.
 ///
 /// # Errors
-/// Those of `take`, and `Interrupted` where the job is to stop. What can not be read is a piece.
+/// The errors of `take`, and `Interrupted`. A file that cannot be read becomes a `Failed` piece.
 pub(crate) fn feed<R: Send>(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -79,7 +80,7 @@ struct Reader<'r> {
 }
 
 impl Reader<'_> {
-    /// Where the batches start: at a file, or at a multiple of `BATCH` stored bytes of a large one.
+    /// Cuts at the start of a file, or at a multiple of `BATCH` stored bytes of a large one.
     fn cuts(&self) -> Vec<Cut> {
         let mut cuts = Vec::new();
         let (mut filled, mut count) = (BATCH, 0);
@@ -90,7 +91,7 @@ impl Reader<'_> {
                 (filled, count) = (0, 0);
             }
             count += 1;
-            // Where the extents can not be told, reading says why.
+            // If the extents are unknown, the read reports the error.
             for span in self.extents(file, 0..size) {
                 let Ok(Span::Data(mut rest)) = span else { continue };
                 while rest.start < rest.end {
@@ -107,46 +108,46 @@ impl Reader<'_> {
         cuts
     }
 
-    /// Data and holes of `range` of a file, holes in whole grains; an error ends them.
+    /// Data and holes in `range` of a file, holes in whole grains. Stops after an error.
     fn extents(&self, file: InodeId, range: Range<u64>) -> impl Iterator<Item = Result<Span>> {
-        let What::File { size, content, sparse } = self.catalog.inode(file).what else {
+        let InodeKind::File { size, content, sparse } = self.catalog.inode(file).kind else {
             unreachable!("only regular files are read");
         };
         let source = self.catalog.content(content);
-        let mut at = range.start;
+        let mut position = range.start;
         let mut next = None;
         std::iter::from_fn(move || {
-            if at >= range.end {
+            if position >= range.end {
                 return None;
             }
             if let Some(data) = next.take() {
-                at = Range::<u64>::clone(&data).end;
+                position = Range::<u64>::clone(&data).end;
                 return Some(Ok(Span::Data(data)));
             }
             if !sparse {
-                let whole = at..range.end;
-                at = range.end;
+                let whole = position..range.end;
+                position = range.end;
                 return Some(Ok(Span::Data(whole)));
             }
-            let found = match source.next_data(content.key, at) {
+            let found = match source.next_data(content.key, position) {
                 Ok(found) => found.unwrap_or(size..size),
                 Err(error) => {
-                    at = range.end;
+                    position = range.end;
                     return Some(Err(error));
                 }
             };
-            // Outwards to whole grains; the end of the file ends a grain, too.
+            // Grow data to whole grains. The last grain ends with the file.
             let down = |offset: u64| offset / self.grain * self.grain;
             let start = if found.start >= size { size } else { down(found.start) };
-            let start = start.clamp(at, range.end);
+            let start = start.clamp(position, range.end);
             let end = down(found.end.saturating_add(self.grain - 1)).clamp(start, range.end);
-            if start > at {
-                let hole = at..start;
-                at = start;
+            if start > position {
+                let hole = position..start;
+                position = start;
                 next = (end > start).then_some(start..end);
                 return Some(Ok(Span::Hole(hole)));
             }
-            at = end;
+            position = end;
             Some(Ok(Span::Data(start..end)))
         })
     }
@@ -160,7 +161,7 @@ impl Reader<'_> {
             let start = if nth == from.nth { from.offset } else { 0 };
             let end = if nth == to.nth && to.offset > 0 { to.offset } else { size };
             if start == end {
-                // Empty files have a piece, too: the writer may make its inode when it sees it.
+                // Empty files get a piece because the writer may create the inode when it sees one.
                 pieces.push(Piece { file, offset: start, data: Data::Bytes(Vec::new()) });
             }
             for span in self.extents(file, start..end) {
@@ -174,20 +175,20 @@ impl Reader<'_> {
     }
 
     fn piece(&self, file: InodeId, span: Result<Span>) -> Piece {
-        let What::File { content, .. } = self.catalog.inode(file).what else {
+        let InodeKind::File { content, .. } = self.catalog.inode(file).kind else {
             unreachable!("only regular files are read");
         };
         let (offset, data) = match span {
             Err(error) => (0, Data::Failed(error)),
             Ok(Span::Hole(range)) => (range.start, Data::Hole(range.end - range.start)),
-            // Where holes are is asked twice, and no file may take all memory by other answers.
+            // The extents are read twice. If they changed, a span could exceed the batch.
             Ok(Span::Data(range)) if range.end - range.start > BATCH => {
                 let origin = self.catalog.origin(file);
                 let context = format!("{origin}: changed while it was read");
                 (range.start, Data::Failed(Error::new(Kind::Changed, context)))
             }
             Ok(Span::Data(range)) => {
-                // A batch and what it is rounded up to fit into memory.
+                // A batch, rounded up to whole grains, fits into memory.
                 let mut bytes = vec![0; (range.end - range.start) as usize];
                 match self.catalog.content(content).read(content.key, range.start, &mut bytes) {
                     Ok(()) => (range.start, Data::Bytes(bytes)),
@@ -205,7 +206,7 @@ impl Reader<'_> {
     }
 }
 
-/// A part of a file that is stored or not.
+/// A range of a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Span {
     Data(Range<u64>),
@@ -222,7 +223,7 @@ mod tests {
     use crate::sync::{AtomicBool, AtomicU64, Ordering};
     use crate::vfs::{Name, Timestamp};
 
-    /// A file of the fake: its size, where it has data, and whether it can be read.
+    /// A file of the fake source.
     #[derive(Clone, Default)]
     struct Fake {
         size: u64,
@@ -230,11 +231,11 @@ mod tests {
         broken: bool,
     }
 
-    /// Files whose bytes follow from their number and offset.
+    /// Files whose bytes are computed from their key and offset.
     struct Fakes {
         files: Vec<Fake>,
-        /// How often it was asked where data is; the first such question fails, if it is to.
-        asked: AtomicU64,
+        /// Number of calls of `next_data`; the first one fails if `first_fails`.
+        queries: AtomicU64,
         first_fails: bool,
     }
 
@@ -262,8 +263,8 @@ mod tests {
         }
 
         fn next_data(&self, key: u64, offset: u64) -> Result<Option<Range<u64>>> {
-            let asked = self.asked.fetch_add(1, Ordering::Relaxed);
-            if self.files[key as usize].broken || (self.first_fails && asked == 0) {
+            let queries = self.queries.fetch_add(1, Ordering::Relaxed);
+            if self.files[key as usize].broken || (self.first_fails && queries == 0) {
                 return Err(broken());
             }
             let data = self.files[key as usize].data.iter().flatten();
@@ -276,7 +277,7 @@ mod tests {
         }
     }
 
-    fn plain(size: u64) -> Fake {
+    fn dense(size: u64) -> Fake {
         Fake { size, ..Fake::default() }
     }
 
@@ -291,30 +292,30 @@ mod tests {
         for (key, fake) in fakes.iter().enumerate() {
             let content = ContentId { source: 0, key: key as u64 };
             let sparse = fake.data.is_some();
-            let inode = Inode { meta, what: What::File { size: fake.size, content, sparse } };
+            let inode = Inode { meta, kind: InodeKind::File { size: fake.size, content, sparse } };
             let name = format!("{key:06}");
             builder.add(InodeId::ROOT, Name::parse(name.as_bytes()).unwrap(), inode);
         }
-        builder.source(Box::new(Fakes { files: fakes, asked: AtomicU64::new(0), first_fails }));
+        builder.source(Box::new(Fakes { files: fakes, queries: AtomicU64::new(0), first_fails }));
         builder.finish(Owner::default())
     }
 
-    /// A piece without its bytes, which were looked at: which file, where, and what.
+    /// A piece without its bytes, which are checked already.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     struct Seen {
         key: u64,
         offset: u64,
-        what: Told,
+        data: SeenData,
     }
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Told {
+    enum SeenData {
         Bytes(u64),
         Hole(u64),
         Failed,
     }
 
-    /// The batches of all files. Bytes are looked at, and all of each sound file comes once.
+    /// The batches of all files. Checks the bytes, and that each intact file is complete.
     fn batches(fakes: &[Fake], grain: u64, threads: usize) -> Vec<Vec<Seen>> {
         let catalog = catalog(fakes.to_vec(), false);
         let (progress, stop) = (Progress::default(), AtomicBool::new(false));
@@ -322,7 +323,7 @@ mod tests {
         let files = catalog.files();
         let see = |piece: Piece| {
             let key = u64::from(piece.file.0) - 1;
-            let what = match piece.data {
+            let data = match piece.data {
                 Data::Bytes(bytes) => {
                     let fake = &fakes[key as usize];
                     for (&found, offset) in bytes.iter().zip(piece.offset..) {
@@ -331,15 +332,15 @@ mod tests {
                         let expected = if stored { byte(key, offset) } else { 0 };
                         assert_eq!(found, expected, "file {key} at {offset}");
                     }
-                    Told::Bytes(bytes.len() as u64)
+                    SeenData::Bytes(bytes.len() as u64)
                 }
-                Data::Hole(len) => Told::Hole(len),
+                Data::Hole(len) => SeenData::Hole(len),
                 Data::Failed(error) => {
                     assert_eq!(error.kind(), Kind::Changed);
-                    Told::Failed
+                    SeenData::Failed
                 }
             };
-            Seen { key, offset: piece.offset, what }
+            Seen { key, offset: piece.offset, data }
         };
         let work = |pieces: Vec<Piece>| pieces.into_iter().map(see).collect::<Vec<_>>();
         let mut taken = Vec::new();
@@ -350,25 +351,25 @@ mod tests {
         feed(&job, &catalog, &files, grain, work, take).unwrap();
         let mut all = taken.iter().flatten().peekable();
         for (key, fake) in (0..).zip(fakes) {
-            let mut at = 0;
+            let mut position = 0;
             let mut pieces = 0;
             while let Some(seen) = all.next_if(|seen| seen.key == key) {
                 pieces += 1;
-                match seen.what {
-                    Told::Failed => at = fake.size,
-                    Told::Bytes(len) | Told::Hole(len) => {
-                        assert_eq!(seen.offset, at, "of file {key}");
-                        at += len;
+                match seen.data {
+                    SeenData::Failed => position = fake.size,
+                    SeenData::Bytes(len) | SeenData::Hole(len) => {
+                        assert_eq!(seen.offset, position, "of file {key}");
+                        position += len;
                     }
                 }
             }
-            assert_eq!(at, fake.size, "of file {key}");
+            assert_eq!(position, fake.size, "of file {key}");
             assert!(pieces > 0, "file {key} is not told of");
         }
         assert_eq!(all.next(), None);
         let held = taken.iter().map(|batch| {
-            let bytes = batch.iter().map(|seen| match seen.what {
-                Told::Bytes(len) => len,
+            let bytes = batch.iter().map(|seen| match seen.data {
+                SeenData::Bytes(len) => len,
                 _ => 0,
             });
             bytes.sum::<u64>()
@@ -380,27 +381,27 @@ mod tests {
     }
 
     fn bytes(key: u64, offset: u64, len: u64) -> Seen {
-        Seen { key, offset, what: Told::Bytes(len) }
+        Seen { key, offset, data: SeenData::Bytes(len) }
     }
 
     fn hole(key: u64, offset: u64, len: u64) -> Seen {
-        Seen { key, offset, what: Told::Hole(len) }
+        Seen { key, offset, data: SeenData::Hole(len) }
     }
 
     #[test]
     fn small_files_share_a_batch_and_empty_ones_have_a_piece() {
-        let found = batches(&[plain(10), plain(0), plain(BATCH - 10), plain(0), plain(1)], 4096, 2);
+        let found = batches(&[dense(10), dense(0), dense(BATCH - 10), dense(0), dense(1)], 4096, 2);
         assert_eq!(found.len(), 2);
         assert_eq!(found[0], [bytes(0, 0, 10), bytes(1, 0, 0), bytes(2, 0, BATCH - 10)]);
         assert_eq!(found[1], [bytes(3, 0, 0), bytes(4, 0, 1)]);
-        let empty = batches(&vec![plain(0); BATCH_FILES * 2 + 1], 1, 4);
+        let empty = batches(&vec![dense(0); BATCH_FILES * 2 + 1], 1, 4);
         assert_eq!(empty.iter().map(Vec::len).collect::<Vec<_>>(), [BATCH_FILES, BATCH_FILES, 1]);
         assert_eq!(batches(&[], 1, 4), Vec::<Vec<Seen>>::new());
     }
 
     #[test]
-    fn large_files_are_cut_at_multiples_of_a_batch_and_their_rest_is_shared() {
-        let found = batches(&[plain(5), plain(2 * BATCH + 7), plain(8), plain(BATCH)], 4096, 3);
+    fn large_files_are_cut_at_batch_multiples_and_share_their_last_batch() {
+        let found = batches(&[dense(5), dense(2 * BATCH + 7), dense(8), dense(BATCH)], 4096, 3);
         let expected = [
             vec![bytes(0, 0, 5)],
             vec![bytes(1, 0, BATCH)],
@@ -412,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_told_in_whole_grains_from_the_start_of_the_file() {
+    fn holes_cover_whole_grains_from_the_start_of_the_file() {
         let data = [5000..6000, 20_000..20_001, 24_000..24_001];
         let file = [sparse(40_000, &data)];
         let found = batches(&file, 4096, 1).concat();
@@ -436,61 +437,61 @@ mod tests {
     fn batches_of_sparse_files_hold_stored_bytes_only() {
         let gib = 1 << 30;
         let data = [0..4096, gib..gib + 3 * BATCH / 2, 8 * gib - 100..8 * gib];
-        let found = batches(&[plain(100), sparse(8 * gib, &data), plain(100)], 131_072, 2);
+        let found = batches(&[dense(100), sparse(8 * gib, &data), dense(100)], 131_072, 2);
         let lens = found.iter().map(Vec::len).collect::<Vec<_>>();
         assert_eq!(found.len(), 3, "{lens:?}");
         let mut count = 0;
         for seed in 0_u64..60 {
-            // Extents of all lengths, on all sides of grains and batches.
-            let mut at = 0;
+            // Extents of all lengths, on both sides of grain and batch boundaries.
+            let mut position = 0;
             let mut data = Vec::new();
             let mut next = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
             for _ in 0..seed % 9 {
                 next = next.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let gap = (next >> 33) % (1 << (4 + seed % 18));
                 let len = 1 + (next >> 43) % (1 << (2 + seed % 19));
-                data.push(at + gap..at + gap + len);
-                at += gap + len;
+                data.push(position + gap..position + gap + len);
+                position += gap + len;
             }
-            let size = at + seed % 3 * 5000;
+            let size = position + seed % 3 * 5000;
             let grain = [1, 4096, 131_072, 1 << 20][seed as usize % 4];
-            let files = [plain(seed), sparse(size, &data), plain(BATCH / 2), sparse(size, &data)];
+            let files = [dense(seed), sparse(size, &data), dense(BATCH / 2), sparse(size, &data)];
             count += batches(&files, grain, 3).len();
         }
         assert!(count > 100);
     }
 
     #[test]
-    fn what_can_not_be_read_is_a_piece_and_the_rest_goes_on() {
+    fn read_errors_become_pieces_and_the_rest_is_read() {
         let bad = |file: Fake| Fake { broken: true, ..file };
-        let files = [plain(10), bad(plain(3 * BATCH)), bad(sparse(1 << 40, &[0..9])), plain(10)];
+        let files = [dense(10), bad(dense(3 * BATCH)), bad(sparse(1 << 40, &[0..9])), dense(10)];
         let found = batches(&files, 4096, 2).concat();
         assert_eq!(found.first(), Some(&bytes(0, 0, 10)));
         assert_eq!(found.last(), Some(&bytes(3, 0, 10)));
-        assert!(found.iter().filter(|seen| seen.what == Told::Failed).count() >= 4);
+        assert!(found.iter().filter(|seen| seen.data == SeenData::Failed).count() >= 4);
     }
 
     #[test]
-    fn a_sparse_file_that_could_not_be_asked_once_is_not_read_at_once() {
+    fn a_failed_extent_query_does_not_read_a_sparse_file_in_one_piece() {
         let len = 64 * BATCH;
         let catalog = catalog(vec![sparse(len, &[Range { start: 0, end: len }])], true);
         let (progress, stop) = (Progress::default(), AtomicBool::new(false));
         let job = Job::new(2, &progress, &stop);
-        let most = AtomicU64::new(0);
+        let largest = AtomicU64::new(0);
         let work = |pieces: Vec<Piece>| {
             for piece in pieces {
                 if let Data::Bytes(bytes) = piece.data {
-                    most.fetch_max(bytes.len() as u64, Ordering::Relaxed);
+                    largest.fetch_max(bytes.len() as u64, Ordering::Relaxed);
                 }
             }
         };
         feed(&job, &catalog, &catalog.files(), 4096, work, |()| Ok(())).unwrap();
-        assert!(most.into_inner() <= BATCH);
+        assert!(largest.into_inner() <= BATCH);
     }
 
     #[test]
-    fn stops_when_told_to_and_at_the_first_error_of_the_writer() {
-        let catalog = catalog(vec![plain(BATCH); 100], false);
+    fn stops_on_interrupt_and_at_the_first_writer_error() {
+        let catalog = catalog(vec![dense(BATCH); 100], false);
         let (progress, stop) = (Progress::default(), AtomicBool::new(false));
         let job = Job::new(2, &progress, &stop);
         let files = catalog.files();

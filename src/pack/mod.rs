@@ -1,9 +1,10 @@
-//! Making archives: from folders, lists of files and other archives to one that is read fast.
+//! Makes archives from directories, lists of files and other archives.
 //!
-//! Owns the order of the work: sources make a catalog of everything, a writer lays it down, the
-//! output appears under its name when it is whole. Leaves reading archives to `formats`.
-//! Invariants: the same sources give the same bytes, on any number of threads; what could not be
-//! packed is named, and nothing half made is left.
+//! Sources fill a catalog, a writer turns the catalog into an archive, and the archive appears
+//! under its name when it is complete. `formats` reads archives.
+//!
+//! Invariants: the same sources give the same bytes on any number of threads. Every file that could
+//! not be packed is reported. A failed run leaves no partial archive.
 
 use std::collections::HashSet;
 
@@ -28,49 +29,50 @@ pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
 pub use request::{CreatedArchive, Form, PackOutcome, Request, pack};
 pub use shards::{Labels, Sharded, Shards};
-pub use source::{FileList, Names, OtherMounts, Separator, Sources};
+pub use source::{FileList, OtherMounts, OutputNames, Separator, Sources};
 pub use squashfs::Layout;
 pub use tar::Members;
 
-/// What all parts of a run share.
+/// State shared by all parts of a run.
 pub(crate) struct Job<'j> {
     /// Threads that read and compress.
     pub(crate) threads: usize,
     pub(crate) progress: &'j Progress,
-    /// Set when the run is to stop.
+    /// Set to stop the run.
     pub(crate) stop: &'j AtomicBool,
-    /// What could not be packed, and of which files that is said. Guards only that; taken alone.
+    /// The problems, and a set that keeps them unique. Never held together with another lock.
     problems: Mutex<(Vec<Problem>, HashSet<String>)>,
 }
 
-/// What becomes of the archive where files can not be packed.
+/// What happens to the archive if files cannot be packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnProblem {
-    /// It is made without them.
-    GoOn,
-    /// There is none. Where all could be listed, all is read, so that every such file is named.
-    GiveUp,
+    /// The archive is written without them.
+    Continue,
+    /// No archive is written. If all sources could be listed, all contents are still read, so that
+    /// every such file is reported.
+    Abort,
 }
 
 /// A file that could not be packed, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// What it is called in its source.
+    /// Its path, as shown in messages.
     pub origin: String,
-    /// Why.
+    /// Why it could not be packed.
     pub why: String,
 }
 
 impl<'j> Job<'j> {
-    /// A run of which nothing is done yet.
+    /// A run that has not started yet.
     pub(crate) fn new(threads: usize, progress: &'j Progress, stop: &'j AtomicBool) -> Self {
         Self { threads, progress, stop, problems: Mutex::default() }
     }
 
-    /// Whether the run may go on.
+    /// Checks that the run was not interrupted.
     ///
     /// # Errors
-    /// `Interrupted` where it may not.
+    /// `Interrupted` if it was.
     pub(crate) fn check(&self) -> Result<()> {
         match self.stop.load(Ordering::Relaxed) {
             true => Err(Error::new(Kind::Interrupted, "interrupted; nothing was made")),
@@ -78,10 +80,10 @@ impl<'j> Job<'j> {
         }
     }
 
-    /// Remembers a file that can not be packed; the first reason counts.
+    /// Records a file that cannot be packed. Only the first reason for each file is kept.
     pub(crate) fn problem(&self, origin: impl Into<String>, error: &Error) {
         let (origin, why) = (origin.into(), error.to_string());
-        // Errors name their file, and so does the list.
+        // Errors name their file, and so does the list of problems.
         let why = why.strip_prefix(&format!("{origin}: ")).unwrap_or(&why).to_owned();
         let mut problems = self.problems.lock();
         let (list, known) = &mut *problems;
@@ -90,24 +92,24 @@ impl<'j> Job<'j> {
         }
     }
 
-    /// Remembers something of a source that is missing in the archive; there may be several of one
-    /// name.
+    /// Records something that the archive will lack. Unlike `problem`, it keeps several entries for
+    /// one path.
     pub(crate) fn loss(&self, origin: impl Into<String>, why: impl Into<String>) {
         let problem = Problem { origin: origin.into(), why: why.into() };
         let mut problems = self.problems.lock();
         let (list, known) = &mut *problems;
-        // No path holds a NUL.
+        // Paths contain no NUL.
         if known.insert(format!("{}\0{}", problem.origin, problem.why)) {
             list.push(problem);
         }
     }
 
-    /// Whether there is a file that can not be packed.
+    /// Whether any problem was recorded.
     pub(crate) fn has_problems(&self) -> bool {
         !self.problems.lock().0.is_empty()
     }
 
-    /// Files that can not be packed, by name.
+    /// The recorded problems, sorted by path.
     pub(crate) fn into_problems(self) -> Vec<Problem> {
         let (mut problems, _) = self.problems.into_inner();
         problems.sort_by(|a, b| a.origin.cmp(&b.origin));

@@ -1,7 +1,7 @@
 //! The archive that is being written.
 //!
-//! It appears under its name whole or not at all (`storage::NewFile`), in the folder that was there
-//! when it was begun.
+//! It appears complete or not at all (`storage::NewFile`), in the directory that was opened at the
+//! start.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -14,10 +14,10 @@ use crate::storage::{Directory, NewFile};
 
 pub use crate::storage::Existing;
 
-/// Bytes that are collected before they are written.
+/// Size of the write buffer, bytes.
 const BUFFER: usize = 1 << 20;
 
-/// A file that gets its name when it is whole.
+/// A file that gets its name when it is complete.
 pub(crate) struct Output {
     path: PathBuf,
     existing: Existing,
@@ -27,11 +27,11 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// A new file that will be called `path`.
+    /// Creates a file that will be published as `path`.
     ///
     /// # Errors
-    /// `InvalidInput` where there is such a file and it is not to be replaced; `Io` where the
-    /// folder can not be written to.
+    /// `InvalidInput` if `path` exists and must not be replaced; `Io` if the directory is not
+    /// writable.
     pub(crate) fn create(path: &Path, existing: Existing) -> Result<Self> {
         match fs::symlink_metadata(path) {
             Ok(found) if found.is_dir() => {
@@ -41,36 +41,36 @@ impl Output {
             Ok(_) if existing == Existing::Refuse => return Err(exists(path)),
             _ => {}
         }
-        let folder = folder_of(path);
+        let parent = parent_of(path);
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => {
-                Error::new(Kind::NotFound, format!("{}: no such folder", folder.display()))
+                Error::new(Kind::NotFound, format!("{}: no such folder", parent.display()))
                     .with_hint("make it first, or give another place")
             }
             _ => Error::io(format!("{}: can not be made", path.display()), error),
         };
-        let directory = Directory::open(folder).map_err(failed)?;
+        let directory = Directory::open(parent).map_err(failed)?;
         let (file, new) = NewFile::create(&directory, PREFIX).map_err(failed)?;
         let file = BufWriter::with_capacity(BUFFER, file);
         Ok(Self { path: path.to_owned(), existing, file, new, len: 0 })
     }
 
-    /// Bytes so far: where the next ones will stand.
+    /// Bytes written so far, which is the offset of the next byte.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// Adds `bytes` at the end.
+    /// Appends `bytes`.
     ///
     /// # Errors
-    /// `Io`, such as where the disk is full.
+    /// `Io`, for example if the disk is full.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(|error| self.failed(error))?;
         self.len += bytes.len() as u64;
         Ok(())
     }
 
-    /// Writes `bytes` over those at `offset`, which are there already.
+    /// Overwrites the bytes at `offset`, which must have been written before.
     ///
     /// # Errors
     /// As `append`.
@@ -80,7 +80,7 @@ impl Output {
         written.map_err(|error| self.failed(error))
     }
 
-    /// Drops what stands from `len` on.
+    /// Cuts the file off at `len` bytes.
     ///
     /// # Errors
     /// As `append`.
@@ -94,7 +94,7 @@ impl Output {
         Ok(())
     }
 
-    /// Makes sure that all of it is on the disk, and gives it its name.
+    /// Flushes the file to the disk and gives it its name.
     ///
     /// # Errors
     /// As `create` and `append`.
@@ -102,7 +102,7 @@ impl Output {
         self.seal()?.publish()
     }
 
-    /// Makes sure that all of it is on the disk; nothing can be added any more.
+    /// Flushes the file to the disk. Nothing can be appended afterwards.
     ///
     /// # Errors
     /// As `append`.
@@ -110,7 +110,7 @@ impl Output {
         let Self { path, existing, file, new, .. } = self;
         let failed = |error| cannot_write(&path, error);
         let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
-        // As if it had been made by open(2): what the umask lets others do.
+        // The mode that open(2) would have given the file.
         file.set_permissions(Permissions::from_mode(0o666 & !umask())).map_err(failed)?;
         file.sync_all().map_err(failed)?;
         Ok(Sealed { path, existing, new })
@@ -121,7 +121,7 @@ impl Output {
     }
 }
 
-/// A whole file that only lacks its name.
+/// A complete file that has no name yet.
 pub(crate) struct Sealed {
     path: PathBuf,
     existing: Existing,
@@ -129,22 +129,22 @@ pub(crate) struct Sealed {
 }
 
 impl Sealed {
-    /// What it will be called.
+    /// The path that it will get.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives it its name.
+    /// Gives the file its name.
     ///
     /// # Errors
-    /// `InvalidInput` where there is such a file and it is not to be replaced; `Io`.
+    /// `InvalidInput` if the path exists and must not be replaced; `Io`.
     pub(crate) fn publish(self) -> Result<()> {
         let Self { path, existing, new } = self;
         let name = path.file_name().unwrap_or_default();
         new.publish(name, existing).map_err(|error| cannot_name(&path, error))
     }
 
-    /// The same without an open file, where there are many: it gets a name for the time being.
+    /// Closes the file to save descriptors; a temporary name keeps it.
     ///
     /// # Errors
     /// `Io`.
@@ -175,13 +175,13 @@ fn cannot_write(path: &Path, error: io::Error) -> Error {
     }
 }
 
-/// What names begin with that are there only for a while.
+/// Prefix of temporary names.
 pub(super) const PREFIX: &str = ".archfs-pack-";
 
-/// The folder that `path` is in.
-pub(super) fn folder_of(path: &Path) -> &Path {
+/// The directory that contains `path`.
+pub(super) fn parent_of(path: &Path) -> &Path {
     match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     }
 }
@@ -191,7 +191,7 @@ fn exists(path: &Path) -> Error {
         .with_hint("--force replaces it")
 }
 
-/// The bits that a new file of this process does not get.
+/// The umask of this process.
 fn umask() -> u32 {
     let mask = kernel_file::own_status("Umask");
     mask.and_then(|mask| u32::from_str_radix(&mask, 8).ok()).unwrap_or(0o077)
@@ -201,8 +201,8 @@ fn umask() -> u32 {
 mod tests {
     use super::*;
 
-    fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder)
+    fn names(parent: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(parent)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn appears_whole_or_not_at_all() {
+    fn appears_complete_or_not_at_all() {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("a");
         let mut output = Output::create(&path, Existing::Refuse).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn replaces_only_when_told_to() {
+    fn replaces_only_with_existing_replace() {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("a");
         let early = Output::create(&path, Existing::Refuse).unwrap();
@@ -253,14 +253,14 @@ mod tests {
     #[test]
     fn an_archive_stays_in_the_folder_that_was_there_when_it_was_begun() {
         let work = tempfile::tempdir().unwrap();
-        let [folder, moved, victim] =
+        let [parent, moved, victim] =
             ["folder", "moved", "victim"].map(|name| work.path().join(name));
-        fs::create_dir(&folder).unwrap();
+        fs::create_dir(&parent).unwrap();
         fs::create_dir(&victim).unwrap();
-        let mut output = Output::create(&folder.join("a"), Existing::Replace).unwrap();
+        let mut output = Output::create(&parent.join("a"), Existing::Replace).unwrap();
         output.append(b"x").unwrap();
-        fs::rename(&folder, &moved).unwrap();
-        std::os::unix::fs::symlink(&victim, &folder).unwrap();
+        fs::rename(&parent, &moved).unwrap();
+        std::os::unix::fs::symlink(&victim, &parent).unwrap();
         output.publish().unwrap();
         assert_eq!((names(&moved), names(&victim)), (vec!["a".to_owned()], Vec::new()));
     }

@@ -1,62 +1,61 @@
-//! How an archive is to be laid down.
+//! How a SquashFS image is written, as far as the user can choose it.
 //!
-//! Owns what a person can choose, as the writers need it; leaves the words for it to `cli::pack`,
-//! and choosing by what is in the catalog to each writer.
-//! Invariant: a recipe holds only what its format can hold.
+//! `cli::pack` parses the options; the writer chooses what the recipe leaves open.
 
 use crate::error::{Error, Kind, Result};
 
-/// How blocks are compressed, where that saves anything.
+/// How blocks are compressed. Blocks that do not get smaller are stored uncompressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compressor {
     /// Zstandard, level 1 to 22.
     Zstd(i32),
-    /// DEFLATE, level 1 to 9, as zlib and mksquashfs count them.
+    /// DEFLATE, level 1 to 9 as in zlib and mksquashfs.
     Gzip(u32),
-    /// LZMA2 at its usual preset, with a dictionary as large as a block.
+    /// LZMA2 at its default preset, with a dictionary of one block.
     Xz,
-    /// LZ4, fast.
+    /// LZ4 in its fast mode.
     Lz4,
-    /// Not at all.
+    /// No compression.
     None,
 }
 
 /// What an archive is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// Files read in any order: what is decoded for one of them is bounded.
+    /// Files are read in random order: few bytes are decoded to read one file.
     #[default]
     Random,
     /// The smallest archive.
     Archive,
 }
 
-/// How an image is to be laid down.
+/// The settings of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// How blocks are compressed.
     pub compressor: Compressor,
-    /// What for.
+    /// What the image is for.
     pub profile: Profile,
-    /// Bytes that may be decoded to read a small file; `None`: as the profile says.
+    /// Bytes that may be decoded to read a small file; `None` leaves it to the profile.
     pub read_cost: Option<u64>,
-    /// Bytes of a block, a power of two from 4 KiB to 1 MiB; `None`: by the sizes of the files.
+    /// Block size in bytes, a power of two from 4 KiB to 1 MiB; `None` chooses it by the sizes of
+    /// the files.
     pub block_size: Option<u32>,
-    /// The time of the archive, seconds since 1970, and the latest that any file in it shows
-    /// (SOURCE_DATE_EPOCH); `None`: that of the newest file.
+    /// Seconds since 1970: the modification time of the image, and the limit of all file times in
+    /// it (SOURCE_DATE_EPOCH). `None` takes the time of the newest file.
     pub epoch: Option<i64>,
 }
 
 impl Recipe {
-    /// The smallest and the largest block of an image, bytes (squashfs.rst of Linux, section 2).
+    /// The smallest and the largest block size, bytes (squashfs.rst of Linux, section 2).
     pub const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 4096..=1 << 20;
 
-    /// Checks that its numbers are those of the format.
+    /// Checks that the format allows all values.
     ///
     /// # Errors
-    /// `Usage` where they are not.
+    /// `Usage` if it does not.
     pub fn checked(self) -> Result<Self> {
-        let usage = |what: String| Err(Error::new(Kind::Usage, what));
+        let usage = |message: String| Err(Error::new(Kind::Usage, message));
         match self.compressor {
             Compressor::Zstd(level) if !(1..=22).contains(&level) => {
                 return usage(format!("zstd has levels from 1 to 22, not {level}"));
@@ -80,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_the_numbers_of_the_format_and_no_others() {
+    fn accepts_only_values_of_the_format() {
         let recipe = |compressor, block_size| Recipe {
             compressor,
             profile: Profile::Random,

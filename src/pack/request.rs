@@ -1,9 +1,7 @@
-//! One run of packing, from what was asked for to what came of it.
+//! One run of packing, from the request to the outcome.
 //!
-//! Owns the order of the work and what becomes of files that can not be packed; leaves each step to
-//! its module.
-//! Invariant: an archive appears only when all of it is written, and without files only when that
-//! was asked for.
+//! Invariant: an archive gets its name only when it is complete. It lacks files only if the request
+//! allows that.
 
 use std::path::PathBuf;
 
@@ -19,74 +17,74 @@ use crate::error::Result;
 use crate::progress::Progress;
 use crate::sync::AtomicBool;
 
-/// What to make of what.
+/// What to pack, and where to.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What is packed.
+    /// What to pack.
     pub sources: Sources,
-    /// What the archive will be called; of shards their common part, with `.tar`.
+    /// The path of the archive. For shards, their common name with `.tar`.
     pub archive: PathBuf,
-    /// What becomes of a file of that name.
+    /// What happens to an existing file at that path.
     pub existing: Existing,
-    /// What is made.
+    /// The form of the archive.
     pub form: Form,
-    /// What becomes of the archive where files can not be packed.
+    /// What happens to the archive if files cannot be packed.
     pub on_problem: OnProblem,
     /// Threads that read and compress.
     pub threads: usize,
 }
 
-/// What is made.
+/// The form of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Form {
     /// A SquashFS image.
     Image(Recipe),
-    /// A tar.
+    /// A tar archive.
     Tar {
-        /// The latest time that anything in it shows, seconds since 1970.
+        /// Later times are replaced by this one, seconds since 1970.
         epoch: Option<i64>,
     },
-    /// Tars of samples.
+    /// Tar archives of samples.
     Shards {
-        /// Of which size, in which order.
+        /// Their size and order.
         shards: Shards,
-        /// The latest time that anything in them shows, seconds since 1970.
+        /// Later times are replaced by this one, seconds since 1970.
         epoch: Option<i64>,
     },
 }
 
-/// What came of it.
+/// The outcome of a run.
 #[derive(Debug)]
 pub struct PackOutcome {
-    /// What was made; `None` where files could not be packed and so nothing was.
-    pub made: Option<CreatedArchive>,
+    /// The archive; `None` if files could not be packed and the request does not allow that.
+    pub archive: Option<CreatedArchive>,
     /// Files that could not be packed, by their names.
     pub problems: Vec<Problem>,
-    /// Files hidden by files of the same path in later sources.
+    /// Number of files hidden by files with the same path in later sources.
     pub hidden: u64,
-    /// Whether it ended before contents were read, so that there may be more problems.
+    /// Whether the run ended before contents were read, so that more files may have problems.
     pub only_listed: bool,
 }
 
-/// An archive that was made.
+/// What a new archive contains.
 #[derive(Debug)]
 pub enum CreatedArchive {
-    /// An image.
+    /// A SquashFS image.
     Image(Layout),
-    /// A tar.
+    /// A tar archive.
     Tar(Members),
-    /// Tars of samples.
+    /// Tar archives of samples.
     Shards(Sharded),
 }
 
-/// Packs what was asked for; stops soon after `stop` is set.
+/// Packs what `request` names. Stops soon after `stop` is set.
 ///
 /// # Errors
-/// Where a source, a list or a map can not be used at all; `Interrupted`; where the archive can not
-/// be written. Files that can not be packed are no error, but told in the answer.
+/// If a source, a list or a map is unusable; `Interrupted`; if the archive cannot be written. Files
+/// that cannot be packed are no error: the outcome lists them.
 pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result<PackOutcome> {
     let job = Job::new(request.threads, progress, stop);
-    // First of all: what can not be written to is known before anything is read.
+    // Create the output first, to fail before anything is read.
     let output = || Output::create(&request.archive, request.existing);
     let unwritten = match &request.form {
         Form::Image(recipe) => Unwritten::Image(*recipe, output()?),
@@ -95,15 +93,15 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
     };
     let catalog = source::gather(&job, &request.sources)?;
     let hidden = catalog.hidden();
-    let gives_up = || request.on_problem == OnProblem::GiveUp && job.has_problems();
-    if gives_up() {
+    let is_aborted = || request.on_problem == OnProblem::Abort && job.has_problems();
+    if is_aborted() {
         let problems = job.into_problems();
-        return Ok(PackOutcome { made: None, problems, hidden, only_listed: true });
+        return Ok(PackOutcome { archive: None, problems, hidden, only_listed: true });
     }
-    let (made, unnamed) = unwritten.write(&job, &catalog, request)?;
-    if gives_up() {
+    let (archive, unnamed) = unwritten.write(&job, &catalog, request)?;
+    if is_aborted() {
         let problems = job.into_problems();
-        return Ok(PackOutcome { made: None, problems, hidden, only_listed: false });
+        return Ok(PackOutcome { archive: None, problems, hidden, only_listed: false });
     }
     job.check()?;
     match unnamed {
@@ -111,20 +109,20 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
         Unnamed::Shards(shards) => shards.publish()?,
     }
     let problems = job.into_problems();
-    Ok(PackOutcome { made: Some(made), problems, hidden, only_listed: false })
+    Ok(PackOutcome { archive: Some(archive), problems, hidden, only_listed: false })
 }
 
-/// What is to be written, and where to.
+/// An archive that is not written yet, and where it goes.
 enum Unwritten {
     Image(Recipe, Output),
     Tar(Option<i64>, Output),
     Shards(Shards, Option<i64>),
 }
 
-/// What is written and waits for its name.
+/// An archive that is complete but has no name yet.
 enum Unnamed {
     One(Output),
-    Shards(shards::Waiting),
+    Shards(shards::Unpublished),
 }
 
 impl Unwritten {
@@ -149,15 +147,15 @@ impl Unwritten {
             Self::Shards(shards, epoch) => {
                 job.progress.expect(total_bytes(catalog));
                 let (archive, existing) = (&request.archive, request.existing);
-                let (waiting, sharded) =
+                let (unpublished, sharded) =
                     shards::write(job, catalog, &shards, epoch, archive, existing)?;
-                Ok((CreatedArchive::Shards(sharded), Unnamed::Shards(waiting)))
+                Ok((CreatedArchive::Shards(sharded), Unnamed::Shards(unpublished)))
             }
         }
     }
 }
 
-/// Bytes of all regular files that have a name, holes among them.
+/// Bytes of all regular files that have a name, holes included.
 fn total_bytes(catalog: &Catalog) -> u64 {
     let named =
         (0..catalog.len()).map(|nth| InodeId(nth as u32)).filter(|&id| catalog.links(id) > 0);

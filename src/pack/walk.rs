@@ -1,25 +1,24 @@
-//! Everything in a catalog, one after the other.
+//! Visits everything in a catalog, one name after the other.
 //!
-//! Owns the order in which names are met; leaves what becomes of them to whoever walks.
-//! Invariant: a folder comes before what is in it, and the names of a folder ascend. An inode with
-//! several names is met at each.
+//! Invariant: a directory comes before its entries, and names in a directory ascend. An inode with
+//! several names is visited once for each name.
 
-use super::catalog::{Catalog, InodeId, What};
+use super::catalog::{Catalog, InodeId, InodeKind};
 
-/// The entries of a folder that are still to come.
+/// The remaining entries of a directory.
 type Entries<'c> = Box<dyn Iterator<Item = (&'c [u8], InodeId)> + 'c>;
 
-/// A walk that waits between two names.
+/// A walk, as an iterator that lends its paths.
 pub(crate) struct Walk<'c> {
     catalog: &'c Catalog,
     path: Vec<u8>,
-    /// Folders that are not done, with the length of their path. They wait on a list and not on
-    /// the stack, for they may go down as deep as they like.
+    /// Directories with entries left, each with the length of its path. A list and not recursion,
+    /// because their depth is unlimited.
     waiting: Vec<(usize, Entries<'c>)>,
 }
 
 impl<'c> Walk<'c> {
-    /// A walk that has met nothing; the root, which has no name, is never met.
+    /// A walk from the root. The root has no name and is not visited.
     pub(crate) fn new(catalog: &'c Catalog) -> Self {
         let entries: Entries<'c> = Box::new(catalog.entries(InodeId::ROOT));
         Self { catalog, path: Vec::new(), waiting: vec![(0, entries)] }
@@ -39,7 +38,7 @@ impl<'c> Walk<'c> {
             self.path.push(b'/');
         }
         self.path.extend_from_slice(name);
-        if matches!(self.catalog.inode(id).what, What::Folder(_)) {
+        if matches!(self.catalog.inode(id).kind, InodeKind::Directory(_)) {
             self.waiting.push((self.path.len(), Box::new(self.catalog.entries(id))));
         }
         Some((&self.path, id))

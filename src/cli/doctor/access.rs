@@ -1,15 +1,14 @@
-//! What mounting itself needs: the device, the helper or a namespace, the kernel, a container's
-//! leave.
+//! Checks of what mounting needs: the device, the helper or a namespace, the kernel, the
+//! permissions of a container.
 //!
-//! Owns their words and remedies. Invariant: what a trial has shown to work is no problem, whatever
-//! the settings say.
+//! Invariant: if a trial succeeded, its needs are no problem, whatever the settings say.
 
 use super::check::{Check, State};
 use crate::lifecycle::doctor::{
     Barrier, Container, Device, Failure, Kernel, Node, Trial, Unusable,
 };
 
-/// What to do in a container without the device.
+/// The remedy in a container without the device.
 const DEVICE_IN_CONTAINER: &str = "start the container with --device /dev/fuse (docker, podman) or with -B /dev/fuse \
      (apptainer), or mount outside and bind the folder in";
 
@@ -36,40 +35,40 @@ pub(super) fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
 
 fn device(device: &Device, container: Option<&Container>) -> Check {
     const NAME: &str = "device";
-    // The same lack has another remedy inside a container.
-    let lacking = |text: String, remedy: &str, request| match container {
+    // Inside a container the remedy is a different one.
+    let problem = |text: String, remedy: &str, request| match container {
         Some(_) => Check::problem(NAME, text, DEVICE_IN_CONTAINER),
         None => Check::problem(NAME, text, remedy).asking(request),
     };
     match device {
         Device::Opens => Check::good(NAME, "/dev/fuse can be opened"),
-        Device::Missing => lacking(
+        Device::Missing => problem(
             "/dev/fuse is not there".into(),
             "ask for the kernel module fuse (modprobe fuse); ls, cat, info, verify and pack work without",
             ASK_MODULE,
         ),
-        Device::Other => lacking(
+        Device::Other => problem(
             "/dev/fuse is not the FUSE device but something of that name".into(),
             "ask for the device: a character device, major 10, minor 229",
             ASK_MODULE,
         ),
-        Device::NoModule => lacking(
+        Device::NoModule => problem(
             "/dev/fuse is there, but the kernel has no FUSE behind it".into(),
             "ask for the kernel module fuse (modprobe fuse)",
             ASK_MODULE,
         ),
-        Device::Refused { mode, owner } => lacking(
+        Device::Refused { mode, owner } => problem(
             format!("/dev/fuse can not be opened: its mode is {mode:04o}, its owner uid {owner}"),
             "ask for the mode 0666, as distributions set it",
             ASK_MODE,
         ),
-        Device::Denied => lacking(
+        Device::Denied => problem(
             "/dev/fuse is there, but this process was not given it (a control group's devices)"
                 .into(),
             "ask whoever starts this container or job to allow the device /dev/fuse",
             "allow the device /dev/fuse in jobs (cgroup.conf or the container's configuration)",
         ),
-        Device::Failed(why) => lacking(
+        Device::Failed(why) => problem(
             format!("/dev/fuse can not be opened: {why}"),
             "ask for /dev/fuse as distributions set it up: the module fuse, the mode 0666",
             ASK_MODULE,
@@ -89,13 +88,13 @@ fn fusermount(node: &Node, trial: &Trial) -> Check {
         }
         Err(why) => why,
     };
-    let (text, remedy) = words(why);
+    let (text, remedy) = describe(why);
     if trial.mount.is_ok() {
-        // A container's stand-in, say, that does it in another way.
+        // For example a container's replacement for fusermount3 that mounts in another way.
         return Check::note(NAME, format!("{text}; it mounts all the same"), None);
     }
-    if matches!(why, Unusable::DoesNotRun(..)) && !is_telling(node, trial) {
-        // Nothing else does here.
+    if matches!(why, Unusable::DoesNotRun(..)) && !is_conclusive(node, trial) {
+        // Other programs do not start here either.
         return Check::note(NAME, text, None);
     }
     let remedy = match trial.run.is_ok() {
@@ -104,29 +103,29 @@ fn fusermount(node: &Node, trial: &Trial) -> Check {
     };
     let check = Check::problem(NAME, text, remedy);
     match why {
-        _ if !is_telling(node, trial) => check,
+        _ if !is_conclusive(node, trial) => check,
         Unusable::NotFound(..) | Unusable::NotSetUid(_) | Unusable::DoesNotRun(..) => {
             check.asking(ASK_HELPER)
         }
         Unusable::NoSuid(_) => check.asking(ASK_SUID),
-        // No administrator of nodes sets that.
+        // Administrators of nodes do not set no_new_privs.
         Unusable::NoNewRights(_) => check,
     }
 }
 
-/// Whether a trial that failed tells what the node lacks, and not only what this process does.
-fn is_telling(node: &Node, trial: &Trial) -> bool {
+/// Whether a failed trial shows what the node lacks, and not only what limits this process.
+fn is_conclusive(node: &Node, trial: &Trial) -> bool {
     node.kernel.has_proc && trial.is_known()
 }
 
-/// Root of a container or of a user namespace may not mount, and no helper changes that.
+/// Root in a container or user namespace may be unable to mount, and no helper changes that.
 fn of_root(node: &Node, trial: &Trial) -> Check {
     const NAME: &str = "fusermount";
     match &trial.mount {
         Err(Failure { said, hint, .. }) if node.device == Device::Opens => {
             let text = format!("not needed, for root mounts without it; but here: {said}");
-            // What hints at nothing is about this process: limits, /proc.
-            let Some(hint) = hint.clone().filter(|_| is_telling(node, trial)) else {
+            // An error without a hint is about this process: limits or /proc.
+            let Some(hint) = hint.clone().filter(|_| is_conclusive(node, trial)) else {
                 return Check::note(NAME, text, None);
             };
             let remedy = match trial.run.is_ok() {
@@ -139,7 +138,7 @@ fn of_root(node: &Node, trial: &Trial) -> Check {
     }
 }
 
-fn words(why: &Unusable) -> (String, String) {
+fn describe(why: &Unusable) -> (String, String) {
     let ask = || "ask for the package fuse3 on the compute nodes".to_owned();
     match why {
         Unusable::NotFound(why, hint) => (why.clone(), hint.clone().unwrap_or_else(ask)),
@@ -172,7 +171,7 @@ fn namespaces(node: &Node, trial: &Trial) -> Check {
         Err(failure) => &failure.said,
     };
     let (reasons, remedies): (Vec<_>, Vec<_>) =
-        node.barriers.iter().map(|&barrier| barrier_words(barrier)).unzip();
+        node.barriers.iter().map(|&barrier| describe_barrier(barrier)).unzip();
     let text = match reasons.is_empty() {
         true => why.clone(),
         false => format!("{why} ({})", reasons.join(", ")),
@@ -185,10 +184,10 @@ fn namespaces(node: &Node, trial: &Trial) -> Check {
         return Check::note(NAME, text, Some(format!("`archfs run --private` needs it: {remedy}")));
     }
     let check = Check::problem(NAME, text, remedy);
-    if is_telling(node, trial) { check.asking(ASK_NAMESPACES) } else { check }
+    if is_conclusive(node, trial) { check.asking(ASK_NAMESPACES) } else { check }
 }
 
-fn barrier_words(barrier: Barrier) -> (&'static str, &'static str) {
+fn describe_barrier(barrier: Barrier) -> (&'static str, &'static str) {
     match barrier {
         Barrier::NoneAllowed => {
             ("user.max_user_namespaces is 0", "ask for sysctl user.max_user_namespaces=15000")
@@ -218,23 +217,23 @@ fn kernel(kernel: &Kernel) -> Check {
     let Kernel { release, version, has_fuse, .. } = kernel;
     if *has_fuse == Some(false) {
         let text = format!("Linux {release}, in which FUSE is not loaded");
-        // Opening the device loads it, where it may be.
+        // Opening the device loads the module if that is allowed.
         return Check::note(NAME, text, Some("the device above tells whether it can be".into()));
     }
-    let lacks: Vec<_> = NEEDED_FOR
+    let missing: Vec<_> = NEEDED_FOR
         .into_iter()
         .filter(|(since, _)| version.is_some_and(|version| version < *since))
-        .map(|((major, minor), what)| format!("{what} ({major}.{minor})"))
+        .map(|((major, minor), feature)| format!("{feature} ({major}.{minor})"))
         .collect();
-    if lacks.is_empty() {
+    if missing.is_empty() {
         return Check::good(NAME, format!("Linux {release}, with all that archfs makes use of"));
     }
-    let lacks = lacks.join(", ");
-    let text = format!("Linux {release} may lack {lacks}; archfs goes on without");
+    let missing = missing.join(", ");
+    let text = format!("Linux {release} may lack {missing}; archfs goes on without");
     Check::note(NAME, text, None)
 }
 
-/// Since which kernel there is what (Linux, fs/fuse and include/uapi/linux/fuse.h).
+/// Features by the kernel that introduced them (Linux, fs/fuse and include/uapi/linux/fuse.h).
 const NEEDED_FOR: [((u32, u32), &str); 6] = [
     ((4, 2), "a connection for each thread"),
     ((4, 7), "parallel directory operations"),
@@ -285,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_device_lacks_is_asked_of_the_administrator_or_of_who_starts_the_container() {
+    fn requests_go_to_the_administrator_or_to_the_owner_of_the_container() {
         let container = Container { runtime: "docker".into(), sign: "/.dockerenv".into() };
         for (state, words, wish) in [
             (Device::Missing, "is not there", "modprobe fuse"),

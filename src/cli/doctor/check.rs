@@ -1,15 +1,13 @@
-//! One thing that was looked at, in words.
-//!
-//! Owns the three states there are. Invariant: a problem has a remedy.
+//! The result of one check. Invariant: a problem has a remedy.
 
-/// How something is.
+/// The severity of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// As it should be.
+    /// Everything is fine.
     Good,
-    /// Worth to know.
+    /// Worth knowing.
     Note,
-    /// It keeps a way to mount from working, or the mount from being of use.
+    /// It prevents a way to mount, or makes the mount useless.
     Problem,
 }
 
@@ -24,17 +22,17 @@ impl State {
     }
 }
 
-/// What was found of one thing.
+/// The result of one check.
 #[derive(Clone, Debug)]
 pub(super) struct Check {
-    /// What was looked at; a key that stays.
+    /// What was checked; a stable key.
     pub(super) name: &'static str,
     pub(super) state: State,
     /// One line.
     pub(super) text: String,
-    /// What to do, for someone who is not root.
+    /// What a user without root rights can do.
     pub(super) remedy: Option<String>,
-    /// What to ask of the administrator, to stand behind "please".
+    /// What the administrator can do, as a phrase after "please".
     pub(super) request: Option<&'static str>,
 }
 
@@ -43,7 +41,7 @@ impl Check {
         Self { name, state: State::Good, text: text.into(), remedy: None, request: None }
     }
 
-    /// Something worth to know, with what to do about it where there is something.
+    /// A note, with a remedy if there is one.
     pub(super) fn note(
         name: &'static str,
         text: impl Into<String>,
@@ -61,7 +59,7 @@ impl Check {
         Self { name, state: State::Problem, text: text.into(), remedy, request: None }
     }
 
-    /// With what to ask of the administrator.
+    /// Adds a request to the administrator.
     #[must_use]
     pub(super) fn asking(mut self, request: &'static str) -> Self {
         self.request = Some(request);

@@ -1,7 +1,8 @@
-//! The batch job, and who else may enter a mount.
+//! Checks of the batch job, and whether other users may enter a mount.
 //!
-//! Owns the advice for each batch system, in short; docs/SLURM.md has it at length. Invariant: what
-//! a batch system will do is said only where it can be told from here.
+//! The remedies are short; docs/SLURM.md has the details.
+//!
+//! Invariant: a check predicts what a batch system does only if this process can see it.
 
 use super::check::Check;
 use crate::lifecycle::doctor::{Batch, Node, Scheduler, Task};

@@ -1,7 +1,7 @@
 //! The output of `archfs doctor --json`.
 //!
-//! Owns its keys, which scripts rely on (docs/CLI.md); the wording of texts and remedies may
-//! change. Invariant: the keys are there on every node, null where nothing is known.
+//! Scripts rely on the keys (docs/CLI.md); the wording of texts and remedies may change. Invariant:
+//! every key is present on every node, and `null` if its value is unknown.
 
 use std::collections::BTreeMap;
 
@@ -24,13 +24,13 @@ struct Object<'a> {
 
 #[derive(Serialize)]
 struct Works<'a> {
-    mount: ConnectionSource<'a>,
-    run: ConnectionSource<'a>,
-    run_private: ConnectionSource<'a>,
+    mount: WayObject<'a>,
+    run: WayObject<'a>,
+    run_private: WayObject<'a>,
 }
 
 #[derive(Serialize)]
-struct ConnectionSource<'a> {
+struct WayObject<'a> {
     works: bool,
     said: Option<&'a str>,
     hint: Option<&'a str>,
@@ -63,9 +63,9 @@ pub(super) fn object(
         version: env!("CARGO_PKG_VERSION"),
         can_mount: verdict.works(),
         works: Works {
-            mount: ConnectionSource::of(&trial.mount),
-            run: ConnectionSource::of(&trial.run),
-            run_private: ConnectionSource::of(&trial.run_private),
+            mount: WayObject::of(&trial.mount),
+            run: WayObject::of(&trial.run),
+            run_private: WayObject::of(&trial.run_private),
         },
         checks: checks.iter().map(|check| (check.name, CheckObject::of(check))).collect(),
         numbers: Numbers {
@@ -81,7 +81,7 @@ pub(super) fn object(
         .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))
 }
 
-impl<'a> ConnectionSource<'a> {
+impl<'a> WayObject<'a> {
     fn of(tried: &'a Tried) -> Self {
         let (said, hint) = match tried {
             Ok(()) => (None, None),

@@ -1,8 +1,9 @@
-//! `archfs doctor`: can this node mount, and what has to be done where it can not.
+//! `archfs doctor`: can this node mount, and what to do if it cannot?
 //!
-//! Owns the order of the checks and the output; `access`, `resources` and `job` put facts into
-//! words, `verdict` draws the conclusion. Leaves finding facts and trying to `lifecycle::doctor`.
-//! Invariant: the status is 0 if, and only if, some way to mount was tried and works.
+//! `access`, `resources` and `job` describe what `lifecycle::doctor` found, and `verdict` draws the
+//! conclusion.
+//!
+//! Invariant: the exit status is 0 exactly if some way to mount was tried and works.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -27,11 +28,11 @@ use crate::log::{Verbosity, printable};
 use crate::progress::Progress;
 use crate::sync::Arc;
 
-/// Tell whether this node can mount, by trying, and what to do where it can not
+/// Check whether this node can mount, by trying, and what to do if it cannot
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(super) struct Args {
-    /// One object with what was found
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 
@@ -44,7 +45,7 @@ pub(super) struct Args {
     mount_point: Option<PathBuf>,
 }
 
-/// What is tried by a process of its own.
+/// The parts of a trial that run in a process of their own.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Step {
     /// Enter a namespace.
@@ -63,27 +64,27 @@ Examples:
   srun --nodes=1 archfs doctor            (on a compute node)
   archfs doctor --json | jq .works";
 
-/// How this program is called for the steps of a trial.
+/// The command lines of this program for the steps of a trial.
 const STEPS: Steps = Steps {
-    mount: |archive, place, pid| {
+    mount: |archive, mount_point, pid| {
         let pid = pid.to_string();
-        words(&["mount", "--quiet", "--until-pid", &pid], [archive.into(), place.into()])
+        arguments(&["mount", "--quiet", "--until-pid", &pid], [archive.into(), mount_point.into()])
     },
-    check: |mount_point| words(&["doctor", "--step", "read"], [mount_point.into()]),
-    unmount: |place| words(&["unmount", "--lazy"], [place.into()]),
-    run: |archive, place, command| {
-        let paths = [archive.into(), place.into(), "--".into()];
-        [words(&["run", "--quiet"], paths), command].concat()
+    check: |mount_point| arguments(&["doctor", "--step", "read"], [mount_point.into()]),
+    unmount: |mount_point| arguments(&["unmount", "--lazy"], [mount_point.into()]),
+    run: |archive, mount_point, command| {
+        let paths = [archive.into(), mount_point.into(), "--".into()];
+        [arguments(&["run", "--quiet"], paths), command].concat()
     },
-    run_private: |archive, place, command| {
-        let paths = [archive.into(), place.into(), "--".into()];
-        [words(&["run", "--private", "--quiet"], paths), command].concat()
+    run_private: |archive, mount_point, command| {
+        let paths = [archive.into(), mount_point.into(), "--".into()];
+        [arguments(&["run", "--private", "--quiet"], paths), command].concat()
     },
-    namespace: || words(&["doctor", "--step", "namespace"], []),
+    namespace: || arguments(&["doctor", "--step", "namespace"], []),
 };
 
-fn words<const N: usize>(words: &[&str], paths: [OsString; N]) -> Vec<OsString> {
-    words.iter().map(OsString::from).chain(paths).collect()
+fn arguments<const N: usize>(arguments: &[&str], paths: [OsString; N]) -> Vec<OsString> {
+    arguments.iter().map(OsString::from).chain(paths).collect()
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
@@ -95,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         }
         _ => {}
     }
-    // Where no thread can be started, that is among what is told.
+    // If no thread can be started, the checks report that.
     let interrupt = Interrupt::watch().ok();
     let progress = Arc::new(Progress::default());
     let bar = Bar::watch(&progress);
@@ -111,19 +112,19 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let verdict = Verdict::of(&node, &trial, &checks);
     let text = match args.json {
         true => term::json_for_output(&json::object(&node, &trial, &checks, &verdict)?) + "\n",
-        false => checks.iter().map(shown).chain([verdict.text()]).collect(),
+        false => checks.iter().map(lines_of).chain([verdict.text()]).collect(),
     };
     term::written(std::io::stdout().write_all(text.as_bytes()))?;
     Ok(verdict.status())
 }
 
-/// All of them, what decides first.
+/// All checks, the most important ones first.
 fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
     let access = access::checks(node, trial);
     access.into_iter().chain(resources::checks(node, trial)).chain(job::checks(node)).collect()
 }
 
-fn shown(check: &Check) -> String {
+fn lines_of(check: &Check) -> String {
     let state = check.state.name();
     let mut lines = format!("{state:8} {}: {}\n", check.name, printable(&check.text));
     if let Some(remedy) = &check.remedy {

@@ -1,7 +1,7 @@
-//! What a mount takes of the node: places, open files, threads, memory, processors.
+//! Checks of the resources that a mount needs: directories, open files, threads, memory, CPU cores.
 //!
-//! Owns their words. Invariant: numbers are those of this process here and now, for a batch job has
-//! others than a login shell.
+//! Invariant: the numbers are those of this process, because a batch job has other limits than a
+//! login shell.
 
 use super::check::{Check, State};
 use crate::lifecycle::State as MountState;
@@ -11,17 +11,17 @@ use crate::lifecycle::doctor::{
 use crate::memory::Bound;
 use crate::units::show_size;
 
-/// Room below which a folder in memory or a disk is as good as full, bytes.
+/// Free space below which a directory counts as full, bytes.
 const LITTLE_ROOM: u64 = 64 << 20;
 
-/// Memory below which a mount is slow, bytes: a quarter of it is less than the usual cache.
+/// Memory below which a mount is slow, bytes. A quarter of it is less than the default cache.
 const LITTLE_MEMORY: u64 = 256 << 20;
 
 pub(super) fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
-    // Too little of something is no more than slow where a mount works with it.
-    let does_mount = trial.mount.is_ok() || trial.run.is_ok() || node.device != Device::Opens;
-    let judged = |check: Check| match check.state {
-        State::Note if !does_mount && check.remedy.is_some() => {
+    // If a mount works with little of a resource, it is only slow: a note, not a problem.
+    let can_mount = trial.mount.is_ok() || trial.run.is_ok() || node.device != Device::Opens;
+    let with_severity = |check: Check| match check.state {
+        State::Note if !can_mount && check.remedy.is_some() => {
             Check { state: State::Problem, ..check }
         }
         _ => check,
@@ -30,16 +30,16 @@ pub(super) fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
         places(&node.places),
         records(node),
         broken(node),
-        judged(descriptors(node.descriptors)),
+        with_severity(descriptors(node.descriptors)),
         processes(node.processes),
-        judged(memory(&node.memory)),
+        with_severity(memory(&node.memory)),
         Check::good("processors", format!("{} for this process", node.processors)),
     ]
 }
 
 fn places(places: &[Place]) -> Check {
     const NAME: &str = "places";
-    let words = |place: &Place| {
+    let describe = |place: &Place| {
         let path = place.path.display();
         match &place.state {
             PlaceState::Writable(room) => format!("{path} has room for {}", show_size(*room)),
@@ -47,7 +47,7 @@ fn places(places: &[Place]) -> Check {
             PlaceState::Missing => format!("{path} is not there"),
         }
     };
-    let text = places.iter().map(words).collect::<Vec<_>>().join(", ");
+    let text = places.iter().map(describe).collect::<Vec<_>>().join(", ");
     let room = |place: &Place| match place.state {
         PlaceState::Writable(room) => Some(room),
         _ => None,
@@ -85,11 +85,11 @@ fn broken(node: &Node) -> Check {
     if node.broken.is_empty() {
         return Check::good(NAME, "none of yours is dead");
     }
-    let words = node.broken.iter().map(|(place, state)| match state {
+    let describe = node.broken.iter().map(|(place, state)| match state {
         MountState::Dead => format!("{} is dead", place.display()),
         _ => format!("{} does not answer", place.display()),
     });
-    let text = words.collect::<Vec<_>>().join(", ");
+    let text = describe.collect::<Vec<_>>().join(", ");
     let is_dead = |(_, state): &(_, MountState)| *state == MountState::Dead;
     let remedy = match node.broken.iter().all(is_dead) {
         true => "archfs gc clears them",
@@ -117,8 +117,8 @@ fn descriptors(found: Descriptors) -> Check {
     }
 }
 
-/// Threads below which a mount does not begin.
-const LEAST_THREADS: u64 = 8;
+/// Fewest threads with which a mount starts.
+const MIN_THREADS: u64 = 8;
 
 fn processes(found: Processes) -> Check {
     const NAME: &str = "threads";
@@ -135,7 +135,7 @@ fn processes(found: Processes) -> Check {
     };
     let text = format!("{left} more can be started by {bound}, where a mount takes {wanted}");
     let remedy = "end what is not needed, mount with --threads 4, or ask for a higher limit";
-    match left < LEAST_THREADS {
+    match left < MIN_THREADS {
         true => Check::problem(NAME, text, remedy),
         false => Check::note(NAME, text, Some(remedy.into())),
     }
@@ -145,7 +145,7 @@ fn memory(found: &Memory) -> Check {
     const NAME: &str = "memory";
     let cache = show_size(found.cache);
     let Some(left) = found.left else {
-        // Without a remedy, as nothing is known to be too little.
+        // No remedy, because the memory may be sufficient.
         let text = format!("can not be told; the cache of a mount would be {cache} (--cache)");
         return Check::note(NAME, text, None);
     };

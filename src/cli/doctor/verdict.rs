@@ -1,7 +1,6 @@
-//! What works on a node, and what to ask for where something does not.
+//! The conclusion of `archfs doctor`: what works on this node, and what to ask the administrator.
 //!
-//! Owns the conclusion and the exit status. Invariant: a way works if it was tried and did, and for
-//! no other reason.
+//! Invariant: a way to mount works only if it was tried and succeeded.
 
 use super::check::Check;
 use super::exit;
@@ -9,12 +8,12 @@ use crate::error::{Error, Kind};
 use crate::lifecycle::doctor::{Device, Failure, Node, Trial, Tried};
 use crate::log::printable;
 
-/// What follows from all that was found.
+/// The conclusion from all checks.
 #[derive(Clone, Debug)]
 pub(super) struct Verdict {
-    /// Each way, and what was said where it does not work.
+    /// Each way to mount, with its error if it failed.
     pub(super) ways: [(&'static str, Tried); 3],
-    /// What to send to the administrator.
+    /// The request to send to the administrator.
     pub(super) request: Option<String>,
 }
 
@@ -25,12 +24,12 @@ impl Verdict {
             ("archfs run", trial.run.clone()),
             ("archfs run --private", trial.run_private.clone()),
         ];
-        // Who mounts and lacks only the private way has nothing to ask for.
+        // A user who can mount and lacks only `run --private` has nothing to ask for.
         let request = trial.mount.is_err().then(|| request(node, checks)).flatten();
         Self { ways, request }
     }
 
-    /// 0, or that of a mount which is impossible here.
+    /// 0, or the exit status of a mount that is impossible here.
     pub(super) fn status(&self) -> u8 {
         match self.works() {
             true => 0,
@@ -66,17 +65,18 @@ impl Verdict {
     }
 }
 
-/// Without the device nothing helps; with it the helper does, and namespaces do where that can not.
+/// Nothing works without the device. With it, the helper is enough, and namespaces are the
+/// alternative.
 fn request(node: &Node, checks: &[Check]) -> Option<String> {
     let of = |name: &str| checks.iter().find(|check| check.name == name)?.request;
     let device = of("device");
     let way = of("fusermount").or_else(|| of("namespaces"));
-    let wishes: Vec<_> = [device, way].into_iter().flatten().collect();
-    if wishes.is_empty() || (node.container.is_some() && node.device != Device::Opens) {
+    let requests: Vec<_> = [device, way].into_iter().flatten().collect();
+    if requests.is_empty() || (node.container.is_some() && node.device != Device::Opens) {
         return None;
     }
     Some(format!(
         "\"Please {}, so that users can mount their datasets with archfs (FUSE, read-only) in jobs.\"",
-        wishes.join(", and ")
+        requests.join(", and ")
     ))
 }

@@ -1,55 +1,54 @@
-//! What could be done so that files of an archive are read faster.
+//! Advice on how to make reads of an archive faster.
 //!
-//! Owns the rules; leaves the numbers to `formats::info`, where those of packing anew are an
-//! estimate, and called so here.
-//! Invariant: there is always something said, if only that there is nothing to gain.
+//! Invariant: there is always a sentence, if only that there is nothing to gain. Estimates are
+//! called so.
 
 use crate::formats::{Compressed, Image, Info, Layout, TarLayout};
 use crate::units::show_size;
 
-/// Advice is given where reading would decode less than this part of what it does: 2 of 3.
+/// Advise packing again if reads would then decode at most this part: 2 of 3.
 const GAIN: (u64, u64) = (2, 3);
 
-/// Compressors that take longer to decode than zstd does.
+/// Compressors that decode more slowly than zstd.
 const SLOW: [&str; 4] = ["gzip", "xz", "lzma", "bzip2"];
 
-/// Names from which on reading all headers of a tar takes a while.
+/// Number of files from which reading all headers of a tar takes noticeable time.
 const MANY: u64 = 1000;
 
-/// What to do with the archive at the path `archive`, a sentence each.
+/// Advice for the archive at the path `archive`, one sentence each.
 pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut advice = Vec::new();
     if let Layout::Tar(TarLayout {
         compressed: Some(Compressed { chunks: None, .. }), bytes, ..
     }) = &info.layout
     {
-        said.push(format!(
+        advice.push(format!(
             "it can only be decoded as a whole: each mount writes {} to a temporary file first; \
              `archfs pack {} new.sqfs` makes an image that is read at once",
             show_size(*bytes),
             quoted(archive)
         ));
-        return said;
+        return advice;
     }
-    said.extend(gain(archive, info));
-    said.extend(compressor(info));
+    advice.extend(gain(archive, info));
+    advice.extend(compressor(info));
     if let Layout::Tar(TarLayout { is_indexed: false, .. }) = info.layout
         && info.kinds.files >= MANY
     {
-        said.push(format!(
+        advice.push(format!(
             "`archfs index {}` saves its index, so that a mount need not read all headers",
             quoted(archive)
         ));
     }
-    if said.is_empty() {
-        said.push("nothing to gain by packing it anew".to_owned());
+    if advice.is_empty() {
+        advice.push("nothing to gain by packing it anew".to_owned());
     }
-    said
+    advice
 }
 
-/// What smaller blocks would gain.
+/// The gain of smaller blocks.
 fn gain(archive: &str, info: &Info) -> Option<String> {
-    let (now, then) = (info.cost.mean, info.packed.mean);
+    let (current, repacked) = (info.cost.mean, info.packed.mean);
     if info.sizes.bytes() == 0 {
         return None;
     }
@@ -57,20 +56,20 @@ fn gain(archive: &str, info: &Info) -> Option<String> {
         return Some("nothing to gain: what is read is what is stored, not decoded".to_owned());
     }
     let (part, whole) = GAIN;
-    if then.saturating_mul(whole) > now.saturating_mul(part) {
+    if repacked.saturating_mul(whole) > current.saturating_mul(part) {
         return None;
     }
     Some(format!(
         "a random read of a mean file of {} decodes {}: `archfs pack {} new.sqfs` would \
          decode about {} (an estimate)",
         show_size(info.sizes.mean()),
-        show_size(now),
+        show_size(current),
         quoted(archive),
-        show_size(then)
+        show_size(repacked)
     ))
 }
 
-/// What another compressor would gain.
+/// The gain of another compressor.
 fn compressor(info: &Info) -> Option<String> {
     let name = match &info.layout {
         Layout::Image(Image { compressor, shares, .. }) if shares.compressed > 0 => compressor,
@@ -81,7 +80,7 @@ fn compressor(info: &Info) -> Option<String> {
         .then(|| format!("zstd decodes faster than {name}, and is what `archfs pack` uses"))
 }
 
-/// A path as a shell takes it.
+/// A path quoted for a shell.
 fn quoted(path: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/+,:=@".contains(c);
     let is_option = path.starts_with('-');
@@ -97,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_stay_what_they_are_for_a_shell() {
+    fn quotes_paths_for_a_shell() {
         for (path, text) in [
             ("/a/data-1.sqfs", "/a/data-1.sqfs"),
             ("my data", "'my data'"),

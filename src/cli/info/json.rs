@@ -1,8 +1,8 @@
-//! The JSON of `archfs info`, which scripts rely on.
+//! The JSON of `archfs info`. Scripts rely on its keys, which are named after the fields of
+//! `formats::info`.
 //!
-//! Owns its keys; leaves what they mean to `formats::info`, whose fields they are named after.
-//! Invariant: sizes are bytes and counts are whole numbers; what a format does not have is not
-//! there, and what could be there and is not is `null`.
+//! Invariant: sizes are bytes, and counts are whole numbers. A key that does not apply to a format
+//! is missing. A value that is merely absent is `null`.
 
 use serde::Serialize;
 
@@ -22,13 +22,13 @@ pub(super) fn object(archive: &str, info: &Info) -> Result<String> {
 
 #[derive(Serialize)]
 struct Row<'i> {
-    /// Of the outermost one.
+    /// Only in the outermost object.
     #[serde(skip_serializing_if = "Option::is_none")]
     archive: Option<&'i str>,
-    /// The folder that shows it, of one within another.
+    /// The directory that shows an inner archive.
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<String>,
-    /// The path in hexadecimal digits, where it is not UTF-8.
+    /// The path in hexadecimal digits if it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     path_hex: Option<String>,
     format: &'static str,
@@ -43,7 +43,7 @@ struct Row<'i> {
     file_bytes: u64,
     file_mean: u64,
     file_largest: u64,
-    /// Classes of size that have files.
+    /// Only classes of size that have files.
     sizes: Vec<SizeRow>,
     decoded: CostRow,
     packed: PackedRow,
@@ -56,7 +56,7 @@ struct Row<'i> {
     advice: Option<Vec<String>>,
 }
 
-/// Files of sizes below a power of two, and not below the half of it.
+/// Files smaller than a power of two, and not smaller than half of it.
 #[derive(Serialize)]
 struct SizeRow {
     below: Option<u64>,
@@ -64,7 +64,7 @@ struct SizeRow {
     bytes: u64,
 }
 
-/// What reading a file at random decodes.
+/// Bytes decoded by reading a file at random.
 #[derive(Serialize)]
 struct CostRow {
     mean: u64,
@@ -72,7 +72,7 @@ struct CostRow {
     worst: u64,
 }
 
-/// An estimate of the mean in an image packed with that read cost.
+/// An estimate of the mean in an image packed with this read cost.
 #[derive(Serialize)]
 struct PackedRow {
     read_cost: u64,
@@ -109,10 +109,10 @@ struct FragmentRow {
 struct TarRow {
     container: Option<&'static str>,
     bytes: u64,
-    /// `null` where it is not compressed, and where it can only be decoded as a whole.
+    /// `null` if the tar is not compressed, or can only be decoded as a whole.
     chunks: Option<usize>,
     largest_chunk: Option<u64>,
-    /// Whether it is decoded to a temporary file when it is opened.
+    /// Whether opening it decodes it to a temporary file.
     spooled: bool,
     holes: u64,
     xattrs: bool,
@@ -131,7 +131,7 @@ impl<'i> Row<'i> {
         Self {
             archive: None,
             path: path.map(|path| String::from_utf8_lossy(path).into_owned()),
-            path_hex: path.and_then(|path| term::hex_of_no_text(path)),
+            path_hex: path.and_then(|path| term::hex_if_not_utf8(path)),
             format,
             bytes: info.bytes,
             files: info.kinds.files,

@@ -1,41 +1,40 @@
-//! What a person sees of `archfs info`: one screen.
+//! The text output of `archfs info`.
 //!
-//! Owns its lines and the drawing of the sizes; leaves the numbers to `formats::info`.
-//! Invariants: no line is wider than the terminal, unless a single word is; at 80 columns there are
-//! no more than 30.
+//! Invariants: no line is wider than the terminal, unless a single word is. At 80 columns there are
+//! at most 30 lines.
 
 use super::advice;
 use crate::formats::{Image, Info, Layout, Shares, TarLayout};
 use crate::log::printable;
 use crate::units::show_size;
 
-/// Columns of the names of what is told.
+/// Columns of the labels.
 const LABEL: usize = 13;
 
-/// Columns where nobody says how many there are, and the least and most that are used.
-const USUAL: usize = 80;
+/// Default number of columns, and the limits.
+const DEFAULT_WIDTH: usize = 80;
 const WIDTHS: std::ops::RangeInclusive<usize> = 40..=100;
 
-/// Binary digits of the sizes in a row of the drawing: those below 1 KiB are one, then each four
-/// times as large as the one before.
+/// Binary digits of the sizes in a row of the chart: one row for sizes below 1 KiB, then one for
+/// each factor of four.
 const FIRST_ROW: u32 = 10;
 const ROW: u32 = 2;
 
-/// The last row has all larger ones, from 1 GiB on.
+/// The last row has all larger files, from 1 GiB on.
 const LAST_ROW: u32 = 31;
 
 /// Columns of the terminal.
 pub(super) fn width() -> usize {
     let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout());
     let columns = size.map_or(0, |size| usize::from(size.ws_col));
-    let columns = if columns == 0 { USUAL } else { columns };
+    let columns = if columns == 0 { DEFAULT_WIDTH } else { columns };
     columns.clamp(*WIDTHS.start(), *WIDTHS.end())
 }
 
 /// The lines for the archive at the path `archive`.
 pub(super) fn lines(archive: &str, info: &Info, width: usize) -> String {
     let mut screen = Screen { text: String::new(), width };
-    screen.told("archive", archive);
+    screen.add_labelled("archive", archive);
     match &info.layout {
         Layout::Image(image) => screen.image(info, image),
         Layout::Tar(stored) => screen.tar(info, stored),
@@ -46,7 +45,7 @@ pub(super) fn lines(archive: &str, info: &Info, width: usize) -> String {
     screen.sizes(info);
     screen.text.push('\n');
     for (nth, sentence) in advice::sentences(archive, info).iter().enumerate() {
-        screen.told(if nth == 0 { "advice" } else { "" }, sentence);
+        screen.add_labelled(if nth == 0 { "advice" } else { "" }, sentence);
     }
     screen.text
 }
@@ -57,8 +56,8 @@ struct Screen {
 }
 
 impl Screen {
-    /// Adds what is told under a name, on as many lines as it takes.
-    fn told(&mut self, label: &str, what: &str) {
+    /// Adds a labelled text, wrapped to the width.
+    fn add_labelled(&mut self, label: &str, what: &str) {
         let mut line = format!("{label:LABEL$}");
         let mut is_empty = true;
         for word in printable(what).split(' ') {
@@ -83,7 +82,10 @@ impl Screen {
         let options = image.options.as_ref().map_or(String::new(), |text| format!(" ({text})"));
         let block = show_size(image.block_size.into());
         let Image { compressor, .. } = image;
-        self.told("format", &format!("SquashFS 4.0, {compressor}{options}, blocks of {block}"));
+        self.add_labelled(
+            "format",
+            &format!("SquashFS 4.0, {compressor}{options}, blocks of {block}"),
+        );
         self.counts(info, image.bytes);
         let Shares { plain, compressed, holes, shared } = image.shares;
         let part = |part| percent(part, info.sizes.bytes());
@@ -94,7 +96,7 @@ impl Screen {
         if shared > 0 {
             stored.push_str(&format!("; {} stored once for several files", part(shared)));
         }
-        self.told("stored", &stored);
+        self.add_labelled("stored", &stored);
         let found = image.fragments;
         let mut fragments = "none".to_owned();
         if found.used > 0 {
@@ -106,7 +108,7 @@ impl Screen {
         if unused > 0 {
             fragments.push_str(&format!("; {unused} more that no file uses"));
         }
-        self.told("fragments", &fragments);
+        self.add_labelled("fragments", &fragments);
         let xattrs = match image.xattrs {
             None | Some(0) => "no xattrs".to_owned(),
             Some(count) => format!("{count} different sets of xattrs"),
@@ -115,12 +117,12 @@ impl Screen {
         let owners =
             if image.owners == 1 { "one owner" } else { &format!("{} owners", image.owners) };
         let tables = show_size(image.tables);
-        self.told("tables", &format!("{tables}; {xattrs}, {export}, {owners}"));
+        self.add_labelled("tables", &format!("{tables}; {xattrs}, {export}, {owners}"));
     }
 
     fn tar(&mut self, info: &Info, stored: &TarLayout) {
         let decoded = show_size(stored.bytes);
-        self.told(
+        self.add_labelled(
             "format",
             &match stored.compressed {
                 None => "tar".to_owned(),
@@ -129,7 +131,7 @@ impl Screen {
         );
         self.counts(info, info.bytes);
         if let Some(found) = stored.compressed {
-            self.told(
+            self.add_labelled(
                 "chunks",
                 &match found.chunks {
                     None => "none: all of it must be decoded to read any of it".to_owned(),
@@ -148,15 +150,15 @@ impl Screen {
         if stored.holes > 0 {
             tables.push_str(&format!("; {} of the files are holes", show_size(stored.holes)));
         }
-        self.told("tables", &tables);
+        self.add_labelled("tables", &tables);
     }
 
-    /// Adds what all archives have.
+    /// Adds the lines that all archives have.
     fn counts(&mut self, info: &Info, stored: u64) {
         let (bytes, kinds) = (info.sizes.bytes(), info.kinds);
         let (size, files) = (show_size(stored), show_size(bytes));
         let ratio = ratio(bytes, stored);
-        self.told("size", &format!("{size} for {files} in files, a ratio of {ratio}"));
+        self.add_labelled("size", &format!("{size} for {files} in files, a ratio of {ratio}"));
         let mut names = format!("{} files, {} folders", kinds.files, kinds.folders);
         for (count, what) in [
             (kinds.links, "links"),
@@ -171,7 +173,7 @@ impl Screen {
         if kinds.hard_links > 0 {
             names.push_str(&format!("; {} of them are second names", kinds.hard_links));
         }
-        self.told("names", &names);
+        self.add_labelled("names", &names);
     }
 
     fn within(&mut self, info: &Info) {
@@ -188,18 +190,18 @@ impl Screen {
         let tars = all - images;
         let what =
             format!("{all} archives ({images} SquashFS, {tars} tar): {files} files, {bytes}");
-        self.told("within", &what);
+        self.add_labelled("within", &what);
     }
 
     fn cost(&mut self, info: &Info) {
         let sizes = &info.sizes;
         let (mean, largest) = (show_size(sizes.mean()), show_size(sizes.largest()));
-        self.told("file size", &format!("{mean} in the mean, {largest} at most"));
+        self.add_labelled("file size", &format!("{mean} in the mean, {largest} at most"));
         let cost = info.cost;
         if cost.worst == 0 {
-            return self.told("file read", "decodes nothing");
+            return self.add_labelled("file read", "decodes nothing");
         }
-        self.told(
+        self.add_labelled(
             "file read",
             &format!(
                 "decodes {} in the mean, {} at most for 99 of 100, {} at most",
@@ -210,15 +212,15 @@ impl Screen {
         );
     }
 
-    /// Draws how many files there are of each size.
+    /// Draws the number of files of each size.
     fn sizes(&mut self, info: &Info) {
         let rows = rows(info);
-        let most = rows.iter().map(|row| row.files).max().unwrap_or(0);
+        let max = rows.iter().map(|row| row.files).max().unwrap_or(0);
         self.text.push_str(&format!("{:>12} {:>10} {:>11}\n", "file size", "files", "bytes"));
         for Row { label, files, bytes } in rows {
             let fixed = format!("{label:>12} {files:>10} {:>11}  ", show_size(bytes));
             let room = self.width.saturating_sub(fixed.len());
-            let bar = "#".repeat(bar(files, most, room));
+            let bar = "#".repeat(bar(files, max, room));
             self.text.push_str(format!("{fixed}{bar}").trim_end());
             self.text.push('\n');
         }
@@ -257,18 +259,18 @@ fn rows(info: &Info) -> Vec<Row> {
         }
     }
     let first = rows.iter().position(|row| row.files > 0).unwrap_or(rows.len());
-    let behind = rows.iter().rposition(|row| row.files > 0).map_or(first, |last| last + 1);
-    rows.drain(..behind).skip(first).collect()
+    let end_row = rows.iter().rposition(|row| row.files > 0).map_or(first, |last| last + 1);
+    rows.drain(..end_row).skip(first).collect()
 }
 
-/// Columns for `count` where `most` take `room`: one for anything but nothing.
-fn bar(count: u64, most: u64, room: usize) -> usize {
+/// Columns of a bar for `count`, if `max` takes `room`. At least one unless `count` is 0.
+fn bar(count: u64, max: u64, room: usize) -> usize {
     let room = u64::try_from(room).unwrap_or(0);
-    let scaled = u128::from(count) * u128::from(room) / u128::from(most.max(1));
+    let scaled = u128::from(count) * u128::from(room) / u128::from(max.max(1));
     usize::try_from(scaled).unwrap_or(0).max(usize::from(count > 0))
 }
 
-/// A part of a whole, rounded: `0 %` is nothing, and what is more than that is `< 1 %`.
+/// A rounded percentage. `0 %` is exactly zero; small parts are `< 1 %`.
 fn percent(part: u64, whole: u64) -> String {
     let (part, whole) = (u128::from(part), u128::from(whole.max(1)));
     match (part * 200 + whole) / (whole * 2) {
@@ -277,7 +279,7 @@ fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// How many times as large the files are as the archive.
+/// The ratio of the size of the files to that of the archive.
 fn ratio(files: u64, archive: u64) -> String {
     let hundredths = u128::from(files) * 100 / u128::from(archive.max(1));
     format!("{}.{:02}", hundredths / 100, hundredths % 100)
@@ -288,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_told_in_whole_percents() {
+    fn percentages_are_rounded() {
         for (part, whole, text) in
             [(0, 0, "0 %"), (0, 7, "0 %"), (1, 1000, "< 1 %"), (2, 3, "67 %"), (7, 7, "100 %")]
         {
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_bar_fills_its_room_and_the_smallest_is_seen() {
+    fn the_largest_bar_fills_its_room_and_the_smallest_is_visible() {
         assert_eq!(bar(10, 10, 40), 40);
         assert_eq!(bar(1, 1_000_000, 40), 1);
         assert_eq!(bar(0, 10, 40), 0);
@@ -308,9 +310,9 @@ mod tests {
     }
 
     #[test]
-    fn long_words_are_not_cut_and_others_are_wrapped() {
+    fn lines_are_wrapped_and_long_words_are_not_cut() {
         let mut screen = Screen { text: String::new(), width: 24 };
-        screen.told("what", "some words and one-that-is-too-long");
+        screen.add_labelled("what", "some words and one-that-is-too-long");
         let lines: Vec<_> = screen.text.lines().collect();
         assert_eq!(
             lines,

@@ -1,7 +1,6 @@
-//! The arguments of `archfs pack`, and the request that they describe.
+//! The arguments of `archfs pack`, and their conversion to a request.
 //!
-//! Owns which options go together; leaves doing it to `pack`.
-//! Invariant: a request that comes out of here can be carried out, as far as its words tell.
+//! Invariant: a request is consistent, as far as the arguments alone show.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,12 +12,12 @@ use clap::builder::FalseyValueParser;
 use super::super::args::{size, threads};
 use crate::error::{Error, Kind, Result};
 use crate::pack::{
-    Compressor, Existing, FileList, Form, Labels, Names, OnProblem, OtherMounts, Owner, Profile,
-    Recipe, Request, Separator, Shards, Sources,
+    Compressor, Existing, FileList, Form, Labels, OnProblem, OtherMounts, OutputNames, Owner,
+    Profile, Recipe, Request, Separator, Shards, Sources,
 };
 use crate::processors;
 
-/// Make a SquashFS image or a tar that is read fast, from folders, tars and images
+/// Make a SquashFS image or a tar for fast reads, from directories, tars and images
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs pack train/ train.sqfs
@@ -28,72 +27,73 @@ use crate::processors;
 
 Exit status: 0 done; 1 files could not be packed (each is named), or it failed.")]
 pub(in crate::cli) struct Args {
-    /// Folders, archives and files, and behind them the archive to make: .sqfs or .tar
+    /// Directories, archives and files, then the archive to make: .sqfs or .tar
     #[arg(value_names = ["SOURCE", "ARCHIVE"], num_args = 1.., required = true)]
     paths: Vec<PathBuf>,
 
-    /// Replace the archive if it is there
+    /// Replace an existing archive
     #[arg(short, long)]
     force: bool,
 
-    /// What blocks are compressed with: zstd, gzip, xz, lz4 or none, with a level: zstd:19
+    /// Compressor of blocks: zstd, gzip, xz, lz4 or none, with a level: zstd:19
     #[arg(short, long, value_name = "NAME[:LEVEL]", value_parser = compressor)]
     compressor: Option<Compressor>,
 
-    /// Laid down to be read in any order, or to be small
+    /// For reads in any order, or as small as possible
     #[arg(long, value_enum, default_value = "random")]
     profile: ProfileName,
 
-    /// Bytes that may be decoded to read a small file [default: 32K, or a block to be small]
+    /// Bytes that may be decompressed to read a small file [default: 32K; a block if the profile is
+    /// archive]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     read_cost: Option<u64>,
 
-    /// Bytes of a block, 4K to 1M [default: by the sizes of the files]
+    /// Block size, 4K to 1M [default: by the sizes of the files]
     #[arg(short, long, value_name = "SIZE", value_parser = size)]
     block_size: Option<u64>,
 
-    /// Only the files that this file lists, a path a line, relative to the one SOURCE (or, without
-    /// any, the current folder); - for standard input
+    /// Only the paths in FILE, one a line, relative to the one SOURCE (or to the current directory,
+    /// if there is none); - for standard input
     #[arg(short = 'T', long, value_name = "FILE")]
     files_from: Option<PathBuf>,
 
-    /// The paths in it end with NUL, not with a new line
+    /// Each path in it ends with NUL, not with a newline
     #[arg(short = '0', long, requires = "files_from")]
     null: bool,
 
-    /// Put files elsewhere: lines of PATH, a tab and NEW PATH (a folder, if it ends in /)
+    /// Move files: lines of PATH, a tab and NEW PATH (a directory if it ends in /)
     #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
 
-    /// Whom all files belong to, as numbers
+    /// Owner of all files, as numbers
     #[arg(long, value_name = "UID[:GID]", value_parser = owner)]
     owner: Option<Owner>,
 
-    /// Archives inside an archive as folders [default: for an archive of nothing but archives]
+    /// Pack archives inside an archive as directories [default: if it holds only archives]
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
-    /// Do not go into other file systems mounted below a folder
+    /// Leave out file systems mounted below a directory
     #[arg(short = 'x', long)]
     one_file_system: bool,
 
-    /// Make the archive without files that can not be packed; the status is 1 all the same
+    /// Make the archive without files that cannot be packed; the exit status is still 1
     #[arg(long)]
     keep_going: bool,
 
-    /// Shards for WebDataset of this size at most, NAME-000000.tar and on; samples stay whole
+    /// Make WebDataset shards of SIZE at most, NAME-000000.tar and so on; samples stay whole
     #[arg(long, value_name = "SIZE", value_parser = size)]
     shards: Option<u64>,
 
-    /// Shuffle the samples over all shards, by this number
+    /// Shuffle the samples over all shards; the seed determines the order
     #[arg(long, value_name = "SEED", requires = "shards")]
     shuffle: Option<u64>,
 
-    /// Add to each sample its class, the number of its top folder, as .cls
+    /// Add to each sample its class, the number of its top directory, as .cls
     #[arg(long, requires = "shards")]
     labels: bool,
 
-    /// Threads that read and compress [default: one a processor]
+    /// Threads that read and compress [default: one for each CPU core]
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
 
@@ -101,29 +101,29 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
-    /// One JSON object on standard output: what was made
+    /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,
 
-    /// Say only what went wrong
+    /// Print only errors and warnings
     #[arg(short, long)]
     pub(super) quiet: bool,
 }
 
-/// The words for `Profile`.
+/// The values of `--profile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ProfileName {
-    /// Any order: little is decoded to read one file
+    /// For reads in any order: little is decompressed to read one file
     Random,
-    /// As small as can be
+    /// As small as possible
     Archive,
 }
 
 impl Args {
-    /// What they ask for.
+    /// The request that the arguments describe.
     ///
     /// # Errors
-    /// `Usage` where they contradict each other.
+    /// `Usage` if they contradict each other.
     pub(super) fn request(&self) -> Result<Request> {
         let (archive, sources) = self.split_paths()?;
         let epoch = epoch(env::var_os("SOURCE_DATE_EPOCH").as_deref())?;
@@ -141,12 +141,12 @@ impl Args {
                     false => OtherMounts::Enter,
                 },
                 output: Some(archive.clone()),
-                names: if self.shards.is_some() { Names::Shards } else { Names::One },
+                names: if self.shards.is_some() { OutputNames::Shards } else { OutputNames::One },
             },
             archive: archive.clone(),
             existing: if self.force { Existing::Replace } else { Existing::Refuse },
             form: self.form(archive, epoch)?,
-            on_problem: if self.keep_going { OnProblem::GoOn } else { OnProblem::GiveUp },
+            on_problem: if self.keep_going { OnProblem::Continue } else { OnProblem::Abort },
             threads: self.threads.unwrap_or_else(processors::count),
         })
     }
@@ -193,7 +193,7 @@ impl Args {
             (Some(_), false) => Err(usage("shards are tars".into()).with_hint("name it .tar")),
             (Some(0), true) => Err(usage("a shard has at least a byte".into())),
             (Some(bytes), true) => {
-                let labels = if self.labels { Labels::ByFolder } else { Labels::None };
+                let labels = if self.labels { Labels::ByDirectory } else { Labels::None };
                 let shards = Shards { bytes, seed: self.shuffle, labels };
                 Ok(Form::Shards { shards, epoch })
             }
@@ -215,7 +215,7 @@ impl Args {
     }
 }
 
-/// The time that all of an archive is not newer than (reproducible-builds.org).
+/// The limit of all times in the archive (reproducible-builds.org).
 fn epoch(text: Option<&OsStr>) -> Result<Option<i64>> {
     let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
     let parsed = text.to_str().and_then(|text| text.parse::<u32>().ok());
@@ -249,7 +249,7 @@ fn compressor(text: &str) -> std::result::Result<Compressor, String> {
 fn owner(text: &str) -> std::result::Result<Owner, String> {
     let number = |text: &str| match text {
         "" => Ok(None),
-        // The largest stands for nobody in particular (chown(2)).
+        // The largest number means "unchanged" (chown(2)).
         text => match text.parse() {
             Ok(number) if number < u32::MAX => Ok(Some(number)),
             _ => Err(format!("{text:?} is no number of an owner")),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_says_what_is_made() {
+    fn the_name_selects_the_format() {
         assert_eq!(recipe(&["a", "b.sqfs"]).compressor, Compressor::Zstd(15));
         assert!(matches!(request(&["a", "b.tar"]).unwrap().form, Form::Tar { .. }));
         let shards = request(&["a", "b.tar", "--shards", "1M", "--shuffle", "7"]).unwrap().form;
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn compressors_and_owners_are_taken_as_people_write_them() {
+    fn parses_compressors_and_owners() {
         assert_eq!(compressor("zstd:3"), Ok(Compressor::Zstd(3)));
         assert_eq!(compressor("gzip"), Ok(Compressor::Gzip(9)));
         for wrong in ["lzo", "zstd:", "zstd:x", "lz4:1", ""] {
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_an_archive_is_a_number_of_seconds() {
+    fn the_epoch_is_a_number_of_seconds() {
         assert_eq!(epoch(None).unwrap(), None);
         assert_eq!(epoch(Some(OsStr::new("1700000000"))).unwrap(), Some(1_700_000_000));
         assert!(epoch(Some(OsStr::new("yesterday"))).is_err());

@@ -1,4 +1,4 @@
-//! `archfs pack`: an archive that is read fast, made of folders, lists and other archives.
+//! `archfs pack`: makes an archive from directories, lists and other archives.
 
 use std::io::Write;
 use std::time::Instant;
@@ -22,41 +22,41 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let request = args.request()?;
     crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Default }, None);
     let interrupt = Interrupt::watch()?;
-    let begun = Instant::now();
+    let start = Instant::now();
     let progress = Arc::new(Progress::default());
     let bar = Bar::watch(&progress);
     let outcome = pack::pack(&request, &progress, interrupt.flag());
     drop(bar);
-    let packed = match outcome {
+    let outcome = match outcome {
         Err(error) if error.kind() == Kind::Interrupted => {
             term::show_error(&error);
             return Ok(interrupt.signal().map_or(exit::of(&error), |signal| 128 + signal));
         }
         outcome => outcome?,
     };
-    for problem in &packed.problems {
-        term::tell(&format!("{}: {}", problem.origin, problem.why));
+    for problem in &outcome.problems {
+        term::print_message(&format!("{}: {}", problem.origin, problem.why));
     }
     let shown = request.archive.display().to_string();
-    let PackOutcome { made, problems, hidden, only_listed } = packed;
+    let PackOutcome { archive, problems, hidden, only_listed } = outcome;
     if hidden > 0 && !args.quiet {
         let text = match hidden {
             1 => "1 file is hidden by a file".to_owned(),
             count => format!("{count} files are hidden by files"),
         };
-        term::tell(&format!("{shown}: {text} of the same path in later sources"));
+        term::print_message(&format!("{shown}: {text} of the same path in later sources"));
     }
     let files = match problems.len() {
         1 => "1 file".to_owned(),
         count => format!("{count} files"),
     };
-    let Some(made) = made else {
-        // Contents are not read where the listing has failed.
+    let Some(archive) = archive else {
+        // Contents are not read if the listing failed, so more files may have problems.
         let least = if only_listed { "at least " } else { "" };
         let context = format!("{shown}: not made, for {least}{files} could not be packed");
         return Err(Error::new(Kind::Io, context).with_hint("--keep-going makes it without them"));
     };
-    let summary = summary::Summary::of(&request, &made, begun.elapsed());
+    let summary = summary::Summary::of(&request, &archive, start.elapsed());
     if args.json {
         let mut text = term::json_for_output(&summary.json(problems.len(), hidden)?);
         text.push('\n');
@@ -64,11 +64,11 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     }
     if !args.quiet {
         for line in summary.lines() {
-            term::tell(&line);
+            term::print_message(&line);
         }
     }
     if !problems.is_empty() {
-        term::tell(&format!("{shown}: made without {files} that could not be packed"));
+        term::print_message(&format!("{shown}: made without {files} that could not be packed"));
         return Ok(1);
     }
     Ok(0)

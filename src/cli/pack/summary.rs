@@ -1,7 +1,4 @@
-//! What was made, for a person and for scripts.
-//!
-//! Owns the words; leaves the numbers to `pack`.
-//! Invariant: the keys of the JSON stay (docs/CLI.md).
+//! The result of `archfs pack` as text and JSON. Invariant: the JSON keys are stable (docs/CLI.md).
 
 use std::time::Duration;
 
@@ -11,16 +8,16 @@ use crate::error::{Error, Kind, Result};
 use crate::pack::{Compressor, CreatedArchive, Form, Layout, Request};
 use crate::units::{show_duration, show_size};
 
-/// One run in numbers and words.
+/// The result of one run.
 pub(super) struct Summary<'s> {
     request: &'s Request,
-    made: &'s CreatedArchive,
+    archive: &'s CreatedArchive,
     time: Duration,
-    /// Bytes of all that was made.
+    /// Size of the archive or of all shards, bytes.
     size: u64,
 }
 
-/// The keys of `--json` that any archive has.
+/// The keys of `--json` for every format.
 #[derive(Serialize)]
 struct Row<'r> {
     archive: &'r str,
@@ -35,31 +32,31 @@ struct Row<'r> {
 }
 
 impl<'s> Summary<'s> {
-    /// What `made` is, which took so long.
-    pub(super) fn of(request: &'s Request, made: &'s CreatedArchive, time: Duration) -> Self {
+    /// Describes `archive`, which took `time` to write.
+    pub(super) fn of(request: &'s Request, archive: &'s CreatedArchive, time: Duration) -> Self {
         let on_disk = || std::fs::metadata(&request.archive).map_or(0, |found| found.len());
-        let size = match made {
+        let size = match archive {
             CreatedArchive::Shards(sharded) => sharded.stored,
             CreatedArchive::Image(_) | CreatedArchive::Tar(_) => on_disk(),
         };
-        Self { request, made, time, size }
+        Self { request, archive, time, size }
     }
 
-    /// Bytes of all files in it.
+    /// Bytes of all files in the archive.
     fn bytes(&self) -> u64 {
-        match self.made {
+        match self.archive {
             CreatedArchive::Image(layout) => layout.bytes,
             CreatedArchive::Tar(members) => members.bytes,
             CreatedArchive::Shards(sharded) => sharded.bytes,
         }
     }
 
-    /// One object.
+    /// One JSON object.
     ///
     /// # Errors
-    /// None that could be met.
+    /// None in practice.
     pub(super) fn json(&self, problems: usize, hidden: u64) -> Result<String> {
-        let (format, rest) = match self.made {
+        let (format, rest) = match self.archive {
             CreatedArchive::Image(layout) => ("squashfs", serde_json::to_value(layout)),
             CreatedArchive::Tar(members) => ("tar", serde_json::to_value(members)),
             CreatedArchive::Shards(sharded) => ("shards", serde_json::to_value(sharded)),
@@ -69,7 +66,7 @@ impl<'s> Summary<'s> {
         };
         let mut rest = rest.map_err(failed)?;
         if let Some(keys) = rest.as_object_mut() {
-            // Those of every format.
+            // `Row` has these keys for every format.
             keys.remove("bytes");
             keys.remove("stored_bytes");
             keys.remove("stored");
@@ -87,10 +84,10 @@ impl<'s> Summary<'s> {
         serde_json::to_string(&row).map_err(failed)
     }
 
-    /// What was made and how it was laid down, a line each.
+    /// The archive and its layout, one line each.
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = vec![self.first_line()];
-        let notes = match self.made {
+        let notes = match self.archive {
             CreatedArchive::Image(layout) => {
                 lines.extend(image_lines(layout, self.request));
                 &layout.notes
@@ -104,7 +101,7 @@ impl<'s> Summary<'s> {
 
     fn first_line(&self) -> String {
         let (bytes, archive) = (self.bytes(), self.request.archive.display());
-        let what = match self.made {
+        let what = match self.archive {
             CreatedArchive::Image(layout) => counted(layout.files, layout.folders),
             CreatedArchive::Tar(members) => counted(members.files, members.folders),
             CreatedArchive::Shards(sharded) => format!(
@@ -127,7 +124,7 @@ fn counted(files: u64, folders: u64) -> String {
     format!("{files} files in {folders} folders")
 }
 
-/// How an image was laid down, and what that is good for.
+/// The layout of an image, and what it means for reads.
 fn image_lines(layout: &Layout, request: &Request) -> Vec<String> {
     let compressor = match &request.form {
         Form::Image(recipe) => match recipe.compressor {

@@ -1,12 +1,10 @@
-//! Laying down shards as webdataset reads them: numbered tars of samples, shuffled once for all.
+//! Writes shards as webdataset reads them: numbered tar archives of samples, shuffled once.
 //!
-//! Owns what a person chooses, and the order of the work; leaves samples to `samples`, their order
-//! to `plan`, writing to `writer`, and that all shards appear together to `set`.
-//! Invariants: a sample is in one shard, whole and in one piece; the same sources, seed and size
+//! Invariants: a sample is complete, in one piece and in one shard. The same sources, seed and size
 //! give the same shards.
 //!
-//! Members are plain files with their owner, mode and whole seconds of their time: parts of a
-//! second would need a record of 1 KiB for each, and readers of shards look at none of that.
+//! Members are regular files with owner, mode and whole seconds of their time. Fractions of a
+//! second would need a record of 1 KiB each, and no reader of shards uses them.
 
 use std::path::Path;
 
@@ -34,67 +32,68 @@ mod writer;
 
 pub(super) use set::is_shard;
 
-/// Whether samples get a member that says what they show.
+/// Whether samples get a member with their label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Labels {
-    /// As they are.
+    /// No labels.
     #[default]
     None,
-    /// `KEY.cls` holds the number of the sample's top folder among all top folders, as text.
-    ByFolder,
+    /// `KEY.cls` contains the number of the sample's top directory among all top directories, as
+    /// text.
+    ByDirectory,
 }
 
-/// How shards are to be laid down.
+/// The settings of shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shards {
-    /// Bytes of a shard at most, unless one sample alone needs more.
+    /// Maximum size of a shard in bytes, unless one sample alone needs more.
     pub bytes: u64,
-    /// What the shuffle starts from; `None`: samples come in the order of names.
+    /// Seed of the shuffle; `None` keeps samples in the order of names.
     pub seed: Option<u64>,
     /// Whether samples get labels.
     pub labels: Labels,
 }
 
-/// What was made.
+/// The result, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sharded {
-    /// Shards.
+    /// Number of shards.
     pub shards: u64,
-    /// Samples in all of them.
+    /// Number of samples in all shards.
     pub samples: u64,
-    /// Files of them, without labels.
+    /// Number of their files, without labels.
     pub files: u64,
     /// Bytes of those files.
     pub bytes: u64,
-    /// Classes that labels stand for.
+    /// Number of classes.
     pub classes: u64,
     /// Bytes of all shards.
     pub stored: u64,
-    /// What was left out on purpose, or may be taken otherwise than it was meant.
+    /// What was left out on purpose, or may surprise the user.
     pub notes: Vec<String>,
 }
 
-/// Shards that are whole and wait for their names.
-pub(crate) struct Waiting {
+/// Complete shards that have no names yet.
+pub(crate) struct Unpublished {
     set: Set,
 }
 
-impl Waiting {
+impl Unpublished {
     /// Gives all of them their names.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(crate) fn publish(self) -> Result<()> {
         self.set.publish()
     }
 }
 
-/// Writes the shards of `path` (`a-000000.tar` and so on of `a.tar`), and with labels the names of
-/// classes (`a-classes.txt`, one a line). Nothing has its name before the caller publishes it: it
-/// decides what becomes of them where the job met problems.
+/// Writes the shards of `path` (`a-000000.tar` and so on for `a.tar`), and with labels the names of
+/// the classes (`a-classes.txt`, one per line). They get their names when the caller publishes
+/// them, because the caller decides whether problems prevent that.
 ///
 /// # Errors
-/// Those of the output, `Interrupted`, and `InvalidInput` where there is no sample at all.
+/// The errors of the output, `Interrupted`, and `InvalidInput` if there is no sample.
 pub(crate) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -102,7 +101,7 @@ pub(crate) fn write(
     epoch: Option<i64>,
     path: &Path,
     existing: Existing,
-) -> Result<(Waiting, Sharded)> {
+) -> Result<(Unpublished, Sharded)> {
     let mut set = Set::new(path, existing)?;
     let samples = Samples::find(job, catalog, shards.labels);
     if samples.samples.is_empty() {
@@ -122,25 +121,26 @@ pub(crate) fn write(
         in_order().flat_map(|sample| samples.ids(catalog, sample).collect::<Vec<_>>()).collect();
     let mut writer = Writer::new(job, &members, &order, &cuts, &mut set);
     feed(job, catalog, &files, 1, |pieces| pieces, |pieces| writer.take(pieces))?;
-    let mut made = writer.finish()?;
-    if shards.labels == Labels::ByFolder {
+    let mut totals = writer.finish()?;
+    if shards.labels == Labels::ByDirectory {
         let mut output = set.classes()?;
         for class in &samples.classes {
             if class.contains(&b'\n') {
-                let what = format!("{}: no class can have a newline in it", class.escape_ascii());
-                return Err(Error::new(Kind::InvalidInput, what));
+                let message =
+                    format!("{}: no class can have a newline in it", class.escape_ascii());
+                return Err(Error::new(Kind::InvalidInput, message));
             }
             output.append(class)?;
             output.append(b"\n")?;
         }
         set.add(output)?;
-        made.classes = samples.classes.len() as u64;
+        totals.classes = samples.classes.len() as u64;
     }
-    made.notes = samples.notes();
-    Ok((Waiting { set }, made))
+    totals.notes = samples.notes();
+    Ok((Unpublished { set }, totals))
 }
 
-/// What the members of samples look like.
+/// Encodes the members of samples.
 struct Members<'m> {
     catalog: &'m Catalog,
     samples: &'m Samples,
@@ -158,12 +158,12 @@ impl Members<'_> {
         files.sum::<u64>() + self.label(sample).map_or(0, |label| label.len() as u64)
     }
 
-    /// What stands in front of a file.
+    /// The encoded header of a file.
     fn header(&self, path: &[u8], id: InodeId) -> Vec<u8> {
-        self.plain(path, id).encode()
+        self.plain_header(path, id).encode()
     }
 
-    /// The whole member that labels a sample.
+    /// The complete member with the label of a sample.
     fn label(&self, sample: Sample) -> Option<Vec<u8>> {
         if self.labels == Labels::None {
             return None;
@@ -172,14 +172,14 @@ impl Members<'_> {
         let path = [&self.samples.key(self.catalog, sample)[..], b".cls"].concat();
         let first = self.samples.ids(self.catalog, sample).next()?;
         let size = class.len() as u64;
-        let header = Header { size, permissions: 0o644, ..self.plain(&path, first) };
+        let header = Header { size, permissions: 0o644, ..self.plain_header(&path, first) };
         let mut member = header.encode();
         member.extend(class.bytes());
         pad(&mut member);
         Some(member)
     }
 
-    fn plain<'h>(&'h self, path: &'h [u8], id: InodeId) -> Header<'h> {
+    fn plain_header<'h>(&'h self, path: &'h [u8], id: InodeId) -> Header<'h> {
         let header = describe(self.catalog, id, path, self.epoch);
         let modified = Timestamp { nanoseconds: 0, ..header.modified };
         Header { flag: Flag::File, modified, xattrs: NO_XATTRS, ..header }

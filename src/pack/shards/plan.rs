@@ -1,13 +1,12 @@
-//! In which order samples come, and where one shard ends and the next begins.
+//! The order of samples, and where one shard ends and the next begins.
 //!
-//! Owns the shuffle; leaves writing to `writer`.
-//! Invariants: the same samples, seed and size give the same plan, in every version; a shard is no
-//! larger than it may be, unless it holds one sample alone.
+//! Invariants: the same samples, seed and size give the same plan in every version. A shard does
+//! not exceed its maximum size unless it holds only one sample.
 //!
-//! The shuffle is that of Fisher and Yates from the last index down to 1: index `i` changes places
-//! with a number below `i + 1`. Numbers come from SplitMix64 (Steele, Lea, Flood 2014; its state
-//! begins as the seed), each brought into range as the upper half of a product of 128 bits (Lemire
-//! 2019, without the rejection: its bias is below 2^-32 for fewer than 2^32 samples).
+//! The shuffle is Fisher-Yates from the last index down to 1: index `i` is swapped with a number
+//! below `i + 1`. Numbers come from SplitMix64 (Steele, Lea, Flood 2014; its initial state is the
+//! seed). Each is brought into range as the upper half of a 128-bit product (Lemire 2019, without
+//! the rejection: its bias is below 2^-32 for fewer than 2^32 samples).
 
 use std::ops::Range;
 
@@ -31,18 +30,18 @@ fn split_mix(state: &mut u64) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// Cuts samples whose members take so many bytes into shards that take `most` when they are
-/// finished.
+/// Splits samples of these sizes into shards of at most `max_bytes` bytes, as computed by
+/// `finished`.
 pub(super) fn cut(
     sizes: impl Iterator<Item = u64>,
-    most: u64,
+    max_bytes: u64,
     finished: impl Fn(u64) -> u64,
 ) -> Vec<Range<usize>> {
     let mut shards: Vec<Range<usize>> = Vec::new();
     let mut filled = 0_u64;
     for (nth, size) in sizes.enumerate() {
         match shards.last_mut() {
-            Some(last) if finished(filled.saturating_add(size)) <= most => {
+            Some(last) if finished(filled.saturating_add(size)) <= max_bytes => {
                 last.end = nth + 1;
                 filled += size;
             }
@@ -82,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_is_as_likely_as_any() {
+    fn each_position_is_equally_likely() {
         let mut found = [0_u32; 5];
         for seed in 0..10_000 {
             found[shuffled(5, seed).iter().position(|&nth| nth == 0).unwrap()] += 1;
@@ -92,7 +91,7 @@ mod tests {
 
     #[test]
     fn shards_are_full_but_not_too_full() {
-        let cuts = |sizes: &[u64], most| cut(sizes.iter().copied(), most, |len| len + 1);
+        let cuts = |sizes: &[u64], max_bytes| cut(sizes.iter().copied(), max_bytes, |len| len + 1);
         assert_eq!(cuts(&[4, 5, 1, 20, 9], 10), [0..2, 2..3, 3..4, 4..5]);
         assert_eq!(cuts(&[4, 6], 10), [0..1, 1..2]);
         assert!(cuts(&[], 10).is_empty());

@@ -1,47 +1,46 @@
-//! Which files are one sample, as webdataset takes them together (its tariterators.py,
-//! `base_plus_ext` and `group_by_keys`).
+//! Groups files into samples as webdataset does (its tariterators.py, `base_plus_ext` and
+//! `group_by_keys`).
 //!
-//! Owns keys and extensions; leaves the order of samples to `plan`.
-//! Invariant: the files of a sample are in one folder, side by side in the order of names, for the
-//! key is all of a name up to its first dot.
+//! Invariant: the files of a sample are neighbours in one directory, because the key is the name up
+//! to its first dot.
 
 use super::Labels;
 use crate::error::{Error, Kind};
 use crate::pack::Job;
-use crate::pack::catalog::{Catalog, InodeId, What};
+use crate::pack::catalog::{Catalog, InodeId, InodeKind};
 use crate::vfs::FileKind;
 
-/// A sample: so many entries of a folder. Those of them that are no files are not in it.
+/// A sample: consecutive entries of a directory. Entries that are no regular files do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
-    /// Its number in `Samples::folders`.
-    pub(super) folder: u32,
+    /// Index into `Samples::directories`.
+    pub(super) directory: u32,
     pub(super) first: u32,
     pub(super) count: u32,
 }
 
-/// A folder with samples.
-pub(super) struct Folder {
+/// A directory with samples.
+pub(super) struct Directory {
     pub(super) id: InodeId,
-    /// With a slash at its end; empty for the root.
+    /// Its path with a trailing slash; empty for the root.
     pub(super) path: Vec<u8>,
-    /// The number of its top folder among all top folders; none for the root.
+    /// The number of its top directory among all top directories; `None` for the root.
     pub(super) class: Option<u32>,
 }
 
 /// All samples, in the order of names.
 #[derive(Default)]
 pub(super) struct Samples {
-    pub(super) folders: Vec<Folder>,
+    pub(super) directories: Vec<Directory>,
     pub(super) samples: Vec<Sample>,
-    /// The names of top folders, in their order.
+    /// The names of the top directories, in their order.
     pub(super) classes: Vec<Vec<u8>>,
     left_out: Counted,
     other: Counted,
     dotted: Counted,
 }
 
-/// How many there are, and the first of them.
+/// A counter that keeps the first path counted.
 #[derive(Default)]
 struct Counted {
     count: u64,
@@ -49,42 +48,41 @@ struct Counted {
 }
 
 impl Counted {
-    fn add(&mut self, folder: &[u8], name: &[u8]) {
+    fn add(&mut self, directory: &[u8], name: &[u8]) {
         if self.count == 0 {
-            self.first = [folder, name].concat();
+            self.first = [directory, name].concat();
         }
         self.count += 1;
     }
 
-    fn note(&self, what: &str) -> Option<String> {
+    fn note(&self, message: &str) -> Option<String> {
         let first = String::from_utf8_lossy(&self.first);
-        (self.count > 0).then(|| format!("{} {what}, such as {first}", self.count))
+        (self.count > 0).then(|| format!("{} {message}, such as {first}", self.count))
     }
 }
 
-/// A name in two: the key up to the first dot, and the extension behind it. `None` of a name
-/// without a dot, or with nothing before it: webdataset skips those, or takes all in a folder for
-/// one sample.
+/// Splits a name at its first dot into key and extension. `None` if there is no dot or no key:
+/// webdataset skips such files, or groups all of a directory into one sample.
 pub(super) fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let dot = name.iter().position(|&byte| byte == b'.').filter(|&dot| dot > 0)?;
     Some((&name[..dot], &name[dot + 1..]))
 }
 
 impl Samples {
-    /// Finds all samples. One that webdataset would stumble over is a problem of the job.
+    /// Finds all samples. A sample that webdataset cannot read is a problem of the job.
     pub(super) fn find(job: &Job<'_>, catalog: &Catalog, labels: Labels) -> Self {
         let mut found = Self::default();
-        let mut folders = vec![Folder { id: InodeId::ROOT, path: Vec::new(), class: None }];
-        while let Some(folder) = folders.pop() {
-            let before = folders.len();
-            found.folder(job, catalog, labels, folder, &mut folders);
-            // The first is to come off the list first.
-            folders[before..].reverse();
+        let mut directories = vec![Directory { id: InodeId::ROOT, path: Vec::new(), class: None }];
+        while let Some(directory) = directories.pop() {
+            let before = directories.len();
+            found.directory(job, catalog, labels, directory, &mut directories);
+            // The stack returns the last one first.
+            directories[before..].reverse();
         }
         found
     }
 
-    /// What should be said of what is not packed as a person might think.
+    /// Notes about files that are not packed as the user may expect.
     pub(super) fn notes(&self) -> Vec<String> {
         let notes = [
             self.left_out.note("files without a key or an extension are left out"),
@@ -94,40 +92,40 @@ impl Samples {
         notes.into_iter().flatten().collect()
     }
 
-    fn folder(
+    fn directory(
         &mut self,
         job: &Job<'_>,
         catalog: &Catalog,
         labels: Labels,
-        folder: Folder,
-        below: &mut Vec<Folder>,
+        directory: Directory,
+        below: &mut Vec<Directory>,
     ) {
-        let number = self.folders.len() as u32;
+        let number = self.directories.len() as u32;
         let mut run: Option<(Sample, &[u8])> = None;
         let mut runs = Vec::new();
-        for (nth, (name, id)) in catalog.entries(folder.id).enumerate() {
-            match catalog.inode(id).what {
-                What::Folder(_) => {
-                    let path = [&folder.path, name, b"/"].concat();
-                    let class = folder.class.or_else(|| {
+        for (nth, (name, id)) in catalog.entries(directory.id).enumerate() {
+            match catalog.inode(id).kind {
+                InodeKind::Directory(_) => {
+                    let path = [&directory.path, name, b"/"].concat();
+                    let class = directory.class.or_else(|| {
                         self.classes.push(name.to_vec());
                         Some(self.classes.len() as u32 - 1)
                     });
-                    // webdataset skips such a name as its own.
-                    let own = folder.path.is_empty() && is_meta(name);
+                    // webdataset skips these names because it uses them itself.
+                    let own = directory.path.is_empty() && is_meta(name);
                     if own {
-                        self.left_out.add(&folder.path, name);
+                        self.left_out.add(&directory.path, name);
                     } else {
-                        below.push(Folder { id, path, class });
+                        below.push(Directory { id, path, class });
                     }
                 }
-                What::File { .. } => {
+                InodeKind::File { .. } => {
                     let Some((key, extension)) = split(name) else {
-                        self.left_out.add(&folder.path, name);
+                        self.left_out.add(&directory.path, name);
                         continue;
                     };
                     if extension.contains(&b'.') {
-                        self.dotted.add(&folder.path, name);
+                        self.dotted.add(&directory.path, name);
                     }
                     let nth = nth as u32;
                     match &mut run {
@@ -135,34 +133,34 @@ impl Samples {
                             sample.count = nth - sample.first + 1;
                         }
                         _ => {
-                            let sample = Sample { folder: number, first: nth, count: 1 };
+                            let sample = Sample { directory: number, first: nth, count: 1 };
                             runs.extend(run.replace((sample, key)));
                         }
                     }
                 }
-                _ => self.other.add(&folder.path, name),
+                _ => self.other.add(&directory.path, name),
             }
         }
         runs.extend(run);
         for (sample, key) in runs {
-            match stumble(catalog, &folder, sample, labels) {
+            match invalid_reason(catalog, &directory, sample, labels) {
                 Some(error) => {
-                    let path = [&folder.path, key].concat();
+                    let path = [&directory.path, key].concat();
                     job.problem(String::from_utf8_lossy(&path), &error);
                 }
                 None => self.samples.push(sample),
             }
         }
-        self.folders.push(folder);
+        self.directories.push(directory);
     }
 
     /// The path of a sample's key.
     pub(super) fn key(&self, catalog: &Catalog, sample: Sample) -> Vec<u8> {
-        let folder = &self.folders[sample.folder as usize];
+        let directory = &self.directories[sample.directory as usize];
         let name =
-            catalog.entry(folder.id, sample.first as usize).map_or(&[][..], |(name, _)| name);
+            catalog.entry(directory.id, sample.first as usize).map_or(&[][..], |(name, _)| name);
         let key = split(name).map_or(name, |(key, _)| key);
-        [&folder.path, key].concat()
+        [&directory.path, key].concat()
     }
 
     /// The files of a sample: paths and inodes.
@@ -171,45 +169,50 @@ impl Samples {
         catalog: &Catalog,
         sample: Sample,
     ) -> impl Iterator<Item = (Vec<u8>, InodeId)> {
-        let folder = &self.folders[sample.folder as usize];
-        files_in(catalog, folder.id, sample)
-            .map(move |(name, id)| ([&folder.path, name].concat(), id))
+        let directory = &self.directories[sample.directory as usize];
+        files_in(catalog, directory.id, sample)
+            .map(move |(name, id)| ([&directory.path, name].concat(), id))
     }
 
-    /// The same without paths.
+    /// The inodes of the files of a sample.
     pub(super) fn ids(&self, catalog: &Catalog, sample: Sample) -> impl Iterator<Item = InodeId> {
-        files_in(catalog, self.folders[sample.folder as usize].id, sample).map(|(_, id)| id)
+        files_in(catalog, self.directories[sample.directory as usize].id, sample).map(|(_, id)| id)
     }
 
     /// The class of a sample.
     pub(super) fn class(&self, sample: Sample) -> Option<u32> {
-        self.folders[sample.folder as usize].class
+        self.directories[sample.directory as usize].class
     }
 }
 
 fn files_in(
     catalog: &Catalog,
-    folder: InodeId,
+    directory: InodeId,
     sample: Sample,
 ) -> impl Iterator<Item = (&[u8], InodeId)> {
     let entries = sample.first as usize..(sample.first + sample.count) as usize;
     entries
-        .filter_map(move |nth| catalog.entry(folder, nth))
-        .filter(|&(_, id)| catalog.inode(id).kind() == FileKind::Regular)
+        .filter_map(move |nth| catalog.entry(directory, nth))
+        .filter(|&(_, id)| catalog.inode(id).file_kind() == FileKind::Regular)
 }
 
-/// Whether a top folder is one that webdataset keeps for itself: `__x__`.
+/// Whether webdataset reserves the name of a top directory: `__x__`.
 fn is_meta(name: &[u8]) -> bool {
     name.len() >= 4 && name.starts_with(b"__") && name.ends_with(b"__")
 }
 
-/// Why a sample can not be one.
-fn stumble(catalog: &Catalog, folder: &Folder, sample: Sample, labels: Labels) -> Option<Error> {
-    let error = |what| Some(Error::new(Kind::InvalidInput, what));
+/// Why a sample is invalid, if it is.
+fn invalid_reason(
+    catalog: &Catalog,
+    directory: &Directory,
+    sample: Sample,
+    labels: Labels,
+) -> Option<Error> {
+    let error = |message| Some(Error::new(Kind::InvalidInput, message));
     let mut seen: Vec<Vec<u8>> = Vec::new();
-    for (name, _) in files_in(catalog, folder.id, sample) {
+    for (name, _) in files_in(catalog, directory.id, sample) {
         let (_, extension) = split(name)?;
-        // webdataset takes them in lower case.
+        // webdataset converts extensions to lower case.
         let extension = extension.to_ascii_lowercase();
         if seen.contains(&extension) {
             let extension = String::from_utf8_lossy(&extension).into_owned();
@@ -218,10 +221,10 @@ fn stumble(catalog: &Catalog, folder: &Folder, sample: Sample, labels: Labels) -
         seen.push(extension);
     }
     match labels {
-        Labels::ByFolder if seen.iter().any(|extension| extension == b"cls") => {
+        Labels::ByDirectory if seen.iter().any(|extension| extension == b"cls") => {
             error("has a file .cls, which labels would be written to".to_owned())
         }
-        Labels::ByFolder if folder.class.is_none() => {
+        Labels::ByDirectory if directory.class.is_none() => {
             error("is in no folder that could be its label".to_owned())
         }
         _ => None,

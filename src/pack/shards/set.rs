@@ -1,25 +1,24 @@
-//! Files that appear together or not at all.
+//! Files that appear all together or not at all.
 //!
-//! Owns their names, and what becomes of those of an earlier run; leaves each file to `output`.
-//! Invariant: no file has its name before all are whole and on the disk. Where names can not be
-//! given, those given already are taken back, if they were not there before.
+//! Invariant: no file gets its name before all files are complete and on the disk. If a name cannot
+//! be given, names given before are removed, unless they replaced files of an earlier run.
 
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
-use crate::pack::output::{Existing, Output, Sealed, folder_of};
+use crate::pack::output::{Existing, Output, Sealed, parent_of};
 
-/// Files without a name that are kept open; each takes a descriptor.
-const OPEN: usize = 256;
+/// Maximum number of unnamed files kept open; each needs a descriptor.
+const OPEN_MAX: usize = 256;
 
-/// Digits of the number in a name; more where there are more shards.
+/// Digits of the number in a name. Larger numbers have more.
 const DIGITS: usize = 6;
 
-/// The shards of a run, and the file of class names.
+/// The shards of a run, and the list of classes.
 pub(super) struct Set {
-    /// The path of all of them, up to where they differ.
+    /// The common start of all paths.
     stem: PathBuf,
     existing: Existing,
     sealed: Vec<Sealed>,
@@ -27,11 +26,11 @@ pub(super) struct Set {
 }
 
 impl Set {
-    /// Shards of `path`, which is named without their numbers: `a.tar` for `a-000000.tar`.
+    /// Creates a set for `path`, the name without numbers: `a.tar` for `a-000000.tar`.
     ///
     /// # Errors
-    /// `InvalidInput` where shards of that name are there and are not to be replaced, or where the
-    /// name is no `.tar`; `Io`.
+    /// `InvalidInput` if shards with that name exist and must not be replaced; `Usage` if the name
+    /// does not end with `.tar`; `Io`.
     pub(super) fn new(path: &Path, existing: Existing) -> Result<Self> {
         if path.extension() != Some("tar".as_ref()) {
             let context = format!("{}: shards are tars, and named so", path.display());
@@ -40,7 +39,7 @@ impl Set {
         }
         let stem = path.with_extension("");
         let set = Self { stem, existing, sealed: Vec::new(), shards: 0 };
-        match set.there()?.first() {
+        match set.existing_files()?.first() {
             Some(found) if existing == Existing::Refuse => {
                 let context = format!("{}: is there already", found.display());
                 Err(Error::new(Kind::InvalidInput, context)
@@ -50,55 +49,55 @@ impl Set {
         }
     }
 
-    /// The next shard.
+    /// Creates the next shard.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(super) fn shard(&mut self) -> Result<Output> {
         let number = self.shards;
         self.shards += 1;
         Output::create(&self.named(&format!("-{number:0DIGITS$}.tar")), self.existing)
     }
 
-    /// The file of class names.
+    /// Creates the list of classes.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(super) fn classes(&self) -> Result<Output> {
         Output::create(&self.named("-classes.txt"), self.existing)
     }
 
-    /// Takes a file that is whole.
+    /// Adds a complete file.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(super) fn add(&mut self, output: Output) -> Result<()> {
         let sealed = output.seal()?;
-        let sealed = if self.sealed.len() < OPEN { sealed } else { sealed.closed()? };
+        let sealed = if self.sealed.len() < OPEN_MAX { sealed } else { sealed.closed()? };
         self.sealed.push(sealed);
         Ok(())
     }
 
-    /// Gives all of them their names, and removes those of an earlier run that are no more.
+    /// Gives all files their names, and removes other files of an earlier run.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(super) fn publish(self) -> Result<()> {
-        let before = self.there()?;
-        let mut given: Vec<PathBuf> = Vec::new();
+        let before = self.existing_files()?;
+        let mut published: Vec<PathBuf> = Vec::new();
         for sealed in self.sealed {
             let path = sealed.path().to_owned();
             if let Err(error) = sealed.publish() {
-                for path in given.iter().filter(|path| !before.contains(path)) {
-                    // The error that is told is the one that led here.
+                for path in published.iter().filter(|path| !before.contains(path)) {
+                    // Report the first error, not one of the cleanup.
                     let _ = fs::remove_file(path);
                 }
                 return Err(error);
             }
-            given.push(path);
+            published.push(path);
         }
-        given.sort();
-        for path in before.iter().filter(|path| given.binary_search(path).is_err()) {
+        published.sort();
+        for path in before.iter().filter(|path| published.binary_search(path).is_err()) {
             fs::remove_file(path).map_err(|error| {
                 Error::io(format!("{}: can not be removed", path.display()), error)
             })?;
@@ -112,16 +111,17 @@ impl Set {
         PathBuf::from(std::ffi::OsString::from_vec(path))
     }
 
-    /// What has a name that some run with this stem gives.
-    fn there(&self) -> Result<Vec<PathBuf>> {
-        let folder = folder_of(&self.stem);
-        let failed = |error| Error::io(format!("{}: can not be listed", folder.display()), error);
+    /// Existing files with a name that a run with this stem could use.
+    fn existing_files(&self) -> Result<Vec<PathBuf>> {
+        let directory = parent_of(&self.stem);
+        let failed =
+            |error| Error::io(format!("{}: can not be listed", directory.display()), error);
         let stem = self.stem.file_name().unwrap_or_default().as_bytes();
         let mut found = Vec::new();
-        for entry in fs::read_dir(folder).map_err(failed)? {
+        for entry in fs::read_dir(directory).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
             let end = name.as_bytes().strip_prefix(stem).and_then(|end| end.strip_prefix(b"-"));
-            if end.is_some_and(is_ours) {
+            if end.is_some_and(is_shard_suffix) {
                 found.push(self.stem.with_file_name(name));
             }
         }
@@ -130,14 +130,14 @@ impl Set {
     }
 }
 
-/// Whether `name` is that of a shard, or of the classes, of what `archive` names (`OUT.tar`).
+/// Whether `name` is a shard or the class list of `archive` (`OUT.tar`).
 pub(in crate::pack) fn is_shard(archive: &[u8], name: &[u8]) -> bool {
     let stem = archive.strip_suffix(b".tar").unwrap_or(archive);
-    name.strip_prefix(stem).and_then(|end| end.strip_prefix(b"-")).is_some_and(is_ours)
+    name.strip_prefix(stem).and_then(|end| end.strip_prefix(b"-")).is_some_and(is_shard_suffix)
 }
 
-/// Whether a name ends so after `OUT-`.
-fn is_ours(end: &[u8]) -> bool {
+/// Whether the part of a name after `OUT-` belongs to a shard or the class list.
+fn is_shard_suffix(end: &[u8]) -> bool {
     let number = end.strip_suffix(b".tar");
     let is_shard =
         number.is_some_and(|n| n.len() >= DIGITS && n.iter().all(|byte| byte.is_ascii_digit()));
@@ -148,8 +148,8 @@ fn is_ours(end: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder)
+    fn names(directory: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(directory)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
@@ -166,26 +166,26 @@ mod tests {
     }
 
     #[test]
-    fn all_appear_at_once_however_many() {
+    fn all_files_appear_at_once() {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("a.tar");
         let mut set = Set::new(&path, Existing::Refuse).unwrap();
-        fill(&mut set, OPEN + 10);
+        fill(&mut set, OPEN_MAX + 10);
         assert!(names(work.path()).iter().all(|name| name.starts_with(".archfs-pack-")));
         set.publish().unwrap();
         let found = names(work.path());
-        assert_eq!(found.len(), OPEN + 10);
-        assert_eq!(found[OPEN + 9], format!("a-{:06}.tar", OPEN + 9));
+        assert_eq!(found.len(), OPEN_MAX + 10);
+        assert_eq!(found[OPEN_MAX + 9], format!("a-{:06}.tar", OPEN_MAX + 9));
         assert_eq!(fs::read_to_string(work.path().join(&found[261])).unwrap(), "261");
 
         let mut dropped = Set::new(&work.path().join("b.tar"), Existing::Refuse).unwrap();
-        fill(&mut dropped, OPEN + 10);
+        fill(&mut dropped, OPEN_MAX + 10);
         drop(dropped);
         assert_eq!(names(work.path()), found);
     }
 
     #[test]
-    fn those_of_a_longer_run_are_refused_or_removed() {
+    fn shards_of_a_longer_run_are_refused_or_removed() {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("a.tar");
         for other in ["a-000007.tar", "a-classes.txt", "a-1.tar", "ab-000007.tar", "a-00000x.tar"] {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_taken_back_where_one_can_not_be_given() {
+    fn removes_given_names_if_one_cannot_be_given() {
         let work = tempfile::tempdir().unwrap();
         let mut set = Set::new(&work.path().join("a.tar"), Existing::Refuse).unwrap();
         fill(&mut set, 3);

@@ -1,18 +1,18 @@
-//! Shards read by tars that this crate did not write, and by webdataset itself where it is there.
+//! Shards read by GNU tar, and by webdataset if it is installed.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
 use super::*;
-use crate::pack::catalog::{Builder, Inode, Owner, What};
+use crate::pack::catalog::{Builder, Inode, InodeKind, Owner};
 use crate::pack::content::ContentId;
 use crate::pack::tar::tests::{META, Memory, Stored};
 use crate::progress::Progress;
 use crate::sync::AtomicBool;
 use crate::vfs::Name;
 
-/// Files with these paths, of folders and a name; the bytes are told by the number.
+/// Files with these paths and lengths; the byte values follow from the index.
 fn catalog(files: &[(String, usize, Option<u64>)]) -> Catalog {
     let mut builder = Builder::new(META);
     let mut memory = Memory::default();
@@ -20,21 +20,21 @@ fn catalog(files: &[(String, usize, Option<u64>)]) -> Catalog {
         let mut parts: Vec<_> =
             path.split('/').map(|part| Name::parse(part.as_bytes()).unwrap()).collect();
         let name = parts.pop().unwrap();
-        let folder = parts
+        let directory = parts
             .into_iter()
-            .fold(InodeId::ROOT, |folder, part| builder.folder(folder, part, META));
+            .fold(InodeId::ROOT, |directory, part| builder.directory(directory, part, META));
         let bytes = vec![b'a' + (key % 26) as u8; *len];
         memory.0.push(Stored { bytes, data: Vec::new(), fails: *fails });
         let content = ContentId { source: 0, key: key as u64 };
-        let what = What::File { size: *len as u64, content, sparse: false };
-        builder.add(folder, name, Inode { meta: META, what });
+        let kind = InodeKind::File { size: *len as u64, content, sparse: false };
+        builder.add(directory, name, Inode { meta: META, kind });
     }
     builder.source(Box::new(memory));
     builder.finish(Owner::default())
 }
 
-/// 3 classes of 40 samples of two files each, some of several batches.
-fn pictures() -> Vec<(String, usize, Option<u64>)> {
+/// 3 classes of 40 samples with two files each; some files take several batches.
+fn jpeg_samples() -> Vec<(String, usize, Option<u64>)> {
     let mut files = Vec::new();
     for nth in 0..120 {
         let stem = format!("class.{}/img_{nth:03}", nth % 3);
@@ -47,7 +47,7 @@ fn pictures() -> Vec<(String, usize, Option<u64>)> {
 
 struct Run {
     work: tempfile::TempDir,
-    made: Sharded,
+    totals: Sharded,
     problems: Vec<String>,
 }
 
@@ -58,12 +58,12 @@ impl Run {
         let job = Job::new(threads, &progress, &stop);
         let path = work.path().join("out.tar");
         let catalog = catalog(files);
-        let (waiting, made) =
+        let (unpublished, totals) =
             write(&job, &catalog, &shards, None, &path, Existing::Refuse).unwrap();
         assert_eq!(fs::read_dir(work.path()).unwrap().count(), 0);
-        waiting.publish().unwrap();
+        unpublished.publish().unwrap();
         let problems = job.problems.lock().0.iter().map(|problem| problem.origin.clone()).collect();
-        Self { work, made, problems }
+        Self { work, totals, problems }
     }
 
     fn shards(&self) -> Vec<PathBuf> {
@@ -89,12 +89,12 @@ impl Run {
     }
 }
 
-const SHARDS: Shards = Shards { bytes: 300_000, seed: Some(42), labels: Labels::ByFolder };
+const SHARDS: Shards = Shards { bytes: 300_000, seed: Some(42), labels: Labels::ByDirectory };
 
 #[test]
 fn samples_are_whole_shuffled_and_labelled() {
-    let run = Run::new(&pictures(), SHARDS, 4);
-    assert_eq!((run.made.samples, run.made.files, run.made.classes), (120, 240, 3));
+    let run = Run::new(&jpeg_samples(), SHARDS, 4);
+    assert_eq!((run.totals.samples, run.totals.files, run.totals.classes), (120, 240, 3));
     assert_eq!(run.problems, Vec::<String>::new());
     let mut keys = Vec::new();
     for (path, members) in run.shards().iter().zip(run.members()) {
@@ -118,30 +118,30 @@ fn samples_are_whole_shuffled_and_labelled() {
 }
 
 #[test]
-fn a_seed_gives_the_same_bytes_and_another_seed_others() {
-    let first = Run::new(&pictures(), SHARDS, 1).bytes();
-    assert!(first == Run::new(&pictures(), SHARDS, 7).bytes());
-    assert!(first != Run::new(&pictures(), Shards { seed: Some(43), ..SHARDS }, 1).bytes());
-    let sorted = Run::new(&pictures(), Shards { seed: None, ..SHARDS }, 2);
+fn a_seed_gives_the_same_bytes_and_another_seed_different_ones() {
+    let first = Run::new(&jpeg_samples(), SHARDS, 1).bytes();
+    assert!(first == Run::new(&jpeg_samples(), SHARDS, 7).bytes());
+    assert!(first != Run::new(&jpeg_samples(), Shards { seed: Some(43), ..SHARDS }, 1).bytes());
+    let sorted = Run::new(&jpeg_samples(), Shards { seed: None, ..SHARDS }, 2);
     assert!(sorted.members().concat().iter().filter(|name| name.ends_with("JPG")).is_sorted());
 }
 
 #[test]
-fn a_sample_that_fails_is_left_out_whole() {
-    let mut files = pictures();
-    // One small file, the second of its sample, and one that fails in its third batch.
+fn leaves_out_all_of_a_sample_that_fails() {
+    let mut files = jpeg_samples();
+    // A small file, the second of its sample, and a file that fails in its third batch.
     files[21].2 = Some(0);
     files[2 * 57].2 = Some(2 << 20);
     let run = Run::new(&files, SHARDS, 3);
     assert_eq!(run.problems.len(), 2, "{:?}", run.problems);
-    assert_eq!(run.made.samples, 118);
+    assert_eq!(run.totals.samples, 118);
     let members = run.members().concat();
     assert_eq!(members.len(), 118 * 3);
     assert!(!members.iter().any(|name| name.contains("img_010") || name.contains("img_057")));
 }
 
 #[test]
-fn what_webdataset_would_stumble_over_is_told() {
+fn reports_files_that_webdataset_cannot_read() {
     let files = [
         ("a/x.jpg", "kept"),
         ("a/LICENSE", "no extension"),
@@ -156,15 +156,15 @@ fn what_webdataset_would_stumble_over_is_told() {
     let run = Run::new(&files, SHARDS, 1);
     assert_eq!(run.members().concat(), ["a/x.jpg", "a/x.cls"]);
     assert_eq!(run.problems, ["top", "a/y", "a/z"]);
-    assert_eq!(run.made.notes.len(), 1, "{:?}", run.made.notes);
-    assert!(run.made.notes[0].starts_with("3 files"), "{:?}", run.made.notes);
+    assert_eq!(run.totals.notes.len(), 1, "{:?}", run.totals.notes);
+    assert!(run.totals.notes[0].starts_with("3 files"), "{:?}", run.totals.notes);
 }
 
 #[test]
 fn webdataset_reads_the_samples() {
-    let run = Run::new(&pictures(), SHARDS, 2);
+    let run = Run::new(&jpeg_samples(), SHARDS, 2);
     let source = run.work.path().join("source");
-    for (key, (path, len, _)) in pictures().iter().enumerate() {
+    for (key, (path, len, _)) in jpeg_samples().iter().enumerate() {
         let path = source.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, vec![b'a' + (key % 26) as u8; *len]).unwrap();
@@ -178,7 +178,7 @@ fn webdataset_reads_the_samples() {
         eprintln!("SKIPPED: webdataset is not installed");
         return;
     }
-    let said = String::from_utf8_lossy(&done.stdout).into_owned();
-    assert!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
-    assert!(said.contains(" 120 samples"), "{said}");
+    let stdout = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success(), "{stdout}{}", String::from_utf8_lossy(&done.stderr));
+    assert!(stdout.contains(" 120 samples"), "{stdout}");
 }

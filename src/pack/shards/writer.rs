@@ -1,9 +1,9 @@
-//! Writing samples into shards, as the bytes of their files come.
+//! Writes samples into shards, piece by piece.
 //!
-//! Owns that a sample is there with all its files or not at all; leaves which samples there are and
-//! where shards end to its caller.
-//! Invariant: pieces come in the order of the plan, so the file they belong to is the next one of
-//! the plan with that inode, and what lies between could not be read.
+//! A sample is written with all its files or not at all.
+//!
+//! Invariant: pieces come in the order of the plan. So a piece belongs to the next file of the plan
+//! with its inode, and all files before that could not be read.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -25,28 +25,28 @@ pub(super) struct Writer<'w> {
     order: &'w [u32],
     cuts: &'w [Range<usize>],
     set: &'w mut Set,
-    /// The shard that is being written, and how many came before it.
+    /// The shard that is being written, and its number.
     output: Option<Output>,
     shard: usize,
-    /// How many samples of the order were begun.
-    begun: usize,
-    sample: Option<Open>,
-    /// The file whose bytes are coming.
+    /// Number of samples started.
+    started: usize,
+    sample: Option<OpenSample>,
+    /// The file that is being written.
     file: Option<(InodeId, Body)>,
     /// Files that could not be read.
     left_out: HashSet<InodeId>,
-    made: Sharded,
+    totals: Sharded,
 }
 
 /// A sample that is being written.
-struct Open {
+struct OpenSample {
     sample: Sample,
-    /// Where it begins in its shard, and whether it is to be there at all.
+    /// Its offset in the shard, and whether it is kept.
     start: u64,
     fate: Fate,
     files: Vec<(Vec<u8>, InodeId)>,
-    /// How many of its files were begun.
-    begun: usize,
+    /// Number of its files started.
+    started: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,15 +71,15 @@ impl<'w> Writer<'w> {
             set,
             output: None,
             shard: 0,
-            begun: 0,
+            started: 0,
             sample: None,
             file: None,
             left_out: HashSet::new(),
-            made: Sharded::default(),
+            totals: Sharded::default(),
         }
     }
 
-    /// Writes what the next pieces hold.
+    /// Writes the files in `pieces`.
     pub(super) fn take(&mut self, mut pieces: Vec<Piece>) -> Result<()> {
         let mut nth = 0;
         while nth < pieces.len() {
@@ -127,10 +127,10 @@ impl<'w> Writer<'w> {
             self.drop_sample();
         }
         self.end_shard()?;
-        Ok(self.made)
+        Ok(self.totals)
     }
 
-    /// Begins the next file of the plan with that inode.
+    /// Starts the next file of the plan with this inode.
     fn begin(&mut self, id: InodeId) -> Result<()> {
         while let Some((path, found)) = self.next()? {
             if found != id {
@@ -147,18 +147,18 @@ impl<'w> Writer<'w> {
         Ok(())
     }
 
-    /// The next file of the plan; begins and ends samples and shards on the way.
+    /// The next file of the plan. Starts and ends samples and shards where needed.
     fn next(&mut self) -> Result<Option<(Vec<u8>, InodeId)>> {
         loop {
             if let Some(open) = &mut self.sample
-                && let Some(found) = open.files.get_mut(open.begun)
+                && let Some(found) = open.files.get_mut(open.started)
             {
-                open.begun += 1;
+                open.started += 1;
                 return Ok(Some((std::mem::take(&mut found.0), found.1)));
             }
             self.end_sample()?;
-            let Some(&number) = self.order.get(self.begun) else { return Ok(None) };
-            if self.cuts.get(self.shard).is_some_and(|cut| self.begun >= cut.end) {
+            let Some(&number) = self.order.get(self.started) else { return Ok(None) };
+            if self.cuts.get(self.shard).is_some_and(|cut| self.started >= cut.end) {
                 self.end_shard()?;
                 self.shard += 1;
             }
@@ -168,10 +168,10 @@ impl<'w> Writer<'w> {
             };
             let start = output.len();
             self.output = Some(output);
-            self.begun += 1;
+            self.started += 1;
             let sample = self.members.samples.samples[number as usize];
             let files = self.members.samples.files(self.members.catalog, sample).collect();
-            self.sample = Some(Open { sample, start, fate: Fate::Kept, files, begun: 0 });
+            self.sample = Some(OpenSample { sample, start, fate: Fate::Kept, files, started: 0 });
         }
     }
 
@@ -185,18 +185,18 @@ impl<'w> Writer<'w> {
         if let Some(label) = self.members.label(open.sample) {
             output.append(&label)?;
         }
-        self.made.samples += 1;
-        self.made.files += open.files.len() as u64;
+        self.totals.samples += 1;
+        self.totals.files += open.files.len() as u64;
         let size = |(_, id): &(_, InodeId)| self.members.catalog.inode(*id).size();
-        self.made.bytes += open.files.iter().map(size).sum::<u64>();
+        self.totals.bytes += open.files.iter().map(size).sum::<u64>();
         Ok(())
     }
 
     fn end_shard(&mut self) -> Result<()> {
         let Some(mut output) = self.output.take() else { return Ok(()) };
         finish(&mut output)?;
-        self.made.shards += 1;
-        self.made.stored += output.len();
+        self.totals.shards += 1;
+        self.totals.stored += output.len();
         self.set.add(output)
     }
 
@@ -206,8 +206,8 @@ impl<'w> Writer<'w> {
         }
     }
 
-    /// Remembers why a file is left out. Its samples are dropped when the plan comes to them, and
-    /// the one that is being written is, if it is among its files already.
+    /// Records a file that cannot be read. Its samples are dropped when the plan reaches them; the
+    /// current sample is dropped now if the file was being written.
     fn leave_out(&mut self, id: InodeId, error: &Error) {
         self.job.problem(self.members.catalog.origin(id), error);
         self.left_out.insert(id);

@@ -1,8 +1,6 @@
-//! What the kernel tells of one file on a disk, and how files deep below a folder are opened.
+//! Attributes of one file on a disk, and opening of files deep below a directory.
 //!
-//! Owns the translation of stat(2) and of extended attributes; leaves walking to `folder`, and
-//! bytes to `table`.
-//! Invariant: no symbolic link is followed at the end of a path.
+//! Invariant: a symbolic link at the end of a path is never followed.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -14,80 +12,80 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::found::{At, Found, Seen};
+use super::found::{FileId, Found, FoundKind};
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Meta, Xattrs};
 use crate::vfs::{FileKind, Timestamp};
 
-/// Bytes of a path that are given to the kernel at once (PATH_MAX is 4096 with its end).
+/// Bytes of a path that are passed to the kernel at once (PATH_MAX is 4096 with the NUL).
 const PATH_BYTES: usize = 4000;
 
-/// Bytes below which no file system keeps a hole: small files are often kept among the metadata,
-/// where they take no blocks, and need not be asked for holes.
+/// Smallest file that is checked for holes, bytes. Some file systems store smaller files in their
+/// metadata, where they take no blocks and look sparse.
 const HOLE_MIN: u64 = 4096;
 
 /// The largest list of names and the largest value of extended attributes, bytes (Linux:
 /// XATTR_LIST_MAX, XATTR_SIZE_MAX).
 const XATTR_MAX: usize = 64 << 10;
 
-/// Opens `path` below `base`; an empty one is `base` itself.
+/// Opens `path` below `base`, or `base` itself if `path` is empty.
 pub(super) fn open_below(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let (mut rest, mut here) = (path, None::<OwnedFd>);
+    let (mut rest, mut base_below) = (path, None::<OwnedFd>);
     while rest.len() > PATH_BYTES {
-        // Deeper than one call may go, so by way of a folder in between.
+        // Too long for one call: open a directory in between.
         let head = rest.get(..PATH_BYTES).unwrap_or(rest);
         let cut = head.iter().rposition(|&byte| byte == b'/').ok_or(Errno::NAMETOOLONG)?;
-        let from = here.as_ref().map_or(base, AsFd::as_fd);
-        let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        here = Some(openat(from, &rest[..cut], way, Mode::empty())?);
+        let from = base_below.as_ref().map_or(base, AsFd::as_fd);
+        let flags_between = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        base_below = Some(openat(from, &rest[..cut], flags_between, Mode::empty())?);
         rest = &rest[cut + 1..];
     }
-    let from = here.as_ref().map_or(base, AsFd::as_fd);
+    let from = base_below.as_ref().map_or(base, AsFd::as_fd);
     let path = if rest.is_empty() { b"." } else { rest };
     Ok(openat(from, path, flags, Mode::empty())?)
 }
 
-/// What has that name in an open folder.
+/// Reads the attributes of `name` in an open directory.
 ///
 /// # Errors
-/// `Changed` where it is not there any more; `Io`.
-pub(super) fn examine(folder: BorrowedFd<'_>, name: &[u8]) -> Result<Found> {
-    let stat = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
+/// `Changed` if it does not exist any more; `Io`.
+pub(super) fn examine(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Found> {
+    let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
         Errno::NOENT => Error::new(Kind::Changed, "vanished while it was listed"),
         error => Error::io("its attributes can not be read", error.into()),
     })?;
     let mut found = of(&stat);
-    if let Seen::Symlink(target) = &mut found.seen {
-        let link = readlinkat(folder, name, Vec::new());
+    if let FoundKind::Symlink(target) = &mut found.kind {
+        let link = readlinkat(directory, name, Vec::new());
         let link = link.map_err(|error| Error::io("its target can not be read", error.into()))?;
         *target = link.into_bytes().into();
     }
-    found.xattrs = xattrs(folder, name)?;
+    found.xattrs = xattrs(directory, name)?;
     Ok(found)
 }
 
-/// What stat(2) tells of a file: all but the target of a link and extended attributes.
+/// What stat(2) reports: everything except link targets and extended attributes.
 pub(super) fn of(stat: &Stat) -> Found {
     let size = stat.st_size as u64;
-    let seen = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => Seen::Folder { entered: true },
-        FileType::Symlink => Seen::Symlink(Box::default()),
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => FoundKind::Directory { entered: true },
+        FileType::Symlink => FoundKind::Symlink(Box::default()),
         FileType::BlockDevice => {
-            Seen::Device { kind: FileKind::BlockDevice, number: device(stat.st_rdev) }
+            FoundKind::Device { kind: FileKind::BlockDevice, number: device(stat.st_rdev) }
         }
         FileType::CharacterDevice => {
-            Seen::Device { kind: FileKind::CharDevice, number: device(stat.st_rdev) }
+            FoundKind::Device { kind: FileKind::CharDevice, number: device(stat.st_rdev) }
         }
-        FileType::Fifo => Seen::Fifo,
-        FileType::Socket => Seen::Socket,
+        FileType::Fifo => FoundKind::Fifo,
+        FileType::Socket => FoundKind::Socket,
         FileType::RegularFile | FileType::Unknown => {
             let sparse = size >= HOLE_MIN && (stat.st_blocks as u64).saturating_mul(512) < size;
-            Seen::File { size, sparse }
+            FoundKind::File { size, sparse }
         }
     };
     Found {
-        at: at(stat),
+        id: file_id(stat),
         linked: stat.st_nlink > 1,
         meta: Meta {
             permissions: (stat.st_mode & 0o7777) as u16,
@@ -97,16 +95,16 @@ pub(super) fn of(stat: &Stat) -> Found {
             xattrs: None,
         },
         xattrs: Xattrs::new(),
-        seen,
+        kind,
     }
 }
 
-/// Device and inode.
-pub(super) fn at(stat: &Stat) -> At {
-    At { device: stat.st_dev, number: stat.st_ino }
+/// The identity of a file: device and inode.
+pub(super) fn file_id(stat: &Stat) -> FileId {
+    FileId { device: stat.st_dev, number: stat.st_ino }
 }
 
-/// The time of the last modification.
+/// The modification time.
 pub(super) fn modified(stat: &Stat) -> Timestamp {
     Timestamp { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 }
 }
@@ -117,10 +115,10 @@ fn device(number: u64) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// The extended attributes of what has that name in an open folder.
-fn xattrs(folder: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
-    // There is no call for a name in a folder before Linux 6.13, and a path of its own is as good.
-    let mut path = format!("/proc/self/fd/{}/", folder.as_raw_fd()).into_bytes();
+/// The extended attributes of `name` in an open directory.
+fn xattrs(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
+    // Linux before 6.13 has no call relative to a directory, so go through /proc.
+    let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
     let failed = |error: Errno| Error::io("its extended attributes can not be read", error.into());
     let path = CString::new(path).map_err(|_| failed(Errno::INVAL))?;
@@ -133,7 +131,7 @@ fn xattrs(folder: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
     for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
         match value(&path, name) {
             Ok(value) => set.push((name.to_vec(), value)),
-            // Gone since, or listed to whom may not know it.
+            // Removed since, or listed to a user who may not read it.
             Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
             Err(error) => return Err(failed(error)),
         }
@@ -141,9 +139,9 @@ fn xattrs(folder: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
     Ok(set)
 }
 
-/// The names of the extended attributes of a file, each with a zero behind it.
+/// The names of the extended attributes of a file, each followed by a NUL.
 fn listed(path: &CStr) -> rustix::io::Result<Vec<u8>> {
-    // Nearly all files have none, or a few.
+    // Nearly all files have none or a few.
     let mut short = [0_u8; 256];
     match llistxattr(path, &mut short) {
         Ok(len) => Ok(short[..len].to_vec()),

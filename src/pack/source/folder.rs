@@ -1,9 +1,7 @@
-//! A folder on a disk as a source.
+//! A directory on a disk as a source. `disk` examines single files, `table` reads them.
 //!
-//! Owns listing what is below it; leaves what the kernel tells of one file to `disk`, and reading
-//! files to `table`.
-//! Invariants: symbolic links below the folder are never followed; the archive that is being made
-//! is not found.
+//! Invariants: symbolic links below the directory are never followed. The archive that is being
+//! written is not found.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -11,80 +9,80 @@ use std::path::Path;
 use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, openat};
 
 use super::disk;
-use super::found::{At, Folder, Found, Listed, Seen, Source};
+use super::found::{Directory, FileId, Found, FoundKind, Listed, Source};
 use super::list::Wanted;
 use super::table;
 use crate::error::{Error, Kind, Result};
 use crate::pack::{output, shards};
 
-/// What becomes of folders on which another file system is mounted.
+/// What happens to directories on which another file system is mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtherMounts {
-    /// They are packed with all that is in them.
+    /// They are packed with their contents.
     #[default]
     Enter,
-    /// They are packed empty.
+    /// They are packed as empty directories.
     Skip,
 }
 
-/// The archive that is being made, which is not packed into itself.
+/// The archive that is being written, which is not packed into itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CreatedArchive {
-    /// The folder that it will be in.
-    folder: At,
+pub(super) struct OutputArchive {
+    /// The directory that it will be in.
+    directory: FileId,
     name: Vec<u8>,
-    names: Names,
+    names: OutputNames,
 }
 
-/// Which names that are made in the folder of the archive.
+/// Which names a run creates in the directory of the archive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Names {
-    /// That of the archive.
+pub enum OutputNames {
+    /// Only that of the archive.
     #[default]
     One,
-    /// Those of shards and their classes, and not its own.
+    /// Those of the shards and their class list, but not that of the archive itself.
     Shards,
 }
 
-impl CreatedArchive {
-    /// The archive that will be at `path`; `None` where its folder can not be found.
-    pub(super) fn at(path: &Path, names: Names) -> Option<Self> {
+impl OutputArchive {
+    /// The archive that will be at `path`; `None` if its directory does not exist.
+    pub(super) fn new(path: &Path, names: OutputNames) -> Option<Self> {
         use std::os::unix::ffi::OsStrExt;
-        let stat = rustix::fs::stat(output::folder_of(path)).ok()?;
+        let stat = rustix::fs::stat(output::parent_of(path)).ok()?;
         let name = path.file_name()?.as_bytes().to_vec();
-        Some(Self { folder: disk::at(&stat), name, names })
+        Some(Self { directory: disk::file_id(&stat), name, names })
     }
 
-    /// Whether it is what has that name in that folder; what is there for a while is, too.
-    pub(super) fn is(&self, folder: At, name: &[u8]) -> bool {
-        let is_made = || match self.names {
-            Names::One => self.name == name,
-            Names::Shards => shards::is_shard(&self.name, name),
+    /// Whether `name` in `directory` is the archive or a temporary file of a run.
+    pub(super) fn matches(&self, directory: FileId, name: &[u8]) -> bool {
+        let is_archive = || match self.names {
+            OutputNames::One => self.name == name,
+            OutputNames::Shards => shards::is_shard(&self.name, name),
         };
-        self.folder == folder && (name.starts_with(output::PREFIX.as_bytes()) || is_made())
+        self.directory == directory && (name.starts_with(output::PREFIX.as_bytes()) || is_archive())
     }
 }
 
-/// A folder on a disk.
-pub(super) struct DiskFolder<'f> {
+/// A directory on a disk.
+pub(super) struct DiskDirectory<'f> {
     base: OwnedFd,
-    /// How it was given.
-    shown: Vec<u8>,
-    /// What it is itself.
-    at: At,
-    others: OtherMounts,
-    made: Option<&'f CreatedArchive>,
+    /// Its path as the user gave it, for messages.
+    display: Vec<u8>,
+    /// Its own identity.
+    id: FileId,
+    other_mounts: OtherMounts,
+    output_archive: Option<&'f OutputArchive>,
 }
 
-impl<'f> DiskFolder<'f> {
-    /// The folder at `path`, which may be a symbolic link to one.
+impl<'f> DiskDirectory<'f> {
+    /// Opens the directory at `path`, which may be a symbolic link to one.
     ///
     /// # Errors
     /// `NotADirectory`, `Io`.
     pub(super) fn open(
         path: &Path,
-        others: OtherMounts,
-        made: Option<&'f CreatedArchive>,
+        other_mounts: OtherMounts,
+        output_archive: Option<&'f OutputArchive>,
     ) -> Result<(Self, Found)> {
         use std::os::unix::ffi::OsStrExt;
         let failed = |error: rustix::io::Errno| {
@@ -92,50 +90,58 @@ impl<'f> DiskFolder<'f> {
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let base = openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
-        let at = disk::at(&fstat(&base).map_err(failed)?);
+        let id = disk::file_id(&fstat(&base).map_err(failed)?);
         let found =
             disk::examine(base.as_fd(), b".").map_err(|error| error.within(path.display()))?;
-        let shown = path.as_os_str().as_bytes().to_vec();
-        Ok((Self { base, shown, at, others, made }, found))
+        let display = path.as_os_str().as_bytes().to_vec();
+        Ok((Self { base, display, id, other_mounts, output_archive }, found))
     }
 
-    /// The folder itself, for who reads what is below it, and how it was given.
+    /// The open directory, and its path as the user gave it.
     pub(super) fn into_base(self) -> (OwnedFd, Vec<u8>) {
-        (self.base, self.shown)
+        (self.base, self.display)
     }
 
-    fn open_folder(&self, folder: &Folder) -> Result<OwnedFd> {
+    fn open_directory(&self, directory: &Directory) -> Result<OwnedFd> {
         let failed = |error| Error::io("can not be listed", error);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let opened = disk::open_below(self.base.as_fd(), &folder.path, flags).map_err(failed)?;
+        let opened = disk::open_below(self.base.as_fd(), &directory.path, flags).map_err(failed)?;
         let stat = fstat(&opened).map_err(|error| failed(error.into()))?;
-        if disk::at(&stat) != folder.at {
+        if disk::file_id(&stat) != directory.id {
             return Err(Error::new(Kind::Changed, "replaced by another while it was listed"));
         }
         Ok(opened)
     }
 
-    fn look_at(&self, opened: &OwnedFd, folder: &Folder, listed: &Listed) -> Result<Option<Found>> {
-        if self.made.is_some_and(|made| made.is(folder.at, &listed.name)) {
+    fn examine_one(
+        &self,
+        opened: &OwnedFd,
+        directory: &Directory,
+        listed: &Listed,
+    ) -> Result<Option<Found>> {
+        if self
+            .output_archive
+            .is_some_and(|output_archive| output_archive.matches(directory.id, &listed.name))
+        {
             return Ok(None);
         }
         let mut found = disk::examine(opened.as_fd(), &listed.name).map_err(|error| {
-            match (error.kind(), &folder.wanted) {
+            match (error.kind(), &directory.wanted) {
                 (Kind::Changed, Wanted::Only(_)) => Error::new(Kind::NotFound, "no such file"),
                 _ => error,
             }
         })?;
-        if let Seen::Folder { entered } = &mut found.seen {
-            *entered = self.others == OtherMounts::Enter || found.at.device == self.at.device;
+        if let FoundKind::Directory { entered } = &mut found.kind {
+            *entered = self.other_mounts == OtherMounts::Enter || found.id.device == self.id.device;
         }
         Ok(Some(found))
     }
 }
 
-impl Source for DiskFolder<'_> {
-    fn names(&self, folder: &Folder) -> Result<Vec<Listed>> {
+impl Source for DiskDirectory<'_> {
+    fn names(&self, directory: &Directory) -> Result<Vec<Listed>> {
         let failed = |error: rustix::io::Errno| Error::io("can not be listed", error.into());
-        let opened = self.open_folder(folder)?;
+        let opened = self.open_directory(directory)?;
         let mut names = Vec::new();
         for entry in Dir::new(opened).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -147,9 +153,11 @@ impl Source for DiskFolder<'_> {
         Ok(names)
     }
 
-    fn look(&self, folder: &Folder, names: &[Listed]) -> Vec<Result<Option<Found>>> {
-        match self.open_folder(folder) {
-            Ok(opened) => names.iter().map(|name| self.look_at(&opened, folder, name)).collect(),
+    fn examine(&self, directory: &Directory, names: &[Listed]) -> Vec<Result<Option<Found>>> {
+        match self.open_directory(directory) {
+            Ok(opened) => {
+                names.iter().map(|name| self.examine_one(&opened, directory, name)).collect()
+            }
             Err(error) => {
                 let again = |_: &Listed| Err(Error::new(error.kind(), error.to_string()));
                 names.iter().map(again).collect()
@@ -158,6 +166,6 @@ impl Source for DiskFolder<'_> {
     }
 
     fn origin(&self, path: &[u8]) -> String {
-        table::shown(&self.shown, path)
+        table::display_path(&self.display, path)
     }
 }

@@ -1,62 +1,62 @@
-//! What a source tells of the files in it.
+//! What a source reports about its files, for the walk.
 //!
-//! Owns the words between a source (a folder on a disk, a tree that an archive is read as) and the
-//! walk through it; leaves keeping what was found to `placing`.
-//! Invariant: a source answers the same questions the same way, whoever asks in which order.
+//! Invariant: a source gives the same answers in any order of calls.
 
 use super::list::Wanted;
 use crate::error::Result;
 use crate::pack::catalog::{InodeId, Meta, Xattrs};
 use crate::vfs::{FileKind, joined};
 
-/// What a source knows a file by: device and inode on a disk, no device and the inode in a tree.
+/// Identity of a file in its source: device and inode on a disk; in an archive device 0 and the
+/// inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct At {
+pub(super) struct FileId {
     pub(super) device: u64,
     pub(super) number: u64,
 }
 
-/// A folder that is to be listed.
-pub(super) struct Folder {
-    /// Where it is in its source, without slashes at the ends; empty for the source itself.
+/// A directory to be listed.
+pub(super) struct Directory {
+    /// Its path in the source, without slashes at the ends; empty for the source itself.
     pub(super) path: Box<[u8]>,
-    pub(super) at: At,
-    /// What the source keeps it under.
+    pub(super) id: FileId,
+    /// Its key in the source.
     pub(super) key: u64,
-    /// What it is in the catalog.
+    /// Its inode in the catalog.
     pub(super) inode: InodeId,
     pub(super) wanted: Wanted,
 }
 
-impl Folder {
-    /// The path of what has this name in it.
+impl Directory {
+    /// The path of the entry `name`.
     pub(super) fn path_of(&self, name: &[u8]) -> Vec<u8> {
         joined(&self.path, name)
     }
 }
 
-/// A name in a folder, and the inode that the listing told of, if it did.
+/// A name in a directory, and the inode number if the listing reported it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Listed {
     pub(super) name: Box<[u8]>,
     pub(super) number: Option<u64>,
 }
 
-/// A file and all that is known of it but its bytes.
+/// A file with everything known about it except its bytes.
 pub(super) struct Found {
-    pub(super) at: At,
-    /// Whether it may have other names, too.
+    pub(super) id: FileId,
+    /// Whether it may have other names.
     pub(super) linked: bool,
-    /// Without extended attributes, which have no number yet.
+    /// Attributes without the number of the extended attributes, which is assigned later.
     pub(super) meta: Meta,
     pub(super) xattrs: Xattrs,
-    pub(super) seen: Seen,
+    pub(super) kind: FoundKind,
 }
 
-/// What a file is.
-pub(super) enum Seen {
-    /// Whether what is in it is packed, too: not on another file system, if so told.
-    Folder {
+/// The kind of a file, with what only that kind has.
+pub(super) enum FoundKind {
+    /// `entered` is whether the contents are packed. They are not on another file system with
+    /// `OtherMounts::Skip`.
+    Directory {
         entered: bool,
     },
     File {
@@ -72,17 +72,17 @@ pub(super) enum Seen {
     Socket,
 }
 
-/// A place that files come from.
+/// A source of files.
 pub(super) trait Source: Sync {
-    /// The names in a folder, in any order.
+    /// The names in a directory, in any order.
     ///
     /// # Errors
-    /// Where it can not be listed.
-    fn names(&self, folder: &Folder) -> Result<Vec<Listed>>;
+    /// If the directory cannot be listed.
+    fn names(&self, directory: &Directory) -> Result<Vec<Listed>>;
 
-    /// What has these names in a folder, one answer for each; `None` of what is not to be packed.
-    fn look(&self, folder: &Folder, names: &[Listed]) -> Vec<Result<Option<Found>>>;
+    /// The files with these names, one result for each; `None` for a file that is not packed.
+    fn examine(&self, directory: &Directory, names: &[Listed]) -> Vec<Result<Option<Found>>>;
 
-    /// What the file of that path is called, for messages.
+    /// The path of a file for messages.
     fn origin(&self, path: &[u8]) -> String;
 }

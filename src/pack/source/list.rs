@@ -1,11 +1,9 @@
-//! A list of what is to be packed, and of nothing else.
+//! A list that selects what is packed.
 //!
-//! Owns the text of the list and which of its paths lie below which folder; leaves looking for them
-//! to the sources.
-//! Invariant: no path of a list leads out of the folder that it is relative to.
+//! Invariant: no path of a list leads out of the directory that it is relative to.
 //!
-//! The paths stand in one buffer, sorted so that a slash comes before every other byte: then all
-//! below a folder stand together, and a folder of the walk needs no more than the range of them.
+//! The paths are in one buffer, sorted with the slash before every other byte. All paths below a
+//! directory are then adjacent, and the walk needs only their range for each directory.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,22 +14,22 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Kind, Result};
 use crate::vfs::Name;
 
-/// What stands between the paths of a list.
+/// What separates the paths of a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Separator {
-    /// The end of a line.
+    /// A newline.
     #[default]
     Newline,
-    /// A byte of zeros, as `find -print0` has it.
+    /// A NUL byte, as `find -print0` writes.
     Nul,
 }
 
 /// A list of paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileList {
-    /// The file that holds it; `-` is standard input.
+    /// The file with the list; `-` is standard input.
     pub path: PathBuf,
-    /// What stands between its paths.
+    /// What separates its paths.
     pub separator: Separator,
 }
 
@@ -39,9 +37,9 @@ impl FileList {
     /// Reads the list.
     ///
     /// # Errors
-    /// `Io`; `InvalidInput` for paths that are absolute or hold `..`, and for no path at all.
+    /// `Io`; `InvalidInput` if a path is absolute or contains `..`, or if the list is empty.
     pub(super) fn read(&self) -> Result<Selection> {
-        let shown = self.path.display().to_string();
+        let display = self.path.display().to_string();
         let text = text(&self.path)?;
         let separator = match self.separator {
             Separator::Newline => b'\n',
@@ -54,20 +52,23 @@ impl FileList {
             }
             selection.add(line).map_err(|why| {
                 let line = line.escape_ascii();
-                Error::new(Kind::InvalidInput, format!("{shown}: line {}: {line}: {why}", nth + 1))
-                    .with_hint("paths of a list are relative to the folder that is packed")
+                Error::new(
+                    Kind::InvalidInput,
+                    format!("{display}: line {}: {line}: {why}", nth + 1),
+                )
+                .with_hint("paths of a list are relative to the folder that is packed")
             })?;
         }
         if selection.paths.is_empty() {
-            // Such as of a command before a pipe that failed.
-            return Err(Error::new(Kind::InvalidInput, format!("{shown}: lists nothing")));
+            // For example the output of a failed command in a pipe.
+            return Err(Error::new(Kind::InvalidInput, format!("{display}: lists nothing")));
         }
         selection.sort();
         Ok(selection)
     }
 }
 
-/// All of a file, or of standard input.
+/// The contents of a file or of standard input.
 pub(super) fn text(path: &Path) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     let read = match path.as_os_str().as_bytes() {
@@ -78,12 +79,12 @@ pub(super) fn text(path: &Path) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// What is wanted of a folder.
+/// What to pack of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// All that is in it.
+    /// All of it.
     All,
-    /// What these paths of the selection lead to.
+    /// Only the paths in this range of the selection.
     Only(Range<usize>),
 }
 
@@ -95,7 +96,7 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// What is wanted of the folder that the paths are relative to.
+    /// What to pack of the directory that the paths are relative to.
     pub(super) fn top(&self) -> Wanted {
         match self.paths.first() {
             Some(path) if path.is_empty() => Wanted::All,
@@ -103,19 +104,19 @@ impl Selection {
         }
     }
 
-    /// The paths of that range.
+    /// The paths in a range.
     pub(super) fn paths(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         self.paths[range].iter().map(|path| &self.bytes[path.clone()])
     }
 
-    /// The names that are wanted in a folder whose path has `above` bytes, each with what is wanted
+    /// The selected names in a directory whose path is `parent_len` bytes long, each with what to pack
     /// of it.
     pub(super) fn children(
         &self,
         range: Range<usize>,
-        above: usize,
+        parent_len: usize,
     ) -> impl Iterator<Item = (Box<[u8]>, Wanted)> {
-        let from = if above == 0 { 0 } else { above + 1 };
+        let from = if parent_len == 0 { 0 } else { parent_len + 1 };
         let name = move |nth: usize| {
             let rest = &self.bytes[self.paths[nth].clone()][from..];
             let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
@@ -178,14 +179,17 @@ mod tests {
         FileList { path, separator }.read()
     }
 
-    fn children(selection: &Selection, wanted: Wanted, above: usize) -> Vec<(String, Wanted)> {
+    fn children(selection: &Selection, wanted: Wanted, parent_len: usize) -> Vec<(String, Wanted)> {
         let Wanted::Only(range) = wanted else { panic!("all") };
-        let shown = |name: Box<[u8]>| String::from_utf8_lossy(&name).into_owned();
-        selection.children(range, above).map(|(name, wanted)| (shown(name), wanted)).collect()
+        let display = |name: Box<[u8]>| String::from_utf8_lossy(&name).into_owned();
+        selection
+            .children(range, parent_len)
+            .map(|(name, wanted)| (display(name), wanted))
+            .collect()
     }
 
     #[test]
-    fn paths_below_a_folder_stand_together_and_a_folder_alone_is_all_of_it() {
+    fn paths_of_a_directory_are_adjacent_and_a_directory_alone_selects_all_of_it() {
         let text = b"a/z\nb\na!\na/b/c\n./a//b/d/\nb/x\n\na!\n";
         let selection = read(text, Separator::Newline).unwrap();
         let top = children(&selection, selection.top(), 0);
@@ -202,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_hold_the_end_of_a_line_where_zeros_stand_between() {
+    fn nul_separated_names_may_contain_newlines() {
         let selection = read(b"a\nb\0\xff\0", Separator::Nul).unwrap();
         assert_eq!(selection.paths(0..2).collect::<Vec<_>>(), [&b"a\nb"[..], b"\xff"]);
     }
 
     #[test]
-    fn refuses_by_name_what_leads_out() {
+    fn rejects_paths_that_lead_out() {
         for (text, line) in [("ok\n/etc/passwd\n", "/etc/passwd"), ("a/../../b", "a/../../b")] {
             let error = read(text.as_bytes(), Separator::Newline).unwrap_err();
             assert_eq!(error.kind(), Kind::InvalidInput);

@@ -1,7 +1,6 @@
-//! A map of files to other places: each line a path, a tab and the path that it gets.
+//! A map that moves files: each line has a path, a tab and the new path.
 //!
-//! Owns the text of the map and what can be wrong with it; leaves moving files to `placing`.
-//! Invariants: what is wrong is told with the number of its line; no two files get one place.
+//! Invariants: every error names its line. No two files get the same path.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -11,67 +10,67 @@ use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::InodeId;
 use crate::vfs::{Name, Timestamp, joined};
 
-/// Complaints that are told; more are counted.
-const TOLD: usize = 20;
+/// Maximum number of errors listed; the others are counted.
+const LISTED_MAX: usize = 20;
 
-/// Where a file is moved to.
+/// One line: the path of a file and its new path.
 struct Line {
-    /// Counted from 1.
+    /// Line number, counted from 1.
     number: usize,
     old: Box<[u8]>,
     new: Box<[u8]>,
-    /// The file, once it was found.
+    /// The file, once a source has it.
     found: Option<(InodeId, Timestamp)>,
 }
 
 /// All lines of a map.
 pub(super) struct Map {
-    shown: String,
+    display: String,
     lines: Vec<Line>,
-    /// Lines by the path of the file.
+    /// Index of the line by the path of the file.
     old: HashMap<Box<[u8]>, usize>,
-    /// Lines by the path that it gets.
+    /// Index of the line by the new path.
     new: HashMap<Box<[u8]>, usize>,
-    /// Folders that files are moved into, with a line that does.
-    above: HashMap<Box<[u8]>, usize>,
-    /// Lines that do not fit what was found, and why.
-    misfits: Vec<(usize, String)>,
+    /// Directories that files are moved into, with the index of one such line.
+    parents: HashMap<Box<[u8]>, usize>,
+    /// Line numbers and reasons of lines that do not match the sources.
+    mismatches: Vec<(usize, String)>,
 }
 
 impl Map {
-    /// Reads a map from a file, or from standard input if it is called `-`.
+    /// Reads a map from a file, or from standard input if the path is `-`.
     ///
     /// # Errors
-    /// `Io`; `InvalidInput` for lines that are malformed or contradict others.
+    /// `Io`; `InvalidInput` for malformed or contradictory lines.
     pub(super) fn read(path: &Path) -> Result<Self> {
         Self::parse(path.display().to_string(), &list::text(path)?)
     }
 
-    fn parse(shown: String, text: &[u8]) -> Result<Self> {
+    fn parse(display: String, text: &[u8]) -> Result<Self> {
         let mut map = Self {
-            shown,
+            display,
             lines: Vec::new(),
             old: HashMap::new(),
             new: HashMap::new(),
-            above: HashMap::new(),
-            misfits: Vec::new(),
+            parents: HashMap::new(),
+            mismatches: Vec::new(),
         };
         for (nth, line) in text.split(|&byte| byte == b'\n').enumerate() {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             if !line.is_empty()
                 && let Err(why) = map.add(nth + 1, line)
             {
-                map.misfits.push((nth + 1, why));
+                map.mismatches.push((nth + 1, why));
             }
         }
         for line in &map.lines {
-            if let Some(&nth) = map.above.get(&line.new) {
+            if let Some(&nth) = map.parents.get(&line.new) {
                 let other = map.lines[nth].number;
                 let why = format!("{}: is a folder in line {other}", line.new.escape_ascii());
-                map.misfits.push((line.number, why));
+                map.mismatches.push((line.number, why));
             }
         }
-        map.check_misfits()?;
+        map.check_mismatches()?;
         Ok(map)
     }
 
@@ -96,9 +95,9 @@ impl Map {
             let other = self.lines[other].number;
             return Err(format!("{}: line {other} puts a file there", new.escape_ascii()));
         }
-        for (at, _) in new.iter().enumerate().filter(|&(_, &byte)| byte == b'/') {
-            if !self.above.contains_key(&new[..at]) {
-                self.above.insert(new[..at].into(), nth);
+        for (slash, _) in new.iter().enumerate().filter(|&(_, &byte)| byte == b'/') {
+            if !self.parents.contains_key(&new[..slash]) {
+                self.parents.insert(new[..slash].into(), nth);
             }
         }
         self.old.insert(old.clone(), nth);
@@ -107,43 +106,43 @@ impl Map {
         Ok(())
     }
 
-    /// The line that moves the file at `path`, if there is one.
-    pub(super) fn line(&mut self, path: &[u8], is_folder: bool) -> Option<usize> {
+    /// The index of the line that moves the file at `path`, if there is one.
+    pub(super) fn line(&mut self, path: &[u8], is_directory: bool) -> Option<usize> {
         match self.old.get(path) {
-            Some(&nth) if is_folder => {
-                self.misfit(nth, format!("{}: is a folder", path.escape_ascii()));
+            Some(&nth) if is_directory => {
+                self.mismatch(nth, format!("{}: is a folder", path.escape_ascii()));
             }
             Some(&nth) => return Some(nth),
             None => {}
         }
         if let Some(&nth) = self.new.get(path) {
-            self.misfit(nth, format!("{}: is there already", path.escape_ascii()));
-        } else if let Some(&nth) = self.above.get(path).filter(|_| !is_folder) {
-            self.misfit(nth, format!("{}: is no folder", path.escape_ascii()));
+            self.mismatch(nth, format!("{}: is there already", path.escape_ascii()));
+        } else if let Some(&nth) = self.parents.get(path).filter(|_| !is_directory) {
+            self.mismatch(nth, format!("{}: is no folder", path.escape_ascii()));
         }
         None
     }
 
-    /// The file of that line was found. Of two sources that have it, the later one's is moved.
+    /// Records the file for a line. If two sources have the file, the later one is moved.
     pub(super) fn moved(&mut self, line: usize, inode: InodeId, modified: Timestamp) {
         self.lines[line].found = Some((inode, modified));
     }
 
-    /// Checks that the map fits what was found.
+    /// Checks that the map matches the sources.
     ///
     /// # Errors
-    /// `InvalidInput` where it does not.
+    /// `InvalidInput` if it does not.
     pub(super) fn check(&mut self) -> Result<()> {
-        let told: HashSet<usize> = self.misfits.iter().map(|&(number, _)| number).collect();
+        let listed: HashSet<usize> = self.mismatches.iter().map(|&(number, _)| number).collect();
         let missing = self.lines.iter().filter(|line| line.found.is_none());
-        for line in missing.filter(|line| !told.contains(&line.number)) {
+        for line in missing.filter(|line| !listed.contains(&line.number)) {
             let why = format!("{}: no such file", line.old.escape_ascii());
-            self.misfits.push((line.number, why));
+            self.mismatches.push((line.number, why));
         }
-        self.check_misfits()
+        self.check_mismatches()
     }
 
-    /// The files that were found, and where they belong.
+    /// The new path, inode and time of every file that is moved.
     pub(super) fn moves(&self) -> impl Iterator<Item = (&[u8], InodeId, Timestamp)> {
         let found = |line: &'_ Line| line.found;
         self.lines.iter().filter_map(move |line| {
@@ -151,40 +150,41 @@ impl Map {
         })
     }
 
-    fn misfit(&mut self, nth: usize, why: String) {
-        self.misfits.push((self.lines[nth].number, why));
+    fn mismatch(&mut self, nth: usize, why: String) {
+        self.mismatches.push((self.lines[nth].number, why));
     }
 
-    fn check_misfits(&mut self) -> Result<()> {
-        if self.misfits.is_empty() {
+    fn check_mismatches(&mut self) -> Result<()> {
+        if self.mismatches.is_empty() {
             return Ok(());
         }
-        self.misfits.sort();
-        let told = self.misfits.iter().take(TOLD);
-        let mut told: Vec<_> = told.map(|(number, why)| format!("line {number}: {why}")).collect();
-        if self.misfits.len() > TOLD {
-            told.push(format!("and {} more", self.misfits.len() - TOLD));
+        self.mismatches.sort();
+        let listed = self.mismatches.iter().take(LISTED_MAX);
+        let mut listed: Vec<_> =
+            listed.map(|(number, why)| format!("line {number}: {why}")).collect();
+        if self.mismatches.len() > LISTED_MAX {
+            listed.push(format!("and {} more", self.mismatches.len() - LISTED_MAX));
         }
-        Err(Error::new(Kind::InvalidInput, format!("{}: {}", self.shown, told.join("; "))))
+        Err(Error::new(Kind::InvalidInput, format!("{}: {}", self.display, listed.join("; "))))
     }
 }
 
-/// The two paths of a line: what stands before and behind a tab, or else behind the first blanks.
+/// The two paths of a line, separated by a tab or else by the first blanks.
 fn halves(line: &[u8]) -> Option<(&[u8], &[u8])> {
-    if let Some(at) = line.iter().position(|&byte| byte == b'\t') {
-        let (old, new) = (&line[..at], &line[at + 1..]);
+    if let Some(separator) = line.iter().position(|&byte| byte == b'\t') {
+        let (old, new) = (&line[..separator], &line[separator + 1..]);
         return (!old.is_empty() && !new.is_empty()).then_some((old, new));
     }
     let line = line.trim_ascii();
-    let at = line.iter().position(|&byte| byte == b' ')?;
-    Some((&line[..at], line[at..].trim_ascii()))
+    let separator = line.iter().position(|&byte| byte == b' ')?;
+    Some((&line[..separator], line[separator..].trim_ascii()))
 }
 
-/// A path without empty parts and dots.
+/// A path without empty components and `.`.
 fn clean(path: &[u8]) -> std::result::Result<Vec<u8>, String> {
-    let shown = || path.escape_ascii();
+    let display = || path.escape_ascii();
     if path.starts_with(b"/") {
-        return Err(format!("{}: is an absolute path", shown()));
+        return Err(format!("{}: is an absolute path", display()));
     }
     let mut clean = Vec::with_capacity(path.len());
     for part in path.split(|&byte| byte == b'/') {
@@ -192,7 +192,7 @@ fn clean(path: &[u8]) -> std::result::Result<Vec<u8>, String> {
             continue;
         }
         if Name::parse(part).is_none() {
-            return Err(format!("{}: {} is no name", shown(), part.escape_ascii()));
+            return Err(format!("{}: {} is no name", display(), part.escape_ascii()));
         }
         if !clean.is_empty() {
             clean.push(b'/');
@@ -211,35 +211,35 @@ mod tests {
     }
 
     fn lines(text: &[u8]) -> Vec<(String, String)> {
-        let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let display = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let map = parse(text).unwrap();
-        map.lines.iter().map(|line| (shown(&line.old), shown(&line.new))).collect()
+        map.lines.iter().map(|line| (display(&line.old), display(&line.new))).collect()
     }
 
     #[test]
-    fn takes_tabs_blanks_and_folders() {
+    fn accepts_tabs_blanks_and_directories() {
         let found = lines(b"a\tn1/\n./b/c d\tx y\ne   f/g\n\nd/h ./\r\n");
         let expected = [("a", "n1/a"), ("b/c d", "x y"), ("e", "f/g"), ("d/h", "h")];
         assert_eq!(found, expected.map(|(old, new)| (old.to_owned(), new.to_owned())));
     }
 
     #[test]
-    fn tells_each_wrong_line_by_its_number() {
+    fn reports_each_bad_line_by_number() {
         let text = b"a\tx\nlonely\n/abs\ty\nb\tx\na\tz\nc\t../z\nd\tx/y\ne\t\n";
         let error = parse(text).err().unwrap();
         assert_eq!(error.kind(), Kind::InvalidInput);
-        let told = error.to_string();
+        let listed = error.to_string();
         for line in ["map: line 1: ", "line 2: ", "line 3: /abs", "line 4: x: line 1 puts"] {
-            assert!(told.contains(line), "{line} in {told}");
+            assert!(listed.contains(line), "{line} in {listed}");
         }
         for line in ["line 5: a: is in line 1", "line 6: ../z: .. is no name", "line 8: "] {
-            assert!(told.contains(line), "{line} in {told}");
+            assert!(listed.contains(line), "{line} in {listed}");
         }
-        assert!(!told.contains("line 7: "), "{told}");
+        assert!(!listed.contains("line 7: "), "{listed}");
     }
 
     #[test]
-    fn does_not_fit_what_lacks_its_files_or_has_others_there() {
+    fn rejects_missing_files_and_occupied_paths() {
         let mut map = parse(b"a\tx/b\nmissing\ty\nf\tg\nh\ttaken\n").unwrap();
         assert_eq!(map.line(b"a", false), Some(0));
         map.moved(0, InodeId(1), Timestamp { seconds: 0, nanoseconds: 0 });
@@ -247,9 +247,9 @@ mod tests {
         assert_eq!(map.line(b"f", true), None);
         assert_eq!(map.line(b"taken", true), None);
         assert_eq!(map.line(b"other", false), None);
-        let told = map.check().unwrap_err().to_string();
+        let listed = map.check().unwrap_err().to_string();
         let expected = "map: line 1: x: is no folder; line 2: missing: no such file; \
                         line 3: f: is a folder; line 4: taken: is there already";
-        assert_eq!(told, expected);
+        assert_eq!(listed, expected);
     }
 }

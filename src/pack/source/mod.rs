@@ -1,10 +1,10 @@
-//! What is to be packed, found: folders, lists of files and archives become one catalog.
+//! Finds what is to be packed: directories, lists of files and archives become one catalog.
 //!
-//! Owns which kind each source is and where it lands. `folder`, `disk` and `table` are files on a
-//! disk, `tree` is an archive; `walk` goes through either, `placing` fills the catalog; `list`
-//! selects, `map` moves.
+//! `folder`, `disk` and `table` handle files on a disk, `tree` an archive. `walk` visits either,
+//! and `placing` fills the catalog. `list` selects files, `map` moves them.
+//!
 //! Invariants: the catalog depends on the sources and their order, never on threads or on the order
-//! of a disk; what can not be listed is named, and the rest is packed.
+//! of a disk. What cannot be listed is reported, and the rest is packed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -28,83 +28,86 @@ mod tests;
 mod tree;
 mod walk;
 
-use folder::{CreatedArchive, DiskFolder};
-use found::{Folder, Found};
+use folder::{DiskDirectory, OutputArchive};
+use found::{Directory, Found};
 use list::{Selection, Wanted};
 use map::Map;
 use opening::{Opened, Plain};
-use placing::{Place, Placing};
+use placing::{CatalogFiller, Destination};
 use table::{Rows, Table};
-use tree::{Archive, Bytes, Met};
+use tree::{Archive, ArchiveContent, VisitedDirectories};
 use walk::Walk;
 
-pub use folder::{Names, OtherMounts};
+pub use folder::{OtherMounts, OutputNames};
 pub use list::{FileList, Separator};
 
 /// What is to be packed.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// Folders, archives and other files. Of two files that land at one place the later is packed.
+    /// Directories, archives and other files. If two files get the same path, the later one wins.
     pub paths: Vec<PathBuf>,
-    /// What is packed of the one source, or of the current folder if there is none; `None`: all.
+    /// Selects files of the one source, or of the current directory if there is none; `None` packs
+    /// everything.
     pub list: Option<FileList>,
-    /// A file of paths and the paths that they get; `-` is standard input.
+    /// A file of paths and their new paths; `-` is standard input.
     pub map: Option<PathBuf>,
-    /// Who all files belong to.
+    /// The owner of all files.
     pub owner: Owner,
-    /// Whether archives in archives become folders; those of an archive of nothing else do anyway.
+    /// Whether archives inside archives become directories. If an archive contains only archives,
+    /// they always do.
     pub recursive: bool,
     /// Memory for decoded blocks of all archives together, bytes.
     pub cache_bytes: u64,
-    /// What becomes of folders on which another file system is mounted.
+    /// What happens to directories on which another file system is mounted.
     pub other_mounts: OtherMounts,
-    /// The archive that is made, which is not packed into itself.
+    /// The archive to be written, which is not packed into itself.
     pub output: Option<PathBuf>,
-    /// What is made beside it, or instead of it.
-    pub names: Names,
+    /// Which files the run writes in the directory of the archive.
+    pub names: OutputNames,
 }
 
 /// Finds everything that is to be packed.
 ///
 /// # Errors
-/// `Usage` and `InvalidInput` where the sources, the list or the map can not be right; `NotFound`,
-/// `Corrupt` and what else there is where a source can not be opened; `Interrupted`. What can not
-/// be read below a source is a problem of the job.
+/// `Usage` and `InvalidInput` if the sources, the list or the map are unusable; `NotFound`,
+/// `Corrupt` and other errors if a source cannot be opened; `Interrupted`. A file below a source
+/// that cannot be read is a problem of the job.
 pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
     let paths = sources.checked_paths()?;
     let selection = sources.list.as_ref().map(FileList::read).transpose()?;
     let mut map = sources.map.as_deref().map(Map::read).transpose()?;
-    let made = sources.output.as_deref().and_then(|path| CreatedArchive::at(path, sources.names));
-    let mut opened = opening::all(job, sources, &paths, made.as_ref())?;
+    let output_archive =
+        sources.output.as_deref().and_then(|path| OutputArchive::new(path, sources.names));
+    let mut opened = opening::all(job, sources, &paths, output_archive.as_ref())?;
     if selection.is_some() && !opened.iter().all(Opened::holds_files) {
         let context = format!("{}: no folder and no archive", paths[0].display());
         return Err(Error::new(Kind::NotADirectory, context)
             .with_hint("a list selects what is in one of those"));
     }
     job.progress.begin("listing files");
-    let placing = Placing::new(map.as_mut());
+    let filler = CatalogFiller::new(map.as_mut());
     let mut gathering =
-        Gathering { job, selection: selection.as_ref(), placing, plain: 0, in_root: 0 };
+        Gathering { job, selection: selection.as_ref(), filler, plain: 0, in_root: 0 };
     gathering.plain_files(&mut opened)?;
     for (path, opened) in paths.iter().zip(opened) {
         job.check()?;
         match opened {
-            Opened::Folder(folder, found) => {
-                let name = landing(path, paths.len() == 1)?;
-                gathering.folder(name.as_deref(), folder, found)?;
+            Opened::Directory(directory, found) => {
+                let name = name_in_archive(path, paths.len() == 1)?;
+                gathering.directory(name.as_deref(), directory, found)?;
             }
             Opened::Archive(archive) => gathering.archive(archive)?,
-            Opened::Plain(plain) => gathering.place_plain(path, plain)?,
+            Opened::Plain(plain) => gathering.add_plain(path, plain)?,
         }
     }
-    let Gathering { placing, in_root, .. } = gathering;
-    placing.finish(in_root == 1, sources.owner)
+    let Gathering { filler, in_root, .. } = gathering;
+    filler.finish(in_root == 1, sources.owner)
 }
 
 impl Sources {
-    /// The paths, once all that can be wrong with them before anything is opened is not.
+    /// The paths, after all checks that need no file to be opened.
     fn checked_paths(&self) -> Result<Vec<PathBuf>> {
-        let usage = |what: &str| Err(Error::new(Kind::Usage, what));
+        let usage = |message: &str| Err(Error::new(Kind::Usage, message));
         let is_stdin = |path: &Path| path.as_os_str() == "-";
         let list_is_stdin = self.list.as_ref().is_some_and(|list| is_stdin(&list.path));
         if list_is_stdin && self.map.as_deref().is_some_and(is_stdin) {
@@ -119,8 +122,8 @@ impl Sources {
     }
 }
 
-/// The name that a folder keeps; `None` where its contents land in the root.
-fn landing(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
+/// The name of a directory in the archive; `None` if its contents go into the root.
+fn name_in_archive(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
     let mut bytes = path.as_os_str().as_bytes();
     while let [rest @ .., b'/'] = bytes {
         bytes = rest;
@@ -131,60 +134,69 @@ fn landing(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
     if let Some(name) = path.file_name() {
         return Ok(Some(name.as_bytes().to_vec()));
     }
-    // It ends in `..`: its name is that of the folder this leads to.
+    // The path ends in `..`: resolve it to find the name.
     let real = fs::canonicalize(path)
         .map_err(|error| Error::io(format!("{}: can not be found", path.display()), error))?;
     Ok(real.file_name().map(OsStr::as_bytes).map(<[u8]>::to_vec))
 }
 
-/// The sources on their way into the catalog.
+/// Puts the sources into the catalog.
 struct Gathering<'g, 'j> {
     job: &'g Job<'j>,
     selection: Option<&'g Selection>,
-    placing: Placing<'g>,
+    filler: CatalogFiller<'g>,
     /// The number of the source of plain files.
     plain: u32,
-    /// Sources that landed in the root, with their attributes.
+    /// Number of sources that are in the root and gave it their attributes.
     in_root: usize,
 }
 
 impl Gathering<'_, '_> {
-    fn folder(&mut self, name: Option<&[u8]>, folder: DiskFolder<'_>, found: Found) -> Result<()> {
-        let place =
-            Place { above: name.unwrap_or_default(), source: self.placing.next_source(), space: 0 };
+    fn directory(
+        &mut self,
+        name: Option<&[u8]>,
+        directory: DiskDirectory<'_>,
+        found: Found,
+    ) -> Result<()> {
+        let destination = Destination {
+            path: name.unwrap_or_default(),
+            source: self.filler.next_source(),
+            space: 0,
+        };
         let top = self.top(name, found);
         let mut rows = Rows::new();
-        let walk = Walk { job: self.job, source: &folder, selection: self.selection, place };
-        walk.run(top, &mut self.placing, &mut |above, name, found| {
-            rows.add(above.key, name, found)
+        let walk =
+            Walk { job: self.job, source: &directory, selection: self.selection, destination };
+        walk.run(top, &mut self.filler, &mut |parent, name, found| {
+            rows.add(parent.key, name, found)
         })?;
-        let (base, shown) = folder.into_base();
-        self.placing.source(Box::new(Table::new(rows, base, shown)));
+        let (base, display) = directory.into_base();
+        self.filler.source(Box::new(Table::new(rows, base, display)));
         Ok(())
     }
 
     fn archive(&mut self, archive: Archive) -> Result<()> {
-        let source = self.placing.next_source();
-        let place = Place { above: b"", source, space: source + 1 };
+        let source = self.filler.next_source();
+        let destination = Destination { path: b"", source, space: source + 1 };
         let top = self.top(None, archive.top()?);
-        let mut met = Met::default();
-        let walk = Walk { job: self.job, source: &archive, selection: self.selection, place };
-        walk.run(top, &mut self.placing, &mut |_, _, found| met.key(found))?;
-        self.placing.source(Box::new(Bytes::of(archive)));
+        let mut visited = VisitedDirectories::default();
+        let walk = Walk { job: self.job, source: &archive, selection: self.selection, destination };
+        walk.run(top, &mut self.filler, &mut |_, _, found| visited.key(found))?;
+        self.filler.source(Box::new(ArchiveContent::of(archive)));
         Ok(())
     }
 
-    /// The folder that a source is itself.
-    fn top(&mut self, name: Option<&[u8]>, found: Found) -> Folder {
-        let at = found.at;
+    /// The directory that a source itself is.
+    fn top(&mut self, name: Option<&[u8]>, found: Found) -> Directory {
+        let id = found.id;
         let wanted = self.selection.map_or(Wanted::All, Selection::top);
         let name = name.and_then(crate::vfs::Name::parse);
         self.in_root += usize::from(name.is_none());
-        let inode = self.placing.top(name, found);
-        Folder { path: Box::default(), at, key: 0, inode, wanted }
+        let inode = self.filler.top(name, found);
+        Directory { path: Box::default(), id, key: 0, inode, wanted }
     }
 
-    /// Makes one source of bytes of all plain files, for they may be many.
+    /// Makes one source of bytes for all plain files, because there may be many.
     fn plain_files(&mut self, opened: &mut [Opened<'_>]) -> Result<()> {
         let mut rows = Rows::new();
         let mut any = false;
@@ -195,25 +207,25 @@ impl Gathering<'_, '_> {
             }
         }
         if any {
-            self.plain = self.placing.next_source();
-            let base = opening::folder(Path::new("."))?;
-            self.placing.source(Box::new(Table::new(rows, base, Vec::new())));
+            self.plain = self.filler.next_source();
+            let base = opening::open_directory(Path::new("."))?;
+            self.filler.source(Box::new(Table::new(rows, base, Vec::new())));
         }
         Ok(())
     }
 
-    fn place_plain(&mut self, path: &Path, plain: Plain) -> Result<()> {
-        let root = Folder {
+    fn add_plain(&mut self, path: &Path, plain: Plain) -> Result<()> {
+        let root = Directory {
             path: Box::default(),
-            at: plain.found.at,
+            id: plain.found.id,
             key: 0,
             inode: InodeId::ROOT,
             wanted: Wanted::All,
         };
-        let place = Place { above: b"", source: self.plain, space: 0 };
+        let destination = Destination { path: b"", source: self.plain, space: 0 };
         let name = path.file_name().unwrap_or_default().as_bytes();
         let key = plain.key;
-        let placed = self.placing.place(&place, &root, name, plain.found, key);
-        placed.map(drop).map_err(|error| error.within(path.display()))
+        let added = self.filler.add(&destination, &root, name, plain.found, key);
+        added.map(drop).map_err(|error| error.within(path.display()))
     }
 }

@@ -1,7 +1,6 @@
-//! From a path that was given to a source: a folder, an archive, or a file like any other.
+//! Opens the paths given as sources: each is a directory, an archive or a plain file.
 //!
-//! Owns finding out which; leaves what is in it to the sources.
-//! Invariant: a file is taken for an archive exactly where `mount` takes it for one.
+//! Invariant: a file counts as an archive exactly if `mount` accepts it as one.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -11,32 +10,32 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::folder::{CreatedArchive, DiskFolder, Names};
-use super::found::{Found, Seen};
+use super::folder::{DiskDirectory, OutputArchive, OutputNames};
+use super::found::{Found, FoundKind};
 use super::tree::Archive;
 use super::{Sources, disk};
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions, Saving};
 use crate::ordered::try_ordered;
 use crate::pack::Job;
-use crate::pack::output::folder_of;
+use crate::pack::output::parent_of;
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, FileKind, Finding, Folders, Location, Scratch, Severity, Tree};
 
-/// Archives opened at once, each by a thread: on a parallel file system most of it is waiting.
+/// Archives opened at once, one per thread. On a parallel file system opening is mostly waiting.
 const OPENED_AT_ONCE: usize = 8;
 
-/// A source that was opened.
+/// An open source.
 pub(super) enum Opened<'s> {
-    Folder(DiskFolder<'s>, Found),
+    Directory(DiskDirectory<'s>, Found),
     Archive(Archive),
     Plain(Plain),
 }
 
 impl Opened<'_> {
-    /// Whether there are files in it.
+    /// Whether it contains files.
     pub(super) fn holds_files(&self) -> bool {
         !matches!(self, Self::Plain(_))
     }
@@ -44,25 +43,25 @@ impl Opened<'_> {
 
 /// A file that is packed as it is.
 pub(super) struct Plain {
-    /// Where it is, no symbolic link at the end.
+    /// Its path. The last component is no symbolic link.
     pub(super) path: PathBuf,
     pub(super) found: Found,
-    /// What its source of bytes knows it by, once there is one.
+    /// Its key in the source of bytes, once that exists.
     pub(super) key: u64,
 }
 
 /// Opens all sources.
 ///
 /// # Errors
-/// Those of the first that can not be opened.
+/// The first error in the order of the paths.
 pub(super) fn all<'s>(
     job: &Job<'_>,
     sources: &Sources,
     paths: &[PathBuf],
-    made: Option<&'s CreatedArchive>,
+    output_archive: Option<&'s OutputArchive>,
 ) -> Result<Vec<Opened<'s>>> {
     let mut opened = Vec::with_capacity(paths.len());
-    // Where the regular files stand among them, which may be archives.
+    // Indices of regular files in `opened`. They may be archives.
     let mut regular = Vec::new();
     for path in paths {
         let failed = |error: std::io::Error| match error.kind() {
@@ -72,16 +71,17 @@ pub(super) fn all<'s>(
             _ => Error::io(format!("{}: can not be opened", path.display()), error),
         };
         if fs::metadata(path).map_err(failed)?.is_dir() {
-            let (folder, found) = DiskFolder::open(path, sources.other_mounts, made)?;
-            opened.push(Opened::Folder(folder, found));
+            let (directory, found) =
+                DiskDirectory::open(path, sources.other_mounts, output_archive)?;
+            opened.push(Opened::Directory(directory, found));
             continue;
         }
         let plain = plain(path)?;
-        if is_made(path, made) {
+        if is_output(path, output_archive) {
             let context = format!("{}: is the archive that is to be made", path.display());
             return Err(Error::new(Kind::InvalidInput, context));
         }
-        if matches!(plain.found.seen, Seen::File { .. }) {
+        if matches!(plain.found.kind, FoundKind::File { .. }) {
             regular.push(opened.len());
         }
         opened.push(Opened::Plain(plain));
@@ -96,8 +96,8 @@ pub(super) fn all<'s>(
     Ok(opened)
 }
 
-/// A folder that paths are relative to.
-pub(super) fn folder(path: &Path) -> Result<OwnedFd> {
+/// Opens a directory that paths are relative to.
+pub(super) fn open_directory(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty())
         .map_err(|error| Error::io(format!("{}: can not be opened", path.display()), error.into()))
@@ -109,16 +109,17 @@ fn plain(path: &Path) -> Result<Plain> {
     let is_link = fs::symlink_metadata(path).map_err(failed)?.is_symlink();
     let real = if is_link { fs::canonicalize(path).map_err(failed)? } else { path.to_owned() };
     let name = real.file_name().unwrap_or_default().as_bytes();
-    let found = disk::examine(folder(folder_of(&real))?.as_fd(), name);
+    let found = disk::examine(open_directory(parent_of(&real))?.as_fd(), name);
     let found = found.map_err(|error| error.within(path.display()))?;
     Ok(Plain { path: real, found, key: 0 })
 }
 
-fn is_made(path: &Path, made: Option<&CreatedArchive>) -> bool {
-    made.is_some() && made == CreatedArchive::at(path, Names::One).as_ref()
+fn is_output(path: &Path, output_archive: Option<&OutputArchive>) -> bool {
+    output_archive.is_some()
+        && output_archive == OutputArchive::new(path, OutputNames::One).as_ref()
 }
 
-/// The trees of those files that are archives.
+/// The tree of each file, or `None` for a file that is no archive.
 fn trees(
     job: &Job<'_>,
     sources: &Sources,
@@ -140,7 +141,7 @@ fn trees(
     let open = |nth: usize| {
         job.check()?;
         match tree(&files[nth], &options, job.progress)? {
-            // Nobody wants an archive of nothing but archives, such as ImageNet comes as.
+            // Unpack an archive that holds only archives, as ImageNet comes.
             Some((outer, _)) if !options.recursive && holds_only_archives(outer.as_ref()) => {
                 tree(&files[nth], &within, job.progress)
             }
@@ -156,7 +157,7 @@ fn trees(
         if let Some(tree) = tree {
             losses(job, path, tree.as_ref());
         }
-        // Each names all archives that its own lies in.
+        // A finding starts with the path of the archive, which the problem names already.
         let origin = path.display().to_string();
         let archive = format!("{origin}: ");
         for Finding { what, .. } in findings {
@@ -166,8 +167,7 @@ fn trees(
     Ok(trees)
 }
 
-/// Makes problems of what an archive tells of members that nobody will see: what was cut off, what
-/// is damaged, what is left out.
+/// Records members that the tree does not show as problems: truncated, damaged or left out.
 fn losses(job: &Job<'_>, path: &Path, tree: &dyn Tree) {
     tree.audit(&mut |Finding { severity, location, what }| {
         if severity == Severity::Note {
@@ -181,10 +181,10 @@ fn losses(job: &Job<'_>, path: &Path, tree: &dyn Tree) {
     });
 }
 
-/// A tree, and what there is to tell of archives within that could not be opened.
+/// A tree, and findings about inner archives that could not be opened.
 type Partly = (Arc<dyn Tree>, Vec<Finding>);
 
-/// The tree of a file, if it is an archive.
+/// The tree of a file, if the file is an archive.
 fn tree(
     file: &Arc<FileStorage>,
     options: &OpenOptions,
@@ -197,25 +197,24 @@ fn tree(
     }
 }
 
-/// Whether there are regular files in `tree`, and each of them is an archive that would become a
-/// folder.
+/// Whether `tree` has regular files and each of them is an archive that would become a directory.
 fn holds_only_archives(tree: &dyn Tree) -> bool {
     let mut scratch = Scratch::default();
-    let mut folders = Folders::from_root();
+    let mut directories = Folders::from_root();
     let mut any = false;
-    while let Some((_, folder)) = folders.next() {
+    while let Some((_, directory)) = directories.next() {
         let mut files = Vec::new();
-        let listed = tree.read_dir(folder, Cookie::START, &mut |entry| {
+        let listed = tree.read_dir(directory, Cookie::START, &mut |entry| {
             match entry.kind {
                 FileKind::Directory => {
-                    folders.add(Vec::new(), entry.ino);
+                    directories.add(Vec::new(), entry.ino);
                 }
                 FileKind::Regular => files.push((entry.ino, entry.name.as_bytes().to_vec())),
                 _ => {}
             }
             ControlFlow::Continue(())
         });
-        // What can not be read is told when it is packed.
+        // The error is reported when the directory is packed.
         if listed.is_err() {
             return false;
         }

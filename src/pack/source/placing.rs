@@ -1,47 +1,49 @@
-//! Where files of all sources land in the catalog.
+//! Adds the files of all sources to the catalog.
 //!
-//! Owns that hard links stay links, that a map moves files, and the attributes of a root that is
-//! none of the sources; leaves finding files to the sources and the order of names to the catalog.
-//! Invariant: what lands where depends on the sources and their order alone.
+//! It keeps hard links, moves files as the map says, and chooses the attributes of the root if no
+//! single source provides them.
+//!
+//! Invariant: the result depends only on the sources and their order.
 
 use std::collections::HashMap;
 
-use super::found::{At, Folder, Found, Seen};
+use super::found::{Directory, FileId, Found, FoundKind};
 use super::map::Map;
 use crate::error::{Error, Kind, Result};
-use crate::pack::catalog::{Builder, Catalog, Inode, InodeId, Meta, Owner, What};
+use crate::pack::catalog::{Builder, Catalog, Inode, InodeId, InodeKind, Meta, Owner};
 use crate::pack::content::{Content, ContentId};
 use crate::vfs::{Name, Timestamp, joined};
 
-/// Where in the catalog a source lies.
+/// Where a source goes in the catalog.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'p> {
-    /// The path of the source itself, empty for the root.
-    pub(super) above: &'p [u8],
-    /// Its number, for contents.
+pub(super) struct Destination<'p> {
+    /// The path of the source in the catalog, empty for the root.
+    pub(super) path: &'p [u8],
+    /// The number of the source, for contents.
     pub(super) source: u32,
-    /// Files known by device and inode are the same in all sources of one space: 0 for disks.
+    /// Equal device and inode numbers mean the same file in all sources with this number; 0 for
+    /// disks.
     pub(super) space: u32,
 }
 
 /// A catalog that is being filled.
-pub(super) struct Placing<'m> {
+pub(super) struct CatalogFiller<'m> {
     builder: Builder,
     map: Option<&'m mut Map>,
     /// Files that may have several names.
-    links: HashMap<(u32, At), InodeId>,
-    /// The newest of what is right in the root.
+    links: HashMap<(u32, FileId), InodeId>,
+    /// The newest time of the entries of the root.
     newest: Timestamp,
-    /// The attributes of the root, if a source gave it some.
+    /// The attributes of the root, if a source provides them.
     root: Option<Meta>,
     sources: u32,
 }
 
-impl<'m> Placing<'m> {
-    /// Nothing yet. `map` moves files from where they land.
+impl<'m> CatalogFiller<'m> {
+    /// An empty catalog. `map` moves files to other paths.
     pub(super) fn new(map: Option<&'m mut Map>) -> Self {
         Self {
-            builder: Builder::new(made(OLDEST)),
+            builder: Builder::new(default_meta(OLDEST)),
             map,
             links: HashMap::new(),
             newest: OLDEST,
@@ -50,7 +52,7 @@ impl<'m> Placing<'m> {
         }
     }
 
-    /// The number that the next source of bytes will have.
+    /// The number that the next source of bytes will get.
     pub(super) fn next_source(&self) -> u32 {
         self.sources
     }
@@ -61,14 +63,14 @@ impl<'m> Placing<'m> {
         self.sources += 1;
     }
 
-    /// The folder that a source lies in, with the attributes of the source: the one of that name,
-    /// or the root.
+    /// The directory that holds a source: the one called `name`, or the root. It gets the
+    /// attributes of the source.
     pub(super) fn top(&mut self, name: Option<Name<'_>>, found: Found) -> InodeId {
         let meta = self.meta(&found.meta, found.xattrs);
         match name {
             Some(name) => {
                 self.newest = later(self.newest, meta.modified);
-                self.builder.folder(InodeId::ROOT, name, meta)
+                self.builder.directory(InodeId::ROOT, name, meta)
             }
             None => {
                 self.root = Some(meta);
@@ -77,15 +79,15 @@ impl<'m> Placing<'m> {
         }
     }
 
-    /// Places what was found in `folder`; `key` is what the source knows its bytes by. What it is
-    /// in the catalog.
+    /// Adds a file found in `directory` and returns its inode. `key` is its key in the source of
+    /// bytes.
     ///
     /// # Errors
-    /// `InvalidInput` where its name can not be one.
-    pub(super) fn place(
+    /// `InvalidInput` if its name is invalid.
+    pub(super) fn add(
         &mut self,
-        place: &Place<'_>,
-        folder: &Folder,
+        destination: &Destination<'_>,
+        directory: &Directory,
         name: &[u8],
         found: Found,
         key: u64,
@@ -93,48 +95,48 @@ impl<'m> Placing<'m> {
         let Some(name) = Name::parse(name) else {
             return Err(Error::new(Kind::InvalidInput, "its name is none that Linux can show"));
         };
-        let is_folder = matches!(found.seen, Seen::Folder { .. });
+        let is_directory = matches!(found.kind, FoundKind::Directory { .. });
         let line = match &mut self.map {
             Some(map) => {
-                let path = joined(place.above, &folder.path_of(name.as_bytes()));
-                map.line(&path, is_folder)
+                let path = joined(destination.path, &directory.path_of(name.as_bytes()));
+                map.line(&path, is_directory)
             }
             None => None,
         };
-        if folder.inode == InodeId::ROOT && line.is_none() {
+        if directory.inode == InodeId::ROOT && line.is_none() {
             self.newest = later(self.newest, found.meta.modified);
         }
-        if is_folder {
+        if is_directory {
             let meta = self.meta(&found.meta, found.xattrs);
-            return Ok(self.builder.folder(folder.inode, name, meta));
+            return Ok(self.builder.directory(directory.inode, name, meta));
         }
-        let same = found.linked.then_some((place.space, found.at));
+        let same = found.linked.then_some((destination.space, found.id));
         if let Some(&inode) = same.and_then(|same| self.links.get(&same)) {
             match (line, &mut self.map) {
                 (Some(line), Some(map)) => map.moved(line, inode, found.meta.modified),
-                _ => self.builder.link(folder.inode, name, inode),
+                _ => self.builder.link(directory.inode, name, inode),
             }
             return Ok(inode);
         }
-        let what = match found.seen {
-            Seen::File { size, sparse } => {
-                let content = ContentId { source: place.source, key };
-                What::File { size, content, sparse }
+        let kind = match found.kind {
+            FoundKind::File { size, sparse } => {
+                let content = ContentId { source: destination.source, key };
+                InodeKind::File { size, content, sparse }
             }
-            Seen::Symlink(target) => What::Symlink(target),
-            Seen::Device { kind, number } => What::Device { kind, number },
-            Seen::Fifo | Seen::Folder { .. } => What::Fifo,
-            Seen::Socket => What::Socket,
+            FoundKind::Symlink(target) => InodeKind::Symlink(target),
+            FoundKind::Device { kind, number } => InodeKind::Device { kind, number },
+            FoundKind::Fifo | FoundKind::Directory { .. } => InodeKind::Fifo,
+            FoundKind::Socket => InodeKind::Socket,
         };
         let meta = self.meta(&found.meta, found.xattrs);
-        let inode = Inode { meta, what };
+        let inode = Inode { meta, kind };
         let inode = match (line, &mut self.map) {
             (Some(line), Some(map)) => {
                 let inode = self.builder.nameless(inode);
                 map.moved(line, inode, found.meta.modified);
                 inode
             }
-            _ => self.builder.add(folder.inode, name, inode),
+            _ => self.builder.add(directory.inode, name, inode),
         };
         if let Some(same) = same {
             self.links.insert(same, inode);
@@ -142,14 +144,14 @@ impl<'m> Placing<'m> {
         Ok(inode)
     }
 
-    /// The catalog, with the files that the map moves where they belong. The root has the
-    /// attributes of the source that lies in it if it is but one.
+    /// Moves files as the map says and finishes the catalog. The root gets the attributes of its
+    /// source if there is only one.
     ///
     /// # Errors
-    /// `InvalidInput` where the map does not fit what was found.
+    /// `InvalidInput` if the map does not match the files.
     pub(super) fn finish(mut self, alone: bool, owner: Owner) -> Result<Catalog> {
         self.move_files()?;
-        let root = self.root.filter(|_| alone).unwrap_or_else(|| made(self.newest));
+        let root = self.root.filter(|_| alone).unwrap_or_else(|| default_meta(self.newest));
         self.builder.set_meta(InodeId::ROOT, root);
         Ok(self.builder.finish(owner))
     }
@@ -159,37 +161,37 @@ impl<'m> Placing<'m> {
             return Ok(());
         };
         map.check()?;
-        // Folders that no source has are as old as the newest file in them.
+        // Directories that no source has are as old as the newest file in them.
         let mut ages: HashMap<InodeId, Timestamp> = HashMap::new();
         for (path, inode, modified) in map.moves() {
             let mut parent = InodeId::ROOT;
             let mut parts = path.split(|&byte| byte == b'/').filter_map(Name::parse).peekable();
-            let mut above = Vec::new();
+            let mut ancestors = Vec::new();
             while let Some(name) = parts.next() {
                 if parts.peek().is_none() {
                     self.builder.link(parent, name, inode);
                     break;
                 }
-                let folder = self.builder.find_folder(parent, name).unwrap_or_else(|| {
-                    let folder = self.builder.folder(parent, name, made(OLDEST));
-                    ages.insert(folder, OLDEST);
-                    folder
+                let directory = self.builder.find_directory(parent, name).unwrap_or_else(|| {
+                    let directory = self.builder.directory(parent, name, default_meta(OLDEST));
+                    ages.insert(directory, OLDEST);
+                    directory
                 });
-                above.push(folder);
-                parent = folder;
+                ancestors.push(directory);
+                parent = directory;
             }
-            for folder in &above {
-                if let Some(age) = ages.get_mut(folder) {
+            for directory in &ancestors {
+                if let Some(age) = ages.get_mut(directory) {
                     *age = later(*age, modified);
                 }
             }
-            // What is right in the root is the file, or a folder made for it.
-            if above.first().is_none_or(|folder| ages.contains_key(folder)) {
+            // The entry of the root is the file itself or a new directory for it.
+            if ancestors.first().is_none_or(|directory| ages.contains_key(directory)) {
                 self.newest = later(self.newest, modified);
             }
         }
-        for (folder, age) in ages {
-            self.builder.set_meta(folder, made(age));
+        for (directory, age) in ages {
+            self.builder.set_meta(directory, default_meta(age));
         }
         Ok(())
     }
@@ -199,12 +201,12 @@ impl<'m> Placing<'m> {
     }
 }
 
-/// What a folder is as old as in which there is nothing.
+/// The time of an empty directory that no source has.
 const OLDEST: Timestamp = Timestamp { seconds: 0, nanoseconds: 0 };
 
-/// The attributes of a folder that no source has: root's, whoever packs, for the same sources give
-/// the same bytes.
-fn made(modified: Timestamp) -> Meta {
+/// The attributes of a directory that no source has. Root owns it, so that the archive does not
+/// depend on who packs.
+fn default_meta(modified: Timestamp) -> Meta {
     Meta { permissions: 0o755, uid: 0, gid: 0, modified, xattrs: None }
 }
 

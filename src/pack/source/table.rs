@@ -1,11 +1,10 @@
-//! Files on a disk that are to be read: where they are, and what they were when they were listed.
+//! Files on a disk that are to be read: where they are, and their state when they were listed.
 //!
-//! Owns the bytes of files of folders, and that they are those that were listed; leaves listing to
-//! `folder`.
-//! Invariant: a file that is not what it was, in device, inode, size or time, gives an error before
-//! and after its bytes are read, and never bytes of two versions.
+//! Invariant: device, inode, size and time are compared before and after a read. A file that
+//! differs gives an error, never bytes of two versions.
 //!
-//! Memory: 48 bytes a file and its name; a folder has its name and the number of the one above.
+//! Memory: 48 bytes and the name for each file; a name and the number of its parent for each
+//! directory.
 
 use std::fs::File;
 use std::ops::Range;
@@ -16,63 +15,63 @@ use rustix::fs::{OFlags, SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
 use super::disk;
-use super::found::{Found, Seen};
+use super::found::{Found, FoundKind};
 use crate::error::{Error, Kind, Result};
 use crate::pack::content::Content;
 use crate::sync::{AtomicBool, Ordering};
 use crate::vfs::joined;
 
-/// What a file was when it was listed.
+/// The state of a file when it was listed.
 struct Row {
     inode: u64,
     size: u64,
     seconds: i64,
     nanoseconds: u32,
-    /// Its device, by its place in `Table::devices`.
+    /// Index of its device in `Table::devices`.
     device: u32,
-    /// Its folder, by its place in `Table::folders`.
-    folder: u32,
+    /// Index of its directory in `Table::directories`.
+    directory: u32,
     name_len: u32,
     name: usize,
 }
 
-/// A folder: the one that it is in, and where its name is.
-struct Above {
+/// A directory: its parent, and the range of its name.
+struct ParentDirectory {
     parent: u32,
     name: Range<usize>,
 }
 
-/// Files below one folder.
+/// Files below one directory.
 pub(super) struct Table {
     base: OwnedFd,
-    shown: Vec<u8>,
-    folders: Vec<Above>,
+    display: Vec<u8>,
+    directories: Vec<ParentDirectory>,
     files: Vec<Row>,
     names: Vec<u8>,
     devices: Vec<u64>,
-    /// Whether the kernel lets this user read without leaving a trace in the time of access.
-    /// Relaxed: whoever sees it late asks once more.
+    /// Whether the kernel lets this user read without updating access times. Relaxed: a thread that
+    /// reads an old value only tries once more.
     traceless: AtomicBool,
 }
 
 impl Table {
-    /// No files yet but those that `rows` will hold; `Rows::into_table` makes it complete.
-    pub(super) fn new(rows: Rows, base: OwnedFd, shown: Vec<u8>) -> Self {
-        let Rows { folders, mut files, mut names, devices } = rows;
+    /// A table of the files in `rows`.
+    pub(super) fn new(rows: Rows, base: OwnedFd, display: Vec<u8>) -> Self {
+        let Rows { directories, mut files, mut names, devices } = rows;
         files.shrink_to_fit();
         names.shrink_to_fit();
-        Self { base, shown, folders, files, names, devices, traceless: AtomicBool::new(true) }
+        Self { base, display, directories, files, names, devices, traceless: AtomicBool::new(true) }
     }
 
-    /// The path below the folder.
+    /// The path below the base directory.
     fn path(&self, row: &Row) -> Vec<u8> {
         let name = &self.names[row.name..row.name + row.name_len as usize];
         let mut parts = vec![name];
-        let mut folder = row.folder;
-        while folder != 0 {
-            let above = &self.folders[folder as usize];
-            parts.push(&self.names[above.name.clone()]);
-            folder = above.parent;
+        let mut directory = row.directory;
+        while directory != 0 {
+            let parent_directory = &self.directories[directory as usize];
+            parts.push(&self.names[parent_directory.name.clone()]);
+            directory = parent_directory.parent;
         }
         parts.reverse();
         parts.join(&b'/')
@@ -83,10 +82,10 @@ impl Table {
         row.ok_or_else(|| Error::new(Kind::NotFound, format!("{key} is no file of this folder")))
     }
 
-    /// Opens a file that is still what it was.
+    /// Opens a file after checking that it has not changed.
     fn open(&self, row: &Row) -> Result<File> {
         let path = self.path(row);
-        // A pipe may have come in its place, and opening that would wait.
+        // A pipe may have replaced the file, and opening it would block.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let open = |flags| disk::open_below(self.base.as_fd(), &path, flags);
         let opened = if self.traceless.load(Ordering::Relaxed) {
@@ -111,15 +110,15 @@ impl Table {
         Ok(file)
     }
 
-    /// Fails where the file is not what it was.
+    /// Fails if the file has changed.
     fn check(&self, row: &Row, file: &File) -> Result<()> {
         let stat = fstat(file).map_err(|error| self.failed(row, error.into()))?;
         let found = disk::of(&stat);
         let modified = found.meta.modified;
         let device = self.devices.get(row.device as usize).copied();
-        let same = Some(found.at.device) == device
-            && found.at.number == row.inode
-            && matches!(found.seen, Seen::File { size, .. } if size == row.size)
+        let same = Some(found.id.device) == device
+            && found.id.number == row.inode
+            && matches!(found.kind, FoundKind::File { size, .. } if size == row.size)
             && (modified.seconds, modified.nanoseconds) == (row.seconds, row.nanoseconds);
         if same { Ok(()) } else { Err(self.changed(row)) }
     }
@@ -133,7 +132,7 @@ impl Table {
     }
 
     fn origin_of(&self, row: &Row) -> String {
-        shown(&self.shown, &self.path(row))
+        display_path(&self.display, &self.path(row))
     }
 }
 
@@ -154,7 +153,7 @@ impl Content for Table {
         let start = match seek(&file, SeekFrom::Data(offset)) {
             Ok(start) => start,
             Err(Errno::NXIO) => return self.check(row, &file).map(|()| None),
-            // A file system that knows no holes.
+            // The file system does not report holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => offset,
             Err(error) => return Err(self.failed(row, error.into())),
         };
@@ -176,51 +175,54 @@ impl Content for Table {
 /// The rows of a table that is being filled.
 #[derive(Default)]
 pub(super) struct Rows {
-    folders: Vec<Above>,
+    directories: Vec<ParentDirectory>,
     files: Vec<Row>,
     names: Vec<u8>,
     devices: Vec<u64>,
 }
 
 impl Rows {
-    /// Nothing but the folder that all are below, which has the number 0.
+    /// Only the base directory, which has the number 0.
     pub(super) fn new() -> Self {
-        Self { folders: vec![Above { parent: 0, name: 0..0 }], ..Self::default() }
+        Self { directories: vec![ParentDirectory { parent: 0, name: 0..0 }], ..Self::default() }
     }
 
-    /// Adds what was found as `name` in a folder of that number: the number of the folder, or the
-    /// key of the regular file; 0 of anything else.
+    /// Adds the file `name` to the directory with this number. Returns the number of a directory or
+    /// the key of a regular file; 0 for any other kind.
     ///
     /// # Errors
-    /// `Unsupported` for more than 2^32 folders.
-    pub(super) fn add(&mut self, folder: u64, name: &[u8], found: &Found) -> Result<u64> {
+    /// `InvalidInput` for more than 2^32 directories.
+    pub(super) fn add(&mut self, directory: u64, name: &[u8], found: &Found) -> Result<u64> {
         let many = |_| Error::new(Kind::InvalidInput, "more than 2^32 folders or devices");
-        let folder = u32::try_from(folder).map_err(many)?;
-        let at = self.names.len();
-        match found.seen {
-            Seen::Folder { .. } => {
+        let directory = u32::try_from(directory).map_err(many)?;
+        let name_start = self.names.len();
+        match found.kind {
+            FoundKind::Directory { .. } => {
                 self.names.extend_from_slice(name);
-                self.folders.push(Above { parent: folder, name: at..self.names.len() });
-                let number = u32::try_from(self.folders.len() - 1).map_err(many)?;
+                self.directories.push(ParentDirectory {
+                    parent: directory,
+                    name: name_start..self.names.len(),
+                });
+                let number = u32::try_from(self.directories.len() - 1).map_err(many)?;
                 Ok(u64::from(number))
             }
-            Seen::File { size, .. } => {
+            FoundKind::File { size, .. } => {
                 self.names.extend_from_slice(name);
-                let device = self.devices.iter().rposition(|&other| other == found.at.device);
+                let device = self.devices.iter().rposition(|&other| other == found.id.device);
                 let device = device.unwrap_or_else(|| {
-                    self.devices.push(found.at.device);
+                    self.devices.push(found.id.device);
                     self.devices.len() - 1
                 });
                 self.files.push(Row {
-                    inode: found.at.number,
+                    inode: found.id.number,
                     size,
                     seconds: found.meta.modified.seconds,
                     nanoseconds: found.meta.modified.nanoseconds,
                     device: u32::try_from(device).map_err(many)?,
-                    folder,
-                    // A name has 255 bytes, and a path that the kernel takes 4095.
+                    directory,
+                    // A name has 255 bytes at most, and a path that the kernel accepts 4095.
                     name_len: name.len() as u32,
-                    name: at,
+                    name: name_start,
                 });
                 Ok(self.files.len() as u64 - 1)
             }
@@ -229,12 +231,12 @@ impl Rows {
     }
 }
 
-/// A path below `folder` as a person reads it.
-pub(super) fn shown(folder: &[u8], path: &[u8]) -> String {
-    let bytes = match folder {
-        _ if path.is_empty() => folder.to_vec(),
-        _ if folder.ends_with(b"/") => [folder, path].concat(),
-        _ => joined(folder, path),
+/// A path below `directory` for messages.
+pub(super) fn display_path(directory: &[u8], path: &[u8]) -> String {
+    let bytes = match directory {
+        _ if path.is_empty() => directory.to_vec(),
+        _ if directory.ends_with(b"/") => [directory, path].concat(),
+        _ => joined(directory, path),
     };
     String::from_utf8_lossy(&bytes).into_owned()
 }

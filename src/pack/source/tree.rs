@@ -1,13 +1,12 @@
-//! An archive as a source: the tree that it is read as.
+//! An archive as a source, read through its tree.
 //!
-//! Owns the translation of `vfs` into what is packed; leaves opening archives to `formats`.
-//! Invariant: a walk ends, whatever a damaged archive says of its folders.
+//! Invariant: a walk ends, even if the directories of a damaged archive form a cycle.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
 
-use super::found::{At, Folder, Found, Listed, Seen, Source};
+use super::found::{Directory, FileId, Found, FoundKind, Listed, Source};
 use super::table;
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Meta, Xattrs};
@@ -15,11 +14,11 @@ use crate::pack::content::Content;
 use crate::sync::Arc;
 use crate::vfs::{Attr, Cookie, FileKind, Folders, Ino, Name, Scratch, SeekTarget, Tree, joined};
 
-/// Bytes asked of the tree at once.
+/// Bytes per read.
 const STEP: usize = 1 << 20;
 
 thread_local! {
-    /// Memory of the tree's answers.
+    /// Buffers for reads from the tree.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -27,14 +26,14 @@ thread_local! {
 #[derive(Clone)]
 pub(super) struct Archive {
     tree: Arc<dyn Tree>,
-    /// How it was given.
-    shown: Arc<[u8]>,
+    /// Its path as the user gave it, for messages.
+    display: Arc<[u8]>,
 }
 
 impl Archive {
-    /// The archive given as `shown`, which is read as `tree`.
-    pub(super) fn new(tree: Arc<dyn Tree>, shown: &[u8]) -> Self {
-        Self { tree, shown: shown.into() }
+    /// An archive at the path `display`, read through `tree`.
+    pub(super) fn new(tree: Arc<dyn Tree>, display: &[u8]) -> Self {
+        Self { tree, display: display.into() }
     }
 
     /// The root of the archive.
@@ -46,18 +45,20 @@ impl Archive {
     }
 
     fn found(&self, attr: &Attr) -> Result<Found> {
-        let seen = match attr.kind {
-            FileKind::Directory => Seen::Folder { entered: true },
-            FileKind::Regular => Seen::File { size: attr.size, sparse: attr.allocated < attr.size },
-            FileKind::Symlink => Seen::Symlink(self.tree.read_link(attr.ino)?.into()),
-            kind @ (FileKind::BlockDevice | FileKind::CharDevice) => {
-                Seen::Device { kind, number: attr.device }
+        let kind = match attr.kind {
+            FileKind::Directory => FoundKind::Directory { entered: true },
+            FileKind::Regular => {
+                FoundKind::File { size: attr.size, sparse: attr.allocated < attr.size }
             }
-            FileKind::Fifo => Seen::Fifo,
-            FileKind::Socket => Seen::Socket,
+            FileKind::Symlink => FoundKind::Symlink(self.tree.read_link(attr.ino)?.into()),
+            kind @ (FileKind::BlockDevice | FileKind::CharDevice) => {
+                FoundKind::Device { kind, number: attr.device }
+            }
+            FileKind::Fifo => FoundKind::Fifo,
+            FileKind::Socket => FoundKind::Socket,
         };
         Ok(Found {
-            at: At { device: 0, number: attr.ino.number() },
+            id: FileId { device: 0, number: attr.ino.number() },
             linked: attr.nlink > 1,
             meta: Meta {
                 permissions: attr.permissions,
@@ -67,7 +68,7 @@ impl Archive {
                 xattrs: None,
             },
             xattrs: self.xattrs(attr.ino)?,
-            seen,
+            kind,
         })
     }
 
@@ -80,11 +81,11 @@ impl Archive {
         names.map(|name| Ok((name.to_vec(), self.tree.xattr(ino, name)?))).collect()
     }
 
-    fn look_at(&self, folder: Ino, listed: &Listed) -> Result<Option<Found>> {
+    fn examine_one(&self, directory: Ino, listed: &Listed) -> Result<Option<Found>> {
         let attr = match listed.number.and_then(Ino::new) {
             Some(ino) => Some(self.tree.attr(ino)?),
             None => match Name::parse(&listed.name) {
-                Some(name) => self.tree.lookup(folder, name)?,
+                Some(name) => self.tree.lookup(directory, name)?,
                 None => None,
             },
         };
@@ -93,15 +94,15 @@ impl Archive {
     }
 }
 
-/// The inode of a number that the tree gave.
+/// An inode number that the tree returned, as an `Ino`.
 fn ino(number: u64) -> Result<Ino> {
     Ino::new(number).ok_or_else(|| Error::new(Kind::NotFound, "no inode has the number 0"))
 }
 
 impl Source for Archive {
-    fn names(&self, folder: &Folder) -> Result<Vec<Listed>> {
+    fn names(&self, directory: &Directory) -> Result<Vec<Listed>> {
         let mut names = Vec::new();
-        self.tree.read_dir(ino(folder.at.number)?, Cookie::START, &mut |entry| {
+        self.tree.read_dir(ino(directory.id.number)?, Cookie::START, &mut |entry| {
             let number = Some(entry.ino.number());
             names.push(Listed { name: entry.name.as_bytes().into(), number });
             ControlFlow::Continue(())
@@ -109,42 +110,42 @@ impl Source for Archive {
         Ok(names)
     }
 
-    fn look(&self, folder: &Folder, names: &[Listed]) -> Vec<Result<Option<Found>>> {
-        let found = |name| ino(folder.at.number).and_then(|ino| self.look_at(ino, name));
+    fn examine(&self, directory: &Directory, names: &[Listed]) -> Vec<Result<Option<Found>>> {
+        let found = |name| ino(directory.id.number).and_then(|ino| self.examine_one(ino, name));
         names.iter().map(found).collect()
     }
 
     fn origin(&self, path: &[u8]) -> String {
-        table::shown(&self.shown, path)
+        table::display_path(&self.display, path)
     }
 }
 
-/// Folders of an archive that were met.
+/// The directories of an archive that the walk has seen.
 #[derive(Default)]
-pub(super) struct Met(HashSet<u64>);
+pub(super) struct VisitedDirectories(HashSet<u64>);
 
-impl Met {
-    /// The key of what was found.
+impl VisitedDirectories {
+    /// The key of a file.
     ///
     /// # Errors
-    /// `Corrupt` for a folder that was met before: then it may be in itself.
+    /// `Corrupt` for a directory seen before, which may contain itself.
     pub(super) fn key(&mut self, found: &Found) -> Result<u64> {
-        let number = found.at.number;
-        let is_folder = matches!(found.seen, Seen::Folder { .. });
-        if is_folder && (number == Ino::ROOT.number() || !self.0.insert(number)) {
+        let number = found.id.number;
+        let is_directory = matches!(found.kind, FoundKind::Directory { .. });
+        if is_directory && (number == Ino::ROOT.number() || !self.0.insert(number)) {
             return Err(Error::corrupt("a folder that is in two places"));
         }
         Ok(number)
     }
 }
 
-/// The bytes of the files of an archive.
-pub(super) struct Bytes {
+/// The bytes of the files in an archive.
+pub(super) struct ArchiveContent {
     archive: Archive,
 }
 
-impl Bytes {
-    /// Those of `archive`.
+impl ArchiveContent {
+    /// The contents of `archive`.
     pub(super) fn of(archive: Archive) -> Self {
         Self { archive }
     }
@@ -154,7 +155,7 @@ impl Bytes {
     }
 }
 
-impl Content for Bytes {
+impl Content for ArchiveContent {
     fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let ino = ino(key)?;
         let read = |scratch: &mut Scratch| {
@@ -191,19 +192,19 @@ impl Content for Bytes {
     }
 
     fn origin(&self, key: u64) -> String {
-        // Inodes know no names, so the name is looked for; only messages ask for it.
+        // Inodes do not know their names, so search for one. Only messages need it.
         let path = ino(key).ok().and_then(|ino| path_of(self.archive.tree.as_ref(), ino));
         match path {
             Some(path) => self.archive.origin(&path),
-            None => format!("{}: inode {key}", String::from_utf8_lossy(&self.archive.shown)),
+            None => format!("{}: inode {key}", String::from_utf8_lossy(&self.archive.display)),
         }
     }
 }
 
 /// The first path that leads to an inode.
 fn path_of(tree: &dyn Tree, wanted: Ino) -> Option<Vec<u8>> {
-    let mut folders = Folders::from_root();
-    while let Some((path, folder)) = folders.next() {
+    let mut directories = Folders::from_root();
+    while let Some((path, directory)) = directories.next() {
         let mut found = None;
         let visit = &mut |entry: crate::vfs::DirEntry<'_>| {
             let path = joined(&path, entry.name.as_bytes());
@@ -212,12 +213,12 @@ fn path_of(tree: &dyn Tree, wanted: Ino) -> Option<Vec<u8>> {
                 return ControlFlow::Break(());
             }
             if entry.kind == FileKind::Directory {
-                folders.add(path, entry.ino);
+                directories.add(path, entry.ino);
             }
             ControlFlow::Continue(())
         };
-        // What can not be listed leads nowhere.
-        let _ = tree.read_dir(folder, Cookie::START, visit);
+        // Skip directories that cannot be listed.
+        let _ = tree.read_dir(directory, Cookie::START, visit);
         if found.is_some() {
             return found;
         }

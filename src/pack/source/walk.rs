@@ -1,44 +1,44 @@
-//! The walk through a source: folder by folder, many at once, told of in one order.
+//! Walks through a source: lists many directories at once and reports files in a fixed order.
 //!
-//! Owns how the work is cut for threads; leaves asking to `Source` and keeping to `Placing`.
-//! Invariant: files are told of level by level, in a folder by name, on any number of threads.
+//! Invariant: files are reported level by level and by name in a directory, on any number of
+//! threads.
 //!
-//! On a parallel file system each question is a round trip to a server, and the time of the walk is
-//! their number by the time of one. So there are more threads than processors, and a folder of many
-//! files is cut into parts. A level is finished before the next one begins, which costs the wait
-//! for the last folder of each level, and keeps the order without keeping everything.
+//! On a parallel file system each request is a round trip to a server, and the walk takes the
+//! number of requests times the latency. So there are more threads than CPU cores, and a directory
+//! with many files is cut into parts. Each level is finished before the next one begins. This costs
+//! a wait for the last directory of every level, but keeps the order without buffering everything.
 
 use std::ops::ControlFlow;
 
-use super::found::{Folder, Found, Listed, Seen, Source};
+use super::found::{Directory, Found, FoundKind, Listed, Source};
 use super::list::{Selection, Wanted};
-use super::placing::{Place, Placing};
+use super::placing::{CatalogFiller, Destination};
 use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
 use crate::pack::Job;
 
-/// Files that one thread asks about at a time.
+/// Files that one thread examines at a time.
 const PART: usize = 1024;
 
-/// Threads for each that may compute: most of the time they wait.
+/// Threads per compute thread. Most of the time they wait.
 const THREADS: usize = 4;
 
-/// The fewest and the most threads.
+/// Minimum and maximum number of threads.
 const THREADS_MIN: usize = 8;
 const THREADS_MAX: usize = 64;
 
-/// Threads for questions to a file system.
+/// Number of threads that send requests to a file system.
 pub(super) fn threads(job: &Job<'_>) -> usize {
     job.threads.saturating_mul(THREADS).clamp(THREADS_MIN, THREADS_MAX)
 }
 
-/// What keeps the files of a source: gives each folder and regular file its key.
-pub(super) type Keep<'k> = dyn FnMut(&Folder, &[u8], &Found) -> Result<u64> + 'k;
+/// Stores a file in its source; returns the key of a directory or regular file.
+pub(super) type Keep<'k> = dyn FnMut(&Directory, &[u8], &Found) -> Result<u64> + 'k;
 
-/// Answers for the first names of a folder, or, for all of a small folder, for all.
+/// A listed directory. `found` is empty for a large directory, whose files are examined in parts.
 struct Listing {
     names: Vec<Listed>,
-    /// What is wanted of each, where a list selects; else nothing.
+    /// What to pack of each name if a list selects; otherwise empty.
     wanted: Vec<Wanted>,
     found: Vec<Result<Option<Found>>>,
 }
@@ -48,19 +48,19 @@ pub(super) struct Walk<'w, 'j> {
     pub(super) job: &'w Job<'j>,
     pub(super) source: &'w dyn Source,
     pub(super) selection: Option<&'w Selection>,
-    /// Where in the catalog the source lies.
-    pub(super) place: Place<'w>,
+    /// Where the source goes in the catalog.
+    pub(super) destination: Destination<'w>,
 }
 
 impl Walk<'_, '_> {
-    /// Places everything below `top`, the source itself.
+    /// Adds everything below `top`, which is the source itself.
     ///
     /// # Errors
-    /// `Interrupted`. What can not be listed is a problem of the job.
+    /// `Interrupted`. What cannot be listed is a problem of the job.
     pub(super) fn run(
         &self,
-        top: Folder,
-        placing: &mut Placing<'_>,
+        top: Directory,
+        filler: &mut CatalogFiller<'_>,
         keep: &mut Keep<'_>,
     ) -> Result<()> {
         let mut level = vec![top];
@@ -69,22 +69,22 @@ impl Walk<'_, '_> {
             let mut outcome = Ok(());
             let list = |nth: usize| self.list(&level[nth]);
             ordered(level.len(), threads(self.job), list, |nth, listing| {
-                let folder = &level[nth];
+                let directory = &level[nth];
                 outcome = self.job.check();
                 if outcome.is_err() {
                     return ControlFlow::Break(());
                 }
                 match listing {
-                    Err(error) => self.problem(&folder.path, &folder.wanted, &error),
+                    Err(error) => self.problem(&directory.path, &directory.wanted, &error),
                     Ok(Listing { names, wanted, mut found }) => {
                         if found.is_empty() {
-                            outcome = self.parts(folder, &names, &mut found);
+                            outcome = self.parts(directory, &names, &mut found);
                         }
                         let mut wanted = wanted.into_iter();
                         for (listed, found) in names.iter().zip(found) {
                             let wanted = wanted.next().unwrap_or(Wanted::All);
-                            let told = (listed.name.as_ref(), found, wanted);
-                            below.extend(self.take(folder, told, placing, keep));
+                            let entry = (listed.name.as_ref(), found, wanted);
+                            below.extend(self.take(directory, entry, filler, keep));
                         }
                     }
                 }
@@ -96,52 +96,52 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    fn list(&self, folder: &Folder) -> Result<Listing> {
-        let (names, wanted) = match (&folder.wanted, self.selection) {
+    fn list(&self, directory: &Directory) -> Result<Listing> {
+        let (names, wanted) = match (&directory.wanted, self.selection) {
             (Wanted::Only(range), Some(selection)) => {
-                let children = selection.children(range.clone(), folder.path.len());
+                let children = selection.children(range.clone(), directory.path.len());
                 children.map(|(name, wanted)| (Listed { name, number: None }, wanted)).unzip()
             }
             _ => {
-                let mut names = self.source.names(folder)?;
+                let mut names = self.source.names(directory)?;
                 names.sort();
                 (names, Vec::new())
             }
         };
         let small = names.len() <= PART && self.job.check().is_ok();
-        let found = if small { self.source.look(folder, &names) } else { Vec::new() };
+        let found = if small { self.source.examine(directory, &names) } else { Vec::new() };
         Ok(Listing { names, wanted, found })
     }
 
-    /// Asks for all files of a large folder.
+    /// Examines all files of a large directory.
     fn parts(
         &self,
-        folder: &Folder,
+        directory: &Directory,
         names: &[Listed],
         found: &mut Vec<Result<Option<Found>>>,
     ) -> Result<()> {
         found.reserve_exact(names.len());
         let parts: Vec<_> = names.chunks(PART).collect();
-        let look = |nth: usize| match self.job.check() {
-            Ok(()) => self.source.look(folder, parts[nth]),
+        let examine = |nth: usize| match self.job.check() {
+            Ok(()) => self.source.examine(directory, parts[nth]),
             Err(_) => Vec::new(),
         };
-        ordered(parts.len(), threads(self.job), look, |_, answers| {
+        ordered(parts.len(), threads(self.job), examine, |_, answers| {
             found.extend(answers);
             ControlFlow::Continue(())
         });
         self.job.check()
     }
 
-    /// Places one file; the folder to be listed, if it is one.
+    /// Adds one file to the catalog. Returns the directory to be listed if the file is one.
     fn take(
         &self,
-        folder: &Folder,
+        directory: &Directory,
         (name, found, wanted): (&[u8], Result<Option<Found>>, Wanted),
-        placing: &mut Placing<'_>,
+        filler: &mut CatalogFiller<'_>,
         keep: &mut Keep<'_>,
-    ) -> Option<Folder> {
-        let path = folder.path_of(name);
+    ) -> Option<Directory> {
+        let path = directory.path_of(name);
         let found = match found {
             Ok(found) => found?,
             Err(error) => {
@@ -149,26 +149,31 @@ impl Walk<'_, '_> {
                 return None;
             }
         };
-        let entered = match found.seen {
-            Seen::Folder { entered } => entered,
+        let entered = match found.kind {
+            FoundKind::Directory { entered } => entered,
             _ => false,
         };
-        if let (Wanted::Only(_), false) = (&wanted, matches!(found.seen, Seen::Folder { .. })) {
+        if let (Wanted::Only(_), false) =
+            (&wanted, matches!(found.kind, FoundKind::Directory { .. }))
+        {
             let error = Error::new(Kind::NotADirectory, "what it is in is no folder");
             self.problem(&path, &wanted, &error);
             return None;
         }
-        // What is found below a folder of the list may be left out, what the list names may not.
-        if let (Wanted::Only(_), Seen::Folder { entered: false }) = (&folder.wanted, &found.seen) {
+        // Leaving out a directory that the list names is a problem; leaving out one below it is
+        // not.
+        if let (Wanted::Only(_), FoundKind::Directory { entered: false }) =
+            (&directory.wanted, &found.kind)
+        {
             let context = "is on another file system, which --one-file-system leaves out";
             self.problem(&path, &wanted, &Error::new(Kind::InvalidInput, context));
         }
-        let at = found.at;
-        let placed = keep(folder, name, &found)
-            .and_then(|key| Ok((key, placing.place(&self.place, folder, name, found, key)?)));
-        match placed {
+        let id = found.id;
+        let added = keep(directory, name, &found)
+            .and_then(|key| Ok((key, filler.add(&self.destination, directory, name, found, key)?)));
+        match added {
             Ok((key, inode)) => {
-                entered.then(|| Folder { path: path.into(), at, key, inode, wanted })
+                entered.then(|| Directory { path: path.into(), id, key, inode, wanted })
             }
             Err(error) => {
                 self.problem(&path, &wanted, &error);
@@ -177,7 +182,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Names what can not be packed: the file, or all of it that a list names.
+    /// Reports a file that cannot be packed, or all paths below it that the list names.
     fn problem(&self, path: &[u8], wanted: &Wanted, error: &Error) {
         match (wanted, self.selection) {
             (Wanted::Only(range), Some(selection)) => {

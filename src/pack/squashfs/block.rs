@@ -1,12 +1,10 @@
-//! One block: whether it is compressed, and what then is stored.
+//! Decides whether a block is compressed, and compresses it.
 //!
-//! Owns the look at a block that saves compressing what does not get smaller; leaves where blocks
-//! go to `data` and `fragments`.
-//! Invariant: what is stored is never longer than the block, and depends on nothing but its bytes.
+//! Invariant: a stored block is never longer than the input, and depends only on its bytes.
 //!
-//! A high level of zstd takes seconds for a few hundred megabytes of photographs and gains nothing.
-//! So a block is looked at first: if few of its bytes' values are common (their entropy), it gets
-//! smaller for certain; else zstd at level 1, which is quick where it finds nothing, tells.
+//! A high zstd level takes seconds for a few hundred megabytes of JPEGs and gains nothing. So a
+//! block is checked first. If its entropy is low, it certainly gets smaller. Otherwise zstd at
+//! level 1 decides, which is fast where it finds no matches.
 
 use crate::codecs::{Encoder, Method};
 use crate::error::Result;
@@ -14,39 +12,40 @@ use crate::sync::Mutex;
 
 use super::layout::{Geometry, Saving};
 
-/// Set in the size of a block of data that is stored as it is (squashfs.rst, section 3.4).
-const PLAIN: u32 = 1 << 24;
+/// Set in the size of an uncompressed data block (squashfs.rst, section 3.4).
+const UNCOMPRESSED: u32 = 1 << 24;
 
-/// Bits a byte below which no match need be found for a block to get smaller, by a tenth and more.
+/// Entropy in bits per byte below which a block gets at least a tenth smaller, even without
+/// matches.
 const LOW_ENTROPY: f64 = 7.0;
 
-/// Bytes that are counted for the entropy, in `PARTS` places.
-const COUNTED: usize = 16 << 10;
+/// Bytes sampled for the entropy, in `PARTS` parts.
+const SAMPLED: usize = 16 << 10;
 const PARTS: usize = 8;
 
 /// A block as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct EncodedBlock {
     pub(super) bytes: Vec<u8>,
-    /// Its size, with the mark of a plain one.
-    pub(super) word: u32,
+    /// Its size on disk, with `UNCOMPRESSED` set if it is not compressed.
+    pub(super) size_field: u32,
 }
 
 impl EncodedBlock {
-    /// A block that is stored as it is.
-    pub(super) fn plain(bytes: Vec<u8>) -> Self {
-        // A block has 1 MiB at most.
-        let word = bytes.len() as u32 | PLAIN;
-        Self { bytes, word }
+    /// A block that is stored uncompressed.
+    pub(super) fn uncompressed(bytes: Vec<u8>) -> Self {
+        // A block is at most 1 MiB long.
+        let size_field = bytes.len() as u32 | UNCOMPRESSED;
+        Self { bytes, size_field }
     }
 }
 
-/// Whether a block of that size, as an image has it, is stored as it is.
-pub(super) fn is_plain(word: u32) -> bool {
-    word & PLAIN != 0
+/// Whether a size field is that of an uncompressed block.
+pub(super) fn is_uncompressed(size_field: u32) -> bool {
+    size_field & UNCOMPRESSED != 0
 }
 
-/// What one thread needs to compress blocks.
+/// The state that one thread needs to compress blocks.
 pub(super) struct BlockEncoder {
     saving: Saving,
     method: Method,
@@ -61,55 +60,57 @@ impl BlockEncoder {
         Ok(Self { saving: geometry.saving, method, encoder, probe })
     }
 
-    /// Whether compressing `bytes` is likely to save something.
+    /// Whether compressing `bytes` is likely to save space.
     pub(super) fn is_worth_it(&mut self, bytes: &[u8]) -> Result<bool> {
-        if !self.is_slow() {
+        if !self.is_probe_faster() {
             return Ok(self.encoder.encode(bytes, self.saving.limit(bytes.len()))?.is_some());
         }
         if entropy(bytes) < LOW_ENTROPY {
             return Ok(true);
         }
-        // It stores as it is what it would save less than a 64th of.
+        // zstd level 1 stores input uncompressed if it would save less than a 64th.
         Ok(self.probe.encode(bytes, bytes.len().saturating_sub(1))?.is_some())
     }
 
-    /// A block as it is to be stored.
-    pub(super) fn store(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
-        let is_probed = self.is_slow() && self.saving == Saving::Fiftieth;
+    /// Encodes a block, after a check whether compressing is worth it.
+    pub(super) fn encode(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
+        let is_probed = self.is_probe_faster() && self.saving == Saving::Fiftieth;
         if is_probed && !self.is_worth_it(bytes)? {
-            return Ok(EncodedBlock::plain(bytes.to_vec()));
+            return Ok(EncodedBlock::uncompressed(bytes.to_vec()));
         }
-        self.store_unseen(bytes)
+        self.encode_unchecked(bytes)
     }
 
-    /// Whether looking first is quicker than compressing.
-    fn is_slow(&self) -> bool {
+    /// Whether checking first is faster than compressing.
+    fn is_probe_faster(&self) -> bool {
         !matches!(self.method, Method::None | Method::Lz4 | Method::Zstd(1))
     }
 
-    /// The same without a look first.
-    pub(super) fn store_unseen(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
+    /// Encodes a block without the check.
+    pub(super) fn encode_unchecked(&mut self, bytes: &[u8]) -> Result<EncodedBlock> {
         match self.encoder.encode(bytes, self.saving.limit(bytes.len()))? {
-            Some(packed) => Ok(EncodedBlock { bytes: packed.to_vec(), word: packed.len() as u32 }),
-            None => Ok(EncodedBlock::plain(bytes.to_vec())),
+            Some(compressed) => {
+                Ok(EncodedBlock { bytes: compressed.to_vec(), size_field: compressed.len() as u32 })
+            }
+            None => Ok(EncodedBlock::uncompressed(bytes.to_vec())),
         }
     }
 }
 
-/// BlockEncoders that wait for a thread to use them, so that there are as many as threads.
+/// A pool of encoders, at most one per thread.
 pub(super) struct BlockEncoders {
     geometry: Geometry,
-    /// Guards only the list; taken alone, and not while one of them works.
+    /// Guards only the list. Never held with another lock or while an encoder works.
     idle: Mutex<Vec<BlockEncoder>>,
 }
 
 impl BlockEncoders {
-    /// None yet.
+    /// An empty pool.
     pub(super) fn new(geometry: Geometry) -> Self {
         Self { geometry, idle: Mutex::default() }
     }
 
-    /// Has `work` done with one.
+    /// Calls `work` with an encoder of the pool.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut BlockEncoder) -> Result<T>) -> Result<T> {
         let idle = self.idle.lock().pop();
         let mut block_encoder = match idle {
@@ -122,13 +123,13 @@ impl BlockEncoders {
     }
 }
 
-/// Whether there is nothing but zeros.
+/// Whether all bytes are zero.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    // Compared with itself, one byte further: memcmp is the fastest there is.
+    // Compares the bytes with themselves, shifted by one, because memcmp is fastest.
     bytes.first().is_none_or(|&first| first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
 }
 
-/// Bits a byte of `bytes`, by how often each value comes in some parts of it.
+/// Entropy of samples of `bytes`, in bits per byte.
 fn entropy(bytes: &[u8]) -> f64 {
     let mut counts = [0_u32; 256];
     let mut total = 0_u32;
@@ -136,18 +137,18 @@ fn entropy(bytes: &[u8]) -> f64 {
         part.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
         total += part.len() as u32;
     };
-    if bytes.len() <= COUNTED {
+    if bytes.len() <= SAMPLED {
         count(bytes);
     } else {
         let step = bytes.len() / PARTS;
-        (0..PARTS).for_each(|part| count(&bytes[part * step..part * step + COUNTED / PARTS]));
+        (0..PARTS).for_each(|part| count(&bytes[part * step..part * step + SAMPLED / PARTS]));
     }
     let total = f64::from(total);
     let bits = |&n: &u32| f64::from(n) * (total / f64::from(n)).log2();
     counts.iter().filter(|&&n| n > 0).map(bits).sum::<f64>() / total.max(1.0)
 }
 
-/// Bytes in which nothing can be found (SplitMix64).
+/// Incompressible bytes (SplitMix64).
 #[cfg(test)]
 pub(super) fn noise(len: usize, seed: u64) -> Vec<u8> {
     let word = |n: u64| {
@@ -174,43 +175,56 @@ mod tests {
 
     fn stored(compressor: Compressor, saving: Saving, bytes: &[u8]) -> EncodedBlock {
         BlockEncoders::new(geometry(compressor, saving))
-            .with(|block_encoder| block_encoder.store(bytes))
+            .with(|block_encoder| block_encoder.encode(bytes))
             .unwrap()
     }
 
     #[test]
-    fn noise_is_stored_plain_and_text_is_not() {
+    fn noise_is_stored_uncompressed_and_text_is_not() {
         let text = b"so it goes on and on; ".repeat(3000);
         for compressor in
             [Compressor::Zstd(15), Compressor::Gzip(9), Compressor::Xz, Compressor::Lz4]
         {
             let noise = noise(50_000, 1);
-            let plain = stored(compressor, Saving::Fiftieth, &noise);
-            assert_eq!((plain.word, &plain.bytes), (50_000 | PLAIN, &noise), "{compressor:?}");
-            let packed = stored(compressor, Saving::Fiftieth, &text);
-            assert!(!is_plain(packed.word) && packed.bytes.len() < 2000, "{compressor:?}");
-            assert_eq!(packed.word as usize, packed.bytes.len());
+            let uncompressed = stored(compressor, Saving::Fiftieth, &noise);
+            assert_eq!(
+                (uncompressed.size_field, &uncompressed.bytes),
+                (50_000 | UNCOMPRESSED, &noise),
+                "{compressor:?}"
+            );
+            let compressed = stored(compressor, Saving::Fiftieth, &text);
+            assert!(
+                !is_uncompressed(compressed.size_field) && compressed.bytes.len() < 2000,
+                "{compressor:?}"
+            );
+            assert_eq!(compressed.size_field as usize, compressed.bytes.len());
         }
-        assert!(stored(Compressor::None, Saving::Anything, &text).word & PLAIN != 0);
+        assert!(stored(Compressor::None, Saving::Anything, &text).size_field & UNCOMPRESSED != 0);
     }
 
     #[test]
-    fn less_than_a_fiftieth_is_saved_only_for_an_archive() {
+    fn saves_less_than_a_fiftieth_only_for_archives() {
         let mut bytes = noise(50_000, 2);
         bytes[..700].fill(0);
-        assert!(stored(Compressor::Zstd(15), Saving::Fiftieth, &bytes).word & PLAIN != 0);
-        assert!(stored(Compressor::Gzip(9), Saving::Anything, &bytes).word & PLAIN == 0);
+        assert!(
+            stored(Compressor::Zstd(15), Saving::Fiftieth, &bytes).size_field & UNCOMPRESSED != 0
+        );
+        assert!(
+            stored(Compressor::Gzip(9), Saving::Anything, &bytes).size_field & UNCOMPRESSED == 0
+        );
         bytes[..1100].fill(0);
-        assert!(stored(Compressor::Zstd(15), Saving::Fiftieth, &bytes).word & PLAIN == 0);
+        assert!(
+            stored(Compressor::Zstd(15), Saving::Fiftieth, &bytes).size_field & UNCOMPRESSED == 0
+        );
     }
 
     #[test]
-    fn knows_zeros() {
+    fn recognizes_zeros() {
         assert!(is_zero(&[]) && is_zero(&[0]) && is_zero(&[0; 4097]));
-        for at in [0, 1, 2048, 4096] {
+        for position in [0, 1, 2048, 4096] {
             let mut bytes = [0; 4097];
-            bytes[at] = 1;
-            assert!(!is_zero(&bytes), "{at}");
+            bytes[position] = 1;
+            assert!(!is_zero(&bytes), "{position}");
         }
         assert!(!is_zero(&[7; 100]));
     }

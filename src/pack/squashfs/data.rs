@@ -1,9 +1,7 @@
-//! The bytes of files: blocks of data one after the other, fragment blocks between them.
+//! The bytes of files: data blocks one after the other, with fragment blocks between them.
 //!
-//! Owns where the bytes of each file lie; leaves looking at a block to `block`, shared blocks to
-//! `fragments`, reading to `feed`.
-//! Invariants: the blocks of a file lie together; what lies where depends on the files alone, for
-//! threads compress, and one, in order, decides and writes.
+//! Invariants: the blocks of a file are contiguous. The layout depends only on the files: several
+//! threads compress, but one thread writes in order.
 
 use std::collections::HashMap;
 use std::thread;
@@ -21,25 +19,25 @@ use super::encoders::{Closing, Encoders};
 use super::fragments::{Fragment, Fragments, Tail};
 use super::layout::{Geometry, Tails};
 
-/// Where the bytes of a file lie.
+/// Where the bytes of a file are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Placement {
-    /// Where its first block starts; 0 where no block is stored.
+    /// Offset of its first block; 0 if no block is stored.
     pub(super) start: u64,
-    /// The first of its words in `Data::words`.
-    pub(super) words: usize,
-    /// Bytes of it that are holes.
+    /// Index of its first entry in `Data::size_fields`.
+    pub(super) size_fields: usize,
+    /// Bytes of holes.
     pub(super) sparse: u64,
     pub(super) tail: Option<Tail>,
 }
 
-/// What became of a file.
+/// The state of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It has not come yet; or it is no regular file.
+    /// No data yet, or no regular file.
     Unseen,
     Placed(Placement),
-    /// It could not be read.
+    /// The file could not be read.
     Failed,
 }
 
@@ -48,29 +46,30 @@ pub(super) enum State {
 pub(super) struct Counts {
     pub(super) duplicates: u64,
     pub(super) duplicate_bytes: u64,
-    pub(super) plain: u64,
+    pub(super) uncompressed: u64,
     pub(super) compressed: u64,
 }
 
-/// Where all bytes lie.
+/// Where all bytes are.
 pub(super) struct Data {
-    /// By inode.
+    /// By inode number of the catalog.
     pub(super) states: Vec<State>,
-    /// Sizes of blocks as they are stored, with the mark of plain ones; 0 is a hole.
-    pub(super) words: Vec<u32>,
+    /// Sizes of blocks on disk, with a flag for uncompressed ones; 0 is a hole.
+    pub(super) size_fields: Vec<u32>,
     pub(super) fragments: Vec<Fragment>,
     pub(super) counts: Counts,
 }
 
 impl Data {
-    /// Number of the words of a file of `size` bytes.
-    pub(super) fn word_count(placement: &Placement, size: u64, block_size: u32) -> usize {
+    /// Number of size fields of a file of `size` bytes.
+    pub(super) fn size_field_count(placement: &Placement, size: u64, block_size: u32) -> usize {
         let block = u64::from(block_size);
         (if placement.tail.is_some() { size / block } else { size.div_ceil(block) }) as usize
     }
 }
 
-/// Blocks of one file: 8 TiB in blocks of 128 KiB. Each takes 4 bytes of memory, holes as well.
+/// Maximum blocks of one file: 8 TiB in 128 KiB blocks. Each block takes 4 bytes of memory, even in
+/// a hole.
 const FILE_BLOCKS_MAX: u64 = 1 << 26;
 
 /// Why `file` cannot be packed in blocks of this size, if it has too many of them.
@@ -85,8 +84,8 @@ fn too_many_blocks(catalog: &Catalog, geometry: &Geometry, file: InodeId) -> Opt
 /// Writes the bytes of `files` to `output`.
 ///
 /// # Errors
-/// `Interrupted`, and what compressing and writing report. What can not be read is a problem of
-/// `job`, and its state is `Failed`.
+/// `Interrupted`, and the errors of compressing and writing. A file that cannot be read is a
+/// problem of `job` and gets the state `Failed`.
 pub(super) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -124,9 +123,9 @@ pub(super) fn write(
             key,
             block_encoders: &block_encoders,
             known: Mutex::default(),
-            is_spoiled: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
         };
-        let mut store = Store {
+        let mut writer = Writer {
             job,
             context: &context,
             output,
@@ -134,75 +133,76 @@ pub(super) fn write(
             open: None,
             data: Data {
                 states: vec![State::Unseen; catalog.len()],
-                words: Vec::new(),
+                size_fields: Vec::new(),
                 fragments: Vec::new(),
                 counts: Counts::default(),
             },
         };
         for file in &refused {
-            store.data.states[file.index()] = State::Failed;
+            writer.data.states[file.index()] = State::Failed;
         }
-        store.run(&firsts)?;
-        // In the order of files, and not in that of a hash map.
+        writer.run(&firsts)?;
+        // In the order of files, because that of a hash map is random.
         let copied = || files.iter().filter_map(|file| Some((*file, *copies.get(file)?)));
         let mut orphans = Vec::new();
         for (file, first) in copied() {
-            match store.data.states[first.index()] {
-                State::Placed(placement) => store.copy(file, placement),
-                // It could be read when it was compared; perhaps this one still can.
+            match writer.data.states[first.index()] {
+                State::Placed(placement) => writer.copy(file, placement),
+                // The first file could be read for the comparison, but not now. Perhaps its copy
+                // still can.
                 _ => orphans.push(file),
             }
         }
-        store.run(&orphans)?;
-        let Store { fragments, output, mut data, .. } = store;
+        writer.run(&orphans)?;
+        let Writer { fragments, output, mut data, .. } = writer;
         data.fragments = fragments.finish(output)?;
         for fragment in &data.fragments {
-            data.counts.add(fragment.word);
+            data.counts.add(fragment.size_field);
         }
         Ok(data)
     })
 }
 
 impl Counts {
-    fn add(&mut self, word: u32) {
-        match super::block::is_plain(word) {
-            true => self.plain += 1,
+    fn add(&mut self, size_field: u32) {
+        match super::block::is_uncompressed(size_field) {
+            true => self.uncompressed += 1,
             false => self.compressed += 1,
         }
     }
 }
 
-/// What the threads share.
+/// State shared by the threads.
 struct PackContext<'s> {
     catalog: &'s Catalog,
     geometry: &'s Geometry,
     on_problem: OnProblem,
     key: Key,
     block_encoders: &'s BlockEncoders,
-    /// Files of one batch by their hash, and where they lie once they do. Guards only that; taken
-    /// alone.
+    /// Files of one batch by their hash, and their placement once they are written. Guards only the
+    /// map; never held with another lock.
     known: Mutex<HashMap<Digest, Option<Placement>>>,
-    /// Nothing will come of this run. Relaxed: it only spares work.
-    is_spoiled: AtomicBool,
+    /// Whether the run has failed. Relaxed: it only saves work.
+    has_failed: AtomicBool,
 }
 
-/// A file, or what a batch holds of it.
+/// A file, or the part of it in a batch.
 struct Part {
     file: InodeId,
-    /// Its hash, where this is all of it.
+    /// The hash if this is the whole file.
     digest: Option<Digest>,
     content: Result<Content>,
 }
 
 enum Content {
     Encoded(EncodedFile),
-    /// The same bytes came before, or come at this moment: they wait to be compressed.
+    /// A thread has seen the same bytes before. Compress them only if that file was not placed.
     Seen(Vec<Piece>),
-    /// Nobody wants it any more.
+    /// Not compressed, because the run has failed.
     Dropped,
 }
 
-/// Blocks, and what goes into a fragment block.
+/// The blocks of a file, and the part that goes into a fragment block.
 #[derive(Default)]
 struct EncodedFile {
     blocks: Vec<Block>,
@@ -210,13 +210,13 @@ struct EncodedFile {
 }
 
 enum Block {
-    /// So many bytes of zeros.
+    /// Length of a hole, bytes.
     Hole(u64),
     Encoded(EncodedBlock),
 }
 
 impl PackContext<'_> {
-    /// What a thread does with a batch.
+    /// Compresses a batch; runs on the threads.
     fn work(&self, pieces: Vec<Piece>) -> Vec<Part> {
         let mut parts: Vec<Vec<Piece>> = Vec::new();
         for piece in pieces {
@@ -232,12 +232,12 @@ impl PackContext<'_> {
         let file = pieces[0].file;
         let failed = pieces.iter().position(|piece| matches!(piece.data, Bytes::Failed(_)));
         if let Some(Bytes::Failed(error)) = failed.map(|nth| pieces.swap_remove(nth).data) {
-            if self.on_problem == OnProblem::GiveUp {
-                self.is_spoiled.store(true, Ordering::Relaxed);
+            if self.on_problem == OnProblem::Abort {
+                self.has_failed.store(true, Ordering::Relaxed);
             }
             return Part { file, digest: None, content: Err(error) };
         }
-        if self.is_spoiled.load(Ordering::Relaxed) {
+        if self.has_failed.load(Ordering::Relaxed) {
             return Part { file, digest: None, content: Ok(Content::Dropped) };
         }
         let is_whole = !duplicates::is_large(self.catalog, file);
@@ -251,66 +251,66 @@ impl PackContext<'_> {
             }
             known.insert(digest, None);
         }
-        Part { file, digest, content: self.pack(&pieces).map(Content::Encoded) }
+        Part { file, digest, content: self.encode(&pieces).map(Content::Encoded) }
     }
 
-    fn pack(&self, pieces: &[Piece]) -> Result<EncodedFile> {
+    fn encode(&self, pieces: &[Piece]) -> Result<EncodedFile> {
         self.block_encoders.with(|block_encoder| {
-            let mut packed = EncodedFile::default();
+            let mut encoded = EncodedFile::default();
             for piece in pieces {
                 match &piece.data {
                     Bytes::Bytes(bytes) => {
-                        self.pack_bytes(block_encoder, piece, bytes, &mut packed)?;
+                        self.encode_bytes(block_encoder, piece, bytes, &mut encoded)?;
                     }
-                    Bytes::Hole(len) => packed.blocks.push(Block::Hole(*len)),
+                    Bytes::Hole(len) => encoded.blocks.push(Block::Hole(*len)),
                     Bytes::Failed(_) => {}
                 }
             }
-            Ok(packed)
+            Ok(encoded)
         })
     }
 
-    fn pack_bytes(
+    fn encode_bytes(
         &self,
         block_encoder: &mut BlockEncoder,
         piece: &Piece,
         bytes: &[u8],
-        packed: &mut EncodedFile,
+        encoded: &mut EncodedFile,
     ) -> Result<()> {
         let block_size = self.geometry.block_size as usize;
         let is_small = self.catalog.inode(piece.file).size() < u64::from(self.geometry.block_size);
         for block in bytes.chunks(block_size) {
-            let fits =
+            let fits_fragment =
                 block.len() < block_size && block.len() <= self.geometry.fragment_size as usize;
             let stored = if is_zero(block) {
                 Block::Hole(block.len() as u64)
-            } else if fits && (is_small || self.geometry.tails == Tails::All) {
+            } else if fits_fragment && (is_small || self.geometry.tails == Tails::All) {
                 if self.geometry.tails == Tails::All || block_encoder.is_worth_it(block)? {
-                    packed.tail = Some(block.to_vec());
+                    encoded.tail = Some(block.to_vec());
                     continue;
                 }
-                Block::Encoded(EncodedBlock::plain(block.to_vec()))
+                Block::Encoded(EncodedBlock::uncompressed(block.to_vec()))
             } else {
-                Block::Encoded(block_encoder.store(block)?)
+                Block::Encoded(block_encoder.encode(block)?)
             };
-            packed.blocks.push(stored);
+            encoded.blocks.push(stored);
         }
         Ok(())
     }
 }
 
-/// What one thread does, in order.
-struct Store<'s, 'o> {
+/// The writer, which runs on one thread and gets the parts in order.
+struct Writer<'s, 'o> {
     job: &'s Job<'s>,
     context: &'s PackContext<'s>,
     output: &'o mut Output,
     fragments: Fragments<'s>,
-    /// The file whose parts come in, and where it lies.
+    /// The file that is being written, and its placement so far.
     open: Option<(InodeId, Placement)>,
     data: Data,
 }
 
-impl Store<'_, '_> {
+impl Writer<'_, '_> {
     fn run(&mut self, files: &[InodeId]) -> Result<()> {
         let (job, context) = (self.job, self.context);
         let grain = u64::from(context.geometry.block_size);
@@ -340,41 +340,41 @@ impl Store<'_, '_> {
             self.copy(file, placement);
             return Ok(());
         }
-        let packed = match content {
-            Content::Encoded(packed) => packed,
-            Content::Seen(pieces) => self.context.pack(&pieces)?,
+        let encoded = match content {
+            Content::Encoded(encoded) => encoded,
+            Content::Seen(pieces) => self.context.encode(&pieces)?,
             Content::Dropped => return Ok(()),
         };
-        let placement = self.add(file, packed)?;
+        let placement = self.add(file, encoded)?;
         if let Some(digest) = part.digest {
             self.context.known.lock().insert(digest, Some(placement));
         }
         Ok(())
     }
 
-    /// Lays down what came of a file, behind what came before.
-    fn add(&mut self, file: InodeId, packed: EncodedFile) -> Result<Placement> {
+    /// Writes a part of a file and updates its placement.
+    fn add(&mut self, file: InodeId, encoded: EncodedFile) -> Result<Placement> {
         let (_, mut placement) = self.open.unwrap_or_else(|| {
-            (file, Placement { words: self.data.words.len(), ..Placement::default() })
+            (file, Placement { size_fields: self.data.size_fields.len(), ..Placement::default() })
         });
-        for block in packed.blocks {
+        for block in encoded.blocks {
             match block {
                 Block::Hole(len) => {
                     let count = len.div_ceil(u64::from(self.context.geometry.block_size)) as usize;
-                    self.data.words.resize(self.data.words.len() + count, 0);
+                    self.data.size_fields.resize(self.data.size_fields.len() + count, 0);
                     placement.sparse += len;
                 }
                 Block::Encoded(stored) => {
                     if placement.start == 0 {
                         placement.start = self.output.len();
                     }
-                    self.data.words.push(stored.word);
-                    self.data.counts.add(stored.word);
+                    self.data.size_fields.push(stored.size_field);
+                    self.data.counts.add(stored.size_field);
                     self.output.append(&stored.bytes)?;
                 }
             }
         }
-        if let Some(tail) = packed.tail {
+        if let Some(tail) = encoded.tail {
             placement.tail = Some(self.fragments.add(&tail, self.output)?);
         }
         self.open = Some((file, placement));

@@ -1,72 +1,73 @@
-//! The listings of folders (squashfs.rst, section 3.5): runs of entries, each behind a header.
+//! The listings of directories (squashfs.rst, section 3.5): runs of entries, each after a header.
 //!
-//! Owns where a run ends and the index of long listings; leaves the order of entries to the
-//! catalog, which has it by the bytes of names, as the format wants it.
-//! Invariant: the inodes of a run lie in one metadata block, and their numbers are at most 32,767
-//! away from that of the first.
+//! The entries must be sorted by the bytes of their names, as in the catalog.
+//!
+//! Invariant: the inodes of a run are in one metadata block. Their numbers differ from that of the
+//! first by at most 32,767.
 
 use crate::codecs::Encoder;
 use crate::error::{Error, Kind, Result};
 
-use super::metadata::{BLOCK, Chain, Place};
+use super::metadata::{BLOCK, Chain, Position};
 
-/// Entries of a run at most.
+/// Maximum entries of a run.
 const RUN: usize = 256;
 
 /// Bytes of a header.
 const HEADER: usize = 12;
 
-/// Entries of an index at most: their number has 16 bits.
+/// Maximum entries of an index, whose count has 16 bits.
 const INDEX: usize = 60_000;
 
-/// A name, and whose it is.
+/// A name and its inode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry<'n> {
     /// 1 to 255 bytes.
     pub(super) name: &'n [u8],
-    /// Where its inode lies in the inode table.
-    pub(super) inode: Place,
+    /// Position of its inode in the inode table.
+    pub(super) inode: Position,
     pub(super) number: u32,
-    /// As `inodes::kind_number` has it.
+    /// As returned by `inodes::kind_number`.
     pub(super) kind: u16,
 }
 
-/// A listing, written.
+/// A listing that was written.
 #[derive(Clone, Debug)]
 pub(super) struct Listing {
-    /// Where it starts.
-    pub(super) place: Place,
-    /// Bytes of it, before they are compressed.
+    /// Its position in the directory table.
+    pub(super) position: Position,
+    /// Bytes before compression.
     pub(super) len: u32,
-    /// What follows the inode of the folder, by which a reader finds a name without reading all.
+    /// The index after the inode of the directory, which lets a reader find a name without reading
+    /// the whole listing.
     pub(super) index: Vec<u8>,
-    /// Entries of the index.
+    /// Number of entries in the index.
     pub(super) index_count: u16,
 }
 
-/// Writes the listing of `entries`, which are as many as `chain` has room for.
+/// Writes the listing of `entries`.
 ///
 /// # Errors
-/// `InvalidInput` where a listing, or all of them, would take more than 4 GiB.
+/// `InvalidInput` if a listing, or all of them, would take more than 4 GiB.
 pub(super) fn write<'n>(
     chain: &mut Chain,
     encoder: &mut Encoder,
     entries: impl Iterator<Item = Entry<'n>>,
 ) -> Result<Listing> {
-    let place = chain.place();
-    let mut writer = Writer { chain, encoder, begun: 0, last: place.block, marks: Vec::new() };
-    writer.begun = writer.chain.len();
+    let position = chain.position();
+    let mut writer = Writer { chain, encoder, start: 0, last: position.block, marks: Vec::new() };
+    writer.start = writer.chain.len();
     let mut run = Run::default();
     for entry in entries {
         if !run.takes(&entry)
-            || writer.chain.place().offset as usize + HEADER + run.bytes.len() >= BLOCK
+            || writer.chain.position().offset as usize + HEADER + run.bytes.len() >= BLOCK
         {
             writer.put(&mut run)?;
         }
         run.add(&entry);
     }
     writer.put(&mut run)?;
-    let len = writer.chain.len() - writer.begun;
+    let len = writer.chain.len() - writer.start;
     let len = u32::try_from(len).ok().filter(|&len| len <= u32::MAX - 3).ok_or_else(|| {
         Error::new(
             Kind::InvalidInput,
@@ -74,24 +75,24 @@ pub(super) fn write<'n>(
         )
     })?;
     let (index, index_count) = index(&writer.marks);
-    Ok(Listing { place, len, index, index_count })
+    Ok(Listing { position, len, index, index_count })
 }
 
-/// Where a run starts that is in another metadata block than the one before.
+/// The start of a run in another metadata block than the run before.
 struct Mark {
-    at: u64,
+    offset: u64,
     block: u32,
     name: Vec<u8>,
 }
 
-/// The index of a listing: all marks, or every so many of them.
+/// The index of a listing: all marks, or every nth of them.
 fn index(marks: &[Mark]) -> (Vec<u8>, u16) {
     let step = marks.len().div_ceil(INDEX).max(1);
     let mut bytes = Vec::new();
     let mut count = 0;
     for mark in marks.iter().step_by(step) {
-        // The whole listing was seen to have less than 4 GiB.
-        bytes.extend((mark.at as u32).to_le_bytes());
+        // The whole listing is shorter than 4 GiB, as `write` checks first.
+        bytes.extend((mark.offset as u32).to_le_bytes());
         bytes.extend(mark.block.to_le_bytes());
         bytes.extend((mark.name.len() as u32 - 1).to_le_bytes());
         bytes.extend_from_slice(&mark.name);
@@ -103,9 +104,9 @@ fn index(marks: &[Mark]) -> (Vec<u8>, u16) {
 struct Writer<'w> {
     chain: &'w mut Chain,
     encoder: &'w mut Encoder,
-    /// Where the listing starts, bytes into the chain before it is compressed.
-    begun: u64,
-    /// The block in which the last mark, or the listing, starts.
+    /// Offset of the listing in the uncompressed chain.
+    start: u64,
+    /// The block of the last mark or of the start of the listing.
     last: u64,
     marks: Vec<Mark>,
 }
@@ -113,12 +114,12 @@ struct Writer<'w> {
 impl Writer<'_> {
     fn put(&mut self, run: &mut Run) -> Result<()> {
         let Some(first) = run.first.take() else { return Ok(()) };
-        let place = self.chain.place();
-        let block = place.block32("directory")?;
-        if place.block != self.last {
-            let at = self.chain.len() - self.begun;
-            self.marks.push(Mark { at, block, name: std::mem::take(&mut run.name) });
-            self.last = place.block;
+        let position = self.chain.position();
+        let block = position.block32("directory")?;
+        if position.block != self.last {
+            let offset = self.chain.len() - self.start;
+            self.marks.push(Mark { offset, block, name: std::mem::take(&mut run.name) });
+            self.last = position.block;
         }
         let mut header = [0; HEADER];
         header[..4].copy_from_slice(&(run.count as u32 - 1).to_le_bytes());
@@ -135,9 +136,9 @@ impl Writer<'_> {
 /// Entries that share a header.
 #[derive(Default)]
 struct Run {
-    /// Place and number of the inode of the first.
-    first: Option<(Place, u32)>,
-    /// The name of the first.
+    /// Position and number of the first inode.
+    first: Option<(Position, u32)>,
+    /// Name of the first entry.
     name: Vec<u8>,
     count: usize,
     bytes: Vec<u8>,
@@ -145,12 +146,12 @@ struct Run {
 
 impl Run {
     fn takes(&self, entry: &Entry<'_>) -> bool {
-        self.first.is_none_or(|(place, _)| {
-            self.count < RUN && place.block == entry.inode.block && self.delta(entry).is_some()
+        self.first.is_none_or(|(position, _)| {
+            self.count < RUN && position.block == entry.inode.block && self.delta(entry).is_some()
         })
     }
 
-    /// How far the inode number is from that of the first.
+    /// The inode number relative to that of the first entry.
     fn delta(&self, entry: &Entry<'_>) -> Option<i16> {
         let base = self.first.map_or(entry.number, |(_, number)| number);
         i16::try_from(i64::from(entry.number) - i64::from(base)).ok()
@@ -165,7 +166,7 @@ impl Run {
         self.bytes.extend(entry.inode.offset.to_le_bytes());
         self.bytes.extend(self.delta(entry).unwrap_or(0).to_le_bytes());
         self.bytes.extend(entry.kind.to_le_bytes());
-        // A name has 255 bytes at most.
+        // A name is at most 255 bytes long.
         self.bytes.extend((entry.name.len() as u16).saturating_sub(1).to_le_bytes());
         self.bytes.extend_from_slice(entry.name);
     }
@@ -177,10 +178,10 @@ mod tests {
     use crate::codecs::Method;
 
     fn entry(name: &[u8], block: u64, number: u32) -> Entry<'_> {
-        Entry { name, inode: Place { block, offset: 5 }, number, kind: 2 }
+        Entry { name, inode: Position { block, offset: 5 }, number, kind: 2 }
     }
 
-    /// Headers of a listing of less than a block: count, block, number.
+    /// The headers of a listing: count, block, inode number.
     fn headers(entries: &[Entry<'_>]) -> Vec<(u32, u32, u32)> {
         let mut encoder = Encoder::new(Method::None).unwrap();
         let mut chain = Chain::default();
@@ -191,14 +192,16 @@ mod tests {
             bytes.extend_from_slice(&block[2..]);
         }
         assert_eq!(bytes.len(), listing.len as usize);
-        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-        let (mut at, mut found) = (0, Vec::new());
-        while at < bytes.len() {
-            found.push((word(at) + 1, word(at + 4), word(at + 8)));
-            let count = word(at) + 1;
-            at += HEADER;
+        let field =
+            |offset: usize| u32::from_le_bytes(bytes[offset..offset + 4].try_into().unwrap());
+        let (mut offset, mut found) = (0, Vec::new());
+        while offset < bytes.len() {
+            found.push((field(offset) + 1, field(offset + 4), field(offset + 8)));
+            let count = field(offset) + 1;
+            offset += HEADER;
             for _ in 0..count {
-                at += 9 + usize::from(u16::from_le_bytes([bytes[at + 6], bytes[at + 7]]));
+                offset +=
+                    9 + usize::from(u16::from_le_bytes([bytes[offset + 6], bytes[offset + 7]]));
             }
         }
         found
@@ -249,9 +252,9 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_would_have_too_many_marks_has_fewer() {
+    fn a_long_index_skips_marks() {
         let marks: Vec<Mark> =
-            (0..200_000).map(|at| Mark { at, block: 0, name: b"x".to_vec() }).collect();
+            (0..200_000).map(|offset| Mark { offset, block: 0, name: b"x".to_vec() }).collect();
         let (bytes, count) = index(&marks);
         assert_eq!((count, bytes.len()), (50_000, 50_000 * 13));
     }

@@ -1,16 +1,15 @@
-//! Files with the same bytes, which are stored once.
+//! Finds files with the same bytes, which are stored once.
 //!
-//! Owns finding them; leaves what becomes of them to `data`.
-//! Invariant: two files are the same only if all their bytes are (and their holes), as far as 128
-//! bits of BLAKE3 can tell under a key that nobody knows.
+//! Invariant: two files are equal only if all their bytes and holes are, as far as 128 bits of
+//! BLAKE3 can tell under a secret key.
 //!
-//! A hash that only spreads well would want a second look at the bytes, as who makes two files of
-//! one hash could have one shown for the other; and a second look means reading files again that
-//! lie anywhere. With BLAKE3 there is no need, and it is as fast as the disk. The key differs from
-//! run to run, and no hash is written, so the archive does not depend on it.
+//! With a plain hash, an attacker could create two files with the same hash and have one shown as
+//! the other. The bytes would have to be compared as well, which means reading files again from
+//! anywhere on the disk. BLAKE3 makes this unnecessary, and it is as fast as the disk. The key
+//! differs from run to run. No hash is written, so the archive does not depend on the key.
 //!
-//! A file in one batch is hashed where it is compressed. Of a larger one the first blocks would be
-//! written before it is known, so larger files that share their exact size are read twice.
+//! A file that fits in one batch is hashed where it is compressed. The first blocks of a larger
+//! file would be written before its hash is known. So larger files with equal sizes are read twice.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -31,7 +30,7 @@ pub(super) type Digest = [u8; 16];
 pub(super) struct Key([u8; 32]);
 
 impl Key {
-    /// A key that nobody knows: the standard library's hash maps get theirs from the system.
+    /// A secret key. The standard library seeds its hash maps from the system.
     pub(super) fn random() -> Self {
         let mut key = [0; 32];
         for (nth, part) in key.chunks_exact_mut(8).enumerate() {
@@ -40,7 +39,7 @@ impl Key {
         Self(key)
     }
 
-    /// The hash of `pieces`, all of a file or those of a batch.
+    /// The hash of `pieces`, which are all of a file or its part of a batch.
     pub(super) fn digest(&self, pieces: &[Piece]) -> Digest {
         let mut hasher = Hasher::new_keyed(&self.0);
         for piece in pieces {
@@ -75,10 +74,11 @@ pub(super) fn is_large(catalog: &Catalog, file: InodeId) -> bool {
     catalog.inode(file).size() > BATCH
 }
 
-/// Of `files`, the large ones that have the bytes of an earlier one, each with that one.
+/// Maps each large file of `files` that is a copy to the first file with its bytes.
 ///
 /// # Errors
-/// `Interrupted`. What can not be read is no duplicate, and tells why when it is packed.
+/// `Interrupted`. A file that cannot be read is no duplicate; the error is reported when it is
+/// packed.
 pub(super) fn large(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -114,10 +114,10 @@ pub(super) fn large(
     Ok(found.copies)
 }
 
-/// The files that were hashed so far.
+/// The files hashed so far.
 struct Found {
     key: Key,
-    /// The file whose batches come in; no hash where one of them could not be read.
+    /// The current file; no hasher if one of its batches could not be read.
     open: Option<(InodeId, Option<Hasher>)>,
     firsts: HashMap<Digest, InodeId>,
     copies: HashMap<InodeId, InodeId>,

@@ -1,7 +1,6 @@
-//! Threads that compress fragment blocks, which the serial part of the work puts together.
+//! Threads that compress fragment blocks.
 //!
-//! Owns the threads and the blocks that wait for them; leaves how many may wait to `fragments`.
-//! Invariant: each block that is given is answered, by an error if a thread is lost.
+//! Invariant: every block gets an answer, an error if a thread died.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -12,45 +11,45 @@ use crate::sync::{Condvar, Mutex};
 
 use super::block::{BlockEncoders, EncodedBlock};
 
-/// A block to compress, and who waits for it.
+/// A block to compress, and the channel for the result.
 struct Task {
     bytes: Vec<u8>,
     answer: SyncSender<Result<EncodedBlock>>,
 }
 
-/// What the threads share.
+/// The queue that the threads share.
 #[derive(Default)]
 struct Waiting {
     tasks: VecDeque<Task>,
-    /// No more will come.
+    /// No more tasks will be added.
     is_closed: bool,
 }
 
-/// The threads, and the blocks that wait for one.
+/// The threads and their queue.
 pub(super) struct Encoders<'e> {
     block_encoders: &'e BlockEncoders,
-    /// Guards only the list; taken alone.
+    /// Guards only the queue; never held with another lock.
     waiting: Mutex<Waiting>,
-    /// That there is a task, or the end.
+    /// Signalled for a new task and when the queue is closed.
     changed: Condvar,
 }
 
-/// A block that will be compressed.
+/// The result of a task that may still be running.
 pub(super) struct Pending(Receiver<Result<EncodedBlock>>);
 
 impl<'e> Encoders<'e> {
-    /// No threads yet.
+    /// A queue without threads.
     pub(super) fn new(block_encoders: &'e BlockEncoders) -> Self {
         Self { block_encoders, waiting: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Starts up to `count` threads; the number that could be started.
+    /// Starts up to `count` threads and returns how many could be started.
     pub(super) fn start<'s>(&'s self, scope: &'s Scope<'s, '_>, count: usize) -> usize {
         let start = |_: &usize| Builder::new().spawn_scoped(scope, || self.run()).is_ok();
         (0..count).take_while(start).count()
     }
 
-    /// Has a block compressed, by the caller if there is no thread.
+    /// Compresses a block on a thread, or on the caller's if there is none.
     pub(super) fn compress(&self, bytes: Vec<u8>, threads: usize) -> Pending {
         let (answer, pending) = sync_channel(1);
         let task = Task { bytes, answer };
@@ -63,7 +62,7 @@ impl<'e> Encoders<'e> {
         Pending(pending)
     }
 
-    /// Lets the threads end when there is nothing more to do.
+    /// Makes the threads exit when the queue is empty.
     pub(super) fn close(&self) {
         self.waiting.lock().is_closed = true;
         self.changed.notify_all();
@@ -90,23 +89,23 @@ impl<'e> Encoders<'e> {
 
     fn work(&self, task: &Task) {
         let stored =
-            self.block_encoders.with(|block_encoder| block_encoder.store_unseen(&task.bytes));
-        // Whoever asked may have given up.
+            self.block_encoders.with(|block_encoder| block_encoder.encode_unchecked(&task.bytes));
+        // The receiver may be gone after an error.
         let _ = task.answer.send(stored);
     }
 }
 
 impl Pending {
-    /// Waits for it.
+    /// Waits for the block.
     ///
     /// # Errors
-    /// What the library reports.
+    /// The errors of the compressor.
     pub(super) fn wait(self) -> Result<EncodedBlock> {
         self.0.recv().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a thread has ended early")))
     }
 }
 
-/// Closes when dropped, for a panic must let the threads end, too.
+/// Closes the queue when dropped, so that the threads also exit after a panic.
 pub(super) struct Closing<'c, 'e>(pub(super) &'c Encoders<'e>);
 
 impl Drop for Closing<'_, '_> {

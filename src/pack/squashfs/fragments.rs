@@ -1,9 +1,7 @@
 //! Fragment blocks: small files, and ends of files, several to a block.
 //!
-//! Owns putting them together and the order in which they are written; leaves compressing them to
-//! `encoders`.
-//! Invariant: where a fragment block lies depends on what was added, not on which thread was
-//! faster: block n is written when block n + `behind` is complete, or at the end.
+//! Invariant: the position of a fragment block depends on what was added, not on the speed of
+//! threads. Block n is written when block n + `max_pending` is complete, or at the end.
 
 use std::collections::VecDeque;
 
@@ -13,20 +11,20 @@ use crate::pack::output::Output;
 use super::encoders::{Encoders, Pending};
 use super::layout::Geometry;
 
-/// Bytes of fragment blocks that may wait to be compressed: they keep many threads busy.
-const WAITING: u32 = 32 << 20;
+/// Bytes of fragment blocks in the queue, enough to keep many threads busy.
+const PENDING_BYTES: u32 = 32 << 20;
 
-/// Where a fragment block lies.
+/// Where a fragment block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fragment {
     pub(super) start: u64,
-    /// Its size as it is stored, with the mark of a plain one.
-    pub(super) word: u32,
-    /// Bytes that it decodes to.
+    /// Its size on disk, with a flag if it is uncompressed.
+    pub(super) size_field: u32,
+    /// Uncompressed size, bytes.
     pub(super) len: u32,
 }
 
-/// A place in a fragment block.
+/// A position in a fragment block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tail {
     pub(super) fragment: u32,
@@ -38,39 +36,39 @@ pub(super) struct Fragments<'f> {
     encoders: &'f Encoders<'f>,
     threads: usize,
     capacity: usize,
-    /// Blocks that wait before the first of them must be written.
-    behind: usize,
-    /// The block that is being put together.
+    /// Number of blocks that may be pending before the first of them must be written.
+    max_pending: usize,
+    /// The block that is being filled.
     open: Vec<u8>,
     pending: VecDeque<(u32, Pending)>,
     written: Vec<Fragment>,
 }
 
 impl<'f> Fragments<'f> {
-    /// None yet; `threads` of `encoders` are there.
+    /// No blocks yet. `encoders` has `threads` threads.
     pub(super) fn new(geometry: &Geometry, encoders: &'f Encoders<'f>, threads: usize) -> Self {
         Self {
             encoders,
             threads,
             capacity: geometry.fragment_size as usize,
-            behind: (WAITING / geometry.fragment_size.max(1)).clamp(32, 1024) as usize,
+            max_pending: (PENDING_BYTES / geometry.fragment_size.max(1)).clamp(32, 1024) as usize,
             open: Vec::new(),
             pending: VecDeque::new(),
             written: Vec::new(),
         }
     }
 
-    /// Adds `bytes`, no more than a fragment block holds. May write an earlier block, so nobody
-    /// may be in the middle of a file.
+    /// Adds `bytes`, at most as many as a fragment block holds. May write an earlier block, so the
+    /// caller must not be between two blocks of a file.
     ///
     /// # Errors
-    /// `InvalidInput` where there are 2^32 of them; what compressing and writing report.
+    /// `InvalidInput` if there are too many blocks for 32 bits; errors of compressing and writing.
     pub(super) fn add(&mut self, bytes: &[u8], output: &mut Output) -> Result<Tail> {
         if !self.open.is_empty() && self.open.len() + bytes.len() > self.capacity {
             self.complete(output)?;
         }
         let number = u32::try_from(self.written.len() + self.pending.len());
-        // The last number stands for none.
+        // The largest number means "no fragment".
         let fragment = number.ok().filter(|&number| number < u32::MAX).ok_or_else(|| {
             Error::new(Kind::InvalidInput, "a squashfs image has at most 2^32 - 1 fragment blocks")
         })?;
@@ -79,7 +77,7 @@ impl<'f> Fragments<'f> {
         Ok(Tail { fragment, offset })
     }
 
-    /// Writes all that is left; the table.
+    /// Writes all remaining blocks and returns the table.
     ///
     /// # Errors
     /// As `add`.
@@ -97,7 +95,7 @@ impl<'f> Fragments<'f> {
         let bytes = std::mem::replace(&mut self.open, Vec::with_capacity(self.capacity));
         let len = bytes.len() as u32;
         self.pending.push_back((len, self.encoders.compress(bytes, self.threads)));
-        match self.pending.len() > self.behind {
+        match self.pending.len() > self.max_pending {
             true => self.write_first(output),
             false => Ok(()),
         }
@@ -106,7 +104,7 @@ impl<'f> Fragments<'f> {
     fn write_first(&mut self, output: &mut Output) -> Result<()> {
         let Some((len, pending)) = self.pending.pop_front() else { return Ok(()) };
         let stored = pending.wait()?;
-        self.written.push(Fragment { start: output.len(), word: stored.word, len });
+        self.written.push(Fragment { start: output.len(), size_field: stored.size_field, len });
         output.append(&stored.bytes)
     }
 }

@@ -1,16 +1,15 @@
 //! The records of inodes (squashfs.rst, section 3.3), in their basic or extended form.
 //!
-//! Owns their layout, and which form is needed; leaves what is in them to `tree`.
-//! Invariant: the basic form is used whenever it can hold all there is.
+//! Invariant: the basic form is used whenever it can hold all fields.
 
 use crate::vfs::FileKind;
 
 use super::fragments::Tail;
 
-/// What stands where there is no fragment, no set of attributes.
+/// Means "no fragment" and "no extended attributes".
 const NONE: u32 = u32::MAX;
 
-/// What every record begins with.
+/// The fields that every record begins with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) permissions: u16,
@@ -25,7 +24,7 @@ pub(super) struct Header {
     pub(super) xattr: Option<u32>,
 }
 
-/// What only a regular file has. Its words follow the record.
+/// The fields of a regular file. The sizes of its blocks follow the record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct File {
     pub(super) start: u64,
@@ -34,19 +33,19 @@ pub(super) struct File {
     pub(super) tail: Option<Tail>,
 }
 
-/// What only a folder has. Its index follows the record.
+/// The fields of a directory. Its index follows the record.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Folder {
+pub(super) struct Directory {
     pub(super) block: u32,
     pub(super) offset: u16,
-    /// Bytes of the listing, and three.
+    /// Bytes of the listing, plus three.
     pub(super) size: u32,
-    /// The number of the folder above.
+    /// Inode number of the parent.
     pub(super) parent: u32,
     pub(super) index_count: u16,
 }
 
-/// The number of a kind in directory entries, and in basic records; 7 more is the extended one.
+/// The number of a kind in directory entries and basic records. Extended records add 7.
 pub(super) fn kind_number(kind: FileKind) -> u16 {
     match kind {
         FileKind::Directory => 1,
@@ -102,29 +101,29 @@ impl Header {
         record
     }
 
-    /// A folder.
-    pub(super) fn folder(&self, folder: &Folder) -> Vec<u8> {
-        let basic = u16::try_from(folder.size).ok();
-        let basic = basic.filter(|_| self.xattr.is_none() && folder.index_count == 0);
+    /// A directory.
+    pub(super) fn directory(&self, directory: &Directory) -> Vec<u8> {
+        let basic = u16::try_from(directory.size).ok();
+        let basic = basic.filter(|_| self.xattr.is_none() && directory.index_count == 0);
         let mut record = self.begin(FileKind::Directory, basic.is_none());
         if let Some(size) = basic {
-            record.extend(folder.block.to_le_bytes());
+            record.extend(directory.block.to_le_bytes());
             record.extend(self.links.to_le_bytes());
             record.extend(size.to_le_bytes());
-            record.extend(folder.offset.to_le_bytes());
-            record.extend(folder.parent.to_le_bytes());
+            record.extend(directory.offset.to_le_bytes());
+            record.extend(directory.parent.to_le_bytes());
             return record;
         }
-        for field in [self.links, folder.size, folder.block, folder.parent] {
+        for field in [self.links, directory.size, directory.block, directory.parent] {
             record.extend(field.to_le_bytes());
         }
-        record.extend(folder.index_count.to_le_bytes());
-        record.extend(folder.offset.to_le_bytes());
+        record.extend(directory.index_count.to_le_bytes());
+        record.extend(directory.offset.to_le_bytes());
         record.extend(self.xattr.unwrap_or(NONE).to_le_bytes());
         record
     }
 
-    /// A symbolic link; `target` has fewer than 2^32 bytes.
+    /// A symbolic link; `target` is shorter than 2^32 bytes.
     pub(super) fn symlink(&self, target: &[u8]) -> Vec<u8> {
         let mut record = self.begin(FileKind::Symlink, self.xattr.is_some());
         record.extend(self.links.to_le_bytes());
@@ -134,7 +133,7 @@ impl Header {
         record
     }
 
-    /// A device, with its number in the kernel's 32 bits.
+    /// A device, with its number in the kernel's 32-bit encoding.
     pub(super) fn device(&self, kind: FileKind, number: u32) -> Vec<u8> {
         let mut record = self.begin(kind, self.xattr.is_some());
         record.extend(self.links.to_le_bytes());
@@ -189,22 +188,22 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_extended_only_where_it_must_be() {
-        let folder = Folder { block: 0, offset: 0, size: 65535, parent: 1, index_count: 0 };
-        let basic = HEADER.folder(&folder);
+    fn a_directory_is_extended_only_where_it_must_be() {
+        let directory = Directory { block: 0, offset: 0, size: 65535, parent: 1, index_count: 0 };
+        let basic = HEADER.directory(&directory);
         assert_eq!((kind(&basic), basic.len()), (1, 32));
-        for (header, folder) in [
-            (HEADER, Folder { size: 65536, ..folder }),
-            (HEADER, Folder { index_count: 1, ..folder }),
-            (Header { xattr: Some(0), ..HEADER }, folder),
+        for (header, directory) in [
+            (HEADER, Directory { size: 65536, ..directory }),
+            (HEADER, Directory { index_count: 1, ..directory }),
+            (Header { xattr: Some(0), ..HEADER }, directory),
         ] {
-            let extended = header.folder(&folder);
-            assert_eq!((kind(&extended), extended.len()), (8, 40), "{header:?} {folder:?}");
+            let extended = header.directory(&directory);
+            assert_eq!((kind(&extended), extended.len()), (8, 40), "{header:?} {directory:?}");
         }
     }
 
     #[test]
-    fn the_others_are_extended_by_attributes_alone() {
+    fn other_inodes_are_extended_only_for_attributes() {
         let with = Header { xattr: Some(7), links: 9, ..HEADER };
         assert_eq!(kind(&HEADER.symlink(b"x")), 3);
         assert_eq!(kind(&with.symlink(b"x")), 10);

@@ -1,35 +1,35 @@
-//! How an image is laid down: sizes of blocks and fragments, and what compressing must save.
+//! Chooses what a recipe leaves open: sizes of blocks and fragment blocks, and how much compression
+//! must save.
 //!
-//! Owns the choices that a recipe leaves open, made by the sizes of the files; knows no bytes.
 //! Invariant: the same recipe and catalog give the same geometry.
 //!
-//! The size of a block, where the recipe names none: 128 KiB, as mksquashfs has it. Where most of
-//! the bytes are in files of more than 128 KiB and at most 1 MiB, it is the power of two that holds
-//! nine of ten of those files whole, so that one read takes such a file and nothing else.
-//! An archive that is kept and not read at random has 1 MiB, the largest there is.
+//! The default block size is 128 KiB, as in mksquashfs. If most bytes are in files of more than 128
+//! KiB and at most 1 MiB, the block size is a larger power of two. It holds nine in ten of those
+//! files whole, so one read gets such a file and nothing else. An archive that is not read at
+//! random gets 1 MiB, the maximum.
 //!
-//! A small file shares a block with others (a fragment block), and who reads it decodes all of
-//! that. So a fragment block holds no more than may be decoded for one file (`read_cost`), and what
-//! is larger has blocks of its own.
+//! A small file shares a fragment block with others, and reading it decodes the whole block. So a
+//! fragment block is no larger than what may be decoded for one file (`read_cost`). Larger files
+//! get blocks of their own.
 
 use crate::codecs::Method;
 use crate::formats::READ_COST;
 use crate::pack::catalog::{Catalog, InodeId};
 use crate::pack::recipe::{Compressor, Profile, Recipe};
 
-/// Bytes of a block where nothing speaks against it.
-const USUAL: u32 = 128 << 10;
+/// The default block size, bytes.
+const DEFAULT_BLOCK_SIZE: u32 = 128 << 10;
 
-/// What was chosen.
+/// The choices for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Geometry {
-    /// Bytes of a block of data.
+    /// Size of a data block, bytes.
     pub(super) block_size: u32,
-    /// Bytes that a fragment block holds at most; no more than a block.
+    /// Maximum size of a fragment block, bytes; no more than a data block.
     pub(super) fragment_size: u32,
     /// What goes into fragment blocks.
     pub(super) tails: Tails,
-    /// What compressing must save.
+    /// How much compression must save.
     pub(super) saving: Saving,
     pub(super) compressor: Compressor,
 }
@@ -37,23 +37,23 @@ pub(super) struct Geometry {
 /// What goes into fragment blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tails {
-    /// Files that are smaller than one, if they can be compressed.
+    /// Files smaller than a fragment block, if they are compressible.
     SmallFiles,
     /// The end of every file.
     All,
 }
 
-/// What compressing a block must save, for it costs decoding with every read.
+/// How much compressing a block must save, because every read has to decode it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Saving {
-    /// A byte.
+    /// One byte.
     Anything,
-    /// One in fifty.
+    /// One byte in fifty.
     Fiftieth,
 }
 
 impl Saving {
-    /// The length that `len` bytes must be compressed to, at most.
+    /// The maximum compressed length of `len` bytes.
     pub(super) fn limit(self, len: usize) -> usize {
         match self {
             Self::Anything => len.saturating_sub(1),
@@ -63,7 +63,7 @@ impl Saving {
 }
 
 impl Geometry {
-    /// What `recipe` says, the rest by the sizes of `files`.
+    /// Takes the values of `recipe`, and chooses the rest by the sizes of `files`.
     pub(super) fn choose(recipe: &Recipe, catalog: &Catalog, files: &[InodeId]) -> Self {
         let sizes = || files.iter().map(|&id| catalog.inode(id).size());
         let (saving, tails) = match recipe.profile {
@@ -82,7 +82,7 @@ impl Geometry {
         Self { block_size, fragment_size, tails, saving, compressor: recipe.compressor }
     }
 
-    /// How blocks are compressed.
+    /// The compression method.
     pub(super) fn method(&self) -> Method {
         match self.compressor {
             Compressor::Zstd(level) => Method::Zstd(level),
@@ -94,29 +94,29 @@ impl Geometry {
     }
 }
 
-/// The size of a block for files of these sizes.
+/// The block size for files of these sizes.
 fn block_size(sizes: impl Iterator<Item = u64>) -> u32 {
-    let (least, most) = (u64::from(USUAL), u64::from(*Recipe::BLOCK_SIZES.end()));
+    let (min, max) = (u64::from(DEFAULT_BLOCK_SIZE), u64::from(*Recipe::BLOCK_SIZES.end()));
     let mut bytes = 0_u64;
     let mut fitting = 0_u64;
-    // Files above the usual size, by the power of two that holds them whole.
+    // Counts files above the default size by the power of two that holds them whole.
     let mut counts = [0_u64; 64];
     for size in sizes {
         bytes = bytes.saturating_add(size);
-        if size > least && size <= most {
+        if size > min && size <= max {
             fitting = fitting.saturating_add(size);
             counts[size.next_power_of_two().trailing_zeros() as usize] += 1;
         }
     }
     if fitting <= bytes / 2 {
-        return USUAL;
+        return DEFAULT_BLOCK_SIZE;
     }
     let wanted = (counts.iter().sum::<u64>() * 9).div_ceil(10);
     let mut held = 0;
     for (log, count) in counts.iter().enumerate() {
         held += count;
         if held > 0 && held >= wanted {
-            return (1_u32 << log).clamp(USUAL, *Recipe::BLOCK_SIZES.end());
+            return (1_u32 << log).clamp(DEFAULT_BLOCK_SIZE, *Recipe::BLOCK_SIZES.end());
         }
     }
     *Recipe::BLOCK_SIZES.end()
@@ -131,17 +131,17 @@ mod tests {
     #[test]
     fn blocks_are_128_kib_unless_most_bytes_are_in_somewhat_larger_files() {
         let sized = |sizes: &[u64]| block_size(sizes.iter().copied());
-        assert_eq!(sized(&[]), USUAL);
-        assert_eq!(sized(&[128 * K; 100]), USUAL);
+        assert_eq!(sized(&[]), DEFAULT_BLOCK_SIZE);
+        assert_eq!(sized(&[128 * K; 100]), DEFAULT_BLOCK_SIZE);
         assert_eq!(sized(&[128 * K + 1; 100]), 256 << 10);
         assert_eq!(sized(&[256 * K; 100]), 256 << 10);
         assert_eq!(sized(&[256 * K + 1; 100]), 512 << 10);
         assert_eq!(sized(&[1024 * K; 100]), 1 << 20);
-        assert_eq!(sized(&[1024 * K + 1; 100]), USUAL);
-        // Half of the bytes are not most of them.
-        assert_eq!(sized(&[200 * K, 100 * K, 100 * K]), USUAL);
+        assert_eq!(sized(&[1024 * K + 1; 100]), DEFAULT_BLOCK_SIZE);
+        // Half of the bytes is not most of them.
+        assert_eq!(sized(&[200 * K, 100 * K, 100 * K]), DEFAULT_BLOCK_SIZE);
         assert_eq!(sized(&[200 * K, 100 * K, 99 * K]), 256 << 10);
-        // Nine of ten count, and the tenth does not.
+        // Nine in ten files decide.
         let mut sizes = [200 * K; 10];
         sizes[0] = 1000 * K;
         assert_eq!(sized(&sizes), 256 << 10);

@@ -1,72 +1,71 @@
-//! Chains of metadata blocks: 8 KiB each before they are compressed (squashfs.rst, section 3.1).
+//! Chains of metadata blocks, each 8 KiB before compression (squashfs.rst, section 3.1).
 //!
-//! Owns cutting a stream of records into blocks, and the places of records; knows no record.
-//! Invariant: a place that was told stays right, for a block lies where it lies once it is full.
+//! Invariant: a position stays valid, because a full block never moves.
 
 use crate::codecs::Encoder;
 use crate::error::{Error, Kind, Result};
 
-/// Bytes of a block before it is compressed.
+/// Bytes of a block before compression.
 pub(super) const BLOCK: usize = 8192;
 
-/// Set in the size of a block that is stored as it is.
-const PLAIN: u16 = 0x8000;
+/// Set in the size of an uncompressed block.
+const UNCOMPRESSED: u16 = 0x8000;
 
-/// A place in a chain.
+/// A position in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Where its block starts, bytes from the start of the chain as it is stored.
+pub(super) struct Position {
+    /// Offset of its block in the stored chain.
     pub(super) block: u64,
-    /// Bytes into the block as it is decoded.
+    /// Offset in the uncompressed block.
     pub(super) offset: u16,
 }
 
-impl Place {
-    /// As a reference: 48 bits of the block, 16 of the offset.
+impl Position {
+    /// The position as an on-disk reference: 48 bits of the block, 16 of the offset.
     pub(super) fn reference(self) -> u64 {
         self.block << 16 | u64::from(self.offset)
     }
 
-    /// The block in the 32 bits that directories have for it.
+    /// The offset of the block in 32 bits, as directories store it.
     ///
     /// # Errors
-    /// `InvalidInput` where it takes more.
+    /// `InvalidInput` if it needs more.
     pub(super) fn block32(self, table: &str) -> Result<u32> {
         u32::try_from(self.block).map_err(|_| {
-            let what =
+            let message =
                 format!("the {table} table would take more than 4 GiB, and squashfs has 32 bits");
-            Error::new(Kind::InvalidInput, what)
+            Error::new(Kind::InvalidInput, message)
         })
     }
 }
 
-/// A chain in the making.
+/// A chain under construction.
 #[derive(Default)]
 pub(super) struct Chain {
     stored: Vec<u8>,
-    /// The block that is not full yet: less than `BLOCK` bytes between calls.
+    /// The block that is being filled: less than `BLOCK` bytes between calls.
     open: Vec<u8>,
-    /// Where each block starts, from the start of the chain.
+    /// Offset of each block from the start of the chain.
     starts: Vec<u64>,
-    /// Bytes before they are compressed.
+    /// Bytes before compression.
     len: u64,
 }
 
 impl Chain {
-    /// Where the next byte will stand.
-    pub(super) fn place(&self) -> Place {
-        Place { block: self.stored.len() as u64, offset: self.open.len() as u16 }
+    /// The position of the next byte.
+    pub(super) fn position(&self) -> Position {
+        Position { block: self.stored.len() as u64, offset: self.open.len() as u16 }
     }
 
-    /// Bytes so far, before they are compressed.
+    /// Bytes so far, before compression.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
-    /// Adds `bytes`.
+    /// Appends `bytes`.
     ///
     /// # Errors
-    /// What the compressor reports.
+    /// The errors of the compressor.
     pub(super) fn put(&mut self, encoder: &mut Encoder, mut bytes: &[u8]) -> Result<()> {
         self.len += bytes.len() as u64;
         while !bytes.is_empty() {
@@ -80,7 +79,7 @@ impl Chain {
         Ok(())
     }
 
-    /// The chain as it is stored, and where each of its blocks starts in it.
+    /// The stored chain, and the offset of each of its blocks.
     ///
     /// # Errors
     /// As `put`.
@@ -93,15 +92,15 @@ impl Chain {
 
     fn close(&mut self, encoder: &mut Encoder) -> Result<()> {
         self.starts.push(self.stored.len() as u64);
-        // A block has 8192 bytes at most, so its length has the upper bit free.
+        // A block is at most 8192 bytes long, so the upper bit of its length is free.
         let len = self.open.len();
         match encoder.encode(&self.open, len - 1)? {
-            Some(packed) => {
-                self.stored.extend((packed.len() as u16).to_le_bytes());
-                self.stored.extend_from_slice(packed);
+            Some(compressed) => {
+                self.stored.extend((compressed.len() as u16).to_le_bytes());
+                self.stored.extend_from_slice(compressed);
             }
             None => {
-                self.stored.extend((len as u16 | PLAIN).to_le_bytes());
+                self.stored.extend((len as u16 | UNCOMPRESSED).to_le_bytes());
                 self.stored.extend_from_slice(&self.open);
             }
         }
@@ -118,10 +117,10 @@ mod tests {
     fn decoded(mut stored: &[u8]) -> (Vec<u8>, Vec<usize>) {
         let (mut all, mut lens) = (Vec::new(), Vec::new());
         while let [low, high, rest @ ..] = stored {
-            let word = u16::from_le_bytes([*low, *high]);
-            let (block, later) = rest.split_at(usize::from(word & !PLAIN));
+            let size_field = u16::from_le_bytes([*low, *high]);
+            let (block, later) = rest.split_at(usize::from(size_field & !UNCOMPRESSED));
             let mut bytes = block.to_vec();
-            if word & PLAIN == 0 {
+            if size_field & UNCOMPRESSED == 0 {
                 bytes = vec![0; BLOCK];
                 let len = Codec::Zstd.decode(block, &mut bytes).unwrap();
                 bytes.truncate(len);
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_full_but_the_last_however_it_was_put() {
+    fn all_blocks_but_the_last_are_full() {
         for method in [Method::Zstd(3), Method::None] {
             for len in [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 5] {
                 let bytes: Vec<u8> = (0..len).map(|n| (n / 7 % 251) as u8).collect();
@@ -161,12 +160,12 @@ mod tests {
         let mut encoder = Encoder::new(Method::None).unwrap();
         let mut chain = Chain::default();
         chain.put(&mut encoder, &[7; BLOCK - 1]).unwrap();
-        assert_eq!(chain.place(), Place { block: 0, offset: BLOCK as u16 - 1 });
+        assert_eq!(chain.position(), Position { block: 0, offset: BLOCK as u16 - 1 });
         chain.put(&mut encoder, &[7]).unwrap();
-        let next = Place { block: BLOCK as u64 + 2, offset: 0 };
-        assert_eq!(chain.place(), next);
+        let next = Position { block: BLOCK as u64 + 2, offset: 0 };
+        assert_eq!(chain.position(), next);
         assert_eq!(next.reference(), 8194 << 16);
-        assert!(Place { block: u64::from(u32::MAX), offset: 1 }.block32("x").is_ok());
-        assert!(Place { block: 1 << 32, offset: 1 }.block32("x").is_err());
+        assert!(Position { block: u64::from(u32::MAX), offset: 1 }.block32("x").is_ok());
+        assert!(Position { block: 1 << 32, offset: 1 }.block32("x").is_err());
     }
 }

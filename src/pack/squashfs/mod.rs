@@ -1,12 +1,12 @@
-//! Writing SquashFS 4.0, laid down for reading files in any order.
+//! Writes SquashFS 4.0 images for random reads.
 //!
-//! Owns the order of the work: the bytes of files (`data`, by `block`, `fragments`, `encoders` and
-//! `duplicates`), the tree (`tree`, by `inodes`, `directories` and `xattrs`), tables, superblock.
-//! Leaves reading images to `formats::squashfs`, which shares nothing with this but the format.
-//! Invariant: what is written depends on the catalog and the recipe, not on the number of threads.
+//! `data` writes the bytes of files, `tree` the inodes and directories. The other tables and the
+//! superblock come last. `formats::squashfs` reads images and shares no code with this writer.
 //!
-//! Memory: about 90 bytes an inode, 4 bytes a block and the compressed tables, beside what batches
-//! and fragment blocks take, which is bounded by the number of threads.
+//! Invariant: the image depends only on the catalog and the recipe, not on the number of threads.
+//!
+//! Memory: about 90 bytes an inode, 4 bytes a block and the compressed tables. The number of
+//! threads bounds the memory of batches and fragment blocks.
 
 use crate::codecs::Encoder;
 use crate::error::Result;
@@ -36,14 +36,14 @@ use layout::{Geometry, Tails};
 pub use report::Layout;
 use superblock::Superblock;
 
-/// What an image is padded to, bytes: a loop device shows whole pages.
+/// Alignment of the image size, bytes. A loop device needs whole pages.
 const PADDING: u64 = 4096;
 
-/// Writes an image of `catalog` to `output`, which is empty. What can not be packed is a problem of
-/// `job`; where it is to give up then, what was written is no image.
+/// Writes an image of `catalog` to `output`, which is empty. A file that cannot be packed is a
+/// problem of `job`; if the run must then be abandoned, the output is no valid image.
 ///
 /// # Errors
-/// `Interrupted`; `Unsupported` where a limit of the format is met; what writing reports.
+/// `Interrupted`; `InvalidInput` if a limit of the format is exceeded; errors of writing.
 pub(crate) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -62,16 +62,16 @@ pub(crate) fn write(
         read_cost: geometry.fragment_size,
         duplicates: data.counts.duplicates,
         duplicate_bytes: data.counts.duplicate_bytes,
-        plain_blocks: data.counts.plain,
+        plain_blocks: data.counts.uncompressed,
         compressed_blocks: data.counts.compressed,
         fragments: data.fragments.len() as u64,
         ..Layout::default()
     };
     let mut encoder = Encoder::new(geometry.method())?;
-    let begun = output.len();
+    let tree_start = output.len();
     let tree =
         tree::write(job, catalog, &geometry, &data, recipe.epoch, &mut layout, &mut encoder)?;
-    if on_problem == OnProblem::GiveUp && layout.failed > 0 {
+    if on_problem == OnProblem::Abort && layout.failed > 0 {
         return Ok(layout);
     }
     let skipped = tree.xattrs.skipped;
@@ -80,7 +80,7 @@ pub(crate) fn write(
     let padding = output.len().next_multiple_of(PADDING) - output.len();
     output.append(&vec![0; padding as usize])?;
     layout.stored_bytes = superblock.bytes_used;
-    layout.metadata_bytes = superblock.bytes_used - begun;
+    layout.metadata_bytes = superblock.bytes_used - tree_start;
     if skipped > 0 {
         layout.notes.push(format!(
             "{skipped} extended attributes are left out: squashfs has those of user, trusted and \
@@ -90,7 +90,7 @@ pub(crate) fn write(
     Ok(layout)
 }
 
-/// Writes the tables, in the order in which Linux expects them, and says where they are.
+/// Writes the tables in the order in which Linux expects them, and records their offsets.
 fn finish(
     recipe: &Recipe,
     geometry: &Geometry,

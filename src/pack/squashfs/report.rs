@@ -1,7 +1,6 @@
-//! What was laid down: what a person is told of an image, and what scripts read of it.
+//! The contents of an image in numbers, for messages and scripts.
 //!
-//! Owns the numbers; leaves the words for them to `cli::pack`.
-//! Invariant: each number is counted from the image itself, none is an estimate.
+//! Invariant: every number is counted from the image; none is an estimate.
 
 use serde::Serialize;
 
@@ -10,7 +9,7 @@ use serde::Serialize;
 pub struct Layout {
     /// Regular files, each once however many names it has.
     pub files: u64,
-    /// Folders, with the root.
+    /// Directories, including the root.
     pub folders: u64,
     /// Symbolic links.
     pub symlinks: u64,
@@ -18,31 +17,31 @@ pub struct Layout {
     pub specials: u64,
     /// Files that were left out because they could not be read or stored.
     pub failed: u64,
-    /// Bytes of all files, with their holes.
+    /// Bytes of all files, including their holes.
     pub bytes: u64,
-    /// Bytes of them that are holes.
+    /// Bytes of holes.
     pub hole_bytes: u64,
     /// Bytes of the image, without padding.
     pub stored_bytes: u64,
-    /// Bytes of it that are tables: inodes, names, attributes.
+    /// Bytes of tables: inodes, names, attributes.
     pub metadata_bytes: u64,
     /// The name of the compressor.
     pub compressor: &'static str,
-    /// Bytes of a block.
+    /// Block size, bytes.
     pub block_size: u32,
-    /// Bytes that are decoded at most to read a file that is smaller than that.
+    /// Maximum number of bytes decoded to read a file smaller than a fragment block.
     pub read_cost: u32,
-    /// Bytes that are decoded on average to read one file, each as likely as any other.
+    /// Bytes decoded on average to read one file, each equally likely.
     pub mean_decoded: f64,
-    /// Files that have the bytes of another.
+    /// Files with the same bytes as an earlier file.
     pub duplicates: u64,
-    /// Their bytes.
+    /// Bytes of the duplicates.
     pub duplicate_bytes: u64,
-    /// Blocks that are stored as they are.
+    /// Number of uncompressed blocks.
     pub plain_blocks: u64,
-    /// Blocks that are compressed.
+    /// Number of compressed blocks.
     pub compressed_blocks: u64,
-    /// Of both, those that several files share.
+    /// Number of fragment blocks, which several files share. The two numbers above include them.
     pub fragments: u64,
     /// What could not be kept, in sentences.
     pub notes: Vec<String>,

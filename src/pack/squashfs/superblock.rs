@@ -1,30 +1,29 @@
-//! The superblock and the options of the compressor behind it (squashfs.rst, sections 3 and 3.2).
+//! The superblock and the compressor options after it (squashfs.rst, sections 3 and 3.2).
 //!
-//! Owns their layout; leaves what is in them to `mod`.
-//! Invariant: options are written where, and only where, squashfs-tools writes them.
+//! Invariant: options are written exactly where squashfs-tools writes them.
 
 use crate::pack::recipe::Compressor;
 
 /// Bytes of a superblock.
 pub(super) const SIZE: usize = 96;
 
-/// What stands where there is no table.
+/// Means that there is no table.
 const NO_TABLE: u64 = u64::MAX;
 
-/// Flags: what is stored plain, and what there is.
-const PLAIN_INODES: u16 = 1;
-const PLAIN_DATA: u16 = 2;
-const PLAIN_FRAGMENTS: u16 = 8;
+/// Flags: what is uncompressed, and what the image contains.
+const UNCOMPRESSED_INODES: u16 = 1;
+const UNCOMPRESSED_DATA: u16 = 2;
+const UNCOMPRESSED_FRAGMENTS: u16 = 8;
 const NO_FRAGMENTS: u16 = 0x10;
 const ALL_TAILS: u16 = 0x20;
 const DUPLICATES: u16 = 0x40;
 const EXPORT: u16 = 0x80;
-const PLAIN_XATTRS: u16 = 0x100;
+const UNCOMPRESSED_XATTRS: u16 = 0x100;
 const NO_XATTRS: u16 = 0x200;
 const OPTIONS: u16 = 0x400;
-const PLAIN_IDS: u16 = 0x800;
+const UNCOMPRESSED_IDS: u16 = 0x800;
 
-/// What a superblock says.
+/// The fields of a superblock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Superblock {
     pub(super) compressor: Compressor,
@@ -35,7 +34,7 @@ pub(super) struct Superblock {
     pub(super) modified: u32,
     pub(super) fragments: u32,
     pub(super) owners: u16,
-    /// Reference of the inode of the root.
+    /// Reference of the root inode.
     pub(super) root: u64,
     /// Bytes of the image, without padding.
     pub(super) bytes_used: u64,
@@ -48,7 +47,7 @@ pub(super) struct Superblock {
 }
 
 impl Superblock {
-    /// As it stands in the image.
+    /// The on-disk form.
     pub(super) fn encode(&self) -> [u8; SIZE] {
         let mut bytes = Vec::with_capacity(SIZE);
         bytes.extend_from_slice(b"hsqs");
@@ -79,7 +78,11 @@ impl Superblock {
     fn flags(&self) -> u16 {
         let mut flags = DUPLICATES | EXPORT;
         if self.compressor == Compressor::None {
-            flags |= PLAIN_INODES | PLAIN_DATA | PLAIN_FRAGMENTS | PLAIN_XATTRS | PLAIN_IDS;
+            flags |= UNCOMPRESSED_INODES
+                | UNCOMPRESSED_DATA
+                | UNCOMPRESSED_FRAGMENTS
+                | UNCOMPRESSED_XATTRS
+                | UNCOMPRESSED_IDS;
         }
         for (is_set, flag) in [
             (self.fragments == 0, NO_FRAGMENTS),
@@ -93,7 +96,7 @@ impl Superblock {
     }
 }
 
-/// The number of a compressor. What is not compressed at all may be said to be anything.
+/// The number of a compressor. An image without compression may name any.
 fn number(compressor: Compressor) -> u16 {
     match compressor {
         Compressor::Gzip(_) | Compressor::None => 1,
@@ -103,21 +106,21 @@ fn number(compressor: Compressor) -> u16 {
     }
 }
 
-/// The options that stand behind the superblock, as a metadata block; `None` where they are those
-/// that a reader assumes. A dictionary of xz as large as a block is what it assumes.
+/// The options after the superblock, as a metadata block; `None` if they have the defaults that
+/// readers assume. For xz, readers assume a dictionary of one block.
 pub(super) fn options(compressor: Compressor) -> Option<Vec<u8>> {
     let options = match compressor {
-        // Level, bits of the window, strategies.
+        // Level, window bits, strategies.
         Compressor::Gzip(level) if level != 9 => {
             [&level.to_le_bytes()[..], &15_u16.to_le_bytes(), &[0; 2]].concat()
         }
         Compressor::Zstd(level) if level != 15 => level.to_le_bytes().to_vec(),
-        // Version and flags. Linux does not read an image without.
+        // Version and flags. Linux rejects LZ4 images without them.
         Compressor::Lz4 => [1_u32.to_le_bytes(), 0_u32.to_le_bytes()].concat(),
         _ => return None,
     };
-    let word = options.len() as u16 | 0x8000;
-    Some([&word.to_le_bytes()[..], &options].concat())
+    let size_field = options.len() as u16 | 0x8000;
+    Some([&size_field.to_le_bytes()[..], &options].concat())
 }
 
 #[cfg(test)]
@@ -125,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_written_where_they_are_not_the_usual_ones() {
+    fn options_are_written_unless_they_are_the_defaults() {
         assert_eq!(options(Compressor::Zstd(15)), None);
         assert_eq!(options(Compressor::Gzip(9)), None);
         assert_eq!(options(Compressor::Xz), None);

@@ -1,8 +1,7 @@
-//! Tables that are found by a list of their blocks (squashfs.rst, section 3.6): fragments, inodes
-//! by number, owners.
+//! Tables that are found through a list of their blocks (squashfs.rst, section 3.6): fragments,
+//! inodes by number, owners.
 //!
-//! Owns cutting records into blocks, and the table of owners; leaves what records say to others.
-//! Invariant: the list of blocks stands right behind them, where Linux looks for its end.
+//! Invariant: the list of blocks comes directly after the blocks, as Linux expects.
 
 use std::collections::HashMap;
 
@@ -13,18 +12,18 @@ use crate::pack::output::Output;
 use super::fragments::Fragment;
 use super::metadata::Chain;
 
-/// Writes `records` and the list of their blocks; where the list lies.
+/// Writes `records` and the list of their blocks, and returns the offset of the list.
 ///
 /// # Errors
-/// What compressing and writing report.
+/// The errors of compressing and writing.
 pub(super) fn write(records: &[u8], encoder: &mut Encoder, output: &mut Output) -> Result<u64> {
-    let places = blocks(records, encoder, output)?;
+    let offsets = blocks(records, encoder, output)?;
     let list = output.len();
-    output.append(&places)?;
+    output.append(&offsets)?;
     Ok(list)
 }
 
-/// Writes `records`; the list of their blocks, which is not written yet.
+/// Writes `records` and returns the list of their blocks without writing it.
 ///
 /// # Errors
 /// As `write`.
@@ -36,9 +35,9 @@ pub(super) fn blocks(
     let mut chain = Chain::default();
     chain.put(encoder, records)?;
     let (stored, starts) = chain.finish(encoder)?;
-    let begun = output.len();
+    let table_start = output.len();
     output.append(&stored)?;
-    Ok(starts.iter().flat_map(|start| (begun + start).to_le_bytes()).collect())
+    Ok(starts.iter().flat_map(|start| (table_start + start).to_le_bytes()).collect())
 }
 
 /// The records of fragment blocks.
@@ -46,13 +45,13 @@ pub(super) fn fragments(fragments: &[Fragment]) -> Vec<u8> {
     let mut records = Vec::with_capacity(fragments.len() * 16);
     for fragment in fragments {
         records.extend(fragment.start.to_le_bytes());
-        records.extend(fragment.word.to_le_bytes());
+        records.extend(fragment.size_field.to_le_bytes());
         records.extend([0; 4]);
     }
     records
 }
 
-/// Owners, users and groups together, each once.
+/// The table of owners: users and groups together, each once.
 #[derive(Default)]
 pub(super) struct Owners {
     numbers: HashMap<u32, u16>,
@@ -60,31 +59,31 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// The number of `id`.
+    /// The index of `id`, which is added if it is new.
     ///
     /// # Errors
-    /// `InvalidInput` where it would be the 65,536th.
+    /// `InvalidInput` if it would be the 65,536th.
     pub(super) fn number(&mut self, id: u32) -> Result<u16> {
         if let Some(&number) = self.numbers.get(&id) {
             return Ok(number);
         }
-        // The superblock has 16 bits for how many there are.
+        // The superblock has 16 bits for the count.
         let number = u16::try_from(self.numbers.len()).ok().filter(|&number| number < u16::MAX);
         let number = number.ok_or_else(|| {
-            let what = "a squashfs image has at most 65535 different users and groups";
-            Error::new(Kind::InvalidInput, what).with_hint("give all files one owner")
+            let message = "a squashfs image has at most 65535 different users and groups";
+            Error::new(Kind::InvalidInput, message).with_hint("give all files one owner")
         })?;
         self.numbers.insert(id, number);
         self.records.extend(id.to_le_bytes());
         Ok(number)
     }
 
-    /// How many there are.
+    /// Number of owners.
     pub(super) fn count(&self) -> u16 {
         self.numbers.len() as u16
     }
 
-    /// All, by their numbers.
+    /// All owners, by their index.
     pub(super) fn records(&self) -> &[u8] {
         &self.records
     }
@@ -95,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_65535_owners_at_most() {
+    fn limits_owners_to_65535() {
         let mut owners = Owners::default();
         for id in 0..65_535 {
             assert_eq!(owners.number(id * 3).unwrap(), id as u16);

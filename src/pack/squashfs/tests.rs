@@ -7,7 +7,7 @@ use std::path::Path;
 use super::*;
 use crate::error::{Error, Kind};
 use crate::formats::{self, OpenOptions};
-use crate::pack::catalog::{Builder, Inode, InodeId, Meta, Owner, What};
+use crate::pack::catalog::{Builder, Inode, InodeId, InodeKind, Meta, Owner};
 use crate::pack::content::{Content, ContentId};
 use crate::pack::output::Existing;
 use crate::pack::recipe::Profile;
@@ -20,7 +20,7 @@ use crate::vfs::{Cookie, FileKind, Ino, Name, Scratch, Timestamp, Tree};
 struct File {
     bytes: Vec<u8>,
     stored: Option<Vec<Range<u64>>>,
-    /// How many times it can be read before that fails.
+    /// How many reads succeed before they fail.
     fails_after: Option<u64>,
 }
 
@@ -52,7 +52,7 @@ impl Content for Memory {
     }
 }
 
-/// A tree in the making.
+/// A tree under construction.
 struct Forest {
     builder: Builder,
     files: Vec<File>,
@@ -75,16 +75,16 @@ impl Forest {
         Self { builder: Builder::new(META), files: Vec::new() }
     }
 
-    fn file(&mut self, parent: InodeId, called: &[u8], file: File) -> InodeId {
+    fn file(&mut self, parent: InodeId, name_bytes: &[u8], file: File) -> InodeId {
         let key = self.files.len() as u64;
         let (size, sparse) = (file.bytes.len() as u64, file.stored.is_some());
         self.files.push(file);
-        let what = What::File { size, content: ContentId { source: 0, key }, sparse };
-        self.builder.add(parent, name(called), Inode { meta: META, what })
+        let kind = InodeKind::File { size, content: ContentId { source: 0, key }, sparse };
+        self.builder.add(parent, name(name_bytes), Inode { meta: META, kind })
     }
 
-    fn bytes(&mut self, parent: InodeId, called: &[u8], bytes: Vec<u8>) -> InodeId {
-        self.file(parent, called, File { bytes, ..File::default() })
+    fn bytes(&mut self, parent: InodeId, name_bytes: &[u8], bytes: Vec<u8>) -> InodeId {
+        self.file(parent, name_bytes, File { bytes, ..File::default() })
     }
 
     fn finish(mut self) -> Catalog {
@@ -100,7 +100,7 @@ fn text(len: usize, seed: usize) -> Vec<u8> {
     words.take(len).collect()
 }
 
-/// One of everything, at both sides of every size that matters.
+/// One of everything, on both sides of every size that matters.
 fn odd() -> Catalog {
     let mut forest = Forest::new();
     let root = InodeId::ROOT;
@@ -111,14 +111,14 @@ fn odd() -> Catalog {
         forest.bytes(root, format!("zeros{len}").as_bytes(), vec![0; len]);
     }
     let long = text(3_500_000, 5);
-    for called in ["long", "longer copy"] {
-        forest.bytes(root, called.as_bytes(), long.clone());
+    for name_bytes in ["long", "longer copy"] {
+        forest.bytes(root, name_bytes.as_bytes(), long.clone());
     }
     let mut other = long;
     *other.last_mut().unwrap() ^= 1;
     forest.bytes(root, b"long, almost", other);
-    for called in ["copy1", "copy2", "copy3"] {
-        forest.bytes(root, called.as_bytes(), text(50_000, 9));
+    for name_bytes in ["copy1", "copy2", "copy3"] {
+        forest.bytes(root, name_bytes.as_bytes(), text(50_000, 9));
     }
     let mut sparse = vec![0; 3_000_000];
     sparse[1_000_000..1_100_000].copy_from_slice(&text(100_000, 3));
@@ -127,25 +127,25 @@ fn odd() -> Catalog {
     forest.file(root, b"sparse", File { bytes: sparse, stored, fails_after: None });
     let hole = File { bytes: vec![0; 2_000_001], stored: Some(Vec::new()), fails_after: None };
     forest.file(root, b"hole", hole);
-    let folder = forest.builder.folder(root, name(b"folder"), META);
-    let deep = forest.builder.folder(folder, name(b"deep\xff\xfe"), META);
-    forest.builder.folder(folder, name(b"empty"), Meta { permissions: 0o1700, ..META });
+    let directory = forest.builder.directory(root, name(b"folder"), META);
+    let deep = forest.builder.directory(directory, name(b"deep\xff\xfe"), META);
+    forest.builder.directory(directory, name(b"empty"), Meta { permissions: 0o1700, ..META });
     let linked = forest.bytes(deep, b"first", text(5000, 1));
-    forest.builder.link(folder, name(b"second"), linked);
+    forest.builder.link(directory, name(b"second"), linked);
     forest.builder.link(root, name(b"a third"), linked);
     forest.bytes(deep, &[b'n'; 255], text(10, 1));
-    let mut add = |called: &[u8], meta: Meta, what: What| {
-        forest.builder.add(deep, name(called), Inode { meta, what })
+    let mut add = |name_bytes: &[u8], meta: Meta, kind: InodeKind| {
+        forest.builder.add(deep, name(name_bytes), Inode { meta, kind })
     };
-    add(b"symlink", META, What::Symlink(b"../no\xffwhere".as_slice().into()));
-    add(b"long symlink", META, What::Symlink(vec![b'x'; 4000].into()));
+    add(b"symlink", META, InodeKind::Symlink(b"../no\xffwhere".as_slice().into()));
+    add(b"long symlink", META, InodeKind::Symlink(vec![b'x'; 4000].into()));
     let (kind, number) = (FileKind::BlockDevice, 0x0810_0321);
-    add(b"block", META, What::Device { kind, number });
-    add(b"char", META, What::Device { kind: FileKind::CharDevice, number: 0x103 });
-    add(b"fifo", Meta { uid: u32::MAX - 1, gid: 0, permissions: 0o7777, ..META }, What::Fifo);
+    add(b"block", META, InodeKind::Device { kind, number });
+    add(b"char", META, InodeKind::Device { kind: FileKind::CharDevice, number: 0x103 });
+    add(b"fifo", Meta { uid: u32::MAX - 1, gid: 0, permissions: 0o7777, ..META }, InodeKind::Fifo);
     let time = |seconds| Meta { modified: Timestamp { seconds, nanoseconds: 5 }, ..META };
-    add(b"socket", time(-5), What::Socket);
-    add(b"late", time(1 << 33), What::Socket);
+    add(b"socket", time(-5), InodeKind::Socket);
+    add(b"late", time(1 << 33), InodeKind::Socket);
     let pair = |name: &[u8], value: &[u8]| (name.to_vec(), value.to_vec());
     let set = vec![
         pair(b"user.one", b"1"),
@@ -155,26 +155,29 @@ fn odd() -> Catalog {
     ];
     let xattrs = forest.builder.xattrs(set);
     let only = forest.builder.xattrs(vec![pair(b"system.none", b"1")]);
-    for (called, xattrs) in [(&b"with"[..], xattrs), (b"with again", xattrs), (b"without", only)] {
-        let folder = forest.builder.folder(deep, name(called), Meta { xattrs, ..META });
-        for (nth, what) in [
-            What::Fifo,
-            What::Socket,
-            What::Symlink(b"t".as_slice().into()),
-            What::Device { kind: FileKind::CharDevice, number: 1 },
+    for (name_bytes, xattrs) in
+        [(&b"with"[..], xattrs), (b"with again", xattrs), (b"without", only)]
+    {
+        let directory = forest.builder.directory(deep, name(name_bytes), Meta { xattrs, ..META });
+        for (nth, kind) in [
+            InodeKind::Fifo,
+            InodeKind::Socket,
+            InodeKind::Symlink(b"t".as_slice().into()),
+            InodeKind::Device { kind: FileKind::CharDevice, number: 1 },
         ]
         .into_iter()
         .enumerate()
         {
-            let inode = Inode { meta: Meta { xattrs, ..META }, what };
-            forest.builder.add(folder, name(&[b'0' + nth as u8]), inode);
+            let inode = Inode { meta: Meta { xattrs, ..META }, kind };
+            forest.builder.add(directory, name(&[b'0' + nth as u8]), inode);
         }
         let key = forest.files.len() as u64;
         forest.files.push(File { bytes: text(77, 1), ..File::default() });
-        let what = What::File { size: 77, content: ContentId { source: 0, key }, sparse: false };
-        forest.builder.add(folder, name(b"f"), Inode { meta: Meta { xattrs, ..META }, what });
+        let kind =
+            InodeKind::File { size: 77, content: ContentId { source: 0, key }, sparse: false };
+        forest.builder.add(directory, name(b"f"), Inode { meta: Meta { xattrs, ..META }, kind });
     }
-    let many = forest.builder.folder(root, name(b"many"), META);
+    let many = forest.builder.directory(root, name(b"many"), META);
     for nth in 0..3000 {
         forest.bytes(
             many,
@@ -183,7 +186,7 @@ fn odd() -> Catalog {
         );
     }
     for nth in 0..700 {
-        forest.bytes(folder, format!("f{nth}").as_bytes(), text(nth * 97, nth));
+        forest.bytes(directory, format!("f{nth}").as_bytes(), text(nth * 97, nth));
     }
     forest.finish()
 }
@@ -196,7 +199,7 @@ const RECIPE: Recipe = Recipe {
     epoch: None,
 };
 
-/// Writes an image at `path`; what was laid down, and the problems there were.
+/// Writes an image at `path` and returns its layout and the problems.
 fn pack(
     catalog: &Catalog,
     recipe: &Recipe,
@@ -206,7 +209,7 @@ fn pack(
     let (progress, stop) = (Progress::default(), AtomicBool::new(false));
     let job = Job::new(threads, &progress, &stop);
     let mut output = Output::create(path, Existing::Replace).unwrap();
-    let layout = write(&job, catalog, recipe, OnProblem::GoOn, &mut output).unwrap();
+    let layout = write(&job, catalog, recipe, OnProblem::Continue, &mut output).unwrap();
     output.publish().unwrap();
     let problems = job.into_problems();
     (layout, problems)
@@ -217,14 +220,14 @@ fn open(path: &Path) -> Arc<dyn Tree> {
     formats::open(&[path.to_owned()], &options, &Progress::default()).unwrap()
 }
 
-/// All entries of a folder.
-fn list(tree: &dyn Tree, folder: Ino) -> Vec<(Vec<u8>, Ino)> {
+/// All entries of a directory.
+fn list(tree: &dyn Tree, directory: Ino) -> Vec<(Vec<u8>, Ino)> {
     let mut found = Vec::new();
     let mut visit = |entry: crate::vfs::DirEntry<'_>| {
         found.push((entry.name.as_bytes().to_vec(), entry.ino));
         ControlFlow::Continue(())
     };
-    tree.read_dir(folder, Cookie::START, &mut visit).unwrap();
+    tree.read_dir(directory, Cookie::START, &mut visit).unwrap();
     found
 }
 
@@ -240,50 +243,54 @@ fn read(tree: &dyn Tree, file: Ino) -> Vec<u8> {
     }
 }
 
-/// Compares what `formats` reads of an image with what was to be in it, and has it verified.
+/// Compares an image, as `formats` reads it, with the catalog, and verifies it.
 fn compare(catalog: &Catalog, path: &Path, epoch: Option<i64>) {
     let tree = open(path);
     let mut inos: BTreeMap<InodeId, Ino> = BTreeMap::new();
     let mut waiting = vec![(InodeId::ROOT, Ino::ROOT)];
     while let Some((id, ino)) = waiting.pop() {
         let (inode, attr) = (catalog.inode(id), tree.attr(ino).unwrap());
-        let what = format!("{inode:?} {attr:?}");
+        let context = format!("{inode:?} {attr:?}");
         let meta = inode.meta;
-        assert_eq!((attr.kind, attr.permissions), (inode.kind(), meta.permissions), "{what}");
-        assert_eq!((attr.uid, attr.gid), (meta.uid, meta.gid), "{what}");
+        assert_eq!(
+            (attr.kind, attr.permissions),
+            (inode.file_kind(), meta.permissions),
+            "{context}"
+        );
+        assert_eq!((attr.uid, attr.gid), (meta.uid, meta.gid), "{context}");
         let time = meta.modified.seconds.clamp(0, u32::MAX.into()).min(epoch.unwrap_or(i64::MAX));
         assert_eq!(attr.modified, Timestamp { seconds: time, nanoseconds: 0 });
-        let links = match inode.what {
-            What::Folder(_) => {
+        let links = match inode.kind {
+            InodeKind::Directory(_) => {
                 2 + catalog
                     .entries(id)
-                    .filter(|(_, id)| matches!(catalog.inode(*id).what, What::Folder(_)))
+                    .filter(|(_, id)| matches!(catalog.inode(*id).kind, InodeKind::Directory(_)))
                     .count()
             }
             _ => catalog.links(id) as usize,
         };
-        assert_eq!(attr.nlink as usize, links, "{what}");
-        // The same inode at all its names.
+        assert_eq!(attr.nlink as usize, links, "{context}");
+        // All names lead to the same inode.
         assert_eq!(*inos.entry(id).or_insert(ino), ino);
-        match &inode.what {
-            What::Folder(_) => {
+        match &inode.kind {
+            InodeKind::Directory(_) => {
                 let found = list(tree.as_ref(), ino);
                 assert_eq!(found.len(), catalog.entries(id).len());
-                for ((wanted, child), (called, ino)) in catalog.entries(id).zip(found) {
-                    assert_eq!(wanted, called);
+                for ((wanted, child), (name_bytes, ino)) in catalog.entries(id).zip(found) {
+                    assert_eq!(wanted, name_bytes);
                     let looked_up = tree.lookup(inos[&id], name(wanted));
                     assert_eq!(looked_up.unwrap().unwrap().ino, ino);
                     waiting.push((child, ino));
                 }
             }
-            What::File { size, content, .. } => {
+            InodeKind::File { size, content, .. } => {
                 let mut wanted = vec![0; *size as usize];
                 catalog.content(*content).read(content.key, 0, &mut wanted).unwrap();
-                assert!(read(tree.as_ref(), ino) == wanted, "{what}");
+                assert!(read(tree.as_ref(), ino) == wanted, "{context}");
             }
-            What::Symlink(target) => assert_eq!(*tree.read_link(ino).unwrap(), **target),
-            What::Device { number, .. } => assert_eq!(attr.device, *number),
-            What::Fifo | What::Socket => {}
+            InodeKind::Symlink(target) => assert_eq!(*tree.read_link(ino).unwrap(), **target),
+            InodeKind::Device { number, .. } => assert_eq!(attr.device, *number),
+            InodeKind::Fifo | InodeKind::Socket => {}
         }
         let set = meta.xattrs.map_or(&[][..], |set| catalog.xattrs(set));
         let kept = || set.iter().filter(|(name, _)| !name.starts_with(b"system."));
@@ -297,7 +304,7 @@ fn compare(catalog: &Catalog, path: &Path, epoch: Option<i64>) {
 }
 
 #[test]
-fn what_was_packed_is_read_again_with_each_compressor_and_profile() {
+fn round_trips_with_each_compressor_and_profile() {
     let work = tempfile::tempdir().unwrap();
     let path = work.path().join("a.sqfs");
     let catalog = odd();
@@ -320,7 +327,7 @@ fn what_was_packed_is_read_again_with_each_compressor_and_profile() {
         .into_iter()
         .enumerate()
         {
-            // The sizes have nothing to do with the compressor, so one of them shows the rest.
+            // Sizes are independent of the compressor, so vary them for one only.
             if nth > 1 && compressor != Compressor::Zstd(3) {
                 continue;
             }
@@ -334,13 +341,13 @@ fn what_was_packed_is_read_again_with_each_compressor_and_profile() {
 }
 
 #[test]
-fn the_same_bytes_come_of_any_number_of_threads() {
+fn any_number_of_threads_gives_the_same_image() {
     let work = tempfile::tempdir().unwrap();
     let mut forest = Forest::new();
     for nth in 0..2000 {
         forest.bytes(InodeId::ROOT, nth.to_string().as_bytes(), text(2100, nth));
     }
-    // Copies that meet in different threads.
+    // Copies that are compressed by different threads.
     for nth in 0..3000 {
         forest.bytes(InodeId::ROOT, format!("c{nth}").as_bytes(), text(3000, nth % 100));
     }
@@ -349,7 +356,7 @@ fn the_same_bytes_come_of_any_number_of_threads() {
             .into_iter()
             .enumerate()
     {
-        // Small fragment blocks, so that there are more than may wait.
+        // Small fragment blocks, to have more than may be pending.
         let recipe = Recipe { profile, read_cost: Some(4096), ..RECIPE };
         let images = [1, 2, 7].map(|threads| {
             let path = work.path().join(threads.to_string());
@@ -393,14 +400,14 @@ fn reading_a_small_file_decodes_no_more_than_was_allowed() {
     let (layout, _) = pack(&catalog, &recipe, 4, &path);
     // Pairs of small files; the others have blocks of their own.
     assert_eq!((layout.fragments, layout.plain_blocks, layout.compressed_blocks), (25, 1, 26));
-    // What is plain costs nothing.
+    // Reading uncompressed blocks decodes nothing.
     let mean = (50.0 * 20_000.0 + 20_001.0) / 52.0;
     assert!((layout.mean_decoded - mean).abs() < 0.001, "{layout:?}");
     compare(&catalog, &path, None);
 }
 
 #[test]
-fn what_can_not_be_read_is_named_and_left_out_with_all_its_names() {
+fn unreadable_files_are_reported_and_left_out_under_all_names() {
     let work = tempfile::tempdir().unwrap();
     let path = work.path().join("a");
     let forest = || {
@@ -413,13 +420,13 @@ fn what_can_not_be_read_is_named_and_left_out_with_all_its_names() {
         let bad = forest.file(InodeId::ROOT, b"bad", fails(1000, 0));
         forest.builder.link(InodeId::ROOT, name(b"bad too"), bad);
         forest.file(InodeId::ROOT, b"large", fails(5_000_000, 2));
-        // Read whole when it is compared (five batches), and no more.
+        // Readable once for the comparison (five batches), and then no more.
         forest.file(InodeId::ROOT, b"m1", File { fails_after: Some(5), ..fails(4_500_000, 0) });
         forest.bytes(InodeId::ROOT, b"m2", block::noise(4_500_000, 1));
         forest.bytes(InodeId::ROOT, b"good", text(1000, 1));
         let target = vec![b'x'; 65536];
-        let what = What::Symlink(target.into());
-        forest.builder.add(InodeId::ROOT, name(b"symlink"), Inode { meta: META, what });
+        let kind = InodeKind::Symlink(target.into());
+        forest.builder.add(InodeId::ROOT, name(b"symlink"), Inode { meta: META, kind });
         forest.finish()
     };
     let (layout, problems) = pack(&forest(), &RECIPE, 1, &path);
@@ -434,7 +441,7 @@ fn what_can_not_be_read_is_named_and_left_out_with_all_its_names() {
     let (progress, stop) = (Progress::default(), AtomicBool::new(false));
     let job = Job::new(2, &progress, &stop);
     let mut output = Output::create(&path, Existing::Replace).unwrap();
-    let layout = write(&job, &forest(), &RECIPE, OnProblem::GiveUp, &mut output).unwrap();
+    let layout = write(&job, &forest(), &RECIPE, OnProblem::Abort, &mut output).unwrap();
     assert!(layout.failed >= 4);
     assert_eq!(job.problems.lock().0.len(), 4);
 }
@@ -444,24 +451,24 @@ fn too_many_owners_are_an_error_that_names_the_limit() {
     let work = tempfile::tempdir().unwrap();
     let mut forest = Forest::new();
     for uid in 0..65_536 {
-        let inode = Inode { meta: Meta { uid, gid: uid, ..META }, what: What::Fifo };
+        let inode = Inode { meta: Meta { uid, gid: uid, ..META }, kind: InodeKind::Fifo };
         forest.builder.add(InodeId::ROOT, name(uid.to_string().as_bytes()), inode);
     }
     let catalog = forest.finish();
     let (progress, stop) = (Progress::default(), AtomicBool::new(false));
     let job = Job::new(2, &progress, &stop);
     let mut output = Output::create(&work.path().join("a"), Existing::Refuse).unwrap();
-    let error = write(&job, &catalog, &RECIPE, OnProblem::GoOn, &mut output).unwrap_err();
+    let error = write(&job, &catalog, &RECIPE, OnProblem::Continue, &mut output).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidInput);
     assert!(error.to_string().contains("65535"), "{error}");
 }
 
 #[test]
-fn stops_when_it_is_told_to() {
+fn stops_on_interrupt() {
     let work = tempfile::tempdir().unwrap();
     let (progress, stop) = (Progress::default(), AtomicBool::new(true));
     let job = Job::new(2, &progress, &stop);
     let mut output = Output::create(&work.path().join("a"), Existing::Refuse).unwrap();
-    let error = write(&job, &odd(), &RECIPE, OnProblem::GoOn, &mut output).unwrap_err();
+    let error = write(&job, &odd(), &RECIPE, OnProblem::Continue, &mut output).unwrap_err();
     assert_eq!(error.kind(), Kind::Interrupted);
 }

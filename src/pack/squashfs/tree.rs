@@ -1,58 +1,57 @@
-//! The tree: the inode table and the directory table, which name each other's places.
+//! The inode table and the directory table, which refer to each other.
 //!
-//! Owns the order of both, inode numbers and links; leaves the layout of records to `inodes` and
-//! `directories`.
-//! Invariants: what has no number is not in the image; an inode is written before a name of it, a
-//! listing before the inode of its folder.
+//! Invariants: an inode without a number is not in the image. An inode is written before its names,
+//! and a listing before the inode of its directory.
 //!
-//! Numbers ascend from 1, the root, as one walks: all entries of a folder together, for a listing
-//! tells numbers by their distance. Inodes are written deepest folder first, those of a folder one
-//! after the other, folders among them: `ls -l` reads them in one go.
+//! Numbers ascend from 1, the root, in the order of the walk. The entries of a directory are
+//! numbered together because a listing stores the differences of numbers. Inodes are written from
+//! the deepest directory up. Those of one directory are contiguous, including subdirectories, so
+//! that `ls -l` reads them at once.
 
 use std::collections::HashMap;
 
 use crate::codecs::Encoder;
 use crate::error::{Error, Kind, Result};
 use crate::pack::Job;
-use crate::pack::catalog::{Catalog, Inode, InodeId, What};
+use crate::pack::catalog::{Catalog, Inode, InodeId, InodeKind};
 use crate::vfs::Timestamp;
 
-use super::block::is_plain;
+use super::block::is_uncompressed;
 use super::data::{Data, Placement, State};
 use super::directories::{self, Entry, Listing};
 use super::fragments::Fragment;
-use super::inodes::{File, Folder, Header, kind_number};
+use super::inodes::{Directory, File, Header, kind_number};
 use super::layout::Geometry;
-use super::metadata::{Chain, Place};
+use super::metadata::{Chain, Position};
 use super::report::Layout;
 use super::tables::Owners;
 use super::xattrs::Xattrs;
 
-/// Bytes of the target of a symbolic link at most: what the format's readers take.
+/// Maximum length of the target of a symbolic link, bytes: what readers of the format accept.
 const TARGET: usize = 65535;
 
-/// Words that are put into the inode table at once.
-const WORDS: usize = 4096;
+/// Size fields that are appended to the inode table at once.
+const SIZE_FIELDS: usize = 4096;
 
-/// Both tables, and what came up while they were written.
+/// Both tables, and the values collected while writing them.
 pub(super) struct Tree {
     pub(super) inodes: Vec<u8>,
     pub(super) directories: Vec<u8>,
     /// References of inodes by their number, from 1.
     pub(super) references: Vec<u64>,
-    /// That of the root.
+    /// Reference of the root inode.
     pub(super) root: u64,
     pub(super) owners: Owners,
     pub(super) xattrs: Xattrs,
-    /// The latest time there is.
+    /// The latest modification time.
     pub(super) newest: u32,
 }
 
-/// Writes both tables of all that could be read, and counts it.
+/// Writes both tables for all files that could be read, and counts them.
 ///
 /// # Errors
-/// `InvalidInput` where a limit of the format is met, which the sentence names. A symbolic link
-/// that is too long is a problem of `job`, and left out.
+/// `InvalidInput` if a limit of the format is exceeded; the message names it. A symbolic link that
+/// is too long is a problem of `job`, and left out.
 pub(super) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -70,7 +69,7 @@ pub(super) fn write(
         latest: epoch.map_or(u32::MAX, seconds),
         layout,
         encoder,
-        places: vec![None; count as usize],
+        positions: vec![None; count as usize],
         numbers,
         listings: HashMap::new(),
         inodes: Chain::default(),
@@ -80,22 +79,23 @@ pub(super) fn write(
         newest: 0,
         decoded: 0.0,
     };
-    for folder in folders(catalog) {
+    for directory in directories_bottom_up(catalog) {
         job.check()?;
-        writer.folder(folder)?;
+        writer.directory(directory)?;
     }
-    // Nothing is above the root; mksquashfs gives it a number that no inode has.
+    // The root has no parent. mksquashfs stores a number that no inode has.
     let root = writer.inode(InodeId::ROOT, count + 1)?.reference();
-    let Writer { layout, encoder, places, inodes, directories, owners, xattrs, .. } = writer;
+    let Writer { layout, encoder, positions, inodes, directories, owners, xattrs, .. } = writer;
     layout.mean_decoded = writer.decoded / (layout.files.max(1) as f64);
-    let references = places.into_iter().map(|place| place.map_or(0, Place::reference)).collect();
+    let references =
+        positions.into_iter().map(|position| position.map_or(0, Position::reference)).collect();
     let newest = writer.newest;
     let (inodes, _) = inodes.finish(encoder)?;
     let (directories, _) = directories.finish(encoder)?;
     Ok(Tree { inodes, directories, references, root, owners, xattrs, newest })
 }
 
-/// The number of each inode, 0 of what is left out; and how many there are.
+/// The number of each inode, 0 for those left out, and the number of inodes.
 fn numbers(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -106,20 +106,21 @@ fn numbers(
     let mut is_out = vec![false; catalog.len()];
     let mut count = 1_u32;
     numbers[InodeId::ROOT.index()] = count;
-    catalog.walk(&mut |path, folder| {
-        for (name, id) in catalog.entries(folder) {
+    catalog.walk(&mut |path, directory| {
+        for (name, id) in catalog.entries(directory) {
             let index = id.index();
             if numbers[index] != 0 || is_out[index] {
                 continue;
             }
-            is_out[index] = match &catalog.inode(id).what {
-                What::File { .. } => !matches!(data.states[index], State::Placed(_)),
-                What::Symlink(target) if target.len() > TARGET => {
-                    let what = format!("a target of {} bytes, squashfs has {TARGET}", target.len());
+            is_out[index] = match &catalog.inode(id).kind {
+                InodeKind::File { .. } => !matches!(data.states[index], State::Placed(_)),
+                InodeKind::Symlink(target) if target.len() > TARGET => {
+                    let message =
+                        format!("a target of {} bytes, squashfs has {TARGET}", target.len());
                     let path = [path, name].join(&b"/"[..]);
                     let path = String::from_utf8_lossy(&path);
                     let path = path.trim_start_matches('/');
-                    job.problem(path, &Error::new(Kind::InvalidInput, what));
+                    job.problem(path, &Error::new(Kind::InvalidInput, message));
                     true
                 }
                 _ => false,
@@ -133,7 +134,7 @@ fn numbers(
         }
     });
     match count {
-        // One more is the number above the root.
+        // The number after the last one is the parent of the root.
         u32::MAX => {
             Err(Error::new(Kind::InvalidInput, "a squashfs image has fewer than 2^32 - 1 inodes"))
         }
@@ -141,20 +142,21 @@ fn numbers(
     }
 }
 
-/// All folders, those in a folder before it, in the order of names.
-fn folders(catalog: &Catalog) -> Vec<InodeId> {
+/// All directories, subdirectories before their parents.
+fn directories_bottom_up(catalog: &Catalog) -> Vec<InodeId> {
     let mut order = Vec::new();
     let mut waiting = vec![InodeId::ROOT];
-    while let Some(folder) = waiting.pop() {
-        order.push(folder);
-        let is_folder = |id: &InodeId| matches!(catalog.inode(*id).what, What::Folder(_));
-        waiting.extend(catalog.entries(folder).map(|(_, id)| id).filter(is_folder));
+    while let Some(directory) = waiting.pop() {
+        order.push(directory);
+        let is_directory =
+            |id: &InodeId| matches!(catalog.inode(*id).kind, InodeKind::Directory(_));
+        waiting.extend(catalog.entries(directory).map(|(_, id)| id).filter(is_directory));
     }
     order.reverse();
     order
 }
 
-/// Seconds as the format has them: 32 bits from 1970 on.
+/// Seconds as the format stores them: 32 bits from 1970 on.
 pub(super) fn seconds(seconds: i64) -> u32 {
     u32::try_from(seconds.max(0)).unwrap_or(u32::MAX)
 }
@@ -163,81 +165,81 @@ struct Writer<'w> {
     catalog: &'w Catalog,
     geometry: &'w Geometry,
     data: &'w Data,
-    /// The latest time that anything shows.
+    /// Limit of modification times.
     latest: u32,
     layout: &'w mut Layout,
     encoder: &'w mut Encoder,
     numbers: Vec<u32>,
-    /// By number, less one, once an inode is written.
-    places: Vec<Option<Place>>,
-    /// Listings of folders whose inodes are not written yet, and the links of these.
+    /// Position of each written inode, by inode number less one.
+    positions: Vec<Option<Position>>,
+    /// Listings of directories whose inodes are not written yet, and their link counts.
     listings: HashMap<InodeId, (Listing, u32)>,
     inodes: Chain,
     directories: Chain,
     owners: Owners,
     xattrs: Xattrs,
     newest: u32,
-    /// Bytes that are decoded to read each file once.
+    /// Bytes decoded to read each file once.
     decoded: f64,
 }
 
 impl Writer<'_> {
-    /// Writes the inodes of all that is in a folder, and its listing.
-    fn folder(&mut self, folder: InodeId) -> Result<()> {
-        let parent = self.numbers[folder.index()];
+    /// Writes the inodes of the entries of a directory, and its listing.
+    fn directory(&mut self, directory: InodeId) -> Result<()> {
+        let parent = self.numbers[directory.index()];
         let catalog = self.catalog;
         let mut links = 2_u32;
-        for (_, id) in catalog.entries(folder) {
+        for (_, id) in catalog.entries(directory) {
             let number = self.numbers[id.index()];
             if number == 0 {
                 continue;
             }
-            if matches!(catalog.inode(id).what, What::Folder(_)) {
+            if matches!(catalog.inode(id).kind, InodeKind::Directory(_)) {
                 links = links.saturating_add(1);
             }
-            if self.places[number as usize - 1].is_none() {
+            if self.positions[number as usize - 1].is_none() {
                 self.inode(id, parent)?;
             }
         }
-        let (numbers, places) = (&self.numbers, &self.places);
-        let entries = catalog.entries(folder).filter_map(|(name, id)| {
+        let (numbers, positions) = (&self.numbers, &self.positions);
+        let entries = catalog.entries(directory).filter_map(|(name, id)| {
             let number = numbers[id.index()];
-            let inode = (*places.get(number.checked_sub(1)? as usize)?)?;
-            Some(Entry { name, inode, number, kind: kind_number(catalog.inode(id).kind()) })
+            let inode = (*positions.get(number.checked_sub(1)? as usize)?)?;
+            Some(Entry { name, inode, number, kind: kind_number(catalog.inode(id).file_kind()) })
         });
         let listing = directories::write(&mut self.directories, self.encoder, entries)?;
-        self.listings.insert(folder, (listing, links));
+        self.listings.insert(directory, (listing, links));
         Ok(())
     }
 
-    /// Writes an inode; where it lies.
-    fn inode(&mut self, id: InodeId, parent: u32) -> Result<Place> {
+    /// Writes an inode and returns its position.
+    fn inode(&mut self, id: InodeId, parent: u32) -> Result<Position> {
         let inode = self.catalog.inode(id);
         let header = self.header(id, inode)?;
-        let place = self.inodes.place();
-        match &inode.what {
-            What::File { size, .. } => {
+        let position = self.inodes.position();
+        match &inode.kind {
+            InodeKind::File { size, .. } => {
                 let State::Placed(placement) = self.data.states[id.index()] else {
                     return Err(Error::new(Kind::Io, "a file without a place has a number"));
                 };
                 self.file(&header, &placement, *size)?;
             }
-            What::Folder(_) => self.own_folder(header, id, parent)?,
-            What::Symlink(target) => {
+            InodeKind::Directory(_) => self.directory_inode(header, id, parent)?,
+            InodeKind::Symlink(target) => {
                 self.layout.symlinks += 1;
                 self.inodes.put(self.encoder, &header.symlink(target))?;
             }
-            What::Device { kind, number } => {
+            InodeKind::Device { kind, number } => {
                 self.layout.specials += 1;
                 self.inodes.put(self.encoder, &header.device(*kind, *number))?;
             }
-            What::Fifo | What::Socket => {
+            InodeKind::Fifo | InodeKind::Socket => {
                 self.layout.specials += 1;
-                self.inodes.put(self.encoder, &header.special(inode.kind()))?;
+                self.inodes.put(self.encoder, &header.special(inode.file_kind()))?;
             }
         }
-        self.places[header.number as usize - 1] = Some(place);
-        Ok(place)
+        self.positions[header.number as usize - 1] = Some(position);
+        Ok(position)
     }
 
     fn header(&mut self, id: InodeId, inode: &Inode) -> Result<Header> {
@@ -264,41 +266,45 @@ impl Writer<'_> {
         let Placement { start, sparse, tail, .. } = *placement;
         self.inodes.put(self.encoder, &header.file(&File { start, size, sparse, tail }))?;
         let block_size = self.geometry.block_size;
-        let count = Data::word_count(placement, size, block_size);
-        let words = &self.data.words[placement.words..placement.words + count];
-        for part in words.chunks(WORDS) {
-            let bytes: Vec<u8> = part.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let count = Data::size_field_count(placement, size, block_size);
+        let size_fields =
+            &self.data.size_fields[placement.size_fields..placement.size_fields + count];
+        for part in size_fields.chunks(SIZE_FIELDS) {
+            let bytes: Vec<u8> =
+                part.iter().flat_map(|size_field| size_field.to_le_bytes()).collect();
             self.inodes.put(self.encoder, &bytes)?;
         }
         self.layout.files += 1;
         self.layout.bytes += size;
         self.layout.hole_bytes += sparse;
-        let compressed =
-            words.iter().enumerate().filter(|(_, word)| **word != 0 && !is_plain(**word));
+        let compressed = size_fields
+            .iter()
+            .enumerate()
+            .filter(|(_, size_field)| **size_field != 0 && !is_uncompressed(**size_field));
         let block =
             |nth: usize| u64::from(block_size).min(size - nth as u64 * u64::from(block_size));
         self.decoded += compressed.map(|(nth, _)| block(nth)).sum::<u64>() as f64;
         if let Some(tail) = tail {
-            let Fragment { word, len, .. } = self.data.fragments[tail.fragment as usize];
-            self.decoded += if is_plain(word) { 0.0 } else { f64::from(len) };
+            let Fragment { size_field, len, .. } = self.data.fragments[tail.fragment as usize];
+            self.decoded += if is_uncompressed(size_field) { 0.0 } else { f64::from(len) };
         }
         Ok(())
     }
 
-    fn own_folder(&mut self, header: Header, id: InodeId, parent: u32) -> Result<()> {
+    fn directory_inode(&mut self, header: Header, id: InodeId, parent: u32) -> Result<()> {
         let Some((listing, links)) = self.listings.remove(&id) else {
             return Err(Error::new(Kind::Io, "a folder comes before its listing"));
         };
-        let folder = Folder {
-            block: listing.place.block32("directory")?,
-            offset: listing.place.offset,
-            // As many as `.` and `..` would take, which are not stored.
+        let directory = Directory {
+            block: listing.position.block32("directory")?,
+            offset: listing.position.offset,
+            // Three more for `.` and `..`, which are not stored.
             size: listing.len + 3,
             parent,
             index_count: listing.index_count,
         };
         self.layout.folders += 1;
-        self.inodes.put(self.encoder, &Header { links, ..header }.folder(&folder))?;
+        self.inodes.put(self.encoder, &Header { links, ..header }.directory(&directory))?;
         self.inodes.put(self.encoder, &listing.index)
     }
 }

@@ -1,7 +1,6 @@
 //! The table of extended attributes (squashfs.rst, section 3.8).
 //!
-//! Owns which attributes the format can hold, and their layout; leaves whose they are to `tree`.
-//! Invariant: a set of the catalog is stored once, when the first inode that has it comes.
+//! Invariant: each set of the catalog is stored once, when its first inode is written.
 
 use std::collections::HashMap;
 
@@ -13,30 +12,30 @@ use crate::pack::output::Output;
 use super::metadata::Chain;
 use super::tables;
 
-/// The prefixes that have a number; others can not be stored.
+/// The prefixes that have a number. Attributes with other prefixes cannot be stored.
 const PREFIXES: [(&[u8], u16); 3] = [(b"user.", 0), (b"trusted.", 1), (b"security.", 2)];
 
-/// Bytes of a value at most, as Linux has it (XATTR_SIZE_MAX).
+/// Maximum length of a value, bytes (XATTR_SIZE_MAX of Linux).
 const VALUE: usize = 65536;
 
-/// The table in the making.
+/// The table under construction.
 #[derive(Default)]
 pub(super) struct Xattrs {
     pairs: Chain,
-    /// Records of the id table: where a set starts, how many pairs, how many bytes.
+    /// Records of the id table: reference of a set, number of pairs, bytes of the names.
     ids: Vec<u8>,
-    /// By the number in the catalog: the number here, if anything of the set could be stored; and
-    /// how many could not.
+    /// By the number in the catalog: the number in this table, if anything of the set could be
+    /// stored, and how many attributes could not.
     known: HashMap<u32, (Option<u32>, u64)>,
-    /// Attributes that could not be stored, each as often as an inode has it.
+    /// Attributes that could not be stored, counted once for each inode that has them.
     pub(super) skipped: u64,
 }
 
 impl Xattrs {
-    /// The number of a set of the catalog for an inode that has it.
+    /// The number in this table of a set of the catalog.
     ///
     /// # Errors
-    /// What the compressor reports.
+    /// The errors of the compressor.
     pub(super) fn number(
         &mut self,
         catalog: &Catalog,
@@ -60,7 +59,7 @@ impl Xattrs {
         set: &[(Vec<u8>, Vec<u8>)],
         encoder: &mut Encoder,
     ) -> Result<(Option<u32>, u64)> {
-        let reference = self.pairs.place().reference();
+        let reference = self.pairs.position().reference();
         let (mut count, mut size, mut skipped) = (0_u32, 0_u32, 0);
         for (name, value) in set {
             let Some((kind, rest)) = split(name).filter(|_| value.len() <= VALUE) else {
@@ -75,7 +74,7 @@ impl Xattrs {
             pair.extend_from_slice(value);
             self.pairs.put(encoder, &pair)?;
             count += 1;
-            // What listxattr(2) says: the names, each with a NUL.
+            // The size that listxattr(2) reports: the names, each with a NUL.
             size = size.saturating_add(name.len() as u32 + 1);
         }
         if count == 0 {
@@ -88,10 +87,10 @@ impl Xattrs {
         Ok((Some(number), skipped))
     }
 
-    /// Writes the table; where it lies, if there is one.
+    /// Writes the table and returns its offset, if there are any attributes.
     ///
     /// # Errors
-    /// What compressing and writing report.
+    /// The errors of compressing and writing.
     pub(super) fn write(self, encoder: &mut Encoder, output: &mut Output) -> Result<Option<u64>> {
         if self.ids.is_empty() {
             return Ok(None);
@@ -99,17 +98,17 @@ impl Xattrs {
         let start = output.len();
         let (pairs, _) = self.pairs.finish(encoder)?;
         output.append(&pairs)?;
-        let places = tables::blocks(&self.ids, encoder, output)?;
+        let offsets = tables::blocks(&self.ids, encoder, output)?;
         let table = output.len();
         output.append(&start.to_le_bytes())?;
         output.append(&((self.ids.len() / 16) as u32).to_le_bytes())?;
         output.append(&[0; 4])?;
-        output.append(&places)?;
+        output.append(&offsets)?;
         Ok(Some(table))
     }
 }
 
-/// The number of a name's prefix, and the rest of it.
+/// The number of a name's prefix, and the rest of the name.
 fn split(name: &[u8]) -> Option<(u16, &[u8])> {
     let found =
         PREFIXES.iter().find_map(|&(prefix, kind)| Some((kind, name.strip_prefix(prefix)?)));
@@ -122,7 +121,7 @@ mod tests {
     use crate::codecs::Method;
 
     #[test]
-    fn names_are_split_at_their_prefix_and_others_are_none() {
+    fn names_are_split_at_a_known_prefix() {
         assert_eq!(split(b"user.a.b"), Some((0, &b"a.b"[..])));
         assert_eq!(split(b"trusted.x"), Some((1, &b"x"[..])));
         assert_eq!(split(b"security.selinux"), Some((2, &b"selinux"[..])));
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_stored_is_counted() {
+    fn counts_attributes_that_cannot_be_stored() {
         let mut encoder = Encoder::new(Method::None).unwrap();
         let mut xattrs = Xattrs::default();
         let pair = |name: &[u8], len| (name.to_vec(), vec![1; len]);

@@ -1,8 +1,6 @@
-//! The bytes of one member, as they come.
+//! Writes the bytes of one member, piece by piece.
 //!
-//! Owns that they are all there, in order, or that nothing of the member is; leaves reading them to
-//! `feed` and what stands in front of them to `header`.
-//! Invariant: between `begin` and `end` or `discard` the output ends within this member.
+//! Invariant: from `begin` to `end` or `discard` this member is the last one in the output.
 
 use super::header::padding;
 use super::holes::Map;
@@ -15,19 +13,19 @@ const ZEROS: &[u8] = &[0; 64 << 10];
 
 /// A member that is being written.
 pub(crate) struct Body {
-    /// Where its header stands.
+    /// Offset of its header in the archive.
     start: u64,
-    /// Bytes of the file that came, of so many.
-    at: u64,
+    /// Bytes of the file written so far, out of `size`.
+    written: u64,
     size: u64,
     map: Option<Map>,
 }
 
 impl Body {
-    /// Writes what stands in front of a file of `size` bytes; without a map holes are zeros.
+    /// Writes the header of a file of `size` bytes and its map. Without a map, holes become zeros.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(super) fn sparse(
         output: &mut Output,
         header: &[u8],
@@ -39,21 +37,21 @@ impl Body {
         if let Some(map) = &map {
             output.append(map.text())?;
         }
-        Ok(Self { start, at: 0, size, map })
+        Ok(Self { start, written: 0, size, map })
     }
 
-    /// The same for a file that is stored whole.
+    /// As `sparse`, for a file that is stored with its holes.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(crate) fn begin(output: &mut Output, header: &[u8], size: u64) -> Result<Self> {
         Self::sparse(output, header, size, None)
     }
 
-    /// Whether a piece is what comes next.
+    /// Checks that a piece is the next one.
     ///
     /// # Errors
-    /// Why it could not be read; `Changed` where the file is not what the header says.
+    /// The error of a failed read; `Changed` if the file does not match its header.
     pub(crate) fn expect(&self, piece: Piece) -> Result<Piece> {
         let len = match &piece.data {
             Data::Bytes(bytes) => bytes.len() as u64,
@@ -61,11 +59,11 @@ impl Body {
             Data::Failed(_) => 0,
         };
         let end = piece.offset.saturating_add(len);
-        let lost = match (&self.map, &piece.data) {
+        let has_unmapped_data = match (&self.map, &piece.data) {
             (Some(map), Data::Bytes(_)) => map.stored_within(piece.offset..end) < len,
             _ => false,
         };
-        if piece.offset != self.at || end > self.size || lost {
+        if piece.offset != self.written || end > self.size || has_unmapped_data {
             return Err(changed());
         }
         match piece.data {
@@ -74,81 +72,82 @@ impl Body {
         }
     }
 
-    /// Writes a piece that was expected.
+    /// Writes a piece that `expect` returned.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(crate) fn put(&mut self, output: &mut Output, piece: &Piece) -> Result<()> {
         match (&piece.data, &self.map) {
             (Data::Bytes(bytes), _) => {
                 output.append(bytes)?;
-                self.at += bytes.len() as u64;
+                self.written += bytes.len() as u64;
             }
             (Data::Hole(len), map) => {
-                let end = self.at + len;
-                let stored = map.as_ref().map_or(*len, |map| map.stored_within(self.at..end));
+                let end = self.written + len;
+                let stored = map.as_ref().map_or(*len, |map| map.stored_within(self.written..end));
                 zeros(output, stored)?;
-                self.at = end;
+                self.written = end;
             }
             (Data::Failed(_), _) => {}
         }
         Ok(())
     }
 
-    /// Whether it is stored without its holes.
+    /// Whether the member is stored without its holes.
     pub(super) fn is_sparse(&self) -> bool {
         self.map.is_some()
     }
 
-    /// Whether all bytes are there.
+    /// Whether all bytes are written.
     pub(crate) fn is_whole(&self) -> bool {
-        self.at == self.size
+        self.written == self.size
     }
 
     /// Ends the member.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(crate) fn end(self, output: &mut Output) -> Result<()> {
         let stored = self.map.as_ref().map_or(self.size, Map::stored);
         output.append(padding(stored))
     }
 
-    /// Takes the member back.
+    /// Removes the member from the output.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub(crate) fn discard(self, output: &mut Output) -> Result<()> {
         output.truncate(self.start)
     }
 }
 
-/// A file that was read otherwise than it was listed.
+/// The error for a file that differs from what was listed.
 pub(crate) fn changed() -> Error {
     Error::new(Kind::Changed, "changed while it was read")
 }
 
-/// Why the first file of `pieces` can not be read, as far as they tell; they hold no piece of it
-/// then. So what fails early is known before its header is written.
+/// Takes the first error of the first file out of `pieces`. Such a file is then known before its
+/// header is written.
 pub(crate) fn failure(pieces: &mut [Piece]) -> Option<Error> {
     let first = pieces.first()?.file;
-    let ours = pieces.iter_mut().take_while(|piece| piece.file == first);
-    let failed = ours.map(|piece| &mut piece.data).find(|data| matches!(data, Data::Failed(_)))?;
+    let own_pieces = pieces.iter_mut().take_while(|piece| piece.file == first);
+    let failed =
+        own_pieces.map(|piece| &mut piece.data).find(|data| matches!(data, Data::Failed(_)))?;
     match std::mem::replace(failed, Data::Hole(0)) {
         Data::Failed(error) => Some(error),
         _ => None,
     }
 }
 
-/// The blocks that end an archive, up to a whole record of `tar -b 20`.
+/// Writes the blocks that end an archive, up to a whole record of `tar -b 20`.
 ///
 /// # Errors
-/// Those of the output.
+/// The errors of the output.
 pub(crate) fn finish(output: &mut Output) -> Result<()> {
     zeros(output, finished(output.len()) - output.len())
 }
 
-/// Bytes of an archive whose members take `len`.
+/// Total size of an archive whose members take `len` bytes.
 pub(crate) fn finished(len: u64) -> u64 {
     (len + 1024).next_multiple_of(10_240)
 }

@@ -1,10 +1,9 @@
-//! What stands in front of the bytes of a tar member (POSIX.1-2017, pax, "ustar Interchange
-//! Format" and "pax Extended Header").
+//! The header of a tar member (POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended
+//! Header").
 //!
-//! Owns the fields of the header block, and what they can not hold; leaves how that is written to
-//! `records`, and what members there are to `member`.
-//! Invariant: a header depends on nothing but the member, and needs records only for what ustar
-//! has no room for: names, numbers, parts of a second, attributes.
+//! Invariant: a header depends only on its member. Records are used only for what ustar cannot
+//! hold: long or non-ASCII names, large numbers, fractions of a second, attributes and sparse
+//! files.
 
 use super::records::{Records, is_ascii_or_binary};
 use crate::vfs::Timestamp;
@@ -12,11 +11,11 @@ use crate::vfs::Timestamp;
 /// The unit of a tar archive, bytes.
 pub(crate) const BLOCK: usize = 512;
 
-/// Bytes of a name, and of the folders in front of it.
+/// Bytes of the name field, and of the field for the directories before the name.
 const NAME: usize = 100;
 const PREFIX: usize = 155;
 
-/// The largest number of a field of 8 bytes, and of one of 12: octal digits and a NUL.
+/// The largest numbers in a field of 8 bytes and in one of 12: octal digits and a NUL.
 const SHORT_MAX: u64 = 0o7_777_777;
 const LONG_MAX: u64 = 0o77_777_777_777;
 
@@ -29,33 +28,33 @@ pub(crate) enum Flag {
     Symlink = b'2',
     CharDevice = b'3',
     BlockDevice = b'4',
-    Folder = b'5',
+    Directory = b'5',
     Fifo = b'6',
 }
 
-/// A member, but its bytes.
+/// A member without its bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Header<'m> {
     pub(crate) flag: Flag,
-    /// Without a leading slash; that of a folder ends with one.
+    /// Without a leading slash. The path of a directory ends with a slash.
     pub(crate) path: &'m [u8],
-    /// Where a link leads: the path of a member, or the target of a symbolic link.
+    /// The target of a link: the path of a member, or the target of a symbolic link.
     pub(crate) target: &'m [u8],
     pub(crate) permissions: u16,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) modified: Timestamp,
-    /// Bytes that follow.
+    /// Bytes stored after the header.
     pub(crate) size: u64,
-    /// Bytes of the file where they are more, for it is sparse: its map stands before its bytes.
+    /// Size of a sparse file, whose map comes before its bytes; otherwise `None`.
     pub(crate) real_size: Option<u64>,
-    /// The kernel's number of a device.
+    /// Device number as the kernel encodes it.
     pub(crate) device: u32,
     pub(crate) xattrs: &'m [(Vec<u8>, Vec<u8>)],
 }
 
 impl Header<'_> {
-    /// The blocks in front of the bytes.
+    /// The blocks before the data: the records, if needed, and the header block.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let records = self.records().into_bytes();
         let mut blocks = Vec::with_capacity(BLOCK);
@@ -74,30 +73,33 @@ impl Header<'_> {
                 block(&Fields { flag, name: &name, ..fields })
             }
             (None, Some((prefix, name))) => block(&Fields { flag, prefix, name, ..fields }),
-            // Readers without records get as much of the name as there is room for.
+            // Readers that ignore records get as much of the name as fits.
             (None, None) => block(&Fields { flag, name: self.path, ..fields }),
         });
         blocks
     }
 
-    /// What ustar has no room for.
+    /// The records for everything that ustar cannot hold.
     fn records(&self) -> Records {
         let mut records = Records::default();
         let long_path = split(self.path).is_none();
         let long_target = self.target.len() > NAME;
         let sparse = self.real_size.is_some();
-        let told = |text: &[u8], long: bool| long || !is_ascii_or_binary(text);
-        let path_told = sparse || told(self.path, long_path);
-        let target_told = told(self.target, long_target);
-        let names = [(self.path, path_told), (self.target, target_told)];
-        // Records are UTF-8, unless this says that they are not (pax, "hdrcharset").
-        if names.iter().any(|(text, told)| *told && std::str::from_utf8(text).is_err()) {
+        let needs_record = |text: &[u8], long: bool| long || !is_ascii_or_binary(text);
+        let path_in_record = sparse || needs_record(self.path, long_path);
+        let target_in_record = needs_record(self.target, long_target);
+        let names = [(self.path, path_in_record), (self.target, target_in_record)];
+        // Records are UTF-8 unless hdrcharset says otherwise (pax, "hdrcharset").
+        if names
+            .iter()
+            .any(|(text, needs_record)| *needs_record && std::str::from_utf8(text).is_err())
+        {
             records.add(b"hdrcharset", b"BINARY");
         }
-        if path_told && !sparse {
+        if path_in_record && !sparse {
             records.add(b"path", self.path);
         }
-        if target_told {
+        if target_in_record {
             records.add(b"linkpath", self.target);
         }
         if self.size > LONG_MAX {
@@ -125,9 +127,9 @@ impl Header<'_> {
         records
     }
 
-    /// The fields that the header of the records has, too.
+    /// The fields that the header of the records shares.
     fn fields(&self) -> Fields<'_> {
-        // Readers without records may take a number that is too large for any but that of root.
+        // A reader that ignores records must not map an owner that is too large to root.
         let owner = |number: u32| u64::from(number).min(SHORT_MAX);
         let long = |number: u64| if number > LONG_MAX { 0 } else { number };
         Fields {
@@ -145,18 +147,18 @@ impl Header<'_> {
     }
 }
 
-/// Fills `bytes` with zeros up to a whole block.
+/// Pads `bytes` with zeros to a whole block.
 pub(crate) fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
 }
 
-/// The bytes from `len` up to a whole block.
+/// The padding after `len` bytes.
 pub(crate) fn padding(len: u64) -> &'static [u8] {
     let missing = len.next_multiple_of(BLOCK as u64) - len;
     &[0; BLOCK][..missing as usize]
 }
 
-/// What a header block holds; numbers fit.
+/// The fields of a header block. Numbers fit their fields.
 struct Fields<'f> {
     flag: u8,
     prefix: &'f [u8],
@@ -172,13 +174,13 @@ struct Fields<'f> {
 
 fn block(fields: &Fields<'_>) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
-    let mut put = |at: usize, len: usize, bytes: &[u8]| {
+    let mut put = |offset: usize, len: usize, bytes: &[u8]| {
         let len = len.min(bytes.len());
-        block[at..at + len].copy_from_slice(&bytes[..len]);
+        block[offset..offset + len].copy_from_slice(&bytes[..len]);
     };
     let short = |number: u64| format!("{number:07o}");
     let long = |number: u64| format!("{number:011o}");
-    // The kernel's 32 bits: 12 of a major number within 20 of a minor one.
+    // The kernel's 32-bit encoding: 12 bits of the major number inside 20 of the minor one.
     let major = u64::from(fields.device >> 8 & 0xfff);
     let minor = u64::from(fields.device & 0xff | fields.device >> 12 & 0xf_ff00);
     put(0, NAME, fields.name);
@@ -187,7 +189,7 @@ fn block(fields: &Fields<'_>) -> [u8; BLOCK] {
     put(116, 8, short(fields.gid).as_bytes());
     put(124, 12, long(fields.size).as_bytes());
     put(136, 12, long(fields.modified).as_bytes());
-    // The checksum counts itself as blanks.
+    // The checksum is computed with spaces in its own field.
     put(148, 8, b"        ");
     put(156, 1, &[fields.flag]);
     if fields.flag != b'x' {
@@ -204,33 +206,33 @@ fn block(fields: &Fields<'_>) -> [u8; BLOCK] {
     block
 }
 
-/// A path as the two fields hold it: folders, and the name in them. `None` where they do not.
+/// Splits a path into the prefix and name fields; `None` if it does not fit.
 fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     if path.len() <= NAME {
         return Some((b"", path));
     }
-    // The slash between them is stored in neither; the one that ends a folder is part of the name.
+    // The separating slash is stored in neither field. The slash that ends a directory stays.
     let first = path.len().checked_sub(NAME + 1)?;
     let last = (path.len() - 2).min(PREFIX);
-    let slash = (first..=last).find(|&at| at > 0 && path[at] == b'/')?;
+    let slash = (first..=last).find(|&index| index > 0 && path[index] == b'/')?;
     Some((&path[..slash], &path[slash + 1..]))
 }
 
-/// The name that stands in a header whose records have the true one: in a folder of that name
-/// where the member would be.
-fn beside(path: &[u8], folder: &[u8]) -> Vec<u8> {
+/// The name in a header whose records have the real name: inside a directory called `directory`,
+/// next to the member.
+fn beside(path: &[u8], directory: &[u8]) -> Vec<u8> {
     let path = path.strip_suffix(b"/").unwrap_or(path);
-    let at = path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
-    let mut name = [&path[..at], folder, b"/", &path[at..]].concat();
+    let name_start = path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let mut name = [&path[..name_start], directory, b"/", &path[name_start..]].concat();
     name.truncate(NAME);
-    // What is left must not look like a folder.
+    // The truncated name must not look like a directory.
     while name.last() == Some(&b'/') {
         name.pop();
     }
     name
 }
 
-/// Seconds as a decimal fraction, exactly.
+/// Seconds as an exact decimal fraction.
 fn decimal(time: Timestamp) -> String {
     let nanoseconds = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
     let sign = if nanoseconds < 0 { "-" } else { "" };
@@ -239,7 +241,7 @@ fn decimal(time: Timestamp) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// No attributes.
+/// An empty set of attributes.
 pub(crate) const NO_XATTRS: &[(Vec<u8>, Vec<u8>)] = &[];
 
 #[cfg(test)]
@@ -262,7 +264,7 @@ mod tests {
         }
     }
 
-    /// The records, and the block behind them.
+    /// The records, and the block after them.
     fn parts(header: &Header<'_>) -> (String, [u8; BLOCK]) {
         let bytes = header.encode();
         assert_eq!(bytes.len() % BLOCK, 0);
@@ -278,12 +280,12 @@ mod tests {
         (text, last)
     }
 
-    fn field(block: &[u8; BLOCK], at: usize, len: usize) -> String {
-        String::from_utf8_lossy(&block[at..at + len]).trim_end_matches('\0').into()
+    fn field(block: &[u8; BLOCK], offset: usize, len: usize) -> String {
+        String::from_utf8_lossy(&block[offset..offset + len]).trim_end_matches('\0').into()
     }
 
     #[test]
-    fn names_are_split_up_to_their_limits_and_no_further() {
+    fn long_names_are_split_up_to_their_limits() {
         let a = |len: usize| "a".repeat(len);
         let (n100, n101) = (a(100), a(101));
         for (path, prefix, name) in [
@@ -296,10 +298,10 @@ mod tests {
             (format!("{}/b", a(155)), &a(155), Some("b")),
             (format!("{}/b", a(156)), "", None),
             (format!("{}/", a(99)), "", Some(&format!("{}/", a(99)))),
-            // The only slash is the one that ends it.
+            // The only slash is the one at the end.
             (format!("{}/", a(100)), "", None),
             (format!("d/{}/", a(99)), "d", Some(&format!("{}/", a(99)))),
-            // A name of two folders is cut at the first slash that does.
+            // A path with several slashes is split at the first one that works.
             (format!("{}/{}/b", a(60), a(60)), &a(60), Some(&format!("{}/b", a(60)))),
         ] {
             let (records, block) = parts(&header(path.as_bytes()));
@@ -346,13 +348,13 @@ mod tests {
             let modified = Timestamp { seconds, nanoseconds };
             let (records, block) = parts(&Header { modified, ..header(b"a") });
             assert_eq!(records, record, "{seconds} {nanoseconds}");
-            let shown = u64::try_from(seconds).unwrap_or(0).min(LONG_MAX);
-            assert_eq!(field(&block, 136, 12), format!("{shown:011o}"));
+            let expected = u64::try_from(seconds).unwrap_or(0).min(LONG_MAX);
+            assert_eq!(field(&block, 136, 12), format!("{expected:011o}"));
         }
     }
 
     #[test]
-    fn names_that_are_not_ascii_are_records_unless_they_are_no_text_and_fit() {
+    fn non_ascii_names_use_records_unless_they_are_not_utf8_and_fit() {
         assert_eq!(parts(&header("\u{e9}".as_bytes())).0, "11 path=\u{e9}\n");
         let (records, block) = parts(&header(b"\xff"));
         assert_eq!((records.as_str(), block[0]), ("", 0xff));
@@ -361,8 +363,8 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_two_numbers() {
-        // Major 259, minor 0x12345, as the kernel packs them.
+    fn devices_are_stored_as_major_and_minor() {
+        // Major 259, minor 0x12345, in the kernel's encoding.
         let device = 0x45 | 259 << 8 | 0x123 << 20;
         let (_, block) = parts(&Header { flag: Flag::BlockDevice, device, ..header(b"a") });
         assert_eq!(field(&block, 329, 8), format!("{:07o}", 259));

@@ -1,7 +1,6 @@
-//! The map of a file with holes, as GNU tar writes it (its manual, "Storing Sparse Files", "PAX
+//! The map of a sparse file in GNU tar's format (GNU tar manual, "Storing Sparse Files", "PAX
 //! Format, Version 1.0").
 //!
-//! Owns which bytes of a file are stored, and the text that says so; leaves storing them to `body`.
 //! Invariant: ranges ascend, are not empty and do not touch.
 
 use std::ops::Range;
@@ -10,36 +9,36 @@ use super::header::pad;
 use crate::error::Result;
 use crate::pack::content::{Content, ContentId};
 
-/// Ranges of one file at most: more would cost memory while it is written and read.
+/// Maximum number of ranges in one file, to bound the memory of writers and readers.
 const RANGES: usize = 1 << 16;
 
-/// Blocks that a sparse member needs beside its map: the records, and their header.
+/// Bytes that a sparse member takes in addition to its map: the pax records and their header.
 const RECORDS: u64 = 1024;
 
 /// Which bytes of a file are stored.
 pub(super) struct Map {
     ranges: Vec<Range<u64>>,
-    /// The text in front of the bytes.
+    /// The map as text, which comes before the data.
     text: Vec<u8>,
     /// Bytes of all ranges.
     data: u64,
 }
 
 impl Map {
-    /// The map of a file of `size` bytes, if storing it takes less than storing zeros.
+    /// The map of a file of `size` bytes; `None` if storing the zeros takes no more space.
     ///
     /// # Errors
-    /// Those of the source.
+    /// The errors of the source.
     pub(super) fn of(source: &dyn Content, id: ContentId, size: u64) -> Result<Option<Self>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
-        let mut at = 0;
-        while at < size {
-            let Some(found) = source.next_data(id.key, at)? else { break };
-            let found = found.start.clamp(at, size)..found.end.min(size);
+        let mut offset = 0;
+        while offset < size {
+            let Some(found) = source.next_data(id.key, offset)? else { break };
+            let found = found.start.clamp(offset, size)..found.end.min(size);
             if found.is_empty() {
                 break;
             }
-            at = found.end;
+            offset = found.end;
             match ranges.last_mut() {
                 Some(last) if last.end == found.start => last.end = found.end,
                 _ => ranges.push(found),
@@ -56,7 +55,7 @@ impl Map {
     fn new(ranges: Vec<Range<u64>>, size: u64) -> Self {
         let mut listed: Vec<(u64, u64)> =
             ranges.iter().map(|range| (range.start, range.end - range.start)).collect();
-        // A hole at the end shows as a range of nothing there.
+        // A hole at the end is marked by an empty range at the end of the file.
         if ranges.last().is_none_or(|last| last.end < size) {
             listed.push((size, 0));
         }
@@ -75,12 +74,12 @@ impl Map {
         self.text.len() as u64 + self.data
     }
 
-    /// The text, whole blocks.
+    /// The text, padded to whole blocks.
     pub(super) fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// Bytes of `range` that are stored.
+    /// Number of bytes of `range` that are stored.
     pub(super) fn stored_within(&self, range: Range<u64>) -> u64 {
         let first = self.ranges.partition_point(|stored| stored.end <= range.start);
         let later = self.ranges[first..].iter().take_while(|stored| stored.start < range.end);
@@ -94,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_what_is_stored_and_where_the_file_ends() {
+    fn lists_stored_ranges_and_the_end_of_the_file() {
         let text = |ranges, size| {
             let map = Map::new(ranges, size);
             assert_eq!(map.text().len() % 512, 0);
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_what_is_stored_of_a_range() {
+    fn counts_stored_bytes_in_a_range() {
         let map = Map::new(vec![10..20, 30..40], 100);
         for (range, stored) in
             [(0..100, 20), (15..35, 10), (20..30, 0), (40..50, 0), (12..14, 2), (9..11, 1)]

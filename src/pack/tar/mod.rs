@@ -1,13 +1,12 @@
-//! Laying down a tar archive (POSIX.1-2017, pax) that any tar reads.
+//! Writes a tar archive (POSIX.1-2017, pax) that any tar can read.
 //!
-//! Owns what is a member and in which order; leaves headers to `header`, bytes to `body`, and maps
-//! of holes to `holes`.
-//! Invariants: members come in the order of names, a folder before what is in it, and hold nothing
-//! of the machine that packed them; a file that can not be read is in it under none of its names.
+//! Invariants: members come in the order of names, a directory before its entries. They contain
+//! nothing about the machine that packed them. A file that cannot be read is missing under all of
+//! its names.
 //!
-//! The root is no member, for an archive that is unpacked should not change the folder it is
-//! unpacked into. Equal files are stored each: only a hard link would store them once, and then
-//! writing to one of the copies would change the other.
+//! The root is no member, because extracting an archive should not change the directory it is
+//! extracted into. Equal files are stored once each: a hard link would save the space, but a write
+//! to one copy would then change the other.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +16,7 @@ use self::body::{Body, changed, failure, finish};
 use self::header::{Flag, Header, NO_XATTRS};
 use self::holes::Map;
 use super::Job;
-use super::catalog::{Catalog, InodeId, What};
+use super::catalog::{Catalog, InodeId, InodeKind};
 use super::feed::{Data, Piece, feed};
 use super::output::Output;
 use super::walk::Walk;
@@ -32,31 +31,31 @@ mod records;
 #[cfg(test)]
 pub(super) mod tests;
 
-/// What is in an archive.
+/// What an archive contains, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Members {
-    /// Regular files, without their further names.
+    /// Regular files, each once however many names it has.
     pub files: u64,
-    /// Those of them that are stored without their holes.
+    /// Regular files that are stored without their holes.
     pub sparse: u64,
-    /// Bytes of them, holes included.
+    /// Bytes of the regular files, holes included.
     pub bytes: u64,
-    /// Folders but the root.
+    /// Directories except the root.
     pub folders: u64,
     /// Symbolic links.
     pub symlinks: u64,
-    /// Further names of files.
+    /// Additional names of files.
     pub hard_links: u64,
     /// Devices and fifos.
     pub devices: u64,
-    /// What was left out on purpose: a sentence for each sort of it.
+    /// What was left out on purpose, one sentence for each kind.
     pub notes: Vec<String>,
 }
 
 /// Writes a whole archive. Times later than `epoch` become `epoch`.
 ///
 /// # Errors
-/// Those of the output, and `Interrupted`. What can not be read is a problem of the job.
+/// The errors of the output, and `Interrupted`. A file that cannot be read is a problem of the job.
 pub(crate) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
@@ -67,7 +66,7 @@ pub(crate) fn write(
     let mut known = HashSet::new();
     let mut walk = Walk::new(catalog);
     while let Some((_, id)) = walk.next() {
-        let is_file = catalog.inode(id).kind() == FileKind::Regular;
+        let is_file = catalog.inode(id).file_kind() == FileKind::Regular;
         if is_file && (catalog.links(id) == 1 || known.insert(id)) {
             files.push(id);
         }
@@ -94,11 +93,11 @@ struct Writer<'w> {
     epoch: Option<i64>,
     output: &'w mut Output,
     walk: Walk<'w>,
-    /// The names under which files with several names are stored.
+    /// Files with several names, with the name that has the bytes.
     first: HashMap<InodeId, Box<[u8]>>,
     /// Files that could not be read.
     left_out: HashSet<InodeId>,
-    /// The file whose bytes are coming.
+    /// The file that is being written.
     open: Option<(InodeId, Body)>,
     sockets: u64,
     members: Members,
@@ -121,7 +120,7 @@ impl Writer<'_> {
                 }
             }
             let Some((_, body)) = self.open.as_mut().filter(|(open, _)| *open == file) else {
-                // The one before ended early.
+                // The previous file ended early.
                 self.end_early()?;
                 continue;
             };
@@ -146,14 +145,14 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes everything in front of a file, and its header unless it `failed`. The inner error is
-    /// that of the file.
+    /// Writes everything before a file, and its header unless it `failed`. The inner error is that
+    /// of the file.
     fn begin(&mut self, file: InodeId, failed: Option<Error>) -> Result<Result<()>> {
         let path = self.pass(Some(file))?.unwrap_or_default();
         if let Some(error) = failed {
             return Ok(Err(error));
         }
-        let What::File { size, content, sparse } = self.catalog.inode(file).what else {
+        let InodeKind::File { size, content, sparse } = self.catalog.inode(file).kind else {
             return Ok(Ok(()));
         };
         let map = match sparse {
@@ -178,37 +177,37 @@ impl Writer<'_> {
         Ok(Ok(()))
     }
 
-    /// Writes members that have no bytes, until the walk comes to `file`, whose path it gives.
+    /// Writes members without bytes until the walk reaches `file`, and returns its path.
     fn pass(&mut self, file: Option<InodeId>) -> Result<Option<Vec<u8>>> {
         while let Some((path, id)) = self.walk.next() {
             if Some(id) == file {
                 return Ok(Some(path.to_vec()));
             }
             let mut header = describe(self.catalog, id, path, self.epoch);
-            let folder;
-            let what = &self.catalog.inode(id).what;
+            let directory;
+            let kind = &self.catalog.inode(id).kind;
             if self.left_out.contains(&id) {
                 continue;
             }
-            let count = match (self.first.get(&id), what) {
+            let count = match (self.first.get(&id), kind) {
                 (Some(first), _) => {
                     header = Header { size: 0, xattrs: NO_XATTRS, target: first, ..header };
                     header.flag = Flag::HardLink;
                     &mut self.members.hard_links
                 }
-                (None, What::Folder(_)) => {
-                    folder = [path, b"/"].concat();
-                    header.path = &folder;
+                (None, InodeKind::Directory(_)) => {
+                    directory = [path, b"/"].concat();
+                    header.path = &directory;
                     &mut self.members.folders
                 }
-                (None, What::Symlink(_)) => &mut self.members.symlinks,
-                (None, What::Device { .. } | What::Fifo) => &mut self.members.devices,
-                (None, What::Socket) => {
+                (None, InodeKind::Symlink(_)) => &mut self.members.symlinks,
+                (None, InodeKind::Device { .. } | InodeKind::Fifo) => &mut self.members.devices,
+                (None, InodeKind::Socket) => {
                     self.sockets += 1;
                     continue;
                 }
-                // Files come in the order of the walk, so this one was fed, and said nothing.
-                (None, What::File { .. }) => {
+                // Files come in the order of the walk, so this one was read but produced no piece.
+                (None, InodeKind::File { .. }) => {
                     self.job.problem(self.catalog.origin(id), &changed());
                     self.left_out.insert(id);
                     continue;
@@ -216,7 +215,7 @@ impl Writer<'_> {
             };
             *count += 1;
             self.output.append(&header.encode())?;
-            let several = self.catalog.links(id) > 1 && !matches!(what, What::Folder(_));
+            let several = self.catalog.links(id) > 1 && !matches!(kind, InodeKind::Directory(_));
             if several && !self.first.contains_key(&id) {
                 self.first.insert(id, path.into());
             }
@@ -224,7 +223,7 @@ impl Writer<'_> {
         Ok(None)
     }
 
-    /// Takes back what there is of a file, and remembers why.
+    /// Removes what is written of a file, and records why.
     fn leave_out(&mut self, file: InodeId, error: &Error) -> Result<()> {
         self.job.problem(self.catalog.origin(file), error);
         self.left_out.insert(file);
@@ -257,7 +256,7 @@ impl Writer<'_> {
     }
 }
 
-/// The header of an inode under one of its names, as far as the catalog tells it.
+/// The header of an inode under one of its names. The caller adds the fields of sparse files.
 pub(super) fn describe<'m>(
     catalog: &'m Catalog,
     id: InodeId,
@@ -266,13 +265,15 @@ pub(super) fn describe<'m>(
 ) -> Header<'m> {
     let inode = catalog.inode(id);
     let meta = &inode.meta;
-    let (flag, target, device): (_, &[u8], _) = match &inode.what {
-        What::Folder(_) => (Flag::Folder, b"", 0),
-        What::File { .. } => (Flag::File, b"", 0),
-        What::Symlink(target) => (Flag::Symlink, target, 0),
-        What::Device { kind: FileKind::BlockDevice, number } => (Flag::BlockDevice, b"", *number),
-        What::Device { number, .. } => (Flag::CharDevice, b"", *number),
-        What::Fifo | What::Socket => (Flag::Fifo, b"", 0),
+    let (flag, target, device): (_, &[u8], _) = match &inode.kind {
+        InodeKind::Directory(_) => (Flag::Directory, b"", 0),
+        InodeKind::File { .. } => (Flag::File, b"", 0),
+        InodeKind::Symlink(target) => (Flag::Symlink, target, 0),
+        InodeKind::Device { kind: FileKind::BlockDevice, number } => {
+            (Flag::BlockDevice, b"", *number)
+        }
+        InodeKind::Device { number, .. } => (Flag::CharDevice, b"", *number),
+        InodeKind::Fifo | InodeKind::Socket => (Flag::Fifo, b"", 0),
     };
     Header {
         flag,
@@ -289,7 +290,7 @@ pub(super) fn describe<'m>(
     }
 }
 
-/// A time, or `epoch` where that is earlier.
+/// The earlier of a time and `epoch`.
 fn no_later(time: Timestamp, epoch: Option<i64>) -> Timestamp {
     match epoch {
         Some(epoch) if time.seconds >= epoch => Timestamp { seconds: epoch, nanoseconds: 0 },

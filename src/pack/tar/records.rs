@@ -1,19 +1,18 @@
 //! The records of a pax extended header (POSIX.1-2017, pax, "pax Extended Header").
 //!
-//! Owns how a keyword and a value become a record; leaves which ones are needed to `header`.
-//! Invariant: the length in front of a record counts all of it, itself included.
+//! Invariant: the length at the start of a record counts the whole record, including itself.
 
-/// Records one behind the other.
+/// Records, one after the other.
 #[derive(Default)]
 pub(super) struct Records(Vec<u8>);
 
 impl Records {
-    /// Adds one; the value may hold any bytes, for its length is told.
+    /// Adds a record. The value may contain any bytes because the record has a length.
     pub(super) fn add(&mut self, keyword: &[u8], value: &[u8]) {
-        // The blank, the '=' and the newline.
+        // The space, the '=' and the newline.
         let rest = keyword.len() + value.len() + 3;
         let digits = |number: usize| number.to_string().len();
-        // The length of the length may grow by what it adds.
+        // The digits of the length may add a digit.
         let len = rest + digits(rest + digits(rest));
         self.0.extend(len.to_string().bytes());
         self.0.push(b' ');
@@ -23,8 +22,8 @@ impl Records {
         self.0.push(b'\n');
     }
 
-    /// Adds an extended attribute as star and GNU tar do; the latter writes '=' and '%' of a name
-    /// as `%3D` and `%25`, for a keyword ends with the first '='.
+    /// Adds an extended attribute as star and GNU tar do. GNU tar writes '=' and '%' in a name as
+    /// `%3D` and `%25`, because the first '=' ends the keyword.
     pub(super) fn add_xattr(&mut self, name: &[u8], value: &[u8]) {
         let mut keyword = b"SCHILY.xattr.".to_vec();
         for &byte in name {
@@ -37,14 +36,14 @@ impl Records {
         self.add(&keyword, value);
     }
 
-    /// The body of an extended header; empty where none is needed.
+    /// The body of an extended header; empty if none is needed.
     pub(super) fn into_bytes(self) -> Vec<u8> {
         self.0
     }
 }
 
-/// Whether a header block holds the text as well as a record would: only records have a character
-/// set, and bytes that are no text have none.
+/// Whether a header block can hold the text without loss. Only records have a character set, and
+/// bytes that are not UTF-8 need none.
 pub(super) fn is_ascii_or_binary(text: &[u8]) -> bool {
     text.is_ascii() || std::str::from_utf8(text).is_err()
 }
@@ -59,8 +58,9 @@ mod tests {
             let mut records = Records::default();
             records.add(b"k", &vec![b'v'; len]);
             let bytes = records.into_bytes();
-            let told: String = bytes.iter().map(|&b| b as char).take_while(|&c| c != ' ').collect();
-            assert_eq!(told.parse::<usize>().unwrap(), bytes.len());
+            let length: String =
+                bytes.iter().map(|&b| b as char).take_while(|&c| c != ' ').collect();
+            assert_eq!(length.parse::<usize>().unwrap(), bytes.len());
         }
     }
 }

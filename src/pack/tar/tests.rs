@@ -1,4 +1,4 @@
-//! Archives read by tars that this crate did not write, and by its own reader.
+//! Archives read by other tar implementations and by archfs itself.
 
 use std::fs;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::progress::Progress;
 use crate::sync::AtomicBool;
 use crate::vfs::{Name, Scratch, resolve};
 
-/// Files in memory, some with holes, some that fail from an offset on.
+/// Files in memory: some have holes, some fail from an offset on.
 #[derive(Default)]
 pub(in crate::pack) struct Memory(pub(in crate::pack) Vec<Stored>);
 
@@ -54,34 +54,34 @@ pub(in crate::pack) const META: Meta = Meta {
     xattrs: None,
 };
 
-/// A tree in the making.
-struct Made {
+/// A tree under construction.
+struct TestTree {
     builder: Builder,
     memory: Memory,
 }
 
-impl Made {
-    fn file(&mut self, folder: InodeId, path: &[u8], bytes: Vec<u8>, meta: Meta) -> InodeId {
+impl TestTree {
+    fn file(&mut self, directory: InodeId, path: &[u8], bytes: Vec<u8>, meta: Meta) -> InodeId {
         let data = std::iter::once(0..bytes.len() as u64).collect();
-        self.stored(folder, path, Stored { bytes, data, fails: None }, meta)
+        self.stored(directory, path, Stored { bytes, data, fails: None }, meta)
     }
 
-    fn stored(&mut self, folder: InodeId, path: &[u8], stored: Stored, meta: Meta) -> InodeId {
+    fn stored(&mut self, directory: InodeId, path: &[u8], stored: Stored, meta: Meta) -> InodeId {
         let content = ContentId { source: 0, key: self.memory.0.len() as u64 };
         let size = stored.bytes.len() as u64;
         let stored_bytes = stored.data.iter().map(|range| range.end - range.start).sum::<u64>();
         self.memory.0.push(stored);
-        let what = What::File { size, content, sparse: stored_bytes < size };
-        self.other(folder, path, what, meta)
+        let kind = InodeKind::File { size, content, sparse: stored_bytes < size };
+        self.other(directory, path, kind, meta)
     }
 
-    fn other(&mut self, folder: InodeId, path: &[u8], what: What, meta: Meta) -> InodeId {
-        self.builder.add(folder, Name::parse(path).unwrap(), Inode { meta, what })
+    fn other(&mut self, directory: InodeId, path: &[u8], kind: InodeKind, meta: Meta) -> InodeId {
+        self.builder.add(directory, Name::parse(path).unwrap(), Inode { meta, kind })
     }
 }
 
 fn noise(len: usize) -> Vec<u8> {
-    (0..len as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+    (0..len as u64).map(|index| (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
 fn sparse(len: u64, data: &[Range<u64>]) -> Stored {
@@ -93,55 +93,57 @@ fn sparse(len: u64, data: &[Range<u64>]) -> Stored {
     Stored { bytes, data: data.to_vec(), fails: None }
 }
 
-/// One of everything that a tar can hold.
+/// One of everything that a tar archive can hold.
 fn everything() -> Catalog {
-    let mut made = Made { builder: Builder::new(META), memory: Memory::default() };
+    let mut tree = TestTree { builder: Builder::new(META), memory: Memory::default() };
     let root = InodeId::ROOT;
-    let at = |seconds, nanoseconds| Meta { modified: Timestamp { seconds, nanoseconds }, ..META };
+    let modified_at =
+        |seconds, nanoseconds| Meta { modified: Timestamp { seconds, nanoseconds }, ..META };
     let name = |name: &'static [u8]| Name::parse(name).unwrap();
-    let folder = made.builder.folder(root, name(b"folder"), Meta { permissions: 0o2750, ..META });
+    let directory =
+        tree.builder.directory(root, name(b"folder"), Meta { permissions: 0o2750, ..META });
     let long = vec![b'l'; 255];
-    let deep = made.builder.folder(folder, Name::parse(&long).unwrap(), META);
-    made.file(deep, &[b'n'; 200], b"long\n".to_vec(), META);
-    made.file(deep, &[&[0xff; 5][..], &[b'b'; 120]].concat(), b"long bytes\n".to_vec(), META);
-    made.file(root, b"empty", Vec::new(), at(1_600_000_000, 123_456_789));
-    made.file(root, "\u{e9}\u{4e2d}".as_bytes(), b"utf-8\n".to_vec(), META);
-    made.file(root, b"\xff\xfe.bin", b"bytes\n".to_vec(), META);
-    made.file(root, b"a\nb\\c", b"newline\n".to_vec(), META);
-    made.file(root, b"before", noise(512), at(-1, 500_000_000));
-    made.file(root, b"large", noise((3 << 20) + 7), META);
+    let deep = tree.builder.directory(directory, Name::parse(&long).unwrap(), META);
+    tree.file(deep, &[b'n'; 200], b"long\n".to_vec(), META);
+    tree.file(deep, &[&[0xff; 5][..], &[b'b'; 120]].concat(), b"long bytes\n".to_vec(), META);
+    tree.file(root, b"empty", Vec::new(), modified_at(1_600_000_000, 123_456_789));
+    tree.file(root, "\u{e9}\u{4e2d}".as_bytes(), b"utf-8\n".to_vec(), META);
+    tree.file(root, b"\xff\xfe.bin", b"bytes\n".to_vec(), META);
+    tree.file(root, b"a\nb\\c", b"newline\n".to_vec(), META);
+    tree.file(root, b"before", noise(512), modified_at(-1, 500_000_000));
+    tree.file(root, b"large", noise((3 << 20) + 7), META);
     let ids = Meta { uid: 3_000_000_000, gid: 2_097_152, permissions: 0o4755, ..META };
-    made.file(root, b"ids", noise(513), ids);
-    let first = made.file(root, b"linked-1", noise(1000), META);
-    made.builder.link(root, name(b"linked-2"), first);
-    made.builder.link(folder, name(b"earlier"), first);
-    made.stored(root, b"holes", sparse(5 << 20, &[4096..8192, 2 << 20..(2 << 20) + 9]), META);
-    made.stored(root, b"end", sparse(1 << 20, &[(1 << 20) - 5..1 << 20]), at(7, 1));
-    made.stored(deep, &[b's'; 150], sparse(1 << 20, &[0..5]), META);
-    made.stored(root, b"nothing", sparse(3 << 20, &[]), META);
-    made.stored(root, b"hardly", sparse(2048, std::slice::from_ref(&(0..1024))), META);
-    made.other(root, b"link", What::Symlink(b"folder/earlier".as_slice().into()), META);
-    made.other(root, b"link-far", What::Symlink(vec![b'x'; 200].into()), META);
-    made.other(
+    tree.file(root, b"ids", noise(513), ids);
+    let first = tree.file(root, b"linked-1", noise(1000), META);
+    tree.builder.link(root, name(b"linked-2"), first);
+    tree.builder.link(directory, name(b"earlier"), first);
+    tree.stored(root, b"holes", sparse(5 << 20, &[4096..8192, 2 << 20..(2 << 20) + 9]), META);
+    tree.stored(root, b"end", sparse(1 << 20, &[(1 << 20) - 5..1 << 20]), modified_at(7, 1));
+    tree.stored(deep, &[b's'; 150], sparse(1 << 20, &[0..5]), META);
+    tree.stored(root, b"nothing", sparse(3 << 20, &[]), META);
+    tree.stored(root, b"hardly", sparse(2048, std::slice::from_ref(&(0..1024))), META);
+    tree.other(root, b"link", InodeKind::Symlink(b"folder/earlier".as_slice().into()), META);
+    tree.other(root, b"link-far", InodeKind::Symlink(vec![b'x'; 200].into()), META);
+    tree.other(
         root,
         b"link-bytes",
-        What::Symlink([&[0xfe; 3][..], &[b'y'; 110]].concat().into()),
+        InodeKind::Symlink([&[0xfe; 3][..], &[b'y'; 110]].concat().into()),
         META,
     );
-    let device = |kind, number| What::Device { kind, number };
-    made.other(root, b"char", device(FileKind::CharDevice, 0x45 | 259 << 8 | 0x123 << 20), META);
-    made.other(root, b"block", device(FileKind::BlockDevice, 7 << 8 | 1), META);
-    made.other(root, b"fifo", What::Fifo, META);
-    made.other(root, b"socket", What::Socket, META);
+    let device = |kind, number| InodeKind::Device { kind, number };
+    tree.other(root, b"char", device(FileKind::CharDevice, 0x45 | 259 << 8 | 0x123 << 20), META);
+    tree.other(root, b"block", device(FileKind::BlockDevice, 7 << 8 | 1), META);
+    tree.other(root, b"fifo", InodeKind::Fifo, META);
+    tree.other(root, b"socket", InodeKind::Socket, META);
     let pair = |name: &[u8], value: &[u8]| (name.to_vec(), value.to_vec());
-    let xattrs = made.builder.xattrs(vec![
+    let xattrs = tree.builder.xattrs(vec![
         pair(b"user.a", b"1"),
         pair(b"user.b=%", b"\0\n=\xff"),
         pair(b"user.long", &noise(3000)),
     ]);
-    made.file(root, b"xattrs", b"x".to_vec(), Meta { xattrs, ..META });
-    made.builder.source(Box::new(made.memory));
-    made.builder.finish(Owner::default())
+    tree.file(root, b"xattrs", b"x".to_vec(), Meta { xattrs, ..META });
+    tree.builder.source(Box::new(tree.memory));
+    tree.builder.finish(Owner::default())
 }
 
 fn pack(catalog: &Catalog, threads: usize, epoch: Option<i64>, path: &Path) -> (Members, usize) {
@@ -158,9 +160,9 @@ fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> Option<String> {
         eprintln!("SKIPPED: there is no {program}");
         return None;
     };
-    let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    assert!(done.status.success(), "{program}: {said}");
-    Some(String::from_utf8_lossy(&done.stdout).into_owned() + &said)
+    let printed = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success(), "{program}: {printed}");
+    Some(String::from_utf8_lossy(&done.stdout).into_owned() + &printed)
 }
 
 fn crc(bytes: &[u8]) -> u32 {
@@ -171,7 +173,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A line for each path: what tests/python/tar_tree.py says, too.
+/// One line for a path, as tests/python/tar_tree.py prints it.
 fn line(path: &[u8], letter: char, meta: &Meta, bytes: &[u8], target: &[u8]) -> String {
     let nanoseconds =
         i128::from(meta.modified.seconds) * 1_000_000_000 + i128::from(meta.modified.nanoseconds);
@@ -194,18 +196,18 @@ fn letter(kind: FileKind) -> char {
     }
 }
 
-/// What the catalog holds, but sockets, sorted.
+/// The contents of the catalog except sockets, sorted.
 fn expected(catalog: &Catalog) -> Vec<String> {
     let mut lines = Vec::new();
     let mut walk = Walk::new(catalog);
     while let Some((path, id)) = walk.next() {
         let inode = catalog.inode(id);
         let mut bytes = vec![0; inode.size() as usize];
-        if let What::File { content, .. } = inode.what {
+        if let InodeKind::File { content, .. } = inode.kind {
             catalog.content(content).read(content.key, 0, &mut bytes).unwrap();
         }
-        let target: &[u8] = if let What::Symlink(target) = &inode.what { target } else { b"" };
-        let letter = letter(inode.kind());
+        let target: &[u8] = if let InodeKind::Symlink(target) = &inode.kind { target } else { b"" };
+        let letter = letter(inode.file_kind());
         if letter != 's' {
             lines.push(line(path, letter, &inode.meta, &bytes, target));
         }
@@ -214,12 +216,12 @@ fn expected(catalog: &Catalog) -> Vec<String> {
     lines
 }
 
-/// What is below a folder, sorted.
+/// Everything below a directory, sorted.
 fn unpacked(root: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     let mut waiting = vec![root.to_owned()];
-    while let Some(folder) = waiting.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
+    while let Some(directory) = waiting.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             let found = fs::symlink_metadata(&path).unwrap();
             let kind = found.file_type();
@@ -250,7 +252,7 @@ fn unpacked(root: &Path) -> Vec<String> {
 }
 
 #[test]
-fn other_tars_unpack_what_was_packed() {
+fn other_tars_extract_the_archive() {
     let work = tempfile::tempdir().unwrap();
     let catalog = everything();
     let path = work.path().join("a.tar");
@@ -266,30 +268,30 @@ fn other_tars_unpack_what_was_packed() {
         return;
     }
     for (program, more) in [("tar", &["--xattrs", "--xattrs-include=*"][..]), ("bsdtar", &[])] {
-        let folder = work.path().join(program);
-        fs::create_dir(&folder).unwrap();
+        let directory = work.path().join(program);
+        fs::create_dir(&directory).unwrap();
         let mut arguments: Vec<&std::ffi::OsStr> =
-            vec!["-xpf".as_ref(), path.as_ref(), "-C".as_ref(), folder.as_ref()];
+            vec!["-xpf".as_ref(), path.as_ref(), "-C".as_ref(), directory.as_ref()];
         arguments.extend(more.iter().map(std::ffi::OsStr::new));
-        let Some(said) = run(program, &arguments) else { continue };
-        // GNU tar does not know POSIX's word for names that are no text, but keeps their bytes. It
-        // wonders at times before 1970, and keeps them, too.
+        let Some(printed) = run(program, &arguments) else { continue };
+        // GNU tar warns about hdrcharset=BINARY, but keeps the bytes of such names. It also warns
+        // about times before 1970, and keeps them.
         let known = |line: &&str| line.contains("hdrcharset") || line.contains("implausibly old");
-        let said = said.lines().filter(|line| !known(line)).collect::<String>();
-        assert_eq!(said, "", "{program}");
-        // libarchive takes the fraction of a time before 1970 for one after it.
+        let printed = printed.lines().filter(|line| !known(line)).collect::<String>();
+        assert_eq!(printed, "", "{program}");
+        // libarchive adds the fraction of a time before 1970 instead of subtracting it.
         let before = hex(b"before");
         let is_read = |line: &&String| program == "tar" || !line.starts_with(&before);
-        let found = unpacked(&folder);
+        let found = unpacked(&directory);
         let found: Vec<_> = found.iter().filter(is_read).collect();
         assert_eq!(found, expected.iter().filter(is_read).collect::<Vec<_>>(), "{program}");
-        let ino = |name: &str| fs::metadata(folder.join(name)).unwrap().ino();
+        let ino = |name: &str| fs::metadata(directory.join(name)).unwrap().ino();
         assert_eq!(ino("linked-1"), ino("linked-2"));
         assert_eq!(ino("linked-1"), ino("folder/earlier"));
-        let char = fs::metadata(folder.join("char")).unwrap().rdev();
+        let char = fs::metadata(directory.join("char")).unwrap().rdev();
         assert_eq!((rustix::fs::major(char), rustix::fs::minor(char)), (259, 0x12345), "{program}");
         let mut value = [0; 4096];
-        let file = folder.join("xattrs");
+        let file = directory.join("xattrs");
         let mut xattr = |name: &str| {
             let len = rustix::fs::getxattr(&file, name, &mut value).unwrap_or(0);
             value[..len].to_vec()
@@ -299,20 +301,20 @@ fn other_tars_unpack_what_was_packed() {
             assert_eq!(xattr("user.b=%"), b"\0\n=\xff");
             assert_eq!(xattr("user.long"), noise(3000));
         }
-        let holes = fs::metadata(folder.join("nothing")).unwrap();
+        let holes = fs::metadata(directory.join("nothing")).unwrap();
         assert!(holes.blocks() * 512 < holes.size() / 2, "{program}: holes are kept");
     }
 }
 
 #[test]
-fn python_reads_what_was_packed() {
+fn python_reads_the_archive() {
     let work = tempfile::tempdir().unwrap();
     let catalog = everything();
     let path = work.path().join("a.tar");
     pack(&catalog, 4, None, &path);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/tar_tree.py");
-    let Some(said) = run("python3", &[script.as_ref(), path.as_ref()]) else { return };
-    let mut found: Vec<_> = said.lines().map(|line| line.trim_end().to_owned()).collect();
+    let Some(printed) = run("python3", &[script.as_ref(), path.as_ref()]) else { return };
+    let mut found: Vec<_> = printed.lines().map(|line| line.trim_end().to_owned()).collect();
     found.sort();
     let expected: Vec<_> =
         expected(&catalog).iter().map(|line| line.trim_end().to_owned()).collect();
@@ -320,7 +322,7 @@ fn python_reads_what_was_packed() {
 }
 
 #[test]
-fn our_own_reader_shows_what_was_packed() {
+fn archfs_reads_the_archive() {
     let work = tempfile::tempdir().unwrap();
     let catalog = everything();
     let path = work.path().join("a.tar");
@@ -329,7 +331,7 @@ fn our_own_reader_shows_what_was_packed() {
     let mut found = Vec::new();
     let mut walk = Walk::new(&catalog);
     while let Some((path, id)) = walk.next() {
-        if catalog.inode(id).kind() == FileKind::Socket {
+        if catalog.inode(id).file_kind() == FileKind::Socket {
             assert!(resolve(&*tree, path).is_err());
             continue;
         }
@@ -339,8 +341,8 @@ fn our_own_reader_shows_what_was_packed() {
         let mut bytes = Vec::new();
         while attr.kind == FileKind::Regular && (bytes.len() as u64) < attr.size {
             let mut scratch = Scratch::default();
-            let at = bytes.len() as u64;
-            bytes.extend(tree.read(attr.ino, at, 1 << 20, &mut scratch).unwrap().as_slice());
+            let offset = bytes.len() as u64;
+            bytes.extend(tree.read(attr.ino, offset, 1 << 20, &mut scratch).unwrap().as_slice());
         }
         let target = match attr.kind {
             FileKind::Symlink => tree.read_link(attr.ino).unwrap(),
@@ -371,35 +373,35 @@ fn any_number_of_threads_gives_the_same_bytes() {
 }
 
 #[test]
-fn a_file_that_fails_is_there_under_none_of_its_names() {
+fn a_file_that_fails_is_missing_under_all_its_names() {
     let whole = |len: usize| {
         let data = std::iter::once(0..len as u64).collect();
         Stored { bytes: noise(len), data, fails: None }
     };
-    let mut made = Made { builder: Builder::new(META), memory: Memory::default() };
+    let mut tree = TestTree { builder: Builder::new(META), memory: Memory::default() };
     let root = InodeId::ROOT;
-    made.stored(root, b"a", whole(100), META);
-    let early = made.stored(root, b"b", Stored { fails: Some(0), ..whole(100) }, META);
-    made.builder.link(root, Name::parse(b"y").unwrap(), early);
-    // The third batch of it is not read, so its header is taken back.
+    tree.stored(root, b"a", whole(100), META);
+    let early = tree.stored(root, b"b", Stored { fails: Some(0), ..whole(100) }, META);
+    tree.builder.link(root, Name::parse(b"y").unwrap(), early);
+    // The third batch fails after the header was written, so the header is removed.
     let late = Stored { fails: Some(5 << 19), ..whole(4 << 20) };
-    let late = made.stored(root, b"c", late, META);
-    made.builder.link(root, Name::parse(b"z").unwrap(), late);
-    made.stored(root, b"d", whole(3000), META);
-    made.stored(
+    let late = tree.stored(root, b"c", late, META);
+    tree.builder.link(root, Name::parse(b"z").unwrap(), late);
+    tree.stored(root, b"d", whole(3000), META);
+    tree.stored(
         root,
         b"e",
         Stored { fails: Some(0), ..sparse(3 << 20, &[1 << 20..2 << 20]) },
         META,
     );
-    made.other(root, b"f", What::Fifo, META);
-    made.builder.source(Box::new(made.memory));
-    let catalog = made.builder.finish(Owner::default());
+    tree.other(root, b"f", InodeKind::Fifo, META);
+    tree.builder.source(Box::new(tree.memory));
+    let catalog = tree.builder.finish(Owner::default());
     let work = tempfile::tempdir().unwrap();
     let path = work.path().join("a.tar");
     let (members, problems) = pack(&catalog, 3, None, &path);
     assert_eq!(problems, 3);
     assert_eq!((members.files, members.hard_links, members.sparse), (2, 0, 0));
-    let Some(said) = run("tar", &["-tf".as_ref(), path.as_ref()]) else { return };
-    assert_eq!(said, "a\nd\nf\n");
+    let Some(printed) = run("tar", &["-tf".as_ref(), path.as_ref()]) else { return };
+    assert_eq!(printed, "a\nd\nf\n");
 }

@@ -1,8 +1,8 @@
-//! Archives as sources, against Python's tarfile and find(1).
+//! Archives as sources, compared with Python's tarfile and find(1).
 
 use super::*;
 
-/// What Python's tarfile tells of a tar, in the words of `told`.
+/// The members of a tar as Python's tarfile lists them, in the format of `described`.
 const TARFILE: &str = r#"
 import sys, tarfile, decimal, math
 out = sys.stdout.buffer
@@ -29,20 +29,20 @@ with tarfile.open(sys.argv[1]) as tar:
 "#;
 
 #[test]
-fn an_archive_is_what_tarfile_tells_of_it() {
+fn an_archive_matches_tarfile() {
     let work = tempfile::tempdir().unwrap();
-    let zoo_folder = work.path().join("zoo");
-    fs::create_dir(&zoo_folder).unwrap();
-    zoo(&zoo_folder);
-    // A tar holds no sockets.
-    fs::remove_file(zoo_folder.join("socket")).unwrap();
+    let zoo_directory = work.path().join("zoo");
+    fs::create_dir(&zoo_directory).unwrap();
+    zoo(&zoo_directory);
+    // A tar cannot hold sockets.
+    fs::remove_file(zoo_directory.join("socket")).unwrap();
     for (name, option) in [("t.tar", "--format=pax"), ("t.tar.gz", "-z")] {
         let tar = work.path().join(name);
         let status = Command::new("tar")
             .args([option, "--format=pax", "--sort=name", "-cf"])
             .arg(&tar)
             .arg("-C")
-            .arg(&zoo_folder)
+            .arg(&zoo_directory)
             .arg(".")
             .status();
         assert!(status.unwrap().success());
@@ -54,28 +54,29 @@ fn an_archive_is_what_tarfile_tells_of_it() {
         let (catalog, problems) = gathered(&of(&[&tar]));
         assert_eq!(problems, []);
         let shown = |lines: &[Vec<u8>]| lines.iter().map(|line| text(line)).collect::<Vec<_>>();
-        assert_eq!(shown(&told(&catalog)), shown(&expected));
+        assert_eq!(shown(&described(&catalog)), shown(&expected));
         for name in ["a/one", "a/b/c/large", "sparse"] {
-            assert!(bytes(&catalog, name).unwrap() == fs::read(zoo_folder.join(name)).unwrap());
+            assert!(bytes(&catalog, name).unwrap() == fs::read(zoo_directory.join(name)).unwrap());
         }
-        let What::File { content, .. } = catalog.inode(id(&catalog, "z one")).what else {
+        let InodeKind::File { content, .. } = catalog.inode(id(&catalog, "z one")).kind else {
             panic!()
         };
         let origin = catalog.content(content).origin(content.key);
         assert!(origin.starts_with(&format!("{}/", tar.display())), "{origin}");
         // In the order of the archive.
-        let places = catalog.files().into_iter().map(|id| match catalog.inode(id).what {
-            What::File { content, .. } => catalog.content(content).data_offset(content.key),
+        let offsets = catalog.files().into_iter().map(|id| match catalog.inode(id).kind {
+            InodeKind::File { content, .. } => catalog.content(content).data_offset(content.key),
             _ => 0,
         });
-        assert!(places.clone().any(|place| place > 0));
+        assert!(offsets.clone().any(|place| place > 0));
     }
     let tar = work.path().join("sparse.tar");
     let mut command = Command::new("tar");
-    command.args(["-S", "-cf"]).arg(&tar).arg("-C").arg(&zoo_folder).args(["sparse", "a"]);
+    command.args(["-S", "-cf"]).arg(&tar).arg("-C").arg(&zoo_directory).args(["sparse", "a"]);
     assert!(command.status().unwrap().success());
     let (catalog, _) = gathered(&of(&[&tar]));
-    let What::File { content, sparse, size } = catalog.inode(id(&catalog, "sparse")).what else {
+    let InodeKind::File { content, sparse, size } = catalog.inode(id(&catalog, "sparse")).kind
+    else {
         panic!("no file")
     };
     assert!(sparse);
@@ -83,22 +84,22 @@ fn an_archive_is_what_tarfile_tells_of_it() {
     let data = content_of.next_data(content.key, 0).unwrap().unwrap();
     assert_eq!(data, (4 << 20)..(4 << 20) + 8192);
     assert!(content_of.next_data(content.key, data.end).unwrap().is_none_or(|r| r.start == size));
-    assert!(bytes(&catalog, "sparse").unwrap() == fs::read(zoo_folder.join("sparse")).unwrap());
+    assert!(bytes(&catalog, "sparse").unwrap() == fs::read(zoo_directory.join("sparse")).unwrap());
 }
 
 #[test]
-fn an_image_is_what_find_tells_of_the_folder_it_was_made_of() {
+fn an_image_matches_find_on_its_source() {
     let work = tempfile::tempdir().unwrap();
-    let (folder, image) = (work.path().join("zoo"), work.path().join("zoo.sqfs"));
-    fs::create_dir(&folder).unwrap();
-    zoo(&folder);
+    let (directory, image) = (work.path().join("zoo"), work.path().join("zoo.sqfs"));
+    fs::create_dir(&directory).unwrap();
+    zoo(&directory);
     let mut command = Command::new("mksquashfs");
-    command.arg(&folder).arg(&image).args(["-quiet", "-no-progress"]);
+    command.arg(&directory).arg(&image).args(["-quiet", "-no-progress"]);
     let Ok(made) = command.output() else {
         return eprintln!("SKIPPED: no mksquashfs");
     };
     assert!(made.status.success(), "{}", text(&made.stderr));
-    // Images keep seconds, and none before 1970; mksquashfs makes two of a link with two names.
+    // Images store whole seconds from 1970 on; mksquashfs splits a symbolic link with two names.
     let timeless = |lines: Vec<Vec<u8>>| {
         let fields = |line: &Vec<u8>| {
             let mut fields: Vec<_> = line.split(|&byte| byte == b'\t').map(text).collect();
@@ -112,64 +113,65 @@ fn an_image_is_what_find_tells_of_the_folder_it_was_made_of() {
     };
     let (catalog, problems) = gathered(&of(&[&image]));
     assert_eq!(problems, []);
-    assert_eq!(timeless(told(&catalog)), timeless(find(&folder)));
+    assert_eq!(timeless(described(&catalog)), timeless(find(&directory)));
     for name in ["a/one", "a/b/none", "a/b/c/large", "sparse"] {
-        assert!(bytes(&catalog, name).unwrap() == fs::read(folder.join(name)).unwrap());
+        assert!(bytes(&catalog, name).unwrap() == fs::read(directory.join(name)).unwrap());
     }
 }
 
 #[test]
-fn archives_merge_in_the_root_and_those_within_become_folders() {
+fn archives_merge_in_the_root_and_inner_ones_become_directories() {
     let work = tempfile::tempdir().unwrap();
-    let at = |name: &str| work.path().join(name);
+    let path_to = |name: &str| work.path().join(name);
     let tar = |name: &str, files: &[(&str, &str)]| {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for (name, text) in files {
-            fs::create_dir_all(folder.path().join(name).parent().unwrap()).unwrap();
+            fs::create_dir_all(directory.path().join(name).parent().unwrap()).unwrap();
             if text.starts_with('/') {
-                fs::copy(text, folder.path().join(name)).unwrap();
+                fs::copy(text, directory.path().join(name)).unwrap();
             } else {
-                fs::write(folder.path().join(name), text).unwrap();
+                fs::write(directory.path().join(name), text).unwrap();
             }
         }
         let mut command = Command::new("tar");
-        command.arg("-cf").arg(at(name)).arg("-C").arg(folder.path());
+        command.arg("-cf").arg(path_to(name)).arg("-C").arg(directory.path());
         assert!(command.args(files.iter().map(|(name, _)| name)).status().unwrap().success());
     };
     tar("one.tar", &[("d/x", "1"), ("d/same", "1")]);
     tar("two.tar", &[("d/y", "2"), ("d/same", "2")]);
-    let (catalog, _) = gathered(&of(&[&at("one.tar"), &at("two.tar")]));
+    let (catalog, _) = gathered(&of(&[&path_to("one.tar"), &path_to("two.tar")]));
     assert_eq!(names(&catalog), ["d", "d/same", "d/x", "d/y"]);
     assert_eq!((bytes(&catalog, "d/same").unwrap(), catalog.hidden()), (b"2".to_vec(), 1));
     assert_eq!(catalog.inode(InodeId::ROOT).meta.permissions, 0o755);
 
-    let (one, two) = (at("one.tar").display().to_string(), at("two.tar").display().to_string());
+    let (one, two) =
+        (path_to("one.tar").display().to_string(), path_to("two.tar").display().to_string());
     tar("outer.tar", &[("n01.tar", &one), ("n02.tar", &two)]);
     tar("mixed.tar", &[("n01.tar", &one), ("read.me", "text")]);
     tar("lying.tar", &[("n01.tar", &one), ("n02.tar", "no tar at all")]);
-    // What holds nothing but archives becomes folders unasked, anything else where it is asked for.
+    // An archive of archives becomes directories by default; others only with `recursive`.
     let names_of = |name: &str, recursive: bool| {
-        let sources = Sources { recursive, ..of(&[&at(name)]) };
+        let sources = Sources { recursive, ..of(&[&path_to(name)]) };
         names(&gathered(&sources).0)
     };
-    for (name, unasked, asked) in [
+    for (name, by_default, recursively) in [
         ("outer.tar", "n02/d/y", "n02/d/y"),
         ("mixed.tar", "n01.tar", "n01/d/x"),
         ("lying.tar", "n01.tar", "n01/d/x"),
     ] {
-        for (recursive, expected) in [(false, unasked), (true, asked)] {
+        for (recursive, expected) in [(false, by_default), (true, recursively)] {
             let found = names_of(name, recursive);
             assert!(found.contains(&expected.to_owned()), "{name}, {recursive}: {found:?}");
         }
     }
-    let (catalog, _) = gathered(&of(&[&at("outer.tar")]));
+    let (catalog, _) = gathered(&of(&[&path_to("outer.tar")]));
     assert_eq!(bytes(&catalog, "n02/d/y").unwrap(), b"2");
-    let (whole, _) = gathered(&of(&[&at("mixed.tar")]));
-    assert!(bytes(&whole, "n01.tar").unwrap() == fs::read(at("one.tar")).unwrap());
+    let (whole, _) = gathered(&of(&[&path_to("mixed.tar")]));
+    assert!(bytes(&whole, "n01.tar").unwrap() == fs::read(path_to("one.tar")).unwrap());
 
-    // Damage in what says that it is an archive is no file like any other.
-    let mut image = fs::read(at("one.tar")).unwrap();
+    // A damaged archive is an error, not a plain file.
+    let mut image = fs::read(path_to("one.tar")).unwrap();
     image[..4].copy_from_slice(b"hsqs");
-    fs::write(at("damaged.sqfs"), image).unwrap();
-    assert!(attempt(&of(&[&at("damaged.sqfs")]), 1).0.is_err());
+    fs::write(path_to("damaged.sqfs"), image).unwrap();
+    assert!(attempt(&of(&[&path_to("damaged.sqfs")]), 1).0.is_err());
 }

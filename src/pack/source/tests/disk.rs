@@ -1,9 +1,9 @@
-//! Folders of a disk against find(1), the kernel and their own bytes.
+//! Directories on a disk, compared with find(1), the kernel and the files themselves.
 
 use super::*;
 
 #[test]
-fn a_folder_is_what_find_tells_of_it_on_any_number_of_threads() {
+fn a_directory_matches_find_on_any_number_of_threads() {
     let work = tempfile::tempdir().unwrap();
     zoo(work.path());
     let expected = find(work.path());
@@ -12,7 +12,7 @@ fn a_folder_is_what_find_tells_of_it_on_any_number_of_threads() {
         let (catalog, problems) = attempt(&of(&[work.path()]), threads);
         let catalog = catalog.unwrap();
         assert_eq!(problems, []);
-        let found = told(&catalog);
+        let found = described(&catalog);
         let shown = |lines: &[Vec<u8>]| lines.iter().map(|line| text(line)).collect::<Vec<_>>();
         assert_eq!(shown(&found), shown(&expected));
         assert!(found == expected);
@@ -24,15 +24,15 @@ fn a_folder_is_what_find_tells_of_it_on_any_number_of_threads() {
 }
 
 #[test]
-fn bytes_holes_and_device_numbers_are_those_of_the_disk() {
+fn reads_bytes_holes_and_device_numbers_of_the_disk() {
     let work = tempfile::tempdir().unwrap();
     zoo(work.path());
     let (catalog, _) = gathered(&of(&[work.path()]));
     for name in ["a/one", "a/b/none", "a/b/c/large", "z one", "sparse"] {
         assert!(bytes(&catalog, name).unwrap() == fs::read(work.path().join(name)).unwrap());
     }
-    let file = |name: &str| match catalog.inode(id(&catalog, name)).what {
-        What::File { content, sparse, .. } => (catalog.content(content), content.key, sparse),
+    let file = |name: &str| match catalog.inode(id(&catalog, name)).kind {
+        InodeKind::File { content, sparse, .. } => (catalog.content(content), content.key, sparse),
         _ => panic!("{name}"),
     };
     let (content, key, sparse) = file("sparse");
@@ -44,8 +44,8 @@ fn bytes_holes_and_device_numbers_are_those_of_the_disk() {
     assert_eq!(content.origin(key), work.path().join("sparse").display().to_string());
     assert!(!file("a/b/c/large").2);
     if rustix::process::geteuid().is_root() {
-        let device = |name: &str| match catalog.inode(id(&catalog, name)).what {
-            What::Device { number, .. } => number,
+        let device = |name: &str| match catalog.inode(id(&catalog, name)).kind {
+            InodeKind::Device { number, .. } => number,
             _ => panic!("{name}"),
         };
         // linux/kdev_t.h: (minor & 0xff) | (major << 8) | ((minor & ~0xff) << 12).
@@ -82,32 +82,32 @@ fn extended_attributes_are_kept_as_the_kernel_lists_them() {
 }
 
 #[test]
-fn a_file_that_is_not_what_it_was_is_told_of_and_not_read() {
+fn a_changed_file_is_reported_and_not_read() {
     let work = tempfile::tempdir().unwrap();
-    let at = |name: &str| work.path().join(name);
+    let path_to = |name: &str| work.path().join(name);
     let all =
         ["shrunk", "grown", "rewritten", "replaced", "gone", "link", "pipe", "folder", "same"];
     for name in all {
-        fs::write(at(name), vec![5; 5000]).unwrap();
+        fs::write(path_to(name), vec![5; 5000]).unwrap();
     }
     let (catalog, problems) = gathered(&of(&[work.path()]));
     assert_eq!(problems, []);
-    File::options().write(true).open(at("shrunk")).unwrap().set_len(10).unwrap();
-    File::options().write(true).open(at("grown")).unwrap().set_len(5001).unwrap();
-    fs::write(at("rewritten"), vec![6; 5000]).unwrap();
-    let status = Command::new("cp").arg("-p").arg(at("same")).arg(at("new")).status();
+    File::options().write(true).open(path_to("shrunk")).unwrap().set_len(10).unwrap();
+    File::options().write(true).open(path_to("grown")).unwrap().set_len(5001).unwrap();
+    fs::write(path_to("rewritten"), vec![6; 5000]).unwrap();
+    let status = Command::new("cp").arg("-p").arg(path_to("same")).arg(path_to("new")).status();
     assert!(status.unwrap().success());
-    fs::rename(at("new"), at("replaced")).unwrap();
+    fs::rename(path_to("new"), path_to("replaced")).unwrap();
     for name in ["gone", "link", "pipe", "folder"] {
-        fs::remove_file(at(name)).unwrap();
+        fs::remove_file(path_to(name)).unwrap();
     }
-    symlink("same", at("link")).unwrap();
-    mknodat(CWD, at("pipe"), FileType::Fifo, Mode::from(0o600), 0).unwrap();
-    fs::create_dir(at("folder")).unwrap();
+    symlink("same", path_to("link")).unwrap();
+    mknodat(CWD, path_to("pipe"), FileType::Fifo, Mode::from(0o600), 0).unwrap();
+    fs::create_dir(path_to("folder")).unwrap();
     for name in &all[..all.len() - 1] {
         let error = bytes(&catalog, name).unwrap_err();
         assert_eq!(error.kind(), Kind::Changed, "{name}: {error}");
-        let expected = format!("{}: changed while it was read", at(name).display());
+        let expected = format!("{}: changed while it was read", path_to(name).display());
         assert_eq!(error.to_string(), expected);
     }
     assert_eq!(bytes(&catalog, "same").unwrap(), vec![5; 5000]);
@@ -116,26 +116,26 @@ fn a_file_that_is_not_what_it_was_is_told_of_and_not_read() {
 #[test]
 fn what_can_not_be_read_is_named_and_the_rest_is_packed() {
     if rustix::process::geteuid().is_root() {
-        // Root may read everything.
+        // Root can read everything.
         alone("disk::what_can_not_be_read_is_named_and_the_rest_is_packed", Some(65_534));
         return;
     }
     let work = tempfile::tempdir().unwrap();
-    let at = |name: &str| work.path().join(name);
-    fs::create_dir_all(at("shut/below")).unwrap();
-    fs::create_dir_all(at("blind/below")).unwrap();
-    fs::write(at("secret"), "x").unwrap();
-    fs::write(at("public"), "y").unwrap();
-    fs::set_permissions(at("secret"), Permissions::from_mode(0o0)).unwrap();
-    fs::set_permissions(at("shut"), Permissions::from_mode(0o0)).unwrap();
-    // It can be listed, but nothing in it can be looked at.
-    fs::set_permissions(at("blind"), Permissions::from_mode(0o444)).unwrap();
+    let path_to = |name: &str| work.path().join(name);
+    fs::create_dir_all(path_to("shut/below")).unwrap();
+    fs::create_dir_all(path_to("blind/below")).unwrap();
+    fs::write(path_to("secret"), "x").unwrap();
+    fs::write(path_to("public"), "y").unwrap();
+    fs::set_permissions(path_to("secret"), Permissions::from_mode(0o0)).unwrap();
+    fs::set_permissions(path_to("shut"), Permissions::from_mode(0o0)).unwrap();
+    // The directory can be listed, but its entries cannot be examined.
+    fs::set_permissions(path_to("blind"), Permissions::from_mode(0o444)).unwrap();
     let (catalog, problems) = gathered(&of(&[work.path()]));
-    fs::set_permissions(at("shut"), Permissions::from_mode(0o700)).unwrap();
-    fs::set_permissions(at("blind"), Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(path_to("shut"), Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(path_to("blind"), Permissions::from_mode(0o700)).unwrap();
     assert_eq!(names(&catalog), ["blind", "public", "secret", "shut"]);
     let origins: Vec<_> = problems.iter().map(|problem| problem.origin.clone()).collect();
-    assert_eq!(origins, ["blind/below", "shut"].map(|name| at(name).display().to_string()));
+    assert_eq!(origins, ["blind/below", "shut"].map(|name| path_to(name).display().to_string()));
     assert!(problems.iter().all(|problem| problem.why.contains("Permission denied")));
     assert_eq!(bytes(&catalog, "public").unwrap(), b"y");
     let error = bytes(&catalog, "secret").unwrap_err();
@@ -143,7 +143,7 @@ fn what_can_not_be_read_is_named_and_the_rest_is_packed() {
 }
 
 #[test]
-fn folders_deeper_than_any_path_are_packed() {
+fn directories_deeper_than_path_max_are_packed() {
     let work = tempfile::tempdir().unwrap();
     let name = "d".repeat(200);
     let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;

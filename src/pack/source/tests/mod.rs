@@ -1,7 +1,7 @@
-//! Tests of what is found, against what find(1), stat(1) and Python's tarfile tell of the same.
+//! Tests of sources, compared with find(1), stat(1) and Python's tarfile.
 //!
-//! Owns folders and archives with everything in them that a source may meet. What needs to be root,
-//! or must not be, runs in a process of its own or says that it was skipped.
+//! A test that must or must not be root runs in a process of its own, or reports that it was
+//! skipped.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -16,7 +16,7 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mkdirat, mknodat, ope
 
 use super::*;
 use crate::pack::Problem;
-use crate::pack::catalog::{InodeId, What};
+use crate::pack::catalog::{InodeId, InodeKind};
 use crate::progress::Progress;
 use crate::sync::{AtomicBool, Ordering};
 use crate::vfs::FileKind;
@@ -25,7 +25,7 @@ mod archives;
 mod disk;
 mod selected;
 
-/// Set for a process that runs one test alone.
+/// Set in a process that runs a single test.
 const ALONE: &str = "ARCHFS_TEST_ALONE";
 
 fn attempt(sources: &Sources, threads: usize) -> (Result<Catalog>, Vec<Problem>) {
@@ -67,7 +67,7 @@ fn id(catalog: &Catalog, wanted: &str) -> InodeId {
 }
 
 fn bytes(catalog: &Catalog, path: &str) -> Result<Vec<u8>> {
-    let What::File { size, content, .. } = catalog.inode(id(catalog, path)).what else {
+    let InodeKind::File { size, content, .. } = catalog.inode(id(catalog, path)).kind else {
         panic!("{path} is no file")
     };
     let mut bytes = vec![0; size as usize];
@@ -75,19 +75,19 @@ fn bytes(catalog: &Catalog, path: &str) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// All of a catalog as `find -printf` would tell it, sorted.
-fn told(catalog: &Catalog) -> Vec<Vec<u8>> {
+/// A whole catalog in the format of `find -printf`, sorted.
+fn described(catalog: &Catalog) -> Vec<Vec<u8>> {
     let mut lines = Vec::new();
     catalog.walk(&mut |path, id| {
         let inode = catalog.inode(id);
-        let (kind, target) = match &inode.what {
-            What::Folder(_) => ('d', &b""[..]),
-            What::File { .. } => ('f', &b""[..]),
-            What::Symlink(target) => ('l', target.as_ref()),
-            What::Device { kind: FileKind::BlockDevice, .. } => ('b', &b""[..]),
-            What::Device { .. } => ('c', &b""[..]),
-            What::Fifo => ('p', &b""[..]),
-            What::Socket => ('s', &b""[..]),
+        let (kind, target) = match &inode.kind {
+            InodeKind::Directory(_) => ('d', &b""[..]),
+            InodeKind::File { .. } => ('f', &b""[..]),
+            InodeKind::Symlink(target) => ('l', target.as_ref()),
+            InodeKind::Device { kind: FileKind::BlockDevice, .. } => ('b', &b""[..]),
+            InodeKind::Device { .. } => ('c', &b""[..]),
+            InodeKind::Fifo => ('p', &b""[..]),
+            InodeKind::Socket => ('s', &b""[..]),
         };
         let meta = inode.meta;
         let links = if kind == 'd' { 0 } else { catalog.links(id) };
@@ -106,12 +106,12 @@ fn told(catalog: &Catalog) -> Vec<Vec<u8>> {
     lines
 }
 
-fn find(folder: &Path) -> Vec<Vec<u8>> {
+fn find(directory: &Path) -> Vec<Vec<u8>> {
     let line = |size: &str, links: &str| {
         format!("%P\\t%y\\t%m\\t%U\\t%G\\t%T@\\t{size}\\t{links}\\t%l\\0")
     };
     let output = Command::new("find")
-        .arg(folder)
+        .arg(directory)
         .args(["-type", "f", "-printf", &line("%s", "%n")])
         .args(["-o", "-type", "d", "-printf", &line("0", "0")])
         .args(["-o", "-printf", &line("0", "%n")])
@@ -124,45 +124,46 @@ fn find(folder: &Path) -> Vec<Vec<u8>> {
     lines
 }
 
-/// A folder with all that there may be in one. Devices only where this is root.
-fn zoo(folder: &Path) {
-    let at = |name: &str| folder.join(name);
-    fs::create_dir_all(at("a/b/c")).unwrap();
-    fs::create_dir(at("empty")).unwrap();
-    fs::write(at("a/one"), "one").unwrap();
-    fs::write(at("a/b/none"), "").unwrap();
-    fs::write(at("a/b/c/large"), vec![7; 3_000_000]).unwrap();
-    fs::hard_link(at("a/one"), at("a/b/one again")).unwrap();
-    fs::hard_link(at("a/one"), at("z one")).unwrap();
-    fs::write(folder.join(OsStr::from_bytes(b"a/\xff\xfe\n\xe4")), "bytes").unwrap();
-    symlink("..", at("a/b/loop")).unwrap();
-    symlink("no/such", at("dangling")).unwrap();
-    symlink(OsStr::from_bytes(b"\xff target"), at("link")).unwrap();
-    fs::hard_link(at("link"), at("a/same link")).unwrap();
+/// Fills a directory with every kind of file. Devices only if this is root.
+fn zoo(directory: &Path) {
+    let path_to = |name: &str| directory.join(name);
+    fs::create_dir_all(path_to("a/b/c")).unwrap();
+    fs::create_dir(path_to("empty")).unwrap();
+    fs::write(path_to("a/one"), "one").unwrap();
+    fs::write(path_to("a/b/none"), "").unwrap();
+    fs::write(path_to("a/b/c/large"), vec![7; 3_000_000]).unwrap();
+    fs::hard_link(path_to("a/one"), path_to("a/b/one again")).unwrap();
+    fs::hard_link(path_to("a/one"), path_to("z one")).unwrap();
+    fs::write(directory.join(OsStr::from_bytes(b"a/\xff\xfe\n\xe4")), "bytes").unwrap();
+    symlink("..", path_to("a/b/loop")).unwrap();
+    symlink("no/such", path_to("dangling")).unwrap();
+    symlink(OsStr::from_bytes(b"\xff target"), path_to("link")).unwrap();
+    fs::hard_link(path_to("link"), path_to("a/same link")).unwrap();
     let mode = Mode::from(0o640);
-    mknodat(CWD, at("fifo"), FileType::Fifo, mode, 0).unwrap();
-    UnixListener::bind(at("socket")).unwrap();
-    let sparse = File::create(at("sparse")).unwrap();
+    mknodat(CWD, path_to("fifo"), FileType::Fifo, mode, 0).unwrap();
+    UnixListener::bind(path_to("socket")).unwrap();
+    let sparse = File::create(path_to("sparse")).unwrap();
     sparse.set_len(10 << 20).unwrap();
     sparse.write_all_at(&[1; 8192], 4 << 20).unwrap();
-    fs::set_permissions(at("a/b"), Permissions::from_mode(0o2750)).unwrap();
-    fs::set_permissions(at("z one"), Permissions::from_mode(0o4711)).unwrap();
+    fs::set_permissions(path_to("a/b"), Permissions::from_mode(0o2750)).unwrap();
+    fs::set_permissions(path_to("z one"), Permissions::from_mode(0o4711)).unwrap();
     if rustix::process::geteuid().is_root() {
-        std::os::unix::fs::chown(at("a/b/none"), Some(70_000), Some(123)).unwrap();
-        mknodat(CWD, at("char"), FileType::CharacterDevice, mode, makedev(259, 0xabcde)).unwrap();
-        mknodat(CWD, at("block"), FileType::BlockDevice, mode, makedev(8, 17)).unwrap();
+        std::os::unix::fs::chown(path_to("a/b/none"), Some(70_000), Some(123)).unwrap();
+        mknodat(CWD, path_to("char"), FileType::CharacterDevice, mode, makedev(259, 0xabcde))
+            .unwrap();
+        mknodat(CWD, path_to("block"), FileType::BlockDevice, mode, makedev(8, 17)).unwrap();
     } else {
         eprintln!("SKIPPED in part: devices and owners need root");
     }
     let touch = |name: &str, time: &str| {
-        let status = Command::new("touch").args(["-h", "-d", time]).arg(at(name)).status();
+        let status = Command::new("touch").args(["-h", "-d", time]).arg(path_to(name)).status();
         assert!(status.unwrap().success());
     };
     touch("dangling", "1960-01-02 03:04:05.678901234");
     touch("empty", "2040-05-06 07:08:09.000000001");
 }
 
-/// Runs a test of this module in a process of its own; `false` where that can not be.
+/// Runs a test of this module in a process of its own; `false` if that is impossible.
 fn alone(test: &str, user: Option<u32>) -> bool {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([&format!("pack::source::tests::{test}"), "--exact", "--nocapture"]);
@@ -185,7 +186,7 @@ fn alone(test: &str, user: Option<u32>) -> bool {
 }
 
 #[test]
-fn stops_when_told_to() {
+fn stops_on_interrupt() {
     let work = tempfile::tempdir().unwrap();
     zoo(work.path());
     let (progress, stop) = (Progress::default(), AtomicBool::new(false));
@@ -206,32 +207,32 @@ fn a_file_costs_less_than_256_bytes() {
         return eprintln!("SKIPPED: no {}", memory.display());
     };
     const FILES: u64 = 200_000;
-    for folder in 0..200 {
-        let folder = work.path().join(format!("{}/n{folder:08}", folder % 2));
-        fs::create_dir_all(&folder).unwrap();
+    for directory in 0..200 {
+        let directory = work.path().join(format!("{}/n{directory:08}", directory % 2));
+        fs::create_dir_all(&directory).unwrap();
         for file in 0..FILES / 200 {
-            File::create(folder.join(format!("n01440764_{file:05}.JPEG"))).unwrap();
+            File::create(directory.join(format!("n01440764_{file:05}.JPEG"))).unwrap();
         }
     }
-    let kib = |what: &str| {
+    let kib = |field: &str| {
         let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
         line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
     };
-    // The first half pays for threads and what they have in hand, the second for its files alone.
+    // The first half of the files pays for threads and buffers, the second only for files.
     let mut kept = Vec::new();
     let mut costs = Vec::new();
     for half in ["0", "1"] {
-        let (before, begun) = (kib("VmRSS:"), std::time::Instant::now());
+        let (before, start) = (kib("VmRSS:"), std::time::Instant::now());
         let (catalog, problems) = gathered(&of(&[&work.path().join(half)]));
-        let took = begun.elapsed();
+        let elapsed = start.elapsed();
         assert_eq!((catalog.len() as u64, problems.len()), (FILES / 2 + 101, 0));
         kept.push(catalog);
         costs.push((kib("VmRSS:") - before) * 1024 / (FILES / 2));
-        println!("{} files in {took:?}, {:?} bytes each so far", FILES / 2, costs);
+        println!("{} files in {elapsed:?}, {:?} bytes each so far", FILES / 2, costs);
     }
-    let begun = std::time::Instant::now();
+    let start = std::time::Instant::now();
     assert_eq!(find(&work.path().join("0")).len() as u64, FILES / 2 + 101);
-    println!("find takes {:?}", begun.elapsed());
+    println!("find takes {:?}", start.elapsed());
     assert!(costs[1] < 256, "{costs:?}");
 }

@@ -1,23 +1,23 @@
-//! Which of several sources lands where, and what lists and maps select and move.
+//! Where each of several sources goes, and what lists and maps select and move.
 
 use super::*;
 
 #[test]
-fn one_folder_is_the_root_and_several_keep_their_names() {
+fn one_directory_is_the_root_and_several_keep_their_names() {
     let work = tempfile::tempdir().unwrap();
-    let at = |name: &str| work.path().join(name);
+    let path_to = |name: &str| work.path().join(name);
     for name in ["train", "val", "more/train"] {
-        fs::create_dir_all(at(name)).unwrap();
+        fs::create_dir_all(path_to(name)).unwrap();
     }
-    fs::write(at("train/x"), "first").unwrap();
-    fs::write(at("more/train/x"), "second").unwrap();
-    fs::write(at("val/y"), "").unwrap();
-    fs::write(at("plain"), "plain").unwrap();
-    symlink("plain", at("to plain")).unwrap();
-    symlink("val", at("to val")).unwrap();
-    fs::set_permissions(at("val"), Permissions::from_mode(0o710)).unwrap();
+    fs::write(path_to("train/x"), "first").unwrap();
+    fs::write(path_to("more/train/x"), "second").unwrap();
+    fs::write(path_to("val/y"), "").unwrap();
+    fs::write(path_to("plain"), "plain").unwrap();
+    symlink("plain", path_to("to plain")).unwrap();
+    symlink("val", path_to("to val")).unwrap();
+    fs::set_permissions(path_to("val"), Permissions::from_mode(0o710)).unwrap();
     let shown = |paths: &[&str]| {
-        let paths: Vec<_> = paths.iter().map(|path| at(path)).collect();
+        let paths: Vec<_> = paths.iter().map(|path| path_to(path)).collect();
         let paths: Vec<_> = paths.iter().map(PathBuf::as_path).collect();
         let (catalog, problems) = gathered(&of(&paths));
         assert_eq!(problems, []);
@@ -32,7 +32,7 @@ fn one_folder_is_the_root_and_several_keep_their_names() {
     let root = both.inode(InodeId::ROOT).meta;
     assert_eq!((root.permissions, root.uid), (0o755, rustix::process::geteuid().as_raw()));
     let newest = ["train", "val", "plain", "to plain"].map(|name| {
-        let modified = fs::metadata(at(name)).unwrap().modified().unwrap();
+        let modified = fs::metadata(path_to(name)).unwrap().modified().unwrap();
         modified.duration_since(std::time::UNIX_EPOCH).unwrap()
     });
     let newest = *newest.iter().max().unwrap();
@@ -43,23 +43,23 @@ fn one_folder_is_the_root_and_several_keep_their_names() {
     let hiding = shown(&["train", "more/train"]);
     assert_eq!((names(&hiding).len(), hiding.hidden()), (2, 1));
     assert_eq!(bytes(&hiding, "train/x").unwrap(), b"second");
-    let (missing, _) = attempt(&of(&[&at("missing")]), 1);
+    let (missing, _) = attempt(&of(&[&path_to("missing")]), 1);
     assert_eq!(missing.err().unwrap().kind(), Kind::NotFound);
     assert_eq!(attempt(&of(&[]), 1).0.err().unwrap().kind(), Kind::Usage);
 }
 
 #[test]
-fn the_archive_that_is_made_is_not_packed_and_other_disks_only_if_wanted() {
+fn the_output_is_not_packed_and_other_mounts_only_if_wanted() {
     let work = tempfile::tempdir().unwrap();
-    let at = |name: &str| work.path().join(name);
-    fs::create_dir(at("below")).unwrap();
+    let path_to = |name: &str| work.path().join(name);
+    fs::create_dir(path_to("below")).unwrap();
     for name in ["out.sqfs", "below/out.sqfs", ".archfs-pack-123"] {
-        fs::write(at(name), "x").unwrap();
+        fs::write(path_to(name), "x").unwrap();
     }
-    let output = Some(at("below/../out.sqfs"));
+    let output = Some(path_to("below/../out.sqfs"));
     let (catalog, _) = gathered(&Sources { output: output.clone(), ..of(&[work.path()]) });
     assert_eq!(names(&catalog), ["below", "below/out.sqfs"]);
-    let (itself, _) = attempt(&Sources { output, ..of(&[&at("out.sqfs")]) }, 1);
+    let (itself, _) = attempt(&Sources { output, ..of(&[&path_to("out.sqfs")]) }, 1);
     assert_eq!(itself.err().unwrap().kind(), Kind::InvalidInput);
 
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
@@ -67,14 +67,14 @@ fn the_archive_that_is_made_is_not_packed_and_other_disks_only_if_wanted() {
         return eprintln!("SKIPPED in part: nothing is mounted at /dev/pts");
     }
     let dev = |other_mounts, lines: &str| {
-        fs::write(at("list"), lines).unwrap();
-        let list = Some(FileList { path: at("list"), separator: Separator::Newline });
+        fs::write(path_to("list"), lines).unwrap();
+        let list = Some(FileList { path: path_to("list"), separator: Separator::Newline });
         gathered(&Sources { other_mounts, list, ..of(&[Path::new("/dev")]) })
     };
     let (catalog, problems) = dev(OtherMounts::Enter, "pts\n");
     assert!(names(&catalog).contains(&"pts/ptmx".to_owned()));
     assert_eq!(problems, []);
-    // What a list names is not left out without a word, the place of the mount nor what is below.
+    // What a list names is not left out silently, neither the mount point nor files below it.
     for (lines, origins) in [
         ("pts\n", &["/dev/pts"][..]),
         ("pts/gone\npts/ptmx\n", &["/dev/pts/gone", "/dev/pts/ptmx"]),
@@ -84,7 +84,7 @@ fn the_archive_that_is_made_is_not_packed_and_other_disks_only_if_wanted() {
         assert!(problems.iter().map(|problem| problem.origin.as_str()).eq(origins.iter().copied()));
         assert!(problems.iter().all(|problem| problem.why.contains("on another file system")));
     }
-    // Found below a folder that is named, it is left out as told.
+    // If only a parent is named, the mount point is left out as requested.
     let (catalog, problems) = dev(OtherMounts::Skip, ".\n");
     let found = names(&catalog);
     assert!(found.contains(&"pts".to_owned()) && !found.contains(&"pts/ptmx".to_owned()));
@@ -92,20 +92,21 @@ fn the_archive_that_is_made_is_not_packed_and_other_disks_only_if_wanted() {
 }
 
 #[test]
-fn a_list_selects_and_what_it_misses_is_named() {
+fn a_list_selects_and_reports_missing_paths() {
     let work = tempfile::tempdir().unwrap();
-    let at = |name: &str| work.path().join(name);
-    fs::create_dir_all(at("in/a/deep/er")).unwrap();
+    let path_to = |name: &str| work.path().join(name);
+    fs::create_dir_all(path_to("in/a/deep/er")).unwrap();
     for name in ["in/a/x", "in/a/y", "in/a/deep/er/z", "in/b"] {
-        fs::write(at(name), name).unwrap();
+        fs::write(path_to(name), name).unwrap();
     }
-    fs::set_permissions(at("in/a"), Permissions::from_mode(0o705)).unwrap();
-    let tar = at("in.tar");
-    let status = Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(at("in")).arg(".").status();
+    fs::set_permissions(path_to("in/a"), Permissions::from_mode(0o705)).unwrap();
+    let tar = path_to("in.tar");
+    let status =
+        Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(path_to("in")).arg(".").status();
     assert!(status.unwrap().success());
-    fs::write(at("list"), "a/deep\n./a//y\ngone\ngone/too\nb/below\n").unwrap();
-    let list = Some(FileList { path: at("list"), separator: Separator::Newline });
-    for source in [at("in"), tar] {
+    fs::write(path_to("list"), "a/deep\n./a//y\ngone\ngone/too\nb/below\n").unwrap();
+    let list = Some(FileList { path: path_to("list"), separator: Separator::Newline });
+    for source in [path_to("in"), tar] {
         let (catalog, problems) = gathered(&Sources { list: list.clone(), ..of(&[&source]) });
         assert_eq!(names(&catalog), ["a", "a/deep", "a/deep/er", "a/deep/er/z", "a/y"]);
         assert_eq!(catalog.inode(id(&catalog, "a")).meta.permissions, 0o705);
@@ -114,24 +115,24 @@ fn a_list_selects_and_what_it_misses_is_named() {
         let expected = ["b/below", "gone"].map(|name| format!("{}/{name}", source.display()));
         assert_eq!(origins[..2], expected);
     }
-    let plain = Sources { list: list.clone(), ..of(&[&at("in/b")]) };
+    let plain = Sources { list: list.clone(), ..of(&[&path_to("in/b")]) };
     assert_eq!(attempt(&plain, 1).0.err().unwrap().kind(), Kind::NotADirectory);
-    let two = Sources { list, ..of(&[&at("in"), &at("in")]) };
+    let two = Sources { list, ..of(&[&path_to("in"), &path_to("in")]) };
     assert_eq!(attempt(&two, 1).0.err().unwrap().kind(), Kind::Usage);
 }
 
 #[test]
-fn a_map_moves_files_into_folders_that_are_made_for_them() {
+fn a_map_moves_files_into_new_directories() {
     let work = tempfile::tempdir().unwrap();
-    let at = |name: &str| work.path().join(name);
-    fs::create_dir_all(at("val/old")).unwrap();
+    let path_to = |name: &str| work.path().join(name);
+    fs::create_dir_all(path_to("val/old")).unwrap();
     for name in ["val/1.JPEG", "val/2.JPEG", "val/3.JPEG", "val/old/4.JPEG", "val/stays"] {
-        fs::write(at(name), name).unwrap();
+        fs::write(path_to(name), name).unwrap();
     }
-    fs::hard_link(at("val/3.JPEG"), at("val/same")).unwrap();
+    fs::hard_link(path_to("val/3.JPEG"), path_to("val/same")).unwrap();
     let map = |text: &str| {
-        fs::write(at("map"), text).unwrap();
-        attempt(&Sources { map: Some(at("map")), ..of(&[&at("val")]) }, 2)
+        fs::write(path_to("map"), text).unwrap();
+        attempt(&Sources { map: Some(path_to("map")), ..of(&[&path_to("val")]) }, 2)
     };
     let lines = "1.JPEG\tn01/\n2.JPEG\tn01/\n3.JPEG n02/other\nold/4.JPEG\told/5\n";
     let catalog = map(lines).0.unwrap();
@@ -141,16 +142,16 @@ fn a_map_moves_files_into_folders_that_are_made_for_them() {
     assert_eq!(id(&catalog, "n02/other"), id(&catalog, "same"));
     assert_eq!(catalog.links(id(&catalog, "same")), 2);
     assert_eq!(bytes(&catalog, "n01/2.JPEG").unwrap(), b"val/2.JPEG");
-    let folder = catalog.inode(id(&catalog, "n01")).meta;
-    assert_eq!(folder.permissions, 0o755);
-    assert_eq!(folder.modified, catalog.inode(id(&catalog, "n01/2.JPEG")).meta.modified);
+    let directory = catalog.inode(id(&catalog, "n01")).meta;
+    assert_eq!(directory.permissions, 0o755);
+    assert_eq!(directory.modified, catalog.inode(id(&catalog, "n01/2.JPEG")).meta.modified);
 
     let error = map("1.JPEG\tstays\n9.JPEG\tn01/\n2.JPEG\tsame/\nold\tnew\n").0.err().unwrap();
     assert_eq!(error.kind(), Kind::InvalidInput);
-    let told = error.to_string();
+    let message = error.to_string();
     for line in ["line 1: stays: is there", "line 2: 9.JPEG: no such", "line 3: same: is no folder"]
     {
-        assert!(told.contains(line), "{told}");
+        assert!(message.contains(line), "{message}");
     }
-    assert!(told.contains("line 4: old: is a folder"), "{told}");
+    assert!(message.contains("line 4: old: is a folder"), "{message}");
 }
