@@ -110,7 +110,7 @@ fn assert_damage_reported(what: &str, archive: &Path) {
     let lines: Vec<_> = stderr.lines().collect();
     match output.status.code() {
         Some(0) => {
-            assert!(stderr.contains("damaged") || stderr.contains("missing"), "{what}: {stderr}")
+            assert!(stderr.contains("damaged") || stderr.contains("missing"), "{what}: {stderr}");
         }
         Some(3) => assert!(
             lines.first().is_some_and(|line| line.starts_with("archfs: "))

@@ -257,7 +257,7 @@ fn report_mounted(
     let mount_point = mountpoint.display();
     match mounted {
         MountOutcome::New => {
-            term::print_message(&format!("mounted {archives_text} at {mount_point} {holder}"))
+            term::print_message(&format!("mounted {archives_text} at {mount_point} {holder}"));
         }
         MountOutcome::Shared(daemon) => {
             term::print_message(&format!(
