@@ -109,8 +109,8 @@ impl Selection {
         self.paths[range].iter().map(|path| &self.bytes[path.clone()])
     }
 
-    /// The selected names in a directory whose path is `parent_len` bytes long, each with what to pack
-    /// of it.
+    /// The selected names in a directory whose path is `parent_len` bytes long, each with what to
+    /// pack of it.
     pub(super) fn children(
         &self,
         range: Range<usize>,
