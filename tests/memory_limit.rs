@@ -278,10 +278,7 @@ fn a_budget_above_the_job_limit_is_clamped_with_a_warning() {
         unmount(&mount_point);
         // A budget that fits is not changed.
         let output = group.run(&mount_line(&archive, &mount_point, "--cache 100M"));
-        assert_eq!(
-            (budget(&mount_point), support::stage::said(&output).contains("--cache")),
-            (100 * MIB, false)
-        );
+        assert_eq!((budget(&mount_point), said(&output).contains("--cache")), (100 * MIB, false));
         unmount(&mount_point);
     }
 }
