@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 mod support;
 
 use support::mount::{is_mounted, listed};
-use support::stage::{Stage, Talker, has_ended, said, stage, stage_as_user, stage_with};
+use support::stage::{Stage, Talker, has_ended, said, stage, stage_as_user, stage_with, stop};
 use support::{image, run, wait_until};
 
 /// `archfs run` with a bash script. $HERE is the parent of the mount point.
@@ -238,7 +238,7 @@ fn run_cleans_up_after_a_daemon_killed_after_unmounting() {
     let mut run = Talker::start(&mut command(&stage, "echo started; read x"));
     assert_eq!(run.line(), "started");
     let daemon = stage.daemon();
-    kill_process(daemon, Signal::STOP).unwrap();
+    stop(daemon);
     // Unmount for the daemon, which can then not remove the directory. umount(8) would send a
     // request for the root.
     rustix::mount::unmount(&stage.mount_point, UnmountFlags::NOFOLLOW).unwrap();

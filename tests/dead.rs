@@ -18,7 +18,7 @@ mod support;
 
 use support::faulty::{Fault, Faulty};
 use support::mount::{CleanUp, daemon_of as daemon_at, is_mounted, listed, unmount};
-use support::stage::{Stage, Stopped, has_ended, said, stage};
+use support::stage::{Stage, Stopped, has_ended, said, stage, stop};
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
 
@@ -222,7 +222,7 @@ fn a_client_clears_the_mount_of_a_daemon_killed_during_its_request() {
         let daemon = stage.daemon();
         let reader = storage.hang(&stage.mount_point);
         // It looks alive and does not answer.
-        kill_process(daemon, Signal::STOP).unwrap();
+        stop(daemon);
         let mut next = archfs();
         match command {
             "mount" => next = storage.asks(&["mount", "-q", "--keep"], &stage.mount_point, &[]),
@@ -294,7 +294,7 @@ fn the_next_command_cleans_up_after_a_daemon_killed_during_cleanup() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let daemon = stage.daemon();
-    kill_process(daemon, Signal::STOP).unwrap();
+    stop(daemon);
     run(Command::new("umount").arg("-l").arg(&stage.mount_point));
     let mut unmount = archfs().arg("unmount").arg(&stage.mount_point).spawn().unwrap();
     thread::sleep(Duration::from_millis(200));
@@ -412,7 +412,7 @@ fn a_stopped_daemon_blocks_no_other_command() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     let daemon = stage.daemon();
-    kill_process(daemon, Signal::STOP).unwrap();
+    stop(daemon);
     let before = Instant::now();
     let row = listed(&stage.mount_point).unwrap();
     assert_eq!(row["state"], "silent", "{row}");
@@ -424,7 +424,7 @@ fn a_stopped_daemon_blocks_no_other_command() {
     stage.assert_readable();
     assert_eq!(listed(&stage.mount_point).unwrap()["state"], "alive");
     // Unmounting does not need the daemon.
-    kill_process(daemon, Signal::STOP).unwrap();
+    stop(daemon);
     run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
     assert!(!is_mounted(&stage.mount_point));
     kill_process(daemon, Signal::CONT).unwrap();

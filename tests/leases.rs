@@ -19,7 +19,7 @@ mod support;
 
 use support::mount::{is_mounted, listed, unmount};
 use support::stage::{
-    Stage, Talker, end, has_ended, processes_about, said, shell, stage, stage_as_user, tell,
+    Stage, Talker, end, has_ended, processes_about, said, shell, stage, stage_as_user, stop, tell,
 };
 use support::user::{OpenDevice, User};
 use support::{archfs, run, wait_until};
@@ -264,7 +264,7 @@ fn the_error_names_the_mount_point_of_a_stopped_daemon_and_the_remedy() {
     let mounted = stage.mount(&["-q", "--until-pid", &script.id().to_string()]);
     assert!(mounted.status.success(), "{}", said(&mounted));
     let daemon = stage.daemon();
-    kill_process(daemon, Signal::STOP).unwrap();
+    stop(daemon);
     let given = give_back(&stage, &script);
     kill_process(daemon, Signal::CONT).unwrap();
     let (stderr, mount_point) = (said(&given), stage.mount_point.display());
@@ -295,7 +295,7 @@ fn continuing_a_job_changes_nothing() {
     let script = holder(&stage, "");
     let daemon = stage.daemon();
     for _ in 0..3 {
-        kill_process(daemon, Signal::STOP).unwrap();
+        stop(daemon);
         kill_process(daemon, Signal::CONT).unwrap();
         stage.assert_readable();
     }

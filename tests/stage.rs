@@ -19,7 +19,7 @@ mod support;
 use support::mount::{CleanUp, Mounted, is_mounted, listed, unmount};
 use support::skip::skip;
 use support::snapshot::{Depth, assert_same, take};
-use support::stage::{end, processes_about, shell, tell};
+use support::stage::{end, processes_about, shell, stop, tell};
 use support::{archfs, can_mount, image, run, source, tar, wait_until, work_folder};
 
 const PAGE: u64 = 4096;
@@ -195,7 +195,7 @@ fn a_slow_copy_shows_a_progress_bar() {
         let daemons = processes_about(&words).into_iter().filter_map(Pid::from_raw);
         let daemons: Vec<_> = daemons.collect();
         assert_eq!(daemons.len(), 1, "{daemons:?}");
-        kill_process(daemons[0], Signal::STOP).unwrap();
+        stop(daemons[0]);
         std::thread::sleep(std::time::Duration::from_millis(1100));
         kill_process(daemons[0], Signal::CONT).unwrap();
         let output = child.wait_with_output().unwrap();

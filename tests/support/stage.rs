@@ -104,7 +104,7 @@ pub struct Stopped(Pid);
 
 impl Stopped {
     pub fn new(daemon: Pid) -> Self {
-        kill_process(daemon, Signal::STOP).unwrap();
+        stop(daemon);
         Self(daemon)
     }
 
@@ -125,6 +125,21 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         let _ = kill_process(self.0, Signal::CONT);
     }
+}
+
+/// Stops a daemon. kill(2) returns before its threads stop, and until then they answer requests.
+pub fn stop(daemon: Pid) {
+    kill_process(daemon, Signal::STOP).unwrap();
+    wait_until("all threads have stopped", || are_threads_stopped(daemon));
+}
+
+fn are_threads_stopped(process: Pid) -> bool {
+    let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).unwrap();
+    threads.flatten().all(|thread| {
+        // The state follows the name, which is in parentheses (proc_pid_stat(5)).
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_none_or(|fields| fields.starts_with('T') || fields.is_empty())
+    })
 }
 
 pub fn has_ended(process: Pid) -> bool {
