@@ -136,9 +136,12 @@ pub fn stop(daemon: Pid) {
 fn are_threads_stopped(process: Pid) -> bool {
     let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).unwrap();
     threads.flatten().all(|thread| {
-        // The state follows the name, which is in parentheses (proc_pid_stat(5)).
+        // The state follows the name, which is in parentheses (proc_pid_stat(5)). A thread that
+        // waits for storage (D) stops before it runs its own code again.
         let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        stat.rsplit(") ").next().is_none_or(|fields| fields.starts_with('T') || fields.is_empty())
+        stat.rsplit(") ")
+            .next()
+            .is_none_or(|fields| fields.is_empty() || fields.starts_with(['T', 'D']))
     })
 }
 
