@@ -4,8 +4,10 @@
 //! window. Members are decoded into one buffer. It holds the window, then the bytes that were
 //! decoded since the last `take`:
 //!
-//!     0 ........ taken ........ filled ........ len
-//!     window     new bytes      free
+//! ```text
+//! 0 ........ taken ........ filled ........ len
+//! window     new bytes      free
+//! ```
 //!
 //! When the buffer is full, `take` returns the new bytes and moves the last 32 KiB to the front.
 //!
