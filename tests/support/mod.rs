@@ -54,8 +54,8 @@ pub fn can_mount() -> bool {
     false
 }
 
-/// Whether whoever runs the tests can mount, also an ordinary user through fusermount3. If not, the
-/// test is reported as skipped; with CI set it fails.
+/// Whether the user who runs the tests can mount: an ordinary user does so through fusermount3. If
+/// not, the test is reported as skipped; with CI set it fails.
 pub fn can_mount_as_user() -> bool {
     if rustix::process::geteuid().is_root() {
         return can_mount();

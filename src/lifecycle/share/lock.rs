@@ -502,33 +502,23 @@ mod tests {
 
     #[test]
     fn removes_records_of_ended_daemons_at_the_same_mount_point_only() {
-        let work = tempfile::tempdir().unwrap();
-        let (mount_point, other) = (work.path().join("mount"), work.path().join("other"));
-        let private = MountLock::private(&record(&mount_point)).unwrap();
-        let path = private.registry.path(&private.name);
-        clear_others(&mount_point);
-        assert!(path.exists(), "it is in use");
-        drop(private);
-        clear_others(&other);
-        assert!(path.exists(), "of another mount point");
-        clear_others(&mount_point);
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn removes_an_empty_record_of_a_private_mount() {
-        let work = tempfile::tempdir().unwrap();
-        let (mount_point, other) = (work.path().join("mount"), work.path().join("other"));
-        let private = MountLock::private(&record(&mount_point)).unwrap();
-        let path = private.registry.path(&private.name);
-        private.file.set_len(0).unwrap();
-        clear_others(&mount_point);
-        assert!(path.exists(), "it is in use");
-        drop(private);
-        clear_others(&other);
-        assert!(path.exists(), "of another mount point");
-        clear_others(&mount_point);
-        assert!(!path.exists());
+        // A daemon that is killed before it has written its record leaves an empty one.
+        for is_empty in [false, true] {
+            let work = tempfile::tempdir().unwrap();
+            let (mount_point, other) = (work.path().join("mount"), work.path().join("other"));
+            let private = MountLock::private(&record(&mount_point)).unwrap();
+            let path = private.registry.path(&private.name);
+            if is_empty {
+                private.file.set_len(0).unwrap();
+            }
+            clear_others(&mount_point);
+            assert!(path.exists(), "it is in use");
+            drop(private);
+            clear_others(&other);
+            assert!(path.exists(), "of another mount point");
+            clear_others(&mount_point);
+            assert!(!path.exists(), "empty: {is_empty}");
+        }
     }
 
     #[test]
